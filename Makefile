@@ -1,0 +1,71 @@
+# `make demo` and `make test` need Python 3.11 or later and nothing else; both can be repeated.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# The CPU build of vLLM exists for Python 3.11. Where pip finds no CPU wheel of torch by itself, say here where one is:
+# make test-vllm VLLM_PIP_ARGS="--extra-index-url ADDRESS_OF_PYTORCHS_CPU_WHEELS"
+VLLM_PYTHON ?= python3.11
+VLLM_VENV := .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.installed
+VLLM_PIP_ARGS ?=
+PIP := -m pip --disable-pip-version-check --quiet
+
+.PHONY: help setup demo test test-vllm check format demo-cassette wheel test-wheel clean
+
+help:
+	@echo "make demo       set up everything and run the comparative task on the sample, offline"
+	@echo "make test       set up everything and run the tests (offline, under two minutes)"
+	@echo "make check      format, lint, types, tests"
+	@echo "make test-vllm  install the CPU build of vLLM and run the tests against a real server"
+	@echo "make test-wheel build the wheel and run the demo from an empty environment"
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP) install --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+setup: $(STAMP)
+
+demo: $(STAMP)
+	@$(BIN)/touche-llm demo
+
+test: $(STAMP)
+	@$(BIN)/python -m pytest
+
+check: $(STAMP)
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest
+
+format: $(STAMP)
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+demo-cassette: $(STAMP)
+	@$(BIN)/python -m tests.write_demo_cassette
+
+# --no-deps: the pins are complete, and without it pip fetches CUDA builds. Bytecode is compiled once, or each of
+# vLLM's processes would do it at every start.
+$(VLLM_STAMP): tests/vllm/requirements.txt tests/vllm/distribution/pyproject.toml
+	test -x $(VLLM_VENV)/bin/python || $(VLLM_PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python $(PIP) install --no-deps --no-compile $(VLLM_PIP_ARGS) --requirement tests/vllm/requirements.txt
+	rm -rf $(VLLM_VENV)/distribution && cp -r tests/vllm/distribution $(VLLM_VENV)/distribution
+	$(VLLM_VENV)/bin/python $(PIP) install --no-deps --no-build-isolation $(VLLM_VENV)/distribution
+	$(VLLM_VENV)/bin/python -m compileall -q -j 0 $(VLLM_VENV)/lib || true
+	@touch $@
+
+test-vllm: $(STAMP) $(VLLM_STAMP)
+	@$(BIN)/python -m pytest -m vllm tests/vllm
+
+wheel: $(STAMP)
+	@rm -rf dist
+	@$(BIN)/python $(PIP) wheel --no-deps --wheel-dir dist .
+
+test-wheel: wheel
+	@sh tests/wheel/run.sh "$(PYTHON)" "$(abspath constraints.txt)" "$(abspath dist)"
+
+clean:
+	rm -rf $(VENV) $(VLLM_VENV) dist .touche-llm .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,48 @@
+"""The command line: parse, call one function, print."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from touche_llm.cli import demo, files, stages
+from touche_llm.errors import ToucheError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Argument retrieval for the Touché shared tasks with open-weight models served by vLLM.",
+    epilog="Exit codes: 0 done; 1 data, prompt or engine error; 2 wrong usage; 3 a run with failures; 130 stopped.",
+)
+for command in (stages.run, stages.index, stages.retrieve, stages.judge, stages.rank, files.validate, demo.demo):
+    app.command()(command)
+app.add_typer(files.cache_app, name="cache")
+
+
+@app.callback()
+def _callback(
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error; also after the command.")
+    ] = False,
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if show_version:
+        print(f"touche-llm {version('touche-llm')}")
+        raise typer.Exit()
+
+
+def main() -> None:
+    """Run the command line; errors of ours end it with one line and their exit code."""
+    # Accepted anywhere, since one adds it to the end of the command that failed.
+    debug = "--debug" in sys.argv
+    try:
+        app(args=[argument for argument in sys.argv[1:] if argument != "--debug"])
+    except ToucheError as error:
+        if debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,80 @@
+"""The demo: the comparative task on the project's own sample, replayed."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from touche_llm import pipeline
+from touche_llm.cli import options as o
+from touche_llm.cli.console import ConsoleObserver
+from touche_llm.config import load_config
+from touche_llm.corpus.store import DocumentStore
+from touche_llm.files import read_records
+from touche_llm.metadata import FILE_NAME as METADATA
+from touche_llm.records import Judgment
+from touche_llm.runs import read_candidates
+from touche_llm.tasks import get_task
+
+SAMPLES = Path(__file__).parent.parent / "samples"
+_SHOWN_RANKS = 3
+_SHOWN_CHARS = 70
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Folder for the demo's run.")] = Path("runs/demo"),
+) -> None:
+    """Run the comparative task on a small sample, offline, with recorded answers that were written for the demo."""
+    sample = SAMPLES / "comparative"
+    config = load_config(
+        None,
+        {
+            "topics": sample / "topics.xml",
+            "corpus": sample / "passages.jsonl",
+            "index": out / "index",
+            "tag": "demo",
+            "cache.file": sample / "cassette.jsonl",
+            "cache.mode": "replay",
+        },
+    )
+    asyncio.run(pipeline.run_all(config, out, ConsoleObserver()))
+    _show(config.topics, out)
+    run = out / pipeline.RUN
+    print("The answers above are not a model's: they were written for this demo, and no figure follows from them.")
+    print(f"The run is in {run}; check it with")
+    print(f"    touche-llm validate {run} --task comparative --topics {config.topics}")
+    print("For answers of a model, serve one with vLLM and run")
+    print(
+        f"    touche-llm run --task comparative --topics {config.topics} --corpus {config.corpus} "
+        "--base-url http://127.0.0.1:8000 --out runs/first"
+    )
+
+
+def _show(topics: Path, out: Path) -> None:
+    judgments = {
+        (each.topic_id, each.document_id): each
+        for each in read_records(out / pipeline.JUDGMENTS, Judgment, "judgments")
+    }
+    metadata = yaml.safe_load((out / METADATA).read_bytes())
+    found = metadata["stages"]["judge"]["objects found by the model"]
+    ranking = read_candidates(out / pipeline.RUN, _SHOWN_RANKS)
+    table = Table("rank", "stance", "rel.", "qual.", "passage", title="The first ranks of each topic")
+    with closing(DocumentStore(out / "index")) as store:
+        for topic in get_task("comparative").read_topics(topics):
+            table.add_section()
+            table.add_row("", "", "", "", o.plain(topic.title), style="bold")
+            objects = dict(zip(("FIRST", "SECOND"), topic.objects or found[topic.id], strict=True))
+            for each in ranking[topic.id]:
+                judgment = judgments[topic.id, each.document_id]
+                stance = judgment.stance + (f" ({objects[judgment.stance]})" if judgment.stance in objects else "")
+                grades = (f"{judgment.relevance:.2f}", f"{judgment.quality:.2f}")
+                text = store.get(each.document_id).text[:_SHOWN_CHARS] + "…"
+                table.add_row(*(o.plain(cell) for cell in (str(each.rank), stance, *grades, text)))
+    Console().print(table)

@@ -1,0 +1,93 @@
+"""The commands about files: validate a run, look after a cache."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from touche_llm.cli import options as o
+from touche_llm.cli.console import ConsoleObserver
+from touche_llm.config import index_folder
+from touche_llm.corpus.store import DocumentStore, ensure_store
+from touche_llm.llm.cache import Cache
+from touche_llm.tasks import get_task
+from touche_llm.validation import validate_run
+
+CacheFile = Annotated[Path, typer.Option("--cache", help="The cache.")]
+_DEFAULT_CACHE = Path(".touche-llm/answers.sqlite")
+
+cache_app = typer.Typer(no_args_is_help=True, help="Look into an answer cache, write a cassette, read one.")
+
+
+def validate(
+    run: Annotated[Path, typer.Argument(help="The run file, of this or any other program.")],
+    task: Annotated[str, typer.Option("--task", help="The shared task whose labels and limits hold.")],
+    topics: o.TopicsOption = None,
+    corpus: o.CorpusOption = None,
+    index: o.IndexOption = None,
+    skip_bad_lines: o.SkipOption = None,
+) -> None:
+    """Check a run file: columns, labels, ranks, scores, ties, duplicates, limits, topics, documents, tag.
+
+    Prints every problem with its line. Exit code 0 for a valid file, 1 for any other.
+    """
+    known = get_task(task)
+    topic_ids = {topic.id for topic in known.read_topics(topics)} if topics else None
+    if corpus is None and index is None:
+        problems = validate_run(run, known, topic_ids=topic_ids)
+    else:
+        if corpus is None:
+            assert index is not None
+            store = DocumentStore(index)
+        else:
+            folder = index or index_folder(corpus)
+            notify = ConsoleObserver().notify
+            store = ensure_store(corpus, folder, known.read_corpus, skip_bad_lines=bool(skip_bad_lines), notify=notify)
+        with closing(store):
+            problems = validate_run(run, known, topic_ids=topic_ids, unknown_documents=store.unknown)
+    for problem in problems:
+        print(f"{run}:{problem.line}: {problem.message}")
+    if problems:
+        print(f"{len(problems):,} problems: not a valid {task} run")
+        raise typer.Exit(1)
+    checked = [name for name, given in (("topics", topics), ("documents", corpus or index)) if given]
+    print(f"{run}: a valid {task} run" + (f", {' and '.join(checked)} checked" if checked else ""))
+
+
+@cache_app.command()
+def stats(cache: CacheFile = _DEFAULT_CACHE) -> None:
+    """Count the entries by kind, model and prompt."""
+    o.existing(cache)
+    with Cache(cache) as opened:
+        table = Table("kind", "model", "prompt", "version", "hash", "entries")
+        for kind, model, prompt, version, digest, count in opened.counts():
+            cells = (kind, model, prompt or "", "" if version is None else str(version), digest or "", f"{count:,}")
+            table.add_row(*(o.plain(cell) for cell in cells))
+    Console(width=None).print(table)
+
+
+@cache_app.command("export")
+def export_(
+    out: Annotated[Path, typer.Argument(help="The cassette to write, a .jsonl file.")],
+    cache: CacheFile = _DEFAULT_CACHE,
+) -> None:
+    """Write all entries as JSON Lines sorted by key: a cassette, to be kept with a run or a test."""
+    o.existing(cache)
+    with Cache(cache) as opened:
+        print(f"{opened.export_cassette(out):,} entries written to {out}")
+
+
+@cache_app.command("import")
+def import_(
+    cassette: Annotated[Path, typer.Argument(help="The cassette to read.")],
+    cache: CacheFile = _DEFAULT_CACHE,
+) -> None:
+    """Add the entries of a cassette to a cache: all of them, or none if one does not fit."""
+    with Cache(cache) as opened:
+        new, known = opened.import_cassette(cassette)
+    print(f"{new:,} new entries in {cache}, {known:,} were there already")

@@ -1,0 +1,157 @@
+"""The options that several commands share, and the way from flags to a configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from pydantic import BaseModel, ValidationError
+from rich.text import Text
+
+from touche_llm.config import FILE_NAME, Config, load_config
+from touche_llm.errors import UsageError
+from touche_llm.llm.cache import CacheMode
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+# Where each flag's value goes in the configuration, by parameter name; the others go under their own name.
+_PLACES = {
+    "retriever": "retriever.name",
+    "bm25_method": "retriever.method",
+    "k1": "retriever.k1",
+    "b": "retriever.b",
+    "query": "retriever.query",
+    "base_url": "engine.base_url",
+    "model": "engine.model",
+    "revision": "engine.revision",
+    "concurrency": "engine.concurrency",
+    "request_timeout": "engine.request_timeout",
+    "retry_for": "engine.retry_for",
+    "temperature": "sampling.temperature",
+    "seed": "sampling.seed",
+    "max_tokens": "sampling.max_tokens",
+    "logprobs": "sampling.logprobs",
+    "prompt": "prompts.judge",
+    "objects_prompt": "prompts.objects",
+    "weight_relevance": "weights.relevance",
+    "weight_quality": "weights.quality",
+    "weight_first_stage": "weights.first_stage",
+    "cache": "cache.file",
+    "cache_mode": "cache.mode",
+}
+_NOT_CONFIGURATION = ("out", "config")
+
+TaskOption = Annotated[str | None, typer.Option("--task", help="The shared task: comparative (the default).")]
+TopicsOption = Annotated[Path | None, typer.Option("--topics", help="The topics.xml of the task.")]
+CorpusOption = Annotated[Path | None, typer.Option("--corpus", help="The corpus, passages.jsonl or passages.jsonl.gz.")]
+IndexOption = Annotated[
+    Path | None,
+    typer.Option("--index", help="Folder of the index (default: one for each corpus, in .touche-llm/index)."),
+]
+SkipOption = Annotated[
+    bool | None, typer.Option("--skip-bad-lines", help="Leave bad lines of the corpus out, count and list them.")
+]
+OutOption = Annotated[Path, typer.Option("--out", help="The run's folder.")]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", help="YAML file with any of the values; flags override it.")
+]
+TagOption = Annotated[str | None, typer.Option("--tag", help="Last column of the run, one word (default: touche-llm).")]
+DepthOption = Annotated[int | None, typer.Option("--depth", help="Candidates for each topic (default: 100).")]
+LimitOption = Annotated[int | None, typer.Option("--limit-topics", help="Take only the first N topics of the file.")]
+TopicOption = Annotated[list[str] | None, typer.Option("--topic", help="Take only this topic; can be repeated.")]
+CandidatesOption = Annotated[
+    Path | None, typer.Option("--candidates", help="A TREC run of any tool to take as first stage.")
+]
+RetrieverOption = Annotated[
+    str | None, typer.Option("--retriever", help="bm25 (index on disk, the default) or okapi (rank-bm25, in memory).")
+]
+MethodOption = Annotated[
+    str | None, typer.Option("--bm25-method", help="robertson (default), lucene, atire, bm25l or bm25+.")
+]
+K1Option = Annotated[float | None, typer.Option("--k1", help="Term frequency saturation of BM25 (default: 1.5).")]
+BOption = Annotated[float | None, typer.Option("--b", help="Length normalisation of BM25 (default: 0.75).")]
+QueryOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--query", help="Topic field of the query: title (default), description, narrative, objects; repeatable."
+    ),
+]
+BaseUrlOption = Annotated[
+    str | None, typer.Option("--base-url", help="The vLLM server (default: http://127.0.0.1:8000).")
+]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", help="Served model name; can be left out where the server has one.")
+]
+RevisionOption = Annotated[str | None, typer.Option("--revision", help="Your name for the version of the weights.")]
+ConcurrencyOption = Annotated[int | None, typer.Option("--concurrency", help="Requests at a time (default: 64).")]
+TimeoutOption = Annotated[
+    float | None, typer.Option("--request-timeout", help="Seconds for one request, queueing included (default: 300).")
+]
+RetryOption = Annotated[
+    float | None, typer.Option("--retry-for", help="Seconds after which a failing request is given up (default: 600).")
+]
+TemperatureOption = Annotated[float | None, typer.Option("--temperature", help="Sampling temperature (default: 0).")]
+SeedOption = Annotated[int | None, typer.Option("--seed", help="Sampling seed (default: 0).")]
+MaxTokensOption = Annotated[int | None, typer.Option("--max-tokens", help="Longest answer in tokens (default: 64).")]
+LogprobsOption = Annotated[
+    bool | None,
+    typer.Option("--logprobs/--no-logprobs", help="Read grades from probabilities (default) or as answered."),
+]
+PromptOption = Annotated[
+    str | None, typer.Option("--prompt", help="Judge prompt: a name, or the path of a .jinja file (default: judge).")
+]
+ObjectsPromptOption = Annotated[
+    str | None, typer.Option("--objects-prompt", help="Prompt that finds a topic's objects (default: objects).")
+]
+RelevanceOption = Annotated[float | None, typer.Option("--weight-relevance", help="Weight of relevance (default: 1).")]
+QualityOption = Annotated[float | None, typer.Option("--weight-quality", help="Weight of quality (default: 0.5).")]
+FirstStageOption = Annotated[
+    float | None, typer.Option("--weight-first-stage", help="Weight of the first stage's score (default: 0.05).")
+]
+CacheOption = Annotated[
+    Path | None,
+    typer.Option("--cache", help="Answer cache, or a .jsonl cassette to replay (default: .touche-llm/answers.sqlite)."),
+]
+CacheModeOption = Annotated[
+    CacheMode | None,
+    typer.Option("--cache-mode", help="reuse (default); replay: a miss is an error; refresh: ask again; off."),
+]
+
+
+def configure(context: typer.Context) -> Config:
+    """The configuration that a command's parameters ask for.
+
+    Without `--config`, a folder that an earlier stage wrote gives its own configuration.
+    """
+    parameters = context.params
+    file: Path | None = parameters.get("config")
+    written = parameters["out"] / FILE_NAME
+    if file is None and context.info_name in ("judge", "rank") and written.exists():
+        file = written
+    flags = {
+        _PLACES.get(name, name): tuple(value) if isinstance(value, list) else value
+        for name, value in parameters.items()
+        if name not in _NOT_CONFIGURATION
+    }
+    return load_config(file, flags)
+
+
+def checked(model: type[ModelT], values: dict[str, object]) -> ModelT:
+    """A settings record of flag values; raises UsageError where one is out of range."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(f"--{first['loc'][0]}: {first['msg']}") from error
+
+
+def existing(cache: Path) -> None:
+    """Raise UsageError when there is no such cache, instead of making an empty one."""
+    if not cache.is_file():
+        raise UsageError(f"{cache}: no such cache; name one with --cache")
+
+
+def plain(text: str) -> Text:
+    """A table cell that shows text from outside as it is: no markup, no control characters."""
+    return Text("".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text))

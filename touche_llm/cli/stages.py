@@ -1,0 +1,178 @@
+"""The commands that make a run: the whole way, or one stage of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from touche_llm import pipeline
+from touche_llm.cli import options as o
+from touche_llm.cli.console import ConsoleObserver
+from touche_llm.config import Config
+from touche_llm.pipeline import Outcome
+from touche_llm.retrieval.bm25 import Bm25Settings
+from touche_llm.tasks import get_task
+
+FAILURES_EXIT = 3
+
+
+def index(
+    corpus: o.CorpusOption = None,
+    task: o.TaskOption = None,
+    folder: o.IndexOption = None,
+    bm25_method: o.MethodOption = None,
+    k1: o.K1Option = None,
+    b: o.BOption = None,
+    skip_bad_lines: o.SkipOption = None,
+) -> None:
+    """Store a corpus and build its BM25 index. Does nothing where both are there and up to date."""
+    if corpus is None:
+        raise typer.BadParameter("give the corpus", param_hint="--corpus")
+    given = {"method": bm25_method, "k1": k1, "b": b}
+    settings = o.checked(Bm25Settings, {name: value for name, value in given.items() if value is not None})
+    observer = ConsoleObserver()
+    store = pipeline.build_index(
+        get_task(task or "comparative"), corpus, folder, settings, bool(skip_bad_lines), observer
+    )
+    print(f"{len(store):,} documents of {corpus} are indexed in {store.folder}")
+
+
+def retrieve(
+    context: typer.Context,
+    out: o.OutOption,
+    topics: o.TopicsOption = None,
+    corpus: o.CorpusOption = None,
+    task: o.TaskOption = None,
+    config: o.ConfigOption = None,
+    index: o.IndexOption = None,
+    candidates: o.CandidatesOption = None,
+    depth: o.DepthOption = None,
+    limit_topics: o.LimitOption = None,
+    topic: o.TopicOption = None,
+    retriever: o.RetrieverOption = None,
+    bm25_method: o.MethodOption = None,
+    k1: o.K1Option = None,
+    b: o.BOption = None,
+    query: o.QueryOption = None,
+    skip_bad_lines: o.SkipOption = None,
+    tag: o.TagOption = None,
+) -> None:
+    """First stage: write candidates.run.txt, the best documents of each topic."""
+    pipeline.retrieve_stage(o.configure(context), out, ConsoleObserver())
+    print(f"candidates: {out / pipeline.CANDIDATES}")
+
+
+def judge(
+    context: typer.Context,
+    out: o.OutOption,
+    topics: o.TopicsOption = None,
+    corpus: o.CorpusOption = None,
+    task: o.TaskOption = None,
+    config: o.ConfigOption = None,
+    index: o.IndexOption = None,
+    limit_topics: o.LimitOption = None,
+    topic: o.TopicOption = None,
+    base_url: o.BaseUrlOption = None,
+    model: o.ModelOption = None,
+    revision: o.RevisionOption = None,
+    prompt: o.PromptOption = None,
+    objects_prompt: o.ObjectsPromptOption = None,
+    cache: o.CacheOption = None,
+    cache_mode: o.CacheModeOption = None,
+    concurrency: o.ConcurrencyOption = None,
+    request_timeout: o.TimeoutOption = None,
+    retry_for: o.RetryOption = None,
+    temperature: o.TemperatureOption = None,
+    seed: o.SeedOption = None,
+    max_tokens: o.MaxTokensOption = None,
+    logprobs: o.LogprobsOption = None,
+) -> None:
+    """Second stage: the model judges the candidates of the run's folder. Exit code 3 when some could not be judged."""
+    settings = o.configure(context)
+    outcome = _asked(settings, pipeline.judge_alone(settings, out, ConsoleObserver()))
+    print(f"judgments: {out / pipeline.JUDGMENTS}")
+    _end(out, outcome)
+
+
+def rank(
+    context: typer.Context,
+    out: o.OutOption,
+    topics: o.TopicsOption = None,
+    task: o.TaskOption = None,
+    config: o.ConfigOption = None,
+    limit_topics: o.LimitOption = None,
+    topic: o.TopicOption = None,
+    weight_relevance: o.RelevanceOption = None,
+    weight_quality: o.QualityOption = None,
+    weight_first_stage: o.FirstStageOption = None,
+    tag: o.TagOption = None,
+) -> None:
+    """Last stage: write run.txt from the candidates and judgments of the run's folder. Needs no server."""
+    lines = pipeline.rank_stage(o.configure(context), out, ConsoleObserver())
+    print(f"run: {out / pipeline.RUN} ({lines:,} lines)")
+
+
+def run(
+    context: typer.Context,
+    out: o.OutOption,
+    topics: o.TopicsOption = None,
+    corpus: o.CorpusOption = None,
+    task: o.TaskOption = None,
+    config: o.ConfigOption = None,
+    base_url: o.BaseUrlOption = None,
+    model: o.ModelOption = None,
+    revision: o.RevisionOption = None,
+    depth: o.DepthOption = None,
+    limit_topics: o.LimitOption = None,
+    topic: o.TopicOption = None,
+    tag: o.TagOption = None,
+    cache: o.CacheOption = None,
+    cache_mode: o.CacheModeOption = None,
+    index: o.IndexOption = None,
+    candidates: o.CandidatesOption = None,
+    retriever: o.RetrieverOption = None,
+    bm25_method: o.MethodOption = None,
+    k1: o.K1Option = None,
+    b: o.BOption = None,
+    query: o.QueryOption = None,
+    skip_bad_lines: o.SkipOption = None,
+    prompt: o.PromptOption = None,
+    objects_prompt: o.ObjectsPromptOption = None,
+    weight_relevance: o.RelevanceOption = None,
+    weight_quality: o.QualityOption = None,
+    weight_first_stage: o.FirstStageOption = None,
+    concurrency: o.ConcurrencyOption = None,
+    request_timeout: o.TimeoutOption = None,
+    retry_for: o.RetryOption = None,
+    temperature: o.TemperatureOption = None,
+    seed: o.SeedOption = None,
+    max_tokens: o.MaxTokensOption = None,
+    logprobs: o.LogprobsOption = None,
+) -> None:
+    """The whole way: retrieve, judge, rank. A run that was stopped goes on where it stopped when called again.
+
+    Exit codes: 0 all judged; 1 the data, the prompt or the engine is not as it should be; 2 wrong usage; 3 the run is
+    written, but some documents could not be judged (they are in failures.jsonl); 130 interrupted.
+    """
+    settings = o.configure(context)
+    outcome = _asked(settings, pipeline.run_all(settings, out, ConsoleObserver()))
+    print(f"run: {out / pipeline.RUN} ({outcome.judgments:,} judged)")
+    _end(out, outcome)
+
+
+def _asked(config: Config, work: Coroutine[Any, Any, Outcome]) -> Outcome:
+    try:
+        return asyncio.run(work)
+    except KeyboardInterrupt:
+        print(f"interrupted; every answer so far is in {config.cache.file}: run the same command again to go on")
+        raise typer.Exit(130) from None
+
+
+def _end(out: Path, outcome: Outcome) -> None:
+    if outcome.failures:
+        print(f"failures: {outcome.failures:,}, each with what came back in {out / pipeline.FAILURES}")
+        raise typer.Exit(FAILURES_EXIT)

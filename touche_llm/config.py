@@ -1,0 +1,178 @@
+"""The configuration of a run: one YAML file, overridden by flags, with every default written out again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_serializer, model_validator
+
+from touche_llm.errors import UsageError
+from touche_llm.files import whole_file
+from touche_llm.llm.cache import CacheMode
+from touche_llm.retrieval.bm25 import Bm25Settings
+from touche_llm.tasks import get_task
+from touche_llm.tasks.base import Weights
+
+FILE_NAME = "config.yaml"
+_INDEX_ROOT = Path(".touche-llm/index")
+
+
+def _one_word(tag: str) -> str:
+    if tag.split() != [tag] or not tag.isprintable():
+        raise ValueError("must be one word: a run line has six columns")
+    return tag
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RetrieverConfig(Bm25Settings):
+    """The first stage. `method`, `k1` and `b` belong to the index."""
+
+    name: Literal["bm25", "okapi"] = "bm25"
+    query: tuple[Literal["title", "description", "narrative", "objects"], ...] = Field(("title",), min_length=1)
+
+    @property
+    def bm25(self) -> Bm25Settings:
+        """The settings of the index alone."""
+        return Bm25Settings(method=self.method, k1=self.k1, b=self.b)
+
+
+class EngineConfig(_Section):
+    """The engine. Times are in seconds; `context` and the rest come from the server."""
+
+    name: Literal["server"] = "server"
+    base_url: str = "http://127.0.0.1:8000"
+    model: str | None = None
+    revision: str = ""
+    concurrency: int = Field(64, ge=1, le=4096)
+    request_timeout: float = Field(300.0, gt=0.0)
+    retry_for: float = Field(600.0, ge=0.0)
+
+
+class SamplingConfig(_Section):
+    """How answers are drawn: greedily, and an answer that cannot be used again with `resample_temperature`."""
+
+    temperature: float = Field(0.0, ge=0.0, le=2.0)
+    resample_temperature: float = Field(0.7, ge=0.0, le=2.0)
+    seed: int = Field(0, ge=0, lt=2**31)
+    max_tokens: int = Field(64, ge=1, le=65536)
+    logprobs: bool = True
+    # Qwen3, DeepSeek V3 and others look at one of these two; templates that know neither ignore them.
+    chat_template_kwargs: dict[str, Any] = {"enable_thinking": False, "thinking": False}
+
+
+class PromptsConfig(_Section):
+    """Names of the task's prompts, or paths of `.jinja` files."""
+
+    judge: str = "judge"
+    objects: str = "objects"
+
+
+class CacheConfig(_Section):
+    """The answer cache."""
+
+    file: Path = Path(".touche-llm/answers.sqlite")
+    mode: CacheMode = CacheMode.REUSE
+
+
+class Config(_Section):
+    """Everything that a run is asked for."""
+
+    task: str
+    topics: Path
+    corpus: Path | None = None
+    index: Path
+    candidates: Path | None = None
+    skip_bad_lines: bool = False
+    depth: int = Field(100, ge=1)
+    limit_topics: int | None = Field(None, ge=1)
+    topic: tuple[str, ...] = ()
+    retriever: RetrieverConfig = RetrieverConfig()
+    engine: EngineConfig = EngineConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    prompts: PromptsConfig = PromptsConfig()
+    # The task's own where left out.
+    weights: Weights
+    cache: CacheConfig = CacheConfig()
+    tag: Annotated[str, AfterValidator(_one_word)] = "touche-llm"
+
+    @model_validator(mode="after")
+    def _fits_task(self) -> Config:
+        task = get_task(self.task)
+        if self.depth > task.most_per_topic:
+            raise ValueError(f"depth: {self.task} takes at most {task.most_per_topic} documents a topic")
+        return self
+
+    @field_serializer("topics", "corpus", "index", "candidates")
+    def _as_text(self, path: Path | None) -> str | None:
+        return None if path is None else str(path)
+
+
+def index_folder(corpus: Path) -> Path:
+    """Where the index of a corpus lies unless the user says: below the current folder, one for each corpus file."""
+    place = hashlib.sha256(str(corpus.absolute()).encode()).hexdigest()[:8]
+    return _INDEX_ROOT / f"{corpus.name.split('.')[0]}-{place}"
+
+
+def load_config(file: Path | None, flags: Mapping[str, Any]) -> Config:
+    """The configuration of a YAML file with flags in place of what it says.
+
+    Args:
+        file: may be None: defaults and flags alone.
+        flags: values by dotted name (`retriever.k1`); None means that the flag was not given.
+
+    Raises:
+        UsageError: the file cannot be read, or a value is missing, unknown or out of range; names file and key.
+    """
+    values = _read(file) if file else {}
+    for name, value in flags.items():
+        if value is None or value == ():
+            continue
+        *sections, key = name.split(".")
+        target = values
+        for section in sections:
+            target = target.setdefault(section, {})
+            if not isinstance(target, dict):
+                raise UsageError(f"{file}: {section}: must hold names and values")
+        target[key] = value
+    if not values.get("index"):
+        if not values.get("corpus"):
+            raise UsageError(f"{file or 'options'}: give the corpus (--corpus FILE) or an index of it (--index FOLDER)")
+        values["index"] = index_folder(Path(str(values["corpus"])))
+    task = get_task(str(values.setdefault("task", "comparative")))
+    given = values.get("weights") or {}
+    values["weights"] = task.weights.model_dump() | given if isinstance(given, dict) else given
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors():
+            where = ".".join(str(part) for part in problem["loc"])
+            lines.append(f"{where}: {problem['msg']}" if where else problem["msg"].removeprefix("Value error, "))
+        raise UsageError(f"{file or 'options'}: {'; '.join(lines)}") from error
+
+
+def write_config(config: Config, path: Path) -> None:
+    """Write every value used, defaults included, in the form that `load_config` reads."""
+    with whole_file(path) as stream:
+        stream.write(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True).encode())
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(file.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{file}: cannot read the configuration: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"{file}: not YAML: {' '.join(str(error).split())}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise UsageError(f"{file}: must hold names and values")
+    return values

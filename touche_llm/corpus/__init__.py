@@ -1,0 +1,1 @@
+"""Corpora: readers that stream documents, and the store that finds them by id."""

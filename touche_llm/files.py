@@ -1,0 +1,98 @@
+"""Writing files whole or not at all, and telling whether a file changed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+
+from touche_llm.errors import DataError
+
+RecordT = TypeVar("RecordT", bound=BaseModel)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file that takes the name `path` only when the block ends without an error."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as stream:
+        try:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+            os.chmod(stream.name, 0o666 & ~_umask())
+            os.replace(stream.name, path)
+        except BaseException:
+            os.unlink(stream.name)
+            raise
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A new folder that takes the place of `path` only when the block ends without an error."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.building-"))
+    try:
+        yield building
+        building.chmod(0o777 & ~_umask())
+        if path.exists():
+            retired = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.retired-"))
+            path.rename(retired / "old")
+            building.rename(path)
+            shutil.rmtree(retired)
+        else:
+            building.rename(path)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def write_records(path: Path, records: Iterable[BaseModel]) -> None:
+    """Write records as JSON Lines, whole or not at all."""
+    with whole_file(path) as stream:
+        for record in records:
+            stream.write(orjson.dumps(record.model_dump(mode="json"), option=orjson.OPT_APPEND_NEWLINE))
+
+
+def read_records(path: Path, record: type[RecordT], what: str) -> list[RecordT]:
+    """Read JSON Lines written by `write_records`.
+
+    Raises:
+        DataError: no such file, or a line that is not such a record; names file, line and field.
+    """
+    return list(iterate_records(path, record.model_validate_json, what))
+
+
+def iterate_records(path: Path, parse: Callable[[bytes], RecordT], what: str) -> Iterator[RecordT]:
+    """Yield one parsed record a line, for files that need not fit into memory."""
+    try:
+        with path.open("rb") as stream:
+            for number, line in enumerate(stream, start=1):
+                try:
+                    yield parse(line)
+                except ValidationError as error:
+                    first = error.errors()[0]
+                    where = ".".join(str(part) for part in first["loc"]) or "line"
+                    raise DataError(f"{path}:{number}: not one of the {what}: {where}: {first['msg']}") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot read the {what}: {error.strerror}") from error

@@ -1,0 +1,1 @@
+"""The language model: requests, engines, answers, the answer cache."""

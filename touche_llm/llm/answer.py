@@ -1,0 +1,107 @@
+"""What an engine sends back, and how it becomes an answer or a typed failure."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+# The answer was withheld; it ended at the length limit; it is no JSON; it is JSON of another form; the server
+# answered with an error or broke off; it did not answer in time.
+FailureKind = Literal["refused", "cut_off", "not_json", "outside_schema", "server_error", "timeout"]
+
+
+class AnswerModel(BaseModel):
+    """Base of the answers that prompts ask for: flat, every field a `Literal`, nothing else allowed.
+
+    Enumerations are the part of JSON Schema that all structured-output backends enforce.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+AnswerT = TypeVar("AnswerT", bound=AnswerModel)
+
+
+Logprob = Annotated[float, Field(le=0.0, allow_inf_nan=False)]
+
+
+class Token(BaseModel):
+    """A token of an answer: its first byte's place in the text, and its most probable alternatives, itself included.
+
+    Log-probabilities are natural logarithms.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    at: int = Field(ge=0)
+    token: str
+    logprob: Logprob
+    top: list[tuple[str, Logprob]]
+
+
+class Answer(BaseModel):
+    """An answer that could be used, as it is cached. `tokens` are those that carry the labels, if any were sent."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    text: str
+    finish_reason: str
+    tokens: list[Token] = []
+    prompt_tokens: int
+    completion_tokens: int
+    fingerprint: str | None = None
+
+
+class Unusable(Exception):
+    """An answer came, but not one that can be used; `kind` says why."""
+
+    def __init__(self, kind: FailureKind, reason: str, text: str = "") -> None:
+        super().__init__(f"{kind}: {reason}")
+        self.kind: FailureKind = kind
+        self.reason = reason
+        self.text = text
+
+
+def labels_of(model: type[AnswerModel]) -> dict[str, tuple[int | str, ...]]:
+    """The labels that each field of an answer model allows, in order of declaration.
+
+    Raises:
+        TypeError: a field is not a `Literal` of integers and strings; that is a mistake in the program.
+    """
+    labels: dict[str, tuple[int | str, ...]] = {}
+    for name, field in model.model_fields.items():
+        allowed = get_args(field.annotation)
+        if not allowed or not all(type(label) in (int, str) for label in allowed):
+            raise TypeError(f"{model.__name__}.{name} must be a Literal of integers or strings")
+        labels[name] = allowed
+    return labels
+
+
+def schema_of(model: type[AnswerModel]) -> dict[str, Any]:
+    """JSON Schema of an answer model: one closed object of enumerations, keys required in order."""
+    labels = labels_of(model)
+    return {
+        "type": "object",
+        "properties": {name: {"enum": list(allowed)} for name, allowed in labels.items()},
+        "required": list(labels),
+        "additionalProperties": False,
+    }
+
+
+def parse(text: str, model: type[AnswerT]) -> AnswerT:
+    """The answer that `text` is.
+
+    Raises:
+        Unusable: `not_json` or `outside_schema`; for any text whatever.
+    """
+    try:
+        # A lone surrogate cannot be encoded; no engine sends one, but a cassette can.
+        return model.model_validate_json(text.encode("utf-8", errors="replace"))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        if first["type"] == "json_invalid":
+            raise Unusable("not_json", "the answer is empty" if not text.strip() else first["msg"], text) from error
+        where = ".".join(str(part) for part in first["loc"])
+        reason = f"{where}: {first['msg']}" if where else first["msg"]
+        raise Unusable("outside_schema", reason[:300], text) from error

@@ -1,0 +1,210 @@
+"""The answer cache: one SQLite file, safe for several processes, each answer stored as it arrives."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from touche_llm.errors import DataError, UsageError
+from touche_llm.files import iterate_records, whole_file
+
+# `PRAGMA user_version` of the file.
+SCHEMA_VERSION = 1
+_KEY = r"^[0-9a-f]{64}$"
+
+ValueT = TypeVar("ValueT", bound=BaseModel)
+
+
+class CacheMode(StrEnum):
+    """How the cache is used."""
+
+    REUSE = "reuse"  # take what is there, ask for the rest and store it
+    REPLAY = "replay"  # take what is there; a miss is an error; no engine is needed
+    REFRESH = "refresh"  # ask for everything and store it in place of what is there
+    OFF = "off"  # neither read nor write
+
+
+class Entry(BaseModel):
+    """One line of a cassette: something that an engine said, and what it was asked for."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    key: str = Field(pattern=_KEY)
+    kind: str
+    model: str
+    prompt: str | None = None
+    prompt_version: int | None = None
+    prompt_hash: str | None = None
+    topic: str | None = None
+    document: str | None = None
+    sample: int = 0
+    value: dict[str, Any]
+
+
+_COLUMNS = tuple(Entry.model_fields)
+
+
+class Cache:
+    """Entries by key. Use as a context manager, or call `close`."""
+
+    def __init__(self, path: Path, mode: CacheMode = CacheMode.REUSE) -> None:
+        """Open the cache in the SQLite file `path`, or a cassette (`.jsonl`) for replay alone.
+
+        Raises:
+            UsageError: a cassette with a mode that would write, or replay from a file that is not there.
+            DataError: the file is not a cache.
+        """
+        self.path, self.mode = path, mode
+        cassette = path.suffix == ".jsonl"
+        if cassette and mode is not CacheMode.REPLAY:
+            raise UsageError(f"{path}: a cassette can only be replayed; import it into an .sqlite cache to add to it")
+        if mode is CacheMode.REPLAY and not path.exists():
+            raise UsageError(f"{path}: no such cache to replay from")
+        try:
+            self._database = _open(None if cassette or mode is CacheMode.OFF else path)
+        except sqlite3.Error as error:
+            raise DataError(f"{path}: not a cache, or not writable: {error}") from error
+        if cassette:
+            self.import_cassette(path)
+
+    def __enter__(self) -> Cache:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+    def get(self, key: str, model: type[ValueT]) -> ValueT | None:
+        """The value under `key`, or None. Always None in the modes `refresh` and `off`."""
+        if self.mode in (CacheMode.REFRESH, CacheMode.OFF):
+            return None
+        return self._stored(key, model)
+
+    def put(self, entry: Entry, model: type[ValueT]) -> ValueT:
+        """Store an entry at once and return the value that the cache now holds under its key.
+
+        That is the first one stored (another process may have been faster), so that what a run used is what a replay
+        finds. In mode `refresh` the new value takes its place.
+        """
+        if self.mode is CacheMode.OFF:
+            return model.model_validate(entry.value)
+        self._insert(entry, "REPLACE" if self.mode is CacheMode.REFRESH else "IGNORE")
+        stored = self._stored(entry.key, model)
+        assert stored is not None
+        return stored
+
+    def replace(self, entry: Entry) -> None:
+        """Store an entry in place of what is there: for what changes, the facts about an engine."""
+        if self.mode is not CacheMode.OFF:
+            self._insert(entry, "REPLACE")
+
+    def find(self, kind: str, **columns: Any) -> list[Entry]:
+        """All entries of a kind with these columns, by key."""
+        where = " AND ".join(["kind = ?", *(f"{column} IS ?" for column in columns)])
+        rows = self._database.execute(f"SELECT * FROM entries WHERE {where} ORDER BY key", (kind, *columns.values()))
+        return [_entry(row) for row in rows]
+
+    def entries(self) -> Iterator[Entry]:
+        """All entries, by key."""
+        for row in self._database.execute("SELECT * FROM entries ORDER BY key"):
+            yield _entry(row)
+
+    def counts(self) -> list[tuple[str, str, str | None, int | None, str | None, int]]:
+        """`(kind, model, prompt, prompt version, prompt hash, number of entries)` for each combination."""
+        rows = self._database.execute(
+            "SELECT kind, model, prompt, prompt_version, prompt_hash, count(*) FROM entries GROUP BY 1, 2, 3, 4, 5 "
+            "ORDER BY 1, 2, 3, 4, 5"
+        )
+        return list(rows)
+
+    def export_cassette(self, path: Path) -> int:
+        """Write all entries as JSON Lines sorted by key; returns how many."""
+        count = 0
+        with whole_file(path) as stream:
+            for entry in self.entries():
+                stream.write(orjson.dumps(entry.model_dump(exclude_none=True), option=orjson.OPT_APPEND_NEWLINE))
+                count += 1
+        return count
+
+    def import_cassette(self, path: Path) -> tuple[int, int]:
+        """Add the entries of a cassette, all or none; returns how many were new and how many were there already.
+
+        Raises:
+            DataError: a line that is no entry, with file and line, or a key that is there with another value.
+        """
+        new = known = 0
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            for entry in iterate_records(path, Entry.model_validate_json, "cache entries"):
+                if self._insert(entry, "IGNORE"):
+                    new += 1
+                    continue
+                known += 1
+                (there,) = self._database.execute("SELECT value FROM entries WHERE key = ?", (entry.key,)).fetchone()
+                if orjson.loads(there) != entry.value:
+                    raise DataError(
+                        f"{path}: key {entry.key}: {self.path} holds another value; import into a new cache"
+                    )
+        except BaseException:
+            self._database.execute("ROLLBACK")
+            raise
+        self._database.execute("COMMIT")
+        return new, known
+
+    def _insert(self, entry: Entry, conflict: str) -> bool:
+        values = [getattr(entry, column) for column in _COLUMNS[:-1]]
+        marks = ",".join("?" * len(_COLUMNS))
+        cursor = self._database.execute(
+            f"INSERT OR {conflict} INTO entries VALUES ({marks})", (*values, orjson.dumps(entry.value).decode())
+        )
+        return cursor.rowcount == 1
+
+    def _stored(self, key: str, model: type[ValueT]) -> ValueT | None:
+        row = self._database.execute("SELECT value FROM entries WHERE key = ?", (key,)).fetchone()
+        if row is None:
+            return None
+        try:
+            return model.model_validate_json(row[0])
+        except ValidationError as error:
+            problem = error.errors()[0]["msg"]
+            raise DataError(f"{self.path}: entry {key} does not hold a valid {model.__name__}: {problem}") from error
+
+
+def _entry(row: tuple[Any, ...]) -> Entry:
+    return Entry(**dict(zip(_COLUMNS[:-1], row, strict=False)), value=orjson.loads(row[-1]))
+
+
+def _open(path: Path | None) -> sqlite3.Connection:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    # A minute of waiting for another process that writes; each of its writes takes well under a millisecond.
+    database = sqlite3.connect(path or ":memory:", timeout=60.0, isolation_level=None)
+    try:
+        # With write-ahead logging a killed process loses nothing that it committed, and readers do not wait.
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = NORMAL")
+        version = database.execute("PRAGMA user_version").fetchone()[0]
+        if version not in (0, SCHEMA_VERSION):
+            raise DataError(f"{path}: cache of version {version}, this program reads {SCHEMA_VERSION}")
+        columns = ", ".join(
+            f"{column} {'INTEGER' if column in ('prompt_version', 'sample') else 'TEXT'}" for column in _COLUMNS[1:]
+        )
+        if version == 0:
+            database.executescript(
+                f"CREATE TABLE IF NOT EXISTS entries (key TEXT PRIMARY KEY, {columns}) WITHOUT ROWID;"
+                "CREATE INDEX IF NOT EXISTS origins ON entries (topic, document);"
+                f"PRAGMA user_version = {SCHEMA_VERSION};"
+            )
+    except BaseException:
+        database.close()
+        raise
+    return database

@@ -1,0 +1,71 @@
+"""The engine protocol: what every way to a model offers, and how it says that it failed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from touche_llm.llm.answer import FailureKind, Token
+from touche_llm.llm.request import Message, Request
+
+
+class EngineFacts(BaseModel):
+    """What is known of an engine. `context` is in tokens; `overhead` is what the chat template adds to two messages."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str
+    revision: str
+    context: int
+    overhead: int
+    engine: str
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What came back for one request, before anything is believed of it."""
+
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    tokens: list[Token] = field(default_factory=list)
+    refusal: str | None = None
+    reasoning: str | None = None
+    fingerprint: str | None = None
+
+
+class Transient(Exception):
+    """A failure that may pass: worth another try. `retry_after` is what the server asks for, in seconds."""
+
+    def __init__(self, kind: FailureKind, reason: str, retry_after: float | None = None) -> None:
+        super().__init__(reason)
+        self.kind: FailureKind = kind
+        self.reason = reason
+        self.retry_after = retry_after
+
+
+class Unreachable(Transient):
+    """Nothing listens where the engine should be. When it lasts, the run stops instead of failing every request."""
+
+
+class Rejected(Exception):
+    """The engine does not accept this request; asking again would not help."""
+
+
+class Engine(Protocol):
+    """A way to a model. Methods raise Transient or Rejected."""
+
+    async def complete(self, request: Request) -> Completion:
+        """Answer one request."""
+        ...
+
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        """Number of prompt tokens of a chat, template included."""
+        ...
+
+    async def head(self, text: str, tokens: int) -> str:
+        """The beginning of `text` that has about this many tokens."""
+        ...

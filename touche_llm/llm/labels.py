@@ -1,0 +1,133 @@
+"""Label probabilities read from the tokens of a constrained answer."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+import orjson
+
+from touche_llm.llm.answer import Token
+from touche_llm.records import Reading
+
+Label = int | str
+
+
+def value_spans(text: str, fields: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Where the value of each field stands in a flat JSON object, as byte offsets `(first, end)`.
+
+    A field that occurs more than once as a key is left out: no reading can be told apart then.
+    """
+    content = text.encode("utf-8", errors="replace")
+    spans: dict[str, tuple[int, int]] = {}
+    for field in fields:
+        pattern = rb'"%s"\s*:\s*("(?:[^"\\]|\\.)*"|[^\s,}]+)' % re.escape(field.encode())
+        matches = list(re.finditer(pattern, content))
+        if len(matches) == 1:
+            spans[field] = matches[0].span(1)
+    return spans
+
+
+def label_tokens(text: str, tokens: Sequence[Token], fields: Sequence[str]) -> list[Token]:
+    """Those of an answer's tokens that overlap the value of a field: all that the readings need."""
+    spans = value_spans(text, fields).values()
+    kept = []
+    for token in tokens:
+        end = token.at + len(token.token.encode("utf-8", errors="replace"))
+        if any(token.at < last and first < end for first, last in spans):
+            kept.append(token)
+    return kept
+
+
+def read_label(text: str, tokens: Sequence[Token], field: str, labels: Sequence[Label], answered: Label) -> Reading:
+    """The probabilities of all labels of one field, renormalised over the labels.
+
+    At the token where the field's value begins, each alternative token is given to the labels that the text could
+    still become with it. An alternative that can become several (`N` of `NO` and `NEUTRAL`) is followed if it is the
+    one that was written, and split evenly otherwise. What leads to no label is counted as `outside`, and so is what
+    the alternatives do not show.
+
+    Returns:
+        a reading without probabilities when the engine sent none, or none that match the text.
+    """
+    span = value_spans(text, [field]).get(field)
+    if span is None or not tokens:
+        return Reading(answered=answered)
+    first, end = span
+    content = text.encode("utf-8", errors="replace")
+    path = [token for token in tokens if token.at + len(token.token.encode()) > first and token.at < end]
+    if not path or path[0].at > first:
+        return Reading(answered=answered)
+    # White space between key and value may differ from one alternative to the next; labels hold none.
+    lead = _squeeze(content[path[0].at : first].decode("utf-8", errors="replace"))
+    spelled = {label: lead + orjson.dumps(label).decode() for label in labels}
+    mass: dict[Label, float] = dict.fromkeys(labels, 0.0)
+    followed, written, shared = 1.0, "", 0.0
+    for token in path:
+        ambiguous: float | None = None
+        for alternative, logprob in _alternatives(token):
+            reached = written + _squeeze(alternative)
+            possible = [label for label in labels if _can_become(spelled[label], reached)]
+            probability = followed * math.exp(logprob)
+            if len(possible) > 1 and alternative == token.token:
+                ambiguous = probability
+                continue
+            for label in possible:
+                mass[label] += probability / len(possible)
+            if len(possible) > 1:
+                shared += probability
+        if ambiguous is None:
+            break
+        followed, written = ambiguous, written + _squeeze(token.token)
+    else:
+        return Reading(answered=answered)
+    total = math.fsum(mass.values())
+    if total <= 0.0:
+        return Reading(answered=answered)
+    return Reading(
+        answered=answered,
+        probabilities={str(label): _rounded(value / total) for label, value in mass.items()},
+        outside=_rounded(max(0.0, 1.0 - total)),
+        shared=_rounded(shared),
+    )
+
+
+def expected_grade(reading: Reading) -> float:
+    """The mean of the integer grades under their probabilities, or the answered grade where there are none."""
+    if reading.probabilities is None:
+        return float(reading.answered)
+    return _rounded(math.fsum(int(grade) * share for grade, share in reading.probabilities.items()))
+
+
+def most_probable(reading: Reading) -> str:
+    """The label of the highest probability; the answered one where there are none or where it is among the highest."""
+    probabilities: Mapping[str, float] = reading.probabilities or {}
+    highest = max(probabilities.values(), default=0.0)
+    if not probabilities or probabilities[str(reading.answered)] == highest:
+        return str(reading.answered)
+    return next(label for label, share in probabilities.items() if share == highest)
+
+
+def _alternatives(token: Token) -> list[tuple[str, float]]:
+    """The alternatives at a token, with the token itself, each once."""
+    found = {token.token: token.logprob}
+    for text, logprob in token.top:
+        found.setdefault(text, logprob)
+    return list(found.items())
+
+
+def _can_become(label: str, reached: str) -> bool:
+    """Whether a text that began with `reached` can be the label, or the label with JSON after it."""
+    if label.startswith(reached):
+        return True
+    return reached.startswith(label) and not reached[len(label)].isalnum()
+
+
+def _squeeze(text: str) -> str:
+    return "".join(text.split())
+
+
+def _rounded(value: float) -> float:
+    # Nine digits are far below what log-probabilities carry, and keep files readable and stable.
+    return round(value, 9)

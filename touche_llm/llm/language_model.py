@@ -1,0 +1,355 @@
+"""The language model as the stages see it: engine, cache and retries behind one question, one answer."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay
+
+from touche_llm.errors import DataError, EngineError, PromptError, ReplayMiss
+from touche_llm.llm.answer import Answer, AnswerModel, AnswerT, Unusable, labels_of, parse
+from touche_llm.llm.cache import Cache, Entry
+from touche_llm.llm.engine import Completion, Engine, EngineFacts, Rejected, Transient, Unreachable
+from touche_llm.llm.labels import label_tokens
+from touche_llm.llm.request import Request, content_key
+from touche_llm.records import Attempt, Cut
+
+_ResultT = TypeVar("_ResultT")
+
+# An unusable answer is asked for again at most twice.
+SAMPLES = 3
+_KEPT_TEXT = 2000
+_FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0
+# Cutting is checked by counting the whole prompt; two rounds were the most seen, since tokens merge at the seam.
+_CUT_ROUNDS = 8
+_CUT_MARK = " […]"
+_SENTENCE_ENDS = (". ", "! ", "? ", ".\n", "!\n", "?\n", '." ', '!" ', '?" ')
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a stage cost. Tokens are those of answers that came in this run, not of cached ones."""
+
+    cache_hits: int = 0
+    asked: int = 0
+    retries: int = 0
+    asked_again: int = 0
+    failures: int = 0
+    cut: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        """The counts by name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Answered(Generic[AnswerT]):
+    """A usable answer: the parsed value, what was said, and the request it answers."""
+
+    value: AnswerT
+    answer: Answer
+    key: str
+    sample: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """No usable answer, and why, attempt by attempt. Replay misses have no attempt."""
+
+    attempts: list[Attempt]
+
+
+class _Fit(BaseModel):
+    """How much of a document fits: all of it where `kept_chars` is None."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    prompt_tokens: int
+    kept_chars: int | None = None
+
+
+_ALL_FITS = _Fit(prompt_tokens=0)
+
+
+@dataclass(slots=True)
+class LanguageModel:
+    """One model behind one cache.
+
+    Attributes:
+        facts: the engine's; in replay those that the cache holds.
+        engine: None in replay.
+        retry_for: seconds after which a request that keeps failing is given up.
+        resample_temperature: an unusable answer is asked for again at this temperature; at 0 it would come back.
+    """
+
+    facts: EngineFacts
+    engine: Engine | None
+    cache: Cache
+    retry_for: float = 600.0
+    resample_temperature: float = 0.7
+    counts: Counts = field(default_factory=Counts)
+    misses: list[Request] = field(default_factory=list)
+    _asking: dict[str, asyncio.Future[Answered[Any] | Unanswered]] = field(default_factory=dict)
+
+    async def ask(self, request: Request, model: type[AnswerT]) -> Answered[AnswerT] | Unanswered:
+        """The answer to a request, from the cache or from the engine.
+
+        Equal requests that are under way at the same time are asked once. A miss in replay is noted in `misses`.
+
+        Raises:
+            EngineError: nothing has been listening at the engine's address for `retry_for` seconds.
+        """
+        under_way = self._asking.get(request.key)
+        if under_way is not None:
+            self.counts.cache_hits += 1
+            return await asyncio.shield(under_way)
+        future = self._asking[request.key] = asyncio.get_running_loop().create_future()
+        try:
+            result = await self._ask(request, model)
+            future.set_result(result)
+            return result
+        finally:
+            future.cancel()  # does nothing once there is a result
+            del self._asking[request.key]
+
+    async def ask_about(
+        self, request: Callable[[str], Request], document: str, model: type[AnswerT]
+    ) -> tuple[Answered[AnswerT] | Unanswered, Cut | None]:
+        """The answer to a request about a document, cut where the context does not hold all of it.
+
+        The document is measured in the model's tokens, and only where its bytes say that it could be too long (no
+        token is shorter than a byte). It is cut at a sentence end where one is near.
+
+        Args:
+            request: makes the request from a text of the document.
+            document: the text, already as the prompt shows it.
+            model: the answer model.
+
+        Raises:
+            EngineError: as `ask`.
+            PromptError: the prompt alone leaves no room for the document.
+        """
+        whole = request(document)
+        try:
+            fit = await self._fit(request, whole, document)
+        except Rejected as rejected:
+            return self._failed([Attempt(sample=0, kind="server_error", reason=str(rejected))]), None
+        except Transient as transient:
+            return self._failed([Attempt(sample=0, kind=transient.kind, reason=transient.reason)]), None
+        if fit is None:
+            return Unanswered([]), None
+        if fit.kept_chars is None:
+            return await self.ask(whole, model), None
+        self.counts.cut += 1
+        cut = Cut(kept_chars=fit.kept_chars, of_chars=len(document), prompt_tokens=fit.prompt_tokens)
+        return await self.ask(request(document[: fit.kept_chars] + _CUT_MARK), model), cut
+
+    async def _ask(self, request: Request, model: type[AnswerT]) -> Answered[AnswerT] | Unanswered:
+        samples = [request, *(request.resampled(n, self.resample_temperature) for n in range(1, SAMPLES))]
+        for sample in samples:
+            cached = self.cache.get(sample.key, Answer)
+            if cached is not None:
+                self.counts.cache_hits += 1
+                return _answered(cached, sample, model)
+        engine = self.engine
+        if engine is None:
+            self.misses.append(request)
+            return Unanswered([])
+        attempts: list[Attempt] = []
+        for sample in samples:
+            self.counts.asked += 1
+            try:
+                completion = await self._retried(partial(engine.complete, sample))
+                self.counts.prompt_tokens += completion.prompt_tokens
+                self.counts.completion_tokens += completion.completion_tokens
+                answer = _usable(completion, model)
+            except Unusable as unusable:
+                self.counts.asked_again += sample.sample < SAMPLES - 1
+                text = unusable.text[:_KEPT_TEXT]
+                attempts.append(Attempt(sample=sample.sample, kind=unusable.kind, reason=unusable.reason, text=text))
+            except Rejected as rejected:
+                attempts.append(Attempt(sample=sample.sample, kind="server_error", reason=str(rejected)))
+                break
+            except Transient as transient:
+                attempts.append(Attempt(sample=sample.sample, kind=transient.kind, reason=transient.reason))
+                break
+            else:
+                stored = self.cache.put(_entry("answer", sample, answer.model_dump(exclude_none=True)), Answer)
+                return _answered(stored, sample, model)
+        return self._failed(attempts)
+
+    async def _fit(self, request: Callable[[str], Request], whole: Request, document: str) -> _Fit | None:
+        """How much of the document fits; None is a miss in replay."""
+        size = sum(len(message.content.encode("utf-8", "replace")) for message in whole.messages)
+        room = self.facts.context - whole.sampling.max_tokens
+        if size + self.facts.overhead <= room:
+            return _ALL_FITS
+        key = content_key(
+            "fit",
+            messages=[[message.role, message.content] for message in whole.messages],
+            model=whole.model,
+            revision=whole.revision,
+            chat_template_kwargs=whole.chat_template_kwargs,
+            room=room,
+        )
+        fit = self.cache.get(key, _Fit)
+        if fit is None:
+            if self.engine is None:
+                self.misses.append(whole)
+                return None
+            fit = await self._measure(self.engine, request, whole, document, room)
+            fit = self.cache.put(_entry("fit", whole, fit.model_dump(exclude_none=True), key), _Fit)
+        return fit
+
+    async def _measure(
+        self, engine: Engine, request: Callable[[str], Request], whole: Request, document: str, room: int
+    ) -> _Fit:
+        count = await self._retried(partial(engine.count_tokens, whole.messages))
+        if count <= room:
+            return _Fit(prompt_tokens=count)
+        bare = await self._retried(partial(engine.count_tokens, request(_CUT_MARK).messages))
+        tokens = room - bare
+        for _ in range(_CUT_ROUNDS):
+            if tokens <= 0:
+                break
+            kept = _at_sentence_end(await self._retried(partial(engine.head, document, tokens)))
+            cut = request(kept + _CUT_MARK)
+            count = await self._retried(partial(engine.count_tokens, cut.messages))
+            if kept and count <= room:
+                return _Fit(prompt_tokens=count, kept_chars=len(kept))
+            tokens -= max(1, count - room)
+        origin = whole.origin
+        raise PromptError(
+            f"prompt {origin.prompt}, topic {origin.topic_id}, document {origin.document_id}: the prompt needs {bare} "
+            f"tokens without the document and the answer {whole.sampling.max_tokens}; the context of "
+            f"{self.facts.context} leaves no room: serve the model with a longer context or shorten the prompt"
+        )
+
+    def _failed(self, attempts: list[Attempt]) -> Unanswered:
+        self.counts.failures += 1
+        return Unanswered(attempts)
+
+    async def _retried(self, call: Callable[[], Awaitable[_ResultT]]) -> _ResultT:
+        """Call the engine, again and again while its failures may pass. The one retry policy of all engines."""
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(Transient),
+            wait=_wait,
+            stop=stop_after_delay(self.retry_for),
+            before_sleep=self._count_retry,
+            reraise=True,
+        )
+        try:
+            async for attempt in retrying:
+                with attempt:
+                    return await call()
+        except Unreachable as error:
+            raise EngineError(
+                f"the engine has not been reachable for {self.retry_for:g} s ({error.reason}); every answer so far is "
+                f"in {self.cache.path}: start the server and run the same command again"
+            ) from error
+        raise AssertionError("tenacity ended without a result")
+
+    def _count_retry(self, _: RetryCallState) -> None:
+        self.counts.retries += 1
+
+    def raise_on_misses(self) -> None:
+        """Raise ReplayMiss when replay asked for something that the cache does not hold."""
+        if not self.misses:
+            return
+        lines = [f"{self.cache.path}: {len(self.misses)} answers are not in the cache:"]
+        lines += [f"  {_describe(request, self.cache)}" for request in self.misses[:10]]
+        if len(self.misses) > 10:
+            lines.append(f"  and {len(self.misses) - 10} more")
+        lines.append("run with --cache-mode reuse and a server to ask for them")
+        raise ReplayMiss("\n".join(lines))
+
+
+def _answered(answer: Answer, request: Request, model: type[AnswerT]) -> Answered[AnswerT]:
+    try:
+        return Answered(parse(answer.text, model), answer, request.key, request.sample)
+    except Unusable as error:
+        raise DataError(f"the cached answer {request.key} cannot be used ({error}); delete it or refresh") from error
+
+
+def _usable(completion: Completion, model: type[AnswerModel]) -> Answer:
+    if completion.refusal or completion.finish_reason == "content_filter":
+        raise Unusable("refused", "the model refused", completion.refusal or completion.text)
+    if completion.finish_reason == "length":
+        raise Unusable(
+            "cut_off", f"the answer did not end within {completion.completion_tokens} tokens", completion.text
+        )
+    if not completion.text.strip() and completion.reasoning:
+        raise Unusable(
+            "not_json", "the answer is empty and the reasoning is not: switch thinking off", completion.reasoning
+        )
+    parse(completion.text, model)
+    return Answer(
+        text=completion.text,
+        finish_reason=completion.finish_reason,
+        tokens=label_tokens(completion.text, completion.tokens, list(labels_of(model))),
+        prompt_tokens=completion.prompt_tokens,
+        completion_tokens=completion.completion_tokens,
+        fingerprint=completion.fingerprint,
+    )
+
+
+def _wait(state: RetryCallState) -> float:
+    """Seconds before the next try: doubling, with jitter, and no less than the server asks for."""
+    error = state.outcome.exception() if state.outcome else None
+    backoff = min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** min(state.attempt_number - 1, 16)) * random.uniform(0.5, 1.0)
+    asked = error.retry_after if isinstance(error, Transient) else None
+    return max(backoff, min(asked or 0.0, _LONGEST_WAIT))
+
+
+def _at_sentence_end(text: str) -> str:
+    """The text up to its last sentence end, if that is in its last fifth; else up to its last word."""
+    least = len(text) * 4 // 5
+    end = max(
+        (text.rfind(mark) + len(mark.rstrip()) for mark in _SENTENCE_ENDS if text.rfind(mark) >= least), default=0
+    )
+    if end:
+        return text[:end]
+    space = text.rfind(" ")
+    return text[:space] if space > 0 else text
+
+
+def _entry(kind: str, request: Request, value: Mapping[str, Any], key: str | None = None) -> Entry:
+    origin = request.origin
+    return Entry(
+        key=key or request.key,
+        kind=kind,
+        model=request.model,
+        prompt=origin.prompt,
+        prompt_version=origin.prompt_version,
+        prompt_hash=origin.prompt_hash,
+        topic=origin.topic_id,
+        document=origin.document_id,
+        sample=request.sample,
+        value=dict(value),
+    )
+
+
+def _describe(request: Request, cache: Cache) -> str:
+    """What is missing, and what the cache holds in its place."""
+    origin = request.origin
+    what = f"topic {origin.topic_id}" + (f", document {origin.document_id}" if origin.document_id else "")
+    what += f", prompt {origin.prompt} version {origin.prompt_version} ({origin.prompt_hash})"
+    near = cache.find("answer", prompt=origin.prompt, topic=origin.topic_id, document=origin.document_id)
+    if not near:
+        return f"{what}: never asked"
+    hashes = Counter(f"version {entry.prompt_version} ({entry.prompt_hash})" for entry in near)
+    if origin.prompt_hash not in {entry.prompt_hash for entry in near}:
+        return f"{what}: the prompt changed, the cache has {', '.join(hashes)}"
+    models = sorted({entry.model for entry in near})
+    if request.model not in models:
+        return f"{what}: the cache has answers of {', '.join(models)}, not of {request.model}"
+    return f"{what}: the prompt and the model are the same; the topic, the document or a setting changed"

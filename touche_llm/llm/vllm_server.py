@@ -1,0 +1,331 @@
+"""Client of a vLLM server, over its OpenAI-compatible interface."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import aiohttp
+import orjson
+from pydantic import BaseModel, ValidationError
+
+from touche_llm.errors import EngineError
+from touche_llm.llm.answer import Token
+from touche_llm.llm.engine import Completion, EngineFacts, Rejected, Transient, Unreachable
+from touche_llm.llm.request import Message, Origin, Request, Sampling
+
+# The server's own variable for its key, so that both sides can be set at once. The key is never written anywhere.
+API_KEY_VARIABLE = "VLLM_API_KEY"
+_MAX_BODY = 16 * 2**20
+# Alternatives under e^-25 change no probability that is stored; masked tokens come as -9999.
+_LEAST_LOGPROB = -25.0
+# No free model answers with this word.
+_PROBE_WORD = "quokka-7351"
+
+ReplyT = TypeVar("ReplyT", bound=BaseModel)
+
+
+class _Alternative(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+
+
+class _Token(_Alternative):
+    top_logprobs: list[_Alternative] = []
+
+
+class _Logprobs(BaseModel):
+    content: list[_Token] | None = None
+
+
+class _Message(BaseModel):
+    content: str | None = None
+    refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Choice(BaseModel):
+    message: _Message
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _Usage(BaseModel):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _ChatReply(BaseModel):
+    choices: list[_Choice]
+    usage: _Usage = _Usage()
+    system_fingerprint: str | None = None
+
+
+class _Model(BaseModel):
+    id: str
+    max_model_len: int | None = None
+
+
+class _ModelList(BaseModel):
+    data: list[_Model]
+
+
+class _Version(BaseModel):
+    version: str
+
+
+class _Tokens(BaseModel):
+    count: int
+    tokens: list[int]
+
+
+class _Text(BaseModel):
+    prompt: str
+
+
+class VllmServer:
+    """One server at `base_url` (with or without `/v1`). Use as an asynchronous context manager."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        concurrency: int,
+        request_timeout: float,
+        chat_template_kwargs: Mapping[str, Any],
+    ) -> None:
+        """Nothing is sent yet. `request_timeout` is in seconds and covers waiting in the server's queue."""
+        self.base_url = base_url.rstrip("/").removesuffix("/v1")
+        self.model = ""
+        self._concurrency = concurrency
+        self._timeout = aiohttp.ClientTimeout(total=request_timeout, connect=min(30.0, request_timeout))
+        self._chat_template_kwargs = dict(chat_template_kwargs)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> VllmServer:
+        key = os.environ.get(API_KEY_VARIABLE)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=self._concurrency),
+            timeout=self._timeout,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._session is not None
+        await self._session.close()
+
+    async def connect(self, model: str | None, revision: str, top_logprobs: int) -> EngineFacts:
+        """Learn the model and its context, and prove that the server can do what the run needs.
+
+        Args:
+            model: the served name; may be None where the server serves exactly one.
+            revision: what the user calls the weights' version; goes into the keys, the server cannot tell it.
+            top_logprobs: how many alternatives a token the run will ask for; 0 for none.
+
+        Raises:
+            EngineError: no answer, another model, no schema enforced, or no log-probabilities. Says what to do.
+        """
+        try:
+            served = (await self._get("/v1/models", _ModelList)).data
+            version = (await self._get("/version", _Version)).version
+            chosen = self._choose(served, model)
+            self.model = chosen.id
+            if chosen.max_model_len is None:
+                raise EngineError(f"{self.base_url}: does not tell the context length of {chosen.id}; is it vLLM?")
+            overhead = await self.count_tokens((Message("system", ""), Message("user", "")))
+            await self._prove(chosen.id, top_logprobs)
+        except Transient as error:
+            raise EngineError(f"{self.base_url}: {error.reason}; is the vLLM server running there?") from error
+        except Rejected as error:
+            raise EngineError(
+                f"{self.base_url}: the server refused the start-up check: {error} "
+                f"(a server with a key wants it in the environment variable {API_KEY_VARIABLE})"
+            ) from error
+        return EngineFacts(
+            model=chosen.id,
+            revision=revision,
+            context=chosen.max_model_len,
+            overhead=overhead,
+            engine=f"vllm {version}",
+        )
+
+    async def complete(self, request: Request) -> Completion:
+        """Answer one request; raises Transient or Rejected."""
+        sampling = request.sampling
+        body: dict[str, Any] = {
+            "model": request.model,
+            "messages": [{"role": message.role, "content": message.content} for message in request.messages],
+            "temperature": sampling.temperature,
+            "seed": sampling.seed,
+            "max_tokens": sampling.max_tokens,
+            "structured_outputs": {"json": request.schema},
+            "chat_template_kwargs": request.chat_template_kwargs,
+        }
+        if sampling.top_logprobs:
+            body |= {"logprobs": True, "top_logprobs": sampling.top_logprobs}
+        reply = await self._post("/v1/chat/completions", body, _ChatReply)
+        if not reply.choices:
+            raise Transient("server_error", "the reply has no choices")
+        choice = reply.choices[0]
+        if choice.finish_reason not in ("stop", "length", "content_filter"):
+            raise Transient("server_error", f"the answer ended with {choice.finish_reason!r}")
+        text = choice.message.content or ""
+        sent = choice.logprobs.content if choice.logprobs and choice.logprobs.content else []
+        return Completion(
+            text=text,
+            finish_reason=choice.finish_reason,
+            prompt_tokens=reply.usage.prompt_tokens,
+            completion_tokens=reply.usage.completion_tokens,
+            tokens=_placed(sent, text),
+            refusal=choice.message.refusal,
+            reasoning=choice.message.reasoning or choice.message.reasoning_content,
+            fingerprint=reply.system_fingerprint,
+        )
+
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        """Number of prompt tokens of a chat, template included."""
+        body = {
+            "model": self.model,
+            "messages": [{"role": message.role, "content": message.content} for message in messages],
+            "chat_template_kwargs": self._chat_template_kwargs,
+        }
+        return (await self._post("/tokenize", body, _Tokens)).count
+
+    async def head(self, text: str, tokens: int) -> str:
+        """The beginning of `text` that has about this many tokens; always a prefix of it."""
+        body: dict[str, Any] = {"model": self.model, "prompt": text, "add_special_tokens": False}
+        found = (await self._post("/tokenize", body, _Tokens)).tokens
+        if len(found) <= tokens:
+            return text
+        decoded = (await self._post("/detokenize", {"model": self.model, "tokens": found[:tokens]}, _Text)).prompt
+        # A tokeniser that normalises does not give its input back; what agrees is a prefix all the same.
+        return os.path.commonprefix([text, decoded.rstrip("\ufffd")])
+
+    def _choose(self, served: list[_Model], model: str | None) -> _Model:
+        names = [each.id for each in served]
+        if model is None and len(served) == 1:
+            return served[0]
+        if model is None:
+            raise EngineError(f"{self.base_url}: serves {', '.join(names) or 'no model'}; choose one with --model")
+        for each in served:
+            if each.id == model:
+                return each
+        raise EngineError(f"{self.base_url}: serves {', '.join(names) or 'no model'}, not {model!r}")
+
+    async def _prove(self, model: str, top_logprobs: int) -> None:
+        """Ask for an answer that only an enforced schema gives."""
+        schema = {
+            "type": "object",
+            "properties": {"word": {"enum": [_PROBE_WORD]}},
+            "required": ["word"],
+            "additionalProperties": False,
+        }
+        completion = await self.complete(
+            Request(
+                messages=(Message("user", "Say hello."),),
+                schema=schema,
+                sampling=Sampling(max_tokens=64, top_logprobs=top_logprobs),
+                model=model,
+                revision="",
+                chat_template_kwargs=self._chat_template_kwargs,
+                origin=Origin("start-up check", 0, "", "", None),
+            )
+        )
+        try:
+            enforced = orjson.loads(completion.text) == {"word": _PROBE_WORD}
+        except orjson.JSONDecodeError:
+            enforced = False
+        if not enforced:
+            hint = (
+                ""
+                if completion.text
+                else " (its reasoning was not empty: switch thinking off)" * bool(completion.reasoning)
+            )
+            raise EngineError(
+                f"{self.base_url}: {model} does not enforce JSON schemas: asked for the word {_PROBE_WORD} alone, "
+                f"it answered {completion.text[:80]!r}{hint}; it must support `structured_outputs` (vLLM 0.11 on)"
+            )
+        if top_logprobs and not completion.tokens:
+            raise EngineError(
+                f"{self.base_url}: {model} sends no log-probabilities; grades would be coarse. "
+                "Use a server that does, or ask for plain grades with --no-logprobs"
+            )
+
+    async def _get(self, path: str, reply: type[ReplyT]) -> ReplyT:
+        return await self._call("GET", path, None, reply)
+
+    async def _post(self, path: str, body: dict[str, Any], reply: type[ReplyT]) -> ReplyT:
+        return await self._call("POST", path, orjson.dumps(body), reply)
+
+    async def _call(self, method: str, path: str, body: bytes | None, reply: type[ReplyT]) -> ReplyT:
+        assert self._session is not None, "use the server as an asynchronous context manager"
+        headers = {"Content-Type": "application/json"}
+        try:
+            async with self._session.request(method, self.base_url + path, data=body, headers=headers) as response:
+                content = await _bounded(response)
+                status, retry_after = response.status, response.headers.get("Retry-After")
+        except aiohttp.ClientConnectorError as error:
+            raise Unreachable("server_error", f"cannot connect: {error}") from error
+        except TimeoutError as error:
+            raise Transient("timeout", f"no answer within {self._timeout.total:g} s") from error
+        except aiohttp.InvalidURL as error:
+            raise EngineError(f"{self.base_url}: not a URL; give --base-url like http://127.0.0.1:8000") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise Transient("server_error", f"the connection broke: {type(error).__name__}: {error}") from error
+        if status == 429 or status >= 500:
+            raise Transient("server_error", f"HTTP {status}: {_problem(content)}", _seconds(retry_after))
+        if status >= 400:
+            raise Rejected(f"HTTP {status} from {path}: {_problem(content)}")
+        try:
+            return reply.model_validate_json(content)
+        except ValidationError as error:
+            raise Transient(
+                "server_error", f"{path} sent a reply of another form: {error.errors()[0]['msg']}"
+            ) from error
+
+
+async def _bounded(response: aiohttp.ClientResponse) -> bytes:
+    content = bytearray()
+    async for part in response.content.iter_any():
+        content += part
+        if len(content) > _MAX_BODY:
+            raise aiohttp.ClientPayloadError(f"a reply of more than {_MAX_BODY:,} bytes")
+    return bytes(content)
+
+
+def _problem(content: bytes) -> str:
+    """What an error reply says, shortened."""
+    try:
+        message = orjson.loads(content)["error"]["message"]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        message = content.decode("utf-8", errors="replace")
+    return " ".join(str(message).split())[:300]
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """The Retry-After header in seconds; its form as a date is not used by model servers."""
+    return float(retry_after) if retry_after and retry_after.isdecimal() else None
+
+
+def _placed(sent: list[_Token], text: str) -> list[Token]:
+    """The tokens of the answer with their places in its text; empty where they do not spell the text.
+
+    Tokens before it (reasoning) and after it (the end token) are left out.
+    """
+    pieces = [bytes(token.bytes) if token.bytes else token.token.encode("utf-8", "replace") for token in sent]
+    start = b"".join(pieces).rfind(text.encode("utf-8", "replace"))
+    if start < 0 or not text:
+        return []
+    placed: list[Token] = []
+    at = -start
+    size = len(text.encode("utf-8", "replace"))
+    for token, piece in zip(sent, pieces, strict=True):
+        if 0 <= at < size:
+            top = [(each.token, min(each.logprob, 0.0)) for each in token.top_logprobs if each.logprob > _LEAST_LOGPROB]
+            placed.append(Token(at=at, token=token.token, logprob=min(token.logprob, 0.0), top=top))
+        at += len(piece)
+    return placed

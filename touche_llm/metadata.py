@@ -1,0 +1,93 @@
+"""Provenance of a run, in the ir_metadata format (https://www.ir-metadata.org), one file beside the run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import sys
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from touche_llm.config import Config
+from touche_llm.errors import DataError
+from touche_llm.files import whole_file
+from touche_llm.retrieval import analysis
+from touche_llm.tasks import get_task
+
+FILE_NAME = "ir-metadata.yml"
+STAGES = ("retrieve", "judge", "rank")
+_LIBRARIES = ("bm25s", "rank-bm25", "jinja2", "pydantic", "aiohttp")
+
+
+def record_stage(folder: Path, config: Config, stage: str, facts: Mapping[str, Any]) -> None:
+    """Write what a stage did; what later stages did before is gone with it.
+
+    `facts` must hold plain values. Peak memory of this process so far, in MiB, is added.
+    """
+    path = folder / FILE_NAME
+    stages = {name: each for name, each in _stages(path).items() if STAGES.index(name) < STAGES.index(stage)}
+    # ru_maxrss is in KiB on Linux and in bytes on macOS.
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    peak = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit)
+    stages[stage] = {**facts, "peak memory MiB": peak}
+    content = {
+        "ir_metadata.version": "0.1",
+        "tag": config.tag,
+        "platform": {
+            "hardware": {"cpu": {"architecture": platform.machine(), "number of cores": os.cpu_count()}},
+            "operating system": {"kernel": f"{platform.system()} {platform.release()}"},
+            "software": {
+                "libraries": {"python": [f"{name}=={version(name)}" for name in _LIBRARIES]},
+                "retrieval toolkit": [f"touche-llm=={version('touche-llm')}"],
+            },
+        },
+        "implementation": {"source": {"lang": ["python"]}},
+        "data": {"test collection": {"name": get_task(config.task).title, "topics": str(config.topics)}},
+        "method": {"automatic": True, "score ties": "none, scores strictly decrease", **_method(config)},
+        "stages": stages,
+    }
+    with whole_file(path) as stream:
+        stream.write(yaml.safe_dump(content, sort_keys=False, allow_unicode=True).encode())
+
+
+def _stages(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        stages = yaml.safe_load(path.read_bytes())["stages"]
+        return {name: stages[name] for name in STAGES if name in stages}
+    except (yaml.YAMLError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: not metadata that this program wrote; delete it and run all stages") from error
+
+
+def _method(config: Config) -> dict[str, Any]:
+    retriever = config.retriever
+    first: dict[str, Any] = {"name": "first stage"}
+    if config.candidates is not None:
+        first |= {"method": "run file", "params": {"file": str(config.candidates)}}
+        return {"retrieval": [first, _reranker(config)]}
+    params: dict[str, Any] = {
+        "k1": retriever.k1,
+        "b": retriever.b,
+        "query": list(retriever.query),
+        "depth": config.depth,
+    }
+    if retriever.name == "bm25":
+        first |= {"method": "bm25s.BM25", "params": {"variant": retriever.method, **params}}
+    else:
+        first |= {"method": "rank_bm25.BM25Okapi", "params": params}
+    indexing = {
+        "tokenizer": analysis.NAME,
+        "stemmer": "Snowball English",
+        "stopwords": "Lucene English, 33 words",
+    }
+    return {"indexing": indexing, "retrieval": [first, _reranker(config)]}
+
+
+def _reranker(config: Config) -> dict[str, Any]:
+    return {"name": "judge", "method": "touche_llm.ranking.pointwise", "reranks": "first stage"}

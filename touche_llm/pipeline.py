@@ -1,0 +1,323 @@
+"""The way through: retrieve, judge, rank. Each stage reads and writes files of the run's folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from touche_llm.config import FILE_NAME, Config, index_folder, write_config
+from touche_llm.corpus.store import DocumentStore, ensure_store
+from touche_llm.engines import open_model
+from touche_llm.errors import DataError, UsageError
+from touche_llm.files import read_records, write_records
+from touche_llm.judging import Asking, find_objects, judge
+from touche_llm.llm.language_model import Counts, LanguageModel
+from touche_llm.llm.request import Sampling
+from touche_llm.metadata import record_stage
+from touche_llm.prompts import load_prompt
+from touche_llm.ranking.pointwise import rank
+from touche_llm.records import Candidate, Failure, Judgment, Topic
+from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index, open_index
+from touche_llm.retrieval.okapi import retrieve_okapi
+from touche_llm.runs import read_candidates, write_candidates, write_run
+from touche_llm.tasks import get_task
+from touche_llm.tasks.base import Task
+
+CANDIDATES = "candidates.run.txt"
+JUDGMENTS = "judgments.jsonl"
+FAILURES = "failures.jsonl"
+RUN = "run.txt"
+_LISTED = 10
+
+
+class Observer(Protocol):
+    """Who is told how the work goes."""
+
+    def notify(self, message: str) -> None:
+        """Take a line that the user should read."""
+        ...
+
+    def start(self, title: str, total: int) -> None:
+        """A stage of `total` steps begins."""
+        ...
+
+    def advance(self, counts: Counts | None = None) -> None:
+        """One step is done; `counts` are those of the language model so far."""
+        ...
+
+    def finish(self) -> None:
+        """The stage ended."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a stage that asks the model ended."""
+
+    judgments: int
+    failures: int
+    counts: Counts
+
+
+def build_index(
+    task: Task, corpus: Path, folder: Path | None, settings: Bm25Settings, skip_bad_lines: bool, observer: Observer
+) -> DocumentStore:
+    """Store and index a corpus, unless that is done and up to date."""
+    folder = folder or index_folder(corpus)
+    store = ensure_store(corpus, folder, task.read_corpus, skip_bad_lines=skip_bad_lines, notify=observer.notify)
+    ensure_index(store, settings, observer.notify)
+    return store
+
+
+def retrieve_stage(config: Config, folder: Path, observer: Observer) -> None:
+    """Write the candidates of each chosen topic: from the index, or from a run that another tool wrote."""
+    started = time.monotonic()
+    task = get_task(config.task)
+    topics = choose_topics(config, task)
+    store = _open_store(config, task, observer)
+    opened = time.monotonic()
+    if config.candidates is not None:
+        candidates = _from_run(config, task, topics, store)
+    else:
+        observer.start("retrieving", len(topics))
+        candidates = []
+        for ranking in _retrieve(config, topics, store, observer):
+            candidates.append(ranking)
+            observer.advance()
+        observer.finish()
+    empty = [topic.id for topic, ranking in zip(topics, candidates, strict=True) if not ranking]
+    if empty:
+        observer.notify(f"no candidate for {len(empty)} topics: {', '.join(empty[:_LISTED])}")
+    write_config(config, folder / FILE_NAME)
+    write_candidates(folder / CANDIDATES, candidates, config.tag)
+    record_stage(
+        folder,
+        config,
+        "retrieve",
+        {
+            "topics": len(topics),
+            "candidates": sum(map(len, candidates)),
+            "topics without candidates": empty,
+            "corpus": {
+                "file": store.manifest.corpus,
+                "sha256": store.manifest.sha256,
+                "documents": len(store),
+                "bad lines": store.manifest.bad_lines,
+            },
+            "seconds to store the corpus or open it": round(opened - started, 3),
+            "seconds": round(time.monotonic() - started, 3),
+        },
+    )
+
+
+async def judge_stage(config: Config, folder: Path, observer: Observer, model: LanguageModel) -> Outcome:
+    """Judge the candidates of the run's folder; write judgments and failures.
+
+    Raises:
+        ReplayMiss: in replay, when the cache lacks an answer; nothing is written then.
+    """
+    started = time.monotonic()
+    # The configuration that is written says which model it was, also where the server had to be asked.
+    config = config.model_copy(update={"engine": config.engine.model_copy(update={"model": model.facts.model})})
+    task = get_task(config.task)
+    topics = choose_topics(config, task)
+    candidates = _read_candidates(folder, task)
+    store = _open_store(config, task, observer)
+    _check_documents(folder / CANDIDATES, candidates, store)
+    asking = Asking(
+        model=model,
+        sampling=Sampling(
+            temperature=config.sampling.temperature,
+            seed=config.sampling.seed,
+            max_tokens=config.sampling.max_tokens,
+            top_logprobs=20 if config.sampling.logprobs else 0,
+        ),
+        chat_template_kwargs=config.sampling.chat_template_kwargs,
+        concurrency=config.engine.concurrency,
+    )
+    judge_prompt = load_prompt(task.name, config.prompts.judge)
+    failures: list[Failure] = []
+    without = [topic for topic in topics if topic.objects is None] if task.objects_answer else []
+    prompts = {"judge": judge_prompt.label}
+    if without:
+        objects_prompt = load_prompt(task.name, config.prompts.objects)
+        prompts["objects"] = objects_prompt.label
+        observer.start("finding objects", len(without))
+        topics, failures = await find_objects(
+            topics, task, objects_prompt, asking, lambda: observer.advance(model.counts)
+        )
+        observer.finish()
+        model.raise_on_misses()
+    asked = [topic.id for topic in without]
+    observer.start("judging", sum(len(candidates.get(topic.id, [])) for topic in topics))
+    judgments, failed = await judge(
+        topics, candidates, store, task, judge_prompt, asking, lambda: observer.advance(model.counts)
+    )
+    observer.finish()
+    model.raise_on_misses()
+    failures += failed
+    seconds = time.monotonic() - started
+    write_config(config, folder / FILE_NAME)
+    write_records(folder / JUDGMENTS, judgments)
+    write_records(folder / FAILURES, failures)
+    record_stage(
+        folder,
+        config,
+        "judge",
+        {
+            "model": model.facts.model,
+            "revision": model.facts.revision,
+            "engine": model.facts.engine,
+            "context": model.facts.context,
+            "prompts": prompts,
+            "objects found by the model": {
+                each.id: list(each.objects) for each in topics if each.id in asked and each.objects
+            },
+            "judgments": len(judgments),
+            "judgments without probabilities": sum(judgment.source == "value" for judgment in judgments),
+            "documents cut": sum(judgment.cut is not None for judgment in judgments),
+            "failures": _by_kind(failures),
+            "mean probability outside the labels": _mean_outside(judgments),
+            "requests": model.counts.as_dict(),
+            "seconds": round(seconds, 3),
+            "judgments per second": round(len(judgments) / seconds, 2) if seconds else None,
+        },
+    )
+    return Outcome(len(judgments), len(failures), model.counts)
+
+
+def rank_stage(config: Config, folder: Path, observer: Observer) -> int:
+    """Write `run.txt` from the candidates and judgments of the run's folder; returns the number of lines."""
+    started = time.monotonic()
+    task = get_task(config.task)
+    topics = choose_topics(config, task)
+    candidates = _read_candidates(folder, task)
+    judgments: dict[str, dict[str, Judgment]] = {}
+    for judgment in read_records(folder / JUDGMENTS, Judgment, "judgments"):
+        if judgment.stance not in task.stances:
+            raise DataError(f"{folder / JUDGMENTS}: stance {judgment.stance!r} is no label of {task.name}")
+        judgments.setdefault(judgment.topic_id, {})[judgment.document_id] = judgment
+    lines = []
+    for topic in topics:
+        lines += rank(candidates.get(topic.id, []), judgments.get(topic.id, {}), task, config.weights, config.tag)
+    imputed = sum(line.document_id not in judgments.get(line.topic_id, {}) for line in lines)
+    if not lines:
+        raise DataError(f"{folder / CANDIDATES}: no candidate for the chosen topics, so there is nothing to rank")
+    if imputed:
+        observer.notify(
+            f"{imputed} of {len(lines)} documents have no judgment: first-stage order, stance {task.unknown_stance}"
+        )
+    write_config(config, folder / FILE_NAME)
+    write_run(folder / RUN, lines)
+    record_stage(
+        folder,
+        config,
+        "rank",
+        {
+            "weights": config.weights.model_dump(),
+            "lines": len(lines),
+            "stances": {stance: sum(line.stance == stance for line in lines) for stance in task.stances},
+            "imputed stances": imputed,
+            "seconds": round(time.monotonic() - started, 3),
+        },
+    )
+    return len(lines)
+
+
+async def judge_alone(config: Config, folder: Path, observer: Observer) -> Outcome:
+    """The judge stage with a model of its own."""
+    async with open_model(config) as model:
+        return await judge_stage(config, folder, observer, model)
+
+
+async def run_all(config: Config, folder: Path, observer: Observer) -> Outcome:
+    """The whole way. The engine is checked before anything else is done."""
+    task = get_task(config.task)
+    choose_topics(config, task)
+    load_prompt(task.name, config.prompts.judge)
+    async with open_model(config) as model:
+        retrieve_stage(config, folder, observer)
+        outcome = await judge_stage(config, folder, observer, model)
+    rank_stage(config, folder, observer)
+    return outcome
+
+
+def choose_topics(config: Config, task: Task) -> list[Topic]:
+    """The topics of the file that the configuration asks for, in the order of the file."""
+    topics = task.read_topics(config.topics)
+    if config.topic:
+        unknown = sorted(set(config.topic) - {topic.id for topic in topics})
+        if unknown:
+            raise UsageError(f"{config.topics}: no topic {', '.join(unknown)}")
+        topics = [topic for topic in topics if topic.id in config.topic]
+    return topics[: config.limit_topics]
+
+
+def _open_store(config: Config, task: Task, observer: Observer) -> DocumentStore:
+    if config.corpus is None:
+        return DocumentStore(config.index)
+    return ensure_store(
+        config.corpus, config.index, task.read_corpus, skip_bad_lines=config.skip_bad_lines, notify=observer.notify
+    )
+
+
+def _retrieve(config: Config, topics: list[Topic], store: DocumentStore, observer: Observer) -> Any:
+    retriever = config.retriever
+    depth = min(config.depth, len(store))
+    if retriever.name == "okapi":
+        return retrieve_okapi(topics, store, k1=retriever.k1, b=retriever.b, fields=retriever.query, depth=depth)
+    if config.corpus is None:
+        index = open_index(store, retriever.bm25)
+    else:
+        index = ensure_index(store, retriever.bm25, observer.notify)
+    return index.retrieve(topics, fields=retriever.query, depth=depth)
+
+
+def _from_run(config: Config, task: Task, topics: list[Topic], store: DocumentStore) -> list[list[Candidate]]:
+    assert config.candidates is not None
+    found = read_candidates(config.candidates, config.depth)
+    known = {topic.id for topic in task.read_topics(config.topics)}
+    unknown = [topic for topic in found if topic not in known]
+    if unknown:
+        raise DataError(
+            f"{config.candidates}: {len(unknown)} topics are not in {config.topics}: {', '.join(unknown[:_LISTED])}"
+        )
+    chosen = [found.get(topic.id, []) for topic in topics]
+    _check_documents(config.candidates, dict(enumerate(chosen)), store)
+    return chosen
+
+
+def _check_documents(path: Path, candidates: Mapping[Any, list[Candidate]], store: DocumentStore) -> None:
+    unknown = store.unknown(each.document_id for ranking in candidates.values() for each in ranking)
+    if unknown:
+        raise DataError(
+            f"{path}: {len(unknown)} documents are not in the corpus {store.manifest.corpus}: "
+            + ", ".join(unknown[:_LISTED])
+            + (" and more" if len(unknown) > _LISTED else "")
+        )
+
+
+def _read_candidates(folder: Path, task: Task) -> dict[str, list[Candidate]]:
+    if not (folder / CANDIDATES).exists():
+        raise DataError(f"{folder / CANDIDATES}: not there; run `touche-llm retrieve` for this folder first")
+    return read_candidates(folder / CANDIDATES, task.most_per_topic)
+
+
+def _by_kind(failures: list[Failure]) -> dict[str, int]:
+    kinds: dict[str, int] = {}
+    for failure in failures:
+        kinds[failure.kind] = kinds.get(failure.kind, 0) + 1
+    return kinds
+
+
+def _mean_outside(judgments: list[Judgment]) -> float | None:
+    shares = [
+        reading.outside
+        for judgment in judgments
+        for reading in judgment.readings.values()
+        if reading.outside is not None
+    ]
+    return round(sum(shares) / len(shares), 6) if shares else None

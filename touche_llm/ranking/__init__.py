@@ -1,0 +1,1 @@
+"""Ranking methods: judgments and candidates to run lines, one file per method."""

@@ -1,0 +1,1 @@
+"""First stages: the best documents of each topic without a language model."""

@@ -1,0 +1,115 @@
+"""Runs in TREC format: written strictly, read from any tool."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+from touche_llm.errors import DataError
+from touche_llm.files import whole_file
+from touche_llm.records import Candidate, RunLine
+
+# Scores are written with this many decimals; equal ones are parted by one unit of the last.
+DECIMALS = 6
+_UNIT = 10**DECIMALS
+NO_STANCE_COLUMN = "Q0"
+
+
+def strictly_decreasing(scores: list[float]) -> list[float]:
+    """Scores in ranking order, rounded to six decimals and lowered where needed so that each is below the one before.
+
+    Evaluators order by score and break ties by document id, whatever the rank column says.
+    """
+    result: list[float] = []
+    units: int | None = None
+    for score in scores:
+        rounded = round(score * _UNIT)
+        units = rounded if units is None else min(rounded, units - 1)
+        result.append(units / _UNIT)
+    return result
+
+
+def write_run(path: Path, lines: Iterable[RunLine]) -> None:
+    """Write `qid stance doc rank score tag` lines, single spaces, whole or not at all."""
+    with whole_file(path) as stream:
+        for line in lines:
+            columns = (
+                line.topic_id,
+                line.stance,
+                line.document_id,
+                str(line.rank),
+                f"{line.score:.{DECIMALS}f}",
+                line.tag,
+            )
+            stream.write((" ".join(columns) + "\n").encode())
+
+
+def write_candidates(path: Path, candidates: Iterable[list[Candidate]], tag: str) -> None:
+    """Write a first stage as a run with `Q0` in the second column."""
+    write_run(path, (line for topic in candidates for line in _candidate_lines(topic, tag)))
+
+
+def _candidate_lines(candidates: list[Candidate], tag: str) -> list[RunLine]:
+    scores = strictly_decreasing([candidate.score for candidate in candidates])
+    return [
+        RunLine(each.topic_id, NO_STANCE_COLUMN, each.document_id, each.rank, score, tag)
+        for each, score in zip(candidates, scores, strict=True)
+    ]
+
+
+def read_candidates(path: Path, depth: int) -> dict[str, list[Candidate]]:
+    """The first `depth` candidates of each topic of a run that any tool wrote; topics in the order of the file.
+
+    Columns are parted by any white space, the second is not looked at, a tag may hold spaces, ranks may begin
+    anywhere. The order is that of the rank column, and the ranks that come back count from 1.
+
+    Raises:
+        DataError: a line that is no run line, a document twice in a topic, or scores that grow along the ranks (the
+            rank column and the scores name two orders then). Names file and line.
+    """
+    topics: dict[str, list[tuple[int, float, str, int]]] = {}
+    seen: dict[tuple[str, str], int] = {}
+    try:
+        with path.open(encoding="utf-8-sig") as stream:
+            for number, text in enumerate(stream, start=1):
+                if not text.strip():
+                    continue
+                topic, document, rank, score = _columns(path, number, text)
+                if (topic, document) in seen:
+                    raise DataError(
+                        f"{path}:{number}: topic {topic}, document {document}: already in line {seen[topic, document]}"
+                    )
+                seen[topic, document] = number
+                topics.setdefault(topic, []).append((rank, score, document, number))
+    except OSError as error:
+        raise DataError(f"{path}: cannot read the run: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8: {error}") from error
+    if not topics:
+        raise DataError(f"{path}: an empty run")
+    return {topic: _ordered(path, topic, rows)[:depth] for topic, rows in topics.items()}
+
+
+def _columns(path: Path, number: int, text: str) -> tuple[str, str, int, float]:
+    columns = text.split()
+    if len(columns) < 6:
+        raise DataError(f"{path}:{number}: {len(columns)} columns, a run has six: qid Q0 doc rank score tag")
+    try:
+        rank, score = int(columns[3]), float(columns[4])
+    except ValueError as error:
+        raise DataError(f"{path}:{number}: rank and score must be numbers: {error}") from error
+    if not math.isfinite(score):
+        raise DataError(f"{path}:{number}: the score is {columns[4]}, not a number to order by")
+    return columns[0], columns[2], rank, score
+
+
+def _ordered(path: Path, topic: str, rows: list[tuple[int, float, str, int]]) -> list[Candidate]:
+    rows.sort(key=lambda row: (row[0], -row[1], row[2]))
+    for before, after in zip(rows, rows[1:], strict=False):
+        if after[1] > before[1]:
+            raise DataError(
+                f"{path}:{after[3]}: topic {topic}, document {after[2]}: rank {after[0]} scores higher ({after[1]:g}) "
+                f"than rank {before[0]} ({before[1]:g}, line {before[3]}); make the ranks and the scores agree"
+            )
+    return [Candidate(topic, row[2], rank, row[1]) for rank, row in enumerate(rows, start=1)]

@@ -1,0 +1,16 @@
+"""The shared tasks, by name."""
+
+from __future__ import annotations
+
+from touche_llm.errors import UsageError
+from touche_llm.tasks.base import Task
+from touche_llm.tasks.comparative import COMPARATIVE
+
+TASKS: dict[str, Task] = {task.name: task for task in (COMPARATIVE,)}
+
+
+def get_task(name: str) -> Task:
+    """The task of this name; raises UsageError with the known names."""
+    if name not in TASKS:
+        raise UsageError(f"no task {name!r}; known are {', '.join(TASKS)}")
+    return TASKS[name]

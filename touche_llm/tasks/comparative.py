@@ -1,0 +1,81 @@
+"""Touché 2022 task 2: passages for a question that compares two objects."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import create_model, model_validator
+
+from touche_llm.corpus.passages import read_passages
+from touche_llm.errors import DataError
+from touche_llm.llm.answer import AnswerModel
+from touche_llm.records import Topic
+from touche_llm.tasks.base import Task, Weights
+from touche_llm.topics import read_topics
+
+# The longest title of the three editions has 17 words; every run of words becomes a label of the schema.
+_MOST_TITLE_WORDS = 40
+_MOST_OBJECT_WORDS = 5
+_PUNCTUATION = " \t.,;:?!\"'()[]{}“”‘’„…"
+
+
+class ComparativeJudgment(AnswerModel):
+    """Relevance, rhetorical quality and stance of one passage."""
+
+    relevance: Literal[0, 1, 2, 3]
+    quality: Literal[0, 1, 2, 3]
+    stance: Literal["FIRST", "SECOND", "NEUTRAL", "NO"]
+
+
+class _Objects(AnswerModel):
+    first: str
+    second: str
+
+    @model_validator(mode="after")
+    def _differ(self) -> _Objects:
+        shared = set(self.first.lower().split()) & set(self.second.lower().split())
+        if shared:
+            raise ValueError(f"the two objects share the word {sorted(shared)[0]!r}")
+        return self
+
+
+def objects_answer(topic: Topic) -> type[AnswerModel]:
+    """The answer model for the two objects of a topic: each is a run of words of its title, so none is invented.
+
+    Raises:
+        DataError: the title has fewer than two words, or far too many.
+    """
+    spans = title_spans(topic.title)
+    if len(spans) < 2 or len(topic.title.split()) > _MOST_TITLE_WORDS:
+        raise DataError(
+            f"topic {topic.id}: cannot look for two objects in a title of {len(topic.title.split())} words; "
+            "name them in <objects>"
+        )
+    labels = Literal[spans]  # type: ignore[valid-type]
+    return create_model("Objects", __base__=_Objects, first=(labels, ...), second=(labels, ...))
+
+
+def title_spans(title: str) -> tuple[str, ...]:
+    """All runs of one to five words of a title, without punctuation at their ends, in order, each once."""
+    words = title.split()
+    spans = (
+        " ".join(words[start : start + length]).strip(_PUNCTUATION)
+        for start in range(len(words))
+        for length in range(1, min(_MOST_OBJECT_WORDS, len(words) - start) + 1)
+    )
+    return tuple(dict.fromkeys(span for span in spans if span))
+
+
+COMPARATIVE = Task(
+    name="comparative",
+    title="Touché 2022 task 2, argument retrieval for comparative questions",
+    stances=("FIRST", "SECOND", "NEUTRAL", "NO"),
+    unknown_stance="NO",
+    most_per_topic=1000,
+    read_topics=read_topics,
+    read_corpus=read_passages,
+    judge_answer=ComparativeJudgment,
+    objects_answer=objects_answer,
+    # Half the weight on quality: the organisers judge both, and a run is ranked once. The first stage only parts ties.
+    weights=Weights(relevance=1.0, quality=0.5, first_stage=0.05),
+)
