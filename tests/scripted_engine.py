@@ -44,13 +44,19 @@ def spell(fields: Mapping[str, Label | Mapping[Label, float]]) -> tuple[str, lis
     """The text of an answer and its tokens; the most probable label is the one written."""
     text = ""
     tokens: list[Token] = []
-    for position, (field, value) in enumerate(fields.items()):
+
+    def add(top: list[tuple[str, float]]) -> None:
+        nonlocal text
+        tokens.append(Token(at=len(text.encode()), token=top[0][0], logprob=top[0][1], top=top))
+        text += top[0][0]
+
+    separator = "{"
+    for field, value in fields.items():
         shares = value if isinstance(value, Mapping) else {value: 1.0}
         quote = '"' if isinstance(next(iter(shares)), str) else ""
-        text += ("," if position else "{") + f'"{field}":{quote}'
-        top = sorted(((str(label), math.log(share)) for label, share in shares.items() if share), key=lambda t: -t[1])
-        tokens.append(Token(at=len(text.encode()), token=top[0][0], logprob=min(top[0][1], 0.0), top=top))
-        text += top[0][0] + quote
-    text += "}"
+        add([(f'{separator}"{field}":{quote}', 0.0)])
+        add(sorted(((str(label), math.log(share)) for label, share in shares.items() if share), key=lambda t: -t[1]))
+        separator = f"{quote},"
+    add([(quote + "}", 0.0)])
     orjson.loads(text)
     return text, tokens

@@ -120,8 +120,6 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
         ReplayMiss: in replay, when the cache lacks an answer; nothing is written then.
     """
     started = time.monotonic()
-    # The configuration that is written says which model it was, also where the server had to be asked.
-    config = config.model_copy(update={"engine": config.engine.model_copy(update={"model": model.facts.model})})
     task = get_task(config.task)
     topics = choose_topics(config, task)
     candidates = _read_candidates(folder, task)
@@ -230,7 +228,7 @@ def rank_stage(config: Config, folder: Path, observer: Observer) -> int:
 async def judge_alone(config: Config, folder: Path, observer: Observer) -> Outcome:
     """The judge stage with a model of its own."""
     async with open_model(config) as model:
-        return await judge_stage(config, folder, observer, model)
+        return await judge_stage(_naming_model(config, model), folder, observer, model)
 
 
 async def run_all(config: Config, folder: Path, observer: Observer) -> Outcome:
@@ -239,10 +237,16 @@ async def run_all(config: Config, folder: Path, observer: Observer) -> Outcome:
     choose_topics(config, task)
     load_prompt(task.name, config.prompts.judge)
     async with open_model(config) as model:
+        config = _naming_model(config, model)
         retrieve_stage(config, folder, observer)
         outcome = await judge_stage(config, folder, observer, model)
     rank_stage(config, folder, observer)
     return outcome
+
+
+def _naming_model(config: Config, model: LanguageModel) -> Config:
+    """The configuration with the model's name, also where the server had to be asked for it."""
+    return config.model_copy(update={"engine": config.engine.model_copy(update={"model": model.facts.model})})
 
 
 def choose_topics(config: Config, task: Task) -> list[Topic]:

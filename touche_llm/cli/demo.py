@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 import yaml
-from rich.console import Console
 from rich.table import Table
 
 from touche_llm import pipeline
@@ -77,4 +76,4 @@ def _show(topics: Path, out: Path) -> None:
                 grades = (f"{judgment.relevance:.2f}", f"{judgment.quality:.2f}")
                 text = store.get(each.document_id).text[:_SHOWN_CHARS] + "…"
                 table.add_row(*(o.plain(cell) for cell in (str(each.rank), stance, *grades, text)))
-    Console().print(table)
+    o.show(table)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from touche_llm.cli import options as o
@@ -68,7 +67,7 @@ def stats(cache: CacheFile = _DEFAULT_CACHE) -> None:
         for kind, model, prompt, version, digest, count in opened.counts():
             cells = (kind, model, prompt or "", "" if version is None else str(version), digest or "", f"{count:,}")
             table.add_row(*(o.plain(cell) for cell in cells))
-    Console(width=None).print(table)
+    o.show(table)
 
 
 @cache_app.command("export")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
 from pydantic import BaseModel, ValidationError
+from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from touche_llm.config import FILE_NAME, Config, load_config
@@ -150,6 +153,13 @@ def existing(cache: Path) -> None:
     """Raise UsageError when there is no such cache, instead of making an empty one."""
     if not cache.is_file():
         raise UsageError(f"{cache}: no such cache; name one with --cache")
+
+
+def show(table: Table) -> None:
+    """Print a table in the terminal's width, or wide enough for most where there is none; nothing is cut off."""
+    for column in table.columns:
+        column.overflow = "fold"
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
 
 
 def plain(text: str) -> Text:

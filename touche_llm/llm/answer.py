@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -97,7 +98,7 @@ def parse(text: str, model: type[AnswerT]) -> AnswerT:
     """
     try:
         # A lone surrogate cannot be encoded; no engine sends one, but a cassette can.
-        return model.model_validate_json(text.encode("utf-8", errors="replace"))
+        value = model.model_validate_json(text.encode("utf-8", errors="replace"))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         if first["type"] == "json_invalid":
@@ -105,3 +106,13 @@ def parse(text: str, model: type[AnswerT]) -> AnswerT:
         where = ".".join(str(part) for part in first["loc"])
         reason = f"{where}: {first['msg']}" if where else first["msg"]
         raise Unusable("outside_schema", reason[:300], text) from error
+    # A flat object by now. Which of two values a reader takes for a key is not defined, so none is taken; and Python
+    # holds `false` and `0.0` for equal to 0, JSON does not.
+    pairs = json.loads(text, object_pairs_hook=list)
+    if len(pairs) != len(model.model_fields):
+        raise Unusable("outside_schema", "a key occurs twice", text)
+    labels = labels_of(model)
+    for name, found in pairs:
+        if not any(type(found) is type(label) and found == label for label in labels[name]):
+            raise Unusable("outside_schema", f"{name}: {found!r} is no label", text)
+    return value

@@ -45,8 +45,9 @@ def read_label(text: str, tokens: Sequence[Token], field: str, labels: Sequence[
 
     At the token where the field's value begins, each alternative token is given to the labels that the text could
     still become with it. An alternative that can become several (`N` of `NO` and `NEUTRAL`) is followed if it is the
-    one that was written, and split evenly otherwise. What leads to no label is counted as `outside`, and so is what
-    the alternatives do not show.
+    one that was written, and split evenly otherwise; one that can still become all of them (white space, a quotation
+    mark) says nothing and takes no part. What leads to no label is counted as `outside`, and so is what the
+    alternatives do not show.
 
     Returns:
         a reading without probabilities when the engine sent none, or none that match the text.
@@ -63,7 +64,7 @@ def read_label(text: str, tokens: Sequence[Token], field: str, labels: Sequence[
     lead = _squeeze(content[path[0].at : first].decode("utf-8", errors="replace"))
     spelled = {label: lead + orjson.dumps(label).decode() for label in labels}
     mass: dict[Label, float] = dict.fromkeys(labels, 0.0)
-    followed, written, shared = 1.0, "", 0.0
+    followed, written, shared, unsaid = 1.0, "", 0.0, 0.0
     for token in path:
         ambiguous: float | None = None
         for alternative, logprob in _alternatives(token):
@@ -73,10 +74,13 @@ def read_label(text: str, tokens: Sequence[Token], field: str, labels: Sequence[
             if len(possible) > 1 and alternative == token.token:
                 ambiguous = probability
                 continue
-            for label in possible:
-                mass[label] += probability / len(possible)
             if len(possible) > 1:
                 shared += probability
+            if len(possible) == len(labels):
+                unsaid += probability
+                continue
+            for label in possible:
+                mass[label] += probability / len(possible)
         if ambiguous is None:
             break
         followed, written = ambiguous, written + _squeeze(token.token)
@@ -88,7 +92,7 @@ def read_label(text: str, tokens: Sequence[Token], field: str, labels: Sequence[
     return Reading(
         answered=answered,
         probabilities={str(label): _rounded(value / total) for label, value in mass.items()},
-        outside=_rounded(max(0.0, 1.0 - total)),
+        outside=_rounded(max(0.0, 1.0 - total - unsaid)),
         shared=_rounded(shared),
     )
 

@@ -1,0 +1,182 @@
+"""The command line as a user meets it: what it prints and how it ends."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from touche_llm.cli import main
+from touche_llm.cli.demo import SAMPLES
+from touche_llm.errors import ToucheError
+
+SAMPLE = SAMPLES / "comparative"
+DATA = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl")]
+REPLAY = ["--cache", str(SAMPLE / "cassette.jsonl"), "--cache-mode", "replay"]
+
+
+@dataclass(frozen=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Touche = Callable[..., Done]
+
+
+@pytest.fixture
+def touche(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Touche:
+    """Calls the command line in this process, with the temporary folder as current one."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["touche-llm", *arguments])
+        code: int | str | None = 0
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code
+        except ToucheError:
+            code = -1
+            traceback.print_exc()
+        captured = capsys.readouterr()
+        assert isinstance(code, int)
+        return Done(code, captured.out, captured.err)
+
+    return call
+
+
+def test_the_demo_prints_ranks_with_stances_and_says_what_it_is(touche: Touche, tmp_path: Path) -> None:
+    done = touche("demo")
+    assert done.returncode == 0, done.stderr
+    assert "Which is better" in done.stdout and "FIRST (heat" in done.stdout
+    assert "not a model's" in done.stdout
+    assert "touche-llm run --task comparative" in done.stdout
+    assert touche("validate", "runs/demo/run.txt", "--task", "comparative", *DATA).returncode == 0
+    again = touche("demo")
+    assert again.stdout == done.stdout
+
+
+def test_stage_by_stage_gives_the_run_of_the_whole_way(touche: Touche, tmp_path: Path) -> None:
+    whole = touche("run", "--task", "comparative", *DATA, *REPLAY, "--out", "whole", "--depth", "9")
+    assert whole.returncode == 0, whole.stderr
+    assert touche("index", *DATA[2:]).returncode == 0
+    assert touche("retrieve", *DATA, "--out", "stages", "--depth", "9").returncode == 0
+    assert touche("judge", *REPLAY, "--out", "stages").returncode == 0
+    assert touche("rank", "--out", "stages").returncode == 0
+    for name in ("candidates.run.txt", "judgments.jsonl", "run.txt"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "stages" / name).read_bytes()
+
+
+def test_the_written_configuration_makes_the_same_run_again_and_flags_override_it(
+    touche: Touche, tmp_path: Path
+) -> None:
+    touche("run", *DATA, *REPLAY, "--out", "one", "--tag", "mine", "--depth", "7", "--weight-quality", "2")
+    written = yaml.safe_load((tmp_path / "one" / "config.yaml").read_text())
+    assert (written["depth"], written["tag"], written["weights"]["quality"]) == (7, "mine", 2.0)
+    assert (written["retriever"]["k1"], written["engine"]["model"]) == (1.5, "written-for-the-demo")
+    done = touche("run", "--config", "one/config.yaml", "--out", "two")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "one" / "run.txt").read_bytes() == (tmp_path / "two" / "run.txt").read_bytes()
+    touche("run", "--config", "one/config.yaml", "--out", "three", "--depth", "3", "--topic", "7")
+    assert len((tmp_path / "three" / "run.txt").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["run", "--topics", "t.xml", "--corpus", "c.jsonl", "--out", "o"], 1, "t.xml: cannot read the topics"),
+        (["run", "--out", "o"], 2, "give the corpus"),
+        (["run", *DATA], 2, "--out"),
+        (["run", *DATA, "--out", "o", "--depth", "0"], 2, "depth: Input should be greater"),
+        (["run", *DATA, "--out", "o", "--depth", "2000"], 2, "at most 1000"),
+        (["run", *DATA, "--out", "o", "--task", "chess"], 2, "no task 'chess'; known are comparative"),
+        (["run", *DATA, "--out", "o", "--cache-mode", "maybe"], 2, "maybe"),
+        (["run", *DATA, "--out", "o", "--topic", "99", *REPLAY], 2, "no topic 99"),
+        (["run", *DATA, "--out", "o", "--base-url", "http://127.0.0.1:1"], 1, "is the vLLM server running there?"),
+        (["run", *DATA, "--out", "o", "--prompt", "jugde", *REPLAY], 1, "comparative has judge, objects"),
+        (["run", *DATA, "--out", "o", "--cache", "no.sqlite", "--cache-mode", "replay"], 2, "no such cache"),
+        (["run", *DATA, "--out", "o", *REPLAY, "--model", "other"], 2, "nothing to replay of model other"),
+        (["run", *DATA, "--out", "o", *REPLAY, "--max-tokens", "9"], 1, "a setting changed"),
+        (["run", "--config", "no.yaml", "--out", "o"], 2, "no.yaml: cannot read the configuration"),
+        (["index", "--corpus", "no.jsonl"], 1, "no such corpus file"),
+        (["index", *DATA[2:], "--k1", "-1"], 2, "--k1"),
+        (["rank", "--out", "o", *DATA[:2]], 2, "give the corpus"),
+        (["validate", "no.txt", "--task", "comparative"], 1, "cannot read the run"),
+        (["validate", "no.txt"], 2, "--task"),
+        (["cache", "stats"], 2, "no such cache"),
+        (["jduge"], 2, "jduge"),
+    ],
+)
+def test_an_error_is_one_line_and_an_exit_code(
+    touche: Touche, tmp_path: Path, arguments: list[str], code: int, message: str
+) -> None:
+    done = touche(*arguments)
+    assert done.returncode == code, done.stdout + done.stderr
+    # What the option parser draws is wrapped and framed.
+    assert message in " ".join(done.stderr.replace("│", " ").split())
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "o" / "run.txt").exists()
+
+
+def test_debug_shows_where_an_error_comes_from(touche: Touche, tmp_path: Path) -> None:
+    done = touche("run", *DATA, "--out", "o", "--task", "chess", "--debug")
+    assert "Traceback" in done.stderr and "UsageError" in done.stderr
+
+
+def test_validate_prints_every_problem_with_its_line(touche: Touche, tmp_path: Path) -> None:
+    (tmp_path / "run.txt").write_text("2 Q0 a 0 1.0 my tag\n2\tFIRST a 1 1.0 my\n")
+    done = touche("validate", "run.txt", "--task", "comparative")
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert lines[-1] == f"{len(lines) - 1} problems: not a valid comparative run"
+    assert {line.split(":")[1] for line in lines[:-1]} == {"1", "2"}
+
+
+def test_validate_checks_documents_against_an_index(touche: Touche, tmp_path: Path) -> None:
+    touche("index", *DATA[2:], "--index", "idx")
+    (tmp_path / "run.txt").write_text("3 FIRST nowhere 1 1.0 t\n")
+    done = touche("validate", "run.txt", "--task", "comparative", "--index", "idx")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (1, "run.txt:1: document nowhere is not in the corpus")
+
+
+def test_a_cache_goes_into_a_cassette_and_back(touche: Touche, tmp_path: Path) -> None:
+    assert touche("cache", "import", str(SAMPLE / "cassette.jsonl"), "--cache", "c.sqlite").returncode == 0
+    assert touche("cache", "export", "out.jsonl", "--cache", "c.sqlite").returncode == 0
+    assert (tmp_path / "out.jsonl").read_bytes() == (SAMPLE / "cassette.jsonl").read_bytes()
+    stats = touche("cache", "stats", "--cache", "c.sqlite").stdout
+    assert "comparative/judge" in stats and "comparative/objects" in stats
+
+
+def test_indexing_twice_does_the_work_once(touche: Touche, tmp_path: Path) -> None:
+    touche("index", *DATA[2:], "--index", "idx")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "idx").rglob("*")}
+    touche("index", *DATA[2:], "--index", "idx")
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "idx").rglob("*")} == before
+    changed = touche("index", *DATA[2:], "--index", "idx", "--k1", "0.9")
+    assert "the index has k1 1.5, not 0.9; indexing again" in changed.stderr
+    refused = touche("retrieve", *DATA[:2], "--index", "idx", "--out", "o")
+    assert (refused.returncode, "the index has k1 0.9, not 1.5" in refused.stderr) == (1, True)
+
+
+def test_bad_lines_stop_or_are_listed(touche: Touche, tmp_path: Path) -> None:
+    (tmp_path / "c.jsonl").write_text('{"id": "a", "contents": "tea"}\nnot json\n{"id": "a", "contents": "again"}\n')
+    stopped = touche("index", "--corpus", "c.jsonl", "--index", "idx")
+    assert (stopped.returncode, "c.jsonl:2: not JSON" in stopped.stderr) == (1, True)
+    listed = touche("index", "--corpus", "c.jsonl", "--index", "idx", "--skip-bad-lines")
+    assert listed.returncode == 0
+    assert "left out 2 bad lines" in listed.stderr and "c.jsonl:3: passage a: the id occurs already" in listed.stderr
+
+
+@pytest.mark.parametrize("command", ["", "run", "index", "retrieve", "judge", "rank", "validate", "demo", "cache"])
+def test_help_is_there_and_names_the_exit_codes_where_they_matter(touche: Touche, command: str) -> None:
+    done = touche(*command.split(), "--help")
+    assert done.returncode == 0
+    if command in ("", "run"):
+        assert "130" in done.stdout

@@ -1,0 +1,316 @@
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from touche_llm.corpus.passages import BadLine, read_passages
+from touche_llm.corpus.store import DocumentStore, Reader, ensure_store
+from touche_llm.errors import DataError, UsageError
+from touche_llm.records import Document
+
+TEXTS = {"b": "second letter", "a": "first letter ", "c": "third\nletter \U0001f600\x00"}
+
+
+def lines_of(texts: Iterable[tuple[str, str]]) -> str:
+    return "".join(json.dumps({"id": ident, "contents": text}) + "\n" for ident, text in texts)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "passages.jsonl"
+    path.write_text(lines_of(TEXTS.items()))
+    return path
+
+
+class Stores:
+    """Opens stores in one folder, keeps their notices and closes them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.notices: list[str] = []
+        self.opened: list[DocumentStore] = []
+
+    def ensure(self, corpus: Path, read: Reader = read_passages, *, skip_bad_lines: bool = False) -> DocumentStore:
+        self.notices.clear()
+        store = ensure_store(corpus, self.folder, read, skip_bad_lines=skip_bad_lines, notify=self.notices.append)
+        self.opened.append(store)
+        return store
+
+    def state(self) -> tuple[int, int]:
+        """Changes when the documents are stored again."""
+        status = (self.folder / "documents.sqlite").stat()
+        return status.st_ino, status.st_mtime_ns
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Iterator[Stores]:
+    stores = Stores(tmp_path / "index")
+    yield stores
+    for store in stores.opened:
+        store.close()
+
+
+def many(folder: Path, count: int) -> Path:
+    path = folder / "many.jsonl"
+    path.write_text(lines_of((f"d{n}", f"text {n}") for n in range(count)))
+    return path
+
+
+def test_documents_are_found_by_id(corpus: Path, stores: Stores) -> None:
+    store = stores.ensure(corpus)
+    assert len(store) == 3
+    assert [store.get(ident) for ident in "abc"] == [Document(ident, TEXTS[ident]) for ident in "abc"]
+    assert stores.notices == []
+
+
+@pytest.mark.parametrize("ident", ["d", "", "A", "a ", "%", "a' OR '1'='1"])
+def test_an_id_that_the_corpus_lacks_is_named_with_the_corpus(corpus: Path, stores: Stores, ident: str) -> None:
+    store = stores.ensure(corpus)
+    with pytest.raises(DataError) as caught:
+        store.get(ident)
+    assert repr(ident) in str(caught.value)
+    assert str(corpus) in str(caught.value)
+
+
+def test_rows_and_texts_are_in_the_order_of_the_file(corpus: Path, stores: Stores) -> None:
+    store = stores.ensure(corpus)
+    assert list(store.texts()) == list(TEXTS.values())
+    assert store.ids_of([0, 1, 2]) == ["b", "a", "c"]
+    assert store.ids_of([2, 0, 2]) == ["c", "b", "c"]
+    assert store.ids_of([]) == []
+
+
+def test_unknown_ids_come_back_once_in_the_order_given(corpus: Path, stores: Stores) -> None:
+    store = stores.ensure(corpus)
+    assert store.unknown(["z", "a", "y", "z", "c"]) == ["z", "y"]
+    assert store.unknown(iter(["a"])) == []
+    assert store.unknown([]) == []
+
+
+def test_more_ids_than_one_query_takes(tmp_path: Path, stores: Stores) -> None:
+    store = stores.ensure(many(tmp_path, 1203))
+    rows = list(range(1202, -1, -1))
+    assert store.ids_of(rows) == [f"d{row}" for row in rows]
+    asked = [f"d{n}" for n in range(1199, 1801)] + [f"d{n}" for n in range(600)]
+    assert store.unknown(asked) == [f"d{n}" for n in range(1203, 1801)]
+
+
+HOSTILE = ["'", '"', "';DROP/**/TABLE/**/documents;--", "?", "%s", "../..", "\u00e9\U0001f600", "NULL"]
+
+
+def test_ids_are_never_taken_for_sql(tmp_path: Path, stores: Stores) -> None:
+    path = tmp_path / "hostile.jsonl"
+    path.write_text(lines_of((ident, f"text of {ident}") for ident in HOSTILE))
+    store = stores.ensure(path)
+    assert [store.get(ident).text for ident in HOSTILE] == [f"text of {ident}" for ident in HOSTILE]
+    assert store.ids_of(list(range(len(HOSTILE)))) == HOSTILE
+    assert store.unknown([*HOSTILE, "'; DROP TABLE documents; --"]) == ["'; DROP TABLE documents; --"]
+    assert len(list(store.texts())) == len(HOSTILE)
+
+
+def test_an_id_that_occurs_twice_stops_with_both_lines(tmp_path: Path, stores: Stores) -> None:
+    path = tmp_path / "twice.jsonl"
+    path.write_text(lines_of([("x", "one"), ("y", "two"), ("x", "three")]))
+    with pytest.raises(BadLine, match=r"twice\.jsonl:3: passage x: .* line 1$"):
+        stores.ensure(path)
+    assert not stores.folder.exists()
+
+
+def test_lines_left_out_are_listed(tmp_path: Path, stores: Stores) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text(lines_of([("x", "one")]) + "broken\n" + lines_of([("x", "again"), ("y", "two")]))
+    store = stores.ensure(path, skip_bad_lines=True)
+    assert list(store.texts()) == ["one", "two"]
+    assert store.ids_of([0, 1]) == ["x", "y"]
+    assert store.manifest.bad_lines == 2
+    first, second = (stores.folder / "bad_lines.txt").read_text().splitlines()
+    assert first.startswith(f"{path}:2: not JSON")
+    assert second == f"{path}:3: passage x: the id occurs already in line 1"
+    assert stores.notices[:2] == [f"left out: {first}", f"left out: {second}"]
+    assert "2 bad lines" in stores.notices[2]
+    assert str(stores.folder / "bad_lines.txt") in stores.notices[2]
+
+
+def test_only_the_first_ten_lines_left_out_are_told(tmp_path: Path, stores: Stores) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text("broken\n" * 25 + lines_of([("x", "one")]))
+    stores.ensure(path, skip_bad_lines=True)
+    assert len(stores.notices) == 11
+    assert "25 bad lines" in stores.notices[-1]
+    assert len((stores.folder / "bad_lines.txt").read_text().splitlines()) == 25
+
+
+def test_an_index_with_lines_left_out_serves_only_those_who_allow_it(tmp_path: Path, stores: Stores) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text("broken\n" + lines_of([("x", "one")]))
+    stores.ensure(path, skip_bad_lines=True)
+    before = stores.state()
+    with pytest.raises(BadLine, match="bad.jsonl:1"):
+        stores.ensure(path)
+    assert "1 bad lines" in stores.notices[0]
+    assert stores.state() == before
+    stores.ensure(path, skip_bad_lines=True)
+    assert (stores.notices, stores.state()) == ([], before)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_an_index_without_bad_lines_serves_everyone(corpus: Path, stores: Stores, skip: bool) -> None:
+    stores.ensure(corpus, skip_bad_lines=not skip)
+    before = stores.state()
+    stores.ensure(corpus, skip_bad_lines=skip)
+    assert (stores.notices, stores.state()) == ([], before)
+
+
+def test_an_unchanged_corpus_is_not_even_read_again(corpus: Path, stores: Stores) -> None:
+    stores.ensure(corpus)
+    before = stores.state()
+    stores.ensure(corpus, fails(AssertionError("read again")))
+    assert (stores.notices, stores.state()) == ([], before)
+
+
+def test_a_touched_but_equal_corpus_is_not_stored_again(corpus: Path, stores: Stores) -> None:
+    stores.ensure(corpus)
+    before = stores.state()
+    os.utime(corpus, ns=(1, 1))
+    stores.ensure(corpus)
+    assert (stores.notices, stores.state()) == ([], before)
+
+
+def test_a_copy_of_the_corpus_is_the_same_corpus(corpus: Path, stores: Stores) -> None:
+    stores.ensure(corpus)
+    before = stores.state()
+    copy = corpus.with_name("copy.jsonl")
+    copy.write_bytes(corpus.read_bytes())
+    stores.ensure(copy)
+    assert (stores.notices, stores.state()) == ([], before)
+
+
+def test_a_changed_corpus_is_stored_again_with_a_notice(corpus: Path, stores: Stores) -> None:
+    stores.ensure(corpus)
+    (stores.folder / "bm25").mkdir()
+    corpus.write_text(corpus.read_text().replace("first", "prime"))  # of the same size
+    os.utime(corpus, ns=(1, 1))
+    assert stores.ensure(corpus).get("a").text == "prime letter "
+    (notice,) = stores.notices
+    assert "changed" in notice and str(corpus) in notice
+    assert not (stores.folder / "bm25").exists(), "the index of the old documents is gone"
+
+
+def test_the_folder_of_another_corpus_is_refused_and_kept(tmp_path: Path, corpus: Path, stores: Stores) -> None:
+    stores.ensure(corpus)
+    before = stores.state()
+    with pytest.raises(UsageError) as caught:
+        stores.ensure(many(tmp_path, 3))
+    assert str(corpus) in str(caught.value)
+    assert str(stores.folder) in str(caught.value)
+    assert stores.state() == before
+
+
+def test_a_folder_of_foreign_files_is_refused_and_kept(corpus: Path, stores: Stores) -> None:
+    stores.folder.mkdir()
+    (stores.folder / "thesis.tex").write_text("precious")
+    with pytest.raises(UsageError, match="not empty and not an index"):
+        stores.ensure(corpus)
+    assert (stores.folder / "thesis.tex").read_text() == "precious"
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused_and_kept(corpus: Path, stores: Stores) -> None:
+    stores.folder.write_text("precious")
+    with pytest.raises(UsageError, match=str(stores.folder)):
+        stores.ensure(corpus)
+    assert stores.folder.read_text() == "precious"
+
+
+def test_an_empty_folder_is_used(corpus: Path, stores: Stores) -> None:
+    stores.folder.mkdir()
+    assert len(stores.ensure(corpus)) == 3
+
+
+def fails(error: BaseException) -> Reader:
+    def read(path: Path, on_bad_line: Callable[[BadLine], None] | None = None) -> Iterator[tuple[int, Document]]:
+        yield 1, Document("new", "text")
+        raise error
+
+    return read
+
+
+ERRORS = [RuntimeError("halfway"), KeyboardInterrupt(), DataError("damaged")]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_a_build_that_breaks_off_leaves_nothing(tmp_path: Path, corpus: Path, stores: Stores, error: Exception) -> None:
+    with pytest.raises(type(error)):
+        stores.ensure(corpus, fails(error))
+    assert list(tmp_path.iterdir()) == [corpus]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_a_rebuild_that_breaks_off_leaves_the_old_store(
+    tmp_path: Path, corpus: Path, stores: Stores, error: Exception
+) -> None:
+    stores.ensure(corpus)
+    before = stores.state()
+    corpus.write_text(lines_of([("z", "other")]))
+    with pytest.raises(type(error)):
+        stores.ensure(corpus, fails(error))
+    assert sorted(tmp_path.iterdir()) == [stores.folder, corpus]
+    assert stores.state() == before
+    store = DocumentStore(stores.folder)
+    stores.opened.append(store)
+    assert list(store.texts()) == list(TEXTS.values())
+
+
+def test_a_corpus_that_changes_while_it_is_read_is_not_stored(tmp_path: Path, corpus: Path, stores: Stores) -> None:
+    def read(path: Path, on_bad_line: Callable[[BadLine], None] | None = None) -> Iterator[tuple[int, Document]]:
+        yield from read_passages(path, on_bad_line)
+        path.write_text(lines_of([("z", "other")]))
+
+    with pytest.raises(DataError, match="changed while it was read"):
+        stores.ensure(corpus, read)
+    assert list(tmp_path.iterdir()) == [corpus]
+
+
+@pytest.mark.parametrize("content", ["", "broken\n"])
+def test_a_corpus_without_usable_documents_is_refused(tmp_path: Path, stores: Stores, content: str) -> None:
+    path = tmp_path / "empty.jsonl"
+    path.write_text(content)
+    with pytest.raises(DataError, match=r"empty\.jsonl: no usable document"):
+        stores.ensure(path, skip_bad_lines=True)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_missing_corpus_is_named_even_where_its_index_is_there(corpus: Path, stores: Stores) -> None:
+    stores.ensure(corpus)
+    corpus.unlink()
+    with pytest.raises(DataError, match="no such corpus file"):
+        stores.ensure(corpus)
+
+
+def test_a_folder_without_an_index_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nowhere: no index here; build one with"):
+        DocumentStore(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("change", "fragment"),
+    [
+        (lambda text: text.replace('"format":1', '"format":99'), "index format 99"),
+        (lambda text: text.replace('"documents":3', '"documents":"three"'), "documents"),
+        (lambda text: text[:40], "manifest.json:1"),
+        (lambda text: "", "manifest.json"),
+    ],
+    ids=["other format", "wrong field", "cut", "empty"],
+)
+def test_a_manifest_that_cannot_be_used_is_a_data_error(
+    corpus: Path, stores: Stores, change: Callable[[str], str], fragment: str
+) -> None:
+    stores.ensure(corpus)
+    manifest = stores.folder / "manifest.json"
+    manifest.write_text(change(manifest.read_text()))
+    for act in (lambda: DocumentStore(stores.folder), lambda: stores.ensure(corpus)):
+        with pytest.raises(DataError, match=fragment):
+            act()

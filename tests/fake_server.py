@@ -1,0 +1,158 @@
+"""A vLLM server in a few lines: real HTTP, scripted misbehaviour."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+GOOD = '{"relevance":2,"quality":1,"stance":"FIRST"}'
+# Handles one chat request; gets the request and its body.
+Behaviour = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
+
+
+def reply(text: str | None, finish_reason: str = "stop", **message: Any) -> web.Response:
+    """A chat completion as vLLM sends it, one token a character."""
+    tokens = [
+        {"token": c, "bytes": list(c.encode()), "logprob": -0.1, "top_logprobs": [{"token": c, "logprob": -0.1}]}
+        for c in text or ""
+    ]
+    body = {
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": text, **message},
+                "finish_reason": finish_reason,
+                "logprobs": {"content": tokens},
+            }
+        ],
+        "usage": {"prompt_tokens": 10, "completion_tokens": len(tokens)},
+        "system_fingerprint": "fake",
+    }
+    return web.Response(body=orjson.dumps(body), content_type="application/json")
+
+
+async def good(_: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    """The first label of each field, and the last for `second`, since two objects differ."""
+    properties = body["structured_outputs"]["json"]["properties"]
+    return reply(orjson.dumps({name: each["enum"][-(name == "second")] for name, each in properties.items()}).decode())
+
+
+@dataclass
+class FakeServer:
+    """Behaviours are used up one request after the other, then `rest` serves. The start-up check is answered first."""
+
+    behaviours: list[Behaviour] = field(default_factory=list)
+    rest: Behaviour = good
+    probe: Behaviour = good
+    models: list[dict[str, Any]] = field(default_factory=lambda: [{"id": "fake", "max_model_len": 8192}])
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    url: str = ""
+    tokenized: int = 0
+    open_now: int = 0
+    most_open: int = 0
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        body = orjson.loads(await request.read())
+        if list(body["structured_outputs"]["json"]["properties"]) == ["word"]:
+            return await self.probe(request, body)
+        self.asked.append(body)
+        behaviour = self.behaviours.pop(0) if self.behaviours else self.rest
+        self.open_now += 1
+        self.most_open = max(self.most_open, self.open_now)
+        try:
+            return await behaviour(request, body)
+        finally:
+            self.open_now -= 1
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """One token a byte, ten for the template of a chat."""
+        body = orjson.loads(await request.read())
+        if "messages" in body:
+            self.tokenized += 1
+            count = 10 + sum(len(message["content"].encode()) for message in body["messages"])
+            return web.json_response({"count": count, "tokens": []})
+        tokens = list(body["prompt"].encode())
+        return web.json_response({"count": len(tokens), "tokens": tokens})
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        body = orjson.loads(await request.read())
+        return web.json_response({"prompt": bytes(body["tokens"]).decode("utf-8", "replace")})
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[FakeServer]:
+        """Serve on a free port of this machine."""
+
+        async def list_models(_: web.Request) -> web.Response:
+            return web.json_response({"data": self.models})
+
+        async def version(_: web.Request) -> web.Response:
+            return web.json_response({"version": "0.0-fake"})
+
+        app = web.Application()
+        app.router.add_get("/v1/models", list_models)
+        app.router.add_get("/version", version)
+        app.router.add_post("/v1/chat/completions", self.chat)
+        app.router.add_post("/tokenize", self.tokenize)
+        app.router.add_post("/detokenize", self.detokenize)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        assert runner.addresses
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        try:
+            yield self
+        finally:
+            await runner.cleanup()
+
+
+def status(code: int, **headers: str) -> Behaviour:
+    """Answer with an HTTP status."""
+
+    async def behave(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response({"error": {"message": f"status {code}"}}, status=code, headers=headers)
+
+    return behave
+
+
+def says(text: str | None, finish_reason: str = "stop", **message: Any) -> Behaviour:
+    """Answer with this text."""
+
+    async def behave(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
+        return reply(text, finish_reason, **message)
+
+    return behave
+
+
+async def hangs(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
+    """Never answer."""
+    await asyncio.sleep(3600)
+    raise AssertionError
+
+
+async def closes(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+    """Close the connection without an answer."""
+    assert request.transport is not None
+    request.transport.close()
+    return web.Response()
+
+
+async def breaks_off(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+    """Close the connection in the middle of the reply's body."""
+    response = web.StreamResponse(headers={"Content-Length": "1000", "Content-Type": "application/json"})
+    await response.prepare(request)
+    await response.write(b'{"choices": [')
+    assert request.transport is not None
+    request.transport.close()
+    return response
+
+
+async def half_json(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
+    """A whole HTTP reply that holds half of the JSON."""
+    return web.Response(body=b'{"choices": [{"message"', content_type="application/json")

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from touche_llm.llm.answer import AnswerModel, Unusable, labels_of, parse, schema_of
+from touche_llm.records import Topic
+from touche_llm.tasks.comparative import ComparativeJudgment, objects_answer
+
+GOOD = {"relevance": 3, "quality": 0, "stance": "NO"}
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def assert_answer_or_typed_failure(text: str) -> None:
+    try:
+        value = parse(text, ComparativeJudgment)
+    except Unusable as unusable:
+        assert unusable.kind in ("not_json", "outside_schema")
+        assert unusable.reason
+    else:
+        assert set(value.model_dump()) == set(GOOD)
+
+
+@given(st.text())
+def test_any_text_gives_an_answer_or_a_typed_failure(text: str) -> None:
+    assert_answer_or_typed_failure(text)
+
+
+@given(JSON)
+def test_any_json_gives_an_answer_or_a_typed_failure(value: Any) -> None:
+    assert_answer_or_typed_failure(json.dumps(value))
+
+
+@given(st.sampled_from(["relevance", "quality", "stance"]), JSON)
+def test_a_changed_field_is_an_answer_only_if_it_is_a_label(field: str, value: Any) -> None:
+    labels = labels_of(ComparativeJudgment)[field]
+    allowed = any(type(value) is type(label) and value == label for label in labels)
+    try:
+        parse(json.dumps({**GOOD, field: value}), ComparativeJudgment)
+    except Unusable:
+        assert not allowed
+    else:
+        assert allowed
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"relevance":' + "9" * 10_000 + "}", "\ud800", "NaN", "\x00"])
+def test_hostile_text_is_not_json(text: str) -> None:
+    with pytest.raises(Unusable) as caught:
+        parse(text, ComparativeJudgment)
+    assert caught.value.kind in ("not_json", "outside_schema")
+
+
+def test_the_schema_closes_the_object_and_lists_the_labels() -> None:
+    assert schema_of(ComparativeJudgment) == {
+        "type": "object",
+        "properties": {
+            "relevance": {"enum": [0, 1, 2, 3]},
+            "quality": {"enum": [0, 1, 2, 3]},
+            "stance": {"enum": ["FIRST", "SECOND", "NEUTRAL", "NO"]},
+        },
+        "required": ["relevance", "quality", "stance"],
+        "additionalProperties": False,
+    }
+
+
+def test_a_field_that_not_every_backend_enforces_is_a_mistake_of_the_program() -> None:
+    class Free(AnswerModel):
+        text: str
+
+    class Mixed(AnswerModel):
+        flag: Literal[True, 1]
+
+    for model in (Free, Mixed):
+        with pytest.raises(TypeError, match="must be a Literal"):
+            schema_of(model)
+
+
+def test_the_two_objects_are_words_of_the_title_and_differ() -> None:
+    model = objects_answer(Topic("1", "Which is better, a steel knife or a ceramic knife?"))
+    assert "ceramic knife" in schema_of(model)["properties"]["first"]["enum"]
+    found = parse(orjson.dumps({"first": "steel", "second": "ceramic knife"}).decode(), model)
+    assert found.model_dump() == {"first": "steel", "second": "ceramic knife"}
+    for first, second in (("steel", "steel"), ("steel knife", "ceramic knife"), ("steel", "bread")):
+        with pytest.raises(Unusable) as caught:
+            parse(orjson.dumps({"first": first, "second": second}).decode(), model)
+        assert caught.value.kind == "outside_schema"

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import multiprocessing
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from touche_llm.errors import DataError, UsageError
+from touche_llm.llm.answer import Answer
+from touche_llm.llm.cache import Cache, CacheMode, Entry
+
+
+def answer(text: str = "{}") -> Answer:
+    return Answer(text=text, finish_reason="stop", prompt_tokens=1, completion_tokens=1)
+
+
+def entry(digit: str = "a", text: str = "{}", **columns: Any) -> Entry:
+    given = {"prompt": "comparative/judge", "prompt_version": 1, "prompt_hash": "h", "topic": "1", "document": "d"}
+    return Entry(key=digit * 64, kind="answer", model="m", value=answer(text).model_dump(), **{**given, **columns})
+
+
+def test_what_is_put_is_there_for_the_next_process_at_once(tmp_path: Path) -> None:
+    with Cache(tmp_path / "c.sqlite") as one, Cache(tmp_path / "c.sqlite") as other:
+        assert other.get("a" * 64, Answer) is None
+        one.put(entry(), Answer)
+        assert other.get("a" * 64, Answer) == answer()
+
+
+def test_the_first_of_two_answers_stays_and_is_what_the_second_writer_gets(tmp_path: Path) -> None:
+    with Cache(tmp_path / "c.sqlite") as one, Cache(tmp_path / "c.sqlite") as other:
+        one.put(entry(text="first"), Answer)
+        assert other.put(entry(text="second"), Answer).text == "first"
+
+
+def test_refresh_asks_again_and_replaces(tmp_path: Path) -> None:
+    with Cache(tmp_path / "c.sqlite") as cache:
+        cache.put(entry(text="old"), Answer)
+    with Cache(tmp_path / "c.sqlite", CacheMode.REFRESH) as cache:
+        assert cache.get("a" * 64, Answer) is None
+        assert cache.put(entry(text="new"), Answer).text == "new"
+    with Cache(tmp_path / "c.sqlite") as cache:
+        stored = cache.get("a" * 64, Answer)
+        assert stored is not None and stored.text == "new"
+
+
+def test_off_touches_no_file(tmp_path: Path) -> None:
+    with Cache(tmp_path / "c.sqlite", CacheMode.OFF) as cache:
+        assert cache.put(entry(text="x"), Answer).text == "x"
+        assert cache.get("a" * 64, Answer) is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_cassette_is_sorted_by_key_and_imports_to_the_same_entries(tmp_path: Path) -> None:
+    with Cache(tmp_path / "c.sqlite") as cache:
+        for digit in "c", "a", "b":
+            cache.put(entry(digit, text=f"{digit} é"), Answer)
+        assert cache.export_cassette(tmp_path / "c.jsonl") == 3
+        exported = list(cache.entries())
+    lines = (tmp_path / "c.jsonl").read_bytes().splitlines()
+    assert [orjson.loads(line)["key"][0] for line in lines] == ["a", "b", "c"]
+    with Cache(tmp_path / "d.sqlite") as cache:
+        assert cache.import_cassette(tmp_path / "c.jsonl") == (3, 0)
+        assert cache.import_cassette(tmp_path / "c.jsonl") == (0, 3)
+        assert list(cache.entries()) == exported
+        cache.export_cassette(tmp_path / "d.jsonl")
+    assert (tmp_path / "d.jsonl").read_bytes() == (tmp_path / "c.jsonl").read_bytes()
+
+
+def test_a_cassette_can_be_replayed_as_it_is_and_nothing_else(tmp_path: Path) -> None:
+    with Cache(tmp_path / "c.sqlite") as cache:
+        cache.put(entry(), Answer)
+        cache.export_cassette(tmp_path / "c.jsonl")
+    with Cache(tmp_path / "c.jsonl", CacheMode.REPLAY) as cache:
+        assert cache.get("a" * 64, Answer) == answer()
+    with pytest.raises(UsageError, match="can only be replayed"):
+        Cache(tmp_path / "c.jsonl", CacheMode.REUSE)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b"{", "not one of the cache entries: line: Invalid JSON"),
+        (b'{"key": "abc", "kind": "answer", "model": "m", "value": {}}', "key: String should match"),
+        (b'{"key": "%s", "kind": "answer", "value": {}}' % (b"a" * 64), "model: Field required"),
+        (b'{"key": "%s", "kind": "answer", "model": "m", "value": {}, "x": 1}' % (b"a" * 64), "x: Extra inputs"),
+    ],
+)
+def test_a_bad_cassette_line_is_named_and_nothing_is_imported(tmp_path: Path, line: bytes, problem: str) -> None:
+    good = entry("b").model_dump_json(exclude_none=True).encode()
+    (tmp_path / "c.jsonl").write_bytes(good + b"\n" + line + b"\n")
+    with Cache(tmp_path / "c.sqlite") as cache:
+        with pytest.raises(DataError, match=f"c.jsonl:2: .*{problem}"):
+            cache.import_cassette(tmp_path / "c.jsonl")
+        assert not list(cache.entries())
+
+
+def test_a_cassette_that_contradicts_the_cache_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "c.jsonl").write_text(entry(text="other").model_dump_json(exclude_none=True))
+    with Cache(tmp_path / "c.sqlite") as cache:
+        cache.put(entry(text="ours"), Answer)
+        with pytest.raises(DataError, match="holds another value"):
+            cache.import_cassette(tmp_path / "c.jsonl")
+
+
+def test_a_file_that_is_no_cache_is_named(tmp_path: Path) -> None:
+    (tmp_path / "c.sqlite").write_text("topics and passages, but not a database " * 10)
+    with pytest.raises(DataError, match="c.sqlite: not a cache"):
+        Cache(tmp_path / "c.sqlite")
+
+
+def test_a_cache_of_another_version_is_refused(tmp_path: Path) -> None:
+    database = sqlite3.connect(tmp_path / "c.sqlite")
+    database.execute("PRAGMA user_version = 99")
+    database.close()
+    with pytest.raises(DataError, match="version 99"):
+        Cache(tmp_path / "c.sqlite")
+
+
+def test_replay_needs_a_cache_that_is_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such cache"):
+        Cache(tmp_path / "c.sqlite", CacheMode.REPLAY)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_value_of_another_form_is_named_by_its_key(tmp_path: Path) -> None:
+    with Cache(tmp_path / "c.sqlite") as cache:
+        cache.replace(entry().model_copy(update={"value": {"text": 1}}))
+        with pytest.raises(DataError, match=f"entry {'a' * 64} does not hold a valid Answer"):
+            cache.get("a" * 64, Answer)
+
+
+def _write(path: Path, first: int) -> None:
+    with Cache(path) as cache:
+        for number in range(first, first + 200):
+            cache.put(entry().model_copy(update={"key": f"{number:064x}"}), Answer)
+
+
+def test_several_processes_can_write_at_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=_write, args=(tmp_path / "c.sqlite", first)) for first in (0, 100, 200)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+    assert [writer.exitcode for writer in writers] == [0, 0, 0]
+    with Cache(tmp_path / "c.sqlite") as cache:
+        assert len(list(cache.entries())) == 400

@@ -1,0 +1,285 @@
+"""The client against a real HTTP server that misbehaves: every answer ends in a retry or in a typed failure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.fake_server import (
+    GOOD,
+    Behaviour,
+    FakeServer,
+    breaks_off,
+    closes,
+    good,
+    half_json,
+    hangs,
+    reply,
+    says,
+    status,
+)
+from touche_llm.errors import EngineError
+from touche_llm.llm import language_model
+from touche_llm.llm.answer import schema_of
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.language_model import Answered, LanguageModel, Unanswered
+from touche_llm.llm.request import Message, Origin, Request, Sampling
+from touche_llm.llm.vllm_server import VllmServer
+from touche_llm.tasks.comparative import ComparativeJudgment
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(language_model, "_FIRST_WAIT", 0.01)
+
+
+@asynccontextmanager
+async def model_of(
+    server: FakeServer, path: Path, *, request_timeout: float = 5.0, retry_for: float = 5.0, **options: Any
+) -> AsyncIterator[LanguageModel]:
+    async with VllmServer(
+        server.url, concurrency=8, request_timeout=request_timeout, chat_template_kwargs={"enable_thinking": False}
+    ) as engine:
+        facts = await engine.connect(None, "", 20)
+        with Cache(path / "answers.sqlite", options.get("mode", CacheMode.REUSE)) as cache:
+            yield LanguageModel(facts=facts, engine=engine, cache=cache, retry_for=retry_for)
+
+
+def question(text: str = "A question.") -> Request:
+    return Request(
+        messages=(Message("system", "Judge."), Message("user", text)),
+        schema=schema_of(ComparativeJudgment),
+        sampling=Sampling(max_tokens=64),
+        model="fake",
+        revision="",
+        chat_template_kwargs={"enable_thinking": False},
+        origin=Origin("comparative/judge", 1, "0" * 12, "1", "d"),
+    )
+
+
+async def ask(server: FakeServer, path: Path, **options: Any) -> tuple[Answered[Any] | Unanswered, LanguageModel]:
+    async with server.running(), model_of(server, path, **options) as model:
+        return await model.ask(question(), ComparativeJudgment), model
+
+
+async def test_the_request_carries_all_that_the_answer_depends_on(tmp_path: Path) -> None:
+    server = FakeServer()
+    result, _ = await ask(server, tmp_path)
+    assert isinstance(result, Answered)
+    (body,) = server.asked
+    assert body["structured_outputs"] == {"json": schema_of(ComparativeJudgment)}
+    assert (body["temperature"], body["seed"], body["max_tokens"]) == (0.0, 0, 64)
+    assert body["chat_template_kwargs"] == {"enable_thinking": False}
+    assert (body["logprobs"], body["top_logprobs"]) == (True, 20)
+    assert not {"guided_json", "response_format"} & set(body)
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [status(500), status(503), status(429), status(429, **{"Retry-After": "0"}), closes, breaks_off, half_json],
+)
+async def test_a_failure_that_passes_is_retried_until_it_does(behaviour: Behaviour, tmp_path: Path) -> None:
+    server = FakeServer([behaviour, behaviour])
+    result, model = await ask(server, tmp_path)
+    assert isinstance(result, Answered)
+    assert result.sample == 0
+    assert (len(server.asked), model.counts.retries, model.counts.failures) == (3, 2, 0)
+
+
+async def test_a_request_that_hangs_is_given_up_and_retried(tmp_path: Path) -> None:
+    result, model = await ask(FakeServer([hangs]), tmp_path, request_timeout=0.3)
+    assert isinstance(result, Answered)
+    assert model.counts.retries == 1
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "kind", "reason"),
+    [
+        (status(500), "server_error", "HTTP 500: status 500"),
+        (status(429), "server_error", "HTTP 429"),
+        (hangs, "timeout", "no answer within 0.2 s"),
+        (closes, "server_error", "the connection broke"),
+        (breaks_off, "server_error", "the connection broke"),
+        (half_json, "server_error", "another form"),
+        (says("", finish_reason="abort"), "server_error", "'abort'"),
+    ],
+)
+async def test_a_failure_that_lasts_is_typed_and_not_cached(
+    behaviour: Behaviour, kind: str, reason: str, tmp_path: Path
+) -> None:
+    result, model = await ask(FakeServer(rest=behaviour), tmp_path, request_timeout=0.2, retry_for=0.1)
+    assert isinstance(result, Unanswered)
+    assert [attempt.kind for attempt in result.attempts] == [kind]
+    assert reason in result.attempts[0].reason
+    assert model.counts.failures == 1
+    with Cache(tmp_path / "answers.sqlite") as cache:
+        assert not list(cache.entries())
+
+
+async def test_a_rejected_request_is_not_sent_again(tmp_path: Path) -> None:
+    server = FakeServer(rest=status(400))
+    result, model = await ask(server, tmp_path)
+    assert isinstance(result, Unanswered)
+    assert (result.attempts[0].kind, result.attempts[0].reason) == (
+        "server_error",
+        "HTTP 400 from /v1/chat/completions: status 400",
+    )
+    assert (len(server.asked), model.counts.retries) == (1, 0)
+
+
+UNUSABLE = [
+    (says("I think it is relevant."), "not_json"),
+    (says('{"relevance":2,"qual'), "not_json"),
+    (says(""), "not_json"),
+    (says(None), "not_json"),
+    (says(None, reasoning="Let me think about it"), "not_json"),
+    (says("", reasoning_content="Let me think about it"), "not_json"),
+    (says('{"relevance":4,"quality":1,"stance":"FIRST"}'), "outside_schema"),
+    (says('{"relevance":2,"quality":1,"stance":"MAYBE"}'), "outside_schema"),
+    (says('{"relevance":2,"quality":1}'), "outside_schema"),
+    (says('{"relevance":2,"quality":1,"stance":"NO","why":"…"}'), "outside_schema"),
+    (says('{"relevance":2,"relevance":1,"quality":1,"stance":"NO"}'), "outside_schema"),
+    (says('{"relevance":2,"quality":1,"sta', finish_reason="length"), "cut_off"),
+    (says(GOOD, finish_reason="length"), "cut_off"),
+    (says(GOOD, refusal="I cannot judge this."), "refused"),
+    (says("", finish_reason="content_filter"), "refused"),
+]
+
+
+@pytest.mark.parametrize(("behaviour", "kind"), UNUSABLE)
+async def test_an_unusable_answer_is_asked_for_twice_more_and_then_typed(
+    behaviour: Behaviour, kind: str, tmp_path: Path
+) -> None:
+    server = FakeServer(rest=behaviour)
+    result, model = await ask(server, tmp_path)
+    assert isinstance(result, Unanswered)
+    assert [(attempt.sample, attempt.kind) for attempt in result.attempts] == [(0, kind), (1, kind), (2, kind)]
+    assert [body["seed"] for body in server.asked] == [0, 1, 2]
+    assert [body["temperature"] > 0 for body in server.asked] == [False, True, True]
+    assert (model.counts.asked_again, model.counts.failures) == (2, 1)
+    with Cache(tmp_path / "answers.sqlite") as cache:
+        assert not list(cache.entries())
+
+
+@pytest.mark.parametrize(("behaviour", "kind"), UNUSABLE)
+async def test_the_second_sample_counts_when_it_is_usable_and_is_found_again(
+    behaviour: Behaviour, kind: str, tmp_path: Path
+) -> None:
+    first, model = await ask(FakeServer([behaviour]), tmp_path)
+    assert isinstance(first, Answered)
+    assert (first.sample, model.counts.failures) == (1, 0)
+    server = FakeServer(rest=behaviour)
+    again, model = await ask(server, tmp_path)
+    assert again == first
+    assert (server.asked, model.counts.cache_hits) == ([], 1)
+
+
+async def test_the_failure_keeps_what_came_back_but_not_endlessly(tmp_path: Path) -> None:
+    result, _ = await ask(FakeServer(rest=says("word " * 10_000)), tmp_path)
+    assert isinstance(result, Unanswered)
+    assert result.attempts[0].text == ("word " * 10_000)[:2000]
+
+
+async def test_a_reply_without_end_is_cut_off_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("touche_llm.llm.vllm_server._MAX_BODY", 5000)
+    result, _ = await ask(FakeServer(rest=says("x" * 10_000)), tmp_path, retry_for=0.0)
+    assert isinstance(result, Unanswered)
+    assert "more than 5,000 bytes" in result.attempts[0].reason
+
+
+async def test_equal_requests_under_way_are_sent_once(tmp_path: Path) -> None:
+    async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        await asyncio.sleep(0.1)
+        return await good(request, body)
+
+    server = FakeServer(rest=slow)
+    async with server.running(), model_of(server, tmp_path) as model:
+        results = await asyncio.gather(*(model.ask(question(), ComparativeJudgment) for _ in range(5)))
+    assert len(server.asked) == 1
+    assert all(result == results[0] for result in results)
+
+
+async def test_a_server_that_is_gone_stops_the_run_with_what_to_do(tmp_path: Path) -> None:
+    server = FakeServer()
+    async with server.running():
+        async with VllmServer(server.url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
+            facts = await engine.connect("fake", "", 20)
+    with Cache(tmp_path / "answers.sqlite") as cache:
+        async with VllmServer(server.url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
+            model = LanguageModel(facts=facts, engine=engine, cache=cache, retry_for=0.1)
+            with pytest.raises(EngineError, match=r"not been reachable for 0.1 s .* run the same command again"):
+                await model.ask(question(), ComparativeJudgment)
+
+
+async def connect(server: FakeServer, model: str | None = None, top_logprobs: int = 20) -> Any:
+    async with server.running():
+        async with VllmServer(server.url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
+            return await engine.connect(model, "r1", top_logprobs)
+
+
+async def test_facts_come_from_the_server() -> None:
+    facts = await connect(FakeServer())
+    assert (facts.model, facts.revision, facts.context, facts.overhead) == ("fake", "r1", 8192, 10)
+    assert facts.engine == "vllm 0.0-fake"
+
+
+@pytest.mark.parametrize(
+    ("server", "model", "message"),
+    [
+        (FakeServer(probe=says("Hello! How can I help?")), None, "does not enforce JSON schemas"),
+        (FakeServer(probe=says('{"word": "hello"}')), None, "does not enforce JSON schemas"),
+        (FakeServer(probe=says("", reasoning="hm")), None, "switch thinking off"),
+        (FakeServer(probe=status(400)), None, "refused the start-up check: HTTP 400"),
+        (FakeServer(probe=status(401)), None, "VLLM_API_KEY"),
+        (FakeServer(probe=closes), None, "is the vLLM server running there"),
+        (FakeServer(), "other", "serves fake, not 'other'"),
+        (FakeServer(models=[{"id": "a"}, {"id": "b"}]), None, "choose one with --model"),
+        (FakeServer(models=[{"id": "a"}]), None, "does not tell the context length"),
+        (FakeServer(models=[]), None, "serves no model"),
+    ],
+)
+async def test_a_server_that_cannot_do_the_work_is_told_before_any_work(
+    server: FakeServer, model: str | None, message: str
+) -> None:
+    with pytest.raises(EngineError, match=message):
+        await connect(server, model)
+
+
+async def test_a_server_without_log_probabilities_is_refused_unless_they_are_not_wanted() -> None:
+    async def silent(_: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        word = body["structured_outputs"]["json"]["properties"]["word"]["enum"][0]
+        return web.json_response(
+            {"choices": [{"message": {"content": f'{{"word":"{word}"}}'}, "finish_reason": "stop", "logprobs": None}]}
+        )
+
+    with pytest.raises(EngineError, match="sends no log-probabilities.*--no-logprobs"):
+        await connect(FakeServer(probe=silent))
+    assert (await connect(FakeServer(probe=silent), top_logprobs=0)).model == "fake"
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://127.0.0.1:1/v1/", "127.0.0.1:8000", "http://"])
+async def test_an_address_where_nothing_is_gives_one_line(url: str) -> None:
+    async with VllmServer(url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
+        with pytest.raises(EngineError, match="is the vLLM server running there|not a URL"):
+            await engine.connect(None, "", 20)
+
+
+async def test_the_key_comes_from_the_environment_and_goes_into_the_header_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[str | None] = []
+
+    async def look(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+        seen.append(request.headers.get("Authorization"))
+        return reply(GOOD)
+
+    monkeypatch.setenv("VLLM_API_KEY", "s3cret")
+    await ask(FakeServer(rest=look), tmp_path)
+    assert seen == ["Bearer s3cret"]
+    assert b"s3cret" not in (tmp_path / "answers.sqlite").read_bytes()

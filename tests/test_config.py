@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from touche_llm.config import Config, index_folder, load_config, write_config
+from touche_llm.errors import UsageError
+from touche_llm.llm.cache import CacheMode
+from touche_llm.tasks import TASKS, get_task
+
+NEEDED = {"topics": Path("topics.xml"), "corpus": Path("passages.jsonl")}
+BASE = "topics: topics.xml\ncorpus: passages.jsonl\n"
+
+
+def config_file(folder: Path, text: str | bytes) -> Path:
+    path = folder / "config.yaml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def test_flags_alone_are_enough() -> None:
+    config = load_config(None, NEEDED)
+    assert (config.task, config.topics, config.corpus) == ("comparative", Path("topics.xml"), Path("passages.jsonl"))
+
+
+def test_a_flag_overrides_the_file_and_leaves_the_rest(tmp_path: Path) -> None:
+    file = config_file(
+        tmp_path, BASE + "depth: 7\ntag: mine\ntopic: ['1']\nretriever: {k1: 0.9, b: 0.4}\ncache: {mode: replay}\n"
+    )
+    flags = {"depth": 9, "tag": None, "topic": (), "retriever.k1": 2.0, "engine.model": "some/model"}
+    config = load_config(file, flags)
+    assert (config.depth, config.tag, config.topic) == (9, "mine", ("1",))
+    assert (config.retriever.k1, config.retriever.b, config.retriever.method) == (2.0, 0.4, "robertson")
+    assert (config.engine.model, config.cache.mode) == ("some/model", CacheMode.REPLAY)
+
+
+def test_a_false_flag_is_a_flag(tmp_path: Path) -> None:
+    file = config_file(tmp_path, BASE + "skip_bad_lines: true\n")
+    assert load_config(file, {"skip_bad_lines": None}).skip_bad_lines is True
+    assert load_config(file, {"skip_bad_lines": False}).skip_bad_lines is False
+
+
+def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
+    assert load_config(config_file(tmp_path, "# nothing\n"), NEEDED) == load_config(None, NEEDED)
+
+
+def test_each_corpus_has_an_index_folder_of_its_own() -> None:
+    folders = {index_folder(Path(name)) for name in ("a/p.jsonl", "b/p.jsonl", "a/p.jsonl.gz", "a/q.jsonl")}
+    assert len(folders) == 4
+    assert load_config(None, NEEDED).index == index_folder(NEEDED["corpus"])
+    assert index_folder(NEEDED["corpus"]) == index_folder(NEEDED["corpus"].absolute())
+
+
+def test_an_index_is_enough_without_its_corpus() -> None:
+    config = load_config(None, {"topics": Path("t.xml"), "index": Path("some/index")})
+    assert (config.corpus, config.index) == (None, Path("some/index"))
+
+
+def test_neither_corpus_nor_index_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="options: .*--corpus.*--index"):
+        load_config(None, {"topics": Path("t.xml")})
+    with pytest.raises(UsageError, match=r"config\.yaml: .*--corpus.*--index"):
+        load_config(config_file(tmp_path, "topics: t.xml\n"), {})
+
+
+def test_every_default_is_written_out(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "config.yaml"
+    config = load_config(None, NEEDED)
+    write_config(config, path)
+    written = path.read_text()
+    for name in (*Config.model_fields, "k1: 1.5", "concurrency: 64", "seed: 0", "relevance: 1.0", "mode: reuse"):
+        assert name in written
+    assert load_config(path, {}) == config
+
+
+texts = st.text(st.characters(codec="utf-8", exclude_categories=("C",)), min_size=1, max_size=20)
+paths = texts.filter(lambda text: "/" not in text and text not in (".", "..")).map(Path)
+flags_given: dict[str, st.SearchStrategy[Any]] = {
+    "corpus": paths,
+    "index": paths,
+    "candidates": paths,
+    "depth": st.integers(1, 1000),
+    "limit_topics": st.integers(min_value=1),
+    "topic": st.lists(texts, min_size=1).map(tuple),
+    "skip_bad_lines": st.booleans(),
+    "tag": st.sampled_from(["null", "yes", "1.5", "0x1F", "2024-01-31", "12:30", "~", "-", "é😀", "'", "#a", "a:"]),
+    "retriever.k1": st.floats(0, 100),
+    "retriever.b": st.floats(0, 1),
+    "retriever.query": st.permutations(["title", "description", "narrative", "objects"]).map(tuple),
+    "engine.base_url": texts,
+    "engine.model": texts,
+    "engine.request_timeout": st.floats(1e-300, 1e300),
+    "sampling.temperature": st.floats(0, 2),
+    "sampling.seed": st.integers(0, 2**31 - 1),
+    "sampling.chat_template_kwargs": st.dictionaries(texts, st.none() | st.booleans() | st.integers() | texts),
+    "prompts.judge": texts,
+    "weights.quality": st.floats(0, 1e300),
+    "cache.file": paths,
+    "cache.mode": st.sampled_from(CacheMode),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("config")
+
+
+@settings(deadline=None, max_examples=50)
+@given(flags=st.fixed_dictionaries({}, optional=flags_given))
+def test_a_written_configuration_reads_back_the_same(folder: Path, flags: dict[str, Any]) -> None:
+    config = load_config(None, NEEDED | flags)
+    write_config(config, folder / "config.yaml")
+    assert load_config(folder / "config.yaml", {}) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "fragments"),
+    [
+        ("detph: 7", ["detph: Extra inputs"]),
+        ("retriever: {k2: 1}", ["retriever.k2: Extra inputs"]),
+        ("weights: {typo: 1}", ["weights.typo: Extra inputs"]),
+        ("1: x", ["1: "]),
+        ("depth: many", ["depth: "]),
+        ("depth: 1.5", ["depth: "]),
+        ("depth: 0", ["depth: "]),
+        ("depth: 1001", ["depth: comparative takes at most 1000"]),
+        ("limit_topics: 0", ["limit_topics: "]),
+        ("topic: 3", ["topic: "]),
+        ("topic: [3]", ["topic.0: "]),
+        ("retriever: 3", ["retriever: "]),
+        ("retriever: {name: splade}", ["retriever.name: ", "'bm25' or 'okapi'"]),
+        ("retriever: {method: best}", ["retriever.method: ", "robertson"]),
+        ("retriever: {k1: -0.1}", ["retriever.k1: "]),
+        ("retriever: {k1: .nan}", ["retriever.k1: "]),
+        ("retriever: {b: 1.1}", ["retriever.b: "]),
+        ("retriever: {query: []}", ["retriever.query: "]),
+        ("retriever: {query: [text]}", ["retriever.query.0: ", "'narrative'"]),
+        ("engine: {concurrency: 0}", ["engine.concurrency: "]),
+        ("engine: {base_url: }", ["engine.base_url: "]),
+        ("sampling: {temperature: 3}", ["sampling.temperature: "]),
+        ("sampling: {seed: -1}", ["sampling.seed: "]),
+        ("cache: {mode: rewind}", ["cache.mode: ", "'reuse'", "'replay'"]),
+        ("weights: {quality: -1}", ["weights.quality: "]),
+        ("weights: {quality: .inf}", ["weights.quality: "]),
+        ("weights: {relevance: 0, quality: 0, first_stage: 0}", ["weights: ", "all 0"]),
+        ("weights: 3", ["weights: "]),
+        ("tag: my run", ["tag: ", "one word"]),
+        ("tag: ''", ["tag: ", "one word"]),
+        ('tag: "a\\u00a0b"', ["tag: ", "one word"]),
+        ('tag: "a\\e[2J"', ["tag: ", "one word"]),
+        ("detph: 7\ndepth: many", ["detph: ", "depth: "]),
+    ],
+)
+def test_a_bad_value_is_named_with_file_and_key(tmp_path: Path, text: str, fragments: list[str]) -> None:
+    file = config_file(tmp_path, BASE + text)
+    with pytest.raises(UsageError) as caught:
+        load_config(file, {})
+    assert str(caught.value).startswith(f"{file}: ")
+    for fragment in fragments:
+        assert fragment in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "fragment"),
+    [
+        (BASE + "a: [1", "not YAML"),
+        (BASE + "\tdepth: 3", "not YAML"),
+        (BASE + "x: !!python/object/apply:os.getcwd []", "not YAML"),
+        (BASE + "? [a]\n: b", "not YAML"),
+        # A date that there is not: PyYAML raises a plain ValueError.
+        (BASE + "tag: 2024-13-01", "not YAML"),
+        (b"\xff\xfe\xfa", "not YAML"),
+        ("- topics: t.xml\n", "must hold names and values"),
+        ("topics.xml", "must hold names and values"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_named(tmp_path: Path, content: str | bytes, fragment: str) -> None:
+    file = config_file(tmp_path, content)
+    with pytest.raises(UsageError) as caught:
+        load_config(file, {})
+    assert str(caught.value).startswith(f"{file}: ")
+    assert fragment in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nowhere\.yaml: cannot read the configuration: No such file"):
+        load_config(tmp_path / "nowhere.yaml", NEEDED)
+
+
+def test_a_section_that_is_none_is_named_when_a_flag_goes_into_it(tmp_path: Path) -> None:
+    file = config_file(tmp_path, BASE + "retriever: 3\n")
+    with pytest.raises(UsageError, match=r"config\.yaml: retriever: "):
+        load_config(file, {"retriever.k1": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("flags", "key"),
+    [({"depth": 1001}, "depth"), ({"tag": "my run"}, "tag"), ({"retriever.b": 2.0}, "retriever.b"), ({"no": 1}, "no")],
+)
+def test_a_bad_flag_is_named_without_a_file(flags: dict[str, Any], key: str) -> None:
+    with pytest.raises(UsageError, match=f"^options: {key}: "):
+        load_config(None, NEEDED | flags)
+
+
+def test_what_is_missing_is_named() -> None:
+    with pytest.raises(UsageError, match="options: topics: Field required"):
+        load_config(None, {"corpus": Path("p.jsonl")})
+
+
+def test_weights_are_those_of_the_task_where_left_out(tmp_path: Path) -> None:
+    own = get_task("comparative").weights
+    assert load_config(None, NEEDED).weights == own
+    file = config_file(tmp_path, BASE + "weights: {quality: 0.25}\n")
+    assert load_config(file, {}).weights == own.model_copy(update={"quality": 0.25})
+    both = load_config(file, {"weights.first_stage": 0.0}).weights
+    assert both == own.model_copy(update={"quality": 0.25, "first_stage": 0.0})
+
+
+def test_one_weight_above_zero_is_enough() -> None:
+    flags = {"weights.relevance": 0.0, "weights.quality": 0.0}
+    weights = load_config(None, NEEDED | flags).weights
+    assert (weights.relevance, weights.quality) == (0.0, 0.0)
+    with pytest.raises(UsageError, match="weights: .*all 0"):
+        load_config(None, NEEDED | flags | {"weights.first_stage": 0.0})
+
+
+def test_an_unknown_task_is_answered_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_config(config_file(tmp_path, BASE + "task: nope\n"), {})
+    for name in ("'nope'", *TASKS):
+        assert name in str(caught.value)

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from touche_llm.errors import DataError
+from touche_llm.files import iterate_records, read_records, whole_file, whole_folder, write_records
+from touche_llm.records import Cut, Judgment, Reading
+
+ERRORS = [RuntimeError("halfway"), KeyboardInterrupt()]
+
+
+def test_a_whole_file_appears_with_its_folders_and_the_usual_rights(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "file"
+    with whole_file(path) as stream:
+        stream.write(b"new")
+        assert not path.exists()
+    mask = os.umask(0)
+    os.umask(mask)
+    assert path.read_bytes() == b"new"
+    assert path.stat().st_mode & 0o777 == 0o666 & ~mask
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+@pytest.mark.parametrize("old", [b"old", None])
+def test_a_file_that_breaks_off_leaves_the_old_one_or_none(
+    tmp_path: Path, error: BaseException, old: bytes | None
+) -> None:
+    path = tmp_path / "file"
+    if old is not None:
+        path.write_bytes(old)
+    with pytest.raises(type(error)), whole_file(path) as stream:
+        stream.write(b"new")
+        stream.flush()
+        raise error
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == ([("file", old)] if old else [])
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_whole_folder_takes_the_place_of_the_old_one(tmp_path: Path, there: bool) -> None:
+    path = tmp_path / "folder"
+    if there:
+        path.mkdir()
+        (path / "old").touch()
+    with whole_folder(path) as building:
+        (building / "new").touch()
+        assert path.exists() == there
+    assert list(tmp_path.iterdir()) == [path]
+    assert list(path.iterdir()) == [path / "new"]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+@pytest.mark.parametrize("there", [True, False])
+def test_a_folder_that_breaks_off_leaves_the_old_one_or_none(tmp_path: Path, error: BaseException, there: bool) -> None:
+    path = tmp_path / "folder"
+    if there:
+        path.mkdir()
+        (path / "old").touch()
+    with pytest.raises(type(error)), whole_folder(path) as building:
+        (building / "new").touch()
+        raise error
+    assert sorted(tmp_path.rglob("*")) == ([path, path / "old"] if there else [])
+
+
+def test_a_record_that_cannot_be_made_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "cuts.jsonl"
+    write_records(path, [Cut(kept_chars=1, of_chars=2, prompt_tokens=3)])
+    before = path.read_bytes()
+    with pytest.raises(ZeroDivisionError):
+        write_records(path, (Cut(kept_chars=1 // n, of_chars=2, prompt_tokens=3) for n in (1, 0)))
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+GOOD = b'{"kept_chars":1,"of_chars":2,"prompt_tokens":3}\n'
+
+
+@pytest.mark.parametrize(
+    ("line", "field"),
+    [
+        (b'{"kept_chars":1,"of_chars":"many","prompt_tokens":3}\n', "of_chars: "),
+        (b'{"kept_chars":1,"of_chars":2}\n', "prompt_tokens: "),
+        (b'{"kept_chars":1,"of_chars":2,"prompt_tokens":3,"extra":4}\n', "extra: "),
+        (b"[1, 2, 3]\n", "line: "),
+        (b'{"kept_chars":1\n', "line: "),
+        (b"\n", "line: "),
+        (b"\xff\n", "line: "),
+    ],
+)
+def test_a_line_that_is_no_such_record_is_named_with_its_field(tmp_path: Path, line: bytes, field: str) -> None:
+    path = tmp_path / "cuts.jsonl"
+    path.write_bytes(GOOD + GOOD + line + GOOD)
+    with pytest.raises(DataError) as caught:
+        read_records(path, Cut, "cuts")
+    assert str(caught.value).startswith(f"{path}:3: not one of the cuts: {field}")
+
+
+def test_a_missing_file_is_named_with_what_it_should_hold(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere\.jsonl: cannot read the cuts: No such file"):
+        read_records(tmp_path / "nowhere.jsonl", Cut, "cuts")
+
+
+def test_records_are_read_one_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "cuts.jsonl"
+    path.write_bytes(GOOD + b"broken\n")
+    records = iterate_records(path, Cut.model_validate_json, "cuts")
+    assert next(records) == Cut(kept_chars=1, of_chars=2, prompt_tokens=3)
+    with pytest.raises(DataError):
+        next(records)
+
+
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+counts = st.integers(0, 2**53)
+readings = st.builds(
+    Reading,
+    answered=st.integers(-(2**53), 2**53) | st.text(),
+    probabilities=st.none() | st.dictionaries(st.text(), numbers),
+    outside=st.none() | numbers,
+    shared=st.none() | numbers,
+)
+judgments = st.builds(
+    Judgment,
+    topic_id=st.text(),
+    document_id=st.text(),
+    relevance=numbers,
+    quality=numbers,
+    stance=st.text(),
+    readings=st.dictionaries(st.text(), readings),
+    source=st.text(),
+    cut=st.none() | st.builds(Cut, kept_chars=counts, of_chars=counts, prompt_tokens=counts),
+    prompt=st.text(),
+    key=st.text(),
+    sample=counts,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("files")
+
+
+@settings(deadline=None)
+@given(records=st.lists(judgments, max_size=5))
+def test_written_judgments_read_back_the_same(folder: Path, records: list[Judgment]) -> None:
+    path = folder / "judgments.jsonl"
+    write_records(path, records)
+    assert read_records(path, Judgment, "judgments") == records
+    assert path.read_bytes().count(b"\n") == len(records)

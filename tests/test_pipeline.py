@@ -1,0 +1,278 @@
+"""The whole way on the project's sample, against a fake server over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import yaml
+from aiohttp import web
+
+from tests.fake_server import FakeServer, good, says
+from tests.scripted_engine import FACTS, Label, ScriptedEngine
+from touche_llm import pipeline
+from touche_llm.cli.demo import SAMPLES
+from touche_llm.config import Config, load_config
+from touche_llm.errors import DataError, UsageError
+from touche_llm.files import read_records
+from touche_llm.llm.cache import Cache
+from touche_llm.llm.language_model import Counts, LanguageModel
+from touche_llm.llm.request import Request
+from touche_llm.records import Failure, Judgment, RunLine
+from touche_llm.tasks import get_task
+from touche_llm.validation import validate_run
+
+SAMPLE = SAMPLES / "comparative"
+
+
+class Silent:
+    """An observer that only remembers its notices."""
+
+    def __init__(self) -> None:
+        self.notices: list[str] = []
+
+    def notify(self, message: str) -> None:
+        self.notices.append(message)
+
+    def start(self, title: str, total: int) -> None: ...
+
+    def advance(self, counts: Counts | None = None) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+def config_for(folder: Path, **flags: Any) -> Config:
+    given = {"topics": SAMPLE / "topics.xml", "corpus": SAMPLE / "passages.jsonl", "index": folder / "index"}
+    given |= {"cache.file": folder / "answers.sqlite", "engine.retry_for": 1.0}
+    return load_config(None, given | {name.replace("__", "."): value for name, value in flags.items()})
+
+
+def run_lines(path: Path) -> list[RunLine]:
+    lines = []
+    for line in path.read_text().splitlines():
+        topic, stance, document, rank, score, tag = line.split(" ")
+        lines.append(RunLine(topic, stance, document, int(rank), float(score), tag))
+    return lines
+
+
+async def run_scripted(config: Config, out: Path, script: Any) -> tuple[list[RunLine], Silent]:
+    """The stages one by one, with a scripted engine."""
+    observer = Silent()
+    pipeline.retrieve_stage(config, out, observer)
+    with Cache(config.cache.file, config.cache.mode) as cache:
+        model = LanguageModel(facts=FACTS, engine=ScriptedEngine(script), cache=cache)
+        await pipeline.judge_stage(config, out, observer, model)
+    pipeline.rank_stage(config, out, observer)
+    return run_lines(out / "run.txt"), observer
+
+
+async def test_the_ranking_follows_the_grades_and_carries_the_stances(tmp_path: Path) -> None:
+    order = sorted(orjson.loads(line)["id"] for line in (SAMPLE / "passages.jsonl").read_bytes().splitlines())
+
+    def script(request: Request) -> Mapping[str, Label | Mapping[Label, float]]:
+        if request.origin.document_id is None:
+            return {"first": "tea", "second": "coffee"}
+        place = order.index(request.origin.document_id) / len(order)
+        stance = ("FIRST", "SECOND", "NEUTRAL", "NO")[order.index(request.origin.document_id) % 4]
+        return {"relevance": {0: place, 3: 1 - place}, "quality": 1, "stance": stance}
+
+    config = config_for(tmp_path, depth=10, weights__first_stage=0.0)
+    lines, _ = await run_scripted(config, tmp_path / "out", script)
+    for topic in ("3", "7", "12", "20"):
+        ids = [line.document_id for line in lines if line.topic_id == topic]
+        assert len(ids) == 10
+        assert ids == sorted(ids, key=order.index)
+    stances = ("FIRST", "SECOND", "NEUTRAL", "NO")
+    assert all(line.stance == stances[order.index(line.document_id) % 4] for line in lines)
+    judgments = read_records(tmp_path / "out" / "judgments.jsonl", Judgment, "judgments")
+    assert {each.source for each in judgments} == {"probabilities"}
+    metadata = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())
+    assert metadata["stages"]["judge"]["objects found by the model"] == {"20": ["tea", "coffee"]}
+
+
+async def test_both_objects_of_a_topic_are_in_its_prompt_in_order(tmp_path: Path) -> None:
+    seen: dict[str, str] = {}
+
+    def script(request: Request) -> Mapping[str, Label]:
+        if request.origin.document_id is None:
+            return {"first": "coffee", "second": "tea"}
+        seen[request.origin.topic_id] = request.messages[1].content
+        return {"relevance": 1, "quality": 1, "stance": "NO"}
+
+    await run_scripted(config_for(tmp_path, depth=1), tmp_path / "out", script)
+    assert "First object (FIRST): heat pump\nSecond object (SECOND): gas boiler\n" in seen["3"]
+    assert "First object (FIRST): coffee\nSecond object (SECOND): tea\n" in seen["20"]
+
+
+async def run_on(server: FakeServer, config: Config, out: Path) -> pipeline.Outcome:
+    async with server.running():
+        engine = config.engine.model_copy(update={"base_url": server.url})
+        return await pipeline.run_all(config.model_copy(update={"engine": engine}), out, Silent())
+
+
+async def test_documents_that_fail_keep_their_first_stage_order_behind_the_judged_ones(tmp_path: Path) -> None:
+    async def fails_on_apps(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if "scooter" in body["messages"][1]["content"].split("Passage:")[-1]:
+            return await says("no JSON here")(request, body)
+        return await good(request, body)
+
+    out = tmp_path / "out"
+    config = config_for(tmp_path, topic=("7",), depth=20)
+    outcome = await run_on(FakeServer(rest=fails_on_apps), config, out)
+    failures = read_records(out / "failures.jsonl", Failure, "failures")
+    failed = {failure.document_id for failure in failures}
+    assert outcome.failures == len(failures) > 3
+    assert {failure.kind for failure in failures} == {"not_json"}
+    assert {failure.attempts[0].text for failure in failures} == {"no JSON here"}
+    lines = run_lines(out / "run.txt")
+    candidates = [line.document_id for line in run_lines(out / "candidates.run.txt")]
+    assert sorted(line.document_id for line in lines) == sorted(candidates)
+    behind = [line for line in lines if line.document_id in failed]
+    assert lines[-len(behind) :] == behind
+    assert [line.document_id for line in behind] == [each for each in candidates if each in failed]
+    assert {line.stance for line in behind} == {"NO"}
+    assert not validate_run(out / "run.txt", get_task("comparative"))
+    metadata = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]
+    assert metadata["rank"]["imputed stances"] == len(failed)
+    assert metadata["judge"]["failures"] == {"not_json": len(failed)}
+
+
+async def test_a_topic_whose_objects_are_not_found_is_not_judged_and_not_lost(tmp_path: Path) -> None:
+    async def no_objects(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if "first" in body["structured_outputs"]["json"]["properties"]:
+            return await says('{"first":"tea","second":"tea"}')(request, body)
+        return await good(request, body)
+
+    out = tmp_path / "out"
+    outcome = await run_on(FakeServer(rest=no_objects), config_for(tmp_path, topic=("3", "20"), depth=5), out)
+    (failure,) = read_records(out / "failures.jsonl", Failure, "failures")
+    assert (failure.topic_id, failure.document_id, failure.kind) == ("20", None, "outside_schema")
+    assert outcome.judgments == 5
+    assert [line.topic_id for line in run_lines(out / "run.txt")] == ["3"] * 5 + ["20"] * 5
+
+
+async def test_requests_go_out_topic_by_topic_and_no_more_at_a_time_than_allowed(tmp_path: Path) -> None:
+    async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        await asyncio.sleep(0.005)
+        return await good(request, body)
+
+    server = FakeServer(rest=slow)
+    await run_on(
+        server, config_for(tmp_path, topic=("3", "7", "12"), depth=12, engine__concurrency=4), tmp_path / "out"
+    )
+    assert server.most_open == 4
+    titles = [body["messages"][1]["content"].splitlines()[0] for body in server.asked]
+    changes = [n for n in range(1, len(titles)) if titles[n] != titles[n - 1]]
+    # Within the four that are under way the order is the network's.
+    assert len(titles) == 36 and all(min(abs(n - 12), abs(n - 24)) < 4 for n in changes)
+
+
+async def start(server: FakeServer, folder: Path, out: str, *more: str) -> asyncio.subprocess.Process:
+    arguments = ["--topics", SAMPLE / "topics.xml", "--corpus", SAMPLE / "passages.jsonl", "--out", folder / out]
+    arguments += ["--cache", folder / "answers.sqlite", "--index", folder / "index", "--base-url", server.url]
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "touche_llm", "run", *map(str, arguments), *more),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def test_a_run_that_is_killed_goes_on_and_asks_only_for_what_is_missing(tmp_path: Path) -> None:
+    async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        await asyncio.sleep(0.02)
+        return await good(request, body)
+
+    server = FakeServer(rest=slow)
+    async with server.running():
+        process = await start(server, tmp_path, "killed", "--concurrency", "4")
+        while len(server.asked) < 40:
+            await asyncio.sleep(0.01)
+            assert process.returncode is None
+        process.send_signal(signal.SIGKILL)
+        await process.communicate()
+        with Cache(tmp_path / "answers.sqlite") as cache:
+            stored = len(cache.find("answer"))
+        assert 30 < stored < 60
+        assert not (tmp_path / "killed" / "run.txt").exists()
+        server.asked.clear()
+        again = await start(server, tmp_path, "killed", "--concurrency", "4")
+        _, errors = await again.communicate()
+        assert again.returncode == 0, errors
+        with Cache(tmp_path / "answers.sqlite") as cache:
+            total = len(cache.find("answer"))
+        assert len(server.asked) == total - stored
+        first = (tmp_path / "killed" / "run.txt").read_bytes()
+        whole = await start(server, tmp_path, "whole", "--cache", str(tmp_path / "other.sqlite"))
+        await whole.communicate()
+    assert (tmp_path / "whole" / "run.txt").read_bytes() == first
+
+
+async def test_replay_gives_the_same_bytes_with_the_server_gone(tmp_path: Path) -> None:
+    server = FakeServer()
+    async with server.running():
+        process = await start(server, tmp_path, "asked")
+        await process.communicate()
+    process = await start(server, tmp_path, "replayed", "--cache-mode", "replay")
+    _, errors = await process.communicate()
+    assert process.returncode == 0, errors
+    for name in ("run.txt", "judgments.jsonl", "candidates.run.txt"):
+        assert (tmp_path / "asked" / name).read_bytes() == (tmp_path / "replayed" / name).read_bytes()
+
+
+async def test_candidates_of_another_tool_are_judged_as_they_are(tmp_path: Path) -> None:
+    ids = ["sample-heating-02___1", "sample-heating-01___3"]
+    (tmp_path / "other.txt").write_text(
+        "".join(f"3 Q0 {each} {rank} {9 - rank} bm 25\n" for rank, each in enumerate(ids))
+    )
+    out = tmp_path / "out"
+    await run_on(FakeServer(), config_for(tmp_path, candidates=tmp_path / "other.txt"), out)
+    assert [line.document_id for line in run_lines(out / "candidates.run.txt")] == ids
+    assert [line.document_id for line in run_lines(out / "run.txt")] == ids
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("3 Q0 nowhere___1 1 2.0 t", "1 documents are not in the corpus .*: nowhere___1"),
+        ("99 Q0 sample-heating-01___3 1 2.0 t", "1 topics are not in .*: 99"),
+    ],
+)
+def test_candidates_that_are_not_known_are_listed(tmp_path: Path, line: str, message: str) -> None:
+    (tmp_path / "other.txt").write_text(line + "\n")
+    with pytest.raises(DataError, match=message):
+        pipeline.retrieve_stage(config_for(tmp_path, candidates=tmp_path / "other.txt"), tmp_path, Silent())
+
+
+def test_only_the_first_ten_unknown_documents_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text("".join(f"3 Q0 nowhere-{n:02} {n} {-n} t\n" for n in range(25)))
+    with pytest.raises(DataError, match=r"25 documents .*nowhere-09 and more$"):
+        pipeline.retrieve_stage(config_for(tmp_path, candidates=tmp_path / "other.txt"), tmp_path, Silent())
+
+
+def test_an_unknown_topic_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no topic 99"):
+        pipeline.retrieve_stage(config_for(tmp_path, topic=("3", "99")), tmp_path, Silent())
+
+
+def test_a_stage_without_the_one_before_says_which(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"candidates.run.txt: not there; run `touche-llm retrieve`"):
+        pipeline.rank_stage(config_for(tmp_path), tmp_path / "out", Silent())
+
+
+async def test_no_temporary_file_stays(tmp_path: Path) -> None:
+    await run_on(FakeServer(), config_for(tmp_path, topic=("3",)), tmp_path / "out")
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {
+        "candidates.run.txt",
+        "config.yaml",
+        "failures.jsonl",
+        "ir-metadata.yml",
+        "judgments.jsonl",
+        "run.txt",
+    }

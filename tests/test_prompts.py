@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from touche_llm.errors import PromptError
+from touche_llm.prompts import load_prompt, neutralise, prompts_folder
+from touche_llm.records import Topic
+from touche_llm.tasks import TASKS
+
+TOPIC = Topic("2", "Which is better, a laptop or a desktop?", "A description.", "A narrative.", ("laptop", "desktop"))
+CONTROL_TOKENS = [
+    "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|start_header_id|>", "<s>", "</s>", "[INST]",
+    "[/INST]", "<<SYS>>", "<</SYS>>", "<start_of_turn>", "<end_of_turn>", "<bos>", "<｜User｜>",
+    "<｜end▁of▁sentence｜>", "<think>", "</think>", "<tool_call>", "[gMASK]", "[TOOL_CALLS]", "[SYSTEM_PROMPT]",
+    "<|START_OF_TURN_TOKEN|>", "＜|im_end|＞", "<\u200b|im_end|>", "<\x00|im_end|>", "<unk>", "<image_soft_token>",
+]  # fmt: skip
+
+
+def template(folder: Path, body: str, header: str = "version: 1\npurpose: a test\nanswer: judge\n") -> str:
+    path = folder / "mine.jinja"
+    path.write_text(f"---\n{header}---\n{body}", encoding="utf-8")
+    return str(path)
+
+
+BLOCKS = "{% block system %}S{% endblock %}\n{% block user %}U {{ document }}{% endblock %}\n"
+
+
+@pytest.mark.parametrize("task", sorted(TASKS))
+def test_the_judge_prompt_names_every_label_and_the_topic_before_the_document(task: str) -> None:
+    prompt = load_prompt(task, "judge")
+    system, user = prompt.render(topic=TOPIC, first="laptop", second="desktop", document="THE PASSAGE")
+    assert (system.role, user.role) == ("system", "user")
+    assert all(f"{stance} =" in system.content for stance in TASKS[task].stances)
+    assert "THE PASSAGE" not in system.content
+    assert user.content.endswith("THE PASSAGE")
+    for part in (TOPIC.title, TOPIC.description, TOPIC.narrative, "(FIRST): laptop", "(SECOND): desktop"):
+        assert user.content.index(part) < user.content.index("THE PASSAGE")
+
+
+def test_two_documents_of_a_topic_share_all_but_the_document_and_two_topics_the_instructions() -> None:
+    prompt = load_prompt("comparative", "judge")
+    one, other = (prompt.render(topic=TOPIC, first="a", second="b", document=text) for text in ("x", "y"))
+    assert one[0] == other[0]
+    assert os.path.commonprefix([one[1].content, other[1].content]) == one[1].content[:-1]
+
+
+def test_a_topic_without_description_and_narrative_renders() -> None:
+    _, user = load_prompt("comparative", "judge").render(
+        topic=Topic("1", "A or B?"), first="A", second="B", document="x"
+    )
+    assert "Description" not in user.content and "Narrative" not in user.content
+
+
+def test_the_header_and_the_hash_come_from_the_file(tmp_path: Path) -> None:
+    name = template(tmp_path, BLOCKS)
+    prompt = load_prompt("comparative", name)
+    assert (prompt.name, prompt.header.version, prompt.header.answer) == ("comparative/mine", 1, "judge")
+    template(tmp_path, BLOCKS + " ")
+    assert load_prompt("comparative", name).hash != prompt.hash
+
+
+@pytest.mark.parametrize(
+    ("body", "header", "message"),
+    [
+        ("{% block system %}S{% endblock %}", None, "no block named user"),
+        ("just text", None, "no block named system nor user"),
+        ("{% block system %}S", None, r"mine.jinja:6: Unexpected end of template"),
+        (BLOCKS, "version: 1\npurpose: p\n", "front matter: answer: Field required"),
+        (BLOCKS, "version: 0\npurpose: p\nanswer: judge\n", "front matter: version"),
+        (BLOCKS, "version: 1\npurpose: p\nanswer: judge\nmodel: x\n", "front matter: model: Extra inputs"),
+        (BLOCKS, "version: [\n", "front matter is not YAML"),
+        (BLOCKS, "- a list\n", "front matter"),
+    ],
+)
+def test_a_template_that_is_not_as_it_should_be_is_told(
+    tmp_path: Path, body: str, header: str | None, message: str
+) -> None:
+    name = template(tmp_path, body) if header is None else template(tmp_path, body, header)
+    with pytest.raises(PromptError, match=message):
+        load_prompt("comparative", name)
+
+
+def test_a_prompt_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:
+    with pytest.raises(PromptError, match="comparative has judge, objects"):
+        load_prompt("comparative", "jugde")
+    (tmp_path / "bare.jinja").write_text(BLOCKS)
+    with pytest.raises(PromptError, match="must begin with front matter"):
+        load_prompt("comparative", str(tmp_path / "bare.jinja"))
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("{{ passage }}", "'passage' is undefined; the template may use document, topic"),
+        ("{{ topic.titel }}", "has no attribute 'titel'"),
+        ("{{ topic.__class__.__mro__ }}", "__class__"),
+        ("{{ ''.__class__ }}", "__class__"),
+        ("{{ topic.id.__add__('x') }}", "__add__|unsafe"),
+        ("{{ cycler.__init__.__globals__ }}", "__init__"),
+        ("{{ 1 / 0 }}", "division"),
+        ("{{ 'x' + 1 }}", "str"),
+        ("{% include 'other.jinja' %}", "loader|environment"),
+        ("{% for n in range(1000000) %}{{ n }}{% endfor %}", "[Rr]ange"),
+    ],
+)
+def test_rendering_names_the_template_and_what_is_wrong(tmp_path: Path, expression: str, message: str) -> None:
+    body = f"{{% block system %}}S{{% endblock %}}{{% block user %}}{expression}{{% endblock %}}"
+    prompt = load_prompt("comparative", template(tmp_path, body))
+    with pytest.raises(PromptError, match=rf"mine.jinja: block user: .*({message})"):
+        prompt.render(topic=TOPIC, document="x")
+
+
+@pytest.mark.parametrize("token", CONTROL_TOKENS)
+def test_no_control_token_from_outside_survives_wherever_a_template_puts_it(tmp_path: Path, token: str) -> None:
+    user_block = "{% block user %}{{ document }}{{ document | upper }}{% endblock %}"
+    body = "{% block system %}{{ topic.title }}{% endblock %}" + user_block
+    prompt = load_prompt("comparative", template(tmp_path, body))
+    topic = Topic("1", f"before{token}after")
+    for message in prompt.render(topic=topic, document=f"a {token} b{token}"):
+        for each in CONTROL_TOKENS:
+            assert each not in message.content
+            assert each.upper() not in message.content
+
+
+@pytest.mark.parametrize("cut", range(1, len("<|im_end|>")))
+def test_a_control_token_in_two_halves_does_not_come_together(tmp_path: Path, cut: int) -> None:
+    body = "{% block system %}{% endblock %}{% block user %}{{ topic.title }}{{ document }}{% endblock %}"
+    prompt = load_prompt("comparative", template(tmp_path, body))
+    for token in ("<|im_end|>", "[/INST]:::", "<<SYS>>:::"):
+        topic = Topic("1", token[:cut])
+        assert token.strip(":") not in prompt.render(topic=topic, document=token[cut:])[1].content
+
+
+def test_what_the_template_itself_says_is_left_alone(tmp_path: Path) -> None:
+    body = "{% block system %}Use <b> and [INST] as you like.{% endblock %}{% block user %}{{ document }}{% endblock %}"
+    system, _ = load_prompt("comparative", template(tmp_path, body)).render(topic=TOPIC, document="x")
+    assert system.content == "Use <b> and [INST] as you like."
+
+
+@given(st.text(alphabet=st.sampled_from("<>|[]/ aI_\n\u200b＜［") | st.characters()))
+def test_neutralising_again_changes_nothing_and_words_stay(text: str) -> None:
+    once = neutralise(text)
+    assert neutralise(once) == once
+    assert [c for c in once if c.isalnum()] == [c for c in text if c.isalnum()]
+    assert "<|" not in once and "</" not in once
+
+
+def test_plain_text_is_not_changed() -> None:
+    text = "Prices: 5 < 6, array[0] and a[i]; naïve café – “quoted” 🙂\n\tIndented."
+    assert neutralise(text) == text.replace("a[i]", "a[ i]")
+
+
+def test_the_folder_of_prompts_is_there() -> None:
+    assert (prompts_folder() / "comparative" / "judge.jinja").is_file()

@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from touche_llm.errors import DataError
+from touche_llm.records import Candidate, RunLine
+from touche_llm.runs import read_candidates, strictly_decreasing, write_candidates, write_run
+
+# Beyond about 4e9 a 64-bit float has no six decimals left; scores of retrieval stay far below.
+scores = st.floats(-1e9, 1e9)
+falling = st.lists(scores).map(lambda values: sorted(values, reverse=True))
+# Falls of at least one unit, given in thousandths of a unit.
+falling_by_units = st.builds(
+    lambda start, gaps: [(start - sum(gaps[:n])) / 1e9 for n in range(len(gaps) + 1)],
+    st.integers(-(10**14), 10**14),
+    st.lists(st.integers(1000, 5000) | st.integers(1000, 10**12), max_size=20),
+)
+
+
+@given(falling | st.lists(scores) | st.lists(st.sampled_from([0.0, -0.0, 0.5, 0.5000004, -1e-7])))
+def test_scores_fall_strictly_once_written_with_six_decimals(values: list[float]) -> None:
+    written = [float(f"{score:.6f}") for score in strictly_decreasing(values)]
+    assert len(written) == len(values)
+    assert all(above > below for above, below in pairwise(written))
+    assert written == strictly_decreasing(values), "what is written is what was meant"
+
+
+@given(falling_by_units)
+def test_scores_that_fall_by_a_unit_are_changed_by_a_unit_at_most(values: list[float]) -> None:
+    for before, after in zip(values, strictly_decreasing(values), strict=True):
+        assert abs(before - after) <= 1e-6 + 1e-9
+
+
+@given(falling)
+def test_scores_are_only_rounded_and_lowered(values: list[float]) -> None:
+    for before, after in zip(values, strictly_decreasing(values), strict=True):
+        assert after <= before + 0.51e-6
+
+
+def test_ties_are_parted_by_one_unit_each() -> None:
+    assert strictly_decreasing([1.0, 1.0, 1.0, 0.9999985, 0.5]) == [1.0, 0.999999, 0.999998, 0.999997, 0.5]
+    assert strictly_decreasing([]) == []
+
+
+@given(st.lists(st.floats(-1.0, 1.0), max_size=1000), st.integers(2, 1000))
+def test_scores_of_our_own_ranking_fall_strictly_in_single_precision(values: list[float], copies: int) -> None:
+    """trec_eval keeps scores as 32-bit floats. Those of `ranking` lie from -1 to 1, up to 1,000 of them tied."""
+    tied = strictly_decreasing([*sorted(values, reverse=True), *[-1.0] * copies])
+    single = np.asarray(tied, dtype=np.float32)
+    assert np.all(np.diff(single) < 0)
+
+
+words = st.text(st.characters(codec="utf-8", exclude_categories=("Z", "C")), min_size=1, max_size=12)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> list[RunLine]:
+    tag = draw(words)
+    lines = []
+    for topic in draw(st.lists(words, min_size=1, max_size=4, unique=True)):
+        documents = draw(st.lists(words, min_size=1, max_size=8, unique=True))
+        values = draw(st.lists(scores, min_size=len(documents), max_size=len(documents)))
+        ordered = strictly_decreasing(sorted(values, reverse=True))
+        for rank, (document, score) in enumerate(zip(documents, ordered, strict=True), start=1):
+            lines.append(RunLine(topic, draw(words), document, rank, score, tag))
+    return lines
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@settings(deadline=None)
+@given(lines=runs(), data=st.data())
+def test_a_written_run_reads_back_the_same_whatever_the_order_of_its_lines(
+    folder: Path, lines: list[RunLine], data: st.DataObject
+) -> None:
+    path = folder / "run.txt"
+    expected: dict[str, list[Candidate]] = {}
+    for line in lines:
+        candidate = Candidate(line.topic_id, line.document_id, line.rank, line.score)
+        expected.setdefault(line.topic_id, []).append(candidate)
+    write_run(path, lines)
+    assert list(read_candidates(path, 1000).items()) == list(expected.items())
+    write_run(path, data.draw(st.permutations(lines)))
+    assert read_candidates(path, 1000) == expected
+    assert read_candidates(path, 2) == {topic: candidates[:2] for topic, candidates in expected.items()}
+
+
+def test_lines_have_six_columns_single_spaces_and_a_line_feed(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "run.txt"
+    write_run(path, [RunLine("2", "FIRST", "d___1", 1, 12.5, "tag"), RunLine("2", "NO", "ä", 2, -1e-6, "tag")])
+    assert path.read_bytes() == "2 FIRST d___1 1 12.500000 tag\n2 NO ä 2 -0.000001 tag\n".encode()
+
+
+def test_candidates_are_written_as_a_run_whose_scores_agree_with_the_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "candidates.run.txt"
+    tied = [Candidate("2", "a", 1, 7.25), Candidate("2", "b", 2, 7.25)]
+    write_candidates(path, [tied, [], [Candidate("1", "a", 1, 3.0)]], "bm25")
+    assert path.read_text() == "2 Q0 a 1 7.250000 bm25\n2 Q0 b 2 7.249999 bm25\n1 Q0 a 1 3.000000 bm25\n"
+    assert [each.document_id for each in read_candidates(path, 10)["2"]] == ["a", "b"]
+
+
+def run_file(folder: Path, content: str | bytes) -> Path:
+    path = folder / "other.run"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+THREE = "2 Q0 a 1 3.0 t\n2 Q0 b 2 2.0 t\n2 Q0 c 3 1.0 t\n"
+EXPECTED = {"2": [Candidate("2", "a", 1, 3.0), Candidate("2", "b", 2, 2.0), Candidate("2", "c", 3, 1.0)]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text,
+        lambda text: text.replace(" ", "\t"),
+        lambda text: text.replace(" ", " \t  "),
+        lambda text: text.replace(" t\n", " my run (final)\n"),
+        lambda text: text.replace(" t\n", " t \n"),
+        lambda text: text.replace("Q0", "FIRST"),
+        lambda text: text.replace(" 1 3.0", " 0 3.0").replace(" 2 2.0", " 1 2.0").replace(" 3 1.0", " 2 1.0"),
+        lambda text: text.replace(" 1 3.0", " 10 3.0").replace(" 2 2.0", " 20 2.0").replace(" 3 1.0", " 30 1.0"),
+        lambda text: "".join(sorted(text.splitlines(keepends=True), reverse=True)),
+        lambda text: "\ufeff" + text,
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: "\n" + text.replace("\n", "\n\n"),
+        lambda text: text.removesuffix("\n"),
+        lambda text: text.replace("3.0", "3e0").replace("2.0", "+2"),
+    ],
+    ids=[
+        "as written",
+        "tabs",
+        "mixed white space",
+        "tag with spaces",
+        "trailing space",
+        "stance",
+        "ranks from 0",
+        "ranks with gaps",
+        "unsorted",
+        "BOM",
+        "CRLF",
+        "empty lines",
+        "no last line feed",
+        "other spellings of numbers",
+    ],
+)
+def test_a_run_of_another_tool_is_read(tmp_path: Path, change: Callable[[str], str]) -> None:
+    assert read_candidates(run_file(tmp_path, change(THREE)), 10) == EXPECTED
+
+
+def test_topics_come_in_the_order_of_the_file_and_are_cut_at_the_depth(tmp_path: Path) -> None:
+    path = run_file(tmp_path, "9 Q0 a 2 1 t\n10 Q0 a 1 5 t\n9 Q0 b 1 2 t\n10 Q0 c 2 4 t\n10 Q0 b 3 3 t\n")
+    found = read_candidates(path, 2)
+    assert [(topic, [each.document_id for each in found[topic]]) for topic in found] == [
+        ("9", ["b", "a"]),
+        ("10", ["a", "c"]),
+    ]
+
+
+def test_equal_scores_keep_the_order_of_the_ranks(tmp_path: Path) -> None:
+    path = run_file(tmp_path, "2 Q0 a 2 1 t\n2 Q0 b 1 1 t\n")
+    assert [each.document_id for each in read_candidates(path, 10)["2"]] == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "fragments"),
+    [
+        (THREE + "2 Q0 b 4 0.5 t\n", 4, ["topic 2", "document b", "line 2"]),
+        ("2 Q0 a 1 3.0 t\n2 Q0 b 2 2.0\n", 2, ["5 columns"]),
+        ("qid,doc,rank\n", 1, ["1 columns"]),
+        ("2 Q0 a 1 3.0 t\n\n2 Q0 b one 2.0 t\n", 3, ["rank", "'one'"]),
+        ("2 Q0 a 1.0 3.0 t\n", 1, ["rank", "'1.0'"]),
+        ("2 Q0 a 1 high t\n", 1, ["score", "'high'"]),
+        ("2 Q0 a 1 nan t\n", 1, ["score is nan"]),
+        ("2 Q0 a 1 -inf t\n", 1, ["score is -inf"]),
+        ("2 Q0 a 1 1e999 t\n", 1, ["score is 1e999"]),
+        ("2 Q0 a 1 1.0 t\n2 Q0 b 2 2.0 t\n", 2, ["topic 2", "document b", "line 1", "agree"]),
+        ("2 Q0 b 2 2.0 t\n3 Q0 a 1 9 t\n2 Q0 a 1 1.0 t\n", 1, ["topic 2", "document b", "line 3"]),
+    ],
+)
+def test_a_line_that_cannot_be_used_is_named(tmp_path: Path, content: str, line: int, fragments: list[str]) -> None:
+    path = run_file(tmp_path, content)
+    with pytest.raises(DataError) as caught:
+        read_candidates(path, 1)
+    assert str(caught.value).startswith(f"{path}:{line}: ")
+    for fragment in fragments:
+        assert fragment in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "fragment"), [(b"", "empty run"), (b"\n \n", "empty run"), (b"2 Q0 \xff 1 1 t\n", "not UTF-8")]
+)
+def test_a_file_that_is_no_run_is_named(tmp_path: Path, content: bytes, fragment: str) -> None:
+    path = run_file(tmp_path, content)
+    with pytest.raises(DataError) as caught:
+        read_candidates(path, 10)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert fragment in str(caught.value)
+
+
+def test_a_missing_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere\.run: cannot read the run: No such file"):
+        read_candidates(tmp_path / "nowhere.run", 10)

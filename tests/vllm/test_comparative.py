@@ -1,0 +1,133 @@
+"""The comparative task against a real vLLM, on all 50 real topics where they are at hand."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.vllm.server import ROOT, finished_requests, vllm_server
+from touche_llm.cli.demo import SAMPLES
+from touche_llm.files import read_records
+from touche_llm.llm.cache import Cache
+from touche_llm.records import Failure, Judgment
+from touche_llm.topics import read_topics
+
+pytestmark = pytest.mark.vllm
+REAL = ROOT.parent / "shared" / "data" / "comparative"
+DEPTH = 20
+# The start-up check of every run is one request of its own.
+PROBES = 1
+
+
+@dataclass(frozen=True)
+class Input:
+    topics: Path
+    corpus: Path
+
+
+@pytest.fixture(scope="module")
+def data() -> Input:
+    """The real topics and passages, or the project's sample."""
+    if REAL.is_dir():
+        return Input(REAL / "topics.xml", REAL / "passages.jsonl.gz")
+    print(f"\n{REAL} is not there: the project's sample is taken instead of the 50 real topics")
+    return Input(SAMPLES / "comparative" / "topics.xml", SAMPLES / "comparative" / "passages.jsonl")
+
+
+def command(data: Input, url: str, out: Path, *more: str) -> list[str]:
+    arguments = ["run", "--task", "comparative", "--topics", data.topics, "--corpus", data.corpus, "--model", "tiny"]
+    arguments += ["--base-url", url, "--out", out, "--depth", DEPTH, "--cache", out.parent / "answers.sqlite"]
+    return [sys.executable, "-m", "touche_llm", *map(str, arguments), "--index", str(out.parent / "index"), *more]
+
+
+def run(data: Input, url: str, out: Path, *more: str) -> None:
+    done = subprocess.run(command(data, url, out, *more), capture_output=True, text=True, cwd=out.parent)
+    assert done.returncode == 0, done.stdout + done.stderr
+    print(done.stderr.splitlines()[-1])
+
+
+def test_all_topics_are_judged_and_replay_needs_no_server(data: Input, tiny_model: Path, tmp_path: Path) -> None:
+    with vllm_server(tiny_model, tmp_path / "server.log") as url:
+        run(data, url, tmp_path / "asked")
+        asked = finished_requests(url)
+    judgments = read_records(tmp_path / "asked" / "judgments.jsonl", Judgment, "judgments")
+    stages = yaml.safe_load((tmp_path / "asked" / "ir-metadata.yml").read_text())["stages"]
+    assert read_records(tmp_path / "asked" / "failures.jsonl", Failure, "failures") == []
+    assert len(judgments) == stages["retrieve"]["candidates"] > 0
+    assert {each.source for each in judgments} == {"probabilities"}
+    assert {each.topic_id for each in judgments} == {topic.id for topic in read_topics(data.topics)}
+
+    # What was too long was cut to fit beside the answer, and is marked; nothing else was.
+    cut = [each.cut for each in judgments if each.cut]
+    assert stages["judge"]["documents cut"] == len(cut)
+    assert all(each.kept_chars < each.of_chars and each.prompt_tokens <= 2048 - 64 for each in cut)
+    if data.corpus.parent == REAL:
+        assert len(cut) > 10
+
+    checked = subprocess.run(
+        [sys.executable, "-m", "touche_llm", "validate", str(tmp_path / "asked" / "run.txt"), "--task", "comparative"]
+        + ["--topics", str(data.topics), "--corpus", str(data.corpus), "--index", str(tmp_path / "index")],
+        capture_output=True,
+        text=True,
+    )
+    assert checked.returncode == 0, checked.stdout
+
+    # The server is stopped now.
+    run(data, url, tmp_path / "replayed", "--cache-mode", "replay")
+    for name in ("run.txt", "judgments.jsonl"):
+        assert (tmp_path / "replayed" / name).read_bytes() == (tmp_path / "asked" / name).read_bytes()
+    assert asked == stages["judge"]["requests"]["asked"] + PROBES
+
+
+def test_a_run_killed_half_way_asks_only_for_what_was_missing(data: Input, vllm_url: str, tmp_path: Path) -> None:
+    out = tmp_path / "killed"
+    process = subprocess.Popen(
+        command(data, vllm_url, out, "--limit-topics", "12"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    start = finished_requests(vllm_url)
+    while finished_requests(vllm_url) - start < 40:
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.2)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    with Cache(tmp_path / "answers.sqlite") as cache:
+        stored = len(cache.find("answer"))
+    assert stored > 0
+    time.sleep(3)  # what the killed run had sent may still be finished by the server
+    before = finished_requests(vllm_url)
+    run(data, vllm_url, out, "--limit-topics", "12")
+    sent = finished_requests(vllm_url) - before
+    with Cache(tmp_path / "answers.sqlite") as cache:
+        total = len(cache.find("answer"))
+    print(
+        f"{stored} answers were stored when the run was killed; the second run sent {sent} for {total - stored} missing"
+    )
+    assert sent == total - stored + PROBES
+    run(data, vllm_url, tmp_path / "whole", "--limit-topics", "12", "--cache", str(tmp_path / "other.sqlite"))
+    assert (tmp_path / "whole" / "run.txt").read_bytes() == (out / "run.txt").read_bytes()
+
+
+def test_a_topic_without_objects_gets_two_from_its_title(data: Input, vllm_url: str, tmp_path: Path) -> None:
+    topics = tmp_path / "topics.xml"
+    topics.write_text(
+        "<topics><topic><number>5</number><title>Is tea or coffee better for you?</title></topic></topics>"
+    )
+    out = tmp_path / "out"
+    # A random model may name two objects that share a word each time it is asked: failures are allowed here.
+    done = subprocess.run(command(Input(topics, data.corpus), vllm_url, out, "--depth", "3"), capture_output=True)
+    judge = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["judge"]
+    if done.returncode == 0:
+        first, second = judge["objects found by the model"]["5"]
+        assert first in "Is tea or coffee better for you?" and second in "Is tea or coffee better for you?"
+        assert not set(first.lower().split()) & set(second.lower().split())
+        assert judge["judgments"] == 3
+    else:
+        assert (done.returncode, judge["failures"]) == (3, {"outside_schema": 1})
