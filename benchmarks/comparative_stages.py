@@ -39,12 +39,9 @@ def show(name: str, stages: dict[str, Any]) -> None:
     print(f"  store the corpus or open it   {stored:9.3f} s ({retrieve['corpus']['documents']:,} documents)")
     print(f"  index, retrieve, write        {retrieve['seconds'] - stored:9.3f} s ({retrieve['topics']} topics)")
     print(f"  judge                         {judge['seconds']:9.3f} s ({judge['judgments per second']} judgments/s)")
-    print(
-        f"    sent {requests['asked']:,}, from the cache {requests['cache_hits']:,}, documents cut {judge['documents cut']}"
-    )
-    print(
-        f"    {requests['prompt_tokens']:,} prompt and {requests['completion_tokens']:,} answer tokens, {judge['failures']}"
-    )
+    print(f"    requests sent {requests['asked']:,}, cache hits {requests['cache_hits']:,}")
+    print(f"    documents cut {judge['documents cut']}, failures {sum(judge['failures'].values())}")
+    print(f"    prompt tokens {requests['prompt_tokens']:,}, answer tokens {requests['completion_tokens']:,}")
     print(f"  rank                          {rank['seconds']:9.3f} s ({rank['lines']:,} lines)")
     print(f"  peak memory of the program    {rank['peak memory MiB']:9,} MiB")
 

@@ -48,7 +48,11 @@ class Silent:
 
 
 def config_for(folder: Path, **flags: Any) -> Config:
-    given = {"topics": SAMPLE / "topics.xml", "corpus": SAMPLE / "passages.jsonl", "index": folder / "index"}
+    given: dict[str, Any] = {
+        "topics": SAMPLE / "topics.xml",
+        "corpus": SAMPLE / "passages.jsonl",
+        "index": folder / "index",
+    }
     given |= {"cache.file": folder / "answers.sqlite", "engine.retry_for": 1.0}
     return load_config(None, given | {name.replace("__", "."): value for name, value in flags.items()})
 

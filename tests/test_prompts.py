@@ -32,7 +32,7 @@ BLOCKS = "{% block system %}S{% endblock %}\n{% block user %}U {{ document }}{% 
 
 @pytest.mark.parametrize("task", sorted(TASKS))
 def test_the_judge_prompt_names_every_label_and_the_topic_before_the_document(task: str) -> None:
-    prompt = load_prompt(task, "judge")
+    prompt = load_prompt(task, "judge", "judge")
     system, user = prompt.render(topic=TOPIC, first="laptop", second="desktop", document="THE PASSAGE")
     assert (system.role, user.role) == ("system", "user")
     assert all(f"{stance} =" in system.content for stance in TASKS[task].stances)
@@ -43,14 +43,14 @@ def test_the_judge_prompt_names_every_label_and_the_topic_before_the_document(ta
 
 
 def test_two_documents_of_a_topic_share_all_but_the_document_and_two_topics_the_instructions() -> None:
-    prompt = load_prompt("comparative", "judge")
+    prompt = load_prompt("comparative", "judge", "judge")
     one, other = (prompt.render(topic=TOPIC, first="a", second="b", document=text) for text in ("x", "y"))
     assert one[0] == other[0]
     assert os.path.commonprefix([one[1].content, other[1].content]) == one[1].content[:-1]
 
 
 def test_a_topic_without_description_and_narrative_renders() -> None:
-    _, user = load_prompt("comparative", "judge").render(
+    _, user = load_prompt("comparative", "judge", "judge").render(
         topic=Topic("1", "A or B?"), first="A", second="B", document="x"
     )
     assert "Description" not in user.content and "Narrative" not in user.content
@@ -58,10 +58,10 @@ def test_a_topic_without_description_and_narrative_renders() -> None:
 
 def test_the_header_and_the_hash_come_from_the_file(tmp_path: Path) -> None:
     name = template(tmp_path, BLOCKS)
-    prompt = load_prompt("comparative", name)
+    prompt = load_prompt("comparative", name, "judge")
     assert (prompt.name, prompt.header.version, prompt.header.answer) == ("comparative/mine", 1, "judge")
     template(tmp_path, BLOCKS + " ")
-    assert load_prompt("comparative", name).hash != prompt.hash
+    assert load_prompt("comparative", name, "judge").hash != prompt.hash
 
 
 @pytest.mark.parametrize(
@@ -75,6 +75,7 @@ def test_the_header_and_the_hash_come_from_the_file(tmp_path: Path) -> None:
         (BLOCKS, "version: 1\npurpose: p\nanswer: judge\nmodel: x\n", "front matter: model: Extra inputs"),
         (BLOCKS, "version: [\n", "front matter is not YAML"),
         (BLOCKS, "- a list\n", "front matter"),
+        (BLOCKS, "version: 1\npurpose: p\nanswer: objects\n", "asks for the answer 'objects', but 'judge' is read"),
     ],
 )
 def test_a_template_that_is_not_as_it_should_be_is_told(
@@ -82,15 +83,15 @@ def test_a_template_that_is_not_as_it_should_be_is_told(
 ) -> None:
     name = template(tmp_path, body) if header is None else template(tmp_path, body, header)
     with pytest.raises(PromptError, match=message):
-        load_prompt("comparative", name)
+        load_prompt("comparative", name, "judge")
 
 
 def test_a_prompt_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:
     with pytest.raises(PromptError, match="comparative has judge, objects"):
-        load_prompt("comparative", "jugde")
+        load_prompt("comparative", "jugde", "judge")
     (tmp_path / "bare.jinja").write_text(BLOCKS)
     with pytest.raises(PromptError, match="must begin with front matter"):
-        load_prompt("comparative", str(tmp_path / "bare.jinja"))
+        load_prompt("comparative", str(tmp_path / "bare.jinja"), "judge")
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_a_prompt_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None
 )
 def test_rendering_names_the_template_and_what_is_wrong(tmp_path: Path, expression: str, message: str) -> None:
     body = f"{{% block system %}}S{{% endblock %}}{{% block user %}}{expression}{{% endblock %}}"
-    prompt = load_prompt("comparative", template(tmp_path, body))
+    prompt = load_prompt("comparative", template(tmp_path, body), "judge")
     with pytest.raises(PromptError, match=rf"mine.jinja: block user: .*({message})"):
         prompt.render(topic=TOPIC, document="x")
 
@@ -119,7 +120,7 @@ def test_rendering_names_the_template_and_what_is_wrong(tmp_path: Path, expressi
 def test_no_control_token_from_outside_survives_wherever_a_template_puts_it(tmp_path: Path, token: str) -> None:
     user_block = "{% block user %}{{ document }}{{ document | upper }}{% endblock %}"
     body = "{% block system %}{{ topic.title }}{% endblock %}" + user_block
-    prompt = load_prompt("comparative", template(tmp_path, body))
+    prompt = load_prompt("comparative", template(tmp_path, body), "judge")
     topic = Topic("1", f"before{token}after")
     for message in prompt.render(topic=topic, document=f"a {token} b{token}"):
         for each in CONTROL_TOKENS:
@@ -130,7 +131,7 @@ def test_no_control_token_from_outside_survives_wherever_a_template_puts_it(tmp_
 @pytest.mark.parametrize("cut", range(1, len("<|im_end|>")))
 def test_a_control_token_in_two_halves_does_not_come_together(tmp_path: Path, cut: int) -> None:
     body = "{% block system %}{% endblock %}{% block user %}{{ topic.title }}{{ document }}{% endblock %}"
-    prompt = load_prompt("comparative", template(tmp_path, body))
+    prompt = load_prompt("comparative", template(tmp_path, body), "judge")
     for token in ("<|im_end|>", "[/INST]:::", "<<SYS>>:::"):
         topic = Topic("1", token[:cut])
         assert token.strip(":") not in prompt.render(topic=topic, document=token[cut:])[1].content
@@ -138,7 +139,7 @@ def test_a_control_token_in_two_halves_does_not_come_together(tmp_path: Path, cu
 
 def test_what_the_template_itself_says_is_left_alone(tmp_path: Path) -> None:
     body = "{% block system %}Use <b> and [INST] as you like.{% endblock %}{% block user %}{{ document }}{% endblock %}"
-    system, _ = load_prompt("comparative", template(tmp_path, body)).render(topic=TOPIC, document="x")
+    system, _ = load_prompt("comparative", template(tmp_path, body), "judge").render(topic=TOPIC, document="x")
     assert system.content == "Use <b> and [INST] as you like."
 
 

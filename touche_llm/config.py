@@ -169,7 +169,7 @@ def _read(file: Path) -> dict[str, Any]:
         values = yaml.safe_load(file.read_bytes())
     except OSError as error:
         raise UsageError(f"{file}: cannot read the configuration: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"{file}: not YAML: {' '.join(str(error).split())}") from error
     if values is None:
         return {}

@@ -1,10 +1,18 @@
 """What can go wrong, by who has to act. Every message says what, where, and what to do next."""
 
 
+def printable(text: str) -> str:
+    """Text from outside with nothing in it that a terminal would act on but line feeds."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 class ToucheError(Exception):
-    """Base of all errors that the command line prints as one line."""
+    """Base of all errors that the command line prints, most as one line. What is quoted in the message is printable."""
 
     exit_code = 1
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
 
 
 class DataError(ToucheError):

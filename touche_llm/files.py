@@ -16,6 +16,9 @@ from pydantic import BaseModel, ValidationError
 
 from touche_llm.errors import DataError
 
+# Longest line of a file of records: an answer with its label tokens has a few kilobytes.
+MAX_LINE = 16 * 2**20
+
 RecordT = TypeVar("RecordT", bound=BaseModel)
 
 
@@ -61,6 +64,18 @@ def _umask() -> int:
     return mask
 
 
+def bounded_lines(stream: IO[bytes], limit: int) -> Iterator[tuple[int, bytes]]:
+    """Yield `(line number, line)`; of a line longer than `limit` bytes the first `limit + 1`, the rest is skipped."""
+    number = 0
+    while line := stream.readline(limit + 1):
+        number += 1
+        yield number, line
+        while len(line) > limit and not line.endswith(b"\n"):
+            line = stream.readline(limit + 1)
+            if not line:
+                return
+
+
 def sha256(path: Path) -> str:
     """SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as stream:
@@ -83,11 +98,21 @@ def read_records(path: Path, record: type[RecordT], what: str) -> list[RecordT]:
     return list(iterate_records(path, record.model_validate_json, what))
 
 
+def read_record(path: Path, record: type[RecordT], what: str) -> RecordT:
+    """The one record of a file; raises DataError as `read_records`, and for any other number of records."""
+    records = read_records(path, record, f"{what}s")
+    if len(records) != 1:
+        raise DataError(f"{path}: {len(records)} lines, not one {what}")
+    return records[0]
+
+
 def iterate_records(path: Path, parse: Callable[[bytes], RecordT], what: str) -> Iterator[RecordT]:
     """Yield one parsed record a line, for files that need not fit into memory."""
     try:
         with path.open("rb") as stream:
-            for number, line in enumerate(stream, start=1):
+            for number, line in bounded_lines(stream, MAX_LINE):
+                if len(line) > MAX_LINE:
+                    raise DataError(f"{path}:{number}: longer than {MAX_LINE:,} bytes; not one of the {what}")
                 try:
                     yield parse(line)
                 except ValidationError as error:

@@ -136,12 +136,12 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
         chat_template_kwargs=config.sampling.chat_template_kwargs,
         concurrency=config.engine.concurrency,
     )
-    judge_prompt = load_prompt(task.name, config.prompts.judge)
+    judge_prompt = load_prompt(task.name, config.prompts.judge, "judge")
     failures: list[Failure] = []
     without = [topic for topic in topics if topic.objects is None] if task.objects_answer else []
     prompts = {"judge": judge_prompt.label}
     if without:
-        objects_prompt = load_prompt(task.name, config.prompts.objects)
+        objects_prompt = load_prompt(task.name, config.prompts.objects, "objects")
         prompts["objects"] = objects_prompt.label
         observer.start("finding objects", len(without))
         topics, failures = await find_objects(
@@ -235,7 +235,7 @@ async def run_all(config: Config, folder: Path, observer: Observer) -> Outcome:
     """The whole way. The engine is checked before anything else is done."""
     task = get_task(config.task)
     choose_topics(config, task)
-    load_prompt(task.name, config.prompts.judge)
+    load_prompt(task.name, config.prompts.judge, "judge")
     async with open_model(config) as model:
         config = _naming_model(config, model)
         retrieve_stage(config, folder, observer)

@@ -95,8 +95,10 @@ def prompts_folder() -> Path:
     return _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT
 
 
-def load_prompt(task: str, name: str) -> Prompt:
+def load_prompt(task: str, name: str, answer: str) -> Prompt:
     """The prompt `name` of a task, or the template file that `name` is a path to (it ends in `.jinja`).
+
+    `answer` is the answer model that the caller reads; the template's front matter must name the same.
 
     Raises:
         PromptError: no such template, or its front matter, syntax or blocks are not as they should be.
@@ -116,6 +118,8 @@ def load_prompt(task: str, name: str) -> Prompt:
     if found is None:
         raise PromptError(f"{path}: must begin with front matter between two lines of `---`")
     header = _header(path, found.group(1))
+    if header.answer != answer:
+        raise PromptError(f"{path}: front matter: asks for the answer {header.answer!r}, but {answer!r} is read here")
     # Line numbers in messages are those of the file: the front matter is kept as empty lines.
     body = "\n" * found.group(0).count("\n") + source[found.end() :]
     try:
@@ -132,12 +136,12 @@ def load_prompt(task: str, name: str) -> Prompt:
 def _header(path: Path, text: str) -> PromptHeader:
     try:
         return PromptHeader.model_validate(yaml.safe_load(text))
-    except yaml.YAMLError as error:
-        raise PromptError(f"{path}: front matter is not YAML: {' '.join(str(error).split())}") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise PromptError(f"{path}: front matter: {where}: {first['msg']}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise PromptError(f"{path}: front matter is not YAML: {' '.join(str(error).split())}") from error
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

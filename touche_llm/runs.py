@@ -7,12 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from touche_llm.errors import DataError
-from touche_llm.files import whole_file
+from touche_llm.files import bounded_lines, whole_file
 from touche_llm.records import Candidate, RunLine
 
 # Scores are written with this many decimals; equal ones are parted by one unit of the last.
 DECIMALS = 6
 _UNIT = 10**DECIMALS
+# Bytes of a run line, in any file: six short columns.
+MAX_LINE = 10_000
 NO_STANCE_COLUMN = "Q0"
 
 
@@ -71,8 +73,9 @@ def read_candidates(path: Path, depth: int) -> dict[str, list[Candidate]]:
     topics: dict[str, list[tuple[int, float, str, int]]] = {}
     seen: dict[tuple[str, str], int] = {}
     try:
-        with path.open(encoding="utf-8-sig") as stream:
-            for number, text in enumerate(stream, start=1):
+        with path.open("rb") as stream:
+            for number, raw in bounded_lines(stream, MAX_LINE):
+                text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
                 if not text.strip():
                     continue
                 topic, document, rank, score = _columns(path, number, text)
@@ -92,6 +95,8 @@ def read_candidates(path: Path, depth: int) -> dict[str, list[Candidate]]:
 
 
 def _columns(path: Path, number: int, text: str) -> tuple[str, str, int, float]:
+    if len(text) > MAX_LINE:
+        raise DataError(f"{path}:{number}: longer than {MAX_LINE:,} bytes; this is no run line")
     columns = text.split()
     if len(columns) < 6:
         raise DataError(f"{path}:{number}: {len(columns)} columns, a run has six: qid Q0 doc rank score tag")

@@ -14,6 +14,8 @@ from touche_llm.errors import DataError
 from touche_llm.records import Topic
 
 _FIELDS = ("number", "title", "objects", "description", "narrative")
+# The real files have under 60,000 bytes.
+_MOST_BYTES = 16 * 2**20
 # An identifier is one column of a run: no white space, nothing that a terminal would act on.
 _NUMBER = re.compile(r"[!-~]+")
 
@@ -28,6 +30,8 @@ def read_topics(path: Path) -> list[Topic]:
             a number or an element, or names other than two objects. The message names the file and the topic.
     """
     try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise DataError(f"{path}: larger than {_MOST_BYTES:,} bytes; is this a Touché topics file?")
         root = fromstring(path.read_bytes())
     except OSError as error:
         raise DataError(f"{path}: cannot read the topics: {error.strerror}") from error

@@ -9,12 +9,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from touche_llm.errors import DataError
+from touche_llm.errors import DataError, printable
+from touche_llm.files import bounded_lines
+from touche_llm.runs import MAX_LINE
 from touche_llm.tasks.base import Task
 
 _COLUMNS = ("qid", "stance", "doc", "rank", "score", "tag")
-_MAX_LINE = 10_000
+# Python would also take other digits and underscores, evaluators do not.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -30,7 +33,7 @@ class _Seen:
     """What the lines so far have shown."""
 
     documents: dict[tuple[str, str], int] = field(default_factory=dict)
-    rankings: dict[str, list[tuple[int, int, float]]] = field(default_factory=lambda: defaultdict(list))
+    rankings: dict[str, list[tuple[int, int | None, float | None]]] = field(default_factory=lambda: defaultdict(list))
     sizes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     tags: dict[str, int] = field(default_factory=dict)
 
@@ -57,7 +60,7 @@ def validate_run(
     problems: list[Problem] = []
     try:
         with path.open("rb") as stream:
-            for number, raw in enumerate(stream, start=1):
+            for number, raw in bounded_lines(stream, MAX_LINE):
                 problems += [Problem(number, message) for message in _line(raw, number, seen, task)]
     except OSError as error:
         raise DataError(f"{path}: cannot read the run: {error.strerror}") from error
@@ -73,12 +76,12 @@ def validate_run(
             for (_, document), line in seen.documents.items()
             if document in missing
         ]
-    return sorted(problems)
+    return sorted(Problem(problem.line, printable(problem.message)) for problem in problems)
 
 
 def _line(raw: bytes, number: int, seen: _Seen, task: Task) -> Iterator[str]:
-    if len(raw) > _MAX_LINE:
-        yield f"longer than {_MAX_LINE:,} bytes; a run line has six short columns"
+    if len(raw) > MAX_LINE:
+        yield f"longer than {MAX_LINE:,} bytes; a run line has six short columns"
         return
     try:
         text = raw.decode("utf-8")
@@ -137,15 +140,11 @@ def _values(columns: list[str], number: int, seen: _Seen, task: Task) -> Iterato
     rank = int(rank_text) if _INTEGER.fullmatch(rank_text) else None
     if rank is None:
         yield f"rank {rank_text!r:.40} is not an integer"
-    try:
-        score: float | None = float(score_text)
-    except ValueError:
-        score = None
+    score = float(score_text) if _NUMBER.fullmatch(score_text) else None
     if score is None or not math.isfinite(score):
         yield f"score {score_text!r:.40} is not a finite number"
         score = None
-    if rank is not None and score is not None:
-        seen.rankings[topic].append((number, rank, score))
+    seen.rankings[topic].append((number, rank, score))
 
 
 def _orders(seen: _Seen) -> Iterator[Problem]:
@@ -153,7 +152,7 @@ def _orders(seen: _Seen) -> Iterator[Problem]:
     for topic, lines in seen.rankings.items():
         shift = 0
         for position, (number, rank, _) in enumerate(lines, start=1):
-            if rank == position + shift:
+            if rank is None or rank == position + shift:
                 continue
             if position == 1:
                 yield Problem(number, f"topic {topic}: ranks begin at {rank}, not at 1")
@@ -161,7 +160,8 @@ def _orders(seen: _Seen) -> Iterator[Problem]:
                 yield Problem(number, f"topic {topic}: rank {rank} where {position + shift} is due")
             # Report a jump once, not in every line behind it.
             shift = rank - position
-        for (above, _, higher), (number, _, score) in zip(lines, lines[1:], strict=False):
+        scored = [(number, score) for number, _, score in lines if score is not None]
+        for (above, higher), (number, score) in zip(scored, scored[1:], strict=False):
             if score == higher:
                 yield Problem(
                     number, f"topic {topic}: score {score:g} ties with line {above}; evaluators break ties by id"

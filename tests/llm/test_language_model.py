@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.scripted_engine import FACTS, ScriptedEngine
+from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.errors import DataError, PromptError, ReplayMiss
 from touche_llm.llm.answer import schema_of
 from touche_llm.llm.cache import Cache, CacheMode
@@ -18,7 +19,7 @@ from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.records import Cut
 from touche_llm.tasks.comparative import ComparativeJudgment
 
-ANSWER = {"relevance": 2, "quality": 1, "stance": "NO"}
+ANSWER: Mapping[str, Label] = {"relevance": 2, "quality": 1, "stance": "NO"}
 SENTENCES = " ".join(f"This is sentence number {n} of the passage." for n in range(200))
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ BASE = Request(
     chat_template_kwargs={"enable_thinking": False},
     origin=Origin("comparative/judge", 1, "abc", "1", "d"),
 )
-CHANGES = {
+CHANGES: dict[str, list[Any]] = {
     "messages": [
         (Message("system", "Judge!"), Message("user", "Passage.")),
         (Message("system", "Judge."), Message("user", "Passage. ")),
@@ -49,13 +50,13 @@ def test_every_part_of_a_request_but_its_origin_is_tried() -> None:
     }
 
 
-def _changed(one: object, other: object) -> list[str]:
-    names = [field.name for field in fields(one)]  # type: ignore[arg-type]
+def _changed(one: Sampling, other: Sampling) -> list[str]:
+    names = [field.name for field in fields(one)]
     return [name for name in names if getattr(one, name) != getattr(other, name)]
 
 
 @pytest.mark.parametrize(("name", "value"), CASES)
-def test_changing_a_part_changes_the_key(name: str, value: object) -> None:
+def test_changing_a_part_changes_the_key(name: str, value: Any) -> None:
     assert replace(BASE, **{name: value}).key != BASE.key
 
 

@@ -11,6 +11,7 @@ import json
 import pydoc_data.topics
 import sys
 from pathlib import Path
+from typing import Any
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
@@ -37,7 +38,7 @@ VOCABULARY = 4096
 CONTEXT = 2048
 
 
-def make_tokenizer():
+def make_tokenizer() -> Any:
     """Return the trained tokeniser with the chat template set."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast

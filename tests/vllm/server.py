@@ -43,7 +43,8 @@ def vllm_server(model: Path, log: Path) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [VENV / "bin" / "vllm", "serve", model, "--served-model-name", MODEL_NAME, "--host", "127.0.0.1"]
+    command = [str(VENV / "bin" / "vllm"), "serve", str(model), "--served-model-name", MODEL_NAME]
+    command += ["--host", "127.0.0.1"]
     command += ["--port", str(port), "--max-model-len", "2048", "--dtype", "float32", "--enforce-eager"]
     # Without this setting a random model writes blanks without end; a trained one does not.
     structured = json.dumps({"backend": "xgrammar", "disable_any_whitespace": True})

@@ -7,6 +7,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from touche_llm.errors import printable
 from touche_llm.llm.language_model import Counts
 
 _PLAIN_SECONDS = 10.0
@@ -25,7 +26,7 @@ class ConsoleObserver:
 
     def notify(self, message: str) -> None:
         """Print a line; text from files is not taken for markup."""
-        self.console.print(f"note: {message}", markup=False)
+        self.console.print(printable(f"note: {message}"), markup=False)
 
     def start(self, title: str, total: int) -> None:
         """Begin a stage."""

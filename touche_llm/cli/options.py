@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from touche_llm.config import FILE_NAME, Config, load_config
-from touche_llm.errors import UsageError
+from touche_llm.errors import UsageError, printable
 from touche_llm.llm.cache import CacheMode
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -69,9 +69,7 @@ CandidatesOption = Annotated[
 RetrieverOption = Annotated[
     str | None, typer.Option("--retriever", help="bm25 (index on disk, the default) or okapi (rank-bm25, in memory).")
 ]
-MethodOption = Annotated[
-    str | None, typer.Option("--bm25-method", help="robertson (default), lucene, atire, bm25l or bm25+.")
-]
+MethodOption = Annotated[str | None, typer.Option("--bm25-method", help="robertson (default), lucene or atire.")]
 K1Option = Annotated[float | None, typer.Option("--k1", help="Term frequency saturation of BM25 (default: 1.5).")]
 BOption = Annotated[float | None, typer.Option("--b", help="Length normalisation of BM25 (default: 0.75).")]
 QueryOption = Annotated[
@@ -164,4 +162,4 @@ def show(table: Table) -> None:
 
 def plain(text: str) -> Text:
     """A table cell that shows text from outside as it is: no markup, no control characters."""
-    return Text("".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text))
+    return Text(printable(text))

@@ -11,6 +11,7 @@ from typing import IO, cast
 import orjson
 
 from touche_llm.errors import DataError
+from touche_llm.files import bounded_lines
 from touche_llm.records import Document
 
 # The longest passage of the real corpus has under 10,000 characters; a line this long is not a passage.
@@ -42,16 +43,13 @@ def read_passages(path: Path, on_bad_line: Callable[[BadLine], None] | None = No
     line = 0
     try:
         with _open(path) as stream:
-            while raw := stream.readline(MAX_LINE_BYTES + 1):
-                line += 1
+            for line, raw in bounded_lines(stream, MAX_LINE_BYTES):
                 try:
                     document = _passage(raw, path, line)
                 except BadLine as bad:
                     if on_bad_line is None:
                         raise
                     on_bad_line(bad)
-                    while len(raw) > MAX_LINE_BYTES and not raw.endswith(b"\n"):
-                        raw = stream.readline(MAX_LINE_BYTES + 1)
                 else:
                     yield line, document
     except EOFError as error:
@@ -78,8 +76,8 @@ def _passage(raw: bytes, path: Path, line: int) -> Document:
     if not isinstance(record, dict):
         raise BadLine(path, line, f"not a JSON object but {type(record).__name__}")
     identifier, contents = record.get("id"), record.get("contents")
-    if not isinstance(identifier, str) or identifier.split() != [identifier]:
-        raise BadLine(path, line, f"`id` must be a string without white space, not {identifier!r:.80}")
+    if not isinstance(identifier, str) or identifier.split() != [identifier] or not identifier.isprintable():
+        raise BadLine(path, line, f"`id` must be one printable word, not {identifier!r:.80}")
     if not isinstance(contents, str) or not contents.strip():
         raise BadLine(path, line, f"passage {identifier}: `contents` must be a string that is not empty")
     return Document(identifier, contents)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from touche_llm.corpus.passages import BadLine
 from touche_llm.errors import DataError, UsageError
-from touche_llm.files import iterate_records, sha256, whole_folder, write_records
+from touche_llm.files import read_record, sha256, whole_folder, write_records
 from touche_llm.records import Document
 
 FORMAT = 1
@@ -100,7 +100,7 @@ def _read_manifest(folder: Path) -> StoreManifest:
     path = folder / "manifest.json"
     if not path.exists():
         raise DataError(f"{folder}: no index here; build one with `touche-llm index`")
-    (manifest,) = iterate_records(path, StoreManifest.model_validate_json, "index manifests")
+    manifest = read_record(path, StoreManifest, "index manifest")
     if manifest.format != FORMAT:
         raise DataError(
             f"{folder}: index format {manifest.format}, this version reads {FORMAT}; delete it and index again"
@@ -127,7 +127,7 @@ def ensure_store(
         if stale is None:
             return DocumentStore(folder)
         notify(f"{stale}; storing {corpus} again")
-    elif folder.exists() and any(folder.iterdir()):
+    elif folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UsageError(f"{folder}: not empty and not an index; choose another folder")
     _build(corpus, folder, read, skip_bad_lines, notify)
     return DocumentStore(folder)

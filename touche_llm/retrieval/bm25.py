@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from touche_llm.corpus.store import DocumentStore
 from touche_llm.errors import DataError
-from touche_llm.files import iterate_records, whole_folder, write_records
+from touche_llm.files import read_record, whole_folder, write_records
 from touche_llm.records import Candidate, Topic
 from touche_llm.retrieval import analysis
 from touche_llm.retrieval.top import query_text, top_candidates
@@ -24,8 +24,9 @@ class Bm25Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    # `robertson` ranks as rank-bm25 does (tests/comparison), apart from terms in more than half of the documents.
-    method: Literal["robertson", "lucene", "atire", "bm25l", "bm25+"] = "robertson"
+    # The variants of bm25s that give 0 to a document without a term of the query. `robertson` ranks as rank-bm25 does
+    # (tests/comparison), apart from terms in more than half of the documents.
+    method: Literal["robertson", "lucene", "atire"] = "robertson"
     k1: float = Field(default=1.5, ge=0.0, le=100.0)
     b: float = Field(default=0.75, ge=0.0, le=1.0)
 
@@ -98,8 +99,7 @@ def open_index(store: DocumentStore, settings: Bm25Settings) -> Bm25Index:
 
 
 def _read_manifest(folder: Path) -> Bm25Manifest:
-    (manifest,) = iterate_records(folder / "manifest.json", Bm25Manifest.model_validate_json, "index manifests")
-    return manifest
+    return read_record(folder / "manifest.json", Bm25Manifest, "index manifest")
 
 
 def _why_stale(manifest: Bm25Manifest, settings: Bm25Settings, store: DocumentStore) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from touche_llm.corpus.store import DocumentStore
+from touche_llm.errors import DataError
 from touche_llm.records import Candidate, Topic
 from touche_llm.retrieval.analysis import Analyser
 from touche_llm.retrieval.top import query_text, top_candidates
@@ -22,7 +23,10 @@ def retrieve_okapi(
     from rank_bm25 import BM25Okapi
 
     analyser = Analyser()
-    okapi = BM25Okapi([analyser.terms(text) for text in store.texts()], k1=k1, b=b)
+    terms = [analyser.terms(text) for text in store.texts()]
+    if not any(terms):
+        raise DataError(f"{store.manifest.corpus}: no word to index in it")
+    okapi = BM25Okapi(terms, k1=k1, b=b)
     for topic in topics:
         scores = np.asarray(okapi.get_scores(analyser.terms(query_text(topic, fields))), dtype=np.float64)
         yield top_candidates(topic, scores, store.ids_of, depth)

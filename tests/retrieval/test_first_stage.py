@@ -1,0 +1,290 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import bm25s
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from touche_llm.corpus.passages import read_passages
+from touche_llm.corpus.store import DocumentStore, ensure_store
+from touche_llm.errors import DataError
+from touche_llm.records import Candidate, Topic
+from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index, folder_of, open_index
+from touche_llm.retrieval.okapi import retrieve_okapi
+from touche_llm.retrieval.top import top_candidates
+
+Retrieve = Callable[..., list[list[Candidate]]]
+MakeStore = Callable[[dict[str, str]], DocumentStore]
+ANY = Bm25Settings()
+
+# "laptop" is in 3 of 11 documents, "common" in all but one, "words" of "stop" are stop words.
+CORPUS = {
+    "long": "a common laptop among many other common machines of all kinds and ages",
+    "short": "common laptop",
+    "twice": "laptop laptop common",
+    "desk": "common desktop computer",
+    "stop": "the of and",
+    **{f"filler{n}": f"common filler number{n}" for n in range(6)},
+}
+TIED = {ident: "laptop desktop" for ident in ("d10", "d9", "e", "D9", "d1", "c", "d100", "ä")} | {
+    f"filler{n}": f"filler number{n}" for n in range(20)
+}
+
+
+@pytest.fixture
+def make_store(tmp_path: Path) -> Iterator[MakeStore]:
+    opened: list[DocumentStore] = []
+
+    def make(texts: dict[str, str]) -> DocumentStore:
+        corpus = tmp_path / "corpus.jsonl"
+        corpus.write_text("".join(json.dumps({"id": i, "contents": text}) + "\n" for i, text in texts.items()))
+        opened.append(ensure_store(corpus, tmp_path / "index", read_passages, notify=lambda message: None))
+        return opened[-1]
+
+    yield make
+    for store in opened:
+        store.close()
+
+
+def by_index(
+    store: DocumentStore, *topics: Topic, fields: tuple[str, ...] = ("title",), depth: int = 10
+) -> list[list[Candidate]]:
+    index = ensure_index(store, ANY, lambda message: None)
+    return list(index.retrieve(list(topics), fields=fields, depth=depth))
+
+
+def by_okapi(
+    store: DocumentStore, *topics: Topic, fields: tuple[str, ...] = ("title",), depth: int = 10
+) -> list[list[Candidate]]:
+    return list(retrieve_okapi(list(topics), store, k1=1.5, b=0.75, fields=fields, depth=depth))
+
+
+both = pytest.mark.parametrize("retrieve", [by_index, by_okapi])
+
+
+def ids(candidates: list[Candidate]) -> list[str]:
+    return [each.document_id for each in candidates]
+
+
+@both
+def test_only_documents_with_a_word_of_the_query_come_back_best_first(
+    make_store: MakeStore, retrieve: Retrieve
+) -> None:
+    (found,) = retrieve(make_store(CORPUS), Topic("7", "Laptops?"))
+    assert ids(found) == ["twice", "short", "long"]
+    assert [each.rank for each in found] == [1, 2, 3]
+    assert {each.topic_id for each in found} == {"7"}
+    assert all(above.score > below.score > 0 for above, below in zip(found, found[1:], strict=False))
+
+
+@both
+def test_each_topic_has_its_list_in_the_order_given(make_store: MakeStore, retrieve: Retrieve) -> None:
+    topics = [Topic("9", "desktop"), Topic("1", "unheard"), Topic("5", "number3 number1")]
+    found = retrieve(make_store(CORPUS), *topics)
+    assert [ids(candidates) for candidates in found] == [["desk"], [], ["filler1", "filler3"]]
+
+
+@both
+@pytest.mark.parametrize("depth", [3, 11, 12, 1000])
+def test_a_depth_above_what_there_is_gives_what_there_is(make_store: MakeStore, retrieve: Retrieve, depth: int) -> None:
+    (found,) = retrieve(make_store(CORPUS), Topic("1", "laptop"), depth=depth)
+    assert ids(found) == ["twice", "short", "long"]
+
+
+@both
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_depth_below_cuts(make_store: MakeStore, retrieve: Retrieve, depth: int) -> None:
+    (found,) = retrieve(make_store(CORPUS), Topic("1", "laptop"), depth=depth)
+    assert ids(found) == ["twice", "short", "long"][:depth]
+
+
+@both
+@pytest.mark.parametrize("query", ["zyzzyva quux", "Is it the ...", "?! -- a b c", "\U0001f600", ""])
+def test_a_query_without_a_known_word_gives_nothing(make_store: MakeStore, retrieve: Retrieve, query: str) -> None:
+    assert retrieve(make_store(CORPUS), Topic("1", query)) == [[]]
+
+
+@both
+def test_unknown_words_beside_known_ones_change_nothing(make_store: MakeStore, retrieve: Retrieve) -> None:
+    plain, mixed = retrieve(make_store(CORPUS), Topic("1", "laptop"), Topic("1", "the zyzzyva LAPTOP, is it?"))
+    assert plain == mixed
+
+
+@both
+@pytest.mark.parametrize("depth", [1, 3, 5, 7, 8, 9])
+def test_ties_go_by_document_id_also_at_the_cut(make_store: MakeStore, retrieve: Retrieve, depth: int) -> None:
+    (found,) = retrieve(make_store(TIED), Topic("1", "laptop"), depth=depth)
+    assert len({each.score for each in found}) == 1
+    assert ids(found) == ["D9", "c", "d1", "d10", "d100", "d9", "e", "ä"][:depth]
+
+
+@both
+def test_the_order_of_the_corpus_does_not_matter(make_store: MakeStore, retrieve: Retrieve) -> None:
+    texts = CORPUS | TIED
+    topic = Topic("1", "laptop or desktop computer")
+    (forwards,) = retrieve(make_store(texts), topic, depth=7)
+    (backwards,) = retrieve(make_store(dict(reversed(texts.items()))), topic, depth=7)
+    assert ids(forwards) == ids(backwards)
+
+
+@both
+def test_asking_again_gives_the_same(make_store: MakeStore, retrieve: Retrieve) -> None:
+    store = make_store(CORPUS | TIED)
+    topic = Topic("1", "laptop or desktop computer")
+    assert retrieve(store, topic) == retrieve(store, topic)
+
+
+@both
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (("title",), ["filler4"]),
+        (("description",), ["desk"]),
+        (("narrative",), ["filler2"]),
+        (("objects",), ["filler1", "filler3"]),
+        (("title", "narrative"), ["filler2", "filler4"]),
+    ],
+)
+def test_the_query_is_made_of_the_fields_asked_for(
+    make_store: MakeStore, retrieve: Retrieve, fields: tuple[str, ...], expected: list[str]
+) -> None:
+    topic = Topic("1", "number4", "desktop", "number2", ("number3", "number1"))
+    assert [ids(each) for each in retrieve(make_store(CORPUS), topic, fields=fields)] == [expected]
+
+
+@both
+def test_a_topic_without_objects_gives_nothing_by_objects(make_store: MakeStore, retrieve: Retrieve) -> None:
+    assert retrieve(make_store(CORPUS), Topic("1", "laptop"), fields=("objects",)) == [[]]
+
+
+@both
+def test_a_corpus_without_words_is_a_data_error(make_store: MakeStore, retrieve: Retrieve) -> None:
+    store = make_store({"a": "the of", "b": "?"})
+    with pytest.raises(DataError, match=r"corpus\.jsonl: no word to index"):
+        retrieve(store, Topic("1", "laptop"))
+
+
+@given(st.lists(st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]), max_size=30), st.integers(1, 40), st.randoms())
+def test_the_best_are_those_of_a_full_sort(values: list[float], depth: int, random: Any) -> None:
+    names = [f"d{n}" for n in range(len(values))]
+    random.shuffle(names)
+    expected = sorted((-score, name) for score, name in zip(values, names, strict=True) if score > 0)[:depth]
+    found = top_candidates(Topic("1", "t"), np.asarray(values), lambda rows: [names[row] for row in rows], depth)
+    assert found == [Candidate("1", name, rank, -score) for rank, (score, name) in enumerate(expected, start=1)]
+
+
+def index_state(store: DocumentStore) -> dict[str, tuple[int, int]]:
+    """Changes when the index is built again or its folder holds anything new."""
+    files = [each for each in store.folder.rglob("*") if each.is_file()]
+    return {str(each): (each.stat().st_ino, each.stat().st_mtime_ns) for each in files}
+
+
+def test_an_index_is_kept_while_its_settings_are(make_store: MakeStore) -> None:
+    store = make_store(CORPUS)
+    notices: list[str] = []
+    ensure_index(store, Bm25Settings(k1=0.9), notices.append)
+    before = index_state(store)
+    ensure_index(store, Bm25Settings(k1=0.9), notices.append)
+    open_index(store, Bm25Settings(k1=0.9))
+    assert (index_state(store), notices) == (before, [])
+
+
+CHANGES = pytest.mark.parametrize(
+    ("name", "value", "old"), [("k1", 0.9, "1.5"), ("b", 0.5, "0.75"), ("method", "lucene", "robertson")]
+)
+
+
+@CHANGES
+def test_other_settings_build_the_index_again_with_a_notice(
+    make_store: MakeStore, name: str, value: Any, old: str
+) -> None:
+    store = make_store(CORPUS)
+    topic = Topic("1", "laptop")
+    (before,) = ensure_index(store, ANY, lambda message: None).retrieve([topic], fields=("title",), depth=5)
+    notices: list[str] = []
+    other = ensure_index(store, ANY.model_copy(update={name: value}), notices.append)
+    (after,) = other.retrieve([topic], fields=("title",), depth=5)
+    (notice,) = notices
+    assert f"{name} {old}, not {value}" in notice
+    assert [each.score for each in before] != [each.score for each in after]
+
+
+@CHANGES
+def test_opening_an_index_of_other_settings_is_an_error_that_names_them(
+    make_store: MakeStore, name: str, value: Any, old: str
+) -> None:
+    store = make_store(CORPUS)
+    ensure_index(store, ANY, lambda message: None)
+    with pytest.raises(DataError) as caught:
+        open_index(store, ANY.model_copy(update={name: value}))
+    assert str(caught.value).startswith(f"{folder_of(store)}: the index has {name} {old}, not {value};")
+
+
+def test_opening_no_index_is_an_error_that_says_how_to_build_one(make_store: MakeStore) -> None:
+    store = make_store(CORPUS)
+    with pytest.raises(DataError, match="no BM25 index; build one with `touche-llm index`"):
+        open_index(store, ANY)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (f'"bm25s":"{bm25s.__version__}"', '"bm25s":"0.0.1"', "another version"),
+        ('"format":1', '"format":99', "another version"),
+        ('"corpus_sha256":"', '"corpus_sha256":"0', "another state of the corpus"),
+    ],
+)
+def test_an_index_made_from_or_by_something_else_is_not_used(
+    make_store: MakeStore, old: str, new: str, reason: str
+) -> None:
+    store = make_store(CORPUS)
+    ensure_index(store, ANY, lambda message: None)
+    manifest = folder_of(store) / "manifest.json"
+    text = manifest.read_text()
+    assert old in text
+    manifest.write_text(text.replace(old, new))
+    with pytest.raises(DataError, match=reason):
+        open_index(store, ANY)
+    notices: list[str] = []
+    ensure_index(store, ANY, notices.append)
+    assert len(notices) == 1 and reason in notices[0]
+    assert manifest.read_text() == text
+
+
+def test_an_index_of_a_changed_corpus_is_gone(make_store: MakeStore) -> None:
+    ensure_index(make_store(CORPUS), ANY, lambda message: None)
+    changed = make_store({ident: text.replace("desktop", "tower") for ident, text in CORPUS.items()})
+    with pytest.raises(DataError, match="no BM25 index"):
+        open_index(changed, ANY)
+    assert [ids(each) for each in by_index(changed, Topic("1", "tower"), Topic("2", "desktop"))] == [["desk"], []]
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("there", [True, False])
+def test_a_build_that_breaks_off_leaves_the_old_index_or_none(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, error: BaseException, there: bool
+) -> None:
+    store = make_store(CORPUS)
+    topic = Topic("1", "laptop")
+    expected = by_index(store, topic) if there else []
+    before = index_state(store)
+
+    def save(self: Any, folder: Path, **options: Any) -> None:
+        (folder / "data.csc.index.npy").write_bytes(b"half")
+        raise error
+
+    with monkeypatch.context() as patched, pytest.raises(type(error)):
+        patched.setattr(bm25s.BM25, "save", save)
+        ensure_index(store, Bm25Settings(k1=0.9), lambda message: None)
+    assert index_state(store) == before
+    if there:
+        assert list(open_index(store, ANY).retrieve([topic], fields=("title",), depth=10)) == expected
+    else:
+        with pytest.raises(DataError, match="no BM25 index"):
+            open_index(store, ANY)
