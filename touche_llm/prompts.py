@@ -86,8 +86,10 @@ def neutralise(text: str) -> str:
     Control and format characters go (line feeds and tabs stay), since some tokenisers drop them and join what they
     parted. A space parts each bracket that could begin a control token from what follows.
     """
-    kept = "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs"))
-    return _CONTROL.sub(lambda match: match.group() + " ", kept)
+    # What is printable as a whole has none of them; looking at each character takes thirty times as long.
+    if not text.replace("\n", " ").replace("\t", " ").isprintable():
+        text = "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs"))
+    return _CONTROL.sub(r"\g<0> ", text)
 
 
 def prompts_folder() -> Path:

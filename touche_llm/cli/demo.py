@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
@@ -46,14 +49,15 @@ def demo(
     asyncio.run(pipeline.run_all(config, out, ConsoleObserver()))
     _show(config.topics, out)
     run = out / pipeline.RUN
+    # Named so that the lines can be copied: the command may lie in an environment that is not active.
+    command = "touche-llm" if shutil.which("touche-llm") else os.path.relpath(sys.argv[0])
+    topics, corpus = os.path.relpath(config.topics), os.path.relpath(sample / "passages.jsonl")
     print("The answers above are not a model's: they were written for this demo, and no figure follows from them.")
     print(f"The run is in {run}; check it with")
-    print(f"    touche-llm validate {run} --task comparative --topics {config.topics}")
+    print(f"    {command} validate {run} --task comparative --topics {topics}")
     print("For answers of a model, serve one with vLLM and run")
-    print(
-        f"    touche-llm run --task comparative --topics {config.topics} --corpus {config.corpus} "
-        "--base-url http://127.0.0.1:8000 --out runs/first"
-    )
+    print(f"    {command} run --task comparative --topics {topics} --corpus {corpus} \\")
+    print("        --base-url http://127.0.0.1:8000 --out runs/first")
 
 
 def _show(topics: Path, out: Path) -> None:
