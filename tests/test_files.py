@@ -7,11 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from touche_llm import files
 from touche_llm.errors import DataError
-from touche_llm.files import iterate_records, read_records, whole_file, whole_folder, write_records
+from touche_llm.files import iterate_records, read_record, read_records, whole_file, whole_folder, write_records
 from touche_llm.records import Cut, Judgment, Reading
 
 ERRORS = [RuntimeError("halfway"), KeyboardInterrupt()]
+
+
+def umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def test_a_whole_file_appears_with_its_folders_and_the_usual_rights(tmp_path: Path) -> None:
@@ -19,10 +26,8 @@ def test_a_whole_file_appears_with_its_folders_and_the_usual_rights(tmp_path: Pa
     with whole_file(path) as stream:
         stream.write(b"new")
         assert not path.exists()
-    mask = os.umask(0)
-    os.umask(mask)
     assert path.read_bytes() == b"new"
-    assert path.stat().st_mode & 0o777 == 0o666 & ~mask
+    assert path.stat().st_mode & 0o777 == 0o666 & ~umask()
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -52,6 +57,7 @@ def test_a_whole_folder_takes_the_place_of_the_old_one(tmp_path: Path, there: bo
         assert path.exists() == there
     assert list(tmp_path.iterdir()) == [path]
     assert list(path.iterdir()) == [path / "new"]
+    assert path.stat().st_mode & 0o777 == 0o777 & ~umask()
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
@@ -105,6 +111,26 @@ def test_a_missing_file_is_named_with_what_it_should_hold(tmp_path: Path) -> Non
         read_records(tmp_path / "nowhere.jsonl", Cut, "cuts")
 
 
+@pytest.mark.parametrize("length", [len(GOOD) + 1, 2 * len(GOOD), 5000])
+def test_too_long_a_line_is_named_and_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    monkeypatch.setattr(files, "MAX_LINE", len(GOOD))
+    path = tmp_path / "cuts.jsonl"
+    path.write_bytes(GOOD + GOOD[:-1].ljust(length - 1) + b"\n")
+    with pytest.raises(DataError) as caught:
+        read_records(path, Cut, "cuts")
+    assert str(caught.value).startswith(f"{path}:2: longer than {len(GOOD)} bytes")
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_one_record_means_one(tmp_path: Path, count: int) -> None:
+    path = tmp_path / "cut.json"
+    path.write_bytes(GOOD)
+    assert read_record(path, Cut, "cut") == Cut(kept_chars=1, of_chars=2, prompt_tokens=3)
+    path.write_bytes(GOOD * count)
+    with pytest.raises(DataError, match=f"cut.json: {count} lines, not one cut"):
+        read_record(path, Cut, "cut")
+
+
 def test_records_are_read_one_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "cuts.jsonl"
     path.write_bytes(GOOD + b"broken\n")
@@ -144,7 +170,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("files")
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(records=st.lists(judgments, max_size=5))
 def test_written_judgments_read_back_the_same(folder: Path, records: list[Judgment]) -> None:
     path = folder / "judgments.jsonl"

@@ -182,7 +182,7 @@ def runs(draw: st.DrawFn) -> list[RunLine]:
     return lines
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(lines=runs())
 def test_every_run_that_we_write_is_valid(folder: Path, lines: list[RunLine]) -> None:
     path = folder / "run.txt"

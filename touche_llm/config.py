@@ -145,7 +145,10 @@ def load_config(file: Path | None, flags: Mapping[str, Any]) -> Config:
         if not values.get("corpus"):
             raise UsageError(f"{file or 'options'}: give the corpus (--corpus FILE) or an index of it (--index FOLDER)")
         values["index"] = index_folder(Path(str(values["corpus"])))
-    task = get_task(str(values.setdefault("task", "comparative")))
+    try:
+        task = get_task(str(values.setdefault("task", "comparative")))
+    except UsageError as error:
+        raise UsageError(f"{file or 'options'}: {error}") from error
     given = values.get("weights") or {}
     values["weights"] = task.weights.model_dump() | given if isinstance(given, dict) else given
     try:

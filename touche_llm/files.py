@@ -48,9 +48,15 @@ def whole_folder(path: Path) -> Iterator[Path]:
         building.chmod(0o777 & ~_umask())
         if path.exists():
             retired = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.retired-"))
-            path.rename(retired / "old")
-            building.rename(path)
-            shutil.rmtree(retired)
+            try:
+                path.rename(retired / "old")
+                building.rename(path)
+            except BaseException:
+                if not path.exists():
+                    (retired / "old").rename(path)
+                raise
+            finally:
+                shutil.rmtree(retired)
         else:
             building.rename(path)
     except BaseException:

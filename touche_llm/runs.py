@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Iterable
 from pathlib import Path
+
+import numpy as np
 
 from touche_llm.errors import DataError
 from touche_llm.files import bounded_lines, whole_file
@@ -12,23 +14,31 @@ from touche_llm.records import Candidate, RunLine
 
 # Scores are written with this many decimals; equal ones are parted by one unit of the last.
 DECIMALS = 6
-_UNIT = 10**DECIMALS
 # Bytes of a run line, in any file: six short columns.
 MAX_LINE = 10_000
-NO_STANCE_COLUMN = "Q0"
+# Python would also take other digits and underscores, evaluators do not.
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
+_LARGEST_SCORE = 1e30
+_NO_STANCE_COLUMN = "Q0"
 
 
 def strictly_decreasing(scores: list[float]) -> list[float]:
     """Scores in ranking order, rounded to six decimals and lowered where needed so that each is below the one before.
 
-    Evaluators order by score and break ties by document id, whatever the rank column says.
+    Evaluators order by score and break ties by document id, whatever the rank column says, and trec_eval holds scores
+    in single precision: the scores that come back differ in single precision too.
     """
     result: list[float] = []
-    units: int | None = None
     for score in scores:
-        rounded = round(score * _UNIT)
-        units = rounded if units is None else min(rounded, units - 1)
-        result.append(units / _UNIT)
+        value = round(score, DECIMALS)
+        if result:
+            above = np.float32(result[-1])
+            step = max(1.0 / 10**DECIMALS, float(np.spacing(np.abs(above))))
+            while np.float32(value) >= above:
+                value = round(result[-1] - step, DECIMALS)
+                step *= 2
+        result.append(value)
     return result
 
 
@@ -55,7 +65,7 @@ def write_candidates(path: Path, candidates: Iterable[list[Candidate]], tag: str
 def _candidate_lines(candidates: list[Candidate], tag: str) -> list[RunLine]:
     scores = strictly_decreasing([candidate.score for candidate in candidates])
     return [
-        RunLine(each.topic_id, NO_STANCE_COLUMN, each.document_id, each.rank, score, tag)
+        RunLine(each.topic_id, _NO_STANCE_COLUMN, each.document_id, each.rank, score, tag)
         for each, score in zip(candidates, scores, strict=True)
     ]
 
@@ -75,7 +85,12 @@ def read_candidates(path: Path, depth: int) -> dict[str, list[Candidate]]:
     try:
         with path.open("rb") as stream:
             for number, raw in bounded_lines(stream, MAX_LINE):
-                text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+                if len(raw) > MAX_LINE:
+                    raise DataError(f"{path}:{number}: longer than {MAX_LINE:,} bytes; this is no run line")
+                try:
+                    text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError as error:
+                    raise DataError(f"{path}:{number}: not UTF-8: {error.reason}") from error
                 if not text.strip():
                     continue
                 topic, document, rank, score = _columns(path, number, text)
@@ -87,25 +102,31 @@ def read_candidates(path: Path, depth: int) -> dict[str, list[Candidate]]:
                 topics.setdefault(topic, []).append((rank, score, document, number))
     except OSError as error:
         raise DataError(f"{path}: cannot read the run: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8: {error}") from error
     if not topics:
         raise DataError(f"{path}: an empty run")
     return {topic: _ordered(path, topic, rows)[:depth] for topic, rows in topics.items()}
 
 
+def parse_rank(text: str) -> int | None:
+    """The rank that a run's column holds, or None."""
+    return int(text) if _INTEGER.fullmatch(text) else None
+
+
+def parse_score(text: str) -> float | None:
+    """The score that a run's column holds, or None; a number beyond single precision is none to evaluators."""
+    score = float(text) if _NUMBER.fullmatch(text) else None
+    return score if score is not None and abs(score) <= _LARGEST_SCORE else None
+
+
 def _columns(path: Path, number: int, text: str) -> tuple[str, str, int, float]:
-    if len(text) > MAX_LINE:
-        raise DataError(f"{path}:{number}: longer than {MAX_LINE:,} bytes; this is no run line")
     columns = text.split()
     if len(columns) < 6:
         raise DataError(f"{path}:{number}: {len(columns)} columns, a run has six: qid Q0 doc rank score tag")
-    try:
-        rank, score = int(columns[3]), float(columns[4])
-    except ValueError as error:
-        raise DataError(f"{path}:{number}: rank and score must be numbers: {error}") from error
-    if not math.isfinite(score):
-        raise DataError(f"{path}:{number}: the score is {columns[4]}, not a number to order by")
+    rank, score = parse_rank(columns[3]), parse_score(columns[4])
+    if rank is None:
+        raise DataError(f"{path}:{number}: rank {columns[3]!r:.40} is not an integer")
+    if score is None:
+        raise DataError(f"{path}:{number}: score {columns[4]!r:.40} is not a finite number")
     return columns[0], columns[2], rank, score
 
 

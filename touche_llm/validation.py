@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -11,13 +10,10 @@ from pathlib import Path
 
 from touche_llm.errors import DataError, printable
 from touche_llm.files import bounded_lines
-from touche_llm.runs import MAX_LINE
+from touche_llm.runs import MAX_LINE, parse_rank, parse_score
 from touche_llm.tasks.base import Task
 
 _COLUMNS = ("qid", "stance", "doc", "rank", "score", "tag")
-# Python would also take other digits and underscores, evaluators do not.
-_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -104,6 +100,8 @@ def _line(raw: bytes, number: int, seen: _Seen, task: Task) -> Iterator[str]:
     columns = text.split()
     if len(columns) < len(_COLUMNS):
         yield f"{len(columns)} columns, not six: {' '.join(_COLUMNS)}"
+        # The line takes its place in the ranking all the same.
+        seen.rankings[columns[0]].append((number, None, None))
         return
     if len(columns) > len(_COLUMNS):
         yield f"{len(columns)} columns, not six: a tag must not hold white space ({' '.join(columns[5:])!r})"
@@ -137,13 +135,11 @@ def _values(columns: list[str], number: int, seen: _Seen, task: Task) -> Iterato
             other, line = next(iter(seen.tags.items()))
             yield f"tag {tag!r} differs from {other!r} in line {line}; a run has one tag"
         seen.tags[tag] = number
-    rank = int(rank_text) if _INTEGER.fullmatch(rank_text) else None
+    rank, score = parse_rank(rank_text), parse_score(score_text)
     if rank is None:
         yield f"rank {rank_text!r:.40} is not an integer"
-    score = float(score_text) if _NUMBER.fullmatch(score_text) else None
-    if score is None or not math.isfinite(score):
+    if score is None:
         yield f"score {score_text!r:.40} is not a finite number"
-        score = None
     seen.rankings[topic].append((number, rank, score))
 
 

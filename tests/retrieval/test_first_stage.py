@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import bm25s
 import numpy as np
@@ -81,6 +81,15 @@ def test_only_documents_with_a_word_of_the_query_come_back_best_first(
     assert [each.rank for each in found] == [1, 2, 3]
     assert {each.topic_id for each in found} == {"7"}
     assert all(above.score > below.score > 0 for above, below in zip(found, found[1:], strict=False))
+
+
+@pytest.mark.parametrize("method", get_args(Bm25Settings.model_fields["method"].annotation))
+def test_no_method_gives_a_document_without_a_word_of_the_query(make_store: MakeStore, method: Any) -> None:
+    index = ensure_index(make_store(CORPUS), Bm25Settings(method=method), lambda message: None)
+    topics = [Topic("1", "laptop computer"), Topic("2", "unheard")]
+    found, none = index.retrieve(topics, fields=("title",), depth=10)
+    assert sorted(ids(found)) == ["desk", "long", "short", "twice"]
+    assert none == []
 
 
 @both
