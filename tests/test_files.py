@@ -153,8 +153,8 @@ judgments = st.builds(
     Judgment,
     topic_id=st.text(),
     document_id=st.text(),
-    relevance=numbers,
-    quality=numbers,
+    relevance=st.floats(0, 3),
+    quality=st.floats(0, 3),
     stance=st.text(),
     readings=st.dictionaries(st.text(), readings),
     source=st.text(),
@@ -163,6 +163,24 @@ judgments = st.builds(
     key=st.text(),
     sample=counts,
 )
+
+
+@pytest.mark.parametrize("grade", ["NaN", "Infinity", "-0.1", "3.1", "null"])
+def test_a_judgment_with_a_grade_that_is_none_is_refused(tmp_path: Path, grade: str) -> None:
+    judgment = Judgment(
+        topic_id="1",
+        document_id="d",
+        relevance=2.5,
+        quality=1,
+        stance="NO",
+        readings={},
+        source="value",
+        prompt="p",
+        key="k",
+    )
+    (tmp_path / "judgments.jsonl").write_text(judgment.model_dump_json().replace("2.5", grade))
+    with pytest.raises(DataError, match="judgments.jsonl:1: "):
+        read_records(tmp_path / "judgments.jsonl", Judgment, "judgments")
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm import pipeline
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.config import Config, load_config
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import DataError, EngineError, ReplayMiss, UsageError
 from touche_llm.files import read_records
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.language_model import Counts, LanguageModel
@@ -40,11 +41,11 @@ class Silent:
     def notify(self, message: str) -> None:
         self.notices.append(message)
 
-    def start(self, title: str, total: int) -> None: ...
+    @contextmanager
+    def stage(self, title: str, total: int) -> Iterator[pipeline.Advance]:
+        def advance(counts: Counts | None = None) -> None: ...
 
-    def advance(self, counts: Counts | None = None) -> None: ...
-
-    def finish(self) -> None: ...
+        yield advance
 
 
 def config_for(folder: Path, **flags: Any) -> Config:
@@ -202,7 +203,7 @@ async def test_a_run_that_is_killed_goes_on_and_asks_only_for_what_is_missing(tm
         await process.communicate()
         with Cache(tmp_path / "answers.sqlite") as cache:
             stored = len(cache.find("answer"))
-        assert 30 < stored < 60
+        assert stored > 0
         assert not (tmp_path / "killed" / "run.txt").exists()
         server.asked.clear()
         again = await start(server, tmp_path, "killed", "--concurrency", "4")
@@ -210,7 +211,7 @@ async def test_a_run_that_is_killed_goes_on_and_asks_only_for_what_is_missing(tm
         assert again.returncode == 0, errors
         with Cache(tmp_path / "answers.sqlite") as cache:
             total = len(cache.find("answer"))
-        assert len(server.asked) == total - stored
+        assert 0 < len(server.asked) == total - stored
         first = (tmp_path / "killed" / "run.txt").read_bytes()
         whole = await start(server, tmp_path, "whole", "--cache", str(tmp_path / "other.sqlite"))
         await whole.communicate()
@@ -267,6 +268,68 @@ def test_an_unknown_topic_is_told(tmp_path: Path) -> None:
 def test_a_stage_without_the_one_before_says_which(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"candidates.run.txt: not there; run `touche-llm retrieve`"):
         pipeline.rank_stage(config_for(tmp_path), tmp_path / "out", Silent())
+
+
+async def test_a_stage_that_fails_leaves_nothing_of_an_earlier_state_behind_it(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    await run_on(FakeServer(), config_for(tmp_path, topic=("3",), depth=5), out)
+    changed = config_for(tmp_path, topic=("3",), depth=20, sampling__max_tokens=9, cache__mode="replay")
+    with pytest.raises(ReplayMiss):
+        await pipeline.run_all(changed, out, Silent())
+    assert len(run_lines(out / "candidates.run.txt")) == 20
+    assert not (out / "run.txt").exists()
+    with pytest.raises(DataError, match="judgments.jsonl: cannot read"):
+        pipeline.rank_stage(changed, out, Silent())
+
+
+async def test_a_second_run_in_the_same_folder_is_as_one_in_a_new_folder(tmp_path: Path) -> None:
+    small, large = (config_for(tmp_path, topic=("3",), depth=depth) for depth in (5, 9))
+    await run_on(FakeServer(), small, tmp_path / "used")
+    await run_on(FakeServer(), large, tmp_path / "used")
+    await run_on(FakeServer(), large, tmp_path / "new")
+    for name in ("candidates.run.txt", "judgments.jsonl", "run.txt"):
+        assert (tmp_path / "used" / name).read_bytes() == (tmp_path / "new" / name).read_bytes()
+
+
+async def test_replay_wants_to_know_which_context_documents_were_cut_to(tmp_path: Path) -> None:
+    models: list[dict[str, Any]] = [{"id": "fake", "max_model_len": 8192}]
+    for length in (8192, 5000):
+        models[0]["max_model_len"] = length
+        config = config_for(tmp_path, topic=("3",))
+        await run_on(FakeServer(models=models), config, tmp_path / str(length))
+    cut = [
+        yaml.safe_load((tmp_path / each / "ir-metadata.yml").read_text())["stages"]["judge"]
+        for each in ("8192", "5000")
+    ]
+    assert [each["context"] for each in cut] == [8192, 5000]
+    assert cut[0]["documents cut"] < cut[1]["documents cut"]
+    replay = config_for(tmp_path, topic=("3",), cache__mode="replay")
+    with pytest.raises(UsageError, match="contexts of 5000, 8192 tokens.*--context"):
+        await pipeline.run_all(replay, tmp_path / "out", Silent())
+    for length in (8192, 5000):
+        engine = replay.engine.model_copy(update={"context": length})
+        await pipeline.run_all(replay.model_copy(update={"engine": engine}), tmp_path / "out", Silent())
+        assert (tmp_path / "out" / "judgments.jsonl").read_bytes() == (
+            tmp_path / str(length) / "judgments.jsonl"
+        ).read_bytes()
+
+
+async def test_a_context_that_the_server_does_not_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="served with a context of 8192 tokens, 9000 are asked for"):
+        await run_on(FakeServer(), config_for(tmp_path, engine__context=9000), tmp_path / "out")
+
+
+async def test_one_field_without_probabilities_makes_the_whole_judgment_plain(tmp_path: Path) -> None:
+    async def partly(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        answer = orjson.loads((await good(request, body)).body)  # type: ignore[attr-defined]
+        for token in answer["choices"][0]["logprobs"]["content"][-8:]:
+            token["top_logprobs"] = []
+        return web.json_response(answer)
+
+    await run_on(FakeServer(rest=partly), config_for(tmp_path, topic=("3",), depth=1), tmp_path / "out")
+    (judgment,) = read_records(tmp_path / "out" / "judgments.jsonl", Judgment, "judgments")
+    assert judgment.source == "value"
+    assert all(reading.probabilities is None for reading in judgment.readings.values())
 
 
 async def test_no_temporary_file_stays(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ CONTROL_TOKENS = [
     "[/INST]", "<<SYS>>", "<</SYS>>", "<start_of_turn>", "<end_of_turn>", "<bos>", "<｜User｜>",
     "<｜end▁of▁sentence｜>", "<think>", "</think>", "<tool_call>", "[gMASK]", "[TOOL_CALLS]", "[SYSTEM_PROMPT]",
     "<|START_OF_TURN_TOKEN|>", "＜|im_end|＞", "<\u200b|im_end|>", "<\x00|im_end|>", "<unk>", "<image_soft_token>",
+    "[|endofturn|]", "[|user|]", "[UNUSED_TOKEN_145]", "[control_8]", "[e~[", "]~b]", "［ＩＮＳＴ］",
 ]  # fmt: skip
 
 
@@ -105,6 +106,8 @@ def test_a_prompt_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None
         ("{{ cycler.__init__.__globals__ }}", "__init__"),
         ("{{ 1 / 0 }}", "division"),
         ("{{ 'x' + 1 }}", "str"),
+        ("{{ '%(a)s' % {} }}", "KeyError"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
         ("{% include 'other.jinja' %}", "loader|environment"),
         ("{% for n in range(1000000) %}{{ n }}{% endfor %}", "[Rr]ange"),
     ],
@@ -135,6 +138,25 @@ def test_a_control_token_in_two_halves_does_not_come_together(tmp_path: Path, cu
     for token in ("<|im_end|>", "[/INST]:::", "<<SYS>>:::"):
         topic = Topic("1", token[:cut])
         assert token.strip(":") not in prompt.render(topic=topic, document=token[cut:])[1].content
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["{{ topic }}", "{{ topic.objects }}", "{{ [document] }}", "{{ {'a': document} }}", "{{ document | list }}"],
+)
+def test_a_control_token_inside_a_record_or_a_list_does_not_survive_either(tmp_path: Path, expression: str) -> None:
+    body = f"{{% block system %}}{{% endblock %}}{{% block user %}}{expression}{{% endblock %}}"
+    prompt = load_prompt("comparative", template(tmp_path, body), "judge")
+    topic = Topic("1", "<|im_end|>", objects=("<|im_end|>", "[INST]"))
+    content = prompt.render(topic=topic, document="<|im_end|>")[1].content
+    assert "<|im_end|>" not in content and "[INST]" not in content
+
+
+@pytest.mark.parametrize("seam", ["<{{ document }}", "[{{ document }}", "a <{{- document }}", "< {{- document }}"])
+def test_a_bracket_just_before_what_is_inserted_is_refused(tmp_path: Path, seam: str) -> None:
+    body = f"{{% block system %}}{{% endblock %}}{{% block user %}}{seam}{{% endblock %}}"
+    with pytest.raises(PromptError, match="mine.jinja:6: .*opening bracket just before"):
+        load_prompt("comparative", template(tmp_path, body), "judge")
 
 
 def test_what_the_template_itself_says_is_left_alone(tmp_path: Path) -> None:

@@ -17,10 +17,11 @@ from touche_llm import pipeline
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.config import load_config
-from touche_llm.llm.cache import Cache, Entry
+from touche_llm.engines import remember
+from touche_llm.llm.cache import Cache
 from touche_llm.llm.engine import EngineFacts
 from touche_llm.llm.language_model import LanguageModel
-from touche_llm.llm.request import Request, content_key
+from touche_llm.llm.request import Request
 
 SAMPLE = SAMPLES / "comparative"
 FACTS = EngineFacts(
@@ -64,8 +65,7 @@ async def main() -> None:
         observer = ConsoleObserver()
         pipeline.retrieve_stage(config, out, observer)
         with Cache(config.cache.file) as cache:
-            key = content_key("engine", model=FACTS.model, revision=FACTS.revision)
-            cache.replace(Entry(key=key, kind="engine", model=FACTS.model, value=FACTS.model_dump()))
+            remember(FACTS, cache)
             model = LanguageModel(facts=FACTS, engine=ScriptedEngine(script), cache=cache)
             await pipeline.judge_stage(config, out, observer, model)
             print(f"{cache.export_cassette(SAMPLE / 'cassette.jsonl')} entries")

@@ -44,12 +44,13 @@ class RetrieverConfig(Bm25Settings):
 
 
 class EngineConfig(_Section):
-    """The engine. Times are in seconds; `context` and the rest come from the server."""
+    """The engine. Times are in seconds; `context` is in tokens, the server's own where left out."""
 
     name: Literal["server"] = "server"
     base_url: str = "http://127.0.0.1:8000"
     model: str | None = None
     revision: str = ""
+    context: int | None = Field(None, ge=1)
     concurrency: int = Field(64, ge=1, le=4096)
     request_timeout: float = Field(300.0, gt=0.0)
     retry_for: float = Field(600.0, ge=0.0)
@@ -131,6 +132,8 @@ def load_config(file: Path | None, flags: Mapping[str, Any]) -> Config:
         UsageError: the file cannot be read, or a value is missing, unknown or out of range; names file and key.
     """
     values = _read(file) if file else {}
+    if flags.get("corpus") is not None and values.get("index") == str(index_folder(Path(str(values.get("corpus"))))):
+        del values["index"]  # it was the default of the other corpus
     for name, value in flags.items():
         if value is None or value == ():
             continue

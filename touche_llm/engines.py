@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from touche_llm.config import Config
-from touche_llm.errors import UsageError
+from touche_llm.errors import EngineError, UsageError
 from touche_llm.llm.cache import Cache, CacheMode, Entry
 from touche_llm.llm.engine import EngineFacts
 from touche_llm.llm.language_model import LanguageModel
@@ -35,22 +35,41 @@ async def open_model(config: Config) -> AsyncIterator[LanguageModel]:
             chat_template_kwargs=sampling.chat_template_kwargs,
         ) as server:
             facts = await server.connect(engine.model, engine.revision, 20 if sampling.logprobs else 0)
-            key = content_key("engine", model=facts.model, revision=facts.revision)
-            cache.replace(Entry(key=key, kind="engine", model=facts.model, value=facts.model_dump()))
+            if engine.context is not None:
+                if engine.context > facts.context:
+                    raise EngineError(
+                        f"{engine.base_url}: {facts.model} is served with a context of {facts.context} tokens, "
+                        f"{engine.context} are asked for; serve it with more or ask for fewer (--context)"
+                    )
+                facts = facts.model_copy(update={"context": engine.context})
+            remember(facts, cache)
             yield LanguageModel(facts=facts, engine=server, **policy)
 
 
+def remember(facts: EngineFacts, cache: Cache) -> None:
+    """Keep what is known of an engine beside its answers, for a replay without it."""
+    key = content_key("engine", **facts.model_dump())
+    cache.put(Entry(key=key, kind="engine", model=facts.model, value=facts.model_dump()), EngineFacts)
+
+
 def _replayed_facts(config: Config, cache: Cache) -> EngineFacts:
-    entries = cache.find("engine")
-    models = sorted({entry.model for entry in entries})
-    if config.engine.model is None and len(models) > 1:
+    asked = config.engine
+    known = [EngineFacts.model_validate(entry.value) for entry in cache.find("engine")]
+    models = sorted({facts.model for facts in known})
+    if asked.model is None and len(models) > 1:
         raise UsageError(f"{cache.path}: holds answers of {', '.join(models)}; choose one with --model")
-    model = config.engine.model or next(iter(models), None)
-    for entry in entries:
-        facts = EngineFacts.model_validate(entry.value)
-        if facts.model == model and facts.revision == config.engine.revision:
-            return facts
-    known = ", ".join(models) or "no model"
-    raise UsageError(
-        f"{cache.path}: holds {known}; nothing to replay of model {model or 'any'}, revision {config.engine.revision!r}"
-    )
+    model = asked.model or next(iter(models), None)
+    fitting = [facts for facts in known if facts.model == model and facts.revision == asked.revision]
+    if asked.context is not None:
+        fitting = [facts for facts in fitting if facts.context == asked.context]
+    if not fitting:
+        wanted = f"model {model or 'any'}, revision {asked.revision!r}"
+        wanted += f", context {asked.context}" if asked.context is not None else ""
+        raise UsageError(f"{cache.path}: holds {', '.join(models) or 'no model'}; nothing to replay of {wanted}")
+    contexts = sorted({facts.context for facts in fitting})
+    if len(contexts) > 1:
+        raise UsageError(
+            f"{cache.path}: {model} was asked with contexts of {', '.join(map(str, contexts))} tokens, and documents "
+            "were cut to fit; choose one with --context"
+        )
+    return fitting[-1]

@@ -54,9 +54,9 @@ def whole_folder(path: Path) -> Iterator[Path]:
             except BaseException:
                 if not path.exists():
                     (retired / "old").rename(path)
+                retired.rmdir()
                 raise
-            finally:
-                shutil.rmtree(retired)
+            shutil.rmtree(retired)
         else:
             building.rename(path)
     except BaseException:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from touche_llm.corpus.store import DocumentStore
@@ -14,7 +13,7 @@ from touche_llm.llm.labels import expected_grade, most_probable, read_label
 from touche_llm.llm.language_model import Answered, LanguageModel
 from touche_llm.llm.request import Request, Sampling
 from touche_llm.prompts import Prompt, neutralise
-from touche_llm.records import Candidate, Cut, Failure, Judgment, Topic
+from touche_llm.records import Candidate, Cut, Failure, Judgment, Reading, Topic
 from touche_llm.tasks.base import Task
 
 Done = Callable[[], None]
@@ -106,7 +105,11 @@ async def judge(
         topic, candidate = item
         text = neutralise(store.get(candidate.document_id).text)
         first, second = topic.objects or ("", "")
-        request = partial(_request_about, asking, prompt, schema, topic, candidate.document_id, first, second)
+
+        def request(document: str) -> Request:
+            shown = {"first": first, "second": second, "document": document}
+            return asking.request(prompt, schema, topic, candidate.document_id, **shown)
+
         result, cut = await asking.model.ask_about(request, text, answer_model)
         done()
         if isinstance(result, Answered):
@@ -118,19 +121,6 @@ async def judge(
     results = await in_order(judge_one, _work(topics, candidates, task), asking.concurrency)
     judgments = [result for result in results if isinstance(result, Judgment)]
     return judgments, [result for result in results if isinstance(result, Failure)]
-
-
-def _request_about(
-    asking: Asking,
-    prompt: Prompt,
-    schema: Mapping[str, Any],
-    topic: Topic,
-    document_id: str,
-    first: str,
-    second: str,
-    text: str,
-) -> Request:
-    return asking.request(prompt, schema, topic, document_id, first=first, second=second, document=text)
 
 
 def _work(
@@ -157,6 +147,9 @@ def _judgment(
         for field, labels in labels_of(answer_model).items()
     }
     complete = all(reading.probabilities is not None for reading in readings.values())
+    if not complete:
+        # One judgment is of one kind: expectations are not mixed with plain grades.
+        readings = {field: Reading(answered=label) for field, label in answered.items()}
     return Judgment(
         topic_id=topic.id,
         document_id=candidate.document_id,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,6 +35,14 @@ RUN = "run.txt"
 _LISTED = 10
 
 
+class Advance(Protocol):
+    """Is told that one step is done; `counts` are those of the language model so far."""
+
+    def __call__(self, counts: Counts | None = None) -> None:
+        """Count one step."""
+        ...
+
+
 class Observer(Protocol):
     """Who is told how the work goes."""
 
@@ -40,16 +50,8 @@ class Observer(Protocol):
         """Take a line that the user should read."""
         ...
 
-    def start(self, title: str, total: int) -> None:
-        """A stage of `total` steps begins."""
-        ...
-
-    def advance(self, counts: Counts | None = None) -> None:
-        """One step is done; `counts` are those of the language model so far."""
-        ...
-
-    def finish(self) -> None:
-        """The stage ended."""
+    def stage(self, title: str, total: int) -> AbstractContextManager[Advance]:
+        """A stage of `total` steps, for as long as the block runs; gives what is to be called after each step."""
         ...
 
 
@@ -75,22 +77,24 @@ def build_index(
 def retrieve_stage(config: Config, folder: Path, observer: Observer) -> None:
     """Write the candidates of each chosen topic: from the index, or from a run that another tool wrote."""
     started = time.monotonic()
+    folder.mkdir(parents=True, exist_ok=True)
     task = get_task(config.task)
     topics = choose_topics(config, task)
-    store = _open_store(config, task, observer)
-    opened = time.monotonic()
-    if config.candidates is not None:
-        candidates = _from_run(config, task, topics, store)
-    else:
-        observer.start("retrieving", len(topics))
-        candidates = []
-        for ranking in _retrieve(config, topics, store, observer):
-            candidates.append(ranking)
-            observer.advance()
-        observer.finish()
+    with _open_store(config, task, observer) as store:
+        opened = time.monotonic()
+        if config.candidates is not None:
+            candidates = _from_run(config, task, topics, store)
+        else:
+            candidates = []
+            with observer.stage("retrieving", len(topics)) as advance:
+                for ranking in _retrieve(config, topics, store, observer):
+                    candidates.append(ranking)
+                    advance()
+        corpus = store.manifest
     empty = [topic.id for topic, ranking in zip(topics, candidates, strict=True) if not ranking]
     if empty:
         observer.notify(f"no candidate for {len(empty)} topics: {', '.join(empty[:_LISTED])}")
+    _remove(folder, JUDGMENTS, FAILURES, RUN)
     write_config(config, folder / FILE_NAME)
     write_candidates(folder / CANDIDATES, candidates, config.tag)
     record_stage(
@@ -102,10 +106,10 @@ def retrieve_stage(config: Config, folder: Path, observer: Observer) -> None:
             "candidates": sum(map(len, candidates)),
             "topics without candidates": empty,
             "corpus": {
-                "file": store.manifest.corpus,
-                "sha256": store.manifest.sha256,
-                "documents": len(store),
-                "bad lines": store.manifest.bad_lines,
+                "file": corpus.corpus,
+                "sha256": corpus.sha256,
+                "documents": corpus.documents,
+                "bad lines": corpus.bad_lines,
             },
             "seconds to store the corpus or open it": round(opened - started, 3),
             "seconds": round(time.monotonic() - started, 3),
@@ -123,8 +127,6 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
     task = get_task(config.task)
     topics = choose_topics(config, task)
     candidates = _read_candidates(folder, task)
-    store = _open_store(config, task, observer)
-    _check_documents(folder / CANDIDATES, candidates, store)
     asking = Asking(
         model=model,
         sampling=Sampling(
@@ -140,24 +142,23 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
     failures: list[Failure] = []
     without = [topic for topic in topics if topic.objects is None] if task.objects_answer else []
     prompts = {"judge": judge_prompt.label}
-    if without:
-        objects_prompt = load_prompt(task.name, config.prompts.objects, "objects")
-        prompts["objects"] = objects_prompt.label
-        observer.start("finding objects", len(without))
-        topics, failures = await find_objects(
-            topics, task, objects_prompt, asking, lambda: observer.advance(model.counts)
-        )
-        observer.finish()
-        model.raise_on_misses()
-    asked = [topic.id for topic in without]
-    observer.start("judging", sum(len(candidates.get(topic.id, [])) for topic in topics))
-    judgments, failed = await judge(
-        topics, candidates, store, task, judge_prompt, asking, lambda: observer.advance(model.counts)
-    )
-    observer.finish()
+    with _open_store(config, task, observer) as store:
+        _check_documents(folder / CANDIDATES, candidates, store)
+        if without:
+            objects_prompt = load_prompt(task.name, config.prompts.objects, "objects")
+            prompts["objects"] = objects_prompt.label
+            with observer.stage("finding objects", len(without)) as advance:
+                done = partial(advance, model.counts)
+                topics, failures = await find_objects(topics, task, objects_prompt, asking, done)
+            model.raise_on_misses()
+        asked = [topic.id for topic in without]
+        with observer.stage("judging", sum(len(candidates.get(topic.id, [])) for topic in topics)) as advance:
+            done = partial(advance, model.counts)
+            judgments, failed = await judge(topics, candidates, store, task, judge_prompt, asking, done)
     model.raise_on_misses()
     failures += failed
     seconds = time.monotonic() - started
+    _remove(folder, RUN)
     write_config(config, folder / FILE_NAME)
     write_records(folder / JUDGMENTS, judgments)
     write_records(folder / FAILURES, failures)
@@ -187,8 +188,8 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
     return Outcome(len(judgments), len(failures), model.counts)
 
 
-def rank_stage(config: Config, folder: Path, observer: Observer) -> int:
-    """Write `run.txt` from the candidates and judgments of the run's folder; returns the number of lines."""
+def rank_stage(config: Config, folder: Path, observer: Observer) -> tuple[int, int]:
+    """Write `run.txt` from the folder's candidates and judgments; returns how many lines, and how many imputed."""
     started = time.monotonic()
     task = get_task(config.task)
     topics = choose_topics(config, task)
@@ -222,13 +223,13 @@ def rank_stage(config: Config, folder: Path, observer: Observer) -> int:
             "seconds": round(time.monotonic() - started, 3),
         },
     )
-    return len(lines)
+    return len(lines), imputed
 
 
 async def judge_alone(config: Config, folder: Path, observer: Observer) -> Outcome:
     """The judge stage with a model of its own."""
     async with open_model(config) as model:
-        return await judge_stage(_naming_model(config, model), folder, observer, model)
+        return await judge_stage(_with_facts(config, model), folder, observer, model)
 
 
 async def run_all(config: Config, folder: Path, observer: Observer) -> Outcome:
@@ -237,16 +238,23 @@ async def run_all(config: Config, folder: Path, observer: Observer) -> Outcome:
     choose_topics(config, task)
     load_prompt(task.name, config.prompts.judge, "judge")
     async with open_model(config) as model:
-        config = _naming_model(config, model)
+        config = _with_facts(config, model)
         retrieve_stage(config, folder, observer)
         outcome = await judge_stage(config, folder, observer, model)
     rank_stage(config, folder, observer)
     return outcome
 
 
-def _naming_model(config: Config, model: LanguageModel) -> Config:
-    """The configuration with the model's name, also where the server had to be asked for it."""
-    return config.model_copy(update={"engine": config.engine.model_copy(update={"model": model.facts.model})})
+def _with_facts(config: Config, model: LanguageModel) -> Config:
+    """The configuration with the model's name and context, also where the server had to be asked for them."""
+    known = {"model": model.facts.model, "context": model.facts.context}
+    return config.model_copy(update={"engine": config.engine.model_copy(update=known)})
+
+
+def _remove(folder: Path, *names: str) -> None:
+    """Remove what later stages made of an earlier state; the answers are in the cache."""
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
 
 
 def choose_topics(config: Config, task: Task) -> list[Topic]:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import StrictUndefined, Template, TemplateError, TemplateSyntaxError, UndefinedError
-from jinja2.exceptions import SecurityError
+from jinja2 import StrictUndefined, Template, TemplateSyntaxError, UndefinedError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -23,10 +22,12 @@ _CHECKOUT = Path(__file__).parent.parent / "prompts"
 _HEADER = re.compile(r"---\n(.*?)\n---\n", re.DOTALL)
 _HASH_DIGITS = 12
 
-# An opening bracket that could begin a control token of some chat format, in ASCII or in the full-width forms that
-# a normalising tokeniser folds into ASCII: `<|im_end|>`, `</s>`, `<start_of_turn>`, `<<SYS>>`, `<｜User｜>`, `[INST]`,
-# `[/INST]`, `[gMASK]`. Also one at the end of a text, since the template goes on behind it.
-_CONTROL = re.compile(r"[<＜﹤](?=\S|$)|[\[［](?=[/／]?[A-Za-z_]*(?:[\]］]|$))")
+# A bracket that could begin a control token of some chat format, in ASCII or in the full-width forms that a
+# normalising tokeniser folds into ASCII: `<|im_end|>`, `</s>`, `<start_of_turn>`, `<<SYS>>`, `<｜User｜>`, `[INST]`,
+# `[/INST]`, `[gMASK]`, `[|user|]`, `[control_8]`, `]~b]`. Also one at the end of a text, since the template goes on.
+_CONTROL = re.compile(r"[<＜﹤](?=\S|$)|[\[［](?=[^\s\d]|$)|[\]］](?=[~～])")
+# The same bracket said by the template just before it inserts something.
+_OPEN_BEFORE_DATA = re.compile(r"[<＜﹤\[［](?:\{\{|\s*\{\{-)")
 
 
 class PromptHeader(BaseModel):
@@ -65,8 +66,9 @@ class Prompt:
                 raise PromptError(
                     f"{self.path}: block {role}: {error.message}; the template may use {_names(variables)}"
                 ) from error
-            except (TemplateError, SecurityError, TypeError, ValueError, ArithmeticError, OverflowError) as error:
-                raise PromptError(f"{self.path}: block {role}: {error}") from error
+            # A template is a program of its author: whatever it raises is about the template.
+            except Exception as error:
+                raise PromptError(f"{self.path}: block {role}: {type(error).__name__}: {error}") from error
             messages.append(Message(role, text.strip("\n")))
         return tuple(messages)
 
@@ -122,6 +124,13 @@ def load_prompt(task: str, name: str, answer: str) -> Prompt:
     header = _header(path, found.group(1))
     if header.answer != answer:
         raise PromptError(f"{path}: front matter: asks for the answer {header.answer!r}, but {answer!r} is read here")
+    unsafe = _OPEN_BEFORE_DATA.search(source)
+    if unsafe:
+        line = source.count("\n", 0, unsafe.start()) + 1
+        raise PromptError(
+            f"{path}:{line}: {unsafe.group()!r}: an opening bracket just before what is inserted could make a control "
+            "token of it; put a space or another character between them"
+        )
     # Line numbers in messages are those of the file: the front matter is kept as empty lines.
     body = "\n" * found.group(0).count("\n") + source[found.end() :]
     try:
@@ -152,7 +161,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True,
         lstrip_blocks=True,
         # Everything that an expression inserts passes here; what the template itself says does not.
-        finalize=lambda value: neutralise(value) if isinstance(value, str) else value,
+        finalize=lambda value: neutralise(str(value)),
     )
 
 

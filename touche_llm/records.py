@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,10 @@ class RunLine:
     tag: str
 
 
+# A grade or the mean of grades.
+Grade = Annotated[float, Field(ge=0.0, le=3.0, allow_inf_nan=False)]
+
+
 class _FileRecord(BaseModel):
     """A record that is also a line of a JSON Lines file."""
 
@@ -85,8 +90,8 @@ class Judgment(_FileRecord):
 
     topic_id: str
     document_id: str
-    relevance: float
-    quality: float
+    relevance: Grade
+    quality: Grade
     stance: str
     readings: dict[str, Reading]
     source: str

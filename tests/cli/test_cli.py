@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
+import shutil
+import signal
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from aiohttp import web
+from rich.console import Console
 
+from tests.fake_server import FakeServer, says
 from touche_llm.cli import main
+from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.errors import ToucheError
+from touche_llm.errors import DataError, ToucheError
+from touche_llm.llm.language_model import Counts
 
 SAMPLE = SAMPLES / "comparative"
 DATA = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl")]
@@ -123,6 +134,104 @@ def test_an_error_is_one_line_and_an_exit_code(
     assert message in " ".join(done.stderr.replace("│", " ").split())
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "o" / "run.txt").exists()
+
+
+async def test_a_run_with_failures_ends_with_3_and_ctrl_c_with_130(tmp_path: Path) -> None:
+    async def slow_and_bad(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        await asyncio.sleep(0.05)
+        return await says("no JSON")(request, body)
+
+    server = FakeServer(rest=slow_and_bad)
+    async with server.running():
+        command = [
+            sys.executable,
+            "-m",
+            "touche_llm",
+            "run",
+            *DATA,
+            "--out",
+            "o",
+            "--base-url",
+            server.url,
+            "--topic",
+            "3",
+        ]
+        pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE, "cwd": tmp_path}
+        run = await asyncio.create_subprocess_exec(*command, "--depth", "4", **pipes)  # type: ignore[arg-type]
+        out, _ = await run.communicate()
+        assert (run.returncode, b"failures: 4" in out) == (3, True)
+        assert (await _code(tmp_path, "rank", "--out", "o")) == 3
+        server.asked.clear()
+        run = await asyncio.create_subprocess_exec(*command, "--concurrency", "1", **pipes)  # type: ignore[arg-type]
+        while not server.asked:
+            await asyncio.sleep(0.01)
+        run.send_signal(signal.SIGINT)
+        _, errors = await run.communicate()
+    assert run.returncode == 130
+    assert b"interrupted; every answer so far is in .touche-llm/answers.sqlite" in errors
+    assert b"Traceback" not in errors
+
+
+async def _code(folder: Path, *arguments: str) -> int | None:
+    done = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "touche_llm", *arguments),
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    await done.communicate()
+    return done.returncode
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", *DATA, *REPLAY, "--out", "file/o"],
+        ["demo", "--out", "file"],
+        ["run", *DATA, "--out", "o", "--cache", "file/c.sqlite"],
+        ["index", *DATA[2:], "--index", "file/i"],
+        ["cache", "export", "file/x.jsonl", "--cache", "c.sqlite"],
+        ["validate", ".", "--task", "comparative"],
+        ["run", "--config", ".", "--out", "o"],
+    ],
+)
+def test_a_place_where_nothing_can_be_written_or_read_is_one_line(
+    touche: Touche, tmp_path: Path, arguments: list[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    touche("cache", "import", str(SAMPLE / "cassette.jsonl"), "--cache", "c.sqlite")
+    done = touche(*arguments)
+    assert done.returncode in (1, 2), done.stderr
+    assert done.stderr.startswith("error: ") and len(done.stderr.splitlines()) == 1
+
+
+def test_a_damaged_index_is_named(touche: Touche, tmp_path: Path) -> None:
+    for damaged in ("documents.sqlite", "bm25/params.index.json", "bm25/data.csc.index.npy", "bm25/manifest.json"):
+        shutil.rmtree(tmp_path / "idx", ignore_errors=True)
+        touche("index", *DATA[2:], "--index", "idx")
+        (tmp_path / "idx" / damaged).write_bytes(b"")
+        done = touche("retrieve", *DATA, "--index", "idx", "--out", "o")
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+        assert "idx" in done.stderr
+
+
+def test_another_corpus_with_a_written_configuration_gets_an_index_of_its_own(touche: Touche, tmp_path: Path) -> None:
+    touche("retrieve", *DATA, "--out", "one")
+    shutil.copy(SAMPLE / "passages.jsonl", tmp_path / "other.jsonl")
+    done = touche("retrieve", "--config", "one/config.yaml", "--corpus", "other.jsonl", "--out", "two")
+    assert done.returncode == 0, done.stderr
+
+
+def test_on_a_terminal_a_bar_is_shown_and_always_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    observer = ConsoleObserver()
+    observer.console = Console(file=screen, force_terminal=True, width=80)
+    with pytest.raises(DataError), observer.stage("judging", 3) as advance:
+        advance(Counts(cache_hits=2, prompt_tokens=1234, failures=1))
+        raise DataError("stop")
+    shown = screen.getvalue()
+    assert "1/3" in shown and "2 cached" in shown and "1 failed" in shown
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1
 
 
 def test_debug_shows_where_an_error_comes_from(touche: Touche, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, Literal
 
 import orjson
@@ -10,8 +11,10 @@ from hypothesis import strategies as st
 
 from touche_llm.llm.answer import AnswerModel, Unusable, labels_of, parse, schema_of
 from touche_llm.records import Topic
-from touche_llm.tasks.comparative import ComparativeJudgment, objects_answer
+from touche_llm.tasks.comparative import ComparativeJudgment, _Objects, objects_answer
+from touche_llm.topics import read_topics
 
+REAL = Path(__file__).parents[3] / "shared" / "data" / "comparative" / "topics.xml"
 GOOD = {"relevance": 3, "quality": 0, "stance": "NO"}
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -84,12 +87,19 @@ def test_a_field_that_not_every_backend_enforces_is_a_mistake_of_the_program() -
             schema_of(model)
 
 
+@pytest.mark.skipif(not REAL.exists(), reason=f"{REAL} is not there")
+def test_every_pair_of_objects_that_the_organisers_name_is_two_objects() -> None:
+    for topic in read_topics(REAL):
+        assert topic.objects is not None
+        _Objects(first=topic.objects[0], second=topic.objects[1])
+
+
 def test_the_two_objects_are_words_of_the_title_and_differ() -> None:
     model = objects_answer(Topic("1", "Which is better, a steel knife or a ceramic knife?"))
     assert "ceramic knife" in schema_of(model)["properties"]["first"]["enum"]
     found = parse(orjson.dumps({"first": "steel", "second": "ceramic knife"}).decode(), model)
     assert found.model_dump() == {"first": "steel", "second": "ceramic knife"}
-    for first, second in (("steel", "steel"), ("steel knife", "ceramic knife"), ("steel", "bread")):
+    for first, second in (("steel", "steel"), ("steel", "a steel knife"), ("Which is", "is"), ("steel", "bread")):
         with pytest.raises(Unusable) as caught:
             parse(orjson.dumps({"first": first, "second": second}).decode(), model)
         assert caught.value.kind == "outside_schema"

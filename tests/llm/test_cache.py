@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from touche_llm.errors import DataError, UsageError
+from touche_llm.llm import cache as cache_module
 from touche_llm.llm.answer import Answer
 from touche_llm.llm.cache import Cache, CacheMode, Entry
 
@@ -113,10 +114,36 @@ def test_a_file_that_is_no_cache_is_named(tmp_path: Path) -> None:
 
 def test_a_cache_of_another_version_is_refused(tmp_path: Path) -> None:
     database = sqlite3.connect(tmp_path / "c.sqlite")
-    database.execute("PRAGMA user_version = 99")
+    database.executescript(f"PRAGMA application_id = {cache_module._APPLICATION}; PRAGMA user_version = 99;")
     database.close()
     with pytest.raises(DataError, match="version 99"):
         Cache(tmp_path / "c.sqlite")
+
+
+def test_another_programs_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+    database = sqlite3.connect(tmp_path / "other.sqlite")
+    database.execute("CREATE TABLE documents (id TEXT)")
+    database.close()
+    before = (tmp_path / "other.sqlite").read_bytes()
+    for mode in (CacheMode.REUSE, CacheMode.REPLAY):
+        with pytest.raises(DataError, match="not an answer cache of this program"):
+            Cache(tmp_path / "other.sqlite", mode)
+    assert (tmp_path / "other.sqlite").read_bytes() == before
+
+
+def test_replay_writes_nothing(tmp_path: Path) -> None:
+    with Cache(tmp_path / "c.sqlite") as cache:
+        cache.put(entry(), Answer)
+    with Cache(tmp_path / "c.sqlite", CacheMode.REPLAY) as cache:
+        assert cache.get("a" * 64, Answer) == answer()
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            cache.put(entry("b"), Answer)
+
+
+def test_a_place_where_no_file_can_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="file/c.sqlite: not a cache, or not writable"):
+        Cache(tmp_path / "file" / "c.sqlite")
 
 
 def test_replay_needs_a_cache_that_is_there(tmp_path: Path) -> None:
@@ -126,8 +153,9 @@ def test_replay_needs_a_cache_that_is_there(tmp_path: Path) -> None:
 
 
 def test_a_value_of_another_form_is_named_by_its_key(tmp_path: Path) -> None:
+    (tmp_path / "c.jsonl").write_text(entry().model_copy(update={"value": {"text": 1}}).model_dump_json())
     with Cache(tmp_path / "c.sqlite") as cache:
-        cache.replace(entry().model_copy(update={"value": {"text": 1}}))
+        cache.import_cassette(tmp_path / "c.jsonl")
         with pytest.raises(DataError, match=f"entry {'a' * 64} does not hold a valid Answer"):
             cache.get("a" * 64, Answer)
 

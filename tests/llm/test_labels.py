@@ -66,10 +66,20 @@ def test_a_grade_that_is_merged_with_what_stands_behind_it() -> None:
 
 
 def test_a_number_that_only_begins_like_a_grade_is_outside() -> None:
-    shares = {"2": 0.5, "25": 0.5}
+    shares = {"2": 0.5, "25": 0.3, "2.": 0.1, "2-": 0.1}
     reading = read(['{"relevance":', ("2", shares), ',"quality":1,"stance":"NO"}'], "relevance", 2)
     assert reading.probabilities == pytest.approx({"0": 0.0, "1": 0.0, "2": 1.0, "3": 0.0})
     assert reading.outside == pytest.approx(0.5)
+
+
+def test_two_tokens_of_one_text_add_up() -> None:
+    """A byte token and a character token can both read `1`."""
+    text = '{"relevance":2,"quality":1,"stance":"NO"}'
+    top = [("2", math.log(0.4)), ("1", math.log(0.3)), ("1", math.log(0.3))]
+    token = Token(at=13, token="2", logprob=math.log(0.4), top=top)
+    reading = read_label(text, [token], "relevance", LABELS["relevance"], 2)
+    assert reading.probabilities == pytest.approx({"0": 0.0, "1": 0.6, "2": 0.4, "3": 0.0})
+    assert most_probable(reading) == "1"
 
 
 def test_white_space_before_the_value() -> None:
@@ -120,6 +130,7 @@ def test_each_field_is_read_at_its_own_place() -> None:
         [],
         [Token(at=0, token="{", logprob=0.0, top=[])],
         [Token(at=13, token="x", logprob=-0.1, top=[("y", -0.2)])],
+        [Token(at=13, token="2", logprob=-0.1, top=[])],
     ],
 )
 def test_without_matching_log_probabilities_the_plain_value_is_taken_and_said_so(tokens: list[Token]) -> None:
@@ -152,7 +163,14 @@ def split_answers(draw: st.DrawFn) -> tuple[str, list[Token], Mapping[str, int |
         end = draw(st.integers(at + 1, len(text)))
         token = text[at:end]
         other = st.tuples(st.text(max_size=4) | st.sampled_from([token[:1], "N", '"', "2"]), st.floats(-30, 0))
-        tokens.append(Token(at=at, token=token, logprob=draw(st.floats(-15, 0)), top=draw(st.lists(other, max_size=4))))
+        tokens.append(
+            Token(
+                at=at,
+                token=token,
+                logprob=draw(st.floats(-15, 0)),
+                top=[*draw(st.lists(other, max_size=4)), (token, -0.5)],
+            )
+        )
         at = end
     return text, tokens, answered
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.errors import DataError, PromptError, ReplayMiss
-from touche_llm.llm.answer import schema_of
+from touche_llm.llm.answer import Answer, schema_of
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.concurrency import in_order
 from touche_llm.llm.language_model import Answered, LanguageModel, Unanswered
@@ -66,7 +67,7 @@ async def test_a_long_document_is_cut_at_a_sentence_end_within_the_context(tmp_p
         _, cut = await model.ask_about(request_about, SENTENCES, ComparativeJudgment)
     assert isinstance(cut, Cut)
     (sent,) = engine.requests
-    kept = sent.messages[1].content.removeprefix("Passage: ").removesuffix(" […]")
+    kept = sent.messages[1].content.removeprefix("Passage: ").removesuffix(" …")
     assert SENTENCES.startswith(kept) and kept.endswith(".")
     assert (cut.kept_chars, cut.of_chars) == (len(kept), len(SENTENCES))
     assert cut.prompt_tokens == await engine.count_tokens(sent.messages) <= context - 50
@@ -75,13 +76,48 @@ async def test_a_long_document_is_cut_at_a_sentence_end_within_the_context(tmp_p
     assert model.counts.cut == 1
 
 
+class ComposingEngine(ScriptedEngine):
+    """Its tokeniser composes characters, as NFC normalisers do: text does not come back as it went in."""
+
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        return sum(len(unicodedata.normalize("NFC", message.content)) for message in messages) // 4
+
+    async def head(self, text: str, tokens: int) -> str:
+        return text[: len(unicodedata.normalize("NFC", text)[: tokens * 4])]
+
+
+async def test_a_text_that_the_tokeniser_normalises_is_cut_where_it_is_too_long(tmp_path: Path) -> None:
+    decomposed = unicodedata.normalize("NFD", "É un café. " * 800)
+    with Cache(tmp_path / "c.sqlite") as cache:
+        model, _ = model_with(cache, 1000)
+        model.engine = engine = ComposingEngine(lambda _: ANSWER)
+        _, cut = await model.ask_about(request_about, decomposed, ComparativeJudgment)
+    assert cut is not None
+    assert cut.prompt_tokens == await engine.count_tokens(engine.requests[0].messages) <= 950
+    assert cut.kept_chars > 2500
+
+
+async def test_refresh_forgets_old_samples_so_that_a_replay_finds_what_the_run_used(tmp_path: Path) -> None:
+    request = request_about("x")
+    with Cache(tmp_path / "c.sqlite") as cache:
+        await model_with(cache)[0].ask(request, ComparativeJudgment)
+    new: Mapping[str, Label] = {"relevance": 0, "quality": 0, "stance": "FIRST"}
+    with Cache(tmp_path / "c.sqlite", CacheMode.REFRESH) as cache:
+        model, _ = model_with(cache)
+        model.engine = ScriptedEngine(lambda asked: new if asked.sample else {**new, "stance": "NONE"})
+        refreshed = await model.ask(request, ComparativeJudgment)
+    assert isinstance(refreshed, Answered) and refreshed.sample == 1
+    with Cache(tmp_path / "c.sqlite", CacheMode.REPLAY) as cache:
+        assert await model_with(cache, engine=False)[0].ask(request, ComparativeJudgment) == refreshed
+
+
 async def test_text_without_sentences_is_cut_at_a_word(tmp_path: Path) -> None:
     words = "lorem ipsum dolor " * 500
     with Cache(tmp_path / "c.sqlite") as cache:
         model, engine = model_with(cache, 500)
         _, cut = await model.ask_about(request_about, words, ComparativeJudgment)
     assert cut is not None
-    assert engine.requests[0].messages[1].content.removesuffix(" […]").split()[-1] in ("lorem", "ipsum", "dolor")
+    assert engine.requests[0].messages[1].content.removesuffix(" …").split()[-1] in ("lorem", "ipsum", "dolor")
 
 
 async def test_a_prompt_that_leaves_no_room_is_never_cut_itself(tmp_path: Path) -> None:
@@ -113,7 +149,7 @@ async def test_a_miss_in_replay_says_what_is_missing_and_why(tmp_path: Path) -> 
         ),
         "the cache has answers of scripted, not of other": replace(request, model="other"),
         "the topic, the document or a setting changed": replace(request, sampling=Sampling(max_tokens=51)),
-        "document new, .*: never asked": replace(
+        "document new, .*: no usable answer is stored": replace(
             request, messages=messages, origin=replace(request.origin, document_id="new")
         ),
     }
@@ -131,7 +167,8 @@ async def test_a_cached_answer_that_cannot_be_used_is_an_error_that_names_it(tmp
         model, _ = model_with(cache)
         await model.ask(request, ComparativeJudgment)
         (entry,) = cache.entries()
-        cache.replace(entry.model_copy(update={"value": {**entry.value, "text": "{}"}}))
+        cache.forget([entry.key])
+        cache.put(entry.model_copy(update={"value": {**entry.value, "text": "{}"}}), Answer)
         with pytest.raises(DataError, match=f"cached answer {request.key} cannot be used"):
             await model.ask(request, ComparativeJudgment)
 

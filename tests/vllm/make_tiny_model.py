@@ -33,6 +33,7 @@ SPECIAL_TOKENS = [
         "<sop>",
     ),  # DeepSeek, GLM
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[SYSTEM_PROMPT]", "<|START_OF_TURN_TOKEN|>"),
+    *("[|user|]", "[|endofturn|]", "[UNUSED_TOKEN_145]", "[control_8]", "[e~[", "]~b]"),  # EXAONE, InternLM2, MiniMax
 ]
 VOCABULARY = 4096
 CONTEXT = 2048

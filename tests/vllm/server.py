@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from touche_llm.llm.request import Message
+
 ROOT = Path(__file__).parents[2]
 VENV = ROOT / ".venv-vllm"
 MODEL_NAME = "tiny"
@@ -87,3 +89,12 @@ def finished_requests(url: str) -> int:
     return round(
         sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name) and 'reason="abort"' not in line)
     )
+
+
+def token_ids(url: str, messages: tuple[Message, ...]) -> list[int]:
+    """The prompt's token ids, chat template included, as the server makes them."""
+    body = {"model": MODEL_NAME, "messages": [{"role": each.role, "content": each.content} for each in messages]}
+    request = urllib.request.Request(f"{url}/tokenize", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as response:
+        ids: list[int] = json.load(response)["tokens"]
+    return ids

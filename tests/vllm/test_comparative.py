@@ -13,16 +13,20 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.vllm.server import ROOT, finished_requests, vllm_server
+from tests.vllm.server import ROOT, finished_requests, token_ids, vllm_server
 from touche_llm.cli.demo import SAMPLES
+from touche_llm.corpus.store import DocumentStore
 from touche_llm.files import read_records
 from touche_llm.llm.cache import Cache
+from touche_llm.prompts import load_prompt
 from touche_llm.records import Failure, Judgment
+from touche_llm.runs import read_candidates
 from touche_llm.topics import read_topics
 
 pytestmark = pytest.mark.vllm
 REAL = ROOT.parent / "shared" / "data" / "comparative"
 DEPTH = 20
+ROOM = 2048 - 64  # tokens of the context beside the answer
 # The start-up check of every run is one request of its own.
 PROBES = 1
 
@@ -54,10 +58,29 @@ def run(data: Input, url: str, out: Path, *more: str) -> None:
     print(done.stderr.splitlines()[-1])
 
 
+def those_that_do_not_fit(data: Input, url: str, folder: Path) -> set[tuple[str, str]]:
+    """The candidates whose whole prompt has more tokens than the context holds beside the answer; counted by vLLM."""
+    prompt = load_prompt("comparative", "judge", "judge")
+    found = set()
+    with DocumentStore(folder / "index") as store:
+        candidates = read_candidates(folder / "asked" / "candidates.run.txt", DEPTH)
+        for topic in read_topics(data.topics):
+            first, second = topic.objects or ("", "")
+            for each in candidates[topic.id]:
+                text = store.get(each.document_id).text
+                if len(text) < 1500:  # bytes of the longest prompt around it leave room for these; saves most calls
+                    continue
+                messages = prompt.render(topic=topic, first=first, second=second, document=text)
+                if len(token_ids(url, messages)) > ROOM:
+                    found.add((topic.id, each.document_id))
+    return found
+
+
 def test_all_topics_are_judged_and_replay_needs_no_server(data: Input, tiny_model: Path, tmp_path: Path) -> None:
     with vllm_server(tiny_model, tmp_path / "server.log") as url:
         run(data, url, tmp_path / "asked")
         asked = finished_requests(url)
+        too_long = those_that_do_not_fit(data, url, tmp_path)
     judgments = read_records(tmp_path / "asked" / "judgments.jsonl", Judgment, "judgments")
     stages = yaml.safe_load((tmp_path / "asked" / "ir-metadata.yml").read_text())["stages"]
     assert read_records(tmp_path / "asked" / "failures.jsonl", Failure, "failures") == []
@@ -68,9 +91,10 @@ def test_all_topics_are_judged_and_replay_needs_no_server(data: Input, tiny_mode
     # What was too long was cut to fit beside the answer, and is marked; nothing else was.
     cut = [each.cut for each in judgments if each.cut]
     assert stages["judge"]["documents cut"] == len(cut)
-    assert all(each.kept_chars < each.of_chars and each.prompt_tokens <= 2048 - 64 for each in cut)
+    assert all(each.kept_chars < each.of_chars and each.prompt_tokens <= ROOM for each in cut)
     if data.corpus.parent == REAL:
         assert len(cut) > 10
+    assert {(each.topic_id, each.document_id) for each in judgments if each.cut} == too_long
 
     checked = subprocess.run(
         [sys.executable, "-m", "touche_llm", "validate", str(tmp_path / "asked" / "run.txt"), "--task", "comparative"]

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.vllm.make_tiny_model import SPECIAL_TOKENS
+from tests.vllm.server import token_ids
 from touche_llm.llm.request import Message
 from touche_llm.prompts import load_prompt
 from touche_llm.records import Topic
 
 pytestmark = pytest.mark.vllm
-
-
-def token_ids(url: str, messages: tuple[Message, ...]) -> list[int]:
-    body = {"model": "tiny", "messages": [{"role": each.role, "content": each.content} for each in messages]}
-    request = urllib.request.Request(f"{url}/tokenize", json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as response:
-        ids: list[int] = json.load(response)["tokens"]
-    return ids
 
 
 def special_ids(model: Path) -> dict[str, int]:

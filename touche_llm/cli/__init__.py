@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from touche_llm.cli import demo, files, stages
-from touche_llm.errors import ToucheError
+from touche_llm.errors import ToucheError, printable
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -46,3 +46,8 @@ def main() -> None:
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if debug:
+            raise
+        print(printable(f"error: {error.filename or ''}: {error.strerror or error}"), file=sys.stderr)
+        sys.exit(1)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from touche_llm.errors import printable
 from touche_llm.llm.language_model import Counts
+from touche_llm.pipeline import Advance
 
 _PLAIN_SECONDS = 10.0
 
@@ -18,8 +21,6 @@ class ConsoleObserver:
 
     def __init__(self) -> None:
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
-        self._progress: Progress | None = None
-        self._task = TaskID(0)
         self._title, self._total, self._done = "", 0, 0
         self._started = self._told = 0.0
         self._counts: Counts | None = None
@@ -28,38 +29,36 @@ class ConsoleObserver:
         """Print a line; text from files is not taken for markup."""
         self.console.print(printable(f"note: {message}"), markup=False)
 
-    def start(self, title: str, total: int) -> None:
-        """Begin a stage."""
+    @contextmanager
+    def stage(self, title: str, total: int) -> Iterator[Advance]:
+        """Show a stage of `total` steps; gives what is called after each. Ends the bar whatever happens."""
         self._title, self._total, self._done, self._counts = title, total, 0, None
         self._started = self._told = time.monotonic()
-        if self.console.is_terminal:
-            self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[facts]}"),
-                TimeRemainingColumn(),
-                console=self.console,
-            )
-            self._progress.start()
-            self._task = self._progress.add_task(title, total=total, facts="")
+        if not self.console.is_terminal:
+            yield self._advance
+            self._line()
+            return
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[facts]}"),
+        )
+        with Progress(*columns, TimeRemainingColumn(), console=self.console) as progress:
+            task = progress.add_task(title, total=total, facts="")
 
-    def advance(self, counts: Counts | None = None) -> None:
-        """Count one step."""
+            def advance(counts: Counts | None = None) -> None:
+                self._done += 1
+                self._counts = counts
+                progress.update(task, advance=1, facts=self._facts())
+
+            yield advance
+
+    def _advance(self, counts: Counts | None = None) -> None:
         self._done += 1
         self._counts = counts
-        if self._progress is not None:
-            self._progress.update(self._task, advance=1, facts=self._facts())
-        elif time.monotonic() - self._told >= _PLAIN_SECONDS:
+        if time.monotonic() - self._told >= _PLAIN_SECONDS:
             self._told = time.monotonic()
-            self._line()
-
-    def finish(self) -> None:
-        """End the stage with a line that stays."""
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
-        else:
             self._line()
 
     def _line(self) -> None:

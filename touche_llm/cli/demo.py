@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -69,7 +68,7 @@ def _show(topics: Path, out: Path) -> None:
     found = metadata["stages"]["judge"]["objects found by the model"]
     ranking = read_candidates(out / pipeline.RUN, _SHOWN_RANKS)
     table = Table("rank", "stance", "rel.", "qual.", "passage", title="The first ranks of each topic")
-    with closing(DocumentStore(out / "index")) as store:
+    with DocumentStore(out / "index") as store:
         for topic in get_task("comparative").read_topics(topics):
             table.add_section()
             table.add_row("", "", "", "", o.plain(topic.title), style="bold")

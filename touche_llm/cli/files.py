@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +12,7 @@ from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.config import index_folder
 from touche_llm.corpus.store import DocumentStore, ensure_store
-from touche_llm.llm.cache import Cache
+from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.tasks import get_task
 from touche_llm.validation import validate_run
 
@@ -47,7 +46,7 @@ def validate(
             folder = index or index_folder(corpus)
             notify = ConsoleObserver().notify
             store = ensure_store(corpus, folder, known.read_corpus, skip_bad_lines=bool(skip_bad_lines), notify=notify)
-        with closing(store):
+        with store:
             problems = validate_run(run, known, topic_ids=topic_ids, unknown_documents=store.unknown)
     for problem in problems:
         print(f"{run}:{problem.line}: {problem.message}")
@@ -62,7 +61,7 @@ def validate(
 def stats(cache: CacheFile = _DEFAULT_CACHE) -> None:
     """Count the entries by kind, model and prompt."""
     o.existing(cache)
-    with Cache(cache) as opened:
+    with Cache(cache, CacheMode.REPLAY) as opened:
         table = Table("kind", "model", "prompt", "version", "hash", "entries")
         for kind, model, prompt, version, digest, count in opened.counts():
             cells = (kind, model, prompt or "", "" if version is None else str(version), digest or "", f"{count:,}")
@@ -77,7 +76,7 @@ def export_(
 ) -> None:
     """Write all entries as JSON Lines sorted by key: a cassette, to be kept with a run or a test."""
     o.existing(cache)
-    with Cache(cache) as opened:
+    with Cache(cache, CacheMode.REPLAY) as opened:
         print(f"{opened.export_cassette(out):,} entries written to {out}")
 
 

@@ -28,6 +28,7 @@ _PLACES = {
     "base_url": "engine.base_url",
     "model": "engine.model",
     "revision": "engine.revision",
+    "context_tokens": "engine.context",
     "concurrency": "engine.concurrency",
     "request_timeout": "engine.request_timeout",
     "retry_for": "engine.retry_for",
@@ -85,6 +86,9 @@ ModelOption = Annotated[
     str | None, typer.Option("--model", help="Served model name; can be left out where the server has one.")
 ]
 RevisionOption = Annotated[str | None, typer.Option("--revision", help="Your name for the version of the weights.")]
+ContextOption = Annotated[
+    int | None, typer.Option("--context", help="Context in tokens that documents are cut to (default: the server's).")
+]
 ConcurrencyOption = Annotated[int | None, typer.Option("--concurrency", help="Requests at a time (default: 64).")]
 TimeoutOption = Annotated[
     float | None, typer.Option("--request-timeout", help="Seconds for one request, queueing included (default: 300).")

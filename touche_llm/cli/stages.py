@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from touche_llm import pipeline
 from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.config import Config
+from touche_llm.llm.cache import CacheMode
 from touche_llm.pipeline import Outcome
 from touche_llm.retrieval.bm25 import Bm25Settings
 from touche_llm.tasks import get_task
@@ -35,10 +37,9 @@ def index(
     given = {"method": bm25_method, "k1": k1, "b": b}
     settings = o.checked(Bm25Settings, {name: value for name, value in given.items() if value is not None})
     observer = ConsoleObserver()
-    store = pipeline.build_index(
-        get_task(task or "comparative"), corpus, folder, settings, bool(skip_bad_lines), observer
-    )
-    print(f"{len(store):,} documents of {corpus} are indexed in {store.folder}")
+    known = get_task(task or "comparative")
+    with pipeline.build_index(known, corpus, folder, settings, bool(skip_bad_lines), observer) as store:
+        print(f"{len(store):,} documents of {corpus} are indexed in {store.folder}")
 
 
 def retrieve(
@@ -79,6 +80,7 @@ def judge(
     base_url: o.BaseUrlOption = None,
     model: o.ModelOption = None,
     revision: o.RevisionOption = None,
+    context_tokens: o.ContextOption = None,
     prompt: o.PromptOption = None,
     objects_prompt: o.ObjectsPromptOption = None,
     cache: o.CacheOption = None,
@@ -111,9 +113,11 @@ def rank(
     weight_first_stage: o.FirstStageOption = None,
     tag: o.TagOption = None,
 ) -> None:
-    """Last stage: write run.txt from the candidates and judgments of the run's folder. Needs no server."""
-    lines = pipeline.rank_stage(o.configure(context), out, ConsoleObserver())
+    """Last stage: write run.txt from candidates and judgments, without a server. Exit code 3 when some are missing."""
+    lines, imputed = pipeline.rank_stage(o.configure(context), out, ConsoleObserver())
     print(f"run: {out / pipeline.RUN} ({lines:,} lines)")
+    if imputed:
+        raise typer.Exit(FAILURES_EXIT)
 
 
 def run(
@@ -126,6 +130,7 @@ def run(
     base_url: o.BaseUrlOption = None,
     model: o.ModelOption = None,
     revision: o.RevisionOption = None,
+    context_tokens: o.ContextOption = None,
     depth: o.DepthOption = None,
     limit_topics: o.LimitOption = None,
     topic: o.TopicOption = None,
@@ -168,7 +173,12 @@ def _asked(config: Config, work: Coroutine[Any, Any, Outcome]) -> Outcome:
     try:
         return asyncio.run(work)
     except KeyboardInterrupt:
-        print(f"interrupted; every answer so far is in {config.cache.file}: run the same command again to go on")
+        kept = (
+            "no answer is kept"
+            if config.cache.mode is CacheMode.OFF
+            else f"every answer so far is in {config.cache.file}"
+        )
+        print(f"interrupted; {kept}: run the same command again to go on", file=sys.stderr)
         raise typer.Exit(130) from None
 
 

@@ -44,16 +44,29 @@ class StoreManifest(BaseModel):
 
 
 class DocumentStore:
-    """The documents of one corpus, in the order of its file: row 0 is the first document."""
+    """The documents of one corpus, in the order of its file: row 0 is the first document. A context manager."""
 
     def __init__(self, folder: Path) -> None:
         """Open the store in `folder`; raises DataError when there is none."""
         self.folder = folder
         self.manifest = _read_manifest(folder)
-        self._database = sqlite3.connect(f"{(folder / 'documents.sqlite').absolute().as_uri()}?mode=ro", uri=True)
+        place = f"{(folder / 'documents.sqlite').absolute().as_uri()}?mode=ro"
+        try:
+            self._database = sqlite3.connect(place, uri=True)
+            (rows,) = self._database.execute("SELECT max(row) + 1 FROM documents").fetchone()
+        except sqlite3.Error as error:
+            raise DataError(f"{folder}: damaged index ({error}); delete the folder and index again") from error
+        if rows != self.manifest.documents:
+            raise DataError(f"{folder}: damaged index ({rows} documents, not {self.manifest.documents}); index again")
 
     def __len__(self) -> int:
         return self.manifest.documents
+
+    def __enter__(self) -> DocumentStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Close the database."""

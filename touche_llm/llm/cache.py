@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +16,8 @@ from touche_llm.files import iterate_records, whole_file
 
 # `PRAGMA user_version` of the file.
 SCHEMA_VERSION = 1
+# `PRAGMA application_id`, the bytes "tllm": tells our files from other SQLite files.
+_APPLICATION = 0x746C6C6D
 _KEY = r"^[0-9a-f]{64}$"
 
 ValueT = TypeVar("ValueT", bound=BaseModel)
@@ -67,8 +69,11 @@ class Cache:
         if mode is CacheMode.REPLAY and not path.exists():
             raise UsageError(f"{path}: no such cache to replay from")
         try:
-            self._database = _open(None if cassette or mode is CacheMode.OFF else path)
-        except sqlite3.Error as error:
+            if cassette or mode is CacheMode.OFF:
+                self._database = _open(None)
+            else:
+                self._database = _open(path, read_only=mode is CacheMode.REPLAY)
+        except (sqlite3.Error, OSError) as error:
             raise DataError(f"{path}: not a cache, or not writable: {error}") from error
         if cassette:
             self.import_cassette(path)
@@ -102,10 +107,9 @@ class Cache:
         assert stored is not None
         return stored
 
-    def replace(self, entry: Entry) -> None:
-        """Store an entry in place of what is there: for what changes, the facts about an engine."""
-        if self.mode is not CacheMode.OFF:
-            self._insert(entry, "REPLACE")
+    def forget(self, keys: Iterable[str]) -> None:
+        """Remove the entries under these keys."""
+        self._database.executemany("DELETE FROM entries WHERE key = ?", [(key,) for key in keys])
 
     def find(self, kind: str, **columns: Any) -> list[Entry]:
         """All entries of a kind with these columns, by key."""
@@ -183,27 +187,38 @@ def _entry(row: tuple[Any, ...]) -> Entry:
     return Entry(**dict(zip(_COLUMNS[:-1], row, strict=False)), value=orjson.loads(row[-1]))
 
 
-def _open(path: Path | None) -> sqlite3.Connection:
-    if path is not None:
+def _open(path: Path | None, read_only: bool = False) -> sqlite3.Connection:
+    if path is None:
+        place = ":memory:"
+    elif read_only:
+        place = f"{path.absolute().as_uri()}?mode=ro"
+    else:
         path.parent.mkdir(parents=True, exist_ok=True)
+        place = path.absolute().as_uri()
     # A minute of waiting for another process that writes; each of its writes takes well under a millisecond.
-    database = sqlite3.connect(path or ":memory:", timeout=60.0, isolation_level=None)
+    database = sqlite3.connect(place, timeout=60.0, isolation_level=None, uri=path is not None)
     try:
-        # With write-ahead logging a killed process loses nothing that it committed, and readers do not wait.
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = NORMAL")
+        application = database.execute("PRAGMA application_id").fetchone()[0]
         version = database.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, SCHEMA_VERSION):
+        (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if (application, version) == (_APPLICATION, SCHEMA_VERSION):
+            return database
+        if application == _APPLICATION:
             raise DataError(f"{path}: cache of version {version}, this program reads {SCHEMA_VERSION}")
+        if tables or read_only:
+            raise DataError(f"{path}: not an answer cache of this program")
         columns = ", ".join(
             f"{column} {'INTEGER' if column in ('prompt_version', 'sample') else 'TEXT'}" for column in _COLUMNS[1:]
         )
-        if version == 0:
-            database.executescript(
-                f"CREATE TABLE IF NOT EXISTS entries (key TEXT PRIMARY KEY, {columns}) WITHOUT ROWID;"
-                "CREATE INDEX IF NOT EXISTS origins ON entries (topic, document);"
-                f"PRAGMA user_version = {SCHEMA_VERSION};"
-            )
+        # With write-ahead logging a killed process loses nothing that it committed, and readers do not wait.
+        database.execute("PRAGMA journal_mode = WAL")
+        database.executescript(
+            "BEGIN IMMEDIATE;"
+            f"CREATE TABLE IF NOT EXISTS entries (key TEXT PRIMARY KEY, {columns}) WITHOUT ROWID;"
+            "CREATE INDEX IF NOT EXISTS origins ON entries (topic, document);"
+            f"PRAGMA application_id = {_APPLICATION}; PRAGMA user_version = {SCHEMA_VERSION};"
+            "COMMIT;"
+        )
     except BaseException:
         database.close()
         raise

@@ -38,13 +38,19 @@ class Completion:
 
 
 class Transient(Exception):
-    """A failure that may pass: worth another try. `retry_after` is what the server asks for, in seconds."""
+    """A failure that may pass: worth another try.
 
-    def __init__(self, kind: FailureKind, reason: str, retry_after: float | None = None) -> None:
+    `retry_after` is what the server asks for, in seconds; `most_tries` bounds the tries where time alone should not.
+    """
+
+    def __init__(
+        self, kind: FailureKind, reason: str, retry_after: float | None = None, most_tries: int | None = None
+    ) -> None:
         super().__init__(reason)
         self.kind: FailureKind = kind
         self.reason = reason
         self.retry_after = retry_after
+        self.most_tries = most_tries
 
 
 class Unreachable(Transient):
@@ -52,7 +58,11 @@ class Unreachable(Transient):
 
 
 class Rejected(Exception):
-    """The engine does not accept this request; asking again would not help."""
+    """The engine does not accept this request; asking again would not help. `status` is the HTTP status."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
 
 
 class Engine(Protocol):

@@ -67,10 +67,12 @@ def read_label(text: str, tokens: Sequence[Token], field: str, labels: Sequence[
     followed, written, shared, unsaid = 1.0, "", 0.0, 0.0
     for token in path:
         ambiguous: float | None = None
-        for alternative, logprob in _alternatives(token):
+        if not token.top:
+            return Reading(answered=answered)
+        for alternative, share in _alternatives(token).items():
             reached = written + _squeeze(alternative)
             possible = [label for label in labels if _can_become(spelled[label], reached)]
-            probability = followed * math.exp(logprob)
+            probability = followed * share
             if len(possible) > 1 and alternative == token.token:
                 ambiguous = probability
                 continue
@@ -113,19 +115,23 @@ def most_probable(reading: Reading) -> str:
     return next(label for label, share in probabilities.items() if share == highest)
 
 
-def _alternatives(token: Token) -> list[tuple[str, float]]:
-    """The alternatives at a token, with the token itself, each once."""
-    found = {token.token: token.logprob}
+def _alternatives(token: Token) -> dict[str, float]:
+    """The probabilities of the texts that could stand at a token, that of the token itself among them.
+
+    Several tokens can have one text (a byte and a character, with and without white space): their shares add up.
+    """
+    found: dict[str, float] = {}
     for text, logprob in token.top:
-        found.setdefault(text, logprob)
-    return list(found.items())
+        found[text] = found.get(text, 0.0) + math.exp(logprob)
+    found.setdefault(token.token, math.exp(token.logprob))
+    return found
 
 
 def _can_become(label: str, reached: str) -> bool:
     """Whether a text that began with `reached` can be the label, or the label with JSON after it."""
     if label.startswith(reached):
         return True
-    return reached.startswith(label) and not reached[len(label)].isalnum()
+    return reached.startswith(label) and reached[len(label)] in ",}"
 
 
 def _squeeze(text: str) -> str:

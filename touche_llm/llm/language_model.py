@@ -15,7 +15,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 
 from touche_llm.errors import DataError, EngineError, PromptError, ReplayMiss
 from touche_llm.llm.answer import Answer, AnswerModel, AnswerT, Unusable, labels_of, parse
-from touche_llm.llm.cache import Cache, Entry
+from touche_llm.llm.cache import Cache, CacheMode, Entry
 from touche_llm.llm.engine import Completion, Engine, EngineFacts, Rejected, Transient, Unreachable
 from touche_llm.llm.labels import label_tokens
 from touche_llm.llm.request import Request, content_key
@@ -27,9 +27,7 @@ _ResultT = TypeVar("_ResultT")
 SAMPLES = 3
 _KEPT_TEXT = 2000
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0
-# Cutting is checked by counting the whole prompt; two rounds were the most seen, since tokens merge at the seam.
-_CUT_ROUNDS = 8
-_CUT_MARK = " […]"
+_CUT_MARK = " …"
 _SENTENCE_ENDS = (". ", "! ", "? ", ".\n", "!\n", "?\n", '." ', '!" ', '?" ')
 
 
@@ -155,6 +153,9 @@ class LanguageModel:
 
     async def _ask(self, request: Request, model: type[AnswerT]) -> Answered[AnswerT] | Unanswered:
         samples = [request, *(request.resampled(n, self.resample_temperature) for n in range(1, SAMPLES))]
+        if self.cache.mode is CacheMode.REFRESH:
+            # Or a replay would find an old first sample before the new second one.
+            self.cache.forget(sample.key for sample in samples)
         for sample in samples:
             cached = self.cache.get(sample.key, Answer)
             if cached is not None:
@@ -218,15 +219,14 @@ class LanguageModel:
             return _Fit(prompt_tokens=count)
         bare = await self._retried(partial(engine.count_tokens, request(_CUT_MARK).messages))
         tokens = room - bare
-        for _ in range(_CUT_ROUNDS):
-            if tokens <= 0:
-                break
+        # Counted again after each cut: tokens merge at the seam, and a tokeniser may normalise the text.
+        while tokens > 0:
             kept = _at_sentence_end(await self._retried(partial(engine.head, document, tokens)))
             cut = request(kept + _CUT_MARK)
             count = await self._retried(partial(engine.count_tokens, cut.messages))
             if kept and count <= room:
                 return _Fit(prompt_tokens=count, kept_chars=len(kept))
-            tokens -= max(1, count - room)
+            tokens = min(tokens - (count - room), tokens * 9 // 10)
         origin = whole.origin
         raise PromptError(
             f"prompt {origin.prompt}, topic {origin.topic_id}, document {origin.document_id}: the prompt needs {bare} "
@@ -240,10 +240,11 @@ class LanguageModel:
 
     async def _retried(self, call: Callable[[], Awaitable[_ResultT]]) -> _ResultT:
         """Call the engine, again and again while its failures may pass. The one retry policy of all engines."""
+        given_up = stop_after_delay(self.retry_for)
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(Transient),
             wait=_wait,
-            stop=stop_after_delay(self.retry_for),
+            stop=lambda state: given_up(state) or _tried_enough(state),
             before_sleep=self._count_retry,
             reraise=True,
         )
@@ -253,10 +254,17 @@ class LanguageModel:
                     return await call()
         except Unreachable as error:
             raise EngineError(
-                f"the engine has not been reachable for {self.retry_for:g} s ({error.reason}); every answer so far is "
-                f"in {self.cache.path}: start the server and run the same command again"
+                f"the engine has not been reachable for {self.retry_for:g} s ({error.reason}); {self.kept}: "
+                "start the server and run the same command again"
             ) from error
         raise AssertionError("tenacity ended without a result")
+
+    @property
+    def kept(self) -> str:
+        """Where the answers so far are, for a message."""
+        if self.cache.mode is CacheMode.OFF:
+            return "no answer is kept with the cache off"
+        return f"every answer so far is in {self.cache.path}"
 
     def _count_retry(self, _: RetryCallState) -> None:
         self.counts.retries += 1
@@ -310,6 +318,11 @@ def _wait(state: RetryCallState) -> float:
     return max(backoff, min(asked or 0.0, _LONGEST_WAIT))
 
 
+def _tried_enough(state: RetryCallState) -> bool:
+    error = state.outcome.exception() if state.outcome else None
+    return isinstance(error, Transient) and error.most_tries is not None and state.attempt_number >= error.most_tries
+
+
 def _at_sentence_end(text: str) -> str:
     """The text up to its last sentence end, if that is in its last fifth; else up to its last word."""
     least = len(text) * 4 // 5
@@ -345,7 +358,7 @@ def _describe(request: Request, cache: Cache) -> str:
     what += f", prompt {origin.prompt} version {origin.prompt_version} ({origin.prompt_hash})"
     near = cache.find("answer", prompt=origin.prompt, topic=origin.topic_id, document=origin.document_id)
     if not near:
-        return f"{what}: never asked"
+        return f"{what}: no usable answer is stored (never asked, or it failed)"
     hashes = Counter(f"version {entry.prompt_version} ({entry.prompt_hash})" for entry in near)
     if origin.prompt_hash not in {entry.prompt_hash for entry in near}:
         return f"{what}: the prompt changed, the cache has {', '.join(hashes)}"

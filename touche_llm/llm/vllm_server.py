@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import aiohttp
 import orjson
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from touche_llm.errors import EngineError
 from touche_llm.llm.answer import Token
@@ -18,8 +18,11 @@ from touche_llm.llm.request import Message, Origin, Request, Sampling
 # The server's own variable for its key, so that both sides can be set at once. The key is never written anywhere.
 API_KEY_VARIABLE = "VLLM_API_KEY"
 _MAX_BODY = 16 * 2**20
+# A reply that came whole and is broken may be a proxy's fault; the server's would come again and again.
+_BROKEN_TRIES = 3
 # Alternatives under e^-25 change no probability that is stored; masked tokens come as -9999.
 _LEAST_LOGPROB = -25.0
+_WHITE_SPACE = b" \t\r\n"
 # No free model answers with this word.
 _PROBE_WORD = "quokka-7351"
 
@@ -28,8 +31,8 @@ ReplyT = TypeVar("ReplyT", bound=BaseModel)
 
 class _Alternative(BaseModel):
     token: str
-    logprob: float
-    bytes: list[int] | None = None
+    logprob: float = Field(allow_inf_nan=False)
+    bytes: list[Annotated[int, Field(ge=0, le=255)]] | None = None
 
 
 class _Token(_Alternative):
@@ -142,8 +145,8 @@ class VllmServer:
             raise EngineError(f"{self.base_url}: {error.reason}; is the vLLM server running there?") from error
         except Rejected as error:
             raise EngineError(
-                f"{self.base_url}: the server refused the start-up check: {error} "
-                f"(a server with a key wants it in the environment variable {API_KEY_VARIABLE})"
+                f"{self.base_url}: the server refused the start-up check: {error}"
+                + (f"; give its key in {API_KEY_VARIABLE}" if error.status in (401, 403) else "")
             ) from error
         return EngineFacts(
             model=chosen.id,
@@ -169,10 +172,11 @@ class VllmServer:
             body |= {"logprobs": True, "top_logprobs": sampling.top_logprobs}
         reply = await self._post("/v1/chat/completions", body, _ChatReply)
         if not reply.choices:
-            raise Transient("server_error", "the reply has no choices")
+            raise Transient("server_error", "the reply has no choices", most_tries=_BROKEN_TRIES)
         choice = reply.choices[0]
         if choice.finish_reason not in ("stop", "length", "content_filter"):
-            raise Transient("server_error", f"the answer ended with {choice.finish_reason!r}")
+            reason = f"the answer ended with {choice.finish_reason!r}"
+            raise Transient("server_error", reason, most_tries=_BROKEN_TRIES)
         text = choice.message.content or ""
         sent = choice.logprobs.content if choice.logprobs and choice.logprobs.content else []
         return Completion(
@@ -202,8 +206,8 @@ class VllmServer:
         if len(found) <= tokens:
             return text
         decoded = (await self._post("/detokenize", {"model": self.model, "tokens": found[:tokens]}, _Text)).prompt
-        # A tokeniser that normalises does not give its input back; what agrees is a prefix all the same.
-        return os.path.commonprefix([text, decoded.rstrip("\ufffd")])
+        # A tokeniser that normalises does not give its input back, but about as many characters.
+        return text[: len(decoded.rstrip("\ufffd"))]
 
     def _choose(self, served: list[_Model], model: str | None) -> _Model:
         names = [each.id for each in served]
@@ -249,9 +253,9 @@ class VllmServer:
                 f"{self.base_url}: {model} does not enforce JSON schemas: asked for the word {_PROBE_WORD} alone, "
                 f"it answered {completion.text[:80]!r}{hint}; it must support `structured_outputs` (vLLM 0.11 on)"
             )
-        if top_logprobs and not completion.tokens:
+        if top_logprobs and not any(token.top for token in completion.tokens):
             raise EngineError(
-                f"{self.base_url}: {model} sends no log-probabilities; grades would be coarse. "
+                f"{self.base_url}: {model} sends no log-probabilities that spell its answer; grades would be coarse. "
                 "Use a server that does, or ask for plain grades with --no-logprobs"
             )
 
@@ -279,13 +283,12 @@ class VllmServer:
         if status == 429 or status >= 500:
             raise Transient("server_error", f"HTTP {status}: {_problem(content)}", _seconds(retry_after))
         if status >= 400:
-            raise Rejected(f"HTTP {status} from {path}: {_problem(content)}")
+            raise Rejected(status, f"HTTP {status} from {path}: {_problem(content)}")
         try:
             return reply.model_validate_json(content)
         except ValidationError as error:
-            raise Transient(
-                "server_error", f"{path} sent a reply of another form: {error.errors()[0]['msg']}"
-            ) from error
+            reason = f"{path} sent a reply of another form: {error.errors()[0]['msg']}"
+            raise Transient("server_error", reason, most_tries=_BROKEN_TRIES) from error
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:
@@ -314,18 +317,23 @@ def _seconds(retry_after: str | None) -> float | None:
 def _placed(sent: list[_Token], text: str) -> list[Token]:
     """The tokens of the answer with their places in its text; empty where they do not spell the text.
 
-    Tokens before it (reasoning) and after it (the end token) are left out.
+    White space is not compared: some tokenisers keep it in their tokens and lose it in the tokens' texts. Tokens before
+    the answer (reasoning), after it (the end token) and of white space alone are left out.
     """
-    pieces = [bytes(token.bytes) if token.bytes else token.token.encode("utf-8", "replace") for token in sent]
-    start = b"".join(pieces).rfind(text.encode("utf-8", "replace"))
-    if start < 0 or not text:
+    content = text.encode("utf-8", "replace")
+    places = [place for place, byte in enumerate(content) if byte not in _WHITE_SPACE]
+    pieces = [
+        (bytes(token.bytes) if token.bytes else token.token.encode("utf-8", "replace")).translate(None, _WHITE_SPACE)
+        for token in sent
+    ]
+    start = b"".join(pieces).rfind(content.translate(None, _WHITE_SPACE))
+    if start < 0 or not places:
         return []
     placed: list[Token] = []
     at = -start
-    size = len(text.encode("utf-8", "replace"))
     for token, piece in zip(sent, pieces, strict=True):
-        if 0 <= at < size:
+        if piece and 0 <= at < len(places):
             top = [(each.token, min(each.logprob, 0.0)) for each in token.top_logprobs if each.logprob > _LEAST_LOGPROB]
-            placed.append(Token(at=at, token=token.token, logprob=min(token.logprob, 0.0), top=top))
+            placed.append(Token(at=places[at], token=token.token, logprob=min(token.logprob, 0.0), top=top))
         at += len(piece)
     return placed

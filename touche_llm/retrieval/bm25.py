@@ -95,7 +95,10 @@ def open_index(store: DocumentStore, settings: Bm25Settings) -> Bm25Index:
     stale = _why_stale(_read_manifest(folder), settings, store)
     if stale is not None:
         raise DataError(f"{folder}: {stale}; run `touche-llm index` with these settings, or ask for the index's own")
-    return Bm25Index(store, bm25s.BM25.load(folder, mmap=True))
+    try:
+        return Bm25Index(store, bm25s.BM25.load(folder, mmap=True))
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{folder}: damaged BM25 index ({error!r:.80}); delete the folder and index again") from error
 
 
 def _read_manifest(folder: Path) -> Bm25Manifest:

@@ -34,9 +34,6 @@ def top_candidates(
     return [Candidate(topic.id, ident, rank, score) for rank, (score, ident) in enumerate(ordered[:depth], start=1)]
 
 
-QUERY_FIELDS = ("title", "description", "narrative", "objects")
-
-
 def query_text(topic: Topic, fields: tuple[str, ...]) -> str:
     """The query of a topic: the named fields one after the other."""
     parts = []

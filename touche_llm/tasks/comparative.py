@@ -33,9 +33,9 @@ class _Objects(AnswerModel):
 
     @model_validator(mode="after")
     def _differ(self) -> _Objects:
-        shared = set(self.first.lower().split()) & set(self.second.lower().split())
-        if shared:
-            raise ValueError(f"the two objects share the word {sorted(shared)[0]!r}")
+        first, second = (f" {' '.join(name.casefold().split())} " for name in (self.first, self.second))
+        if first in second or second in first:
+            raise ValueError(f"{self.first!r} and {self.second!r} are not two objects, one is in the other")
         return self
 
 
