@@ -53,11 +53,15 @@ class DocumentStore:
         place = f"{(folder / 'documents.sqlite').absolute().as_uri()}?mode=ro"
         try:
             self._database = sqlite3.connect(place, uri=True)
-            (rows,) = self._database.execute("SELECT max(row) + 1 FROM documents").fetchone()
         except sqlite3.Error as error:
             raise DataError(f"{folder}: damaged index ({error}); delete the folder and index again") from error
-        if rows != self.manifest.documents:
-            raise DataError(f"{folder}: damaged index ({rows} documents, not {self.manifest.documents}); index again")
+        try:
+            (rows,) = self._database.execute("SELECT max(row) + 1 FROM documents").fetchone()
+            if rows != self.manifest.documents:
+                raise sqlite3.DatabaseError(f"{rows} documents, not {self.manifest.documents}")
+        except sqlite3.Error as error:
+            self.close()
+            raise DataError(f"{folder}: damaged index ({error}); delete the folder and index again") from error
 
     def __len__(self) -> int:
         return self.manifest.documents
