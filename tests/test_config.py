@@ -94,7 +94,7 @@ flags_given: dict[str, st.SearchStrategy[Any]] = {
     "retriever.k1": st.floats(0, 100),
     "retriever.b": st.floats(0, 1),
     "retriever.query": st.permutations(["title", "description", "narrative", "objects"]).map(tuple),
-    "engine.base_url": texts,
+    "engine.base_url": texts.filter(lambda url: "@" not in url),
     "engine.model": texts,
     "engine.request_timeout": st.floats(1e-300, 1e300),
     "sampling.temperature": st.floats(0, 2),
@@ -123,24 +123,25 @@ def test_a_written_configuration_reads_back_the_same(folder: Path, flags: dict[s
 @pytest.mark.parametrize(
     ("text", "fragments"),
     [
-        ("detph: 7", ["detph: Extra inputs"]),
-        ("retriever: {k2: 1}", ["retriever.k2: Extra inputs"]),
-        ("weights: {typo: 1}", ["weights.typo: Extra inputs"]),
+        ("detph: 7", ["detph: no such name, did you mean depth?"]),
+        ("retriever: {k2: 1}", ["retriever.k2: no such name, did you mean retriever.k1?"]),
+        ("weights: {typo: 1}", ["weights.typo: no such name"]),
         ("1: x", ["1: "]),
         ("depth: many", ["depth: "]),
         ("depth: 1.5", ["depth: "]),
         ("depth: 0", ["depth: "]),
         ("depth: 1001", ["depth: comparative takes at most 1000"]),
         ("limit_topics: 0", ["limit_topics: "]),
-        ("topic: 3", ["topic: "]),
-        ("topic: [3]", ["topic.0: "]),
+        ("topic: {a: 3}", ["topic.0: "]),
+        ("topic: [3.5]", ["topic.0: "]),
+        ("topic: [true]", ["topic.0: "]),
         ("retriever: 3", ["retriever: "]),
         ("retriever: {name: splade}", ["retriever.name: ", "'bm25' or 'okapi'"]),
         ("retriever: {method: best}", ["retriever.method: ", "robertson"]),
         ("retriever: {k1: -0.1}", ["retriever.k1: "]),
         ("retriever: {k1: .nan}", ["retriever.k1: "]),
         ("retriever: {b: 1.1}", ["retriever.b: "]),
-        ("retriever: {query: []}", ["retriever.query: "]),
+        ("retriever: {query: []}", ["retriever.query: must name at least one field"]),
         ("retriever: {query: [text]}", ["retriever.query.0: ", "'narrative'"]),
         ("engine: {concurrency: 0}", ["engine.concurrency: "]),
         ("engine: {base_url: }", ["engine.base_url: "]),
@@ -210,7 +211,7 @@ def test_a_bad_flag_is_named_without_a_file(flags: dict[str, Any], key: str) -> 
 
 
 def test_what_is_missing_is_named() -> None:
-    with pytest.raises(UsageError, match="options: topics: Field required"):
+    with pytest.raises(UsageError, match="options: topics: missing; give --topics"):
         load_config(None, {"corpus": Path("p.jsonl")})
 
 

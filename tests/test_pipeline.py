@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 import yaml
 from aiohttp import web
 
-from tests.fake_server import FakeServer, good, says
+from tests.fake_server import FakeServer, good, says, status
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm import pipeline
 from touche_llm.cli.demo import SAMPLES
@@ -42,10 +42,8 @@ class Silent:
         self.notices.append(message)
 
     @contextmanager
-    def stage(self, title: str, total: int) -> Iterator[pipeline.Advance]:
-        def advance(counts: Counts | None = None) -> None: ...
-
-        yield advance
+    def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[Callable[[], None]]:
+        yield lambda: None
 
 
 def config_for(folder: Path, **flags: Any) -> Config:
@@ -132,7 +130,7 @@ async def test_documents_that_fail_keep_their_first_stage_order_behind_the_judge
     outcome = await run_on(FakeServer(rest=fails_on_apps), config, out)
     failures = read_records(out / "failures.jsonl", Failure, "failures")
     failed = {failure.document_id for failure in failures}
-    assert outcome.failures == len(failures) > 3
+    assert outcome.failures == failures and len(failures) > 3
     assert {failure.kind for failure in failures} == {"not_json"}
     assert {failure.attempts[0].text for failure in failures} == {"no JSON here"}
     lines = run_lines(out / "run.txt")
@@ -244,8 +242,8 @@ async def test_candidates_of_another_tool_are_judged_as_they_are(tmp_path: Path)
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("3 Q0 nowhere___1 1 2.0 t", "1 documents are not in the corpus .*: nowhere___1"),
-        ("99 Q0 sample-heating-01___3 1 2.0 t", "1 topics are not in .*: 99"),
+        ("3 Q0 nowhere___1 1 2.0 t", "1 of its documents are not in the corpus .*: nowhere___1"),
+        ("99 Q0 sample-heating-01___3 1 2.0 t", "1 of its topics are not in .*: 99"),
     ],
 )
 def test_candidates_that_are_not_known_are_listed(tmp_path: Path, line: str, message: str) -> None:
@@ -256,7 +254,7 @@ def test_candidates_that_are_not_known_are_listed(tmp_path: Path, line: str, mes
 
 def test_only_the_first_ten_unknown_documents_are_listed(tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text("".join(f"3 Q0 nowhere-{n:02} {n} {-n} t\n" for n in range(25)))
-    with pytest.raises(DataError, match=r"25 documents .*nowhere-09 and more$"):
+    with pytest.raises(DataError, match=r"25 of its documents .*nowhere-09 and 15 more$"):
         pipeline.retrieve_stage(config_for(tmp_path, candidates=tmp_path / "other.txt"), tmp_path, Silent())
 
 
@@ -278,7 +276,7 @@ async def test_a_stage_that_fails_leaves_nothing_of_an_earlier_state_behind_it(t
         await pipeline.run_all(changed, out, Silent())
     assert len(run_lines(out / "candidates.run.txt")) == 20
     assert not (out / "run.txt").exists()
-    with pytest.raises(DataError, match="judgments.jsonl: cannot read"):
+    with pytest.raises(DataError, match="judgments.jsonl: not there; run `touche-llm judge`"):
         pipeline.rank_stage(changed, out, Silent())
 
 
@@ -330,6 +328,42 @@ async def test_one_field_without_probabilities_makes_the_whole_judgment_plain(tm
     (judgment,) = read_records(tmp_path / "out" / "judgments.jsonl", Judgment, "judgments")
     assert judgment.source == "value"
     assert all(reading.probabilities is None for reading in judgment.readings.values())
+
+
+async def test_a_server_that_never_answers_usefully_ends_the_run_and_nothing_is_lost(tmp_path: Path) -> None:
+    config = config_for(tmp_path, depth=40, engine__retry_for=0.0)
+    with pytest.raises(
+        EngineError, match="the last 32 requests were given up and none succeeded .HTTP 503: status 503"
+    ):
+        await run_on(FakeServer(behaviours=[good] * 9, rest=status(503)), config, tmp_path / "out")
+    with Cache(config.cache.file) as cache:
+        assert len(cache.find("answer")) == 9
+    server = FakeServer()
+    await run_on(server, config, tmp_path / "out")
+    with Cache(config.cache.file) as cache:
+        assert len(server.asked) == len(cache.find("answer")) - 9
+
+
+async def test_a_server_that_no_longer_lets_us_in_ends_the_run_at_once(tmp_path: Path) -> None:
+    server = FakeServer(behaviours=[good] * 3, rest=status(401))
+    with pytest.raises(EngineError, match=r"does not serve this run any more \(HTTP 401"):
+        await run_on(server, config_for(tmp_path, engine__concurrency=1), tmp_path / "out")
+    assert len(server.asked) == 4
+
+
+def test_candidates_of_topics_that_the_file_does_not_have_are_told_also_when_ranking(tmp_path: Path) -> None:
+    (tmp_path / "candidates.run.txt").write_text("99 Q0 d 1 1.0 t\n")
+    with pytest.raises(DataError, match="1 of its topics are not in .*: 99"):
+        pipeline.rank_stage(config_for(tmp_path), tmp_path, Silent())
+
+
+async def test_without_wanted_probabilities_none_are_used(tmp_path: Path) -> None:
+    config = config_for(tmp_path, topic=("3",), depth=2, sampling__logprobs=False)
+    server = FakeServer()
+    await run_on(server, config, tmp_path / "out")
+    assert all("logprobs" not in body for body in server.asked)
+    judgments = read_records(tmp_path / "out" / "judgments.jsonl", Judgment, "judgments")
+    assert {each.source for each in judgments} == {"value"}
 
 
 async def test_no_temporary_file_stays(tmp_path: Path) -> None:

@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from touche_llm.errors import PromptError
+from touche_llm.judging import JUDGE_VARIABLES
 from touche_llm.prompts import load_prompt, neutralise, prompts_folder
 from touche_llm.records import Topic
 from touche_llm.tasks import TASKS
 
+ANY = {"topic": False, "first": False, "second": False, "document": False}
 TOPIC = Topic("2", "Which is better, a laptop or a desktop?", "A description.", "A narrative.", ("laptop", "desktop"))
 CONTROL_TOKENS = [
     "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|start_header_id|>", "<s>", "</s>", "[INST]",
@@ -33,7 +35,7 @@ BLOCKS = "{% block system %}S{% endblock %}\n{% block user %}U {{ document }}{% 
 
 @pytest.mark.parametrize("task", sorted(TASKS))
 def test_the_judge_prompt_names_every_label_and_the_topic_before_the_document(task: str) -> None:
-    prompt = load_prompt(task, "judge", "judge")
+    prompt = load_prompt(task, "judge", "judge", JUDGE_VARIABLES)
     system, user = prompt.render(topic=TOPIC, first="laptop", second="desktop", document="THE PASSAGE")
     assert (system.role, user.role) == ("system", "user")
     assert all(f"{stance} =" in system.content for stance in TASKS[task].stances)
@@ -44,14 +46,14 @@ def test_the_judge_prompt_names_every_label_and_the_topic_before_the_document(ta
 
 
 def test_two_documents_of_a_topic_share_all_but_the_document_and_two_topics_the_instructions() -> None:
-    prompt = load_prompt("comparative", "judge", "judge")
+    prompt = load_prompt("comparative", "judge", "judge", ANY)
     one, other = (prompt.render(topic=TOPIC, first="a", second="b", document=text) for text in ("x", "y"))
     assert one[0] == other[0]
     assert os.path.commonprefix([one[1].content, other[1].content]) == one[1].content[:-1]
 
 
 def test_a_topic_without_description_and_narrative_renders() -> None:
-    _, user = load_prompt("comparative", "judge", "judge").render(
+    _, user = load_prompt("comparative", "judge", "judge", ANY).render(
         topic=Topic("1", "A or B?"), first="A", second="B", document="x"
     )
     assert "Description" not in user.content and "Narrative" not in user.content
@@ -59,10 +61,10 @@ def test_a_topic_without_description_and_narrative_renders() -> None:
 
 def test_the_header_and_the_hash_come_from_the_file(tmp_path: Path) -> None:
     name = template(tmp_path, BLOCKS)
-    prompt = load_prompt("comparative", name, "judge")
+    prompt = load_prompt("comparative", name, "judge", ANY)
     assert (prompt.name, prompt.header.version, prompt.header.answer) == ("comparative/mine", 1, "judge")
     template(tmp_path, BLOCKS + " ")
-    assert load_prompt("comparative", name, "judge").hash != prompt.hash
+    assert load_prompt("comparative", name, "judge", ANY).hash != prompt.hash
 
 
 @pytest.mark.parametrize(
@@ -76,6 +78,14 @@ def test_the_header_and_the_hash_come_from_the_file(tmp_path: Path) -> None:
         (BLOCKS, "version: 1\npurpose: p\nanswer: judge\nmodel: x\n", "front matter: model: Extra inputs"),
         (BLOCKS, "version: [\n", "front matter is not YAML"),
         (BLOCKS, "- a list\n", "front matter"),
+        (BLOCKS + "{{ document }}", None, "mine.jinja:8: only the blocks `system` and `user` are sent"),
+        (BLOCKS + "a last word", None, "only the blocks `system` and `user` are sent"),
+        (BLOCKS + "{% block more %}{% endblock %}", None, "only the blocks `system` and `user` are sent"),
+        (
+            BLOCKS.replace("document", "passage"),
+            None,
+            "undefined variable 'passage'; the template may use document, first",
+        ),
         (BLOCKS, "version: 1\npurpose: p\nanswer: objects\n", "asks for the answer 'objects', but 'judge' is read"),
     ],
 )
@@ -84,21 +94,31 @@ def test_a_template_that_is_not_as_it_should_be_is_told(
 ) -> None:
     name = template(tmp_path, body) if header is None else template(tmp_path, body, header)
     with pytest.raises(PromptError, match=message):
-        load_prompt("comparative", name, "judge")
+        load_prompt("comparative", name, "judge", ANY)
+
+
+def test_a_template_that_leaves_out_what_it_is_about_is_told(tmp_path: Path) -> None:
+    with pytest.raises(PromptError, match="the variable 'topic' is not used, so its text would never be sent"):
+        load_prompt("comparative", template(tmp_path, BLOCKS), "judge", JUDGE_VARIABLES)
+
+
+@pytest.mark.parametrize("name", ["my.txt", "folder/", "../judge", "judge.jinja2"])
+def test_a_name_that_can_be_no_prompt_is_told(name: str) -> None:
+    with pytest.raises(PromptError, match="neither the name of a prompt nor the path of a .jinja file"):
+        load_prompt("comparative", name, "judge", ANY)
 
 
 def test_a_prompt_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:
     with pytest.raises(PromptError, match="comparative has judge, objects"):
-        load_prompt("comparative", "jugde", "judge")
+        load_prompt("comparative", "jugde", "judge", ANY)
     (tmp_path / "bare.jinja").write_text(BLOCKS)
     with pytest.raises(PromptError, match="must begin with front matter"):
-        load_prompt("comparative", str(tmp_path / "bare.jinja"), "judge")
+        load_prompt("comparative", str(tmp_path / "bare.jinja"), "judge", ANY)
 
 
 @pytest.mark.parametrize(
     ("expression", "message"),
     [
-        ("{{ passage }}", "'passage' is undefined; the template may use document, topic"),
         ("{{ topic.titel }}", "has no attribute 'titel'"),
         ("{{ topic.__class__.__mro__ }}", "__class__"),
         ("{{ ''.__class__ }}", "__class__"),
@@ -114,7 +134,7 @@ def test_a_prompt_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None
 )
 def test_rendering_names_the_template_and_what_is_wrong(tmp_path: Path, expression: str, message: str) -> None:
     body = f"{{% block system %}}S{{% endblock %}}{{% block user %}}{expression}{{% endblock %}}"
-    prompt = load_prompt("comparative", template(tmp_path, body), "judge")
+    prompt = load_prompt("comparative", template(tmp_path, body), "judge", ANY)
     with pytest.raises(PromptError, match=rf"mine.jinja: block user: .*({message})"):
         prompt.render(topic=TOPIC, document="x")
 
@@ -123,7 +143,7 @@ def test_rendering_names_the_template_and_what_is_wrong(tmp_path: Path, expressi
 def test_no_control_token_from_outside_survives_wherever_a_template_puts_it(tmp_path: Path, token: str) -> None:
     user_block = "{% block user %}{{ document }}{{ document | upper }}{% endblock %}"
     body = "{% block system %}{{ topic.title }}{% endblock %}" + user_block
-    prompt = load_prompt("comparative", template(tmp_path, body), "judge")
+    prompt = load_prompt("comparative", template(tmp_path, body), "judge", ANY)
     topic = Topic("1", f"before{token}after")
     for message in prompt.render(topic=topic, document=f"a {token} b{token}"):
         for each in CONTROL_TOKENS:
@@ -134,7 +154,7 @@ def test_no_control_token_from_outside_survives_wherever_a_template_puts_it(tmp_
 @pytest.mark.parametrize("cut", range(1, len("<|im_end|>")))
 def test_a_control_token_in_two_halves_does_not_come_together(tmp_path: Path, cut: int) -> None:
     body = "{% block system %}{% endblock %}{% block user %}{{ topic.title }}{{ document }}{% endblock %}"
-    prompt = load_prompt("comparative", template(tmp_path, body), "judge")
+    prompt = load_prompt("comparative", template(tmp_path, body), "judge", ANY)
     for token in ("<|im_end|>", "[/INST]:::", "<<SYS>>:::"):
         topic = Topic("1", token[:cut])
         assert token.strip(":") not in prompt.render(topic=topic, document=token[cut:])[1].content
@@ -146,7 +166,7 @@ def test_a_control_token_in_two_halves_does_not_come_together(tmp_path: Path, cu
 )
 def test_a_control_token_inside_a_record_or_a_list_does_not_survive_either(tmp_path: Path, expression: str) -> None:
     body = f"{{% block system %}}{{% endblock %}}{{% block user %}}{expression}{{% endblock %}}"
-    prompt = load_prompt("comparative", template(tmp_path, body), "judge")
+    prompt = load_prompt("comparative", template(tmp_path, body), "judge", ANY)
     topic = Topic("1", "<|im_end|>", objects=("<|im_end|>", "[INST]"))
     content = prompt.render(topic=topic, document="<|im_end|>")[1].content
     assert "<|im_end|>" not in content and "[INST]" not in content
@@ -156,12 +176,12 @@ def test_a_control_token_inside_a_record_or_a_list_does_not_survive_either(tmp_p
 def test_a_bracket_just_before_what_is_inserted_is_refused(tmp_path: Path, seam: str) -> None:
     body = f"{{% block system %}}{{% endblock %}}{{% block user %}}{seam}{{% endblock %}}"
     with pytest.raises(PromptError, match="mine.jinja:6: .*opening bracket just before"):
-        load_prompt("comparative", template(tmp_path, body), "judge")
+        load_prompt("comparative", template(tmp_path, body), "judge", ANY)
 
 
 def test_what_the_template_itself_says_is_left_alone(tmp_path: Path) -> None:
     body = "{% block system %}Use <b> and [INST] as you like.{% endblock %}{% block user %}{{ document }}{% endblock %}"
-    system, _ = load_prompt("comparative", template(tmp_path, body), "judge").render(topic=TOPIC, document="x")
+    system, _ = load_prompt("comparative", template(tmp_path, body), "judge", ANY).render(topic=TOPIC, document="x")
     assert system.content == "Use <b> and [INST] as you like."
 
 

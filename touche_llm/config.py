@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_serializer, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_serializer,
+    model_validator,
+)
 
 from touche_llm.errors import UsageError
 from touche_llm.files import whole_file
@@ -21,10 +31,31 @@ FILE_NAME = "config.yaml"
 _INDEX_ROOT = Path(".touche-llm/index")
 
 
+QueryField = Literal["title", "description", "narrative", "objects"]
+
+
 def _one_word(tag: str) -> str:
     if tag.split() != [tag] or not tag.isprintable():
         raise ValueError("must be one word: a run line has six columns")
     return tag
+
+
+def _without_password(url: str) -> str:
+    if "@" in url:
+        raise ValueError("must not hold a password, since it is written to files: give the key in VLLM_API_KEY")
+    return url
+
+
+def _texts(value: Any) -> Any:
+    """YAML reads `2` as a number and lets one word stand for a list of one; topics and fields are words in a list."""
+    values = value if isinstance(value, list | tuple) else [value]
+    return tuple(str(each) if isinstance(each, int) and not isinstance(each, bool) else each for each in values)
+
+
+def _not_empty(fields: tuple[QueryField, ...]) -> tuple[QueryField, ...]:
+    if not fields:
+        raise ValueError("must name at least one field of the topic")
+    return fields
 
 
 class _Section(BaseModel):
@@ -35,7 +66,7 @@ class RetrieverConfig(Bm25Settings):
     """The first stage. `method`, `k1` and `b` belong to the index."""
 
     name: Literal["bm25", "okapi"] = "bm25"
-    query: tuple[Literal["title", "description", "narrative", "objects"], ...] = Field(("title",), min_length=1)
+    query: Annotated[tuple[QueryField, ...], BeforeValidator(_texts), AfterValidator(_not_empty)] = ("title",)
 
     @property
     def bm25(self) -> Bm25Settings:
@@ -47,7 +78,7 @@ class EngineConfig(_Section):
     """The engine. Times are in seconds; `context` is in tokens, the server's own where left out."""
 
     name: Literal["server"] = "server"
-    base_url: str = "http://127.0.0.1:8000"
+    base_url: Annotated[str, AfterValidator(_without_password)] = "http://127.0.0.1:8000"
     model: str | None = None
     revision: str = ""
     context: int | None = Field(None, ge=1)
@@ -93,7 +124,7 @@ class Config(_Section):
     skip_bad_lines: bool = False
     depth: int = Field(100, ge=1)
     limit_topics: int | None = Field(None, ge=1)
-    topic: tuple[str, ...] = ()
+    topic: Annotated[tuple[str, ...], BeforeValidator(_texts)] = ()
     retriever: RetrieverConfig = RetrieverConfig()
     engine: EngineConfig = EngineConfig()
     sampling: SamplingConfig = SamplingConfig()
@@ -157,11 +188,36 @@ def load_config(file: Path | None, flags: Mapping[str, Any]) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        lines = []
-        for problem in error.errors():
-            where = ".".join(str(part) for part in problem["loc"])
-            lines.append(f"{where}: {problem['msg']}" if where else problem["msg"].removeprefix("Value error, "))
-        raise UsageError(f"{file or 'options'}: {'; '.join(lines)}") from error
+        given = {name for name, value in flags.items() if value is not None and value != ()}
+        problems = []
+        for each in error.errors():
+            names = [str(part) for part in each["loc"]]
+            flagged = file is None or given & {".".join(names[:1]), ".".join(names[:2])}
+            problems.append(f"{'options' if flagged else file}: {_problem(each['loc'], each['type'], each['msg'])}")
+        raise UsageError("; ".join(problems)) from error
+
+
+def _problem(place: tuple[int | str, ...], kind: str, message: str) -> str:
+    """One problem of a configuration, in the words of its user."""
+    where = ".".join(str(part) for part in place)
+    if kind == "missing":
+        return f"{where}: missing; give --{where} or name it in the configuration"
+    if kind == "extra_forbidden":
+        known = _names(Config)
+        near = get_close_matches(where, known, n=1) or [name for name in known if name.endswith(f".{place[-1]}")]
+        return f"{where}: no such name" + (f", did you mean {near[0]}?" if near else "")
+    message = message.removeprefix("Value error, ")
+    return f"{where}: {message}" if where else message
+
+
+def _names(section: type[BaseModel], prefix: str = "") -> list[str]:
+    """All names of a configuration, dotted."""
+    names = []
+    for name, field in section.model_fields.items():
+        names.append(prefix + name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            names += _names(field.annotation, f"{prefix}{name}.")
+    return names
 
 
 def write_config(config: Config, path: Path) -> None:

@@ -17,6 +17,9 @@ from touche_llm.records import Candidate, Cut, Failure, Judgment, Reading, Topic
 from touche_llm.tasks.base import Task
 
 Done = Callable[[], None]
+# What the templates may use, and must: {name: whether it must}.
+JUDGE_VARIABLES = {"topic": True, "first": False, "second": False, "document": True}
+OBJECTS_VARIABLES = {"topic": True}
 
 
 @dataclass(frozen=True, slots=True)

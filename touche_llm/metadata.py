@@ -48,7 +48,11 @@ def record_stage(folder: Path, config: Config, stage: str, facts: Mapping[str, A
         },
         "implementation": {"source": {"lang": ["python"]}},
         "data": {"test collection": {"name": get_task(config.task).title, "topics": str(config.topics)}},
-        "method": {"automatic": True, "score ties": "none, scores strictly decrease", **_method(config)},
+        "method": {
+            "automatic": True,
+            "score ties": "none, scores strictly decrease",
+            **_method(config, "judge" in stages),
+        },
         "stages": stages,
     }
     with whole_file(path) as stream:
@@ -65,12 +69,15 @@ def _stages(path: Path) -> dict[str, Any]:
         raise DataError(f"{path}: not metadata that this program wrote; delete it and run all stages") from error
 
 
-def _method(config: Config) -> dict[str, Any]:
+def _method(config: Config, judged: bool) -> dict[str, Any]:
     retriever = config.retriever
     first: dict[str, Any] = {"name": "first stage"}
+    rerankers = (
+        [{"name": "judge", "method": "touche_llm.ranking.pointwise", "reranks": "first stage"}] if judged else []
+    )
     if config.candidates is not None:
         first |= {"method": "run file", "params": {"file": str(config.candidates)}}
-        return {"retrieval": [first, _reranker(config)]}
+        return {"retrieval": [first, *rerankers]}
     params: dict[str, Any] = {
         "k1": retriever.k1,
         "b": retriever.b,
@@ -86,8 +93,4 @@ def _method(config: Config) -> dict[str, Any]:
         "stemmer": "Snowball English",
         "stopwords": "Lucene English, 33 words",
     }
-    return {"indexing": indexing, "retrieval": [first, _reranker(config)]}
-
-
-def _reranker(config: Config) -> dict[str, Any]:
-    return {"name": "judge", "method": "touche_llm.ranking.pointwise", "reranks": "first stage"}
+    return {"indexing": indexing, "retrieval": [first, *rerankers]}

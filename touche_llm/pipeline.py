@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +14,7 @@ from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.engines import open_model
 from touche_llm.errors import DataError, UsageError
 from touche_llm.files import read_records, write_records
-from touche_llm.judging import Asking, find_objects, judge
+from touche_llm.judging import JUDGE_VARIABLES, OBJECTS_VARIABLES, Asking, find_objects, judge
 from touche_llm.llm.language_model import Counts, LanguageModel
 from touche_llm.llm.request import Sampling
 from touche_llm.metadata import record_stage
@@ -35,14 +34,6 @@ RUN = "run.txt"
 _LISTED = 10
 
 
-class Advance(Protocol):
-    """Is told that one step is done; `counts` are those of the language model so far."""
-
-    def __call__(self, counts: Counts | None = None) -> None:
-        """Count one step."""
-        ...
-
-
 class Observer(Protocol):
     """Who is told how the work goes."""
 
@@ -50,8 +41,11 @@ class Observer(Protocol):
         """Take a line that the user should read."""
         ...
 
-    def stage(self, title: str, total: int) -> AbstractContextManager[Advance]:
-        """A stage of `total` steps, for as long as the block runs; gives what is to be called after each step."""
+    def stage(self, title: str, total: int, counts: Counts | None = None) -> AbstractContextManager[Callable[[], None]]:
+        """A stage of `total` steps, for as long as the block runs; gives what is to be called after each step.
+
+        `counts` are the language model's, which go on counting.
+        """
         ...
 
 
@@ -60,7 +54,7 @@ class Outcome:
     """How a stage that asks the model ended."""
 
     judgments: int
-    failures: int
+    failures: list[Failure]
     counts: Counts
 
 
@@ -93,7 +87,7 @@ def retrieve_stage(config: Config, folder: Path, observer: Observer) -> None:
         corpus = store.manifest
     empty = [topic.id for topic, ranking in zip(topics, candidates, strict=True) if not ranking]
     if empty:
-        observer.notify(f"no candidate for {len(empty)} topics: {', '.join(empty[:_LISTED])}")
+        observer.notify(f"no candidate for {len(empty)} of {len(topics)} topics: {_listed(empty)}")
     _remove(folder, JUDGMENTS, FAILURES, RUN)
     write_config(config, folder / FILE_NAME)
     write_candidates(folder / CANDIDATES, candidates, config.tag)
@@ -126,7 +120,7 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
     started = time.monotonic()
     task = get_task(config.task)
     topics = choose_topics(config, task)
-    candidates = _read_candidates(folder, task)
+    candidates = _read_candidates(folder, config, task)
     asking = Asking(
         model=model,
         sampling=Sampling(
@@ -138,22 +132,21 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
         chat_template_kwargs=config.sampling.chat_template_kwargs,
         concurrency=config.engine.concurrency,
     )
-    judge_prompt = load_prompt(task.name, config.prompts.judge, "judge")
+    judge_prompt = load_prompt(task.name, config.prompts.judge, "judge", JUDGE_VARIABLES)
     failures: list[Failure] = []
     without = [topic for topic in topics if topic.objects is None] if task.objects_answer else []
     prompts = {"judge": judge_prompt.label}
     with _open_store(config, task, observer) as store:
         _check_documents(folder / CANDIDATES, candidates, store)
         if without:
-            objects_prompt = load_prompt(task.name, config.prompts.objects, "objects")
+            objects_prompt = load_prompt(task.name, config.prompts.objects, "objects", OBJECTS_VARIABLES)
             prompts["objects"] = objects_prompt.label
-            with observer.stage("finding objects", len(without)) as advance:
-                done = partial(advance, model.counts)
+            with observer.stage("finding objects", len(without), model.counts) as done:
                 topics, failures = await find_objects(topics, task, objects_prompt, asking, done)
             model.raise_on_misses()
         asked = [topic.id for topic in without]
-        with observer.stage("judging", sum(len(candidates.get(topic.id, [])) for topic in topics)) as advance:
-            done = partial(advance, model.counts)
+        total = sum(len(candidates.get(topic.id, [])) for topic in topics)
+        with observer.stage("judging", total, model.counts) as done:
             judgments, failed = await judge(topics, candidates, store, task, judge_prompt, asking, done)
     model.raise_on_misses()
     failures += failed
@@ -178,14 +171,14 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
             "judgments": len(judgments),
             "judgments without probabilities": sum(judgment.source == "value" for judgment in judgments),
             "documents cut": sum(judgment.cut is not None for judgment in judgments),
-            "failures": _by_kind(failures),
+            "failures": by_kind(failures),
             "mean probability outside the labels": _mean_outside(judgments),
             "requests": model.counts.as_dict(),
             "seconds": round(seconds, 3),
             "judgments per second": round(len(judgments) / seconds, 2) if seconds else None,
         },
     )
-    return Outcome(len(judgments), len(failures), model.counts)
+    return Outcome(len(judgments), failures, model.counts)
 
 
 def rank_stage(config: Config, folder: Path, observer: Observer) -> tuple[int, int]:
@@ -193,7 +186,9 @@ def rank_stage(config: Config, folder: Path, observer: Observer) -> tuple[int, i
     started = time.monotonic()
     task = get_task(config.task)
     topics = choose_topics(config, task)
-    candidates = _read_candidates(folder, task)
+    candidates = _read_candidates(folder, config, task)
+    if not (folder / JUDGMENTS).exists():
+        raise DataError(f"{folder / JUDGMENTS}: not there; run `touche-llm judge` for this folder first")
     judgments: dict[str, dict[str, Judgment]] = {}
     for judgment in read_records(folder / JUDGMENTS, Judgment, "judgments"):
         if judgment.stance not in task.stances:
@@ -236,7 +231,8 @@ async def run_all(config: Config, folder: Path, observer: Observer) -> Outcome:
     """The whole way. The engine is checked before anything else is done."""
     task = get_task(config.task)
     choose_topics(config, task)
-    load_prompt(task.name, config.prompts.judge, "judge")
+    load_prompt(task.name, config.prompts.judge, "judge", JUDGE_VARIABLES)
+    folder.mkdir(parents=True, exist_ok=True)
     async with open_model(config) as model:
         config = _with_facts(config, model)
         retrieve_stage(config, folder, observer)
@@ -291,34 +287,43 @@ def _retrieve(config: Config, topics: list[Topic], store: DocumentStore, observe
 def _from_run(config: Config, task: Task, topics: list[Topic], store: DocumentStore) -> list[list[Candidate]]:
     assert config.candidates is not None
     found = read_candidates(config.candidates, config.depth)
-    known = {topic.id for topic in task.read_topics(config.topics)}
-    unknown = [topic for topic in found if topic not in known]
-    if unknown:
-        raise DataError(
-            f"{config.candidates}: {len(unknown)} topics are not in {config.topics}: {', '.join(unknown[:_LISTED])}"
-        )
+    _check_topics(config.candidates, found, config, task)
     chosen = [found.get(topic.id, []) for topic in topics]
     _check_documents(config.candidates, dict(enumerate(chosen)), store)
     return chosen
+
+
+def _check_topics(path: Path, found: Iterable[str], config: Config, task: Task) -> None:
+    known = {topic.id for topic in task.read_topics(config.topics)}
+    unknown = [topic for topic in found if topic not in known]
+    if unknown:
+        raise DataError(f"{path}: {len(unknown)} of its topics are not in {config.topics}: {_listed(unknown)}")
+
+
+def _listed(names: list[str]) -> str:
+    """The first ten of some names, and how many more there are."""
+    more = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _check_documents(path: Path, candidates: Mapping[Any, list[Candidate]], store: DocumentStore) -> None:
     unknown = store.unknown(each.document_id for ranking in candidates.values() for each in ranking)
     if unknown:
         raise DataError(
-            f"{path}: {len(unknown)} documents are not in the corpus {store.manifest.corpus}: "
-            + ", ".join(unknown[:_LISTED])
-            + (" and more" if len(unknown) > _LISTED else "")
+            f"{path}: {len(unknown)} of its documents are not in the corpus {store.manifest.corpus}: {_listed(unknown)}"
         )
 
 
-def _read_candidates(folder: Path, task: Task) -> dict[str, list[Candidate]]:
+def _read_candidates(folder: Path, config: Config, task: Task) -> dict[str, list[Candidate]]:
     if not (folder / CANDIDATES).exists():
         raise DataError(f"{folder / CANDIDATES}: not there; run `touche-llm retrieve` for this folder first")
-    return read_candidates(folder / CANDIDATES, task.most_per_topic)
+    candidates = read_candidates(folder / CANDIDATES, task.most_per_topic)
+    _check_topics(folder / CANDIDATES, candidates, config, task)
+    return candidates
 
 
-def _by_kind(failures: list[Failure]) -> dict[str, int]:
+def by_kind(failures: list[Failure]) -> dict[str, int]:
+    """How many failures there are of each kind."""
     kinds: dict[str, int] = {}
     for failure in failures:
         kinds[failure.kind] = kinds.get(failure.kind, 0) + 1

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import StrictUndefined, Template, TemplateSyntaxError, UndefinedError
+from jinja2 import StrictUndefined, Template, TemplateSyntaxError, UndefinedError, meta, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -21,6 +22,7 @@ _INSTALLED = Path(__file__).parent / "_prompts"
 _CHECKOUT = Path(__file__).parent.parent / "prompts"
 _HEADER = re.compile(r"---\n(.*?)\n---\n", re.DOTALL)
 _HASH_DIGITS = 12
+_ROLES = ("system", "user")
 
 # A bracket that could begin a control token of some chat format, in ASCII or in the full-width forms that a
 # normalising tokeniser folds into ASCII: `<|im_end|>`, `</s>`, `<start_of_turn>`, `<<SYS>>`, `<｜User｜>`, `[INST]`,
@@ -58,7 +60,7 @@ class Prompt:
                 template and the variable.
         """
         messages = []
-        for role in ("system", "user"):
+        for role in _ROLES:
             try:
                 context = self.template.new_context(variables)
                 text = "".join(self.template.blocks[role](context))
@@ -99,16 +101,22 @@ def prompts_folder() -> Path:
     return _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT
 
 
-def load_prompt(task: str, name: str, answer: str) -> Prompt:
+def load_prompt(task: str, name: str, answer: str, variables: Mapping[str, bool]) -> Prompt:
     """The prompt `name` of a task, or the template file that `name` is a path to (it ends in `.jinja`).
 
-    `answer` is the answer model that the caller reads; the template's front matter must name the same.
+    Args:
+        task: whose prompts.
+        name: a name, or a path.
+        answer: the answer model that the caller reads; the front matter must name the same.
+        variables: what the template may use, and whether it must.
 
     Raises:
         PromptError: no such template, or its front matter, syntax or blocks are not as they should be.
     """
     if name.endswith(".jinja"):
         path = Path(name)
+    elif not name.isidentifier():
+        raise PromptError(f"{name}: neither the name of a prompt nor the path of a .jinja file")
     else:
         path = prompts_folder() / task / f"{name}.jinja"
     try:
@@ -133,13 +141,28 @@ def load_prompt(task: str, name: str, answer: str) -> Prompt:
         )
     # Line numbers in messages are those of the file: the front matter is kept as empty lines.
     body = "\n" * found.group(0).count("\n") + source[found.end() :]
+    environment = _environment()
     try:
-        template = _environment().from_string(body)
+        tree = environment.parse(body)
+        template = environment.from_string(body)
     except TemplateSyntaxError as error:
         raise PromptError(f"{path}:{error.lineno}: {error.message}") from error
-    missing = {"system", "user"} - set(template.blocks)
+    missing = set(_ROLES) - set(template.blocks)
     if missing:
         raise PromptError(f"{path}: no block named {' nor '.join(sorted(missing))}; a prompt has `system` and `user`")
+    for node in tree.body:
+        blank = isinstance(node, nodes.Output) and all(
+            isinstance(part, nodes.TemplateData) and not part.data.strip() for part in node.nodes
+        )
+        if not blank and not (isinstance(node, nodes.Block) and node.name in _ROLES):
+            raise PromptError(f"{path}:{node.lineno}: only the blocks `system` and `user` are sent; move this into one")
+    used = meta.find_undeclared_variables(tree)
+    for unknown in sorted(used - set(variables)):
+        raise PromptError(
+            f"{path}: undefined variable {unknown!r}; the template may use {', '.join(sorted(variables))}"
+        )
+    for unused in sorted(name for name, needed in variables.items() if needed and name not in used):
+        raise PromptError(f"{path}: the variable {unused!r} is not used, so its text would never be sent")
     digest = hashlib.sha256(source.encode()).hexdigest()[:_HASH_DIGITS]
     return Prompt(f"{task}/{path.stem}", path, header, digest, template)
 

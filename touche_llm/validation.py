@@ -16,6 +16,10 @@ from touche_llm.tasks.base import Task
 _COLUMNS = ("qid", "stance", "doc", "rank", "score", "tag")
 
 
+# First bytes of what is no text in UTF-8.
+_FOREIGN = {b"\x1f\x8b": "compressed with gzip", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"PK": "a zip archive"}
+
+
 @dataclass(frozen=True, order=True, slots=True)
 class Problem:
     """What is wrong in a line; line 0 is the file as a whole."""
@@ -56,6 +60,9 @@ def validate_run(
     problems: list[Problem] = []
     try:
         with path.open("rb") as stream:
+            if what := _FOREIGN.get(stream.read(2)):
+                return [Problem(1, f"the file is {what}, not UTF-8 text")]
+            stream.seek(0)
             for number, raw in bounded_lines(stream, MAX_LINE):
                 problems += [Problem(number, message) for message in _line(raw, number, seen, task)]
     except OSError as error:

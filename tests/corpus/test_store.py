@@ -64,7 +64,7 @@ def test_documents_are_found_by_id(corpus: Path, stores: Stores) -> None:
     store = stores.ensure(corpus)
     assert len(store) == 3
     assert [store.get(ident) for ident in "abc"] == [Document(ident, TEXTS[ident]) for ident in "abc"]
-    assert stores.notices == []
+    assert stores.notices == [f"storing the documents of {corpus} in {stores.folder}"]
 
 
 @pytest.mark.parametrize("ident", ["d", "", "A", "a ", "%", "a' OR '1'='1"])
@@ -130,16 +130,16 @@ def test_lines_left_out_are_listed(tmp_path: Path, stores: Stores) -> None:
     first, second = (stores.folder / "bad_lines.txt").read_text().splitlines()
     assert first.startswith(f"{path}:2: not JSON")
     assert second == f"{path}:3: passage x: the id occurs already in line 1"
-    assert stores.notices[:2] == [f"left out: {first}", f"left out: {second}"]
-    assert "2 bad lines" in stores.notices[2]
-    assert str(stores.folder / "bad_lines.txt") in stores.notices[2]
+    assert stores.notices[1:3] == [f"left out: {first}", f"left out: {second}"]
+    assert "2 bad lines" in stores.notices[3]
+    assert str(stores.folder / "bad_lines.txt") in stores.notices[3]
 
 
 def test_only_the_first_ten_lines_left_out_are_told(tmp_path: Path, stores: Stores) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text("broken\n" * 25 + lines_of([("x", "one")]))
     stores.ensure(path, skip_bad_lines=True)
-    assert len(stores.notices) == 11
+    assert len(stores.notices) == 12
     assert "25 bad lines" in stores.notices[-1]
     assert len((stores.folder / "bad_lines.txt").read_text().splitlines()) == 25
 

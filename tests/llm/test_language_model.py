@@ -144,12 +144,12 @@ async def test_a_miss_in_replay_says_what_is_missing_and_why(tmp_path: Path) -> 
     changed = replace(request.origin, prompt_version=2, prompt_hash="bbbb")
     messages = (*request.messages[:1], Message("user", "Another wording: x"))
     cases = {
-        r"version 2 \(bbbb\): the prompt changed, the cache has version 1 \(aaaa\)": replace(
+        r"version 2 \(bbbb\): the prompt changed, the cache has comparative/judge version 1 \(aaaa\)": replace(
             request, origin=changed, messages=messages
         ),
         "the cache has answers of scripted, not of other": replace(request, model="other"),
         "the topic, the document or a setting changed": replace(request, sampling=Sampling(max_tokens=51)),
-        "document new, .*: no usable answer is stored": replace(
+        r"no usable answer is stored \(never asked, or it failed\)": replace(
             request, messages=messages, origin=replace(request.origin, document_id="new")
         ),
     }
@@ -157,7 +157,9 @@ async def test_a_miss_in_replay_says_what_is_missing_and_why(tmp_path: Path) -> 
         for message, miss in cases.items():
             model, _ = model_with(cache, engine=False)
             assert await model.ask(miss, ComparativeJudgment) == Unanswered([])
-            with pytest.raises(ReplayMiss, match=rf"1 answers are not in the cache:\n  topic 7, .*{message}"):
+            with pytest.raises(
+                ReplayMiss, match=rf"1 of the answers that the run needs\n  prompt .*{message}: topic 7"
+            ):
                 model.raise_on_misses()
 
 

@@ -17,6 +17,7 @@ from tests.vllm.server import ROOT, finished_requests, token_ids, vllm_server
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.corpus.store import DocumentStore
 from touche_llm.files import read_records
+from touche_llm.judging import JUDGE_VARIABLES
 from touche_llm.llm.cache import Cache
 from touche_llm.prompts import load_prompt
 from touche_llm.records import Failure, Judgment
@@ -60,7 +61,7 @@ def run(data: Input, url: str, out: Path, *more: str) -> None:
 
 def those_that_do_not_fit(data: Input, url: str, folder: Path) -> set[tuple[str, str]]:
     """The candidates whose whole prompt has more tokens than the context holds beside the answer; counted by vLLM."""
-    prompt = load_prompt("comparative", "judge", "judge")
+    prompt = load_prompt("comparative", "judge", "judge", JUDGE_VARIABLES)
     found = set()
     with DocumentStore(folder / "index") as store:
         candidates = read_candidates(folder / "asked" / "candidates.run.txt", DEPTH)
@@ -68,8 +69,6 @@ def those_that_do_not_fit(data: Input, url: str, folder: Path) -> set[tuple[str,
             first, second = topic.objects or ("", "")
             for each in candidates[topic.id]:
                 text = store.get(each.document_id).text
-                if len(text) < 1500:  # bytes of the longest prompt around it leave room for these; saves most calls
-                    continue
                 messages = prompt.render(topic=topic, first=first, second=second, document=text)
                 if len(token_ids(url, messages)) > ROOM:
                     found.add((topic.id, each.document_id))

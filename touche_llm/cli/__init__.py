@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -49,5 +50,11 @@ def main() -> None:
     except OSError as error:
         if debug:
             raise
-        print(printable(f"error: {error.filename or ''}: {error.strerror or error}"), file=sys.stderr)
+        where = f"{error.filename}: " if error.filename else ""
+        print(printable(f"error: {where}{error.strerror or error}"), file=sys.stderr)
+        sys.exit(1)
+    except sqlite3.Error as error:
+        if debug:
+            raise
+        print(printable(f"error: cache or index: {error}; what was stored before is kept"), file=sys.stderr)
         sys.exit(1)

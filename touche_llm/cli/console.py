@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from touche_llm.errors import printable
 from touche_llm.llm.language_model import Counts
-from touche_llm.pipeline import Advance
 
 _PLAIN_SECONDS = 10.0
+# The rate is that of the last half minute, so that answers from the cache do not promise what the engine cannot hold.
+_RATE_SECONDS = 30.0
+# Below this width the bar keeps to what matters.
+_WIDE = 110
 
 
 class ConsoleObserver:
@@ -21,58 +27,100 @@ class ConsoleObserver:
 
     def __init__(self) -> None:
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
-        self._title, self._total, self._done = "", 0, 0
-        self._started = self._told = 0.0
-        self._counts: Counts | None = None
 
     def notify(self, message: str) -> None:
         """Print a line; text from files is not taken for markup."""
         self.console.print(printable(f"note: {message}"), markup=False)
 
     @contextmanager
-    def stage(self, title: str, total: int) -> Iterator[Advance]:
+    def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[Callable[[], None]]:
         """Show a stage of `total` steps; gives what is called after each. Ends the bar whatever happens."""
-        self._title, self._total, self._done, self._counts = title, total, 0, None
-        self._started = self._told = time.monotonic()
-        if not self.console.is_terminal:
-            yield self._advance
-            self._line()
+        state = _Stage(title, total, counts)
+        if self.console.is_terminal:
+            facts = _Facts(state, wide=self.console.width >= _WIDE)
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(12),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                facts,
+            )
+            with Progress(*columns, console=self.console) as progress:
+                task = progress.add_task(title, total=total)
+
+                def step() -> None:
+                    state.advance()
+                    progress.advance(task)
+
+                yield step
             return
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[facts]}"),
-        )
-        with Progress(*columns, TimeRemainingColumn(), console=self.console) as progress:
-            task = progress.add_task(title, total=total, facts="")
+        # A thread, since a line is due also while nothing advances: that is when one wants to know why.
+        ended = threading.Event()
 
-            def advance(counts: Counts | None = None) -> None:
-                self._done += 1
-                self._counts = counts
-                progress.update(task, advance=1, facts=self._facts())
+        def tell() -> None:
+            while not ended.wait(_PLAIN_SECONDS):
+                self.console.print(state.line(), markup=False)
 
-            yield advance
+        teller = threading.Thread(target=tell, daemon=True)
+        teller.start()
+        try:
+            yield state.advance
+        finally:
+            ended.set()
+            teller.join()
+        self.console.print(state.line(), markup=False)
 
-    def _advance(self, counts: Counts | None = None) -> None:
-        self._done += 1
-        self._counts = counts
-        if time.monotonic() - self._told >= _PLAIN_SECONDS:
-            self._told = time.monotonic()
-            self._line()
 
-    def _line(self) -> None:
-        left = ""
+class _Stage:
+    """How far a stage is."""
+
+    def __init__(self, title: str, total: int, counts: Counts | None) -> None:
+        self.title, self.total, self.counts = title, total, counts
+        self.done = 0
+        self._started = time.monotonic()
+        self._recent = deque([(self._started, 0)])
+
+    def advance(self) -> None:
+        """Count one step."""
+        self.done += 1
+        now = time.monotonic()
+        self._recent.append((now, self.done))
+        while now - self._recent[0][0] > _RATE_SECONDS:
+            self._recent.popleft()
+
+    def rate(self) -> float:
+        """Steps a second of late."""
+        since, done = self._recent[0]
+        return (self.done - done) / max(time.monotonic() - since, 1e-3)
+
+    def facts(self, wide: bool) -> str:
+        """What is known beside the number of steps, the most important first."""
+        parts = []
+        if (counts := self.counts) is not None:
+            parts += [f"{counts.failures:,} failed", f"{counts.cache_hits:,} cached"]
+            if counts.retries:
+                parts.append(f"{counts.retries:,} retries" + (f" (last: {counts.problem:.60})" if wide else ""))
+        parts.append(f"{self.rate():,.1f}/s")
+        if counts is not None and wide:
+            parts.append(f"{counts.prompt_tokens:,}+{counts.completion_tokens:,} tokens")
+        return ", ".join(parts)
+
+    def line(self) -> str:
+        """All of it as one line."""
+        rate = self.rate()
+        left = f", {(self.total - self.done) / rate:,.0f} s left" if self.done < self.total and rate > 0 else ""
         elapsed = time.monotonic() - self._started
-        if 0 < self._done < self._total:
-            left = f", {elapsed / self._done * (self._total - self._done):.0f} s left"
-        text = f"{self._title}: {self._done}/{self._total} in {elapsed:.1f} s{left}, {self._facts()}"
-        self.console.print(text.rstrip(", "), markup=False)
+        return printable(
+            f"{self.title}: {self.done:,}/{self.total:,} in {elapsed:.1f} s{left}, {self.facts(wide=True)}"
+        )
 
-    def _facts(self) -> str:
-        rate = self._done / max(time.monotonic() - self._started, 1e-6)
-        facts = f"{rate:.1f}/s"
-        if (counts := self._counts) is not None:
-            facts += f", {counts.prompt_tokens:,}+{counts.completion_tokens:,} tokens, {counts.cache_hits:,} cached"
-            facts += f", {counts.failures} failed"
-        return facts
+
+class _Facts(ProgressColumn):
+    """The facts of a stage, drawn anew also while nothing advances."""
+
+    def __init__(self, state: _Stage, wide: bool) -> None:
+        super().__init__()
+        self._state, self._wide = state, wide
+
+    def render(self, task: Task) -> Text:
+        return Text(printable(self._state.facts(self._wide)), overflow="ellipsis", no_wrap=True)

@@ -26,7 +26,7 @@ from touche_llm.tasks import get_task
 
 SAMPLES = Path(__file__).parent.parent / "samples"
 _SHOWN_RANKS = 3
-_SHOWN_CHARS = 70
+_SHOWN_CHARS = 60
 
 
 def demo(
@@ -67,11 +67,9 @@ def _show(topics: Path, out: Path) -> None:
     metadata = yaml.safe_load((out / METADATA).read_bytes())
     found = metadata["stages"]["judge"]["objects found by the model"]
     ranking = read_candidates(out / pipeline.RUN, _SHOWN_RANKS)
-    table = Table("rank", "stance", "rel.", "qual.", "passage", title="The first ranks of each topic")
     with DocumentStore(out / "index") as store:
         for topic in get_task("comparative").read_topics(topics):
-            table.add_section()
-            table.add_row("", "", "", "", o.plain(topic.title), style="bold")
+            table = Table("", "stance", "rel.", "qual.", "passage", title=o.plain(topic.title), title_justify="left")
             objects = dict(zip(("FIRST", "SECOND"), topic.objects or found[topic.id], strict=True))
             for each in ranking[topic.id]:
                 judgment = judgments[topic.id, each.document_id]
@@ -79,4 +77,4 @@ def _show(topics: Path, out: Path) -> None:
                 grades = (f"{judgment.relevance:.2f}", f"{judgment.quality:.2f}")
                 text = store.get(each.document_id).text[:_SHOWN_CHARS] + "…"
                 table.add_row(*(o.plain(cell) for cell in (str(each.rank), stance, *grades, text)))
-    o.show(table)
+            o.show(table)

@@ -12,7 +12,9 @@ from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.config import index_folder
 from touche_llm.corpus.store import DocumentStore, ensure_store
+from touche_llm.errors import UsageError
 from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.runs import read_candidates
 from touche_llm.tasks import get_task
 from touche_llm.validation import validate_run
 
@@ -51,8 +53,12 @@ def validate(
     for problem in problems:
         print(f"{run}:{problem.line}: {problem.message}")
     if problems:
-        print(f"{len(problems):,} problems: not a valid {task} run")
+        print(f"{len(problems):,} problem{'s' if len(problems) > 1 else ''}: not a valid {task} run")
         raise typer.Exit(1)
+    if topic_ids is not None:
+        missing = len(topic_ids) - len(read_candidates(run, 1))
+        if missing:
+            print(f"note: {missing} of {len(topic_ids)} topics have no line")
     checked = [name for name, given in (("topics", topics), ("documents", corpus or index)) if given]
     print(f"{run}: a valid {task} run" + (f", {' and '.join(checked)} checked" if checked else ""))
 
@@ -76,6 +82,8 @@ def export_(
 ) -> None:
     """Write all entries as JSON Lines sorted by key: a cassette, to be kept with a run or a test."""
     o.existing(cache)
+    if out.suffix != ".jsonl":
+        raise UsageError(f"{out}: a cassette ends in .jsonl")
     with Cache(cache, CacheMode.REPLAY) as opened:
         print(f"{opened.export_cassette(out):,} entries written to {out}")
 

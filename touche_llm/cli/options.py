@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from touche_llm.config import FILE_NAME, Config, load_config
-from touche_llm.errors import UsageError, printable
+from touche_llm.errors import DataError, UsageError, printable
 from touche_llm.llm.cache import CacheMode
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -132,7 +132,9 @@ def configure(context: typer.Context) -> Config:
     parameters = context.params
     file: Path | None = parameters.get("config")
     written = parameters["out"] / FILE_NAME
-    if file is None and context.info_name in ("judge", "rank") and written.exists():
+    if file is None and context.info_name in ("judge", "rank"):
+        if not written.exists():
+            raise DataError(f"{written}: not there; run `touche-llm retrieve` for this folder first, or give --config")
         file = written
     flags = {
         _PLACES.get(name, name): tuple(value) if isinstance(value, list) else value

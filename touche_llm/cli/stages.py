@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import Counter
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from touche_llm import pipeline
 from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.config import Config
-from touche_llm.llm.cache import CacheMode
-from touche_llm.pipeline import Outcome
+from touche_llm.errors import printable
+from touche_llm.llm.cache import kept
+from touche_llm.pipeline import Outcome, by_kind
 from touche_llm.retrieval.bm25 import Bm25Settings
 from touche_llm.tasks import get_task
 
@@ -75,8 +77,6 @@ def judge(
     task: o.TaskOption = None,
     config: o.ConfigOption = None,
     index: o.IndexOption = None,
-    limit_topics: o.LimitOption = None,
-    topic: o.TopicOption = None,
     base_url: o.BaseUrlOption = None,
     model: o.ModelOption = None,
     revision: o.RevisionOption = None,
@@ -106,8 +106,6 @@ def rank(
     topics: o.TopicsOption = None,
     task: o.TaskOption = None,
     config: o.ConfigOption = None,
-    limit_topics: o.LimitOption = None,
-    topic: o.TopicOption = None,
     weight_relevance: o.RelevanceOption = None,
     weight_quality: o.QualityOption = None,
     weight_first_stage: o.FirstStageOption = None,
@@ -173,16 +171,17 @@ def _asked(config: Config, work: Coroutine[Any, Any, Outcome]) -> Outcome:
     try:
         return asyncio.run(work)
     except KeyboardInterrupt:
-        kept = (
-            "no answer is kept"
-            if config.cache.mode is CacheMode.OFF
-            else f"every answer so far is in {config.cache.file}"
+        print(
+            f"interrupted; {kept(config.cache.file, config.cache.mode)}: run the same command again to go on",
+            file=sys.stderr,
         )
-        print(f"interrupted; {kept}: run the same command again to go on", file=sys.stderr)
         raise typer.Exit(130) from None
 
 
 def _end(out: Path, outcome: Outcome) -> None:
     if outcome.failures:
-        print(f"failures: {outcome.failures:,}, each with what came back in {out / pipeline.FAILURES}")
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in by_kind(outcome.failures).items())
+        reasons = Counter(failure.attempts[-1].reason for failure in outcome.failures)
+        print(f"failures: {kinds}; most often: {printable(reasons.most_common(1)[0][0])}")
+        print(f"what came back each time is in {out / pipeline.FAILURES}")
         raise typer.Exit(FAILURES_EXIT)

@@ -146,6 +146,8 @@ def ensure_store(
         notify(f"{stale}; storing {corpus} again")
     elif folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UsageError(f"{folder}: not empty and not an index; choose another folder")
+    else:
+        notify(f"storing the documents of {corpus} in {folder}")
     _build(corpus, folder, read, skip_bad_lines, notify)
     return DocumentStore(folder)
 

@@ -78,6 +78,11 @@ class Cache:
         if cassette:
             self.import_cassette(path)
 
+    @property
+    def kept(self) -> str:
+        """Where the answers of a run that is stopped are, for a message."""
+        return kept(self.path, self.mode)
+
     def __enter__(self) -> Cache:
         return self
 
@@ -181,6 +186,15 @@ class Cache:
         except ValidationError as error:
             problem = error.errors()[0]["msg"]
             raise DataError(f"{self.path}: entry {key} does not hold a valid {model.__name__}: {problem}") from error
+
+
+def kept(path: Path, mode: CacheMode) -> str:
+    """Where the answers of a run that is stopped are, for a message."""
+    if mode is CacheMode.OFF:
+        return "no answer is kept with --cache-mode off"
+    if mode is CacheMode.REFRESH:
+        return f"every answer so far is in {path}, go on with --cache-mode reuse"
+    return f"every answer so far is in {path}"
 
 
 def _entry(row: tuple[Any, ...]) -> Entry:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -26,14 +25,17 @@ _ResultT = TypeVar("_ResultT")
 # An unusable answer is asked for again at most twice.
 SAMPLES = 3
 _KEPT_TEXT = 2000
+_LISTED = 3
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0
+# So many requests in a row without an answer are the engine's fault, not theirs.
+_MOST_GIVEN_UP = 32
 _CUT_MARK = " …"
 _SENTENCE_ENDS = (". ", "! ", "? ", ".\n", "!\n", "?\n", '." ', '!" ', '?" ')
 
 
 @dataclass(slots=True)
 class Counts:
-    """What a stage cost. Tokens are those of answers that came in this run, not of cached ones."""
+    """What a stage cost. `problem` is the reason of the last retry; cached tokens are those of answers in the cache."""
 
     cache_hits: int = 0
     asked: int = 0
@@ -43,10 +45,13 @@ class Counts:
     cut: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    cached_completion_tokens: int = 0
+    problem: str = ""
 
     def as_dict(self) -> dict[str, int]:
         """The counts by name."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "problem"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,7 @@ class LanguageModel:
     resample_temperature: float = 0.7
     counts: Counts = field(default_factory=Counts)
     misses: list[Request] = field(default_factory=list)
+    _given_up: int = 0
     _asking: dict[str, asyncio.Future[Answered[Any] | Unanswered]] = field(default_factory=dict)
 
     async def ask(self, request: Request, model: type[AnswerT]) -> Answered[AnswerT] | Unanswered:
@@ -160,6 +166,8 @@ class LanguageModel:
             cached = self.cache.get(sample.key, Answer)
             if cached is not None:
                 self.counts.cache_hits += 1
+                self.counts.cached_prompt_tokens += cached.prompt_tokens
+                self.counts.cached_completion_tokens += cached.completion_tokens
                 return _answered(cached, sample, model)
         engine = self.engine
         if engine is None:
@@ -178,12 +186,17 @@ class LanguageModel:
                 text = unusable.text[:_KEPT_TEXT]
                 attempts.append(Attempt(sample=sample.sample, kind=unusable.kind, reason=unusable.reason, text=text))
             except Rejected as rejected:
+                if rejected.status in (401, 403, 404):
+                    raise EngineError(
+                        f"the engine does not serve this run any more ({rejected}); {self.kept}"
+                    ) from rejected
                 attempts.append(Attempt(sample=sample.sample, kind="server_error", reason=str(rejected)))
                 break
             except Transient as transient:
                 attempts.append(Attempt(sample=sample.sample, kind=transient.kind, reason=transient.reason))
                 break
             else:
+                self._given_up = 0
                 stored = self.cache.put(_entry("answer", sample, answer.model_dump(exclude_none=True)), Answer)
                 return _answered(stored, sample, model)
         return self._failed(attempts)
@@ -236,6 +249,14 @@ class LanguageModel:
 
     def _failed(self, attempts: list[Attempt]) -> Unanswered:
         self.counts.failures += 1
+        last = attempts[-1]
+        if last.kind in ("server_error", "timeout"):
+            self._given_up += 1
+            if self._given_up >= _MOST_GIVEN_UP:
+                raise EngineError(
+                    f"the last {self._given_up} requests were given up and none succeeded ({last.reason}); "
+                    f"{self.kept}: see to the server and run the same command again"
+                )
         return Unanswered(attempts)
 
     async def _retried(self, call: Callable[[], Awaitable[_ResultT]]) -> _ResultT:
@@ -262,21 +283,24 @@ class LanguageModel:
     @property
     def kept(self) -> str:
         """Where the answers so far are, for a message."""
-        if self.cache.mode is CacheMode.OFF:
-            return "no answer is kept with the cache off"
-        return f"every answer so far is in {self.cache.path}"
+        return self.cache.kept
 
-    def _count_retry(self, _: RetryCallState) -> None:
+    def _count_retry(self, state: RetryCallState) -> None:
         self.counts.retries += 1
+        self.counts.problem = str(state.outcome.exception()) if state.outcome else ""
 
     def raise_on_misses(self) -> None:
         """Raise ReplayMiss when replay asked for something that the cache does not hold."""
         if not self.misses:
             return
-        lines = [f"{self.cache.path}: {len(self.misses)} answers are not in the cache:"]
-        lines += [f"  {_describe(request, self.cache)}" for request in self.misses[:10]]
-        if len(self.misses) > 10:
-            lines.append(f"  and {len(self.misses) - 10} more")
+        reasons: dict[str, list[Request]] = {}
+        for request in self.misses:
+            reasons.setdefault(_describe(request, self.cache), []).append(request)
+        lines = [f"{self.cache.path}: not in the cache: {len(self.misses)} of the answers that the run needs"]
+        for reason, requests in reasons.items():
+            places = ", ".join(_place(request) for request in requests[:_LISTED])
+            more = f" and {len(requests) - _LISTED} more" if len(requests) > _LISTED else ""
+            lines.append(f"  {reason}: {places}{more}")
         lines.append("run with --cache-mode reuse and a server to ask for them")
         raise ReplayMiss("\n".join(lines))
 
@@ -351,18 +375,23 @@ def _entry(kind: str, request: Request, value: Mapping[str, Any], key: str | Non
     )
 
 
-def _describe(request: Request, cache: Cache) -> str:
-    """What is missing, and what the cache holds in its place."""
+def _place(request: Request) -> str:
     origin = request.origin
-    what = f"topic {origin.topic_id}" + (f", document {origin.document_id}" if origin.document_id else "")
-    what += f", prompt {origin.prompt} version {origin.prompt_version} ({origin.prompt_hash})"
-    near = cache.find("answer", prompt=origin.prompt, topic=origin.topic_id, document=origin.document_id)
+    return f"topic {origin.topic_id}" + (f" document {origin.document_id}" if origin.document_id else "")
+
+
+def _describe(request: Request, cache: Cache) -> str:
+    """Why an answer is missing, seen from what the cache holds for the same topic and document."""
+    origin = request.origin
+    asked = f"prompt {origin.prompt} version {origin.prompt_version} ({origin.prompt_hash})"
+    near = cache.find("answer", topic=origin.topic_id, document=origin.document_id)
+    near = [entry for entry in near if entry.prompt == origin.prompt] or near
     if not near:
-        return f"{what}: no usable answer is stored (never asked, or it failed)"
-    hashes = Counter(f"version {entry.prompt_version} ({entry.prompt_hash})" for entry in near)
+        return f"{asked}: no usable answer is stored (never asked, or it failed)"
     if origin.prompt_hash not in {entry.prompt_hash for entry in near}:
-        return f"{what}: the prompt changed, the cache has {', '.join(hashes)}"
+        stored = sorted({f"{entry.prompt} version {entry.prompt_version} ({entry.prompt_hash})" for entry in near})
+        return f"{asked}: the prompt changed, the cache has {', '.join(stored)}"
     models = sorted({entry.model for entry in near})
     if request.model not in models:
-        return f"{what}: the cache has answers of {', '.join(models)}, not of {request.model}"
-    return f"{what}: the prompt and the model are the same; the topic, the document or a setting changed"
+        return f"{asked}: the cache has answers of {', '.join(models)}, not of {request.model}"
+    return f"{asked}: the prompt and the model are the same; the topic, the document or a setting changed"

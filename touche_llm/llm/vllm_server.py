@@ -109,7 +109,9 @@ class VllmServer:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> VllmServer:
-        key = os.environ.get(API_KEY_VARIABLE)
+        key = os.environ.get(API_KEY_VARIABLE, "").strip()
+        if not (key.isascii() and key.isprintable()):
+            raise EngineError(f"{API_KEY_VARIABLE}: the key holds a character that no HTTP header can carry")
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=self._concurrency),
             timeout=self._timeout,
@@ -184,7 +186,7 @@ class VllmServer:
             finish_reason=choice.finish_reason,
             prompt_tokens=reply.usage.prompt_tokens,
             completion_tokens=reply.usage.completion_tokens,
-            tokens=_placed(sent, text),
+            tokens=_placed(sent, text) if sampling.top_logprobs else [],
             refusal=choice.message.refusal,
             reasoning=choice.message.reasoning or choice.message.reasoning_content,
             fingerprint=reply.system_fingerprint,
@@ -273,7 +275,7 @@ class VllmServer:
                 content = await _bounded(response)
                 status, retry_after = response.status, response.headers.get("Retry-After")
         except aiohttp.ClientConnectorError as error:
-            raise Unreachable("server_error", f"cannot connect: {error}") from error
+            raise Unreachable("server_error", f"cannot connect ({error.strerror or error})") from error
         except TimeoutError as error:
             raise Transient("timeout", f"no answer within {self._timeout.total:g} s") from error
         except aiohttp.InvalidURL as error:

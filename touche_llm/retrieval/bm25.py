@@ -77,6 +77,8 @@ def ensure_index(store: DocumentStore, settings: Bm25Settings, notify: Callable[
         if stale is None:
             return open_index(store, settings)
         notify(f"{folder}: {stale}; indexing again")
+    else:
+        notify(f"indexing {len(store):,} documents in {folder}")
     _build(store, settings, folder)
     return open_index(store, settings)
 
