@@ -213,7 +213,7 @@ async def test_a_server_that_is_gone_stops_the_run_with_what_to_do(tmp_path: Pat
     with Cache(tmp_path / "answers.sqlite") as cache:
         async with VllmServer(server.url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
             model = LanguageModel(facts=facts, engine=engine, cache=cache, retry_for=0.1)
-            with pytest.raises(EngineError, match=r"not been reachable for 0.1 s .* run the same command again"):
+            with pytest.raises(EngineError, match=r"not been reachable for 0.1 s .* go on with the same command"):
                 await model.ask(question(), ComparativeJudgment)
 
 

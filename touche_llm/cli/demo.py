@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 import yaml
-from rich.table import Table
+from rich.table import Column, Table
 
 from touche_llm import pipeline
 from touche_llm.cli import options as o
@@ -26,7 +26,7 @@ from touche_llm.tasks import get_task
 
 SAMPLES = Path(__file__).parent.parent / "samples"
 _SHOWN_RANKS = 3
-_SHOWN_CHARS = 60
+_SHOWN_CHARS = 200
 
 
 def demo(
@@ -49,14 +49,19 @@ def demo(
     _show(config.topics, out)
     run = out / pipeline.RUN
     # Named so that the lines can be copied: the command may lie in an environment that is not active.
-    command = "touche-llm" if shutil.which("touche-llm") else os.path.relpath(sys.argv[0])
-    topics, corpus = os.path.relpath(config.topics), os.path.relpath(sample / "passages.jsonl")
+    command = "touche-llm" if shutil.which("touche-llm") else _short(Path(sys.argv[0]))
+    topics, corpus = (_short(sample / name) for name in ("topics.xml", "passages.jsonl"))
     print("The answers above are not a model's: they were written for this demo, and no figure follows from them.")
     print(f"The run is in {run}; check it with")
     print(f"    {command} validate {run} --task comparative --topics {topics}")
     print("For answers of a model, serve one with vLLM and run")
     print(f"    {command} run --task comparative --topics {topics} --corpus {corpus} \\")
     print("        --base-url http://127.0.0.1:8000 --out runs/first")
+
+
+def _short(path: Path) -> str:
+    """The shorter way to write a path from here."""
+    return min(os.path.relpath(path), os.path.abspath(path), key=len)
 
 
 def _show(topics: Path, out: Path) -> None:
@@ -69,12 +74,15 @@ def _show(topics: Path, out: Path) -> None:
     ranking = read_candidates(out / pipeline.RUN, _SHOWN_RANKS)
     with DocumentStore(out / "index") as store:
         for topic in get_task("comparative").read_topics(topics):
-            table = Table("", "stance", "rel.", "qual.", "passage", title=o.plain(topic.title), title_justify="left")
+            passage = Column("passage", ratio=1, no_wrap=True, overflow="ellipsis")
+            table = Table(
+                "", "stance", "rel.", "qual.", passage, title=o.plain(topic.title), title_justify="left", expand=True
+            )
             objects = dict(zip(("FIRST", "SECOND"), topic.objects or found[topic.id], strict=True))
             for each in ranking[topic.id]:
                 judgment = judgments[topic.id, each.document_id]
                 stance = judgment.stance + (f" ({objects[judgment.stance]})" if judgment.stance in objects else "")
                 grades = (f"{judgment.relevance:.2f}", f"{judgment.quality:.2f}")
-                text = store.get(each.document_id).text[:_SHOWN_CHARS] + "…"
+                text = store.get(each.document_id).text[:_SHOWN_CHARS]
                 table.add_row(*(o.plain(cell) for cell in (str(each.rank), stance, *grades, text)))
             o.show(table)

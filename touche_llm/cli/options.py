@@ -160,9 +160,10 @@ def existing(cache: Path) -> None:
 
 
 def show(table: Table) -> None:
-    """Print a table in the terminal's width, or wide enough for most where there is none; nothing is cut off."""
+    """Print a table in the width of the terminal, or in 140 columns where there is none; what may wrap is not cut."""
     for column in table.columns:
-        column.overflow = "fold"
+        if not column.no_wrap:
+            column.overflow = "fold"
     Console(width=None if sys.stdout.isatty() else 140).print(table)
 
 

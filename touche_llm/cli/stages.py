@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections import Counter
 from collections.abc import Coroutine
@@ -168,14 +169,19 @@ def run(
 
 
 def _asked(config: Config, work: Coroutine[Any, Any, Outcome]) -> Outcome:
+    def stop(*_: object) -> None:
+        # What is left then is to close, which a second Ctrl-C should not break.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, stop)
     try:
         return asyncio.run(work)
     except KeyboardInterrupt:
-        print(
-            f"interrupted; {kept(config.cache.file, config.cache.mode)}: run the same command again to go on",
-            file=sys.stderr,
-        )
+        print(f"interrupted; {kept(config.cache.file, config.cache.mode)}", file=sys.stderr)
         raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _end(out: Path, outcome: Outcome) -> None:

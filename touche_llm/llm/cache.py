@@ -80,7 +80,7 @@ class Cache:
 
     @property
     def kept(self) -> str:
-        """Where the answers of a run that is stopped are, for a message."""
+        """Where the answers of a run that stops are and how to go on, for a message."""
         return kept(self.path, self.mode)
 
     def __enter__(self) -> Cache:
@@ -189,12 +189,12 @@ class Cache:
 
 
 def kept(path: Path, mode: CacheMode) -> str:
-    """Where the answers of a run that is stopped are, for a message."""
+    """Where the answers of a run that stops are and how to go on, for a message."""
     if mode is CacheMode.OFF:
         return "no answer is kept with --cache-mode off"
     if mode is CacheMode.REFRESH:
-        return f"every answer so far is in {path}, go on with --cache-mode reuse"
-    return f"every answer so far is in {path}"
+        return f"every answer so far is in {path}: go on with the same command and --cache-mode reuse"
+    return f"every answer so far is in {path}: go on with the same command"
 
 
 def _entry(row: tuple[Any, ...]) -> Entry:

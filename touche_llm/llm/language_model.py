@@ -255,7 +255,7 @@ class LanguageModel:
             if self._given_up >= _MOST_GIVEN_UP:
                 raise EngineError(
                     f"the last {self._given_up} requests were given up and none succeeded ({last.reason}); "
-                    f"{self.kept}: see to the server and run the same command again"
+                    f"see to the server; {self.kept}"
                 )
         return Unanswered(attempts)
 
@@ -275,8 +275,8 @@ class LanguageModel:
                     return await call()
         except Unreachable as error:
             raise EngineError(
-                f"the engine has not been reachable for {self.retry_for:g} s ({error.reason}); {self.kept}: "
-                "start the server and run the same command again"
+                f"the engine has not been reachable for {self.retry_for:g} s ({error.reason}); "
+                f"start the server; {self.kept}"
             ) from error
         raise AssertionError("tenacity ended without a result")
 
