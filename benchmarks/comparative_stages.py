@@ -10,7 +10,6 @@ Needs `.venv-vllm` (`make test-vllm` installs it).
 from __future__ import annotations
 
 import argparse
-import resource
 import subprocess
 import sys
 import tempfile
@@ -65,8 +64,6 @@ def main() -> None:
         show("replay, server stopped", run([*arguments, "--cache-mode", "replay"], work / "replay"))
         same = (work / "first" / "run.txt").read_bytes() == (work / "replay" / "run.txt").read_bytes()
         print(f"run.txt of the replay is {'the same to the byte' if same else 'DIFFERENT'}")
-    # The largest child that ended, which is the program or one of vLLM's processes.
-    print(f"largest process of all: {resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024:,.0f} MiB")
 
 
 if __name__ == "__main__":
