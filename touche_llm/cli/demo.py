@@ -32,7 +32,7 @@ _SHOWN_CHARS = 200
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for the demo's run.")] = Path("runs/demo"),
 ) -> None:
-    """Run the comparative task on a small sample, offline, with recorded answers that were written for the demo."""
+    """Run the comparative task on a small sample, offline, with answers that were invented for the demo."""
     sample = SAMPLES / "comparative"
     config = load_config(
         None,
@@ -51,7 +51,7 @@ def demo(
     # Named so that the lines can be copied: the command may lie in an environment that is not active.
     command = "touche-llm" if shutil.which("touche-llm") else _short(Path(sys.argv[0]))
     topics, corpus = (_short(sample / name) for name in ("topics.xml", "passages.jsonl"))
-    print("The answers above are not a model's: they were written for this demo, and no figure follows from them.")
+    print("The answers above were invented for this demo, no served model gave them, and no figure follows from them.")
     print(f"The run is in {run}; check it with")
     print(f"    {command} validate {run} --task comparative --topics {topics}")
     print("For answers of a model, serve one with vLLM and run")
