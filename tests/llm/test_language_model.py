@@ -123,7 +123,9 @@ async def test_text_without_sentences_is_cut_at_a_word(tmp_path: Path) -> None:
 async def test_a_prompt_that_leaves_no_room_is_never_cut_itself(tmp_path: Path) -> None:
     with Cache(tmp_path / "c.sqlite") as cache:
         model, _ = model_with(cache, 80)
-        with pytest.raises(PromptError, match="topic 7, document doc: the prompt needs .* leaves no room"):
+        with pytest.raises(
+            PromptError, match="topic 7, document doc: the prompt needs .* tokens without the document, 30 are left"
+        ):
             await model.ask_about(request_about, SENTENCES, ComparativeJudgment)
 
 

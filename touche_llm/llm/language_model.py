@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay
 
-from touche_llm.errors import DataError, EngineError, PromptError, ReplayMiss
+from touche_llm.errors import DataError, EngineError, ReplayMiss
 from touche_llm.llm.answer import Answer, AnswerModel, AnswerT, Unusable, labels_of, parse
 from touche_llm.llm.cache import Cache, CacheMode, Entry
+from touche_llm.llm.cutting import CUT_MARK, Fit, measure
 from touche_llm.llm.engine import Completion, Engine, EngineFacts, Rejected, Transient, Unreachable
 from touche_llm.llm.labels import label_tokens
 from touche_llm.llm.request import Request, content_key
@@ -29,8 +29,6 @@ _LISTED = 3
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0
 # So many requests in a row without an answer are the engine's fault, not theirs.
 _MOST_GIVEN_UP = 32
-_CUT_MARK = " …"
-_SENTENCE_ENDS = (". ", "! ", "? ", ".\n", "!\n", "?\n", '." ', '!" ', '?" ')
 
 
 @dataclass(slots=True)
@@ -69,18 +67,6 @@ class Unanswered:
     """No usable answer, and why, attempt by attempt. Replay misses have no attempt."""
 
     attempts: list[Attempt]
-
-
-class _Fit(BaseModel):
-    """How much of a document fits: all of it where `kept_chars` is None."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    prompt_tokens: int
-    kept_chars: int | None = None
-
-
-_ALL_FITS = _Fit(prompt_tokens=0)
 
 
 @dataclass(slots=True)
@@ -155,7 +141,7 @@ class LanguageModel:
             return await self.ask(whole, model), None
         self.counts.cut += 1
         cut = Cut(kept_chars=fit.kept_chars, of_chars=len(document), prompt_tokens=fit.prompt_tokens)
-        return await self.ask(request(document[: fit.kept_chars] + _CUT_MARK), model), cut
+        return await self.ask(request(document[: fit.kept_chars] + CUT_MARK), model), cut
 
     async def _ask(self, request: Request, model: type[AnswerT]) -> Answered[AnswerT] | Unanswered:
         samples = [request, *(request.resampled(n, self.resample_temperature) for n in range(1, SAMPLES))]
@@ -201,12 +187,12 @@ class LanguageModel:
                 return _answered(stored, sample, model)
         return self._failed(attempts)
 
-    async def _fit(self, request: Callable[[str], Request], whole: Request, document: str) -> _Fit | None:
+    async def _fit(self, request: Callable[[str], Request], whole: Request, document: str) -> Fit | None:
         """How much of the document fits; None is a miss in replay."""
         size = sum(len(message.content.encode("utf-8", "replace")) for message in whole.messages)
         room = self.facts.context - whole.sampling.max_tokens
         if size + self.facts.overhead <= room:
-            return _ALL_FITS
+            return Fit(prompt_tokens=0)
         key = content_key(
             "fit",
             messages=[[message.role, message.content] for message in whole.messages],
@@ -215,37 +201,21 @@ class LanguageModel:
             chat_template_kwargs=whole.chat_template_kwargs,
             room=room,
         )
-        fit = self.cache.get(key, _Fit)
+        fit = self.cache.get(key, Fit)
         if fit is None:
             if self.engine is None:
                 self.misses.append(whole)
                 return None
-            fit = await self._measure(self.engine, request, whole, document, room)
-            fit = self.cache.put(_entry("fit", whole, fit.model_dump(exclude_none=True), key), _Fit)
+            count, head = self.engine.count_tokens, self.engine.head
+            fit = await measure(
+                lambda messages: self._retried(partial(count, messages)),
+                lambda text, tokens: self._retried(partial(head, text, tokens)),
+                request,
+                document,
+                room,
+            )
+            fit = self.cache.put(_entry("fit", whole, fit.model_dump(exclude_none=True), key), Fit)
         return fit
-
-    async def _measure(
-        self, engine: Engine, request: Callable[[str], Request], whole: Request, document: str, room: int
-    ) -> _Fit:
-        count = await self._retried(partial(engine.count_tokens, whole.messages))
-        if count <= room:
-            return _Fit(prompt_tokens=count)
-        bare = await self._retried(partial(engine.count_tokens, request(_CUT_MARK).messages))
-        tokens = room - bare
-        # Counted again after each cut: tokens merge at the seam, and a tokeniser may normalise the text.
-        while tokens > 0:
-            kept = _at_sentence_end(await self._retried(partial(engine.head, document, tokens)))
-            cut = request(kept + _CUT_MARK)
-            count = await self._retried(partial(engine.count_tokens, cut.messages))
-            if kept and count <= room:
-                return _Fit(prompt_tokens=count, kept_chars=len(kept))
-            tokens = min(tokens - (count - room), tokens * 9 // 10)
-        origin = whole.origin
-        raise PromptError(
-            f"prompt {origin.prompt}, topic {origin.topic_id}, document {origin.document_id}: the prompt needs {bare} "
-            f"tokens without the document and the answer {whole.sampling.max_tokens}; the context of "
-            f"{self.facts.context} leaves no room: serve the model with a longer context or shorten the prompt"
-        )
 
     def _failed(self, attempts: list[Attempt]) -> Unanswered:
         self.counts.failures += 1
@@ -345,18 +315,6 @@ def _wait(state: RetryCallState) -> float:
 def _tried_enough(state: RetryCallState) -> bool:
     error = state.outcome.exception() if state.outcome else None
     return isinstance(error, Transient) and error.most_tries is not None and state.attempt_number >= error.most_tries
-
-
-def _at_sentence_end(text: str) -> str:
-    """The text up to its last sentence end, if that is in its last fifth; else up to its last word."""
-    least = len(text) * 4 // 5
-    end = max(
-        (text.rfind(mark) + len(mark.rstrip()) for mark in _SENTENCE_ENDS if text.rfind(mark) >= least), default=0
-    )
-    if end:
-        return text[:end]
-    space = text.rfind(" ")
-    return text[:space] if space > 0 else text
 
 
 def _entry(kind: str, request: Request, value: Mapping[str, Any], key: str | None = None) -> Entry:
