@@ -299,3 +299,10 @@ def test_a_build_that_breaks_off_leaves_the_old_index_or_none(
     else:
         with pytest.raises(DataError, match="no BM25 index"):
             open_index(store, ANY)
+
+
+def test_an_index_is_mapped_into_memory_and_not_read(make_store: MakeStore) -> None:
+    store = make_store(CORPUS)
+    ensure_index(store, Bm25Settings(), lambda _: None)
+    scores = open_index(store, Bm25Settings())._index.scores
+    assert all(isinstance(scores[name], np.memmap) for name in ("data", "indices", "indptr"))

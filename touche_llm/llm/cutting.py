@@ -57,8 +57,8 @@ async def measure(
         tokens = min(tokens - (counted - room), tokens * 9 // 10)
     origin = whole.origin
     raise PromptError(
-        f"prompt {origin.prompt}, topic {origin.topic_id}, document {origin.document_id}: the prompt needs {bare} tokens"
-        f" without the document, {room} are left beside the answer: serve the model with a longer context or shorten"
+        f"prompt {origin.prompt}, topic {origin.topic_id}, document {origin.document_id}: the prompt needs {bare} "
+        f"tokens without the document, {room} are left beside the answer: serve the model with a longer context or shorten"
         " the prompt"
     )
 
