@@ -9,7 +9,7 @@ VLLM_PYTHON ?= python3.11
 VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
 VLLM_PIP_ARGS ?=
-PIP := -m pip --disable-pip-version-check --quiet
+PIP := -m pip --disable-pip-version-check -qq
 
 .PHONY: help setup demo test test-vllm check format demo-cassette wheel test-wheel clean
 

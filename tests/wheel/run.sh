@@ -5,7 +5,7 @@ set -eu
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "$1" -m venv "$work/venv"
-"$work/venv/bin/python" -m pip --disable-pip-version-check --quiet install --constraint "$2" "$3"/touche_llm-*.whl
+"$work/venv/bin/python" -m pip --disable-pip-version-check -qq install --constraint "$2" "$3"/touche_llm-*.whl
 cd "$work"
 sample=$("$work/venv/bin/python" -c 'import touche_llm.cli.demo as d; print(d.SAMPLES / "comparative")')
 case "$sample" in "$work"/*) ;; *) echo "the package was not taken from the wheel: $sample"; exit 1 ;; esac

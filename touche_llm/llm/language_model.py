@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -98,18 +98,19 @@ class LanguageModel:
         Raises:
             EngineError: nothing has been listening at the engine's address for `retry_for` seconds.
         """
-        under_way = self._asking.get(request.key)
+        key = request.key
+        under_way = self._asking.get(key)
         if under_way is not None:
             self.counts.cache_hits += 1
             return await asyncio.shield(under_way)
-        future = self._asking[request.key] = asyncio.get_running_loop().create_future()
+        future = self._asking[key] = asyncio.get_running_loop().create_future()
         try:
             result = await self._ask(request, model)
             future.set_result(result)
             return result
         finally:
             future.cancel()  # does nothing once there is a result
-            del self._asking[request.key]
+            del self._asking[key]
 
     async def ask_about(
         self, request: Callable[[str], Request], document: str, model: type[AnswerT]
@@ -144,11 +145,10 @@ class LanguageModel:
         return await self.ask(request(document[: fit.kept_chars] + CUT_MARK), model), cut
 
     async def _ask(self, request: Request, model: type[AnswerT]) -> Answered[AnswerT] | Unanswered:
-        samples = [request, *(request.resampled(n, self.resample_temperature) for n in range(1, SAMPLES))]
         if self.cache.mode is CacheMode.REFRESH:
             # Or a replay would find an old first sample before the new second one.
-            self.cache.forget(sample.key for sample in samples)
-        for sample in samples:
+            self.cache.forget(sample.key for sample in self._samples(request))
+        for sample in self._samples(request):
             cached = self.cache.get(sample.key, Answer)
             if cached is not None:
                 self.counts.cache_hits += 1
@@ -160,7 +160,7 @@ class LanguageModel:
             self.misses.append(request)
             return Unanswered([])
         attempts: list[Attempt] = []
-        for sample in samples:
+        for sample in self._samples(request):
             self.counts.asked += 1
             try:
                 completion = await self._retried(partial(engine.complete, sample))
@@ -186,6 +186,11 @@ class LanguageModel:
                 stored = self.cache.put(_entry("answer", sample, answer.model_dump(exclude_none=True)), Answer)
                 return _answered(stored, sample, model)
         return self._failed(attempts)
+
+    def _samples(self, request: Request) -> Iterator[Request]:
+        yield request
+        for number in range(1, SAMPLES):
+            yield request.resampled(number, self.resample_temperature)
 
     async def _fit(self, request: Callable[[str], Request], whole: Request, document: str) -> Fit | None:
         """How much of the document fits; None is a miss in replay."""
