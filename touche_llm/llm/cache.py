@@ -212,6 +212,8 @@ def _open(path: Path | None, read_only: bool = False) -> sqlite3.Connection:
     # A minute of waiting for another process that writes; each of its writes takes well under a millisecond.
     database = sqlite3.connect(place, timeout=60.0, isolation_level=None, uri=path is not None)
     try:
+        # With write-ahead logging a killed process loses nothing that it committed; only a crash of the machine could.
+        database.execute("PRAGMA synchronous = NORMAL")
         application = database.execute("PRAGMA application_id").fetchone()[0]
         version = database.execute("PRAGMA user_version").fetchone()[0]
         (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -224,7 +226,6 @@ def _open(path: Path | None, read_only: bool = False) -> sqlite3.Connection:
         columns = ", ".join(
             f"{column} {'INTEGER' if column in ('prompt_version', 'sample') else 'TEXT'}" for column in _COLUMNS[1:]
         )
-        # With write-ahead logging a killed process loses nothing that it committed, and readers do not wait.
         database.execute("PRAGMA journal_mode = WAL")
         database.executescript(
             "BEGIN IMMEDIATE;"
