@@ -332,9 +332,7 @@ async def test_one_field_without_probabilities_makes_the_whole_judgment_plain(tm
 
 async def test_a_server_that_never_answers_usefully_ends_the_run_and_nothing_is_lost(tmp_path: Path) -> None:
     config = config_for(tmp_path, depth=40, engine__retry_for=0.0)
-    with pytest.raises(
-        EngineError, match="the last 32 requests were given up and none succeeded .HTTP 503: status 503"
-    ):
+    with pytest.raises(EngineError, match="the last 32 requests were given up without a reply .HTTP 503: status 503"):
         await run_on(FakeServer(behaviours=[good] * 9, rest=status(503)), config, tmp_path / "out")
     with Cache(config.cache.file) as cache:
         assert len(cache.find("answer")) == 9
@@ -342,6 +340,50 @@ async def test_a_server_that_never_answers_usefully_ends_the_run_and_nothing_is_
     await run_on(server, config, tmp_path / "out")
     with Cache(config.cache.file) as cache:
         assert len(server.asked) == len(cache.find("answer")) - 9
+
+
+async def test_requests_that_the_server_refuses_do_not_end_a_run_however_many_and_it_can_be_repeated(
+    tmp_path: Path,
+) -> None:
+    async def refuses_most(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        about = body["messages"][1]["content"].split("Passage:")[-1]
+        return await (good if "heat pump" in about else status(400))(request, body)
+
+    config = config_for(tmp_path, topic=("3", "7", "12"))
+    first = await run_on(FakeServer(rest=refuses_most), config, tmp_path / "out")
+    assert len(first.failures) > 40
+    written = (tmp_path / "out" / "run.txt").read_bytes()
+    again = await run_on(FakeServer(rest=refuses_most), config, tmp_path / "out")
+    assert again.failures == first.failures
+    assert (tmp_path / "out" / "run.txt").read_bytes() == written
+
+
+async def test_a_refreshed_run_is_what_a_replay_gives_also_where_passages_are_equal(tmp_path: Path) -> None:
+    corpus = tmp_path / "equal.jsonl"
+    text = "A heat pump or a gas boiler for an old house, that is the question."
+    lines = [{"id": f"d{n}", "contents": text} for n in range(6)] + [
+        {"id": f"x{n}", "contents": "Tea."} for n in range(9)
+    ]
+    corpus.write_bytes(b"".join(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in lines))
+    stances = iter(["FIRST", "SECOND", "NEUTRAL", "NO"] * 9)
+
+    async def varies(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return await says(f'{{"relevance":1,"quality":1,"stance":"{next(stances)}"}}')(request, body)
+
+    def config(mode: str) -> Config:
+        return config_for(tmp_path, corpus=corpus, topic=("3",), engine__concurrency=1, cache__mode=mode)
+
+    for mode in ("reuse", "refresh"):
+        await run_on(FakeServer(rest=varies), config(mode), tmp_path / mode)
+    await pipeline.run_all(config("replay"), tmp_path / "replay", Silent())
+    assert (tmp_path / "replay" / "run.txt").read_bytes() == (tmp_path / "refresh" / "run.txt").read_bytes()
+
+
+async def test_a_first_stage_that_finds_nothing_says_why(tmp_path: Path) -> None:
+    (tmp_path / "same.jsonl").write_text('{"id": "a", "contents": "heat pump"}\n{"id": "b", "contents": "heat pump"}\n')
+    config = config_for(tmp_path, corpus=tmp_path / "same.jsonl", topic=("3",))
+    with pytest.raises(DataError, match="found nothing for any topic.*--retriever okapi"):
+        pipeline.retrieve_stage(config, tmp_path / "out", Silent())
 
 
 async def test_a_server_that_no_longer_lets_us_in_ends_the_run_at_once(tmp_path: Path) -> None:

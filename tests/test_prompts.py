@@ -172,11 +172,53 @@ def test_a_control_token_inside_a_record_or_a_list_does_not_survive_either(tmp_p
     assert "<|im_end|>" not in content and "[INST]" not in content
 
 
-@pytest.mark.parametrize("seam", ["<{{ document }}", "[{{ document }}", "a <{{- document }}", "< {{- document }}"])
+@pytest.mark.parametrize(
+    "seam",
+    [
+        "<{{ document }}",
+        "[{{ document }}",
+        "a <{{- document }}",
+        "< {{- document }}",
+        "<{% if 1 %}{{ document }}{% endif %}",
+        "[{# #}{{ document }}",
+    ],
+)
 def test_a_bracket_just_before_what_is_inserted_is_refused(tmp_path: Path, seam: str) -> None:
     body = f"{{% block system %}}{{% endblock %}}{{% block user %}}{seam}{{% endblock %}}"
     with pytest.raises(PromptError, match="mine.jinja:6: .*opening bracket just before"):
         load_prompt("comparative", template(tmp_path, body), "judge", ANY)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{# put <{{ document }}> here #}{{ document }}",
+        "{% raw %}[{{x}}]{% endraw %} {{ document }}",
+        "{% for part in document.split() %}[{{ loop.index }}] {{ part }}{% endfor %}".replace("[", "(").replace(
+            "]", ")"
+        ),
+        "{% set shown = document %}{{ shown }}",
+        "{% macro m(x) %}({{ x }}){% endmacro %}{{ m(document) }}",
+        "{%- if document -%} {{ document }} {%- else -%} none {%- endif -%}",
+        "{{ topic.objects[0] if topic.objects else '' }} {{ document }}",
+    ],
+)
+def test_what_a_reasonable_template_does_is_allowed(tmp_path: Path, body: str) -> None:
+    whole = f"{{# above #}}{{% block system %}}S{{% endblock %}}{{% block user %}}{body}{{% endblock %}}"
+    prompt = load_prompt("comparative", template(tmp_path, whole), "judge", ANY)
+    assert "THE" in prompt.render(topic=TOPIC, first="a", second="b", document="THE")[1].content
+
+
+def test_a_filter_over_a_section_is_refused(tmp_path: Path) -> None:
+    body = "{% block user %}{% filter replace('< ', '<') %}{{ document }}{% endfilter %}{% endblock %}"
+    with pytest.raises(PromptError, match="a filter over a whole section"):
+        load_prompt("comparative", template(tmp_path, "{% block system %}{% endblock %}" + body), "judge", ANY)
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+    name = template(tmp_path, BLOCKS)
+    Path(name).write_text("\ufeff" + Path(name).read_text())
+    assert load_prompt("comparative", name, "judge", ANY).header.version == 1
 
 
 def test_what_the_template_itself_says_is_left_alone(tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ def swap(line: int, old: str, new: str) -> str:
         pytest.param(swap(5, " 2 ", " x "), 5, "rank 'x' is not an integer", id="rank a letter"),
         pytest.param(swap(5, " 2 ", " ٢ "), 5, "rank '٢' is not an integer", id="rank in other digits"),
         pytest.param(swap(2, "2.5", "3.5"), 2, "ties with line 1", id="tie"),
+        pytest.param(swap(2, "2.5", "3.49999999"), 2, "ties with line 1", id="tie in single precision"),
         pytest.param(swap(2, "2.5", "3.50"), 2, "ties with line 1", id="tie in another spelling"),
         pytest.param(swap(2, "2.5", "4.5"), 2, "is above that of line 1", id="growing score"),
         pytest.param(swap(2, "2.5", "nan"), 2, "score 'nan' is not a finite number", id="nan"),

@@ -165,6 +165,9 @@ def load_config(file: Path | None, flags: Mapping[str, Any]) -> Config:
     values = _read(file) if file else {}
     if flags.get("corpus") is not None and values.get("index") == str(index_folder(Path(str(values.get("corpus"))))):
         del values["index"]  # it was the default of the other corpus
+    engine = values.get("engine")
+    if isinstance(engine, dict) and (flags.get("engine.model") or flags.get("engine.base_url")):
+        engine.pop("context", None)  # it was that of the other server
     for name, value in flags.items():
         if value is None or value == ():
             continue

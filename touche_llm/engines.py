@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+from pydantic import ValidationError
+
 from touche_llm.config import Config
-from touche_llm.errors import EngineError, UsageError
+from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.llm.cache import Cache, CacheMode, Entry
 from touche_llm.llm.engine import EngineFacts
 from touche_llm.llm.language_model import LanguageModel
@@ -54,7 +56,7 @@ def remember(facts: EngineFacts, cache: Cache) -> None:
 
 def _replayed_facts(config: Config, cache: Cache) -> EngineFacts:
     asked = config.engine
-    known = [EngineFacts.model_validate(entry.value) for entry in cache.find("engine")]
+    known = [_facts(entry, cache) for entry in cache.find("engine")]
     models = sorted({facts.model for facts in known})
     if asked.model is None and len(models) > 1:
         raise UsageError(f"{cache.path}: holds answers of {', '.join(models)}; choose one with --model")
@@ -72,4 +74,12 @@ def _replayed_facts(config: Config, cache: Cache) -> EngineFacts:
             f"{cache.path}: {model} was asked with contexts of {', '.join(map(str, contexts))} tokens, and documents "
             "were cut to fit; choose one with --context"
         )
-    return fitting[-1]
+    # The smallest overhead needs no measurement that another did not need.
+    return min(fitting, key=lambda facts: (facts.overhead, facts.engine))
+
+
+def _facts(entry: Entry, cache: Cache) -> EngineFacts:
+    try:
+        return EngineFacts.model_validate(entry.value)
+    except ValidationError as error:
+        raise DataError(f"{cache.path}: entry {entry.key} holds no facts about an engine: record it anew") from error

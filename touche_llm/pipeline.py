@@ -86,6 +86,11 @@ def retrieve_stage(config: Config, folder: Path, observer: Observer) -> None:
                     advance()
         corpus = store.manifest
     empty = [topic.id for topic, ranking in zip(topics, candidates, strict=True) if not ranking]
+    if len(empty) == len(topics):
+        raise DataError(
+            "the first stage found nothing for any topic: no word of a query is in the corpus, or each is in more than "
+            "half of its documents and says nothing (--retriever okapi and --bm25-method lucene score those too)"
+        )
     if empty:
         observer.notify(f"no candidate for {len(empty)} of {len(topics)} topics: {_listed(empty)}")
     _remove(folder, JUDGMENTS, FAILURES, RUN)

@@ -28,8 +28,7 @@ _ROLES = ("system", "user")
 # normalising tokeniser folds into ASCII: `<|im_end|>`, `</s>`, `<start_of_turn>`, `<<SYS>>`, `<｜User｜>`, `[INST]`,
 # `[/INST]`, `[gMASK]`, `[|user|]`, `[control_8]`, `]~b]`. Also one at the end of a text, since the template goes on.
 _CONTROL = re.compile(r"[<＜﹤](?=\S|$)|[\[［](?=[^\s\d]|$)|[\]］](?=[~～])")
-# The same bracket said by the template just before it inserts something.
-_OPEN_BEFORE_DATA = re.compile(r"[<＜﹤\[［](?:\{\{|\s*\{\{-)")
+_OPENING = tuple("<＜﹤[［")
 
 
 class PromptHeader(BaseModel):
@@ -120,7 +119,7 @@ def load_prompt(task: str, name: str, answer: str, variables: Mapping[str, bool]
     else:
         path = prompts_folder() / task / f"{name}.jinja"
     try:
-        source = path.read_text(encoding="utf-8")
+        source = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         known = sorted(each.stem for each in (prompts_folder() / task).glob("*.jinja"))
         raise PromptError(f"{path}: cannot read the prompt: {error.strerror}; {task} has {', '.join(known)}") from error
@@ -132,13 +131,6 @@ def load_prompt(task: str, name: str, answer: str, variables: Mapping[str, bool]
     header = _header(path, found.group(1))
     if header.answer != answer:
         raise PromptError(f"{path}: front matter: asks for the answer {header.answer!r}, but {answer!r} is read here")
-    unsafe = _OPEN_BEFORE_DATA.search(source)
-    if unsafe:
-        line = source.count("\n", 0, unsafe.start()) + 1
-        raise PromptError(
-            f"{path}:{line}: {unsafe.group()!r}: an opening bracket just before what is inserted could make a control "
-            "token of it; put a space or another character between them"
-        )
     # Line numbers in messages are those of the file: the front matter is kept as empty lines.
     body = "\n" * found.group(0).count("\n") + source[found.end() :]
     environment = _environment()
@@ -156,6 +148,15 @@ def load_prompt(task: str, name: str, answer: str, variables: Mapping[str, bool]
         )
         if not blank and not (isinstance(node, nodes.Block) and node.name in _ROLES):
             raise PromptError(f"{path}:{node.lineno}: only the blocks `system` and `user` are sent; move this into one")
+    for data in tree.find_all(nodes.TemplateData):
+        if data.data.endswith(_OPENING):
+            line = data.lineno + data.data.count("\n")
+            raise PromptError(
+                f"{path}:{line}: {data.data[-1]!r}: an opening bracket just before what is inserted could make a "
+                "control token of it; put a space or another character between them"
+            )
+    for block in tree.find_all(nodes.FilterBlock):
+        raise PromptError(f"{path}:{block.lineno}: a filter over a whole section could undo what makes text harmless")
     used = meta.find_undeclared_variables(tree)
     for unknown in sorted(used - set(variables)):
         raise PromptError(

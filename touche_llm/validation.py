@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from touche_llm.errors import DataError, printable
 from touche_llm.files import bounded_lines
 from touche_llm.runs import MAX_LINE, parse_rank, parse_score
@@ -165,12 +167,11 @@ def _orders(seen: _Seen) -> Iterator[Problem]:
             shift = rank - position
         scored = [(number, score) for number, _, score in lines if score is not None]
         for (above, higher), (number, score) in zip(scored, scored[1:], strict=False):
-            if score == higher:
-                yield Problem(
-                    number, f"topic {topic}: score {score:g} ties with line {above}; evaluators break ties by id"
-                )
-            elif score > higher:
-                yield Problem(number, f"topic {topic}: score {score:g} is above that of line {above} ({higher:g})")
+            if score > higher:
+                yield Problem(number, f"topic {topic}: score {score:.9g} is above that of line {above} ({higher:.9g})")
+            elif np.float32(score) == np.float32(higher):
+                ties = f"topic {topic}: score {score:.9g} ties with line {above}; evaluators break ties by id"
+                yield Problem(number, ties + ("" if score == higher else " and hold scores in single precision"))
 
 
 def _unknown_topics(seen: _Seen, topic_ids: Collection[str]) -> Iterator[Problem]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import io
+import json
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from tests.fake_server import FakeServer, says
 from touche_llm.cli import main
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.demo import SAMPLES
+from touche_llm.config import load_config
 from touche_llm.errors import DataError, ToucheError
 from touche_llm.llm.language_model import Counts
 
@@ -242,6 +245,30 @@ def test_on_a_terminal_a_bar_is_shown_and_always_ended(monkeypatch: pytest.Monke
     shown = screen.getvalue()
     assert "1/5000" in shown and "1 failed, 2 cached, 7 retries" in shown
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1
+
+
+def test_the_version_is_printed(touche: Touche) -> None:
+    assert touche("--version").stdout == f"touche-llm {version('touche-llm')}\n"
+
+
+def test_a_context_of_one_server_is_not_asked_of_another(touche: Touche, tmp_path: Path) -> None:
+    touche("run", *DATA, *REPLAY, "--out", "one")
+    config = tmp_path / "one" / "config.yaml"
+    assert load_config(config, {}).engine.context == 32768
+    assert load_config(config, {"engine.base_url": "http://127.0.0.1:2"}).engine.context is None
+    assert load_config(config, {"engine.model": "other", "engine.context": 99}).engine.context == 99
+
+
+def test_a_cassette_with_a_damaged_engine_is_named(touche: Touche, tmp_path: Path) -> None:
+    entry = {"key": "a" * 64, "kind": "engine", "model": "m", "value": {"model": "m", "context": 10}}
+    (tmp_path / "c.jsonl").write_text(json.dumps(entry))
+    done = touche("run", *DATA, "--out", "o", "--cache", "c.jsonl", "--cache-mode", "replay")
+    assert (done.returncode, "holds no facts about an engine" in done.stderr) == (1, True)
+
+
+def test_importing_what_is_not_there_makes_no_cache(touche: Touche, tmp_path: Path) -> None:
+    assert touche("cache", "import", "nope.jsonl", "--cache", "new.sqlite").returncode == 2
+    assert not (tmp_path / "new.sqlite").exists()
 
 
 def test_debug_shows_where_an_error_comes_from(touche: Touche, tmp_path: Path) -> None:

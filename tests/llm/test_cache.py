@@ -166,6 +166,21 @@ def _write(path: Path, first: int) -> None:
             cache.put(entry().model_copy(update={"key": f"{number:064x}"}), Answer)
 
 
+def _open_many(folder: Path) -> None:
+    for number in range(10):
+        Cache(folder / f"{number}.sqlite").close()
+
+
+def test_several_processes_can_make_the_same_cache_at_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    openers = [context.Process(target=_open_many, args=(tmp_path,)) for _ in range(4)]
+    for opener in openers:
+        opener.start()
+    for opener in openers:
+        opener.join(60)
+    assert [opener.exitcode for opener in openers] == [0] * 4
+
+
 def test_several_processes_can_write_at_once(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     writers = [context.Process(target=_write, args=(tmp_path / "c.sqlite", first)) for first in (0, 100, 200)]

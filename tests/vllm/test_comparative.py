@@ -134,7 +134,7 @@ def test_a_run_killed_half_way_asks_only_for_what_was_missing(data: Input, vllm_
         f"{stored} answers were stored when the run was killed; the second run sent {sent} for {total - stored} missing"
     )
     assert sent == total - stored + PROBES
-    # Asked anew, the engine may differ in the last digits, since its batches do: the cache is what makes a run repeatable.
+    # Asked anew, the engine may differ in the last digits, as its batches do: the cache makes a run repeatable.
     run(data, "http://127.0.0.1:1", tmp_path / "replayed", "--limit-topics", "12", "--cache-mode", "replay")
     assert (tmp_path / "replayed" / "run.txt").read_bytes() == (out / "run.txt").read_bytes()
 

@@ -24,16 +24,22 @@ for command in (stages.run, stages.index, stages.retrieve, stages.judge, stages.
 app.add_typer(files.cache_app, name="cache")
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"touche-llm {version('touche-llm')}")
+        raise typer.Exit()
+
+
 @app.callback()
 def _callback(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the traceback of an error; also after the command.")
     ] = False,
-    show_version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
 ) -> None:
-    if show_version:
-        print(f"touche-llm {version('touche-llm')}")
-        raise typer.Exit()
+    """What stands before a command."""
 
 
 def main() -> None:

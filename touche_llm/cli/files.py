@@ -94,6 +94,7 @@ def import_(
     cache: CacheFile = _DEFAULT_CACHE,
 ) -> None:
     """Add the entries of a cassette to a cache: all of them, or none if one does not fit."""
+    o.existing(cassette)
     with Cache(cache) as opened:
         new, known = opened.import_cassette(cassette)
     print(f"{new:,} new entries in {cache}, {known:,} were there already")

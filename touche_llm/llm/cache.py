@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 
 from touche_llm.errors import DataError, UsageError
 from touche_llm.files import iterate_records, whole_file
@@ -18,6 +19,8 @@ from touche_llm.files import iterate_records, whole_file
 SCHEMA_VERSION = 1
 # `PRAGMA application_id`, the bytes "tllm": tells our files from other SQLite files.
 _APPLICATION = 0x746C6C6D
+# Waiting for another process that writes; each of its writes takes well under a millisecond.
+_LOCK_SECONDS = 60.0
 _KEY = r"^[0-9a-f]{64}$"
 
 ValueT = TypeVar("ValueT", bound=BaseModel)
@@ -93,9 +96,9 @@ class Cache:
         """Close the file."""
         self._database.close()
 
-    def get(self, key: str, model: type[ValueT]) -> ValueT | None:
-        """The value under `key`, or None. Always None in the modes `refresh` and `off`."""
-        if self.mode in (CacheMode.REFRESH, CacheMode.OFF):
+    def get(self, key: str, model: type[ValueT], *, refreshed: bool = False) -> ValueT | None:
+        """The value under `key`, or None. In mode `off` always None, in `refresh` unless the caller put it there."""
+        if self.mode is CacheMode.OFF or (self.mode is CacheMode.REFRESH and not refreshed):
             return None
         return self._stored(key, model)
 
@@ -203,38 +206,76 @@ def _entry(row: tuple[Any, ...]) -> Entry:
 
 def _open(path: Path | None, read_only: bool = False) -> sqlite3.Connection:
     if path is None:
-        place = ":memory:"
+        database = _connect(":memory:")
     elif read_only:
-        place = f"{path.absolute().as_uri()}?mode=ro"
+        database = _connect_to_read(path)
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
-        place = path.absolute().as_uri()
-    # A minute of waiting for another process that writes; each of its writes takes well under a millisecond.
-    database = sqlite3.connect(place, timeout=60.0, isolation_level=None, uri=path is not None)
+        database = _connect(path.absolute().as_uri())
     try:
-        # With write-ahead logging a killed process loses nothing that it committed; only a crash of the machine could.
-        database.execute("PRAGMA synchronous = NORMAL")
-        application = database.execute("PRAGMA application_id").fetchone()[0]
-        version = database.execute("PRAGMA user_version").fetchone()[0]
-        (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if (application, version) == (_APPLICATION, SCHEMA_VERSION):
+        if read_only:
+            if not _is_ours(database, path):
+                raise DataError(f"{path}: not an answer cache of this program")
             return database
-        if application == _APPLICATION:
-            raise DataError(f"{path}: cache of version {version}, this program reads {SCHEMA_VERSION}")
-        if tables or read_only:
-            raise DataError(f"{path}: not an answer cache of this program")
-        columns = ", ".join(
-            f"{column} {'INTEGER' if column in ('prompt_version', 'sample') else 'TEXT'}" for column in _COLUMNS[1:]
+        if not _is_ours(database, path):
+            # Looked at again with the file locked: another process may just have made the same cache.
+            database.execute("BEGIN IMMEDIATE")
+            if not _is_ours(database, path):
+                _create(database, path)
+            database.execute("COMMIT")
+        # With write-ahead logging a killed process loses nothing that it committed; only a crash of the machine could.
+        # The switch does not wait for other processes by itself.
+        locked = retry_if_exception(_is_busy)
+        retrying = Retrying(
+            retry=locked, stop=stop_after_delay(_LOCK_SECONDS), wait=wait_random(0.01, 0.1), reraise=True
         )
-        database.execute("PRAGMA journal_mode = WAL")
-        database.executescript(
-            "BEGIN IMMEDIATE;"
-            f"CREATE TABLE IF NOT EXISTS entries (key TEXT PRIMARY KEY, {columns}) WITHOUT ROWID;"
-            "CREATE INDEX IF NOT EXISTS origins ON entries (topic, document);"
-            f"PRAGMA application_id = {_APPLICATION}; PRAGMA user_version = {SCHEMA_VERSION};"
-            "COMMIT;"
-        )
+        retrying(database.execute, "PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = NORMAL")
     except BaseException:
         database.close()
         raise
     return database
+
+
+def _is_busy(error: BaseException) -> bool:
+    return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode == sqlite3.SQLITE_BUSY
+
+
+def _connect(place: str) -> sqlite3.Connection:
+    return sqlite3.connect(place, timeout=_LOCK_SECONDS, isolation_level=None, uri=place.startswith("file:"))
+
+
+def _connect_to_read(path: Path) -> sqlite3.Connection:
+    """A connection that writes nothing, also where nothing can be written."""
+    place = path.absolute().as_uri()
+    database = _connect(f"{place}?mode=ro")
+    try:
+        database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.OperationalError:
+        database.close()
+        if path.with_name(f"{path.name}-wal").exists():
+            raise
+        # SQLite wants a file of its own beside one with write-ahead logging, unless told that nobody changes it.
+        database = _connect(f"{place}?mode=ro&immutable=1")
+    return database
+
+
+def _is_ours(database: sqlite3.Connection, path: Path | None) -> bool:
+    application = database.execute("PRAGMA application_id").fetchone()[0]
+    version = database.execute("PRAGMA user_version").fetchone()[0]
+    if application == _APPLICATION and version != SCHEMA_VERSION:
+        raise DataError(f"{path}: cache of version {version}, this program reads {SCHEMA_VERSION}")
+    return bool(application == _APPLICATION)
+
+
+def _create(database: sqlite3.Connection, path: Path | None) -> None:
+    (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if tables:
+        raise DataError(f"{path}: not an answer cache of this program")
+    columns = ", ".join(
+        f"{column} {'INTEGER' if column in ('prompt_version', 'sample') else 'TEXT'}" for column in _COLUMNS[1:]
+    )
+    database.execute(f"CREATE TABLE entries (key TEXT PRIMARY KEY, {columns}) WITHOUT ROWID")
+    database.execute("CREATE INDEX origins ON entries (topic, document)")
+    database.execute(f"PRAGMA application_id = {_APPLICATION}")
+    database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")

@@ -88,6 +88,8 @@ class LanguageModel:
     counts: Counts = field(default_factory=Counts)
     misses: list[Request] = field(default_factory=list)
     _given_up: int = 0
+    # What this run has asked anew: equal requests take the answer that a replay will find.
+    _refreshed: set[str] = field(default_factory=set)
     _asking: dict[str, asyncio.Future[Answered[Any] | Unanswered]] = field(default_factory=dict)
 
     async def ask(self, request: Request, model: type[AnswerT]) -> Answered[AnswerT] | Unanswered:
@@ -101,8 +103,12 @@ class LanguageModel:
         key = request.key
         under_way = self._asking.get(key)
         if under_way is not None:
-            self.counts.cache_hits += 1
-            return await asyncio.shield(under_way)
+            shared: Answered[AnswerT] | Unanswered = await asyncio.shield(under_way)
+            if isinstance(shared, Answered):
+                self.counts.cache_hits += 1
+            elif shared.attempts:
+                self.counts.failures += 1
+            return shared
         future = self._asking[key] = asyncio.get_running_loop().create_future()
         try:
             result = await self._ask(request, model)
@@ -135,7 +141,7 @@ class LanguageModel:
         except Rejected as rejected:
             return self._failed([Attempt(sample=0, kind="server_error", reason=str(rejected))]), None
         except Transient as transient:
-            return self._failed([Attempt(sample=0, kind=transient.kind, reason=transient.reason)]), None
+            return self._failed([self._lost(transient, 0)]), None
         if fit is None:
             return Unanswered([]), None
         if fit.kept_chars is None:
@@ -145,11 +151,13 @@ class LanguageModel:
         return await self.ask(request(document[: fit.kept_chars] + CUT_MARK), model), cut
 
     async def _ask(self, request: Request, model: type[AnswerT]) -> Answered[AnswerT] | Unanswered:
-        if self.cache.mode is CacheMode.REFRESH:
+        refreshed = request.key in self._refreshed
+        if self.cache.mode is CacheMode.REFRESH and not refreshed:
             # Or a replay would find an old first sample before the new second one.
             self.cache.forget(sample.key for sample in self._samples(request))
+            self._refreshed.add(request.key)
         for sample in self._samples(request):
-            cached = self.cache.get(sample.key, Answer)
+            cached = self.cache.get(sample.key, Answer, refreshed=refreshed)
             if cached is not None:
                 self.counts.cache_hits += 1
                 self.counts.cached_prompt_tokens += cached.prompt_tokens
@@ -164,6 +172,7 @@ class LanguageModel:
             self.counts.asked += 1
             try:
                 completion = await self._retried(partial(engine.complete, sample))
+                self._given_up = 0
                 self.counts.prompt_tokens += completion.prompt_tokens
                 self.counts.completion_tokens += completion.completion_tokens
                 answer = _usable(completion, model)
@@ -172,6 +181,7 @@ class LanguageModel:
                 text = unusable.text[:_KEPT_TEXT]
                 attempts.append(Attempt(sample=sample.sample, kind=unusable.kind, reason=unusable.reason, text=text))
             except Rejected as rejected:
+                self._given_up = 0
                 if rejected.status in (401, 403, 404):
                     raise EngineError(
                         f"the engine does not serve this run any more ({rejected}); {self.kept}"
@@ -179,10 +189,9 @@ class LanguageModel:
                 attempts.append(Attempt(sample=sample.sample, kind="server_error", reason=str(rejected)))
                 break
             except Transient as transient:
-                attempts.append(Attempt(sample=sample.sample, kind=transient.kind, reason=transient.reason))
+                attempts.append(self._lost(transient, sample.sample))
                 break
             else:
-                self._given_up = 0
                 stored = self.cache.put(_entry("answer", sample, answer.model_dump(exclude_none=True)), Answer)
                 return _answered(stored, sample, model)
         return self._failed(attempts)
@@ -224,15 +233,17 @@ class LanguageModel:
 
     def _failed(self, attempts: list[Attempt]) -> Unanswered:
         self.counts.failures += 1
-        last = attempts[-1]
-        if last.kind in ("server_error", "timeout"):
-            self._given_up += 1
-            if self._given_up >= _MOST_GIVEN_UP:
-                raise EngineError(
-                    f"the last {self._given_up} requests were given up and none succeeded ({last.reason}); "
-                    f"see to the server; {self.kept}"
-                )
         return Unanswered(attempts)
+
+    def _lost(self, transient: Transient, sample: int) -> Attempt:
+        """The attempt of a request that was given up; ends the run when too many were, one after the other."""
+        self._given_up += 1
+        if self._given_up >= _MOST_GIVEN_UP:
+            raise EngineError(
+                f"the last {self._given_up} requests were given up without a reply ({transient.reason}); "
+                f"see to the server; {self.kept}"
+            )
+        return Attempt(sample=sample, kind=transient.kind, reason=transient.reason)
 
     async def _retried(self, call: Callable[[], Awaitable[_ResultT]]) -> _ResultT:
         """Call the engine, again and again while its failures may pass. The one retry policy of all engines."""

@@ -220,7 +220,7 @@ class VllmServer:
         for each in served:
             if each.id == model:
                 return each
-        raise EngineError(f"{self.base_url}: serves {', '.join(names) or 'no model'}, not {model!r}")
+        raise EngineError(f"{self.base_url}: serves {', '.join(names) or 'no model'}, not {model!r}; see --model")
 
     async def _prove(self, model: str, top_logprobs: int) -> None:
         """Ask for an answer that only an enforced schema gives."""
