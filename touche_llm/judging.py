@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,22 +76,26 @@ async def find_objects(
     return await in_order(find, topics, asking.concurrency), failures
 
 
+def judgeable(
+    topics: list[Topic], candidates: Mapping[str, list[Candidate]], task: Task
+) -> list[tuple[Topic, Candidate]]:
+    """What there is to judge, topic by topic, by rank; topics that should have objects and have none are left out."""
+    ready = [topic for topic in topics if topic.objects is not None or task.objects_answer is None]
+    return [(topic, candidate) for topic in ready for candidate in candidates.get(topic.id, [])]
+
+
 async def judge(
-    topics: list[Topic],
-    candidates: Mapping[str, list[Candidate]],
+    work: list[tuple[Topic, Candidate]],
     store: DocumentStore,
     task: Task,
     prompt: Prompt,
     asking: Asking,
     done: Done,
 ) -> tuple[list[Judgment], list[Failure]]:
-    """Judge each topic's candidates, topic by topic, so that a server's prefix cache serves a topic's part once.
-
-    Topics that should have objects and have none are left out.
+    """Judge documents in the order given: topic by topic, so that a server's prefix cache serves a topic's part once.
 
     Args:
-        topics: in the order to ask.
-        candidates: of each topic id, by rank.
+        work: topics and their candidates.
         store: holds the candidates' documents.
         task: names the answer model.
         prompt: gets `topic`, `first`, `second` (the objects) and `document` (the text).
@@ -99,7 +103,7 @@ async def judge(
         done: called after each document.
 
     Returns:
-        judgments and failures, each in the order of topics and ranks.
+        judgments and failures, each in the order of `work`.
     """
     answer_model = task.judge_answer
     schema = schema_of(answer_model)
@@ -121,19 +125,9 @@ async def judge(
             return _failure(topic, candidate.document_id, prompt, result.attempts)
         return None
 
-    results = await in_order(judge_one, _work(topics, candidates, task), asking.concurrency)
+    results = await in_order(judge_one, work, asking.concurrency)
     judgments = [result for result in results if isinstance(result, Judgment)]
     return judgments, [result for result in results if isinstance(result, Failure)]
-
-
-def _work(
-    topics: list[Topic], candidates: Mapping[str, list[Candidate]], task: Task
-) -> Iterator[tuple[Topic, Candidate]]:
-    for topic in topics:
-        if task.objects_answer is not None and topic.objects is None:
-            continue
-        for candidate in candidates.get(topic.id, []):
-            yield topic, candidate
 
 
 def _judgment(

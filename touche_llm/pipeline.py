@@ -14,7 +14,7 @@ from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.engines import open_model
 from touche_llm.errors import DataError, UsageError
 from touche_llm.files import read_records, write_records
-from touche_llm.judging import JUDGE_VARIABLES, OBJECTS_VARIABLES, Asking, find_objects, judge
+from touche_llm.judging import JUDGE_VARIABLES, OBJECTS_VARIABLES, Asking, find_objects, judge, judgeable
 from touche_llm.llm.language_model import Counts, LanguageModel
 from touche_llm.llm.request import Sampling
 from touche_llm.metadata import record_stage
@@ -64,7 +64,11 @@ def build_index(
     """Store and index a corpus, unless that is done and up to date."""
     folder = folder or index_folder(corpus)
     store = ensure_store(corpus, folder, task.read_corpus, skip_bad_lines=skip_bad_lines, notify=observer.notify)
-    ensure_index(store, settings, observer.notify)
+    try:
+        ensure_index(store, settings, observer.notify)
+    except BaseException:
+        store.close()
+        raise
     return store
 
 
@@ -150,9 +154,9 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
                 topics, failures = await find_objects(topics, task, objects_prompt, asking, done)
             model.raise_on_misses()
         asked = [topic.id for topic in without]
-        total = sum(len(candidates.get(topic.id, [])) for topic in topics)
-        with observer.stage("judging", total, model.counts) as done:
-            judgments, failed = await judge(topics, candidates, store, task, judge_prompt, asking, done)
+        work = judgeable(topics, candidates, task)
+        with observer.stage("judging", len(work), model.counts) as done:
+            judgments, failed = await judge(work, store, task, judge_prompt, asking, done)
     model.raise_on_misses()
     failures += failed
     seconds = time.monotonic() - started
