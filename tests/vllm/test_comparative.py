@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,12 +39,23 @@ class Input:
     corpus: Path
 
 
+Tell = Callable[[str], None]
+
+
 @pytest.fixture(scope="module")
-def data() -> Input:
+def tell(request: pytest.FixtureRequest) -> Tell:
+    """Prints a line past pytest's capturing: what these tests see is worth reading."""
+    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
+    assert reporter is not None
+    return lambda line: reporter.write_line(f"  {line}")
+
+
+@pytest.fixture(scope="module")
+def data(tell: Tell) -> Input:
     """The real topics and passages, or the project's sample."""
     if REAL.is_dir():
         return Input(REAL / "topics.xml", REAL / "passages.jsonl.gz")
-    print(f"\n{REAL} is not there: the project's sample is taken instead of the 50 real topics")
+    tell("the real topics and passages are not there: the project's sample is taken instead")
     return Input(SAMPLES / "comparative" / "topics.xml", SAMPLES / "comparative" / "passages.jsonl")
 
 
@@ -53,10 +65,10 @@ def command(data: Input, url: str, out: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "touche_llm", *map(str, arguments), "--index", str(out.parent / "index"), *more]
 
 
-def run(data: Input, url: str, out: Path, *more: str) -> None:
+def run(data: Input, url: str, out: Path, *more: str) -> str:
     done = subprocess.run(command(data, url, out, *more), capture_output=True, text=True, cwd=out.parent)
     assert done.returncode == 0, done.stdout + done.stderr
-    print(done.stderr.splitlines()[-1])
+    return done.stderr.splitlines()[-1]
 
 
 def those_that_do_not_fit(data: Input, url: str, folder: Path) -> set[tuple[str, str]]:
@@ -75,9 +87,11 @@ def those_that_do_not_fit(data: Input, url: str, folder: Path) -> set[tuple[str,
     return found
 
 
-def test_all_topics_are_judged_and_replay_needs_no_server(data: Input, tiny_model: Path, tmp_path: Path) -> None:
+def test_all_topics_are_judged_and_replay_needs_no_server(
+    data: Input, tiny_model: Path, tmp_path: Path, tell: Tell
+) -> None:
     with vllm_server(tiny_model, tmp_path / "server.log") as url:
-        run(data, url, tmp_path / "asked")
+        tell(run(data, url, tmp_path / "asked"))
         asked = finished_requests(url)
         too_long = those_that_do_not_fit(data, url, tmp_path)
     judgments = read_records(tmp_path / "asked" / "judgments.jsonl", Judgment, "judgments")
@@ -104,13 +118,15 @@ def test_all_topics_are_judged_and_replay_needs_no_server(data: Input, tiny_mode
     assert checked.returncode == 0, checked.stdout
 
     # The server is stopped now.
-    run(data, url, tmp_path / "replayed", "--cache-mode", "replay")
+    tell(run(data, url, tmp_path / "replayed", "--cache-mode", "replay"))
     for name in ("run.txt", "judgments.jsonl"):
         assert (tmp_path / "replayed" / name).read_bytes() == (tmp_path / "asked" / name).read_bytes()
     assert asked == stages["judge"]["requests"]["asked"] + PROBES
 
 
-def test_a_run_killed_half_way_asks_only_for_what_was_missing(data: Input, vllm_url: str, tmp_path: Path) -> None:
+def test_a_run_killed_half_way_asks_only_for_what_was_missing(
+    data: Input, vllm_url: str, tmp_path: Path, tell: Tell
+) -> None:
     out = tmp_path / "killed"
     process = subprocess.Popen(
         command(data, vllm_url, out, "--limit-topics", "12"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -130,7 +146,7 @@ def test_a_run_killed_half_way_asks_only_for_what_was_missing(data: Input, vllm_
     sent = finished_requests(vllm_url) - before
     with Cache(tmp_path / "answers.sqlite") as cache:
         total = len(cache.find("answer"))
-    print(
+    tell(
         f"{stored} answers were stored when the run was killed; the second run sent {sent} for {total - stored} missing"
     )
     assert sent == total - stored + PROBES
