@@ -285,6 +285,18 @@ def test_validate_prints_every_problem_with_its_line(touche: Touche, tmp_path: P
     assert {line.split(":")[1] for line in lines[:-1]} == {"1", "2"}
 
 
+def test_validate_sums_up_many_problems_by_kind(touche: Touche, tmp_path: Path) -> None:
+    lines = [f"3 Q{n % 2} d{n} {n} {9 - n / 10} t\n" for n in range(1, 31)]
+    (tmp_path / "run.txt").write_text("".join([*lines, "3 FIRST e 31 6.0 t\n"]))
+    done = touche("validate", "run.txt", "--task", "comparative").stdout.splitlines()
+    assert done[-4:-1] == [
+        "by kind:",
+        "        30 × stance … is none of FIRST, SECOND, NEUTRAL, NO",
+        "         1 × topic … score … ties with line … evaluators break ties by id",
+    ]
+    assert done[-1].startswith("31 problems") and len([line for line in done if line.startswith("run.txt:")]) == 31
+
+
 def test_validate_tells_topics_without_a_line_and_files_of_another_form(touche: Touche, tmp_path: Path) -> None:
     (tmp_path / "run.txt").write_text("3 FIRST a 1 1.0 t\n")
     done = touche("validate", "run.txt", "--task", "comparative", *DATA[:2])

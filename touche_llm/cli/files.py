@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +21,8 @@ from touche_llm.tasks import get_task
 from touche_llm.validation import validate_run
 
 CacheFile = Annotated[Path, typer.Option("--cache", help="The cache.")]
+# So many problems are told by kind too.
+_MANY = 20
 _DEFAULT_CACHE = Path(".touche-llm/answers.sqlite")
 
 cache_app = typer.Typer(no_args_is_help=True, help="Look into an answer cache, write a cassette, read one.")
@@ -52,6 +56,12 @@ def validate(
             problems = validate_run(run, known, topic_ids=topic_ids, unknown_documents=store.unknown)
     for problem in problems:
         print(f"{run}:{problem.line}: {problem.message}")
+    if len(problems) > _MANY:
+        # What stands in quotes or in figures tells one line from another, not one kind from another.
+        kinds = Counter(re.sub(r"'[^']*'|\b\d\S*", "…", problem.message) for problem in problems)
+        print("by kind:")
+        for kind, count in kinds.most_common():
+            print(f"{count:>10,} × {kind}")
     if problems:
         print(f"{len(problems):,} problem{'s' if len(problems) > 1 else ''}: not a valid {task} run")
         raise typer.Exit(1)
