@@ -45,9 +45,14 @@ Tell = Callable[[str], None]
 @pytest.fixture(scope="module")
 def tell(request: pytest.FixtureRequest) -> Tell:
     """Prints a line past pytest's capturing: what these tests see is worth reading."""
-    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
-    assert reporter is not None
-    return lambda line: reporter.write_line(f"  {line}")
+    capture = request.config.pluginmanager.get_plugin("capturemanager")
+    assert capture is not None
+
+    def write(line: str) -> None:
+        with capture.global_and_fixture_disabled():
+            print(f"\n  {line}", end="", flush=True)
+
+    return write
 
 
 @pytest.fixture(scope="module")
