@@ -122,6 +122,23 @@ async def test_a_failure_that_lasts_is_typed_and_not_cached(
         assert not list(cache.entries())
 
 
+@pytest.mark.parametrize(("old", "new"), [(b'"logprob":-0.1', b'"logprob":NaN'), (b'"bytes":[123]', b'"bytes":[999]')])
+async def test_a_reply_with_impossible_numbers_is_tried_three_times_and_typed(
+    old: bytes, new: bytes, tmp_path: Path
+) -> None:
+    async def impossible(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        sent = (await good(request, body)).body  # type: ignore[attr-defined]
+        assert old in sent
+        return web.Response(body=sent.replace(old, new), content_type="application/json")
+
+    server = FakeServer(rest=impossible)
+    result, _ = await ask(server, tmp_path)
+    assert isinstance(result, Unanswered)
+    assert [attempt.kind for attempt in result.attempts] == ["server_error"]
+    assert "another form" in result.attempts[0].reason
+    assert len(server.asked) == 3
+
+
 async def test_a_rejected_request_is_not_sent_again(tmp_path: Path) -> None:
     server = FakeServer(rest=status(400))
     result, model = await ask(server, tmp_path)
