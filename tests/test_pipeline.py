@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,64 +12,16 @@ import pytest
 import yaml
 from aiohttp import web
 
-from tests.fake_server import FakeServer, good, says, status
-from tests.scripted_engine import FACTS, Label, ScriptedEngine
+from tests.fake_server import FakeServer, good, says
+from tests.sample_runs import SAMPLE, Silent, config_for, run_lines, run_on, run_scripted
+from tests.scripted_engine import Label
 from touche_llm import pipeline
-from touche_llm.cli.demo import SAMPLES
-from touche_llm.config import Config, load_config
-from touche_llm.errors import DataError, EngineError, ReplayMiss, UsageError
+from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.files import read_records
-from touche_llm.llm.cache import Cache
-from touche_llm.llm.language_model import Counts, LanguageModel
 from touche_llm.llm.request import Request
-from touche_llm.records import Failure, Judgment, RunLine
+from touche_llm.records import Failure, Judgment
 from touche_llm.tasks import get_task
 from touche_llm.validation import validate_run
-
-SAMPLE = SAMPLES / "comparative"
-
-
-class Silent:
-    """An observer that only remembers its notices."""
-
-    def __init__(self) -> None:
-        self.notices: list[str] = []
-
-    def notify(self, message: str) -> None:
-        self.notices.append(message)
-
-    @contextmanager
-    def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[Callable[[], None]]:
-        yield lambda: None
-
-
-def config_for(folder: Path, **flags: Any) -> Config:
-    given: dict[str, Any] = {
-        "topics": SAMPLE / "topics.xml",
-        "corpus": SAMPLE / "passages.jsonl",
-        "index": folder / "index",
-    }
-    given |= {"cache.file": folder / "answers.sqlite", "engine.retry_for": 1.0}
-    return load_config(None, given | {name.replace("__", "."): value for name, value in flags.items()})
-
-
-def run_lines(path: Path) -> list[RunLine]:
-    lines = []
-    for line in path.read_text().splitlines():
-        topic, stance, document, rank, score, tag = line.split(" ")
-        lines.append(RunLine(topic, stance, document, int(rank), float(score), tag))
-    return lines
-
-
-async def run_scripted(config: Config, out: Path, script: Any) -> tuple[list[RunLine], Silent]:
-    """The stages one by one, with a scripted engine."""
-    observer = Silent()
-    pipeline.retrieve_stage(config, out, observer)
-    with Cache(config.cache.file, config.cache.mode) as cache:
-        model = LanguageModel(facts=FACTS, engine=ScriptedEngine(script), cache=cache)
-        await pipeline.judge_stage(config, out, observer, model)
-    pipeline.rank_stage(config, out, observer)
-    return run_lines(out / "run.txt"), observer
 
 
 async def test_the_ranking_follows_the_grades_and_carries_the_stances(tmp_path: Path) -> None:
@@ -111,12 +60,6 @@ async def test_both_objects_of_a_topic_are_in_its_prompt_in_order(tmp_path: Path
     await run_scripted(config_for(tmp_path, depth=1), tmp_path / "out", script)
     assert "First object (FIRST): heat pump\nSecond object (SECOND): gas boiler\n" in seen["3"]
     assert "First object (FIRST): coffee\nSecond object (SECOND): tea\n" in seen["20"]
-
-
-async def run_on(server: FakeServer, config: Config, out: Path) -> pipeline.Outcome:
-    async with server.running():
-        engine = config.engine.model_copy(update={"base_url": server.url})
-        return await pipeline.run_all(config.model_copy(update={"engine": engine}), out, Silent())
 
 
 async def test_documents_that_fail_keep_their_first_stage_order_behind_the_judged_ones(tmp_path: Path) -> None:
@@ -176,58 +119,6 @@ async def test_requests_go_out_topic_by_topic_and_no_more_at_a_time_than_allowed
     assert len(titles) == 36 and all(min(abs(n - 12), abs(n - 24)) < 4 for n in changes)
 
 
-async def start(server: FakeServer, folder: Path, out: str, *more: str) -> asyncio.subprocess.Process:
-    arguments = ["--topics", SAMPLE / "topics.xml", "--corpus", SAMPLE / "passages.jsonl", "--out", folder / out]
-    arguments += ["--cache", folder / "answers.sqlite", "--index", folder / "index", "--base-url", server.url]
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "touche_llm", "run", *map(str, arguments), *more),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-
-
-async def test_a_run_that_is_killed_goes_on_and_asks_only_for_what_is_missing(tmp_path: Path) -> None:
-    async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        await asyncio.sleep(0.02)
-        return await good(request, body)
-
-    server = FakeServer(rest=slow)
-    async with server.running():
-        process = await start(server, tmp_path, "killed", "--concurrency", "4")
-        while len(server.asked) < 40:
-            await asyncio.sleep(0.01)
-            assert process.returncode is None
-        process.send_signal(signal.SIGKILL)
-        await process.communicate()
-        with Cache(tmp_path / "answers.sqlite") as cache:
-            stored = len(cache.find("answer"))
-        assert stored > 0
-        assert not (tmp_path / "killed" / "run.txt").exists()
-        server.asked.clear()
-        again = await start(server, tmp_path, "killed", "--concurrency", "4")
-        _, errors = await again.communicate()
-        assert again.returncode == 0, errors
-        with Cache(tmp_path / "answers.sqlite") as cache:
-            total = len(cache.find("answer"))
-        assert 0 < len(server.asked) == total - stored
-        first = (tmp_path / "killed" / "run.txt").read_bytes()
-        whole = await start(server, tmp_path, "whole", "--cache", str(tmp_path / "other.sqlite"))
-        await whole.communicate()
-    assert (tmp_path / "whole" / "run.txt").read_bytes() == first
-
-
-async def test_replay_gives_the_same_bytes_with_the_server_gone(tmp_path: Path) -> None:
-    server = FakeServer()
-    async with server.running():
-        process = await start(server, tmp_path, "asked")
-        await process.communicate()
-    process = await start(server, tmp_path, "replayed", "--cache-mode", "replay")
-    _, errors = await process.communicate()
-    assert process.returncode == 0, errors
-    for name in ("run.txt", "judgments.jsonl", "candidates.run.txt"):
-        assert (tmp_path / "asked" / name).read_bytes() == (tmp_path / "replayed" / name).read_bytes()
-
-
 async def test_candidates_of_another_tool_are_judged_as_they_are(tmp_path: Path) -> None:
     ids = ["sample-heating-02___1", "sample-heating-01___3"]
     (tmp_path / "other.txt").write_text(
@@ -268,50 +159,6 @@ def test_a_stage_without_the_one_before_says_which(tmp_path: Path) -> None:
         pipeline.rank_stage(config_for(tmp_path), tmp_path / "out", Silent())
 
 
-async def test_a_stage_that_fails_leaves_nothing_of_an_earlier_state_behind_it(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    await run_on(FakeServer(), config_for(tmp_path, topic=("3",), depth=5), out)
-    changed = config_for(tmp_path, topic=("3",), depth=20, sampling__max_tokens=9, cache__mode="replay")
-    with pytest.raises(ReplayMiss):
-        await pipeline.run_all(changed, out, Silent())
-    assert len(run_lines(out / "candidates.run.txt")) == 20
-    assert not (out / "run.txt").exists()
-    with pytest.raises(DataError, match="judgments.jsonl: not there; run `touche-llm judge`"):
-        pipeline.rank_stage(changed, out, Silent())
-
-
-async def test_a_second_run_in_the_same_folder_is_as_one_in_a_new_folder(tmp_path: Path) -> None:
-    small, large = (config_for(tmp_path, topic=("3",), depth=depth) for depth in (5, 9))
-    await run_on(FakeServer(), small, tmp_path / "used")
-    await run_on(FakeServer(), large, tmp_path / "used")
-    await run_on(FakeServer(), large, tmp_path / "new")
-    for name in ("candidates.run.txt", "judgments.jsonl", "run.txt"):
-        assert (tmp_path / "used" / name).read_bytes() == (tmp_path / "new" / name).read_bytes()
-
-
-async def test_replay_wants_to_know_which_context_documents_were_cut_to(tmp_path: Path) -> None:
-    models: list[dict[str, Any]] = [{"id": "fake", "max_model_len": 8192}]
-    for length in (8192, 5000):
-        models[0]["max_model_len"] = length
-        config = config_for(tmp_path, topic=("3",))
-        await run_on(FakeServer(models=models), config, tmp_path / str(length))
-    cut = [
-        yaml.safe_load((tmp_path / each / "ir-metadata.yml").read_text())["stages"]["judge"]
-        for each in ("8192", "5000")
-    ]
-    assert [each["context"] for each in cut] == [8192, 5000]
-    assert cut[0]["documents cut"] < cut[1]["documents cut"]
-    replay = config_for(tmp_path, topic=("3",), cache__mode="replay")
-    with pytest.raises(UsageError, match="contexts of 5000, 8192 tokens.*--context"):
-        await pipeline.run_all(replay, tmp_path / "out", Silent())
-    for length in (8192, 5000):
-        engine = replay.engine.model_copy(update={"context": length})
-        await pipeline.run_all(replay.model_copy(update={"engine": engine}), tmp_path / "out", Silent())
-        assert (tmp_path / "out" / "judgments.jsonl").read_bytes() == (
-            tmp_path / str(length) / "judgments.jsonl"
-        ).read_bytes()
-
-
 async def test_a_context_that_the_server_does_not_have_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="served with a context of 8192 tokens, 9000 are asked for"):
         await run_on(FakeServer(), config_for(tmp_path, engine__context=9000), tmp_path / "out")
@@ -330,67 +177,11 @@ async def test_one_field_without_probabilities_makes_the_whole_judgment_plain(tm
     assert all(reading.probabilities is None for reading in judgment.readings.values())
 
 
-async def test_a_server_that_never_answers_usefully_ends_the_run_and_nothing_is_lost(tmp_path: Path) -> None:
-    config = config_for(tmp_path, depth=40, engine__retry_for=0.0)
-    with pytest.raises(EngineError, match="the last 32 requests were given up without a reply .HTTP 503: status 503"):
-        await run_on(FakeServer(behaviours=[good] * 9, rest=status(503)), config, tmp_path / "out")
-    with Cache(config.cache.file) as cache:
-        assert len(cache.find("answer")) == 9
-    server = FakeServer()
-    await run_on(server, config, tmp_path / "out")
-    with Cache(config.cache.file) as cache:
-        assert len(server.asked) == len(cache.find("answer")) - 9
-
-
-async def test_requests_that_the_server_refuses_do_not_end_a_run_however_many_and_it_can_be_repeated(
-    tmp_path: Path,
-) -> None:
-    async def refuses_most(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        about = body["messages"][1]["content"].split("Passage:")[-1]
-        return await (good if "heat pump" in about else status(400))(request, body)
-
-    config = config_for(tmp_path, topic=("3", "7", "12"))
-    first = await run_on(FakeServer(rest=refuses_most), config, tmp_path / "out")
-    assert len(first.failures) > 40
-    written = (tmp_path / "out" / "run.txt").read_bytes()
-    again = await run_on(FakeServer(rest=refuses_most), config, tmp_path / "out")
-    assert again.failures == first.failures
-    assert (tmp_path / "out" / "run.txt").read_bytes() == written
-
-
-async def test_a_refreshed_run_is_what_a_replay_gives_also_where_passages_are_equal(tmp_path: Path) -> None:
-    corpus = tmp_path / "equal.jsonl"
-    text = "A heat pump or a gas boiler for an old house, that is the question."
-    lines = [{"id": f"d{n}", "contents": text} for n in range(6)] + [
-        {"id": f"x{n}", "contents": "Tea."} for n in range(9)
-    ]
-    corpus.write_bytes(b"".join(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in lines))
-    stances = iter(["FIRST", "SECOND", "NEUTRAL", "NO"] * 9)
-
-    async def varies(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        return await says(f'{{"relevance":1,"quality":1,"stance":"{next(stances)}"}}')(request, body)
-
-    def config(mode: str) -> Config:
-        return config_for(tmp_path, corpus=corpus, topic=("3",), engine__concurrency=1, cache__mode=mode)
-
-    for mode in ("reuse", "refresh"):
-        await run_on(FakeServer(rest=varies), config(mode), tmp_path / mode)
-    await pipeline.run_all(config("replay"), tmp_path / "replay", Silent())
-    assert (tmp_path / "replay" / "run.txt").read_bytes() == (tmp_path / "refresh" / "run.txt").read_bytes()
-
-
 async def test_a_first_stage_that_finds_nothing_says_why(tmp_path: Path) -> None:
     (tmp_path / "same.jsonl").write_text('{"id": "a", "contents": "heat pump"}\n{"id": "b", "contents": "heat pump"}\n')
     config = config_for(tmp_path, corpus=tmp_path / "same.jsonl", topic=("3",))
     with pytest.raises(DataError, match="found nothing for any topic.*--retriever okapi"):
         pipeline.retrieve_stage(config, tmp_path / "out", Silent())
-
-
-async def test_a_server_that_no_longer_lets_us_in_ends_the_run_at_once(tmp_path: Path) -> None:
-    server = FakeServer(behaviours=[good] * 3, rest=status(401))
-    with pytest.raises(EngineError, match=r"does not serve this run any more \(HTTP 401"):
-        await run_on(server, config_for(tmp_path, engine__concurrency=1), tmp_path / "out")
-    assert len(server.asked) == 4
 
 
 def test_candidates_of_topics_that_the_file_does_not_have_are_told_also_when_ranking(tmp_path: Path) -> None:

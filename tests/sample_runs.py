@@ -1,0 +1,68 @@
+"""Runs on the project's sample, for tests: configuration, stages, the run that comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.fake_server import FakeServer
+from tests.scripted_engine import FACTS, ScriptedEngine
+from touche_llm import pipeline
+from touche_llm.cli.demo import SAMPLES
+from touche_llm.config import Config, load_config
+from touche_llm.llm.cache import Cache
+from touche_llm.llm.language_model import Counts, LanguageModel
+from touche_llm.records import RunLine
+
+SAMPLE = SAMPLES / "comparative"
+
+
+class Silent:
+    """An observer that only remembers its notices."""
+
+    def __init__(self) -> None:
+        self.notices: list[str] = []
+
+    def notify(self, message: str) -> None:
+        self.notices.append(message)
+
+    @contextmanager
+    def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[Callable[[], None]]:
+        yield lambda: None
+
+
+def config_for(folder: Path, **flags: Any) -> Config:
+    given: dict[str, Any] = {
+        "topics": SAMPLE / "topics.xml",
+        "corpus": SAMPLE / "passages.jsonl",
+        "index": folder / "index",
+    }
+    given |= {"cache.file": folder / "answers.sqlite", "engine.retry_for": 1.0}
+    return load_config(None, given | {name.replace("__", "."): value for name, value in flags.items()})
+
+
+def run_lines(path: Path) -> list[RunLine]:
+    lines = []
+    for line in path.read_text().splitlines():
+        topic, stance, document, rank, score, tag = line.split(" ")
+        lines.append(RunLine(topic, stance, document, int(rank), float(score), tag))
+    return lines
+
+
+async def run_scripted(config: Config, out: Path, script: Any) -> tuple[list[RunLine], Silent]:
+    """The stages one by one, with a scripted engine."""
+    observer = Silent()
+    pipeline.retrieve_stage(config, out, observer)
+    with Cache(config.cache.file, config.cache.mode) as cache:
+        model = LanguageModel(facts=FACTS, engine=ScriptedEngine(script), cache=cache)
+        await pipeline.judge_stage(config, out, observer, model)
+    pipeline.rank_stage(config, out, observer)
+    return run_lines(out / "run.txt"), observer
+
+
+async def run_on(server: FakeServer, config: Config, out: Path) -> pipeline.Outcome:
+    async with server.running():
+        engine = config.engine.model_copy(update={"base_url": server.url})
+        return await pipeline.run_all(config.model_copy(update={"engine": engine}), out, Silent())
