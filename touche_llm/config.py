@@ -24,7 +24,7 @@ from touche_llm.errors import UsageError
 from touche_llm.files import whole_file
 from touche_llm.llm.cache import CacheMode
 from touche_llm.retrieval.bm25 import Bm25Settings
-from touche_llm.tasks import get_task
+from touche_llm.tasks import DEFAULT_TASK, get_task
 from touche_llm.tasks.base import Weights
 
 FILE_NAME = "config.yaml"
@@ -97,6 +97,11 @@ class SamplingConfig(_Section):
     logprobs: bool = True
     # Qwen3, DeepSeek V3 and others look at one of these two; templates that know neither ignore them.
     chat_template_kwargs: dict[str, Any] = {"enable_thinking": False, "thinking": False}
+
+    @property
+    def top_logprobs(self) -> int:
+        """Alternatives a token to ask for; 20 is the most that vLLM sends by default."""
+        return 20 if self.logprobs else 0
 
 
 class PromptsConfig(_Section):
@@ -183,7 +188,7 @@ def load_config(file: Path | None, flags: Mapping[str, Any]) -> Config:
             raise UsageError(f"{file or 'options'}: give the corpus (--corpus FILE) or an index of it (--index FOLDER)")
         values["index"] = index_folder(Path(str(values["corpus"])))
     try:
-        task = get_task(str(values.setdefault("task", "comparative")))
+        task = get_task(str(values.setdefault("task", DEFAULT_TASK)))
     except UsageError as error:
         raise UsageError(f"{file or 'options'}: {error}") from error
     given = values.get("weights") or {}
@@ -191,11 +196,11 @@ def load_config(file: Path | None, flags: Mapping[str, Any]) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        given = {name for name, value in flags.items() if value is not None and value != ()}
+        flags_given = {name for name, value in flags.items() if value is not None and value != ()}
         problems = []
         for each in error.errors():
             names = [str(part) for part in each["loc"]]
-            flagged = file is None or given & {".".join(names[:1]), ".".join(names[:2])}
+            flagged = file is None or flags_given & {".".join(names[:1]), ".".join(names[:2])}
             problems.append(f"{'options' if flagged else file}: {_problem(each['loc'], each['type'], each['msg'])}")
         raise UsageError("; ".join(problems)) from error
 

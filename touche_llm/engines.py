@@ -36,7 +36,7 @@ async def open_model(config: Config) -> AsyncIterator[LanguageModel]:
             request_timeout=engine.request_timeout,
             chat_template_kwargs=sampling.chat_template_kwargs,
         ) as server:
-            facts = await server.connect(engine.model, engine.revision, 20 if sampling.logprobs else 0)
+            facts = await server.connect(engine.model, engine.revision, sampling.top_logprobs)
             if engine.context is not None:
                 if engine.context > facts.context:
                     raise EngineError(

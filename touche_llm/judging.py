@@ -52,28 +52,26 @@ async def find_objects(
     """The topics with the objects that the model finds in their titles, for those that name none.
 
     Returns:
-        the topics in the order given, a topic whose answer could not be used without objects; and those failures.
+        the topics, a topic whose answer could not be used without objects; and those failures; each in the order given.
     """
     build = task.objects_answer
     if build is None:
         return topics, []
-    failures: list[Failure] = []
 
-    async def find(topic: Topic) -> Topic:
+    async def find(topic: Topic) -> tuple[Topic, Failure | None]:
         if topic.objects is not None:
-            return topic
+            return topic, None
         answer_model = build(topic)
         request = asking.request(prompt, schema_of(answer_model), topic, None)
         result = await asking.model.ask(request, answer_model)
         done()
         if not isinstance(result, Answered):
-            if result.attempts:
-                failures.append(_failure(topic, None, prompt, result.attempts))
-            return topic
+            return topic, _failure(topic, None, prompt, result.attempts) if result.attempts else None
         found = result.value.model_dump()
-        return replace(topic, objects=(found["first"], found["second"]))
+        return replace(topic, objects=(found["first"], found["second"])), None
 
-    return await in_order(find, topics, asking.concurrency), failures
+    results = await in_order(find, topics, asking.concurrency)
+    return [topic for topic, _ in results], [failure for _, failure in results if failure]
 
 
 def judgeable(

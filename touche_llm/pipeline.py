@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -136,7 +137,7 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
             temperature=config.sampling.temperature,
             seed=config.sampling.seed,
             max_tokens=config.sampling.max_tokens,
-            top_logprobs=20 if config.sampling.logprobs else 0,
+            top_logprobs=config.sampling.top_logprobs,
         ),
         chat_template_kwargs=config.sampling.chat_template_kwargs,
         concurrency=config.engine.concurrency,
@@ -333,10 +334,7 @@ def _read_candidates(folder: Path, config: Config, task: Task) -> dict[str, list
 
 def by_kind(failures: list[Failure]) -> dict[str, int]:
     """How many failures there are of each kind."""
-    kinds: dict[str, int] = {}
-    for failure in failures:
-        kinds[failure.kind] = kinds.get(failure.kind, 0) + 1
-    return kinds
+    return dict(Counter(failure.kind for failure in failures))
 
 
 def _mean_outside(judgments: list[Judgment]) -> float | None:

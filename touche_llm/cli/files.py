@@ -12,7 +12,7 @@ from rich.table import Table
 
 from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
-from touche_llm.config import index_folder
+from touche_llm.config import CacheConfig, index_folder
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import Cache, CacheMode
@@ -23,7 +23,7 @@ from touche_llm.validation import validate_run
 CacheFile = Annotated[Path, typer.Option("--cache", help="The cache.")]
 # So many problems are told by kind too.
 _MANY = 20
-_DEFAULT_CACHE = Path(".touche-llm/answers.sqlite")
+_DEFAULT_CACHE = CacheConfig().file
 
 cache_app = typer.Typer(no_args_is_help=True, help="Look into an answer cache, write a cassette, read one.")
 

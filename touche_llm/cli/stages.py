@@ -20,7 +20,7 @@ from touche_llm.errors import printable
 from touche_llm.llm.cache import kept
 from touche_llm.pipeline import Outcome, by_kind
 from touche_llm.retrieval.bm25 import Bm25Settings
-from touche_llm.tasks import get_task
+from touche_llm.tasks import DEFAULT_TASK, get_task
 
 FAILURES_EXIT = 3
 
@@ -40,7 +40,7 @@ def index(
     given = {"method": bm25_method, "k1": k1, "b": b}
     settings = o.checked(Bm25Settings, {name: value for name, value in given.items() if value is not None})
     observer = ConsoleObserver()
-    known = get_task(task or "comparative")
+    known = get_task(task or DEFAULT_TASK)
     with pipeline.build_index(known, corpus, folder, settings, bool(skip_bad_lines), observer) as store:
         print(f"{len(store):,} documents of {corpus} are indexed in {store.folder}")
 

@@ -81,11 +81,6 @@ class Cache:
         if cassette:
             self.import_cassette(path)
 
-    @property
-    def kept(self) -> str:
-        """Where the answers of a run that stops are and how to go on, for a message."""
-        return kept(self.path, self.mode)
-
     def __enter__(self) -> Cache:
         return self
 

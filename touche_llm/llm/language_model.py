@@ -13,7 +13,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 
 from touche_llm.errors import DataError, EngineError, ReplayMiss
 from touche_llm.llm.answer import Answer, AnswerModel, AnswerT, Unusable, labels_of, parse
-from touche_llm.llm.cache import Cache, CacheMode, Entry
+from touche_llm.llm.cache import Cache, CacheMode, Entry, kept
 from touche_llm.llm.cutting import CUT_MARK, Fit, measure
 from touche_llm.llm.engine import Completion, Engine, EngineFacts, Rejected, Transient, Unreachable
 from touche_llm.llm.labels import label_tokens
@@ -98,7 +98,8 @@ class LanguageModel:
         Equal requests that are under way at the same time are asked once. A miss in replay is noted in `misses`.
 
         Raises:
-            EngineError: nothing has been listening at the engine's address for `retry_for` seconds.
+            EngineError: the engine has not been listening for `retry_for` seconds, lets nobody in any more, or has left
+                many requests in a row without a reply.
         """
         key = request.key
         under_way = self._asking.get(key)
@@ -184,7 +185,8 @@ class LanguageModel:
                 self._given_up = 0
                 if rejected.status in (401, 403, 404):
                     raise EngineError(
-                        f"the engine does not serve this run any more ({rejected}); {self.kept}"
+                        f"the engine does not serve this run any more ({rejected}); "
+                        f"{kept(self.cache.path, self.cache.mode)}"
                     ) from rejected
                 attempts.append(Attempt(sample=sample.sample, kind="server_error", reason=str(rejected)))
                 break
@@ -241,7 +243,7 @@ class LanguageModel:
         if self._given_up >= _MOST_GIVEN_UP:
             raise EngineError(
                 f"the last {self._given_up} requests were given up without a reply ({transient.reason}); "
-                f"see to the server; {self.kept}"
+                f"see to the server; {kept(self.cache.path, self.cache.mode)}"
             )
         return Attempt(sample=sample, kind=transient.kind, reason=transient.reason)
 
@@ -262,14 +264,9 @@ class LanguageModel:
         except Unreachable as error:
             raise EngineError(
                 f"the engine has not been reachable for {self.retry_for:g} s ({error.reason}); "
-                f"start the server; {self.kept}"
+                f"start the server; {kept(self.cache.path, self.cache.mode)}"
             ) from error
         raise AssertionError("tenacity ended without a result")
-
-    @property
-    def kept(self) -> str:
-        """Where the answers so far are, for a message."""
-        return self.cache.kept
 
     def _count_retry(self, state: RetryCallState) -> None:
         self.counts.retries += 1

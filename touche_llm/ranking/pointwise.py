@@ -17,8 +17,8 @@ def rank(
     """The ranking of one topic.
 
     A judged document's score is the weighted mean of relevance/3, quality/3 and the first-stage score scaled to 0..1
-    within the topic; equal scores keep their first-stage order. Documents without a judgment follow in first-stage
-    order with the task's label for an unknown stance. The list ends at the task's limit.
+    within the topic (1 where all are equal); equal scores keep their first-stage order. Documents without a judgment
+    follow in first-stage order with the task's label for an unknown stance. The list ends at the task's limit.
 
     Args:
         candidates: of one topic, by rank.

@@ -9,6 +9,9 @@ from touche_llm.tasks.comparative import COMPARATIVE
 TASKS: dict[str, Task] = {task.name: task for task in (COMPARATIVE,)}
 
 
+DEFAULT_TASK = COMPARATIVE.name
+
+
 def get_task(name: str) -> Task:
     """The task of this name; raises UsageError with the known names."""
     if name not in TASKS:
