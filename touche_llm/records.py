@@ -20,11 +20,26 @@ class Topic:
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
-    """A unit of retrieval: here a passage; its text is untrusted."""
+class Part:
+    """A part of a document that is retrieved by itself: a sentence of an argument."""
 
     id: str
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What a corpus is made of: a passage, a web page, an argument; its texts are untrusted.
+
+    `title` is an argument's conclusion, `side` the argument's stance on it (PRO or CON), `parts` are its sentences; all
+    of them empty for other documents.
+    """
+
+    id: str
+    text: str
+    title: str = ""
+    side: str = ""
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
