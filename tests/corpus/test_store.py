@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from touche_llm.corpus.passages import BadLine, read_passages
 from touche_llm.corpus.store import DocumentStore, Reader, ensure_store
 from touche_llm.errors import DataError, UsageError
-from touche_llm.records import Document
+from touche_llm.records import Document, Part
 
 TEXTS = {"b": "second letter", "a": "first letter ", "c": "third\nletter \U0001f600\x00"}
 
@@ -115,7 +116,7 @@ def test_ids_are_never_taken_for_sql(tmp_path: Path, stores: Stores) -> None:
 def test_an_id_that_occurs_twice_stops_with_both_lines(tmp_path: Path, stores: Stores) -> None:
     path = tmp_path / "twice.jsonl"
     path.write_text(lines_of([("x", "one"), ("y", "two"), ("x", "three")]))
-    with pytest.raises(BadLine, match=r"twice\.jsonl:3: passage x: .* line 1$"):
+    with pytest.raises(BadLine, match=r"twice\.jsonl:3: document x: .* line 1$"):
         stores.ensure(path)
     assert not stores.folder.exists()
 
@@ -129,7 +130,7 @@ def test_lines_left_out_are_listed(tmp_path: Path, stores: Stores) -> None:
     assert store.manifest.bad_lines == 2
     first, second = (stores.folder / "bad_lines.txt").read_text().splitlines()
     assert first.startswith(f"{path}:2: not JSON")
-    assert second == f"{path}:3: passage x: the id occurs already in line 1"
+    assert second == f"{path}:3: document x: the id occurs already in line 1"
     assert stores.notices[1:3] == [f"left out: {first}", f"left out: {second}"]
     assert "2 bad lines" in stores.notices[3]
     assert str(stores.folder / "bad_lines.txt") in stores.notices[3]
@@ -298,7 +299,7 @@ def test_a_folder_without_an_index_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "fragment"),
     [
-        (lambda text: text.replace('"format":1', '"format":99'), "index format 99"),
+        (lambda text: text.replace('"format":2', '"format":99'), "index format 99"),
         (lambda text: text.replace('"documents":3', '"documents":"three"'), "documents"),
         (lambda text: text[:40], "manifest.json:1"),
         (lambda text: "", "manifest.json"),
@@ -315,3 +316,48 @@ def test_a_manifest_that_cannot_be_used_is_a_data_error(
         DocumentStore(stores.folder)
     with pytest.raises(DataError, match=fragment):
         stores.ensure(corpus)
+
+
+def read_arguments_of(documents: list[Document]) -> Reader:
+    def read(path: Path, on_bad_line: Callable[[BadLine], None] | None = None) -> Iterator[tuple[int, Document]]:
+        yield from enumerate(documents, start=2)
+
+    return read
+
+
+ARGUMENTS = [
+    Document("A1", "One. Two.", "A conclusion", "PRO", (Part("A1_1", "One."), Part("A1_2", "Two."))),
+    Document("A2", "Three.", "Another", "CON", (Part("A2_1", "Three."),)),
+    Document("A3", "No part."),
+]
+
+
+def test_parts_are_found_with_their_documents(tmp_path: Path) -> None:
+    path = tmp_path / "arguments"
+    path.touch()
+    with ensure_store(path, tmp_path / "index", read_arguments_of(ARGUMENTS), notify=lambda _: None) as store:
+        assert (len(store), len(store.parts)) == (3, 3)
+        part, document = store.parts.get("A1_2")
+        assert part == Part("A1_2", "Two.")
+        assert document == replace(ARGUMENTS[0], parts=())
+        assert store.parts.parents().tolist() == [0, 0, 1]
+        assert store.parts.ids_of([2, 0]) == ["A2_1", "A1_1"]
+        assert store.parts.unknown(["A1", "A2_1"]) == ["A1"]
+        assert store.unknown(["A1", "A2_1"]) == ["A2_1"]
+        assert list(store.parts.texts()) == ["One.", "Two.", "Three."]
+        assert list(store.texts()) == ["A conclusion One. Two.", "Another Three.", "No part."]
+        with pytest.raises(DataError, match="'A2_9' is no sentence of the corpus"):
+            store.parts.get("A2_9")
+
+
+def test_a_part_that_occurs_twice_is_a_bad_line(tmp_path: Path) -> None:
+    path = tmp_path / "arguments"
+    path.touch()
+    twice = [ARGUMENTS[0], Document("B", "x", parts=(Part("B_1", "x"), Part("A1_2", "again"))), ARGUMENTS[1]]
+    with pytest.raises(BadLine, match=r"arguments:3: document B: the id of its part A1_2 occurs already in line 2"):
+        ensure_store(path, tmp_path / "index", read_arguments_of(twice), notify=lambda _: None)
+    read = read_arguments_of(twice)
+    with ensure_store(path, tmp_path / "index", read, skip_bad_lines=True, notify=lambda _: None) as store:
+        assert store.manifest.bad_lines == 1
+        assert store.parts.ids_of([0, 1, 2]) == ["A1_1", "A1_2", "A2_1"]
+        assert store.parts.parents().tolist() == [0, 0, 1]

@@ -198,7 +198,7 @@ def test_an_index_is_kept_while_its_settings_are(make_store: MakeStore) -> None:
     store = make_store(CORPUS)
     notices: list[str] = []
     ensure_index(store, Bm25Settings(k1=0.9), notices.append)
-    assert notices == [f"indexing {len(store)} documents in {store.folder / 'bm25'}"]
+    assert notices == [f"indexing {len(store)} documents in {store.folder / 'bm25-documents'}"]
     notices.clear()
     before = index_state(store)
     ensure_index(store, Bm25Settings(k1=0.9), notices.append)

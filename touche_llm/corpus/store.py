@@ -1,20 +1,24 @@
-"""A corpus on disk: the documents in SQLite, found by id or by row without loading the rest."""
+"""A corpus on disk: documents and their parts in SQLite, found by id or by row without loading the rest."""
 
 from __future__ import annotations
 
 import sqlite3
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from touche_llm.corpus.passages import BadLine
 from touche_llm.errors import DataError, UsageError
 from touche_llm.files import read_record, sha256, whole_folder, write_records
-from touche_llm.records import Document
+from touche_llm.records import Document, Part
 
-FORMAT = 1
+FORMAT = 2
+_PARENTS = "parents.npy"
 _Item = TypeVar("_Item", int, str)
 _SQL_VARIABLES = 500  # placeholders in one query; SQLite's own limit was 999 for long
 
@@ -40,31 +44,97 @@ class StoreManifest(BaseModel):
     mtime_ns: int
     sha256: str
     documents: int
+    parts: int
     bad_lines: int
 
 
-class DocumentStore:
-    """The documents of one corpus, in the order of its file: row 0 is the first document. A context manager."""
+class Units:
+    """What is indexed and found by itself: documents, or parts of documents. Row 0 is the first of the corpus."""
+
+    # The name of the table in the database.
+    table: str
+
+    def __init__(self, folder: Path, manifest: StoreManifest, database: sqlite3.Connection) -> None:
+        """Use `DocumentStore`."""
+        self.folder, self.manifest = folder, manifest
+        self._database = database
+
+    def __len__(self) -> int:
+        size: int = getattr(self.manifest, self.table)
+        return size
+
+    def unknown(self, unit_ids: Iterable[str]) -> list[str]:
+        """Those of the given ids that the corpus does not hold, in the order given."""
+        wanted = list(dict.fromkeys(unit_ids))
+        known: set[str] = set()
+        for part in _slices(wanted):
+            marks = ",".join("?" * len(part))
+            known.update(
+                row[0] for row in self._database.execute(f"SELECT id FROM {self.table} WHERE id IN ({marks})", part)
+            )
+        return [unit_id for unit_id in wanted if unit_id not in known]
+
+    def ids_of(self, rows: list[int]) -> list[str]:
+        """Ids of the given rows, in the order given."""
+        found: dict[int, str] = {}
+        for part in _slices(rows):
+            marks = ",".join("?" * len(part))
+            found.update(self._database.execute(f"SELECT row, id FROM {self.table} WHERE row IN ({marks})", part))
+        return [found[row] for row in rows]
+
+    def texts(self) -> Iterator[str]:
+        """What is indexed of each, in row order, one in memory at a time."""
+        for (text,) in self._database.execute(f"SELECT {self._indexed} FROM {self.table} ORDER BY row"):
+            yield text
+
+    _indexed = "text"
+
+
+class Parts(Units):
+    """The parts of a store's documents: the sentences of its arguments."""
+
+    table = "parts"
+
+    def get(self, part_id: str) -> tuple[Part, Document]:
+        """A part and the document it is of (without its parts); raises DataError when the corpus has no such part."""
+        row = self._database.execute(
+            "SELECT parts.text, documents.id, documents.text, title, side FROM parts "
+            "JOIN documents ON documents.row = parts.document WHERE parts.id = ?",
+            (part_id,),
+        ).fetchone()
+        if row is None:
+            raise DataError(f"{part_id!r} is no sentence of the corpus {self.manifest.corpus}")
+        return Part(part_id, row[0]), Document(*row[1:])
+
+    def parents(self) -> NDArray[np.int64]:
+        """For each row of the parts the row of its document; memory-mapped."""
+        rows: NDArray[np.int64] = np.load(self.folder / _PARENTS, mmap_mode="r", allow_pickle=False)
+        return rows
+
+
+class DocumentStore(Units):
+    """The documents of one corpus, in the order of its file. A context manager."""
+
+    table = "documents"
+    _indexed = "CASE title WHEN '' THEN text ELSE title || ' ' || text END"
 
     def __init__(self, folder: Path) -> None:
         """Open the store in `folder`; raises DataError when there is none."""
-        self.folder = folder
-        self.manifest = _read_manifest(folder)
+        manifest = _read_manifest(folder)
         place = f"{(folder / 'documents.sqlite').absolute().as_uri()}?mode=ro"
         try:
-            self._database = sqlite3.connect(place, uri=True)
+            super().__init__(folder, manifest, sqlite3.connect(place, uri=True))
         except sqlite3.Error as error:
             raise DataError(f"{folder}: damaged index ({error}); delete the folder and index again") from error
+        self.parts = Parts(folder, manifest, self._database)
         try:
-            (rows,) = self._database.execute("SELECT max(row) + 1 FROM documents").fetchone()
-            if rows != self.manifest.documents:
-                raise sqlite3.DatabaseError(f"{rows} documents, not {self.manifest.documents}")
+            for units in (self, self.parts):
+                (rows,) = self._database.execute(f"SELECT ifnull(max(row) + 1, 0) FROM {units.table}").fetchone()
+                if rows != len(units):
+                    raise sqlite3.DatabaseError(f"{rows} {units.table}, not {len(units)}")
         except sqlite3.Error as error:
             self.close()
             raise DataError(f"{folder}: damaged index ({error}); delete the folder and index again") from error
-
-    def __len__(self) -> int:
-        return self.manifest.documents
 
     def __enter__(self) -> DocumentStore:
         return self
@@ -77,38 +147,14 @@ class DocumentStore:
         self._database.close()
 
     def get(self, document_id: str) -> Document:
-        """The document with this id; raises DataError when the corpus has none."""
-        row = self._database.execute("SELECT text FROM documents WHERE id = ?", (document_id,)).fetchone()
+        """The document with this id, without its parts; raises DataError when the corpus has none."""
+        row = self._database.execute("SELECT text, title, side FROM documents WHERE id = ?", (document_id,)).fetchone()
         if row is None:
             raise DataError(f"document {document_id!r} is not in the corpus {self.manifest.corpus}")
-        return Document(document_id, row[0])
-
-    def unknown(self, document_ids: Iterable[str]) -> list[str]:
-        """Those of the given ids that the corpus does not hold, in the order given."""
-        wanted = list(dict.fromkeys(document_ids))
-        known: set[str] = set()
-        for part in _parts(wanted):
-            marks = ",".join("?" * len(part))
-            known.update(
-                row[0] for row in self._database.execute(f"SELECT id FROM documents WHERE id IN ({marks})", part)
-            )
-        return [document_id for document_id in wanted if document_id not in known]
-
-    def ids_of(self, rows: list[int]) -> list[str]:
-        """Ids of the given rows, in the order given."""
-        found: dict[int, str] = {}
-        for part in _parts(rows):
-            marks = ",".join("?" * len(part))
-            found.update(self._database.execute(f"SELECT row, id FROM documents WHERE row IN ({marks})", part))
-        return [found[row] for row in rows]
-
-    def texts(self) -> Iterator[str]:
-        """All texts in row order, one in memory at a time."""
-        for (text,) in self._database.execute("SELECT text FROM documents ORDER BY row"):
-            yield text
+        return Document(document_id, *row)
 
 
-def _parts(items: list[_Item]) -> Iterator[list[_Item]]:
+def _slices(items: list[_Item]) -> Iterator[list[_Item]]:
     for start in range(0, len(items), _SQL_VARIABLES):
         yield items[start : start + _SQL_VARIABLES]
 
@@ -177,24 +223,35 @@ def _build(corpus: Path, folder: Path, read: Reader, skip_bad_lines: bool, notif
             # The folder appears only when it is complete, so a crash needs no journal.
             database.executescript("PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-200000; BEGIN;")
             database.execute(
-                "CREATE TABLE documents "
-                "(row INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, line INTEGER, text TEXT NOT NULL)"
+                "CREATE TABLE documents (row INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, line INTEGER, "
+                "text TEXT NOT NULL, title TEXT NOT NULL, side TEXT NOT NULL)"
+            )
+            database.execute(
+                "CREATE TABLE parts (row INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, document INTEGER NOT NULL, "
+                "text TEXT NOT NULL)"
             )
             count = 0
+            parents: array[int] = array("q")
             for line, document in read(corpus, bad_lines.append if skip_bad_lines else None):
-                try:
-                    database.execute(
-                        "INSERT INTO documents VALUES (?, ?, ?, ?)", (count, document.id, line, document.text)
-                    )
-                except sqlite3.IntegrityError:
-                    found = database.execute("SELECT line FROM documents WHERE id = ?", (document.id,)).fetchone()
-                    bad = BadLine(corpus, line, f"passage {document.id}: the id occurs already in line {found[0]}")
+                taken = _taken(database, document)
+                if taken:
+                    bad = BadLine(corpus, line, taken)
                     if not skip_bad_lines:
-                        raise bad from None
+                        raise bad
                     bad_lines.append(bad)
-                else:
-                    count += 1
+                    continue
+                database.execute(
+                    "INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?)",
+                    (count, document.id, line, document.text, document.title, document.side),
+                )
+                rows = enumerate(document.parts, start=len(parents))
+                database.executemany(
+                    "INSERT INTO parts VALUES (?, ?, ?, ?)", ((row, each.id, count, each.text) for row, each in rows)
+                )
+                parents.extend([count] * len(document.parts))
+                count += 1
             database.execute("COMMIT")
+            np.save(building / _PARENTS, np.frombuffer(parents, dtype=np.int64))
         finally:
             database.close()
         if not count:
@@ -211,6 +268,7 @@ def _build(corpus: Path, folder: Path, read: Reader, skip_bad_lines: bool, notif
             mtime_ns=after.st_mtime_ns,
             sha256=sha256(corpus),
             documents=count,
+            parts=len(parents),
             bad_lines=len(bad_lines),
         )
         write_records(building / "manifest.json", [manifest])
@@ -218,3 +276,17 @@ def _build(corpus: Path, folder: Path, read: Reader, skip_bad_lines: bool, notif
         notify(f"left out: {bad}")
     if bad_lines:
         notify(f"left out {len(bad_lines)} bad lines of {corpus}, all listed in {folder / 'bad_lines.txt'}")
+
+
+def _taken(database: sqlite3.Connection, document: Document) -> str:
+    """What speaks against storing a document: its id, or that of a part, was there before. Empty if nothing does."""
+    found = database.execute("SELECT line FROM documents WHERE id = ?", (document.id,)).fetchone()
+    if found:
+        return f"document {document.id}: the id occurs already in line {found[0]}"
+    for part in document.parts:
+        found = database.execute(
+            "SELECT line FROM parts JOIN documents ON documents.row = document WHERE parts.id = ?", (part.id,)
+        ).fetchone()
+        if found:
+            return f"document {document.id}: the id of its part {part.id} occurs already in line {found[0]}"
+    return ""

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from touche_llm.corpus.store import DocumentStore
+from touche_llm.corpus.store import Units
 from touche_llm.errors import DataError
 from touche_llm.files import read_record, whole_folder, write_records
 from touche_llm.records import Candidate, Topic
@@ -45,60 +46,65 @@ class Bm25Manifest(BaseModel):
 
 
 class Bm25Index:
-    """A BM25 index of the documents of a store, memory-mapped."""
+    """A BM25 index of documents, or of their parts, memory-mapped."""
 
-    def __init__(self, store: DocumentStore, index: Any) -> None:
+    def __init__(self, units: Units, index: Any) -> None:
         """Use `open_index` or `ensure_index`."""
-        self._store, self._index = store, index
+        self._units, self._index = units, index
         self._analyser = analysis.Analyser()
 
     def retrieve(self, topics: list[Topic], *, fields: tuple[str, ...], depth: int) -> Iterator[list[Candidate]]:
         """The best documents of each topic, topic by topic; empty where no word of the query occurs in the corpus."""
         for topic in topics:
-            known = self._index.get_tokens_ids(self._analyser.terms(query_text(topic, fields)))
-            # Without a known word there is nothing to score; bm25s would return documents of score 0.
-            scores = self._index.get_scores_from_ids(known) if known else np.zeros(0)
-            yield top_candidates(topic, scores, self._store.ids_of, depth)
+            yield top_candidates(topic, self.scores(topic, fields), self._units.ids_of, depth)
+
+    def scores(self, topic: Topic, fields: tuple[str, ...]) -> NDArray[np.float32]:
+        """The score of every unit of the corpus for a topic, in row order."""
+        known = self._index.get_tokens_ids(self._analyser.terms(query_text(topic, fields)))
+        if not known:
+            return np.zeros(len(self._units), dtype=np.float32)
+        scores: NDArray[np.float32] = self._index.get_scores_from_ids(known)
+        return scores
 
 
-def folder_of(store: DocumentStore) -> Path:
-    """Where the BM25 index of a store lies."""
-    return store.folder / "bm25"
+def folder_of(units: Units) -> Path:
+    """Where the BM25 index of documents, or of parts, lies."""
+    return units.folder / f"bm25-{units.table}"
 
 
-def ensure_index(store: DocumentStore, settings: Bm25Settings, notify: Callable[[str], None]) -> Bm25Index:
-    """The BM25 index of a store, built unless it is there with these settings.
+def ensure_index(units: Units, settings: Bm25Settings, notify: Callable[[str], None]) -> Bm25Index:
+    """The BM25 index of documents or parts, built unless it is there with these settings.
 
     Interrupting leaves the old index or none.
     """
-    folder = folder_of(store)
+    folder = folder_of(units)
     if (folder / "manifest.json").exists():
-        stale = _why_stale(_read_manifest(folder), settings, store)
+        stale = _why_stale(_read_manifest(folder), settings, units)
         if stale is None:
-            return open_index(store, settings)
+            return open_index(units, settings)
         notify(f"{folder}: {stale}; indexing again")
     else:
-        notify(f"indexing {len(store):,} documents in {folder}")
-    _build(store, settings, folder)
-    return open_index(store, settings)
+        notify(f"indexing {len(units):,} {units.table} in {folder}")
+    _build(units, settings, folder)
+    return open_index(units, settings)
 
 
-def open_index(store: DocumentStore, settings: Bm25Settings) -> Bm25Index:
-    """Open the BM25 index of a store.
+def open_index(units: Units, settings: Bm25Settings) -> Bm25Index:
+    """Open the BM25 index of documents or parts.
 
     Raises:
         DataError: there is none, or one of other settings or another corpus.
     """
     import bm25s
 
-    folder = folder_of(store)
+    folder = folder_of(units)
     if not (folder / "manifest.json").exists():
         raise DataError(f"{folder}: no BM25 index; build one with `touche-llm index`")
-    stale = _why_stale(_read_manifest(folder), settings, store)
+    stale = _why_stale(_read_manifest(folder), settings, units)
     if stale is not None:
         raise DataError(f"{folder}: {stale}; run `touche-llm index` with these settings, or ask for the index's own")
     try:
-        return Bm25Index(store, bm25s.BM25.load(folder, mmap=True))
+        return Bm25Index(units, bm25s.BM25.load(folder, mmap=True))
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder}: damaged BM25 index ({error!r:.80}); delete the folder and index again") from error
 
@@ -107,8 +113,8 @@ def _read_manifest(folder: Path) -> Bm25Manifest:
     return read_record(folder / "manifest.json", Bm25Manifest, "index manifest")
 
 
-def _why_stale(manifest: Bm25Manifest, settings: Bm25Settings, store: DocumentStore) -> str | None:
-    wanted = _manifest(store, settings)
+def _why_stale(manifest: Bm25Manifest, settings: Bm25Settings, units: Units) -> str | None:
+    wanted = _manifest(units, settings)
     if manifest.corpus_sha256 != wanted.corpus_sha256:
         return "the index is of another state of the corpus"
     for name, value in wanted.settings.model_dump().items():
@@ -120,7 +126,7 @@ def _why_stale(manifest: Bm25Manifest, settings: Bm25Settings, store: DocumentSt
     return None
 
 
-def _manifest(store: DocumentStore, settings: Bm25Settings) -> Bm25Manifest:
+def _manifest(units: Units, settings: Bm25Settings) -> Bm25Manifest:
     import bm25s
 
     return Bm25Manifest(
@@ -128,23 +134,23 @@ def _manifest(store: DocumentStore, settings: Bm25Settings) -> Bm25Manifest:
         settings=settings,
         analysis=analysis.NAME,
         bm25s=bm25s.__version__,
-        corpus_sha256=store.manifest.sha256,
-        documents=len(store),
+        corpus_sha256=units.manifest.sha256,
+        documents=len(units),
     )
 
 
-def _build(store: DocumentStore, settings: Bm25Settings, folder: Path) -> None:
+def _build(units: Units, settings: Bm25Settings, folder: Path) -> None:
     import bm25s
 
     analyser = analysis.Analyser()
     vocabulary: dict[str, int] = {}
     rows = []
-    for text in store.texts():
+    for text in units.texts():
         rows.append([vocabulary.setdefault(term, len(vocabulary)) for term in analyser.terms(text)])
     if not vocabulary:
-        raise DataError(f"{store.manifest.corpus}: no word to index in it")
+        raise DataError(f"{units.manifest.corpus}: no word to index in it")
     index = bm25s.BM25(method=settings.method, k1=settings.k1, b=settings.b)
     index.index((rows, vocabulary), show_progress=False)
     with whole_folder(folder) as building:
         index.save(building, show_progress=False)
-        write_records(building / "manifest.json", [_manifest(store, settings)])
+        write_records(building / "manifest.json", [_manifest(units, settings)])

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from touche_llm.corpus.store import DocumentStore
+from touche_llm.corpus.store import Units
 from touche_llm.errors import DataError
 from touche_llm.records import Candidate, Topic
 from touche_llm.retrieval.analysis import Analyser
@@ -14,7 +14,7 @@ from touche_llm.retrieval.top import query_text, top_candidates
 
 
 def retrieve_okapi(
-    topics: list[Topic], store: DocumentStore, *, k1: float, b: float, fields: tuple[str, ...], depth: int
+    topics: list[Topic], units: Units, *, k1: float, b: float, fields: tuple[str, ...], depth: int
 ) -> Iterator[list[Candidate]]:
     """The best documents of each topic by `rank_bm25.BM25Okapi`, topic by topic.
 
@@ -23,10 +23,10 @@ def retrieve_okapi(
     from rank_bm25 import BM25Okapi
 
     analyser = Analyser()
-    terms = [analyser.terms(text) for text in store.texts()]
+    terms = [analyser.terms(text) for text in units.texts()]
     if not any(terms):
-        raise DataError(f"{store.manifest.corpus}: no word to index in it")
+        raise DataError(f"{units.manifest.corpus}: no word to index in it")
     okapi = BM25Okapi(terms, k1=k1, b=b)
     for topic in topics:
         scores = np.asarray(okapi.get_scores(analyser.terms(query_text(topic, fields))), dtype=np.float64)
-        yield top_candidates(topic, scores, store.ids_of, depth)
+        yield top_candidates(topic, scores, units.ids_of, depth)
