@@ -54,6 +54,7 @@ $(VLLM_STAMP): tests/vllm/requirements.txt tests/vllm/distribution/pyproject.tom
 	$(VLLM_VENV)/bin/python $(PIP) install --no-deps --no-compile $(VLLM_PIP_ARGS) --requirement tests/vllm/requirements.txt
 	rm -rf $(VLLM_VENV)/distribution && cp -r tests/vllm/distribution $(VLLM_VENV)/distribution
 	$(VLLM_VENV)/bin/python $(PIP) install --no-deps --no-build-isolation $(VLLM_VENV)/distribution
+	$(VLLM_VENV)/bin/python $(PIP) install --no-deps --editable .
 	$(VLLM_VENV)/bin/python -m compileall -qq -j 0 $(VLLM_VENV)/lib || true
 	@touch $@
 

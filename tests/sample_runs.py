@@ -15,6 +15,7 @@ from touche_llm.config import Config, load_config
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.language_model import Counts, LanguageModel
 from touche_llm.records import RunLine
+from touche_llm.tira import recognise
 
 SAMPLE = SAMPLES / "comparative"
 
@@ -34,11 +35,8 @@ class Silent:
 
 
 def config_for(folder: Path, **flags: Any) -> Config:
-    given: dict[str, Any] = {
-        "topics": SAMPLE / "topics.xml",
-        "corpus": SAMPLE / "passages.jsonl",
-        "index": folder / "index",
-    }
+    sample = recognise(SAMPLES / flags.get("task", "comparative"))
+    given: dict[str, Any] = {"topics": sample.topics, "corpus": sample.corpus, "index": folder / "index"}
     given |= {"cache.file": folder / "answers.sqlite", "engine.retry_for": 1.0}
     return load_config(None, given | {name.replace("__", "."): value for name, value in flags.items()})
 
@@ -54,7 +52,7 @@ def run_lines(path: Path) -> list[RunLine]:
 async def run_scripted(config: Config, out: Path, script: Any) -> tuple[list[RunLine], Silent]:
     """The stages one by one, with a scripted engine."""
     observer = Silent()
-    pipeline.retrieve_stage(config, out, observer)
+    await pipeline.retrieve_stage(config, out, observer)
     with Cache(config.cache.file, config.cache.mode) as cache:
         model = LanguageModel(facts=FACTS, engine=ScriptedEngine(script), cache=cache)
         await pipeline.judge_stage(config, out, observer, model)

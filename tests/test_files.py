@@ -153,14 +153,13 @@ judgments = st.builds(
     Judgment,
     topic_id=st.text(),
     document_id=st.text(),
-    relevance=st.floats(0, 3),
-    quality=st.floats(0, 3),
+    grades=st.dictionaries(st.text(), st.floats(0, 3)),
     stance=st.text(),
     readings=st.dictionaries(st.text(), readings),
-    source=st.text(),
+    source=st.sampled_from(["probabilities", "value", "inherited"]),
     cut=st.none() | st.builds(Cut, kept_chars=counts, of_chars=counts, prompt_tokens=counts),
     prompt=st.text(),
-    key=st.text(),
+    key=st.none() | st.text(),
     sample=counts,
 )
 
@@ -170,8 +169,7 @@ def test_a_judgment_with_a_grade_that_is_none_is_refused(tmp_path: Path, grade: 
     judgment = Judgment(
         topic_id="1",
         document_id="d",
-        relevance=2.5,
-        quality=1,
+        grades={"relevance": 2.5, "quality": 1},
         stance="NO",
         readings={},
         source="value",

@@ -137,21 +137,21 @@ async def test_candidates_of_another_tool_are_judged_as_they_are(tmp_path: Path)
         ("99 Q0 sample-heating-01___3 1 2.0 t", "1 of its topics are not in .*: 99"),
     ],
 )
-def test_candidates_that_are_not_known_are_listed(tmp_path: Path, line: str, message: str) -> None:
+async def test_candidates_that_are_not_known_are_listed(tmp_path: Path, line: str, message: str) -> None:
     (tmp_path / "other.txt").write_text(line + "\n")
     with pytest.raises(DataError, match=message):
-        pipeline.retrieve_stage(config_for(tmp_path, candidates=tmp_path / "other.txt"), tmp_path, Silent())
+        await pipeline.retrieve_stage(config_for(tmp_path, candidates=tmp_path / "other.txt"), tmp_path, Silent())
 
 
-def test_only_the_first_ten_unknown_documents_are_listed(tmp_path: Path) -> None:
+async def test_only_the_first_ten_unknown_documents_are_listed(tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text("".join(f"3 Q0 nowhere-{n:02} {n} {-n} t\n" for n in range(25)))
     with pytest.raises(DataError, match=r"25 of its documents .*nowhere-09 and 15 more$"):
-        pipeline.retrieve_stage(config_for(tmp_path, candidates=tmp_path / "other.txt"), tmp_path, Silent())
+        await pipeline.retrieve_stage(config_for(tmp_path, candidates=tmp_path / "other.txt"), tmp_path, Silent())
 
 
-def test_an_unknown_topic_is_told(tmp_path: Path) -> None:
+async def test_an_unknown_topic_is_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no topic 99"):
-        pipeline.retrieve_stage(config_for(tmp_path, topic=("3", "99")), tmp_path, Silent())
+        await pipeline.retrieve_stage(config_for(tmp_path, topic=("3", "99")), tmp_path, Silent())
 
 
 def test_a_stage_without_the_one_before_says_which(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ async def test_a_first_stage_that_finds_nothing_says_why(tmp_path: Path) -> None
     (tmp_path / "same.jsonl").write_text('{"id": "a", "contents": "heat pump"}\n{"id": "b", "contents": "heat pump"}\n')
     config = config_for(tmp_path, corpus=tmp_path / "same.jsonl", topic=("3",))
     with pytest.raises(DataError, match="found nothing for any topic.*--retriever okapi"):
-        pipeline.retrieve_stage(config, tmp_path / "out", Silent())
+        await pipeline.retrieve_stage(config, tmp_path / "out", Silent())
 
 
 def test_candidates_of_topics_that_the_file_does_not_have_are_told_also_when_ranking(tmp_path: Path) -> None:

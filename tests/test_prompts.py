@@ -8,11 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from touche_llm.errors import PromptError
-from touche_llm.judging import JUDGE_VARIABLES
+from touche_llm.llm.answer import labels_of
 from touche_llm.prompts import load_prompt, neutralise, prompts_folder
-from touche_llm.records import Topic
+from touche_llm.records import Document, Topic
 from touche_llm.tasks import TASKS
+from touche_llm.tasks.base import Question
 
+SIDE = {"conclusion": False, "side": False}
 ANY = {"topic": False, "first": False, "second": False, "document": False}
 TOPIC = Topic("2", "Which is better, a laptop or a desktop?", "A description.", "A narrative.", ("laptop", "desktop"))
 CONTROL_TOKENS = [
@@ -33,16 +35,39 @@ def template(folder: Path, body: str, header: str = "version: 1\npurpose: a test
 BLOCKS = "{% block system %}S{% endblock %}\n{% block user %}U {{ document }}{% endblock %}\n"
 
 
-@pytest.mark.parametrize("task", sorted(TASKS))
-def test_the_judge_prompt_names_every_label_and_the_topic_before_the_document(task: str) -> None:
-    prompt = load_prompt(task, "judge", "judge", JUDGE_VARIABLES)
-    system, user = prompt.render(topic=TOPIC, first="laptop", second="desktop", document="THE PASSAGE")
+QUESTIONS = [(task.name, "judge", task.question) for task in TASKS.values()]
+QUESTIONS += [(task.name, "sentence", task.sentence_question) for task in TASKS.values() if task.sentence_question]
+
+
+@pytest.mark.parametrize(("task", "name", "question"), QUESTIONS)
+def test_a_prompt_names_every_label_and_the_topic_before_the_document(task: str, name: str, question: Question) -> None:
+    prompt = load_prompt(task, name, name, question.template_variables)
+    shown = question.show(TOPIC, Document("d", "A page.", "ITS CONCLUSION", "CON"))
+    system, user = prompt.render(topic=TOPIC, document="THE PASSAGE", **shown.variables)
     assert (system.role, user.role) == ("system", "user")
-    assert all(f"{stance} =" in system.content for stance in TASKS[task].stances)
+    for field, labels in labels_of(question.answer).items():
+        assert f'"{field}"' in system.content and f". {field}:" in system.content
+        assert all(f"\n{label} = " in system.content for label in labels)
     assert "THE PASSAGE" not in system.content
     assert user.content.endswith("THE PASSAGE")
-    for part in (TOPIC.title, TOPIC.description, TOPIC.narrative, "(FIRST): laptop", "(SECOND): desktop"):
+    for part in (TOPIC.title, TOPIC.description, TOPIC.narrative, *shown.variables.values()):
         assert user.content.index(part) < user.content.index("THE PASSAGE")
+
+
+def test_the_objects_stand_beside_their_labels() -> None:
+    question = TASKS["comparative"].question
+    prompt = load_prompt("comparative", "judge", "judge", question.template_variables)
+    _, user = prompt.render(topic=TOPIC, document="x", **question.show(TOPIC, Document("d", "x")).variables)
+    assert "(FIRST): laptop" in user.content and "(SECOND): desktop" in user.content
+
+
+def test_the_side_of_an_argument_is_left_out_where_it_is_not_known() -> None:
+    prompt = load_prompt(
+        "sentence_pairs", "sentence", "sentence", {name: False for name in ("topic", "document")} | SIDE
+    )
+    for side in ("PRO", ""):
+        _, user = prompt.render(topic=TOPIC, document="x", conclusion="C", side=side)
+        assert ("Side of the argument: PRO" in user.content) is bool(side)
 
 
 def test_two_documents_of_a_topic_share_all_but_the_document_and_two_topics_the_instructions() -> None:
@@ -99,7 +124,9 @@ def test_a_template_that_is_not_as_it_should_be_is_told(
 
 def test_a_template_that_leaves_out_what_it_is_about_is_told(tmp_path: Path) -> None:
     with pytest.raises(PromptError, match="the variable 'topic' is not used, so its text would never be sent"):
-        load_prompt("comparative", template(tmp_path, BLOCKS), "judge", JUDGE_VARIABLES)
+        load_prompt(
+            "comparative", template(tmp_path, BLOCKS), "judge", TASKS["comparative"].question.template_variables
+        )
 
 
 @pytest.mark.parametrize("name", ["my.txt", "folder/", "../judge", "judge.jinja2"])

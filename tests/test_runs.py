@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -230,3 +233,68 @@ def test_a_file_that_is_no_run_is_named(tmp_path: Path, content: bytes, fragment
 def test_a_missing_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere\.run: cannot read the run: No such file"):
         read_candidates(tmp_path / "nowhere.run", 10)
+
+
+def rerank_file(folder: Path, *records: dict[str, Any], name: str = "rerank.jsonl") -> Path:
+    path = folder / name
+    content = "".join(json.dumps({"query": "q", "text": "t", **record}) + "\n" for record in records).encode()
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    return path
+
+
+def ranked(document: str, rank: Any, score: Any, topic: Any = "2") -> dict[str, Any]:
+    return {"qid": topic, "docno": document, "rank": rank, "score": score}
+
+
+@pytest.mark.parametrize("name", ["rerank.jsonl", "rerank.jsonl.gz"])
+def test_the_first_stage_of_a_rerank_file_is_read_as_a_run_is(tmp_path: Path, name: str) -> None:
+    records = [ranked("c", 3, 1), ranked("a", 1, 3.0), ranked("x", 7, -1.5, topic=10), ranked("b", 2, 2.0)]
+    found = read_candidates(rerank_file(tmp_path, *records, name=name), 10)
+    assert list(found.items()) == [("2", EXPECTED["2"]), ("10", [Candidate("10", "x", 1, -1.5)])]
+    assert read_candidates(tmp_path / name, 1)["2"] == EXPECTED["2"][:1]
+
+
+def test_a_rerank_file_without_ranks_keeps_the_order_of_its_lines_in_each_topic(tmp_path: Path) -> None:
+    path = rerank_file(
+        tmp_path,
+        ranked("z", None, None),
+        ranked("a", 5, 9.0, topic="3"),
+        {"qid": "2", "docno": "b"},
+        ranked("y", None, None),
+    )
+    found = read_candidates(path, 2)
+    assert [(each.document_id, each.rank) for each in found["2"]] == [("z", 1), ("b", 2)]
+    assert found["2"][0].score > found["2"][1].score
+    assert found["3"] == [Candidate("3", "a", 1, 9.0)]
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (ranked("a", 2, 1.0), "topic 2, document a: already in line 1"),
+        (ranked("b", 2, 4.0), "rank 2 scores higher (4)"),
+        (ranked("b", None, None), "topic 2: no rank and score, but other lines"),
+        (ranked("b", 2, None), "topic 2, document b: has only one of"),
+        (ranked("b", None, 1.0), "topic 2, document b: has only one of"),
+        (ranked("b", "2", 1.0), "rank '2' is not an integer"),
+        (ranked("b", True, 1.0), "rank True is not an integer"),
+        (ranked("b", 2, "1"), "score '1' is not a finite number"),
+        (ranked("b", 2, False), "score False is not a finite number"),
+        (ranked("b", 2, 1e31), "score 1e+31 is not a finite number"),
+        (ranked("b", 2, float("nan")), "not JSON"),
+        (ranked("b", 2, 1.0, topic=True), "`qid`"),
+        (ranked("b", 2, 1.0, topic="2 3"), "`qid`"),
+        (ranked("b c", 2, 1.0), "topic 2: `docno`"),
+    ],
+)
+def test_a_line_of_a_rerank_file_that_cannot_be_used_is_named(tmp_path: Path, bad: dict[str, Any], reason: str) -> None:
+    path = rerank_file(tmp_path, ranked("a", 1, 3.0), bad)
+    with pytest.raises(DataError) as caught:
+        read_candidates(path, 1)
+    assert str(caught.value).startswith(f"{path}:2: ")
+    assert reason in str(caught.value)
+
+
+def test_a_rerank_file_with_nothing_in_it_is_an_empty_run(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"rerank\.jsonl: an empty run"):
+        read_candidates(rerank_file(tmp_path), 1)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,8 +90,8 @@ def test_a_declared_encoding_is_used(tmp_path: Path) -> None:
         ("<number>42</number>", ["topic 42", "<title>"]),
         ("<number>42</number><title/>", ["topic 42", "<title>"]),
         ("<number>1</number><title>T</title>", ["topic 1:", "twice"]),
-        ("<number>42</number><title>T</title><title>U</title>", ["topic 42", "two <title>"]),
-        ("<number>42</number><number>43</number><title>T</title>", ["topic 42", "two <number>"]),
+        ("<number>42</number><title>T</title><title>U</title>", ["topic at position 2", "two <title>"]),
+        ("<number>42</number><number>43</number><title>T</title>", ["topic at position 2", "two <number>"]),
         ("<number>42</number><title>T</title><objects>laptop</objects>", ["topic 42", "two objects", "'laptop'"]),
         ("<number>42</number><title>T</title><objects>a, b, c</objects>", ["topic 42", "two objects", "'a, b, c'"]),
         ("<number>42</number><title>T</title><objects>laptop, </objects>", ["topic 42", "two objects"]),
@@ -150,3 +152,142 @@ def test_the_real_topics_are_read(task: str, compares: bool) -> None:
     assert len({topic.id for topic in topics}) == len(topics) == 50
     assert all(topic.title and topic.description and topic.narrative for topic in topics)
     assert {topic.objects is not None for topic in topics} == {compares}
+
+
+# As TIRA's loader writes it: through an XML library that indents, and through Python's str().
+QUERIES_XML = """<topics ir-datasets-id="argsme/2020/touche">
+ <topic number="2">
+  <query>
+   Which is better &amp; why?
+  </query>
+  <original_query>
+   <query_id>
+    2
+   </query_id>
+   <title>
+    Which is better &amp; why?
+   </title>
+   <objects>
+    ('laptop', "baker's, desktop")
+   </objects>
+   <description>
+    About both.
+   </description>
+   <narrative>
+   </narrative>
+  </original_query>
+ </topic>
+ <topic number="10">
+  <query>
+   Tea?
+  </query>
+ </topic>
+</topics>
+"""
+QUERIES_JSON = [
+    {
+        "qid": "2",
+        "query": "Which is better & why?",
+        "original_query": {
+            "query_id": "2",
+            "title": "Which is\nbetter & why?",
+            "objects": ["laptop", " baker's, desktop "],
+            "description": " About both.",
+            "narrative": "",
+        },
+    },
+    {"qid": 10, "query": " Tea? "},
+]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        QUERIES_XML,
+        "\ufeff" + QUERIES_XML,
+        "\n".join(map(json.dumps, QUERIES_JSON)),
+        "\ufeff" + "\r\n\r\n".join(map(json.dumps, QUERIES_JSON)) + "\r\n\r\n",
+    ],
+    ids=["XML", "XML with a mark", "JSON Lines", "JSON Lines with a mark and empty lines"],
+)
+def test_the_topics_of_tira_are_read_whatever_the_name(tmp_path: Path, content: str) -> None:
+    assert read_topics(topics_file(tmp_path, content)) == [
+        Topic("2", "Which is better & why?", "About both.", "", ("laptop", "baker's, desktop")),
+        Topic("10", "Tea?"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("original", "topic"),
+    [
+        (None, Topic("1", "Q")),
+        ("as it was", Topic("1", "Q")),
+        ({}, Topic("1", "Q")),
+        ({"title": "T", "objects": "a, b"}, Topic("1", "T", objects=("a", "b"))),
+        ({"title": "T", "objects": "('a', 'b')"}, Topic("1", "T", objects=("a", "b"))),
+        ({"title": "T", "objects": "(hot) tea, coffee"}, Topic("1", "T", objects=("(hot) tea", "coffee"))),
+        ({"title": "T", "objects": []}, Topic("1", "T")),
+        ({"title": "T", "objects": None, "narrative": None}, Topic("1", "T")),
+        ({"query": "other", "description": "D", "subtopics": [["1", "x"]]}, Topic("1", "Q", "D")),
+    ],
+)
+def test_what_the_original_query_lacks_comes_from_the_query(tmp_path: Path, original: Any, topic: Topic) -> None:
+    record = {"qid": "1", "query": "Q", "original_query": original}
+    assert read_topics(topics_file(tmp_path, json.dumps(record))) == [topic]
+
+
+def test_an_original_query_in_plain_text_leaves_the_query_as_title(tmp_path: Path) -> None:
+    text = '<topics><topic number="1"><query>Q</query><original_query>as it was</original_query></topic></topics>'
+    assert read_topics(topics_file(tmp_path, text)) == [Topic("1", "Q")]
+
+
+@pytest.mark.parametrize(
+    ("line", "fragments"),
+    [
+        ('{"qid": "2"', [":2:", "not JSON"]),
+        ("2\tquery", [":2:", "not JSON"]),
+        ("[]", [":2:", "list"]),
+        ('{"query": "Q"}', ["line 2", "<number>"]),
+        ('{"qid": true, "query": "Q"}', ["line 2", "number", "True"]),
+        ('{"qid": "2 3", "query": "Q"}', ["line 2", "'2 3'"]),
+        ('{"qid": "1", "query": "Q"}', ["topic 1:", "twice"]),
+        ('{"qid": 1, "query": "Q"}', ["topic 1:", "twice"]),
+        ('{"qid": "2", "query": ""}', ["topic 2", "<title>"]),
+        ('{"qid": "2", "query": ["Q"]}', ["topic 2", "<query>", "['Q']"]),
+        ('{"qid": "2", "query": "Q", "original_query": {"narrative": 1}}', ["topic 2", "<narrative>"]),
+        ('{"qid": "2", "query": "Q", "original_query": {"objects": ["a"]}}', ["topic 2", "two objects", "'a'"]),
+        ('{"qid": "2", "query": "Q", "original_query": {"objects": ["a", ""]}}', ["topic 2", "two objects"]),
+        ('{"qid": "2", "query": "Q", "original_query": {"objects": ["a", 1]}}', ["topic 2", "an object"]),
+        ('{"qid": "2", "query": "Q", "original_query": {"objects": {"a": 1}}}', ["topic 2", "<objects>"]),
+        ('{"qid": "2", "query": "Q", "original_query": {"objects": "(\'a\', x)"}}', ["topic 2", "<objects>"]),
+    ],
+)
+def test_a_bad_line_of_a_queries_file_is_named(tmp_path: Path, line: str, fragments: list[str]) -> None:
+    path = topics_file(tmp_path, '{"qid": "1", "query": "Q"}\n' + line + "\n")
+    with pytest.raises(DataError) as caught:
+        read_topics(path)
+    assert str(caught.value).startswith(f"{path}:")
+    for fragment in fragments:
+        assert fragment in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("inside", "fragment"),
+    [
+        ('<topic number="1"><query>Q</query><query>R</query></topic>', "topic 1: two <query>"),
+        (
+            '<topic number="1"><original_query><title>T</title><title>U</title></original_query></topic>',
+            "topic 1: <original_query>: two <title>",
+        ),
+        ('<topic number="1 2"><query>Q</query></topic>', "'1 2'"),
+        ('<topic number="1"><query/></topic>', "topic 1: no <title>"),
+        (
+            "<topic number=\"1\"><query>Q</query><original_query><objects>('a',)</objects></original_query></topic>",
+            "two objects",
+        ),
+    ],
+)
+def test_a_bad_topic_of_a_queries_file_is_named(tmp_path: Path, inside: str, fragment: str) -> None:
+    with pytest.raises(DataError) as caught:
+        read_topics(topics_file(tmp_path, f"<topics>{inside}</topics>"))
+    assert fragment in str(caught.value)

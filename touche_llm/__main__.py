@@ -2,4 +2,6 @@
 
 from touche_llm.cli import main
 
-main()
+# vLLM's processes import this module again.
+if __name__ == "__main__":
+    main()

@@ -20,15 +20,19 @@ from pydantic import (
     model_validator,
 )
 
+from touche_llm.corpus.chatnoir import ChatNoirSettings
 from touche_llm.errors import UsageError
 from touche_llm.files import whole_file
 from touche_llm.llm.cache import CacheMode
+from touche_llm.llm.vllm_common import model_name
+from touche_llm.pairing import PairSettings
 from touche_llm.retrieval.bm25 import Bm25Settings
+from touche_llm.retrieval.sentences import SentenceSettings
 from touche_llm.tasks import DEFAULT_TASK, get_task
-from touche_llm.tasks.base import Weights
 
 FILE_NAME = "config.yaml"
 _INDEX_ROOT = Path(".touche-llm/index")
+_OFFLINE_CONCURRENCY = 256
 
 
 QueryField = Literal["title", "description", "narrative", "objects"]
@@ -59,13 +63,14 @@ def _not_empty(fields: tuple[QueryField, ...]) -> tuple[QueryField, ...]:
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # What was given is not repeated in errors: it may be a key in the wrong place.
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class RetrieverConfig(Bm25Settings):
     """The first stage. `method`, `k1` and `b` belong to the index."""
 
-    name: Literal["bm25", "okapi"] = "bm25"
+    name: Literal["bm25", "okapi", "chatnoir"] = "bm25"
     query: Annotated[tuple[QueryField, ...], BeforeValidator(_texts), AfterValidator(_not_empty)] = ("title",)
 
     @property
@@ -74,17 +79,46 @@ class RetrieverConfig(Bm25Settings):
         return Bm25Settings(method=self.method, k1=self.k1, b=self.b)
 
 
-class EngineConfig(_Section):
-    """The engine. Times are in seconds; `context` is in tokens, the server's own where left out."""
+def _engine_options(options: dict[str, Any]) -> dict[str, Any]:
+    for name in options:
+        if not name.isidentifier():
+            raise ValueError(f"{name!r} is no name of an argument of vllm.LLM, as enforce_eager is")
+        if name in ("hf_token", "api_key"):
+            raise ValueError(f"must not hold {name}, since it is written to files: set it in the environment")
+        if name in ("model", "max_model_len", "served_model_name", "host", "port"):
+            raise ValueError(f"must not hold {name}, which the program sets: see engine.model and engine.context")
+    return options
 
-    name: Literal["server"] = "server"
+
+class EngineConfig(_Section):
+    """The engine: a vLLM server at `base_url`, or (`offline`) vLLM in process.
+
+    For `offline`, `model` is a local folder, known by its last name, and `options` are further arguments of `vllm.LLM`,
+    as in `{tensor_parallel_size: 2}`; a server takes them when it is started, so they say nothing to one that runs.
+    Times are in seconds and are the server's alone; `context` is in tokens, the model's own where left out.
+    `concurrency` is 256 for `offline` where left out: so many requests are in vLLM's batch.
+    """
+
+    name: Literal["server", "offline"] = "server"
     base_url: Annotated[str, AfterValidator(_without_password)] = "http://127.0.0.1:8000"
     model: str | None = None
+    options: Annotated[dict[str, Any], AfterValidator(_engine_options)] = {}
     revision: str = ""
     context: int | None = Field(None, ge=1)
     concurrency: int = Field(64, ge=1, le=4096)
     request_timeout: float = Field(300.0, gt=0.0)
     retry_for: float = Field(600.0, ge=0.0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _wide_batch(cls, values: Any) -> Any:
+        offline = isinstance(values, dict) and values.get("name") == "offline"
+        return {"concurrency": _OFFLINE_CONCURRENCY, **values} if offline else values
+
+    @property
+    def model_name(self) -> str | None:
+        """The name that the model has in keys and files."""
+        return model_name(self.model) if self.model and self.name == "offline" else self.model
 
 
 class SamplingConfig(_Section):
@@ -109,6 +143,7 @@ class PromptsConfig(_Section):
 
     judge: str = "judge"
     objects: str = "objects"
+    sentence: str = "sentence"
 
 
 class CacheConfig(_Section):
@@ -118,13 +153,25 @@ class CacheConfig(_Section):
     mode: CacheMode = CacheMode.REUSE
 
 
+class ActorConfig(_Section):
+    """Who makes the run, for its metadata; what is left out is not written."""
+
+    team: str | None = None
+    name: str | None = None
+    orcid: str | None = None
+    mail: str | None = None
+    role: str | None = None
+    github: str | None = None
+
+
 class Config(_Section):
     """Everything that a run is asked for."""
 
     task: str
     topics: Path
     corpus: Path | None = None
-    index: Path
+    # None only where the first stage is a search engine, which holds the documents.
+    index: Path | None = None
     candidates: Path | None = None
     skip_bad_lines: bool = False
     depth: int = Field(100, ge=1)
@@ -134,16 +181,35 @@ class Config(_Section):
     engine: EngineConfig = EngineConfig()
     sampling: SamplingConfig = SamplingConfig()
     prompts: PromptsConfig = PromptsConfig()
-    # The task's own where left out.
-    weights: Weights
+    # Of each grade and of the first stage's score; the task's own where left out.
+    weights: dict[str, Annotated[float, Field(ge=0.0, allow_inf_nan=False)]]
+    # Only for tasks that rank pairs of sentences.
+    sentences: SentenceSettings | None = None
+    pairs: PairSettings | None = None
+    # Only with ChatNoir as first stage.
+    chatnoir: ChatNoirSettings | None = None
     cache: CacheConfig = CacheConfig()
     tag: Annotated[str, AfterValidator(_one_word)] = "touche-llm"
+    actor: ActorConfig = ActorConfig()
 
     @model_validator(mode="after")
     def _fits_task(self) -> Config:
         task = get_task(self.task)
         if self.depth > task.most_per_topic:
             raise ValueError(f"depth: {self.task} takes at most {task.most_per_topic} documents a topic")
+        for name in self.weights:
+            if name not in task.weight_names:
+                raise ValueError(f"weights.{name}: no such name; {self.task} has {', '.join(task.weight_names)}")
+        if not sum(self.weights.values()):
+            raise ValueError(f"weights: {', '.join(self.weights)} are all 0: nothing is left to rank by")
+        if task.sentence_question is None and (self.sentences or self.pairs):
+            raise ValueError(f"sentences, pairs: {self.task} does not rank pairs of sentences")
+        if self.sentences and self.depth > self.sentences.pool:
+            raise ValueError(f"depth: more than the {self.sentences.pool} sentences of sentences.pool")
+        if self.retriever.name == "chatnoir" and (self.corpus or task.sentence_question):
+            raise ValueError("retriever.name: chatnoir holds web documents: for a task over those, without a corpus")
+        if self.chatnoir and self.retriever.name != "chatnoir":
+            raise ValueError("chatnoir: set, but the retriever is another; give --retriever chatnoir")
         return self
 
     @field_serializer("topics", "corpus", "index", "candidates")
@@ -183,16 +249,25 @@ def load_config(file: Path | None, flags: Mapping[str, Any]) -> Config:
             if not isinstance(target, dict):
                 raise UsageError(f"{file}: {section}: must hold names and values")
         target[key] = value
-    if not values.get("index"):
+    retriever = values.get("retriever")
+    if isinstance(retriever, dict) and retriever.get("name") == "chatnoir":
+        values.setdefault("chatnoir", {})
+    elif not values.get("index"):
         if not values.get("corpus"):
-            raise UsageError(f"{file or 'options'}: give the corpus (--corpus FILE) or an index of it (--index FOLDER)")
+            raise UsageError(
+                f"{file or 'options'}: give the corpus (--corpus FILE), an index of it (--index FOLDER) or, for web "
+                "documents, --retriever chatnoir"
+            )
         values["index"] = index_folder(Path(str(values["corpus"])))
     try:
         task = get_task(str(values.setdefault("task", DEFAULT_TASK)))
     except UsageError as error:
         raise UsageError(f"{file or 'options'}: {error}") from error
     given = values.get("weights") or {}
-    values["weights"] = task.weights.model_dump() | given if isinstance(given, dict) else given
+    values["weights"] = {**task.weights, **given} if isinstance(given, dict) else given
+    if task.sentence_question is not None:
+        for section in ("sentences", "pairs"):
+            values[section] = values.get(section) or {}
     try:
         return Config.model_validate(values)
     except ValidationError as error:

@@ -8,12 +8,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from touche_llm.config import Config
+from touche_llm.config import Config, EngineConfig, SamplingConfig
 from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.llm.cache import Cache, CacheMode, Entry
-from touche_llm.llm.engine import EngineFacts
+from touche_llm.llm.engine import Engine, EngineFacts
 from touche_llm.llm.language_model import LanguageModel
 from touche_llm.llm.request import content_key
+from touche_llm.llm.vllm_common import model_folder
+from touche_llm.llm.vllm_offline import VllmOffline
 from touche_llm.llm.vllm_server import VllmServer
 
 
@@ -30,22 +32,39 @@ async def open_model(config: Config) -> AsyncIterator[LanguageModel]:
         if cache.mode is CacheMode.REPLAY:
             yield LanguageModel(facts=_replayed_facts(config, cache), engine=None, **policy)
             return
-        async with VllmServer(
-            engine.base_url,
-            concurrency=engine.concurrency,
-            request_timeout=engine.request_timeout,
-            chat_template_kwargs=sampling.chat_template_kwargs,
-        ) as server:
-            facts = await server.connect(engine.model, engine.revision, sampling.top_logprobs)
-            if engine.context is not None:
-                if engine.context > facts.context:
-                    raise EngineError(
-                        f"{engine.base_url}: {facts.model} is served with a context of {facts.context} tokens, "
-                        f"{engine.context} are asked for; serve it with more or ask for fewer (--context)"
-                    )
-                facts = facts.model_copy(update={"context": engine.context})
+        async with (_offline if engine.name == "offline" else _server)(engine, sampling) as (opened, facts):
             remember(facts, cache)
-            yield LanguageModel(facts=facts, engine=server, **policy)
+            yield LanguageModel(facts=facts, engine=opened, **policy)
+
+
+@asynccontextmanager
+async def _offline(asked: EngineConfig, sampling: SamplingConfig) -> AsyncIterator[tuple[Engine, EngineFacts]]:
+    async with VllmOffline(
+        model_folder(asked.model),
+        context=asked.context,
+        options=asked.options,
+        chat_template_kwargs=sampling.chat_template_kwargs,
+    ) as offline:
+        yield offline, await offline.connect(asked.revision, sampling.top_logprobs)
+
+
+@asynccontextmanager
+async def _server(asked: EngineConfig, sampling: SamplingConfig) -> AsyncIterator[tuple[Engine, EngineFacts]]:
+    async with VllmServer(
+        asked.base_url,
+        concurrency=asked.concurrency,
+        request_timeout=asked.request_timeout,
+        chat_template_kwargs=sampling.chat_template_kwargs,
+    ) as server:
+        facts = await server.connect(asked.model, asked.revision, sampling.top_logprobs)
+        if asked.context is not None:
+            if asked.context > facts.context:
+                raise EngineError(
+                    f"{asked.base_url}: {facts.model} is served with a context of {facts.context} tokens, "
+                    f"{asked.context} are asked for; serve it with more or ask for fewer (--context)"
+                )
+            facts = facts.model_copy(update={"context": asked.context})
+        yield server, facts
 
 
 def remember(facts: EngineFacts, cache: Cache) -> None:
@@ -58,9 +77,9 @@ def _replayed_facts(config: Config, cache: Cache) -> EngineFacts:
     asked = config.engine
     known = [_facts(entry, cache) for entry in cache.find("engine")]
     models = sorted({facts.model for facts in known})
-    if asked.model is None and len(models) > 1:
+    if asked.model_name is None and len(models) > 1:
         raise UsageError(f"{cache.path}: holds answers of {', '.join(models)}; choose one with --model")
-    model = asked.model or next(iter(models), None)
+    model = asked.model_name or next(iter(models), None)
     fitting = [facts for facts in known if facts.model == model and facts.revision == asked.revision]
     if asked.context is not None:
         fitting = [facts for facts in fitting if facts.context == asked.context]

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
-from touche_llm.corpus.store import DocumentStore
 from touche_llm.llm.answer import AnswerModel, labels_of, schema_of
 from touche_llm.llm.concurrency import in_order
 from touche_llm.llm.labels import expected_grade, most_probable, read_label
 from touche_llm.llm.language_model import Answered, LanguageModel
 from touche_llm.llm.request import Request, Sampling
-from touche_llm.prompts import Prompt, neutralise
-from touche_llm.records import Candidate, Cut, Failure, Judgment, Reading, Topic
-from touche_llm.tasks.base import Task
+from touche_llm.prompts import Prompt
+from touche_llm.records import Cut, Document, Failure, Judgment, Reading, Topic
+from touche_llm.tasks.base import Question, Task
 
 Done = Callable[[], None]
-# What the templates may use, and must: {name: whether it must}.
-JUDGE_VARIABLES = {"topic": True, "first": False, "second": False, "document": True}
 OBJECTS_VARIABLES = {"topic": True}
+
+
+class Documents(Protocol):
+    """Where the text of a document comes from."""
+
+    def get(self, document_id: str) -> Document:
+        """The document of this id; raises DataError where there is none."""
+        ...
+
+    def unknown(self, document_ids: Iterable[str]) -> list[str]:
+        """Those of the given ids that are not there."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +83,10 @@ async def find_objects(
     return [topic for topic, _ in results], [failure for _, failure in results if failure]
 
 
-def judgeable(
-    topics: list[Topic], candidates: Mapping[str, list[Candidate]], task: Task
-) -> list[tuple[Topic, Candidate]]:
-    """What there is to judge, topic by topic, by rank; topics that should have objects and have none are left out."""
-    ready = [topic for topic in topics if topic.objects is not None or task.objects_answer is None]
-    return [(topic, candidate) for topic in ready for candidate in candidates.get(topic.id, [])]
-
-
 async def judge(
-    work: list[tuple[Topic, Candidate]],
-    store: DocumentStore,
-    task: Task,
+    work: list[tuple[Topic, str]],
+    documents: Documents,
+    question: Question,
     prompt: Prompt,
     asking: Asking,
     done: Done,
@@ -93,34 +94,31 @@ async def judge(
     """Judge documents in the order given: topic by topic, so that a server's prefix cache serves a topic's part once.
 
     Args:
-        work: topics and their candidates.
-        store: holds the candidates' documents.
-        task: names the answer model.
-        prompt: gets `topic`, `first`, `second` (the objects) and `document` (the text).
+        work: topics and ids of documents.
+        documents: hold them.
+        question: what is asked, and what is shown.
+        prompt: gets `topic`, the question's own variables and `document`.
         asking: how to ask.
         done: called after each document.
 
     Returns:
         judgments and failures, each in the order of `work`.
     """
-    answer_model = task.judge_answer
-    schema = schema_of(answer_model)
+    schema = schema_of(question.answer)
 
-    async def judge_one(item: tuple[Topic, Candidate]) -> Judgment | Failure | None:
-        topic, candidate = item
-        text = neutralise(store.get(candidate.document_id).text)
-        first, second = topic.objects or ("", "")
+    async def judge_one(item: tuple[Topic, str]) -> Judgment | Failure | None:
+        topic, document_id = item
+        shown = question.show(topic, documents.get(document_id))
 
         def request(document: str) -> Request:
-            shown = {"first": first, "second": second, "document": document}
-            return asking.request(prompt, schema, topic, candidate.document_id, **shown)
+            return asking.request(prompt, schema, topic, document_id, document=document, **shown.variables)
 
-        result, cut = await asking.model.ask_about(request, text, answer_model)
+        result, cut = await asking.model.ask_about(request, shown.document, question.answer)
         done()
         if isinstance(result, Answered):
-            return _judgment(topic, candidate, prompt, result, answer_model, cut)
+            return _judgment(topic, document_id, prompt, result, question, cut)
         if result.attempts:
-            return _failure(topic, candidate.document_id, prompt, result.attempts)
+            return _failure(topic, document_id, prompt, result.attempts)
         return None
 
     results = await in_order(judge_one, work, asking.concurrency)
@@ -130,16 +128,16 @@ async def judge(
 
 def _judgment(
     topic: Topic,
-    candidate: Candidate,
+    document_id: str,
     prompt: Prompt,
     result: Answered[AnswerModel],
-    answer_model: type[AnswerModel],
+    question: Question,
     cut: Cut | None,
 ) -> Judgment:
     answered = result.value.model_dump()
     readings = {
         field: read_label(result.answer.text, result.answer.tokens, field, labels, answered[field])
-        for field, labels in labels_of(answer_model).items()
+        for field, labels in labels_of(question.answer).items()
     }
     complete = all(reading.probabilities is not None for reading in readings.values())
     if not complete:
@@ -147,9 +145,8 @@ def _judgment(
         readings = {field: Reading(answered=label) for field, label in answered.items()}
     return Judgment(
         topic_id=topic.id,
-        document_id=candidate.document_id,
-        relevance=expected_grade(readings["relevance"]),
-        quality=expected_grade(readings["quality"]),
+        document_id=document_id,
+        grades={field: expected_grade(readings[field]) for field in question.grades},
         stance=most_probable(readings["stance"]),
         readings=readings,
         source="probabilities" if complete else "value",

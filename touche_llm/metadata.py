@@ -13,11 +13,13 @@ from typing import Any
 
 import yaml
 
+from touche_llm.config import FILE_NAME as CONFIG_NAME
 from touche_llm.config import Config
 from touche_llm.errors import DataError
 from touche_llm.files import whole_file
 from touche_llm.retrieval import analysis
 from touche_llm.tasks import get_task
+from touche_llm.tasks.base import Task
 
 FILE_NAME = "ir-metadata.yml"
 STAGES = ("retrieve", "judge", "rank")
@@ -35,9 +37,13 @@ def record_stage(folder: Path, config: Config, stage: str, facts: Mapping[str, A
     unit = 2**20 if sys.platform == "darwin" else 2**10
     peak = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit)
     stages[stage] = {**facts, "peak memory MiB": peak}
+    task = get_task(config.task)
     content = {
         "ir_metadata.version": "0.1",
         "tag": config.tag,
+        # Nobody is named who did not name themselves; the tag tells teams apart in every shared task.
+        "actor": {"team": config.tag} | config.actor.model_dump(exclude_none=True),
+        "research goal": {"description": f"{task.title}: rank zero-shot with an instruction model, label stances"},
         "platform": {
             "hardware": {"cpu": {"architecture": platform.machine(), "number of cores": os.cpu_count()}},
             "operating system": {"kernel": f"{platform.system()} {platform.release()}"},
@@ -46,12 +52,18 @@ def record_stage(folder: Path, config: Config, stage: str, facts: Mapping[str, A
                 "retrieval toolkit": [f"touche-llm=={version('touche-llm')}"],
             },
         },
-        "implementation": {"source": {"lang": ["python"]}},
-        "data": {"test collection": {"name": get_task(config.task).title, "topics": str(config.topics)}},
+        "implementation": {
+            "executable": {"cmd": f"touche-llm run --task {task.name} --config {CONFIG_NAME} --out FOLDER"},
+            "source": {"lang": ["python"]},
+        },
+        "data": {
+            "test collection": {"name": task.title, "topics": str(config.topics)},
+            "training data": "none, the model is used as it is",
+        },
         "method": {
             "automatic": True,
             "score ties": "none, scores strictly decrease",
-            **_method(config, "judge" in stages),
+            **_method(config, task, "judge" in stages),
         },
         "stages": stages,
     }
@@ -69,28 +81,32 @@ def _stages(path: Path) -> dict[str, Any]:
         raise DataError(f"{path}: not metadata that this program wrote; delete it and run all stages") from error
 
 
-def _method(config: Config, judged: bool) -> dict[str, Any]:
+def _method(config: Config, task: Task, judged: bool) -> dict[str, Any]:
     retriever = config.retriever
     first: dict[str, Any] = {"name": "first stage"}
-    rerankers = (
-        [{"name": "judge", "method": "touche_llm.ranking.pointwise", "reranks": "first stage"}] if judged else []
-    )
+    retrieval = [first]
+    if judged and task.sentence_question is not None:
+        retrieval.append({"name": "pairs", "method": "touche_llm.pairing", "reranks": "first stage"})
+    if judged:
+        last = retrieval[-1]["name"]
+        retrieval.append({"name": "judge", "method": "touche_llm.ranking.pointwise", "reranks": last})
     if config.candidates is not None:
         first |= {"method": "run file", "params": {"file": str(config.candidates)}}
-        return {"retrieval": [first, *rerankers]}
-    params: dict[str, Any] = {
-        "k1": retriever.k1,
-        "b": retriever.b,
-        "query": list(retriever.query),
-        "depth": config.depth,
-    }
+        return {"retrieval": retrieval}
+    params: dict[str, Any] = {"query": list(retriever.query), "depth": config.depth}
+    if config.chatnoir is not None:
+        first |= {"method": "ChatNoir", "params": {"index": config.chatnoir.index, **params}}
+        return {"retrieval": retrieval}
+    params |= {"k1": retriever.k1, "b": retriever.b}
     if retriever.name == "bm25":
         first |= {"method": "bm25s.BM25", "params": {"variant": retriever.method, **params}}
     else:
         first |= {"method": "rank_bm25.BM25Okapi", "params": params}
+    if config.sentences is not None:
+        first["params"] |= config.sentences.model_dump()
     indexing = {
         "tokenizer": analysis.NAME,
         "stemmer": "Snowball English",
         "stopwords": "Lucene English, 33 words",
     }
-    return {"indexing": indexing, "retrieval": [first, *rerankers]}
+    return {"indexing": indexing, "retrieval": retrieval}

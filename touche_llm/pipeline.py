@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from touche_llm.config import FILE_NAME, Config, index_folder, write_config
-from touche_llm.corpus.store import DocumentStore, ensure_store
+from touche_llm.config import FILE_NAME, Config, write_config
 from touche_llm.engines import open_model
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import DataError
 from touche_llm.files import read_records, write_records
-from touche_llm.judging import JUDGE_VARIABLES, OBJECTS_VARIABLES, Asking, find_objects, judge, judgeable
+from touche_llm.first_stage import check_candidates, check_topics, choose_topics, find_candidates, listed, open_corpus
+from touche_llm.judging import OBJECTS_VARIABLES, Asking, find_objects, judge
 from touche_llm.llm.language_model import Counts, LanguageModel
 from touche_llm.llm.request import Sampling
 from touche_llm.metadata import record_stage
-from touche_llm.prompts import load_prompt
+from touche_llm.pair_stage import judge_pairs
+from touche_llm.prompts import Prompt, load_prompt
 from touche_llm.ranking.pointwise import rank
-from touche_llm.records import Candidate, Failure, Judgment, Topic
-from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index, open_index
-from touche_llm.retrieval.okapi import retrieve_okapi
+from touche_llm.records import Candidate, Failure, Judgment
 from touche_llm.runs import read_candidates, write_candidates, write_run
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 
 CANDIDATES = "candidates.run.txt"
+# Where pairs are made of them, the first stage finds sentences.
+SENTENCES = "sentences.run.txt"
+SENTENCE_JUDGMENTS = "sentence_judgments.jsonl"
 JUDGMENTS = "judgments.jsonl"
 FAILURES = "failures.jsonl"
 RUN = "run.txt"
-_LISTED = 10
 
 
 class Observer(Protocol):
@@ -59,48 +62,22 @@ class Outcome:
     counts: Counts
 
 
-def build_index(
-    task: Task, corpus: Path, folder: Path | None, settings: Bm25Settings, skip_bad_lines: bool, observer: Observer
-) -> DocumentStore:
-    """Store and index a corpus, unless that is done and up to date."""
-    folder = folder or index_folder(corpus)
-    store = ensure_store(corpus, folder, task.read_corpus, skip_bad_lines=skip_bad_lines, notify=observer.notify)
-    try:
-        ensure_index(store, settings, observer.notify)
-    except BaseException:
-        store.close()
-        raise
-    return store
-
-
-def retrieve_stage(config: Config, folder: Path, observer: Observer) -> None:
+async def retrieve_stage(config: Config, folder: Path, observer: Observer) -> None:
     """Write the candidates of each chosen topic: from the index, or from a run that another tool wrote."""
     started = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     task = get_task(config.task)
-    topics = choose_topics(config, task)
-    with _open_store(config, task, observer) as store:
+    topics = choose_topics(config)
+    with open_corpus(config, task, observer.notify) as corpus:
         opened = time.monotonic()
-        if config.candidates is not None:
-            candidates = _from_run(config, task, topics, store)
-        else:
-            candidates = []
-            with observer.stage("retrieving", len(topics)) as advance:
-                for ranking in _retrieve(config, topics, store, observer):
-                    candidates.append(ranking)
-                    advance()
-        corpus = store.manifest
+        with observer.stage("retrieving", len(topics)) as done:
+            candidates = await find_candidates(config, task, topics, corpus, observer.notify, done)
     empty = [topic.id for topic, ranking in zip(topics, candidates, strict=True) if not ranking]
-    if len(empty) == len(topics):
-        raise DataError(
-            "the first stage found nothing for any topic: no word of a query is in the corpus, or each is in more than "
-            "half of its documents and says nothing (--retriever okapi and --bm25-method lucene score those too)"
-        )
     if empty:
-        observer.notify(f"no candidate for {len(empty)} of {len(topics)} topics: {_listed(empty)}")
-    _remove(folder, JUDGMENTS, FAILURES, RUN)
+        observer.notify(f"no candidate for {len(empty)} of {len(topics)} topics: {listed(empty)}")
+    _remove(folder, CANDIDATES, SENTENCES, SENTENCE_JUDGMENTS, JUDGMENTS, FAILURES, RUN)
     write_config(config, folder / FILE_NAME)
-    write_candidates(folder / CANDIDATES, candidates, config.tag)
+    write_candidates(folder / first_stage_file(task), candidates, config.tag)
     record_stage(
         folder,
         config,
@@ -109,28 +86,30 @@ def retrieve_stage(config: Config, folder: Path, observer: Observer) -> None:
             "topics": len(topics),
             "candidates": sum(map(len, candidates)),
             "topics without candidates": empty,
-            "corpus": {
-                "file": corpus.corpus,
-                "sha256": corpus.sha256,
-                "documents": corpus.documents,
-                "bad lines": corpus.bad_lines,
-            },
+            "corpus": dict(corpus.description),
             "seconds to store the corpus or open it": round(opened - started, 3),
             "seconds": round(time.monotonic() - started, 3),
         },
     )
 
 
+def first_stage_file(task: Task) -> str:
+    """The file that the first stage writes."""
+    return CANDIDATES if task.sentence_question is None else SENTENCES
+
+
 async def judge_stage(config: Config, folder: Path, observer: Observer, model: LanguageModel) -> Outcome:
     """Judge the candidates of the run's folder; write judgments and failures.
+
+    Where the task ranks pairs, sentences are judged first, and the candidates are the pairs made of them.
 
     Raises:
         ReplayMiss: in replay, when the cache lacks an answer; nothing is written then.
     """
     started = time.monotonic()
     task = get_task(config.task)
-    topics = choose_topics(config, task)
-    candidates = _read_candidates(folder, config, task)
+    topics = choose_topics(config)
+    found = _read_candidates(folder / first_stage_file(task), config, "retrieve")
     asking = Asking(
         model=model,
         sampling=Sampling(
@@ -142,29 +121,55 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
         chat_template_kwargs=config.sampling.chat_template_kwargs,
         concurrency=config.engine.concurrency,
     )
-    judge_prompt = load_prompt(task.name, config.prompts.judge, "judge", JUDGE_VARIABLES)
+    prompts = _prompts(config, task)
+    facts: dict[str, Any] = {}
     failures: list[Failure] = []
-    without = [topic for topic in topics if topic.objects is None] if task.objects_answer else []
-    prompts = {"judge": judge_prompt.label}
-    with _open_store(config, task, observer) as store:
-        _check_documents(folder / CANDIDATES, candidates, store)
-        if without:
-            objects_prompt = load_prompt(task.name, config.prompts.objects, "objects", OBJECTS_VARIABLES)
-            prompts["objects"] = objects_prompt.label
+    pairs: list[list[Candidate]] | None = None
+    sentences: list[Judgment] | None = None
+    with open_corpus(config, task, observer.notify) as corpus:
+        check_candidates(folder / first_stage_file(task), found.values(), corpus)
+        if "objects" in prompts:
+            without = [topic.id for topic in topics if topic.objects is None]
             with observer.stage("finding objects", len(without), model.counts) as done:
-                topics, failures = await find_objects(topics, task, objects_prompt, asking, done)
+                topics, failures = await find_objects(topics, task, prompts["objects"], asking, done)
             model.raise_on_misses()
-        asked = [topic.id for topic in without]
-        work = judgeable(topics, candidates, task)
-        with observer.stage("judging", len(work), model.counts) as done:
-            judgments, failed = await judge(work, store, task, judge_prompt, asking, done)
-    model.raise_on_misses()
+            topics = [topic for topic in topics if topic.objects is not None]
+            facts["objects found by the model"] = {
+                each.id: list(each.objects) for each in topics if each.id in without and each.objects
+            }
+        if task.sentence_question is None:
+            work = [(topic, each.document_id) for topic in topics for each in found.get(topic.id, [])]
+            with observer.stage("judging", len(work), model.counts) as done:
+                judgments, failed = await judge(work, corpus.documents, task.question, prompts["judge"], asking, done)
+            model.raise_on_misses()
+        else:
+            assert corpus.store is not None
+            judged = await judge_pairs(
+                topics,
+                found,
+                corpus.store.parts,
+                task,
+                config,
+                prompts["sentence"],
+                prompts["judge"],
+                asking,
+                partial(observer.stage, counts=model.counts),
+            )
+            judgments, failed = judged.judgments, judged.failures
+            pairs, sentences = judged.candidates, judged.sentences
+            facts |= judged.facts()
+            for topic_id, count in judged.too_few.items():
+                observer.notify(f"topic {topic_id}: {count} pairs, fewer than the {task.least_per_topic} wanted")
     failures += failed
     seconds = time.monotonic() - started
     _remove(folder, RUN)
     write_config(config, folder / FILE_NAME)
+    if pairs is not None and sentences is not None:
+        write_candidates(folder / CANDIDATES, pairs, config.tag)
+        write_records(folder / SENTENCE_JUDGMENTS, sentences)
     write_records(folder / JUDGMENTS, judgments)
     write_records(folder / FAILURES, failures)
+    asked = [*(sentences or []), *(each for each in judgments if each.source != "inherited")]
     record_stage(
         folder,
         config,
@@ -174,29 +179,38 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
             "revision": model.facts.revision,
             "engine": model.facts.engine,
             "context": model.facts.context,
-            "prompts": prompts,
-            "objects found by the model": {
-                each.id: list(each.objects) for each in topics if each.id in asked and each.objects
-            },
-            "judgments": len(judgments),
-            "judgments without probabilities": sum(judgment.source == "value" for judgment in judgments),
-            "documents cut": sum(judgment.cut is not None for judgment in judgments),
+            "prompts": {name: prompt.label for name, prompt in prompts.items()},
+            **facts,
+            "judgments": len(asked),
+            "judgments without probabilities": sum(judgment.source == "value" for judgment in asked),
+            "documents cut": model.counts.cut,
             "failures": by_kind(failures),
-            "mean probability outside the labels": _mean_outside(judgments),
+            "mean probability outside the labels": _mean_outside(asked),
             "requests": model.counts.as_dict(),
+            "requests per topic": round((model.counts.asked + model.counts.cache_hits) / max(len(topics), 1), 1),
             "seconds": round(seconds, 3),
-            "judgments per second": round(len(judgments) / seconds, 2) if seconds else None,
+            "judgments per second": round(len(asked) / seconds, 2) if seconds else None,
         },
     )
-    return Outcome(len(judgments), failures, model.counts)
+    return Outcome(len(asked), failures, model.counts)
+
+
+def _prompts(config: Config, task: Task) -> dict[str, Prompt]:
+    """The prompts that a run of the task asks with, by what they are for; all of them are loaded and checked."""
+    wanted = {"judge": (config.prompts.judge, task.question.template_variables)}
+    if task.objects_answer is not None and any(topic.objects is None for topic in choose_topics(config)):
+        wanted["objects"] = (config.prompts.objects, OBJECTS_VARIABLES)
+    if task.sentence_question is not None:
+        wanted["sentence"] = (config.prompts.sentence, task.sentence_question.template_variables)
+    return {name: load_prompt(task.name, file, name, variables) for name, (file, variables) in wanted.items()}
 
 
 def rank_stage(config: Config, folder: Path, observer: Observer) -> tuple[int, int]:
     """Write `run.txt` from the folder's candidates and judgments; returns how many lines, and how many imputed."""
     started = time.monotonic()
     task = get_task(config.task)
-    topics = choose_topics(config, task)
-    candidates = _read_candidates(folder, config, task)
+    topics = choose_topics(config)
+    candidates = _read_candidates(folder / CANDIDATES, config, "judge" if task.sentence_question else "retrieve")
     if not (folder / JUDGMENTS).exists():
         raise DataError(f"{folder / JUDGMENTS}: not there; run `touche-llm judge` for this folder first")
     judgments: dict[str, dict[str, Judgment]] = {}
@@ -208,6 +222,12 @@ def rank_stage(config: Config, folder: Path, observer: Observer) -> tuple[int, i
     for topic in topics:
         lines += rank(candidates.get(topic.id, []), judgments.get(topic.id, {}), task, config.weights, config.tag)
     imputed = sum(line.document_id not in judgments.get(line.topic_id, {}) for line in lines)
+    inherited = sum(
+        judgments[line.topic_id][line.document_id].source == "inherited"
+        for line in lines
+        if line.document_id in judgments.get(line.topic_id, {})
+    )
+    sizes = Counter(line.topic_id for line in lines)
     if not lines:
         raise DataError(f"{folder / CANDIDATES}: no candidate for the chosen topics, so there is nothing to rank")
     if imputed:
@@ -221,8 +241,13 @@ def rank_stage(config: Config, folder: Path, observer: Observer) -> tuple[int, i
         config,
         "rank",
         {
-            "weights": config.weights.model_dump(),
+            "weights": dict(config.weights),
             "lines": len(lines),
+            "lines judged by the model": len(lines) - inherited - imputed,
+            "lines with inherited grades": inherited,
+            "topics with too few lines": {
+                topic.id: sizes[topic.id] for topic in topics if sizes[topic.id] < task.least_per_topic
+            },
             "stances": {stance: sum(line.stance == stance for line in lines) for stance in task.stances},
             "imputed stances": imputed,
             "seconds": round(time.monotonic() - started, 3),
@@ -239,13 +264,11 @@ async def judge_alone(config: Config, folder: Path, observer: Observer) -> Outco
 
 async def run_all(config: Config, folder: Path, observer: Observer) -> Outcome:
     """The whole way. The engine is checked before anything else is done."""
-    task = get_task(config.task)
-    choose_topics(config, task)
-    load_prompt(task.name, config.prompts.judge, "judge", JUDGE_VARIABLES)
+    _prompts(config, get_task(config.task))
     folder.mkdir(parents=True, exist_ok=True)
     async with open_model(config) as model:
         config = _with_facts(config, model)
-        retrieve_stage(config, folder, observer)
+        await retrieve_stage(config, folder, observer)
         outcome = await judge_stage(config, folder, observer, model)
     rank_stage(config, folder, observer)
     return outcome
@@ -253,7 +276,7 @@ async def run_all(config: Config, folder: Path, observer: Observer) -> Outcome:
 
 def _with_facts(config: Config, model: LanguageModel) -> Config:
     """The configuration with the model's name and context, also where the server had to be asked for them."""
-    known = {"model": model.facts.model, "context": model.facts.context}
+    known = {"model": config.engine.model or model.facts.model, "context": model.facts.context}
     return config.model_copy(update={"engine": config.engine.model_copy(update=known)})
 
 
@@ -263,72 +286,11 @@ def _remove(folder: Path, *names: str) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def choose_topics(config: Config, task: Task) -> list[Topic]:
-    """The topics of the file that the configuration asks for, in the order of the file."""
-    topics = task.read_topics(config.topics)
-    if config.topic:
-        unknown = sorted(set(config.topic) - {topic.id for topic in topics})
-        if unknown:
-            raise UsageError(f"{config.topics}: no topic {', '.join(unknown)}")
-        topics = [topic for topic in topics if topic.id in config.topic]
-    return topics[: config.limit_topics]
-
-
-def _open_store(config: Config, task: Task, observer: Observer) -> DocumentStore:
-    if config.corpus is None:
-        return DocumentStore(config.index)
-    return ensure_store(
-        config.corpus, config.index, task.read_corpus, skip_bad_lines=config.skip_bad_lines, notify=observer.notify
-    )
-
-
-def _retrieve(config: Config, topics: list[Topic], store: DocumentStore, observer: Observer) -> Any:
-    retriever = config.retriever
-    depth = min(config.depth, len(store))
-    if retriever.name == "okapi":
-        return retrieve_okapi(topics, store, k1=retriever.k1, b=retriever.b, fields=retriever.query, depth=depth)
-    if config.corpus is None:
-        index = open_index(store, retriever.bm25)
-    else:
-        index = ensure_index(store, retriever.bm25, observer.notify)
-    return index.retrieve(topics, fields=retriever.query, depth=depth)
-
-
-def _from_run(config: Config, task: Task, topics: list[Topic], store: DocumentStore) -> list[list[Candidate]]:
-    assert config.candidates is not None
-    found = read_candidates(config.candidates, config.depth)
-    _check_topics(config.candidates, found, config, task)
-    chosen = [found.get(topic.id, []) for topic in topics]
-    _check_documents(config.candidates, dict(enumerate(chosen)), store)
-    return chosen
-
-
-def _check_topics(path: Path, found: Iterable[str], config: Config, task: Task) -> None:
-    known = {topic.id for topic in task.read_topics(config.topics)}
-    unknown = [topic for topic in found if topic not in known]
-    if unknown:
-        raise DataError(f"{path}: {len(unknown)} of its topics are not in {config.topics}: {_listed(unknown)}")
-
-
-def _listed(names: list[str]) -> str:
-    """The first ten of some names, and how many more there are."""
-    more = len(names) - _LISTED
-    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
-
-
-def _check_documents(path: Path, candidates: Mapping[Any, list[Candidate]], store: DocumentStore) -> None:
-    unknown = store.unknown(each.document_id for ranking in candidates.values() for each in ranking)
-    if unknown:
-        raise DataError(
-            f"{path}: {len(unknown)} of its documents are not in the corpus {store.manifest.corpus}: {_listed(unknown)}"
-        )
-
-
-def _read_candidates(folder: Path, config: Config, task: Task) -> dict[str, list[Candidate]]:
-    if not (folder / CANDIDATES).exists():
-        raise DataError(f"{folder / CANDIDATES}: not there; run `touche-llm retrieve` for this folder first")
-    candidates = read_candidates(folder / CANDIDATES, task.most_per_topic)
-    _check_topics(folder / CANDIDATES, candidates, config, task)
+def _read_candidates(path: Path, config: Config, stage: str) -> dict[str, list[Candidate]]:
+    if not path.exists():
+        raise DataError(f"{path}: not there; run `touche-llm {stage}` for this folder first")
+    candidates = read_candidates(path, depth=sys.maxsize)
+    check_topics(path, candidates, config)
     return candidates
 
 

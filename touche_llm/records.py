@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -29,10 +29,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a corpus is made of: a passage, a web page, an argument; its texts are untrusted.
+    """A unit of retrieval: a passage, a web page, an argument, a sentence, a pair; its texts are untrusted.
 
-    `title` is an argument's conclusion, `side` the argument's stance on it (PRO or CON), `parts` are its sentences; all
-    of them empty for other documents.
+    `title` is an argument's conclusion, `side` the argument's stance on it (PRO or CON), `parts` are its sentences. A
+    sentence has title and side of its argument, and `parent` is the argument's id. Other documents have none of them.
     """
 
     id: str
@@ -40,6 +40,7 @@ class Document:
     title: str = ""
     side: str = ""
     parts: tuple[Part, ...] = ()
+    parent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,9 @@ class RunLine:
     tag: str
 
 
+HIGHEST_GRADE = 3
 # A grade or the mean of grades.
-Grade = Annotated[float, Field(ge=0.0, le=3.0, allow_inf_nan=False)]
+Grade = Annotated[float, Field(ge=0.0, le=HIGHEST_GRADE, allow_inf_nan=False)]
 
 
 class _FileRecord(BaseModel):
@@ -89,30 +91,37 @@ class Reading(_FileRecord):
 
 
 class Cut(_FileRecord):
-    """A document that did not fit: how much of it the model saw, in characters and in prompt tokens."""
+    """A document of which the model saw a part: how much, in characters and in prompt tokens (0 where not counted).
+
+    `parts` are the spans of the document's characters that it saw, or None where it saw the first `kept_chars`.
+    `only_boilerplate` says that no line of a web page looked like content, so that none was left out for its looks.
+    """
 
     kept_chars: int
     of_chars: int
     prompt_tokens: int
+    parts: list[tuple[int, int]] | None = None
+    only_boilerplate: bool = False
 
 
 class Judgment(_FileRecord):
     """What the model says of one document for one topic.
 
-    `relevance` and `quality` are expected grades (0 to 3) where `source` is "probabilities", the answered grades where
-    it is "value". `stance` is the most probable label of the task. `key` is the answer's key in the cache.
+    `grades` (relevance, quality, and for pairs coherence) are expected grades where `source` is "probabilities", the
+    answered grades where it is "value"; `stance` is the most probable label. A pair that was not asked about, or whose
+    answer could not be used, has the mean grades and the side of its sentences, and `source` is "inherited". `prompt`
+    is the prompt that was asked with, `key` the answer's key in the cache.
     """
 
     topic_id: str
     document_id: str
-    relevance: Grade
-    quality: Grade
+    grades: dict[str, Grade]
     stance: str
-    readings: dict[str, Reading]
-    source: str
+    readings: dict[str, Reading] = {}
+    source: Literal["probabilities", "value", "inherited"]
     cut: Cut | None = None
     prompt: str
-    key: str
+    key: str | None = None
     sample: int = 0
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
+from touche_llm.corpus.passages import MAX_LINE_BYTES, BadLine, corpus_lines, is_word, json_object
 from touche_llm.errors import DataError
 from touche_llm.files import bounded_lines, whole_file
 from touche_llm.records import Candidate, RunLine
@@ -70,18 +71,40 @@ def _candidate_lines(candidates: list[Candidate], tag: str) -> list[RunLine]:
     ]
 
 
+# Line number, topic id, document id, rank, score.
+_Row = tuple[int, str, str, int | None, float | None]
+
+
 def read_candidates(path: Path, depth: int) -> dict[str, list[Candidate]]:
     """The first `depth` candidates of each topic of a run that any tool wrote; topics in the order of the file.
 
     Columns are parted by any white space, the second is not looked at, a tag may hold spaces, ranks may begin
-    anywhere. The order is that of the rank column, and the ranks that come back count from 1.
+    anywhere. The order is that of the rank column, and the ranks that come back count from 1. A file whose name ends
+    in `.jsonl` or `.jsonl.gz` is read as TIRA's `rerank.jsonl`; a topic whose lines have no rank and no score keeps
+    their order, and its scores fall by one from the number of its lines.
 
     Raises:
-        DataError: a line that is no run line, a document twice in a topic, or scores that grow along the ranks (the
-            rank column and the scores name two orders then). Names file and line.
+        DataError: a line that is no run line, a document twice in a topic, scores that grow along the ranks (the
+            rank column and the scores name two orders then), or a topic of which only some lines have rank and score.
+            Names file and line.
     """
-    topics: dict[str, list[tuple[int, float, str, int]]] = {}
+    rows = _rerank_rows(path) if path.name.endswith((".jsonl", ".jsonl.gz")) else _run_rows(path)
+    topics: dict[str, list[_Row]] = {}
     seen: dict[tuple[str, str], int] = {}
+    for row in rows:
+        number, topic, document = row[:3]
+        if (topic, document) in seen:
+            raise DataError(
+                f"{path}:{number}: topic {topic}, document {document}: already in line {seen[topic, document]}"
+            )
+        seen[topic, document] = number
+        topics.setdefault(topic, []).append(row)
+    if not topics:
+        raise DataError(f"{path}: an empty run")
+    return {topic: _ordered(path, topic, rows)[:depth] for topic, rows in topics.items()}
+
+
+def _run_rows(path: Path) -> Iterator[_Row]:
     try:
         with path.open("rb") as stream:
             for number, raw in bounded_lines(stream, MAX_LINE):
@@ -91,20 +114,29 @@ def read_candidates(path: Path, depth: int) -> dict[str, list[Candidate]]:
                     text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
                 except UnicodeDecodeError as error:
                     raise DataError(f"{path}:{number}: not UTF-8: {error.reason}") from error
-                if not text.strip():
-                    continue
-                topic, document, rank, score = _columns(path, number, text)
-                if (topic, document) in seen:
-                    raise DataError(
-                        f"{path}:{number}: topic {topic}, document {document}: already in line {seen[topic, document]}"
-                    )
-                seen[topic, document] = number
-                topics.setdefault(topic, []).append((rank, score, document, number))
+                if text.strip():
+                    yield number, *_columns(path, number, text)
     except OSError as error:
         raise DataError(f"{path}: cannot read the run: {error.strerror}") from error
-    if not topics:
-        raise DataError(f"{path}: an empty run")
-    return {topic: _ordered(path, topic, rows)[:depth] for topic, rows in topics.items()}
+
+
+def _rerank_rows(path: Path) -> Iterator[_Row]:
+    for line, raw in corpus_lines(path, MAX_LINE_BYTES):
+        record = json_object(raw, path, line)
+        topic, document, rank, score = (record.get(key) for key in ("qid", "docno", "rank", "score"))
+        if type(topic) is int:
+            topic = str(topic)  # data frames turn digits into numbers
+        if not is_word(topic):
+            raise BadLine(path, line, f"`qid` must be one printable word, not {topic!r:.80}")
+        if not is_word(document):
+            raise BadLine(path, line, f"topic {topic}: `docno` must be one printable word, not {document!r:.80}")
+        if rank is not None and type(rank) is not int:
+            raise BadLine(path, line, f"topic {topic}, document {document}: rank {rank!r:.40} is not an integer")
+        if score is not None and (type(score) not in (int, float) or abs(score) > _LARGEST_SCORE):
+            raise BadLine(path, line, f"topic {topic}, document {document}: score {score!r:.40} is not a finite number")
+        if (rank is None) != (score is None):
+            raise BadLine(path, line, f"topic {topic}, document {document}: has only one of `rank` and `score`")
+        yield line, topic, document, rank, None if score is None else float(score)
 
 
 def parse_rank(text: str) -> int | None:
@@ -130,12 +162,22 @@ def _columns(path: Path, number: int, text: str) -> tuple[str, str, int, float]:
     return columns[0], columns[2], rank, score
 
 
-def _ordered(path: Path, topic: str, rows: list[tuple[int, float, str, int]]) -> list[Candidate]:
-    rows.sort(key=lambda row: (row[0], -row[1], row[2]))
-    for before, after in zip(rows, rows[1:], strict=False):
+def _ordered(path: Path, topic: str, rows: list[_Row]) -> list[Candidate]:
+    ranked = [
+        (rank, score, document, number)
+        for number, _, document, rank, score in rows
+        if rank is not None and score is not None
+    ]
+    if not ranked:
+        ranked = [(n, float(len(rows) - n), document, number) for n, (number, _, document, _, _) in enumerate(rows)]
+    elif len(ranked) < len(rows):
+        number = next(row[0] for row in rows if row[3] is None)
+        raise DataError(f"{path}:{number}: topic {topic}: no rank and score, but other lines of the topic have them")
+    ranked.sort(key=lambda row: (row[0], -row[1], row[2]))
+    for before, after in zip(ranked, ranked[1:], strict=False):
         if after[1] > before[1]:
             raise DataError(
                 f"{path}:{after[3]}: topic {topic}, document {after[2]}: rank {after[0]} scores higher ({after[1]:g}) "
                 f"than rank {before[0]} ({before[1]:g}, line {before[3]}); make the ranks and the scores agree"
             )
-    return [Candidate(topic, row[2], rank, row[1]) for rank, row in enumerate(rows, start=1)]
+    return [Candidate(topic, row[2], rank, row[1]) for rank, row in enumerate(ranked, start=1)]

@@ -1,29 +1,36 @@
-"""Reader for the topic files of all Touché editions."""
+"""Reader for the topic files of all Touché editions, and for TIRA's forms of them."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, ParseError
 
+import orjson
 from defusedxml import DefusedXmlException
 from defusedxml.ElementTree import fromstring
 
 from touche_llm.errors import DataError
 from touche_llm.records import Topic
 
-_FIELDS = ("number", "title", "objects", "description", "narrative")
+_FIELDS = ("title", "objects", "description", "narrative")
 # The real files have under 60,000 bytes.
 _MOST_BYTES = 16 * 2**20
 # An identifier is one column of a run: no white space, nothing that a terminal would act on.
 _NUMBER = re.compile(r"[!-~]+")
+# What a topic says, by field; `objects` may be a list where JSON has one.
+_Fields = dict[str, Any]
 
 
 def read_topics(path: Path) -> list[Topic]:
-    """All topics of a Touché `topics.xml`, in the order of the file.
+    """All topics of a Touché `topics.xml`, or of TIRA's `queries.xml` or `queries.jsonl`, in the order of the file.
 
-    White space around and inside the texts is collapsed. Elements that are not of the format are ignored.
+    The form is told by content. White space around and inside the texts is collapsed. What is not of the format is
+    ignored. TIRA has the fields of the original topic under `original_query`; where it lacks them, or its title, the
+    title is `query`.
 
     Raises:
         DataError: the file cannot be read or parsed, holds no topic, or a topic lacks its number or title, repeats
@@ -32,18 +39,13 @@ def read_topics(path: Path) -> list[Topic]:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise DataError(f"{path}: larger than {_MOST_BYTES:,} bytes; is this a Touché topics file?")
-        root = fromstring(path.read_bytes())
+        content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot read the topics: {error.strerror}") from error
-    except ParseError as error:
-        raise DataError(f"{path}: not well-formed XML: {error}") from error
-    except DefusedXmlException as error:
-        raise DataError(f"{path}: refused, the XML declares entities or a DTD: {error!r}") from error
-    except (ValueError, LookupError) as error:
-        raise DataError(f"{path}: cannot decode the XML: {error}") from error
+    is_json = content.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{")
     topics: dict[str, Topic] = {}
-    for position, element in enumerate(root.iter("topic"), start=1):
-        topic = _topic(element, path, position)
+    for where, fields in _json_topics(content, path) if is_json else _xml_topics(content, path):
+        topic = _topic(fields, where, path)
         if topic.id in topics:
             raise DataError(f"{path}: topic {topic.id}: the number occurs twice; give each topic its own")
         topics[topic.id] = topic
@@ -52,32 +54,102 @@ def read_topics(path: Path) -> list[Topic]:
     return list(topics.values())
 
 
-def _topic(element: Element[Any], path: Path, position: int) -> Topic:
-    texts: dict[str, str] = {}
+def _xml_topics(content: bytes, path: Path) -> Iterator[tuple[str, _Fields]]:
+    try:
+        root = fromstring(content)
+    except ParseError as error:
+        raise DataError(f"{path}: not well-formed XML: {error}") from error
+    except DefusedXmlException as error:
+        raise DataError(f"{path}: refused, the XML declares entities or a DTD: {error!r}") from error
+    except (ValueError, LookupError) as error:
+        raise DataError(f"{path}: cannot decode the XML: {error}") from error
+    for position, element in enumerate(root.iter("topic"), start=1):
+        where = f"at position {position}"
+        number = element.get("number")
+        fields = _texts(element, ("number", "query", *_FIELDS), f"{path}: topic {number or where}")
+        fields.setdefault("number", number)
+        original = element.find("original_query")
+        if original is not None:
+            fields |= _texts(original, _FIELDS, f"{path}: topic {number or where}: <original_query>")
+        yield where, fields
+
+
+def _texts(element: Element[Any], names: tuple[str, ...], where: str) -> _Fields:
+    texts: _Fields = {}
     for child in element:
-        if child.tag not in _FIELDS:
+        if child.tag in names:
+            if child.tag in texts:
+                raise DataError(f"{where}: two <{child.tag}>")
+            texts[child.tag] = "".join(child.itertext())
+    return texts
+
+
+def _json_topics(content: bytes, path: Path) -> Iterator[tuple[str, _Fields]]:
+    for line, raw in enumerate(content.removeprefix(b"\xef\xbb\xbf").splitlines(), start=1):
+        if not raw.strip():
             continue
-        if child.tag in texts:
-            raise DataError(f"{path}: topic {texts.get('number') or f'at position {position}'}: two <{child.tag}>")
-        texts[child.tag] = " ".join("".join(child.itertext()).split())
-    number = texts.get("number", "")
+        try:
+            record = orjson.loads(raw)
+        except orjson.JSONDecodeError as error:
+            raise DataError(f"{path}:{line}: not JSON: {error}") from error
+        if not isinstance(record, dict):
+            raise DataError(f"{path}:{line}: not a JSON object but {type(record).__name__}")
+        fields = {"number": record.get("qid"), "query": record.get("query")}
+        if type(fields["number"]) is int:
+            fields["number"] = str(fields["number"])  # data frames turn digits into numbers
+        original = record.get("original_query")
+        if isinstance(original, dict):
+            fields |= {name: original.get(name) for name in _FIELDS}
+        yield f"in line {line}", fields
+
+
+def _topic(fields: _Fields, where: str, path: Path) -> Topic:
+    number = _one_line(fields.get("number"), f"{path}: topic {where}: the number")
     if not number:
-        raise DataError(f"{path}: topic at position {position}: no <number>; every topic needs one")
+        raise DataError(f"{path}: topic {where}: no <number> (TIRA: qid); every topic needs one")
     if not _NUMBER.fullmatch(number):
-        raise DataError(f"{path}: topic at position {position}: number {number!r} is not one printable ASCII word")
-    if not texts.get("title"):
-        raise DataError(f"{path}: topic {number}: no <title>; every topic needs one")
+        raise DataError(f"{path}: topic {where}: number {number!r} is not one printable ASCII word")
+
+    def text(name: str) -> str:
+        return _one_line(fields.get(name), f"{path}: topic {number}: <{name}>")
+
+    title = text("title") or text("query")
+    if not title:
+        raise DataError(f"{path}: topic {number}: no <title> (TIRA: query); every topic needs one")
     return Topic(
         id=number,
-        title=texts["title"],
-        description=texts.get("description", ""),
-        narrative=texts.get("narrative", ""),
-        objects=_objects(texts["objects"], path, number) if texts.get("objects") else None,
+        title=title,
+        description=text("description"),
+        narrative=text("narrative"),
+        objects=_objects(fields.get("objects"), f"{path}: topic {number}: <objects>"),
     )
 
 
-def _objects(text: str, path: Path, number: str) -> tuple[str, str]:
-    objects = [part.strip() for part in text.split(",")]
+def _one_line(value: object, what: str) -> str:
+    if value is not None and not isinstance(value, str):
+        raise DataError(f"{what} must be text, not {value!r:.80}")
+    return " ".join((value or "").split())
+
+
+def _objects(value: Any, what: str) -> tuple[str, str] | None:
+    if isinstance(value, str):
+        text = _one_line(value, what)
+        # In TIRA's XML a tuple is written as Python writes it.
+        value = (
+            _sequence(text, what) if text.startswith(("('", '("', "['", '["')) else text.split(",") if text else None
+        )
+    if not value:
+        return None
+    if not isinstance(value, list | tuple):
+        raise DataError(f"{what} must be text or a list, not {value!r:.80}")
+    objects = [_one_line(part, f"{what}: an object") for part in value]
     if len(objects) != 2 or not all(objects):
-        raise DataError(f"{path}: topic {number}: <objects> must name two objects with a comma between, not {text!r}")
+        raise DataError(f"{what} must name two objects with a comma between, not {', '.join(objects)!r}")
     return objects[0], objects[1]
+
+
+def _sequence(text: str, what: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        raise DataError(f"{what} is not a pair of texts: {text!r:.80}") from error

@@ -12,6 +12,7 @@ import numpy as np
 
 from touche_llm.errors import DataError, printable
 from touche_llm.files import bounded_lines
+from touche_llm.pairing import pair_problem
 from touche_llm.runs import MAX_LINE, parse_rank, parse_score
 from touche_llm.tasks.base import Task
 
@@ -133,6 +134,8 @@ def _values(columns: list[str], number: int, seen: _Seen, task: Task) -> Iterato
     tag = " ".join(columns[5:])
     if stance not in task.stances:
         yield f"stance {stance!r} is none of {', '.join(task.stances)}"
+    if task.sentence_question is not None and (problem := pair_problem(document)):
+        yield f"document {document!r}: {problem}"
     first = seen.documents.setdefault((topic, document), number)
     if first != number:
         yield f"topic {topic}: document {document} is already in line {first}"

@@ -73,7 +73,7 @@ def test_the_demo_prints_ranks_with_stances_and_says_what_it_is(touche: Touche, 
     assert "Which is better" in done.stdout and "FIRST (heat" in done.stdout
     assert "no served model gave them" in done.stdout
     assert " run --task comparative --topics " in done.stdout
-    assert touche("validate", "runs/demo/run.txt", "--task", "comparative", *DATA).returncode == 0
+    assert touche("validate", "runs/demo/comparative/run.txt", "--task", "comparative", *DATA).returncode == 0
     again = touche("demo")
     assert again.stdout == done.stdout
 
@@ -217,8 +217,11 @@ def test_a_place_where_nothing_can_be_written_or_read_is_one_line(
     assert len(lines) == 1 and lines[0].startswith("error: ")
 
 
+BM25_FILES = [f"bm25-documents/{name}" for name in ("params.index.json", "data.csc.index.npy", "manifest.json")]
+
+
 def test_a_damaged_index_is_named(touche: Touche, tmp_path: Path) -> None:
-    for damaged in ("documents.sqlite", "bm25/params.index.json", "bm25/data.csc.index.npy", "bm25/manifest.json"):
+    for damaged in ("documents.sqlite", *BM25_FILES):
         shutil.rmtree(tmp_path / "idx", ignore_errors=True)
         touche("index", *DATA[2:], "--index", "idx")
         (tmp_path / "idx" / damaged).write_bytes(b"")
@@ -347,7 +350,7 @@ def test_bad_lines_stop_or_are_listed(touche: Touche, tmp_path: Path) -> None:
     assert (stopped.returncode, "c.jsonl:2: not JSON" in stopped.stderr) == (1, True)
     listed = touche("index", "--corpus", "c.jsonl", "--index", "idx", "--skip-bad-lines")
     assert listed.returncode == 0
-    assert "left out 2 bad lines" in listed.stderr and "c.jsonl:3: passage a: the id occurs already" in listed.stderr
+    assert "left out 2 bad lines" in listed.stderr and "c.jsonl:3: document a: the id occurs already" in listed.stderr
 
 
 @pytest.mark.parametrize("command", ["", "run", "index", "retrieve", "judge", "rank", "validate", "demo", "cache"])

@@ -22,7 +22,7 @@ from touche_llm.corpus.passages import read_passages
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.records import Candidate, Topic
 from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index
-from touche_llm.retrieval.okapi import retrieve_okapi
+from touche_llm.retrieval.okapi import OkapiIndex
 from touche_llm.topics import read_topics
 
 TOLERANCE = 5e-7
@@ -46,7 +46,7 @@ def rankings(
     """Ours and rank-bm25's, topic by topic."""
     index = ensure_index(store, Bm25Settings(method="robertson", k1=k1, b=b), quiet)
     ours = index.retrieve(topics, fields=("title",), depth=depth)
-    theirs = retrieve_okapi(topics, store, k1=k1, b=b, fields=("title",), depth=depth)
+    theirs = OkapiIndex(store, k1=k1, b=b).retrieve(topics, fields=("title",), depth=depth)
     return list(zip(ours, theirs, strict=True))
 
 

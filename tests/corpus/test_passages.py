@@ -47,6 +47,18 @@ def test_other_keys_are_ignored_and_the_text_is_kept_as_it_is(tmp_path: Path) ->
     ]
 
 
+@pytest.mark.parametrize("identifier", [{"id": "x"}, {"docno": "x"}, {"ClueWeb22-ID": "x"}, {"id": "x", "docno": "x"}])
+@pytest.mark.parametrize(
+    "text", [{"contents": "y"}, {"text": "y"}, {"Clean-Text": "y"}, {"text": "y", "contents": "y"}]
+)
+def test_id_and_text_may_have_any_of_their_names(
+    tmp_path: Path, identifier: dict[str, str], text: dict[str, str]
+) -> None:
+    path = tmp_path / "documents.jsonl"
+    path.write_text(json.dumps({"URL": "http://x", **text, **identifier, "original_document": {"id": "other"}}))
+    assert list(read_passages(path)) == [(1, Document("x", "y"))]
+
+
 def test_an_empty_file_holds_no_passages(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.touch()
@@ -67,11 +79,16 @@ BAD = [
     (b'{"id": "x\\n", "contents": "y"}', "'x\\n'"),
     (b'{"id": "x\\u00a0y", "contents": "y"}', "`id`"),
     (b'{"id": 7, "contents": "y"}', "`id`"),
-    (b'{"id": "x"}', "passage x: `contents`"),
-    (b'{"id": "x", "contents": ""}', "passage x: `contents`"),
-    (b'{"id": "x", "contents": " \\n "}', "passage x: `contents`"),
-    (b'{"id": "x", "contents": null}', "passage x: `contents`"),
-    (b'{"id": "x", "contents": ["y"]}', "passage x: `contents`"),
+    (b'{"id": "x"}', "document x: none of the keys `contents`, `text`, `Clean-Text`"),
+    (b'{"id": "x", "contents": ""}', "document x: `contents`"),
+    (b'{"id": "x", "contents": " \\n "}', "document x: `contents`"),
+    (b'{"id": "x", "contents": null}', "document x: `contents`"),
+    (b'{"id": "x", "contents": ["y"]}', "document x: `contents`"),
+    (b'{"docno": "x y", "text": "z"}', "`docno`"),
+    (b'{"ClueWeb22-ID": "x", "Clean-Text": " "}', "document x: `Clean-Text`"),
+    (b'{"id": "x", "docno": "y", "text": "z"}', "`id` and `docno` differ"),
+    (b'{"id": "x", "docno": null, "text": "z"}', "`id` and `docno` differ"),
+    (b'{"id": "x", "contents": "y", "Clean-Text": "z"}', "document x: `contents` and `Clean-Text` differ"),
     (b"", "empty line"),
     (b"  \t", "empty line"),
     (b'{"id": "x", "contents": "' + b"y" * 300 + b'"}', "longer than 200 bytes"),
@@ -218,5 +235,5 @@ def test_no_damage_of_a_gzip_file_goes_unnoticed(folder: Path, position: int, fl
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"nowhere\.jsonl: cannot read the passages: No such file"):
+    with pytest.raises(DataError, match=r"nowhere\.jsonl: cannot read the file: No such file"):
         list(read_passages(tmp_path / "nowhere.jsonl"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +12,15 @@ import pytest
 
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.errors import DataError, PromptError, ReplayMiss
+from touche_llm.excerpts import Excerpts, excerpts
 from touche_llm.llm.answer import Answer, schema_of
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.concurrency import in_order
+from touche_llm.llm.cutting import measure
 from touche_llm.llm.language_model import Answered, LanguageModel, Unanswered
 from touche_llm.llm.request import Message, Origin, Request, Sampling
-from touche_llm.records import Cut
+from touche_llm.records import Cut, Topic
+from touche_llm.retrieval.analysis import Analyser
 from touche_llm.tasks.comparative import ComparativeJudgment
 
 ANSWER: Mapping[str, Label] = {"relevance": 2, "quality": 1, "stance": "NO"}
@@ -137,6 +140,131 @@ async def test_replay_cuts_as_the_run_did_without_an_engine(tmp_path: Path) -> N
         model, _ = model_with(cache, 1000, engine=False)
         assert await model.ask_about(request_about, SENTENCES, ComparativeJudgment) == asked
         model.raise_on_misses()
+
+
+TOPIC = Topic(
+    "7", "Is vaping safe?", "A user wonders about risks.", "Arguments name effects of nicotine on the health."
+)
+ARGUMENT = "Vaping is safer than smoking, since nicotine harms the health less than tar does."
+PAGE = "Home\nLog in\nAbout us\nSitemap\n" + "\n".join(
+    [*(f"The fair of {n} was held on the green near the mill." for n in range(400)), ARGUMENT]
+    + [f"The choir sang song number {n} on that day, and everybody liked it." for n in range(400)]
+)
+
+
+def sent_about(engine: ScriptedEngine) -> str:
+    return engine.requests[0].messages[1].content.removeprefix("Passage: ")
+
+
+@pytest.mark.parametrize("context", [300, 400, 1000, 3000])
+async def test_an_argument_in_the_middle_of_a_long_page_is_shown_where_the_context_is_small(
+    tmp_path: Path, context: int
+) -> None:
+    document = excerpts(PAGE, TOPIC, Analyser())
+    with Cache(tmp_path / "c.sqlite") as cache:
+        model, engine = model_with(cache, context)
+        result, cut = await model.ask_about(request_about, document, ComparativeJudgment)
+        (fit,) = cache.find("fit")
+    assert isinstance(result, Answered) and cut is not None and cut.parts is not None
+    text = sent_about(engine)
+    assert ARGUMENT in text and "Sitemap" not in text
+    # Line feeds of the page are line feeds in what is shown.
+    assert [PAGE[start:end] for start, end in cut.parts] == [each.strip() for each in text.split("…") if each.strip()]
+    assert (cut.kept_chars, cut.of_chars) == (sum(end - start for start, end in cut.parts), len(PAGE))
+    assert cut.prompt_tokens == await engine.count_tokens(engine.requests[0].messages) <= context - 50
+    more = request_about(document.best(fit.value["passages"] + 1).text)
+    assert await engine.count_tokens(more.messages) > context - 50
+    assert model.counts.cut == 1
+
+
+async def test_a_page_whose_content_fits_says_what_was_left_out_and_is_not_counted_as_cut(tmp_path: Path) -> None:
+    with Cache(tmp_path / "c.sqlite") as cache:
+        model, engine = model_with(cache)
+        page = f"{PAGE[:600]}\nCopyright 2020"
+        _, cut = await model.ask_about(request_about, excerpts(page, TOPIC, Analyser()), ComparativeJudgment)
+        assert cut is not None and cut.parts is not None and cut.prompt_tokens == 0
+        assert [page[start:end] for start, end in cut.parts] == [sent_about(engine)]
+        assert sent_about(engine).startswith("The fair of 0") and "Copyright" not in sent_about(engine)
+        _, nothing_left_out = await model.ask_about(
+            request_about, excerpts(ARGUMENT, TOPIC, Analyser()), ComparativeJudgment
+        )
+        _, only_boilerplate = await model.ask_about(
+            request_about, excerpts("Home\nLog in\nContact\nSitemap", TOPIC, Analyser()), ComparativeJudgment
+        )
+    assert nothing_left_out is None
+    assert only_boilerplate is not None and only_boilerplate.only_boilerplate
+    assert model.counts.cut == 0
+
+
+async def test_the_best_passage_alone_is_cut_where_it_does_not_fit(tmp_path: Path) -> None:
+    page = (
+        "The fair was held. " * 50 + "Vaping [harms] the  health\u200b, nicotine too. " * 16 + "The choir sang. " * 50
+    )
+    document = excerpts(page, TOPIC, Analyser())
+    with Cache(tmp_path / "c.sqlite") as cache:
+        model, engine = model_with(cache, 150)
+        _, cut = await model.ask_about(request_about, document, ComparativeJudgment)
+    assert cut is not None and cut.parts is not None
+    kept = sent_about(engine).removesuffix(" …")
+    ((start, end),) = cut.parts
+    assert " ".join(page[start:end].replace("\u200b", "").split()) == kept.replace("[ harms]", "[harms]")
+    assert kept.startswith("Vaping [ harms] the health,") and kept.endswith(".")
+    assert cut.prompt_tokens == await engine.count_tokens(engine.requests[0].messages) <= 100
+    assert model.counts.cut == 1
+
+
+@pytest.mark.parametrize("context", [150, 400, 4000])
+async def test_replay_shows_the_same_passages_without_an_engine(tmp_path: Path, context: int) -> None:
+    document = excerpts(PAGE, TOPIC, Analyser())
+    with Cache(tmp_path / "c.sqlite") as cache:
+        asked = await model_with(cache, context)[0].ask_about(request_about, document, ComparativeJudgment)
+    with Cache(tmp_path / "c.sqlite", CacheMode.REPLAY) as cache:
+        model, _ = model_with(cache, context, engine=False)
+        again = excerpts(PAGE, TOPIC, Analyser())
+        assert await model.ask_about(request_about, again, ComparativeJudgment) == asked
+        model.raise_on_misses()
+        # What fits of a text, or of other passages of it, is another question.
+        for other in (document.whole.text, excerpts(PAGE, TOPIC, Analyser(), passage_chars=300)):
+            await model.ask_about(request_about, other, ComparativeJudgment)
+        assert len(model.misses) == 2
+
+
+async def test_excerpts_without_room_are_an_error_as_texts_are(tmp_path: Path) -> None:
+    with Cache(tmp_path / "c.sqlite") as cache:
+        model, _ = model_with(cache, 80)
+        for page in (PAGE, ARGUMENT, "\n"):
+            with pytest.raises(PromptError, match="the prompt needs .* tokens without the document, 30 are left"):
+                await model.ask_about(request_about, excerpts(page, TOPIC, Analyser()), ComparativeJudgment)
+
+
+class CountingEngine(ScriptedEngine):
+    """Its tokens depend on the number of passages alone, not always more for more of them."""
+
+    def __init__(self, document: Excerpts, tokens: Callable[[int], int]) -> None:
+        super().__init__(lambda _: ANSWER)
+        self.tokens = {document.best(k).text: tokens(k) for k in range(1, document.count + 1)}
+        self.counted: list[int] = []
+
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        self.counted.append(self.tokens.get(messages[1].content.removeprefix("Passage: "), 0))
+        return self.counted[-1]
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 17, -3, -2, -1])
+@pytest.mark.parametrize("uneven", [False, True])
+async def test_the_most_passages_that_fit_are_found_with_few_counts(most: int, uneven: bool) -> None:
+    document = excerpts(PAGE, TOPIC, Analyser())
+    most %= document.count
+    engine = CountingEngine(document, lambda k: k + (k % 3 if uneven else 0))
+
+    async def head(text: str, tokens: int) -> str:
+        return text[:tokens]
+
+    fit = await measure(engine.count_tokens, head, request_about, document, most)
+    assert len(engine.counted) <= 3 + document.count.bit_length()
+    if not uneven:
+        assert fit.passages == most
+    assert fit.prompt_tokens <= most
 
 
 async def test_a_miss_in_replay_says_what_is_missing_and_why(tmp_path: Path) -> None:

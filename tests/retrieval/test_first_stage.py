@@ -16,7 +16,7 @@ from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.errors import DataError
 from touche_llm.records import Candidate, Topic
 from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index, folder_of, open_index
-from touche_llm.retrieval.okapi import retrieve_okapi
+from touche_llm.retrieval.okapi import OkapiIndex
 from touche_llm.retrieval.top import top_candidates
 
 Retrieve = Callable[..., list[list[Candidate]]]
@@ -62,7 +62,7 @@ def by_index(
 def by_okapi(
     store: DocumentStore, *topics: Topic, fields: tuple[str, ...] = ("title",), depth: int = 10
 ) -> list[list[Candidate]]:
-    return list(retrieve_okapi(list(topics), store, k1=1.5, b=0.75, fields=fields, depth=depth))
+    return list(OkapiIndex(store, k1=1.5, b=0.75).retrieve(list(topics), fields=fields, depth=depth))
 
 
 both = pytest.mark.parametrize("retrieve", [by_index, by_okapi])

@@ -1,11 +1,46 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.vllm.server import VENV, make_model, vllm_server
+from tests.vllm.server import ROOT, VENV, make_model, vllm_server
+from touche_llm.cli.demo import SAMPLES
+
+REAL = ROOT.parent / "shared" / "data" / "comparative"
+
+
+@dataclass(frozen=True)
+class Input:
+    topics: Path
+    corpus: Path
+
+
+Tell = Callable[[str], None]
+
+
+@pytest.fixture(scope="session")
+def tell(request: pytest.FixtureRequest) -> Tell:
+    """Prints a line past pytest's capturing: what these tests see is worth reading."""
+    capture = request.config.pluginmanager.get_plugin("capturemanager")
+    assert capture is not None
+
+    def write(line: str) -> None:
+        with capture.global_and_fixture_disabled():
+            print(f"\n  {line}", end="", flush=True)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def data(tell: Tell) -> Input:
+    """The real topics and passages, or the project's sample."""
+    if REAL.is_dir():
+        return Input(REAL / "topics.xml", REAL / "passages.jsonl.gz")
+    tell("the real topics and passages are not there: the project's sample is taken instead")
+    return Input(SAMPLES / "comparative" / "topics.xml", SAMPLES / "comparative" / "passages.jsonl")
 
 
 @pytest.fixture(scope="session")

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-import signal
-import socket
 import subprocess
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 from touche_llm.llm.request import Message
+from touche_llm.llm.serving import serve
 
 ROOT = Path(__file__).parents[2]
 VENV = ROOT / ".venv-vllm"
 MODEL_NAME = "tiny"
 READY_SECONDS = 400.0
+CONTEXT = 2048
+# The CPU's results are the same for every batch in float32 alone.
+OPTIONS = {"dtype": "float32", "enforce_eager": True}
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the default takes much of the machine's memory
     "TORCHDYNAMO_DISABLE": "1",  # else the first request with log-probabilities compiles C++
-    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "120",  # seconds; the default of 5 resets pooled connections
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
@@ -40,45 +42,24 @@ def make_model(folder: Path) -> Path:
 
 
 @contextmanager
-def vllm_server(model: Path, log: Path) -> Iterator[str]:
-    """Serve the model on a free port of this machine; yields the base URL and stops the server at the end."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [str(VENV / "bin" / "vllm"), "serve", str(model), "--served-model-name", MODEL_NAME]
-    command += ["--host", "127.0.0.1"]
-    command += ["--port", str(port), "--max-model-len", "2048", "--dtype", "float32", "--enforce-eager"]
-    # Without this setting a random model writes blanks without end; a trained one does not.
-    structured = json.dumps({"backend": "xgrammar", "disable_any_whitespace": True})
-    command += ["--disable-uvicorn-access-log", "--structured-outputs-config", structured]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")} | ENVIRONMENT
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        _wait_until_ready(url, process, log)
-        yield url
-    finally:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
+def vllm_environment() -> Iterator[None]:
+    """The environment of this process as vLLM's, with the programs of its installation."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
+    path = f"{VENV / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    with patch.dict(os.environ, kept | ENVIRONMENT | {"PATH": path}, clear=True):
+        yield
 
 
-def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    end = time.monotonic() + READY_SECONDS
-    while True:
+@contextmanager
+def vllm_server(model: Path, log: Path, **options: Any) -> Iterator[str]:
+    """Serve the model, named after its folder, with the program's own function; yields the base URL."""
+    serving = serve(model, OPTIONS | options, log, context=CONTEXT, ready_within=READY_SECONDS)
+    with vllm_environment(), asyncio.Runner() as runner:
+        url = runner.run(serving.__aenter__())
         try:
-            urllib.request.urlopen(f"{url}/health", timeout=2).close()
-            return
-        except (urllib.error.URLError, OSError):
-            if process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"vLLM did not start:\n{log.read_text(errors='replace')[-4000:]}") from None
-            time.sleep(0.5)
+            yield url
+        finally:
+            runner.run(serving.__aexit__(None, None, None))
 
 
 def finished_requests(url: str) -> int:

@@ -7,62 +7,28 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.vllm.server import ROOT, finished_requests, token_ids, vllm_server
-from touche_llm.cli.demo import SAMPLES
+from tests.vllm.conftest import REAL, Input, Tell
+from tests.vllm.server import finished_requests, token_ids, vllm_server
 from touche_llm.corpus.store import DocumentStore
 from touche_llm.files import read_records
-from touche_llm.judging import JUDGE_VARIABLES
 from touche_llm.llm.cache import Cache
 from touche_llm.prompts import load_prompt
 from touche_llm.records import Failure, Judgment
 from touche_llm.runs import read_candidates
+from touche_llm.tasks import get_task
 from touche_llm.topics import read_topics
 
 pytestmark = pytest.mark.vllm
-REAL = ROOT.parent / "shared" / "data" / "comparative"
 DEPTH = 20
 ROOM = 2048 - 64  # tokens of the context beside the answer
 PAIRS = [("tea", "coffee"), ("a cat", "a dog"), ("the train", "a car"), ("paper", "a screen"), ("wool", "cotton")]
 # The start-up check of every run is one request of its own.
 PROBES = 1
-
-
-@dataclass(frozen=True)
-class Input:
-    topics: Path
-    corpus: Path
-
-
-Tell = Callable[[str], None]
-
-
-@pytest.fixture(scope="module")
-def tell(request: pytest.FixtureRequest) -> Tell:
-    """Prints a line past pytest's capturing: what these tests see is worth reading."""
-    capture = request.config.pluginmanager.get_plugin("capturemanager")
-    assert capture is not None
-
-    def write(line: str) -> None:
-        with capture.global_and_fixture_disabled():
-            print(f"\n  {line}", end="", flush=True)
-
-    return write
-
-
-@pytest.fixture(scope="module")
-def data(tell: Tell) -> Input:
-    """The real topics and passages, or the project's sample."""
-    if REAL.is_dir():
-        return Input(REAL / "topics.xml", REAL / "passages.jsonl.gz")
-    tell("the real topics and passages are not there: the project's sample is taken instead")
-    return Input(SAMPLES / "comparative" / "topics.xml", SAMPLES / "comparative" / "passages.jsonl")
 
 
 def command(data: Input, url: str, out: Path, *more: str) -> list[str]:
@@ -79,7 +45,7 @@ def run(data: Input, url: str, out: Path, *more: str) -> str:
 
 def those_that_do_not_fit(data: Input, url: str, folder: Path) -> set[tuple[str, str]]:
     """The candidates whose whole prompt has more tokens than the context holds beside the answer; counted by vLLM."""
-    prompt = load_prompt("comparative", "judge", "judge", JUDGE_VARIABLES)
+    prompt = load_prompt("comparative", "judge", "judge", get_task("comparative").question.template_variables)
     found = set()
     with DocumentStore(folder / "index") as store:
         candidates = read_candidates(folder / "asked" / "candidates.run.txt", DEPTH)

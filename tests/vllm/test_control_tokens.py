@@ -10,10 +10,10 @@ import pytest
 
 from tests.vllm.make_tiny_model import SPECIAL_TOKENS
 from tests.vllm.server import token_ids
-from touche_llm.judging import JUDGE_VARIABLES
 from touche_llm.llm.request import Message
 from touche_llm.prompts import load_prompt
 from touche_llm.records import Topic
+from touche_llm.tasks import get_task
 
 pytestmark = pytest.mark.vllm
 
@@ -25,7 +25,7 @@ def special_ids(model: Path) -> dict[str, int]:
 
 def rendered(text: str) -> tuple[Message, ...]:
     topic = Topic("1", f"Which is better, a {text} or b?", text, text)
-    return load_prompt("comparative", "judge", "judge", JUDGE_VARIABLES).render(
+    return load_prompt("comparative", "judge", "judge", get_task("comparative").question.template_variables).render(
         topic=topic, first=text, second="b", document=f"x{text}y {text}"
     )
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from touche_llm.cli import demo, files, stages
+from touche_llm.cli import demo, files, stages, tira
 from touche_llm.errors import ToucheError, printable
 
 app = typer.Typer(
@@ -19,7 +19,8 @@ app = typer.Typer(
     help="Argument retrieval for the Touché shared tasks with open-weight models served by vLLM.",
     epilog="Exit codes: 0 done; 1 data, prompt or engine error; 2 wrong usage; 3 a run with failures; 130 stopped.",
 )
-for command in (stages.run, stages.index, stages.retrieve, stages.judge, stages.rank, files.validate, demo.demo):
+STAGES = (stages.run, stages.index, stages.retrieve, stages.judge, stages.rank)
+for command in (*STAGES, files.validate, tira.tira, demo.demo):
     app.command()(command)
 app.add_typer(files.cache_app, name="cache")
 

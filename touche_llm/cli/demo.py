@@ -1,4 +1,4 @@
-"""The demo: the comparative task on the project's own sample, replayed."""
+"""The demo: each task on the project's own sample, replayed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import asyncio
 import os
 import shutil
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import yaml
@@ -16,47 +18,58 @@ from rich.table import Column, Table
 from touche_llm import pipeline
 from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
-from touche_llm.config import load_config
-from touche_llm.corpus.store import DocumentStore
+from touche_llm.config import Config, load_config
 from touche_llm.files import read_records
+from touche_llm.first_stage import open_corpus
 from touche_llm.metadata import FILE_NAME as METADATA
 from touche_llm.records import Judgment
 from touche_llm.runs import read_candidates
-from touche_llm.tasks import get_task
+from touche_llm.tasks import TASKS, get_task
+from touche_llm.tira import recognise
+from touche_llm.topics import read_topics
 
 SAMPLES = Path(__file__).parent.parent / "samples"
 _SHOWN_RANKS = 3
+_SHOWN_LINES = 2
 _SHOWN_CHARS = 200
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", help="Folder for the demo's run.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option("--out", help="Folder for the demo's runs.")] = Path("runs/demo"),
+    task: Annotated[str | None, typer.Option("--task", help="Show only this task.")] = None,
 ) -> None:
-    """Run the comparative task on a small sample, offline, with answers that were invented for the demo."""
-    sample = SAMPLES / "comparative"
-    config = load_config(
-        None,
-        {
-            "topics": sample / "topics.xml",
-            "corpus": sample / "passages.jsonl",
-            "index": out / "index",
-            "tag": "demo",
-            "cache.file": sample / "cassette.jsonl",
-            "cache.mode": "replay",
-        },
-    )
-    asyncio.run(pipeline.run_all(config, out, ConsoleObserver()))
-    _show(config.topics, out)
-    run = out / pipeline.RUN
+    """Run every task on a small sample, offline, with answers that were invented for the demo."""
+    names = list(TASKS) if task is None else [get_task(task).name]
+    for name in names:
+        print(f"{TASKS[name].title}\n")
+        config = sample_config(name, out / name, {})
+        asyncio.run(pipeline.run_all(config, out / name, ConsoleObserver()))
+        _show(config, out / name)
+    print("The answers above were invented for this demo, no served model gave them, and no figure follows from them.")
+    print("Each run is a file; check one with")
     # Named so that the lines can be copied: the command may lie in an environment that is not active.
     command = "touche-llm" if shutil.which("touche-llm") else _short(Path(sys.argv[0]))
-    topics, corpus = (_short(sample / name) for name in ("topics.xml", "passages.jsonl"))
-    print("The answers above were invented for this demo, no served model gave them, and no figure follows from them.")
-    print(f"The run is in {run}; check it with")
-    print(f"    {command} validate {run} --task comparative --topics {topics}")
+    name = names[0]
+    config = sample_config(name, out / name, {})
+    topics, corpus = _short(config.topics), _short(config.corpus or config.topics)
+    print(f"    {command} validate {out / name / pipeline.RUN} --task {name} --topics {topics}")
     print("For answers of a model, serve one with vLLM and run")
-    print(f"    {command} run --task comparative --topics {topics} --corpus {corpus} \\")
+    print(f"    {command} run --task {name} --topics {topics} --corpus {corpus} \\")
     print("        --base-url http://127.0.0.1:8000 --out runs/first")
+
+
+def sample_config(task: str, out: Path, flags: Mapping[str, Any]) -> Config:
+    """The configuration of a sample's run in replay; `flags` go before it."""
+    sample = recognise(SAMPLES / task)
+    given: dict[str, Any] = {
+        "task": task,
+        "topics": sample.topics,
+        "corpus": sample.corpus,
+        "index": out / "index",
+        "cache.file": SAMPLES / task / "cassette.jsonl",
+        "cache.mode": "replay",
+    }
+    return load_config(SAMPLES / task / "demo.yaml", {**given, **flags})
 
 
 def _short(path: Path) -> str:
@@ -64,25 +77,28 @@ def _short(path: Path) -> str:
     return min(os.path.relpath(path), os.path.abspath(path), key=len)
 
 
-def _show(topics: Path, out: Path) -> None:
+def _show(config: Config, out: Path) -> None:
+    task = get_task(config.task)
     judgments = {
         (each.topic_id, each.document_id): each
         for each in read_records(out / pipeline.JUDGMENTS, Judgment, "judgments")
     }
     metadata = yaml.safe_load((out / METADATA).read_bytes())
-    found = metadata["stages"]["judge"]["objects found by the model"]
+    found = metadata["stages"]["judge"].get("objects found by the model", {})
     ranking = read_candidates(out / pipeline.RUN, _SHOWN_RANKS)
-    with DocumentStore(out / "index") as store:
-        for topic in get_task("comparative").read_topics(topics):
-            passage = Column("passage", ratio=1, no_wrap=True, overflow="ellipsis")
-            table = Table(
-                "", "stance", "rel.", "qual.", passage, title=o.plain(topic.title), title_justify="left", expand=True
-            )
-            objects = dict(zip(("FIRST", "SECOND"), topic.objects or found[topic.id], strict=True))
+    with open_corpus(config, task, ConsoleObserver().notify) as corpus:
+        for titled in read_topics(config.topics):
+            topic = replace(titled, objects=titled.objects or found.get(titled.id))
+            text = Column("text", ratio=1, no_wrap=True, overflow="ellipsis")
+            table = Table("", "stance", *task.question.grades, text, title=o.plain(topic.title), expand=True)
+            table.title_justify = "left"
+            objects = dict(zip(task.stances, topic.objects or (), strict=False))
             for each in ranking[topic.id]:
                 judgment = judgments[topic.id, each.document_id]
                 stance = judgment.stance + (f" ({objects[judgment.stance]})" if judgment.stance in objects else "")
-                grades = (f"{judgment.relevance:.2f}", f"{judgment.quality:.2f}")
-                text = store.get(each.document_id).text[:_SHOWN_CHARS]
-                table.add_row(*(o.plain(cell) for cell in (str(each.rank), stance, *grades, text)))
+                grades = (f"{judgment.grades[name]:.2f}" for name in task.question.grades)
+                shown = task.question.show(topic, corpus.documents.get(each.document_id))
+                seen = shown.document if isinstance(shown.document, str) else shown.document.passage
+                lines = "\n".join(line[:_SHOWN_CHARS] for line in seen.splitlines()[:_SHOWN_LINES])
+                table.add_row(*(o.plain(cell) for cell in (str(each.rank), stance, *grades, lines)))
             o.show(table)

@@ -12,12 +12,13 @@ from rich.table import Table
 
 from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
-from touche_llm.config import CacheConfig, index_folder
-from touche_llm.corpus.store import DocumentStore, ensure_store
+from touche_llm.config import CacheConfig
 from touche_llm.errors import UsageError
+from touche_llm.first_stage import open_local
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.runs import read_candidates
 from touche_llm.tasks import get_task
+from touche_llm.topics import read_topics
 from touche_llm.validation import validate_run
 
 CacheFile = Annotated[Path, typer.Option("--cache", help="The cache.")]
@@ -41,19 +42,13 @@ def validate(
     Prints every problem with its line. Exit code 0 for a valid file, 1 for any other.
     """
     known = get_task(task)
-    topic_ids = {topic.id for topic in known.read_topics(topics)} if topics else None
+    topic_ids = {topic.id for topic in read_topics(topics)} if topics else None
     if corpus is None and index is None:
         problems = validate_run(run, known, topic_ids=topic_ids)
     else:
-        if corpus is None:
-            assert index is not None
-            store = DocumentStore(index)
-        else:
-            folder = index or index_folder(corpus)
-            notify = ConsoleObserver().notify
-            store = ensure_store(corpus, folder, known.read_corpus, skip_bad_lines=bool(skip_bad_lines), notify=notify)
-        with store:
-            problems = validate_run(run, known, topic_ids=topic_ids, unknown_documents=store.unknown)
+        with open_local(corpus, index, known, bool(skip_bad_lines), ConsoleObserver().notify) as opened:
+            unknown = opened.documents.unknown
+            problems = validate_run(run, known, topic_ids=topic_ids, unknown_documents=unknown)
     for problem in problems:
         print(f"{run}:{problem.line}: {problem.message}")
     if len(problems) > _MANY:
@@ -65,10 +60,14 @@ def validate(
     if problems:
         print(f"{len(problems):,} problem{'s' if len(problems) > 1 else ''}: not a valid {task} run")
         raise typer.Exit(1)
-    if topic_ids is not None:
-        missing = len(topic_ids) - len(read_candidates(run, 1))
-        if missing:
-            print(f"note: {missing} of {len(topic_ids)} topics have no line")
+    rankings = read_candidates(run, known.most_per_topic)
+    if topic_ids is not None and len(topic_ids) > len(rankings):
+        print(f"note: {len(topic_ids) - len(rankings)} of {len(topic_ids)} topics have no line")
+    short = [(topic, len(lines)) for topic, lines in rankings.items() if len(lines) < known.least_per_topic]
+    for topic, count in short[:_MANY]:
+        print(f"warning: topic {topic} has {count} lines, the organisers want at least {known.least_per_topic}")
+    if len(short) > _MANY:
+        print(f"warning: and {len(short) - _MANY} more topics with fewer than {known.least_per_topic} lines")
     checked = [name for name, given in (("topics", topics), ("documents", corpus or index)) if given]
     print(f"{run}: a valid {task} run" + (f", {' and '.join(checked)} checked" if checked else ""))
 

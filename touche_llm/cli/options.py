@@ -15,6 +15,7 @@ from rich.text import Text
 from touche_llm.config import FILE_NAME, Config, load_config
 from touche_llm.errors import DataError, UsageError, printable
 from touche_llm.llm.cache import CacheMode
+from touche_llm.tasks import DEFAULT_TASK, TASKS
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -25,6 +26,7 @@ _PLACES = {
     "k1": "retriever.k1",
     "b": "retriever.b",
     "query": "retriever.query",
+    "engine": "engine.name",
     "base_url": "engine.base_url",
     "model": "engine.model",
     "revision": "engine.revision",
@@ -38,17 +40,28 @@ _PLACES = {
     "logprobs": "sampling.logprobs",
     "prompt": "prompts.judge",
     "objects_prompt": "prompts.objects",
+    "sentence_prompt": "prompts.sentence",
+    "judge_pairs": "pairs.judged",
+    "both_orders": "pairs.both_orders",
     "weight_relevance": "weights.relevance",
     "weight_quality": "weights.quality",
+    "weight_coherence": "weights.coherence",
     "weight_first_stage": "weights.first_stage",
     "cache": "cache.file",
     "cache_mode": "cache.mode",
 }
 _NOT_CONFIGURATION = ("out", "config")
 
-TaskOption = Annotated[str | None, typer.Option("--task", help="The shared task: comparative (the default).")]
-TopicsOption = Annotated[Path | None, typer.Option("--topics", help="The topics.xml of the task.")]
-CorpusOption = Annotated[Path | None, typer.Option("--corpus", help="The corpus, passages.jsonl or passages.jsonl.gz.")]
+TaskOption = Annotated[
+    str | None, typer.Option("--task", help=f"The shared task: {', '.join(TASKS)} (default: {DEFAULT_TASK}).")
+]
+TopicsOption = Annotated[
+    Path | None, typer.Option("--topics", help="The topics.xml of the task, or TIRA's queries.jsonl or queries.xml.")
+]
+CorpusOption = Annotated[
+    Path | None,
+    typer.Option("--corpus", help="The corpus as published: .jsonl, or .csv for args.me; .gz as it is."),
+]
 IndexOption = Annotated[
     Path | None,
     typer.Option("--index", help="Folder of the index (default: one for each corpus, in .touche-llm/index)."),
@@ -68,7 +81,8 @@ CandidatesOption = Annotated[
     Path | None, typer.Option("--candidates", help="A TREC run of any tool to take as first stage.")
 ]
 RetrieverOption = Annotated[
-    str | None, typer.Option("--retriever", help="bm25 (index on disk, the default) or okapi (rank-bm25, in memory).")
+    str | None,
+    typer.Option("--retriever", help="bm25 (index on disk, the default), okapi (rank-bm25) or chatnoir (online)."),
 ]
 MethodOption = Annotated[str | None, typer.Option("--bm25-method", help="robertson (default), lucene or atire.")]
 K1Option = Annotated[float | None, typer.Option("--k1", help="Term frequency saturation of BM25 (default: 1.5).")]
@@ -79,17 +93,24 @@ QueryOption = Annotated[
         "--query", help="Topic field of the query: title (default), description, narrative, objects; repeatable."
     ),
 ]
+EngineOption = Annotated[
+    str | None,
+    typer.Option("--engine", help="server (the default), or offline: vLLM in this process."),
+]
 BaseUrlOption = Annotated[
     str | None, typer.Option("--base-url", help="The vLLM server (default: http://127.0.0.1:8000).")
 ]
 ModelOption = Annotated[
-    str | None, typer.Option("--model", help="Served model name; can be left out where the server has one.")
+    str | None,
+    typer.Option("--model", help="Served name, not needed where there is one; with --engine offline its folder."),
 ]
 RevisionOption = Annotated[str | None, typer.Option("--revision", help="Your name for the version of the weights.")]
 ContextOption = Annotated[
     int | None, typer.Option("--context", help="Context in tokens that documents are cut to (default: the server's).")
 ]
-ConcurrencyOption = Annotated[int | None, typer.Option("--concurrency", help="Requests at a time (default: 64).")]
+ConcurrencyOption = Annotated[
+    int | None, typer.Option("--concurrency", help="Requests at a time (default: 64, with --engine offline 256).")
+]
 TimeoutOption = Annotated[
     float | None, typer.Option("--request-timeout", help="Seconds for one request, queueing included (default: 300).")
 ]
@@ -109,8 +130,22 @@ PromptOption = Annotated[
 ObjectsPromptOption = Annotated[
     str | None, typer.Option("--objects-prompt", help="Prompt that finds a topic's objects (default: objects).")
 ]
+SentencePromptOption = Annotated[
+    str | None, typer.Option("--sentence-prompt", help="Prompt that judges a sentence (default: sentence).")
+]
+JudgePairsOption = Annotated[
+    int | None,
+    typer.Option("--judge-pairs", help="Pairs for each topic that the model judges (default: 100); others inherit."),
+]
+BothOrdersOption = Annotated[
+    int | None,
+    typer.Option("--both-orders", help="Of those the best, asked in the other order of sentences too (default: 20)."),
+]
 RelevanceOption = Annotated[float | None, typer.Option("--weight-relevance", help="Weight of relevance (default: 1).")]
 QualityOption = Annotated[float | None, typer.Option("--weight-quality", help="Weight of quality (default: 0.5).")]
+CoherenceOption = Annotated[
+    float | None, typer.Option("--weight-coherence", help="Weight of a pair's coherence (default: 0.5).")
+]
 FirstStageOption = Annotated[
     float | None, typer.Option("--weight-first-stage", help="Weight of the first stage's score (default: 0.05).")
 ]

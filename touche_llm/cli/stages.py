@@ -17,6 +17,7 @@ from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.config import Config
 from touche_llm.errors import printable
+from touche_llm.first_stage import build_index
 from touche_llm.llm.cache import kept
 from touche_llm.pipeline import Outcome, by_kind
 from touche_llm.retrieval.bm25 import Bm25Settings
@@ -41,8 +42,9 @@ def index(
     settings = o.checked(Bm25Settings, {name: value for name, value in given.items() if value is not None})
     observer = ConsoleObserver()
     known = get_task(task or DEFAULT_TASK)
-    with pipeline.build_index(known, corpus, folder, settings, bool(skip_bad_lines), observer) as store:
-        print(f"{len(store):,} documents of {corpus} are indexed in {store.folder}")
+    with build_index(known, corpus, folder, settings, bool(skip_bad_lines), observer.notify) as store:
+        parts = f" and their {len(store.parts):,} sentences" if len(store.parts) else ""
+        print(f"{len(store):,} documents of {corpus}{parts} are indexed in {store.folder}")
 
 
 def retrieve(
@@ -66,8 +68,9 @@ def retrieve(
     tag: o.TagOption = None,
 ) -> None:
     """First stage: write candidates.run.txt, the best documents of each topic."""
-    pipeline.retrieve_stage(o.configure(context), out, ConsoleObserver())
-    print(f"candidates: {out / pipeline.CANDIDATES}")
+    settings = o.configure(context)
+    asyncio.run(pipeline.retrieve_stage(settings, out, ConsoleObserver()))
+    print(f"candidates: {out / pipeline.first_stage_file(get_task(settings.task))}")
 
 
 def judge(
@@ -78,12 +81,16 @@ def judge(
     task: o.TaskOption = None,
     config: o.ConfigOption = None,
     index: o.IndexOption = None,
+    engine: o.EngineOption = None,
     base_url: o.BaseUrlOption = None,
     model: o.ModelOption = None,
     revision: o.RevisionOption = None,
     context_tokens: o.ContextOption = None,
     prompt: o.PromptOption = None,
     objects_prompt: o.ObjectsPromptOption = None,
+    sentence_prompt: o.SentencePromptOption = None,
+    judge_pairs: o.JudgePairsOption = None,
+    both_orders: o.BothOrdersOption = None,
     cache: o.CacheOption = None,
     cache_mode: o.CacheModeOption = None,
     concurrency: o.ConcurrencyOption = None,
@@ -96,9 +103,9 @@ def judge(
 ) -> None:
     """Second stage: the model judges the candidates of the run's folder. Exit code 3 when some could not be judged."""
     settings = o.configure(context)
-    outcome = _asked(settings, pipeline.judge_alone(settings, out, ConsoleObserver()))
+    outcome = asked(settings, pipeline.judge_alone(settings, out, ConsoleObserver()))
     print(f"judgments: {out / pipeline.JUDGMENTS}")
-    _end(out, outcome)
+    end(out, outcome)
 
 
 def rank(
@@ -109,6 +116,7 @@ def rank(
     config: o.ConfigOption = None,
     weight_relevance: o.RelevanceOption = None,
     weight_quality: o.QualityOption = None,
+    weight_coherence: o.CoherenceOption = None,
     weight_first_stage: o.FirstStageOption = None,
     tag: o.TagOption = None,
 ) -> None:
@@ -126,6 +134,7 @@ def run(
     corpus: o.CorpusOption = None,
     task: o.TaskOption = None,
     config: o.ConfigOption = None,
+    engine: o.EngineOption = None,
     base_url: o.BaseUrlOption = None,
     model: o.ModelOption = None,
     revision: o.RevisionOption = None,
@@ -146,8 +155,12 @@ def run(
     skip_bad_lines: o.SkipOption = None,
     prompt: o.PromptOption = None,
     objects_prompt: o.ObjectsPromptOption = None,
+    sentence_prompt: o.SentencePromptOption = None,
+    judge_pairs: o.JudgePairsOption = None,
+    both_orders: o.BothOrdersOption = None,
     weight_relevance: o.RelevanceOption = None,
     weight_quality: o.QualityOption = None,
+    weight_coherence: o.CoherenceOption = None,
     weight_first_stage: o.FirstStageOption = None,
     concurrency: o.ConcurrencyOption = None,
     request_timeout: o.TimeoutOption = None,
@@ -163,12 +176,13 @@ def run(
     written, but some documents could not be judged (they are in failures.jsonl); 130 interrupted.
     """
     settings = o.configure(context)
-    outcome = _asked(settings, pipeline.run_all(settings, out, ConsoleObserver()))
+    outcome = asked(settings, pipeline.run_all(settings, out, ConsoleObserver()))
     print(f"run: {out / pipeline.RUN} ({outcome.judgments:,} judged)")
-    _end(out, outcome)
+    end(out, outcome)
 
 
-def _asked(config: Config, work: Coroutine[Any, Any, Outcome]) -> Outcome:
+def asked(config: Config, work: Coroutine[Any, Any, Outcome]) -> Outcome:
+    """Run what asks the model; Ctrl-C ends it with exit code 130 and says where the answers are."""
     def stop(*_: object) -> None:
         # What is left then is to close, which a second Ctrl-C should not break.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -184,7 +198,8 @@ def _asked(config: Config, work: Coroutine[Any, Any, Outcome]) -> Outcome:
         signal.signal(signal.SIGINT, before)
 
 
-def _end(out: Path, outcome: Outcome) -> None:
+def end(out: Path, outcome: Outcome) -> None:
+    """Say what failed, and exit with code 3 where something did."""
     if outcome.failures:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in by_kind(outcome.failures).items())
         reasons = Counter(failure.attempts[-1].reason for failure in outcome.failures)

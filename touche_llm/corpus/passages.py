@@ -1,12 +1,13 @@
-"""Streaming reader for passages in JSON Lines, plain or gzipped."""
+"""Streaming reader for documents in JSON Lines, plain or gzipped, and what other readers share with it."""
 
 from __future__ import annotations
 
 import gzip
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, TypeGuard, cast
 
 import orjson
 
@@ -14,12 +15,15 @@ from touche_llm.errors import DataError
 from touche_llm.files import bounded_lines
 from touche_llm.records import Document
 
-# The longest passage of the real corpus has under 10,000 characters; a line this long is not a passage.
+# The longest passage of the real corpus has under 10,000 characters, a web page a few hundred thousand.
 MAX_LINE_BYTES = 16 * 2**20
+# Under these names passages (2022), TIRA's collections and ClueWeb22 have the same things.
+_ID_KEYS = ("id", "docno", "ClueWeb22-ID")
+_TEXT_KEYS = ("contents", "text", "Clean-Text")
 
 
 class BadLine(DataError):
-    """A line that is not a passage; `path` and `line` say where."""
+    """A line, or a row that begins in it, that is not a document; `path` and `line` say where."""
 
     def __init__(self, path: Path, line: int, reason: str) -> None:
         super().__init__(f"{path}:{line}: {reason}")
@@ -27,46 +31,57 @@ class BadLine(DataError):
 
 
 def read_passages(path: Path, on_bad_line: Callable[[BadLine], None] | None = None) -> Iterator[tuple[int, Document]]:
-    """Yield `(line number, document)` for each passage of a `.jsonl` or `.jsonl.gz` file, one line in memory at a time.
+    """Yield `(line number, document)` for each line of a `.jsonl` or `.jsonl.gz` file, one in memory at a time.
 
-    Each line is an object with `id` and `contents`; `chatNoirUrl` and other keys are ignored. Empty lines are bad
-    lines. Whether an id occurs twice is noticed by the store, which holds the ids.
+    Each line is an object with the id under `id`, `docno` or `ClueWeb22-ID` and the text under `contents`, `text` or
+    `Clean-Text`; other keys are ignored. Empty lines are bad lines. Whether an id occurs twice is noticed by the store,
+    which holds the ids.
 
     Args:
         path: the file; gzip is recognised by its first bytes, not by its name.
         on_bad_line: called with each bad line, which is then left out; without it, the first one is raised.
 
     Raises:
-        BadLine: not JSON, no usable id, no contents.
+        BadLine: not JSON, no usable id, no text, or two ids or two texts that differ.
         DataError: the file cannot be read, or its gzip stream is damaged or ends too early.
     """
-    line = 0
-    try:
-        with _open(path) as stream:
-            for line, raw in bounded_lines(stream, MAX_LINE_BYTES):
-                try:
-                    document = _passage(raw, path, line)
-                except BadLine as bad:
-                    if on_bad_line is None:
-                        raise
-                    on_bad_line(bad)
-                else:
-                    yield line, document
-    except EOFError as error:
-        raise DataError(f"{path}: truncated gzip file: it ends after line {line}; fetch it again") from error
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path}: damaged gzip file near line {line + 1}: {error}; fetch it again") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot read the passages: {error.strerror or error}") from error
+    for line, raw in corpus_lines(path, MAX_LINE_BYTES):
+        try:
+            document = document_of(json_object(raw, path, line), path, line)
+        except BadLine as bad:
+            if on_bad_line is None:
+                raise
+            on_bad_line(bad)
+        else:
+            yield line, document
 
 
-def _open(path: Path) -> IO[bytes]:
+def open_packed(path: Path) -> IO[bytes]:
+    """The bytes of a file, without its gzip packing if it has one; told by its first bytes, not by its name."""
     with path.open("rb") as stream:
         gzipped = stream.read(2) == b"\x1f\x8b"
     return cast(IO[bytes], gzip.open(path, "rb") if gzipped else path.open("rb"))
 
 
-def _passage(raw: bytes, path: Path, line: int) -> Document:
+def corpus_lines(
+    path: Path, limit: int, opened: Callable[[Path], AbstractContextManager[IO[bytes]]] = open_packed
+) -> Iterator[tuple[int, bytes]]:
+    """Yield `(line number, line)` as `bounded_lines`; raises DataError when the file cannot be read to its end."""
+    line = 0
+    try:
+        with opened(path) as stream:
+            for line, raw in bounded_lines(stream, limit):
+                yield line, raw
+    except EOFError as error:
+        raise DataError(f"{path}: truncated gzip file: it ends after line {line}; fetch it again") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path}: damaged gzip file near line {line + 1}: {error}; fetch it again") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot read the file: {error.strerror or error}") from error
+
+
+def json_object(raw: bytes, path: Path, line: int) -> dict[str, Any]:
+    """The JSON object of a line that was read with the limit `MAX_LINE_BYTES`; raises BadLine."""
     if len(raw) > MAX_LINE_BYTES:
         raise BadLine(path, line, f"longer than {MAX_LINE_BYTES:,} bytes")
     try:
@@ -75,9 +90,31 @@ def _passage(raw: bytes, path: Path, line: int) -> Document:
         raise BadLine(path, line, f"not JSON: {error}" if raw.strip() else "empty line") from error
     if not isinstance(record, dict):
         raise BadLine(path, line, f"not a JSON object but {type(record).__name__}")
-    identifier, contents = record.get("id"), record.get("contents")
-    if not isinstance(identifier, str) or identifier.split() != [identifier] or not identifier.isprintable():
-        raise BadLine(path, line, f"`id` must be one printable word, not {identifier!r:.80}")
-    if not isinstance(contents, str) or not contents.strip():
-        raise BadLine(path, line, f"passage {identifier}: `contents` must be a string that is not empty")
-    return Document(identifier, contents)
+    return record
+
+
+def document_of(record: dict[str, Any], path: Path, line: int) -> Document:
+    """The document that a line's object holds; raises BadLine."""
+    key, identifier = _only(record, _ID_KEYS, "", path, line)
+    if not is_word(identifier):
+        raise BadLine(path, line, f"`{key}` must be one printable word, not {identifier!r:.80}")
+    key, text = _only(record, _TEXT_KEYS, f"document {identifier}: ", path, line)
+    if not isinstance(text, str) or not text.strip():
+        raise BadLine(path, line, f"document {identifier}: `{key}` must be a string that is not empty")
+    return Document(identifier, text)
+
+
+def is_word(value: object) -> TypeGuard[str]:
+    """Whether a value can be an id: one column of a run."""
+    return isinstance(value, str) and value.split() == [value] and value.isprintable()
+
+
+def _only(record: dict[str, Any], keys: tuple[str, ...], whose: str, path: Path, line: int) -> tuple[str, Any]:
+    """The one of the keys that is there, with its value; two are taken where both say the same."""
+    there = [key for key in keys if key in record]
+    if not there:
+        raise BadLine(path, line, f"{whose}none of the keys {', '.join(f'`{key}`' for key in keys)}")
+    for other in there[1:]:
+        if record[other] != record[there[0]]:
+            raise BadLine(path, line, f"{whose}`{there[0]}` and `{other}` differ; leave one of them out")
+    return there[0], record[there[0]]

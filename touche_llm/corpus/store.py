@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from touche_llm.corpus.passages import BadLine
 from touche_llm.errors import DataError, UsageError
 from touche_llm.files import read_record, sha256, whole_folder, write_records
-from touche_llm.records import Document, Part
+from touche_llm.records import Document
 
 FORMAT = 2
 _PARENTS = "parents.npy"
@@ -51,8 +51,9 @@ class StoreManifest(BaseModel):
 class Units:
     """What is indexed and found by itself: documents, or parts of documents. Row 0 is the first of the corpus."""
 
-    # The name of the table in the database.
+    # The name of the table in the database, and what people call its rows.
     table: str
+    noun: str
 
     def __init__(self, folder: Path, manifest: StoreManifest, database: sqlite3.Connection) -> None:
         """Use `DocumentStore`."""
@@ -94,17 +95,19 @@ class Parts(Units):
     """The parts of a store's documents: the sentences of its arguments."""
 
     table = "parts"
+    noun = "sentences"
 
-    def get(self, part_id: str) -> tuple[Part, Document]:
-        """A part and the document it is of (without its parts); raises DataError when the corpus has no such part."""
+    def get(self, part_id: str) -> Document:
+        """A part as a document, with title and side of the one it is of; raises DataError when there is none."""
         row = self._database.execute(
-            "SELECT parts.text, documents.id, documents.text, title, side FROM parts "
+            "SELECT parts.text, title, side, documents.id FROM parts "
             "JOIN documents ON documents.row = parts.document WHERE parts.id = ?",
             (part_id,),
         ).fetchone()
         if row is None:
             raise DataError(f"{part_id!r} is no sentence of the corpus {self.manifest.corpus}")
-        return Part(part_id, row[0]), Document(*row[1:])
+        text, title, side, parent = row
+        return Document(part_id, text, title, side, parent=parent)
 
     def parents(self) -> NDArray[np.int64]:
         """For each row of the parts the row of its document; memory-mapped."""
@@ -115,7 +118,7 @@ class Parts(Units):
 class DocumentStore(Units):
     """The documents of one corpus, in the order of its file. A context manager."""
 
-    table = "documents"
+    table = noun = "documents"
     _indexed = "CASE title WHEN '' THEN text ELSE title || ' ' || text END"
 
     def __init__(self, folder: Path) -> None:

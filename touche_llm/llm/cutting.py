@@ -1,4 +1,7 @@
-"""Cutting documents that do not fit the context: in the model's tokens, at a sentence end. Prompts are never cut."""
+"""Cutting documents that do not fit the context: to their best passages, or in the model's tokens at a sentence end.
+
+Prompts are never cut.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ from collections.abc import Awaitable, Callable
 from pydantic import BaseModel, ConfigDict
 
 from touche_llm.errors import PromptError
+from touche_llm.excerpts import Excerpts
 from touche_llm.llm.request import Message, Request
+from touche_llm.records import Cut
 
 # What stands where the rest of a document is left out; nothing in it could be chat control.
 CUT_MARK = " …"
@@ -15,38 +20,100 @@ _SENTENCE_ENDS = (". ", "! ", "? ", ".\n", "!\n", "?\n", '." ', '!" ', '?" ')
 
 
 class Fit(BaseModel):
-    """How much of a document fits: all of it where `kept_chars` is None. `prompt_tokens` is 0 where not counted."""
+    """How much of a document fits: all of it where nothing else is said. `prompt_tokens` is 0 where not counted.
+
+    Else so many of its best `passages`, or the first `kept_chars` characters: of the best passage if both are there.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     prompt_tokens: int
     kept_chars: int | None = None
+    passages: int | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of the document fits."""
+        return self.kept_chars is None and self.passages is None
+
+
+def shown(document: str | Excerpts, fit: Fit) -> tuple[str, Cut | None]:
+    """The text of a document that a request holds, and what that leaves out, or None where it is everything."""
+    if isinstance(document, str):
+        if fit.kept_chars is None:
+            return document, None
+        cut = Cut(kept_chars=fit.kept_chars, of_chars=len(document), prompt_tokens=fit.prompt_tokens)
+        return document[: fit.kept_chars] + CUT_MARK, cut
+    if fit.kept_chars is not None:
+        excerpt = document.head(fit.kept_chars)
+        text = excerpt.text + CUT_MARK
+    else:
+        excerpt = document.whole if fit.passages is None else document.best(fit.passages)
+        text = excerpt.text
+        if fit.whole and document.complete and not document.only_boilerplate:
+            return text, None
+    return text, Cut(
+        kept_chars=excerpt.chars,
+        of_chars=len(document.text),
+        prompt_tokens=fit.prompt_tokens,
+        parts=list(excerpt.parts),
+        only_boilerplate=document.only_boilerplate,
+    )
 
 
 async def measure(
     count: Callable[[tuple[Message, ...]], Awaitable[int]],
     head: Callable[[str, int], Awaitable[str]],
     request: Callable[[str], Request],
-    document: str,
+    document: str | Excerpts,
     room: int,
 ) -> Fit:
     """How much of a document a request can hold.
+
+    Of excerpts that do not fit as a whole, as many of the best passages as fit; where not even one does, the head of
+    the best.
 
     Args:
         count: number of prompt tokens of a chat.
         head: the beginning of a text that has about so many tokens.
         request: makes the request from a text of the document.
-        document: the whole text.
+        document: the whole text, or its excerpts.
         room: most prompt tokens.
 
     Raises:
         PromptError: the prompt alone leaves no room for the document.
     """
-    whole = request(document)
-    tokens_of_whole = await count(whole.messages)
+    text = document if isinstance(document, str) else document.whole.text
+    tokens_of_whole = await count(request(text).messages)
     if tokens_of_whole <= room:
         return Fit(prompt_tokens=tokens_of_whole)
-    bare = await count(request(CUT_MARK).messages)
+    if isinstance(document, str):
+        return await _measure_head(count, head, request, document, room)
+    found = None
+    # All passages are the whole, which does not fit. Whatever the tokeniser does, what is returned was counted.
+    fitting, too_many = 0, document.count
+    while too_many - fitting > 1:
+        passages = (fitting + too_many) // 2
+        tokens = await count(request(document.best(passages).text).messages)
+        if tokens <= room:
+            fitting, found = passages, Fit(prompt_tokens=tokens, passages=passages)
+        else:
+            too_many = passages
+    if found is not None:
+        return found
+    fit = await _measure_head(count, head, request, document.passage, room)
+    return fit.model_copy(update={"passages": 1})
+
+
+async def _measure_head(
+    count: Callable[[tuple[Message, ...]], Awaitable[int]],
+    head: Callable[[str, int], Awaitable[str]],
+    request: Callable[[str], Request],
+    document: str,
+    room: int,
+) -> Fit:
+    empty = request(CUT_MARK)
+    bare = await count(empty.messages)
     tokens = room - bare
     # Counted again after each cut: tokens merge at the seam, and a tokeniser may normalise the text.
     while tokens > 0:
@@ -55,7 +122,7 @@ async def measure(
         if kept and counted <= room:
             return Fit(prompt_tokens=counted, kept_chars=len(kept))
         tokens = min(tokens - (counted - room), tokens * 9 // 10)
-    origin = whole.origin
+    origin = empty.origin
     raise PromptError(
         f"prompt {origin.prompt}, topic {origin.topic_id}, document {origin.document_id}: the prompt needs {bare} "
         f"tokens without the document, {room} are left beside the answer: serve the model with a longer context "

@@ -12,9 +12,10 @@ from typing import Any, Generic, TypeVar
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay
 
 from touche_llm.errors import DataError, EngineError, ReplayMiss
+from touche_llm.excerpts import Excerpts
 from touche_llm.llm.answer import Answer, AnswerModel, AnswerT, Unusable, labels_of, parse
 from touche_llm.llm.cache import Cache, CacheMode, Entry, kept
-from touche_llm.llm.cutting import CUT_MARK, Fit, measure
+from touche_llm.llm.cutting import Fit, measure, shown
 from touche_llm.llm.engine import Completion, Engine, EngineFacts, Rejected, Transient, Unreachable
 from touche_llm.llm.labels import label_tokens
 from touche_llm.llm.request import Request, content_key
@@ -120,23 +121,27 @@ class LanguageModel:
             del self._asking[key]
 
     async def ask_about(
-        self, request: Callable[[str], Request], document: str, model: type[AnswerT]
+        self, request: Callable[[str], Request], document: str | Excerpts, model: type[AnswerT]
     ) -> tuple[Answered[AnswerT] | Unanswered, Cut | None]:
         """The answer to a request about a document, cut where the context does not hold all of it.
 
         The document is measured in the model's tokens, and only where its bytes say that it could be too long (no
-        token is shorter than a byte). It is cut at a sentence end where one is near.
+        token is shorter than a byte). A text is cut at a sentence end where one is near; of excerpts, as many of
+        the best passages are shown as fit.
 
         Args:
             request: makes the request from a text of the document.
-            document: the text, already as the prompt shows it.
+            document: the text, already as the prompt shows it, or its excerpts.
             model: the answer model.
+
+        Returns:
+            the answer, and what the model saw of the document, or None where it saw everything.
 
         Raises:
             EngineError: as `ask`.
             PromptError: the prompt alone leaves no room for the document.
         """
-        whole = request(document)
+        whole = request(document if isinstance(document, str) else document.whole.text)
         try:
             fit = await self._fit(request, whole, document)
         except Rejected as rejected:
@@ -145,11 +150,11 @@ class LanguageModel:
             return self._failed([self._lost(transient, 0)]), None
         if fit is None:
             return Unanswered([]), None
-        if fit.kept_chars is None:
-            return await self.ask(whole, model), None
+        text, cut = shown(document, fit)
+        if fit.whole:
+            return await self.ask(whole, model), cut
         self.counts.cut += 1
-        cut = Cut(kept_chars=fit.kept_chars, of_chars=len(document), prompt_tokens=fit.prompt_tokens)
-        return await self.ask(request(document[: fit.kept_chars] + CUT_MARK), model), cut
+        return await self.ask(request(text), model), cut
 
     async def _ask(self, request: Request, model: type[AnswerT]) -> Answered[AnswerT] | Unanswered:
         refreshed = request.key in self._refreshed
@@ -203,7 +208,7 @@ class LanguageModel:
         for number in range(1, SAMPLES):
             yield request.resampled(number, self.resample_temperature)
 
-    async def _fit(self, request: Callable[[str], Request], whole: Request, document: str) -> Fit | None:
+    async def _fit(self, request: Callable[[str], Request], whole: Request, document: str | Excerpts) -> Fit | None:
         """How much of the document fits; None is a miss in replay."""
         size = sum(len(message.content.encode("utf-8", "replace")) for message in whole.messages)
         room = self.facts.context - whole.sampling.max_tokens
@@ -216,6 +221,8 @@ class LanguageModel:
             revision=whole.revision,
             chat_template_kwargs=whole.chat_template_kwargs,
             room=room,
+            # A number of passages means something only with the passages, and their order.
+            **({} if isinstance(document, str) else {"passages": document.preference}),
         )
         fit = self.cache.get(key, Fit)
         if fit is None:

@@ -4,43 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 import orjson
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from touche_llm.errors import EngineError
-from touche_llm.llm.answer import Token
 from touche_llm.llm.engine import Completion, EngineFacts, Rejected, Transient, Unreachable
-from touche_llm.llm.request import Message, Origin, Request, Sampling
+from touche_llm.llm.request import Message, Request
+from touche_llm.llm.vllm_common import BROKEN_TRIES, SentToken, chat, finished, head_of, introduce, placed
 
 # The server's own variable for its key, so that both sides can be set at once. The key is never written anywhere.
 API_KEY_VARIABLE = "VLLM_API_KEY"
 _MAX_BODY = 16 * 2**20
-# A reply that came whole and is broken may be a proxy's fault; the server's would come again and again.
-_BROKEN_TRIES = 3
-# Alternatives under e^-25 change no probability that is stored; masked tokens come as -9999.
-_LEAST_LOGPROB = -25.0
-_WHITE_SPACE = b" \t\r\n"
-# No free model answers with this word.
-_PROBE_WORD = "quokka-7351"
 
 ReplyT = TypeVar("ReplyT", bound=BaseModel)
 
 
-class _Alternative(BaseModel):
-    token: str
-    logprob: float = Field(allow_inf_nan=False)
-    bytes: list[Annotated[int, Field(ge=0, le=255)]] | None = None
-
-
-class _Token(_Alternative):
-    top_logprobs: list[_Alternative] = []
-
-
 class _Logprobs(BaseModel):
-    content: list[_Token] | None = None
+    content: list[SentToken] | None = None
 
 
 class _Message(BaseModel):
@@ -141,8 +124,16 @@ class VllmServer:
             self.model = chosen.id
             if chosen.max_model_len is None:
                 raise EngineError(f"{self.base_url}: does not tell the context length of {chosen.id}; is it vLLM?")
-            overhead = await self.count_tokens((Message("system", ""), Message("user", "")))
-            await self._prove(chosen.id, top_logprobs)
+            return await introduce(
+                self,
+                self.base_url,
+                model=chosen.id,
+                revision=revision,
+                context=chosen.max_model_len,
+                version=version,
+                chat_template_kwargs=self._chat_template_kwargs,
+                top_logprobs=top_logprobs,
+            )
         except Transient as error:
             raise EngineError(f"{self.base_url}: {error.reason}; is the vLLM server running there?") from error
         except Rejected as error:
@@ -150,20 +141,13 @@ class VllmServer:
                 f"{self.base_url}: the server refused the start-up check: {error}"
                 + (f"; give its key in {API_KEY_VARIABLE}" if error.status in (401, 403) else "")
             ) from error
-        return EngineFacts(
-            model=chosen.id,
-            revision=revision,
-            context=chosen.max_model_len,
-            overhead=overhead,
-            engine=f"vllm {version}",
-        )
 
     async def complete(self, request: Request) -> Completion:
         """Answer one request; raises Transient or Rejected."""
         sampling = request.sampling
         body: dict[str, Any] = {
             "model": request.model,
-            "messages": [{"role": message.role, "content": message.content} for message in request.messages],
+            "messages": chat(request.messages),
             "temperature": sampling.temperature,
             "seed": sampling.seed,
             "max_tokens": sampling.max_tokens,
@@ -174,19 +158,17 @@ class VllmServer:
             body |= {"logprobs": True, "top_logprobs": sampling.top_logprobs}
         reply = await self._post("/v1/chat/completions", body, _ChatReply)
         if not reply.choices:
-            raise Transient("server_error", "the reply has no choices", most_tries=_BROKEN_TRIES)
+            raise Transient("server_error", "the reply has no choices", most_tries=BROKEN_TRIES)
         choice = reply.choices[0]
-        if choice.finish_reason not in ("stop", "length", "content_filter"):
-            reason = f"the answer ended with {choice.finish_reason!r}"
-            raise Transient("server_error", reason, most_tries=_BROKEN_TRIES)
+        finish_reason = finished(choice.finish_reason)
         text = choice.message.content or ""
         sent = choice.logprobs.content if choice.logprobs and choice.logprobs.content else []
         return Completion(
             text=text,
-            finish_reason=choice.finish_reason,
+            finish_reason=finish_reason,
             prompt_tokens=reply.usage.prompt_tokens,
             completion_tokens=reply.usage.completion_tokens,
-            tokens=_placed(sent, text) if sampling.top_logprobs else [],
+            tokens=placed(sent, text) if sampling.top_logprobs else [],
             refusal=choice.message.refusal,
             reasoning=choice.message.reasoning or choice.message.reasoning_content,
             fingerprint=reply.system_fingerprint,
@@ -196,7 +178,7 @@ class VllmServer:
         """Number of prompt tokens of a chat, template included."""
         body = {
             "model": self.model,
-            "messages": [{"role": message.role, "content": message.content} for message in messages],
+            "messages": chat(messages),
             "chat_template_kwargs": self._chat_template_kwargs,
         }
         return (await self._post("/tokenize", body, _Tokens)).count
@@ -208,8 +190,7 @@ class VllmServer:
         if len(found) <= tokens:
             return text
         decoded = (await self._post("/detokenize", {"model": self.model, "tokens": found[:tokens]}, _Text)).prompt
-        # A tokeniser that normalises does not give its input back, but about as many characters.
-        return text[: len(decoded.rstrip("\ufffd"))]
+        return head_of(text, decoded)
 
     def _choose(self, served: list[_Model], model: str | None) -> _Model:
         names = [each.id for each in served]
@@ -221,45 +202,6 @@ class VllmServer:
             if each.id == model:
                 return each
         raise EngineError(f"{self.base_url}: serves {', '.join(names) or 'no model'}, not {model!r}; see --model")
-
-    async def _prove(self, model: str, top_logprobs: int) -> None:
-        """Ask for an answer that only an enforced schema gives."""
-        schema = {
-            "type": "object",
-            "properties": {"word": {"enum": [_PROBE_WORD]}},
-            "required": ["word"],
-            "additionalProperties": False,
-        }
-        completion = await self.complete(
-            Request(
-                messages=(Message("user", "Say hello."),),
-                schema=schema,
-                sampling=Sampling(max_tokens=64, top_logprobs=top_logprobs),
-                model=model,
-                revision="",
-                chat_template_kwargs=self._chat_template_kwargs,
-                origin=Origin("start-up check", 0, "", "", None),
-            )
-        )
-        try:
-            enforced = orjson.loads(completion.text) == {"word": _PROBE_WORD}
-        except orjson.JSONDecodeError:
-            enforced = False
-        if not enforced:
-            hint = (
-                ""
-                if completion.text
-                else " (its reasoning was not empty: switch thinking off)" * bool(completion.reasoning)
-            )
-            raise EngineError(
-                f"{self.base_url}: {model} does not enforce JSON schemas: asked for the word {_PROBE_WORD} alone, "
-                f"it answered {completion.text[:80]!r}{hint}; it must support `structured_outputs` (vLLM 0.11 on)"
-            )
-        if top_logprobs and not any(token.top for token in completion.tokens):
-            raise EngineError(
-                f"{self.base_url}: {model} sends no log-probabilities that spell its answer; grades would be coarse. "
-                "Use a server that does, or ask for plain grades with --no-logprobs"
-            )
 
     async def _get(self, path: str, reply: type[ReplyT]) -> ReplyT:
         return await self._call("GET", path, None, reply)
@@ -290,7 +232,7 @@ class VllmServer:
             return reply.model_validate_json(content)
         except ValidationError as error:
             reason = f"{path} sent a reply of another form: {error.errors()[0]['msg']}"
-            raise Transient("server_error", reason, most_tries=_BROKEN_TRIES) from error
+            raise Transient("server_error", reason, most_tries=BROKEN_TRIES) from error
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:
@@ -314,28 +256,3 @@ def _problem(content: bytes) -> str:
 def _seconds(retry_after: str | None) -> float | None:
     """The Retry-After header in seconds; its form as a date is not used by model servers."""
     return float(retry_after) if retry_after and retry_after.isdecimal() else None
-
-
-def _placed(sent: list[_Token], text: str) -> list[Token]:
-    """The tokens of the answer with their places in its text; empty where they do not spell the text.
-
-    White space is not compared: some tokenisers keep it in their tokens and lose it in the tokens' texts. Tokens before
-    the answer (reasoning), after it (the end token) and of white space alone are left out.
-    """
-    content = text.encode("utf-8", "replace")
-    places = [place for place, byte in enumerate(content) if byte not in _WHITE_SPACE]
-    pieces = [
-        (bytes(token.bytes) if token.bytes else token.token.encode("utf-8", "replace")).translate(None, _WHITE_SPACE)
-        for token in sent
-    ]
-    start = b"".join(pieces).rfind(content.translate(None, _WHITE_SPACE))
-    if start < 0 or not places:
-        return []
-    placed: list[Token] = []
-    at = -start
-    for token, piece in zip(sent, pieces, strict=True):
-        if piece and 0 <= at < len(places):
-            top = [(each.token, min(each.logprob, 0.0)) for each in token.top_logprobs if each.logprob > _LEAST_LOGPROB]
-            placed.append(Token(at=places[at], token=token.token, logprob=min(token.logprob, 0.0), top=top))
-        at += len(piece)
-    return placed

@@ -4,51 +4,64 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from touche_llm.records import Candidate, Judgment, RunLine
+from touche_llm.records import HIGHEST_GRADE, Candidate, Judgment, RunLine
 from touche_llm.runs import strictly_decreasing
-from touche_llm.tasks.base import Task, Weights
-
-HIGHEST_GRADE = 3
+from touche_llm.tasks.base import FIRST_STAGE, Task
 
 
 def rank(
-    candidates: list[Candidate], judgments: Mapping[str, Judgment], task: Task, weights: Weights, tag: str
+    candidates: list[Candidate],
+    judgments: Mapping[str, Judgment],
+    task: Task,
+    weights: Mapping[str, float],
+    tag: str,
 ) -> list[RunLine]:
     """The ranking of one topic.
 
-    A judged document's score is the weighted mean of relevance/3, quality/3 and the first-stage score scaled to 0..1
-    within the topic (1 where all are equal); equal scores keep their first-stage order. Documents without a judgment
-    follow in first-stage order with the task's label for an unknown stance. The list ends at the task's limit.
+    A judged document's score is the weighted mean of its grades/3 and the first-stage score scaled to 0..1 within the
+    topic (1 where all are equal); equal scores keep their first-stage order. Documents that only inherit their grades
+    follow, ranked the same way by the grades they have. Documents without a judgment come last, in first-stage order,
+    with the task's label for an unknown stance, or not at all where it has none. The list ends at the task's limit.
 
     Args:
         candidates: of one topic, by rank.
         judgments: of that topic, by document id.
         task: gives the label and the limit.
-        weights: not all zero.
+        weights: of the grades and of the first stage, by name; not all zero.
         tag: the run's tag.
     """
     lowest = min((candidate.score for candidate in candidates), default=0.0)
     span = max((candidate.score for candidate in candidates), default=0.0) - lowest
-    total = weights.relevance + weights.quality + weights.first_stage
 
-    def score(candidate: Candidate) -> float:
-        judgment = judgments[candidate.document_id]
-        first_stage = (candidate.score - lowest) / span if span else 1.0
-        return (
-            weights.relevance * judgment.relevance / HIGHEST_GRADE
-            + weights.quality * judgment.quality / HIGHEST_GRADE
-            + weights.first_stage * first_stage
-        ) / total
+    def score(candidate: Candidate, judgment: Judgment) -> float:
+        return graded(judgment, weights, (candidate.score - lowest) / span if span else 1.0)
 
-    judged = [(score(each), each) for each in candidates if each.document_id in judgments]
-    judged.sort(key=lambda pair: (-pair[0], pair[1].rank))
-    # 0 is the least that a judged document can score, so the rest goes below.
-    rest = [(-1.0, each) for each in candidates if each.document_id not in judgments]
-    ranking = (judged + rest)[: task.most_per_topic]
-    scores = strictly_decreasing([value for value, _ in ranking])
-    lines = []
-    for position, (value, (_, candidate)) in enumerate(zip(scores, ranking, strict=True), start=1):
+    ranking: list[tuple[float, Candidate, str]] = []
+    for candidate in candidates:
         judgment = judgments.get(candidate.document_id)
-        stance = judgment.stance if judgment else task.unknown_stance
-        lines.append(RunLine(candidate.topic_id, stance, candidate.document_id, position, value, tag))
-    return lines
+        if judgment is not None:
+            # A score lies between 0 and 1, so what the model was asked about stays above what it was not.
+            below = 1.0 if judgment.source == "inherited" else 0.0
+            ranking.append((score(candidate, judgment) - below, candidate, judgment.stance))
+        elif task.unknown_stance is not None:
+            ranking.append((-2.0, candidate, task.unknown_stance))
+    asked = {each.document_id for each in judgments.values() if each.source != "inherited"}
+    ranking.sort(key=lambda each: (each[1].document_id not in asked, -each[0], each[1].rank))
+    ranking = ranking[: task.most_per_topic]
+    scores = strictly_decreasing([value for value, _, _ in ranking])
+    return [
+        RunLine(candidate.topic_id, stance, candidate.document_id, position, value, tag)
+        for position, (value, (_, candidate, stance)) in enumerate(zip(scores, ranking, strict=True), start=1)
+    ]
+
+
+def graded(judgment: Judgment, weights: Mapping[str, float], first_stage: float | None = None) -> float:
+    """The weighted mean of a judgment's grades/3 and, if given, of the first-stage score, all between 0 and 1.
+
+    It is 0 where all that the judgment has weighs nothing.
+    """
+    parts = {name: grade / HIGHEST_GRADE for name, grade in judgment.grades.items()}
+    if first_stage is not None:
+        parts[FIRST_STAGE] = first_stage
+    total = sum(weights[name] for name in parts)
+    return sum(weights[name] * value for name, value in parts.items()) / total if total else 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,9 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from touche_llm.corpus.store import Units
 from touche_llm.errors import DataError
 from touche_llm.files import read_record, whole_folder, write_records
-from touche_llm.records import Candidate, Topic
 from touche_llm.retrieval import analysis
-from touche_llm.retrieval.top import query_text, top_candidates
+from touche_llm.retrieval.top import FirstStage
 
 FORMAT = 1
 
@@ -45,24 +44,20 @@ class Bm25Manifest(BaseModel):
     documents: int
 
 
-class Bm25Index:
+class Bm25Index(FirstStage):
     """A BM25 index of documents, or of their parts, memory-mapped."""
 
     def __init__(self, units: Units, index: Any) -> None:
         """Use `open_index` or `ensure_index`."""
-        self._units, self._index = units, index
+        super().__init__(units)
+        self._index = index
         self._analyser = analysis.Analyser()
 
-    def retrieve(self, topics: list[Topic], *, fields: tuple[str, ...], depth: int) -> Iterator[list[Candidate]]:
-        """The best documents of each topic, topic by topic; empty where no word of the query occurs in the corpus."""
-        for topic in topics:
-            yield top_candidates(topic, self.scores(topic, fields), self._units.ids_of, depth)
-
-    def scores(self, topic: Topic, fields: tuple[str, ...]) -> NDArray[np.float32]:
-        """The score of every unit of the corpus for a topic, in row order."""
-        known = self._index.get_tokens_ids(self._analyser.terms(query_text(topic, fields)))
+    def scores(self, query: str) -> NDArray[np.float32]:
+        """See FirstStage; all 0 where no word of the query occurs in the corpus."""
+        known = self._index.get_tokens_ids(self._analyser.terms(query))
         if not known:
-            return np.zeros(len(self._units), dtype=np.float32)
+            return np.zeros(len(self.units), dtype=np.float32)
         scores: NDArray[np.float32] = self._index.get_scores_from_ids(known)
         return scores
 
@@ -84,7 +79,7 @@ def ensure_index(units: Units, settings: Bm25Settings, notify: Callable[[str], N
             return open_index(units, settings)
         notify(f"{folder}: {stale}; indexing again")
     else:
-        notify(f"indexing {len(units):,} {units.table} in {folder}")
+        notify(f"indexing {len(units):,} {units.noun} in {folder}")
     _build(units, settings, folder)
     return open_index(units, settings)
 

@@ -1,17 +1,36 @@
-"""The best documents by score, the same way for every first stage."""
+"""What every first stage is: a score for each document, and the best of them the same way."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from touche_llm.corpus.store import Units
 from touche_llm.records import Candidate, Topic
 
 
+class FirstStage(ABC):
+    """Scores the documents of a store, or their parts, for a query."""
+
+    def __init__(self, units: Units) -> None:
+        self.units = units
+
+    @abstractmethod
+    def scores(self, query: str) -> NDArray[np.floating[Any]]:
+        """The score of every unit, in row order; 0 where nothing matches."""
+
+    def retrieve(self, topics: list[Topic], *, fields: tuple[str, ...], depth: int) -> Iterator[list[Candidate]]:
+        """The best units of each topic, topic by topic; empty where none matches."""
+        for topic in topics:
+            yield top_candidates(topic, self.scores(query_text(topic, fields)), self.units.ids_of, depth)
+
+
 def top_candidates(
-    topic: Topic, scores: NDArray[np.floating], ids_of: Callable[[list[int]], list[str]], depth: int
+    topic: Topic, scores: NDArray[np.floating[Any]], ids_of: Callable[[list[int]], list[str]], depth: int
 ) -> list[Candidate]:
     """The `depth` best documents of a topic by score, those of score 0 or less left out.
 

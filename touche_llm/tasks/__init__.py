@@ -5,8 +5,10 @@ from __future__ import annotations
 from touche_llm.errors import UsageError
 from touche_llm.tasks.base import Task
 from touche_llm.tasks.comparative import COMPARATIVE
+from touche_llm.tasks.controversial import CONTROVERSIAL
+from touche_llm.tasks.sentence_pairs import SENTENCE_PAIRS
 
-TASKS: dict[str, Task] = {task.name: task for task in (COMPARATIVE,)}
+TASKS: dict[str, Task] = {task.name: task for task in (COMPARATIVE, CONTROVERSIAL, SENTENCE_PAIRS)}
 
 
 DEFAULT_TASK = COMPARATIVE.name

@@ -2,31 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from touche_llm.corpus.store import Reader
-from touche_llm.llm.answer import AnswerModel
-from touche_llm.records import Topic
+from touche_llm.excerpts import Excerpts
+from touche_llm.llm.answer import AnswerModel, labels_of
+from touche_llm.records import Document, Topic
+
+# The weight of the first stage's score, beside those of the grades.
+FIRST_STAGE = "first_stage"
 
 
-class Weights(BaseModel):
-    """What a document's score is made of; each part lies between 0 and 1 before it is weighted."""
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a prompt shows of a document: its text, and the template's other variables."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    document: str | Excerpts
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
-    relevance: float = Field(ge=0.0, allow_inf_nan=False)
-    quality: float = Field(ge=0.0, allow_inf_nan=False)
-    first_stage: float = Field(ge=0.0, allow_inf_nan=False)
 
-    @model_validator(mode="after")
-    def _not_all_zero(self) -> Weights:
-        if not self.relevance + self.quality + self.first_stage:
-            raise ValueError("relevance, quality and first_stage are all 0: nothing is left to rank by")
-        return self
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked about a document.
+
+    Attributes:
+        answer: the answer model; its fields of integers are grades, `stance` is one of its fields.
+        variables: what the template may use beside `topic` and `document`, and must: {name: whether it must}.
+        show: what of a document is shown for a topic.
+    """
+
+    answer: type[AnswerModel]
+    show: Callable[[Topic, Document], Shown]
+    variables: Mapping[str, bool] = field(default_factory=dict)
+
+    @property
+    def template_variables(self) -> dict[str, bool]:
+        """All variables of the template, and whether it must use them."""
+        return {"topic": True, **self.variables, "document": True}
+
+    @property
+    def grades(self) -> tuple[str, ...]:
+        """The fields of the answer that are grades."""
+        return tuple(
+            name for name, labels in labels_of(self.answer).items() if all(isinstance(each, int) for each in labels)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +58,33 @@ class Task:
         name: as the command line spells it; also the folder of its prompts.
         title: for people.
         stances: the labels that a run may carry, in order of declaration.
-        unknown_stance: the label that a document without a usable answer gets, counted as imputed.
+        unknown_stance: the label that a document without a usable answer gets, counted as imputed; None where the task
+            has no such label: the document is left out then.
+        least_per_topic: the shortest ranking that the organisers want.
         most_per_topic: the longest ranking that the organisers take.
-        read_topics: reader of the topics file.
+        corpus_files: names under which the organisers publish the corpus, plain; also with .gz.
         read_corpus: streaming reader of the corpus.
-        judge_answer: the answer model that the judge prompt asks for; has `relevance`, `quality` and `stance`.
+        question: what the judge prompt asks about a document.
+        weights: default weights of the ranking: of each grade and of the first stage.
         objects_answer: for a topic without objects, the answer model that asks for them (`first`, `second`); None
             where topics have no objects.
-        weights: default weights of the ranking.
+        sentence_question: where the documents are pairs of sentences, what is asked about a sentence; else None.
     """
 
     name: str
     title: str
     stances: tuple[str, ...]
-    unknown_stance: str
+    unknown_stance: str | None
+    least_per_topic: int
     most_per_topic: int
-    read_topics: Callable[[Path], list[Topic]]
+    corpus_files: tuple[str, ...]
     read_corpus: Reader
-    judge_answer: type[AnswerModel]
-    objects_answer: Callable[[Topic], type[AnswerModel]] | None
-    weights: Weights
+    question: Question
+    weights: Mapping[str, float]
+    objects_answer: Callable[[Topic], type[AnswerModel]] | None = None
+    sentence_question: Question | None = None
+
+    @property
+    def weight_names(self) -> tuple[str, ...]:
+        """What a document's score can be made of."""
+        return (*self.question.grades, FIRST_STAGE)

@@ -6,12 +6,11 @@ from typing import Literal
 
 from pydantic import create_model, model_validator
 
-from touche_llm.corpus.passages import read_passages
+from touche_llm.corpus.rerank import read_collection
 from touche_llm.errors import DataError
 from touche_llm.llm.answer import AnswerModel
-from touche_llm.records import Topic
-from touche_llm.tasks.base import Task, Weights
-from touche_llm.topics import read_topics
+from touche_llm.records import Document, Topic
+from touche_llm.tasks.base import FIRST_STAGE, Question, Shown, Task
 
 # The longest title of the three editions has 17 words; every run of words becomes a label of the schema.
 _MOST_TITLE_WORDS = 40
@@ -66,16 +65,23 @@ def title_spans(title: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(span for span in spans if span))
 
 
+def _show(topic: Topic, document: Document) -> Shown:
+    assert topic.objects is not None
+    first, second = topic.objects
+    return Shown(document.text, {"first": first, "second": second})
+
+
 COMPARATIVE = Task(
     name="comparative",
     title="Touché 2022 task 2, argument retrieval for comparative questions",
     stances=("FIRST", "SECOND", "NEUTRAL", "NO"),
     unknown_stance="NO",
+    least_per_topic=0,
     most_per_topic=1000,
-    read_topics=read_topics,
-    read_corpus=read_passages,
-    judge_answer=ComparativeJudgment,
-    objects_answer=objects_answer,
+    corpus_files=("passages.jsonl",),
+    read_corpus=read_collection,
+    question=Question(ComparativeJudgment, _show, {"first": False, "second": False}),
     # Half the weight on quality: the organisers judge both, and a run is ranked once. The first stage only parts ties.
-    weights=Weights(relevance=1.0, quality=0.5, first_stage=0.05),
+    weights={"relevance": 1.0, "quality": 0.5, FIRST_STAGE: 0.05},
+    objects_answer=objects_answer,
 )

@@ -1,0 +1,434 @@
+from __future__ import annotations
+
+import ast
+import csv
+import gzip
+import io
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from touche_llm.corpus import args_me
+from touche_llm.corpus.args_me import HEADER, read_arguments
+from touche_llm.corpus.passages import BadLine
+from touche_llm.errors import DataError
+from touche_llm.records import Document, Part
+
+REAL = Path(__file__).resolve().parents[3] / "shared/data/sentence_pairs/args_processed_04_01.csv.gz"
+
+
+def sentence(identifier: str, text: str) -> dict[str, str]:
+    return {"sent_id": identifier, "sent_text": text}
+
+
+def premise(text: str, stance: str = "PRO") -> dict[str, Any]:
+    return {"text": text, "stance": stance, "annotations": []}
+
+
+def row(identifier: str = "S1-A1", **changed: Any) -> list[str]:
+    """A good row; what is changed is written as it is where it is text, else as Python writes it."""
+    fields = {
+        "id": identifier,
+        "conclusion": "Tea",
+        "premises": [premise("It's hot. It wakes.")],
+        "context": "{'sourceText': 'not parsed",
+        "sentences": [
+            sentence(f"{identifier}__PREMISE__1", "It's hot."),
+            sentence(f"{identifier}__PREMISE__2", "It wakes."),
+            sentence(f"{identifier}__CONC__1", "Tea"),
+        ],
+    } | changed
+    return [value if isinstance(value, str) else repr(value) for value in fields.values()]
+
+
+def document(identifier: str = "S1-A1") -> Document:
+    parts = [
+        Part(f"{identifier}__PREMISE__1", "It's hot."),
+        Part(f"{identifier}__PREMISE__2", "It wakes."),
+        Part(f"{identifier}__CONC__1", "Tea"),
+    ]
+    return Document(identifier, "It's hot. It wakes.", title="Tea", side="PRO", parts=tuple(parts))
+
+
+def table(*rows: list[str], header: list[str] = HEADER) -> bytes:
+    stream = io.StringIO(newline="")
+    csv.writer(stream).writerows([header, *rows])
+    return stream.getvalue().encode()
+
+
+def one(folder: Path, **changed: Any) -> Document:
+    path = folder / "args.csv"
+    path.write_bytes(table(row(**changed)))
+    ((_, found),) = read_arguments(path)
+    return found
+
+
+def tar_of(*files: tuple[str, bytes]) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        folder = tarfile.TarInfo("args.csv")
+        folder.type = tarfile.DIRTYPE
+        archive.addfile(folder)
+        for name, content in files:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return stream.getvalue()
+
+
+MANY = table(*[row(f"S{n}-A1") for n in range(1, 400)])
+DOCUMENTS = [(n + 1, document(f"S{n}-A1")) for n in range(1, 400)]
+
+
+@pytest.mark.parametrize(
+    "pack",
+    [
+        bytes,
+        gzip.compress,
+        lambda content: tar_of(("README.md", b"x" * 3000), ("args_processed/args_processed_04_01.csv", content)),
+        lambda content: gzip.compress(tar_of(("._args.csv", b"finder"), ("args.csv", content), ("z.txt", b"z"))),
+    ],
+    ids=["plain", "gzip", "tar with a folder", "tar.gz"],
+)
+def test_the_packing_is_told_by_content_whatever_the_name(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    path = tmp_path / "corpus"
+    path.write_bytes(pack(MANY))
+    assert list(read_arguments(path)) == DOCUMENTS
+    assert list(tmp_path.iterdir()) == [path], "nothing is unpacked"
+
+
+def test_an_argument_has_its_premises_as_text_and_all_sentences_as_parts(tmp_path: Path) -> None:
+    found = one(
+        tmp_path,
+        conclusion=" Ban\n the  sale ",
+        premises=[premise("x", "CON"), premise("y", "PRO")],
+        sentences=[
+            sentence("p2", 'He said: "don\'t".'),
+            sentence("blank", " \t"),
+            sentence("c__CONC__1", "Ban it."),
+            sentence("p1", "C:\\new\n"),
+        ],
+    )
+    assert found.text == 'He said: "don\'t". C:\\new\n'
+    assert (found.title, found.side) == ("Ban the sale", "CON")
+    assert found.parts == (Part("p2", 'He said: "don\'t".'), Part("c__CONC__1", "Ban it."), Part("p1", "C:\\new\n"))
+
+
+def test_an_argument_that_is_only_a_conclusion_has_no_text(tmp_path: Path) -> None:
+    found = one(tmp_path, sentences=[sentence("x__CONC__1", "Tea")], premises=[premise("")])
+    assert (found.text, found.parts) == ("", (Part("x__CONC__1", "Tea"),))
+
+
+def test_rows_over_several_lines_are_numbered_by_their_first_line(tmp_path: Path) -> None:
+    path = tmp_path / "args.csv"
+    path.write_bytes(table(row("a", conclusion="one\ntwo\r\nthree"), row("b", context="\n\n"), row("c")))
+    assert [(line, found.id) for line, found in read_arguments(path)] == [(2, "a"), (5, "b"), (8, "c")]
+
+
+def test_fields_may_be_longer_than_the_csv_module_takes_by_itself(tmp_path: Path) -> None:
+    text = "word " * 100_000
+    assert one(tmp_path, context=text, sentences=[sentence("p", text)]).text == text
+
+
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n"])
+def test_a_byte_order_mark_and_any_line_ending_are_taken(tmp_path: Path, ending: bytes) -> None:
+    path = tmp_path / "args.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + table(row("a"), row("b")).replace(b"\r\n", ending))
+    assert [found.id for _, found in read_arguments(path)] == ["a", "b"]
+
+
+BAD: list[tuple[list[str], str]] = [
+    (row("x")[:4], "4 fields, not 5"),
+    ([*row("x"), ""], "6 fields"),
+    ([], "0 fields"),
+    (row(""), "`id`"),
+    (row("x y"), "'x y'"),
+    (row("x,y"), "'x,y'"),
+    (row("x\u200b"), "`id`"),
+    (row("x", premises=""), "argument x: not a Python literal"),
+    (row("x", premises="[{'text': 'a', 'stance': 'PRO', 'annotations': []}"), "argument x: not a Python literal"),
+    (row("x", premises=[]), "no premise"),
+    (row("x", premises=[{"text": "a"}]), "`stance`"),
+    (row("x", premises=[premise("a", "NEUTRAL")]), "unknown stance 'NEUTRAL'"),
+    (row("x", premises=[premise("a"), premise("a", "pro")]), "unknown stance 'pro'"),
+    (row("x", premises=[{"text": "a", "stance": 1}]), "`stance` is not a string"),
+    (row("x", sentences="[]"), "no sentence"),
+    (row("x", sentences=[sentence("a", " ")]), "no sentence"),
+    (row("x", sentences={"sent_id": "a"}), "not a list of dictionaries"),
+    (row("x", sentences=[["sent_id", "sent_text"]]), "not a list of dictionaries"),
+    (row("x", sentences=[{"sent_id": "a"}]), "`sent_text`"),
+    (row("x", sentences=[{"sent_id": "a", "sent_text": None}]), "`sent_text` is not a string"),
+    (row("x", sentences=[{"sent_id": "a", "sent_text": b"b"}]), "`sent_text` is not a string"),
+    (row("x", sentences=[sentence("a b", "t")]), "'a b'"),
+    (row("x", sentences=[sentence("a,b", "t")]), "'a,b'"),
+    (row("x", sentences=[sentence("", "t")]), "`sent_id`"),
+    (row("x", sentences=[sentence("a\x1b", "t")]), "`sent_id`"),
+    (row("x", sentences=[sentence("a", "t"), sentence("a", "u")]), "twice"),
+    (row("x", sentences=[sentence("a", "t"), sentence("a", " ")]), "twice"),
+    (row("x", sentences=[sentence("a", "half \ud800")]), "surrogate"),
+    (row("x", sentences=[{**sentence("a", "half \ud800"), "more": 1}]), "surrogate"),
+    (row("x", sentences="[{'sent_id': 'a', 'sent_text': __import__('os').getcwd()}]"), "not a Python literal"),
+    (row("x", sentences="[{'sent_id': 'a', 'sent_text': f'{1}'}]"), "not a Python literal"),
+    (row("x", sentences="[{'sent_id': 'a', 'sent_text': '\\x1'}]"), "not a Python literal"),
+    (row("x", sentences="[{[]: 1}]"), "not a Python literal"),
+    (row("x", sentences="[" * 50_000), "not a Python literal"),
+    (row("x", sentences="-" * 50_000 + "1"), "not a Python literal"),
+    (row("x", sentences="1" + "+1" * 50_000), "not a Python literal"),
+    (row("x", sentences="[" + "0," * 2**19 + "]"), "more than 1,048,576 characters"),
+]
+
+
+@pytest.mark.parametrize(("bad", "reason"), BAD)
+def test_a_bad_row_stops_with_file_and_line(tmp_path: Path, bad: list[str], reason: str) -> None:
+    path = tmp_path / "args.csv"
+    path.write_bytes(table(row("a", conclusion="two\nlines"), bad, row("b")))
+    reader = read_arguments(path)
+    assert next(reader)[1].id == "a"
+    with pytest.raises(BadLine) as caught:
+        next(reader)
+    assert (caught.value.path, caught.value.line) == (path, 4)
+    assert reason in caught.value.reason
+
+
+def test_bad_rows_are_collected_and_reading_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "args.csv"
+    rows = [row(conclusion="\n\n"), *(each for bad, _ in BAD for each in (bad, row()))]
+    path.write_bytes(table(*rows))
+    collected: list[BadLine] = []
+    assert len(list(read_arguments(path, collected.append))) == len(BAD) + 1
+    assert [bad.line for bad in collected] == list(range(5, 2 * len(BAD) + 5, 2))
+
+
+RAW: list[tuple[Callable[[bytes], bytes], str]] = [
+    (lambda line: line.replace(b"Tea", b"T\xffa", 1), "not UTF-8"),
+    (lambda line: line.replace(b"Tea", b'"T\n\xff"', 1), "not UTF-8"),
+    (lambda line: line.replace(b"Tea", b"T\0a", 1), "NUL byte"),
+    (lambda line: line.replace(b"Tea", b'"T"a', 1), "not CSV"),
+    (lambda line: line.replace(b"Tea", b"T\ra", 1), "not CSV"),
+    (lambda line: line.replace(b"Tea", b"T" * 2000, 1), "not CSV: longer than 2,000 bytes"),
+]
+
+
+@pytest.mark.parametrize(("damage", "reason"), RAW)
+def test_damaged_bytes_spoil_only_their_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[bytes], bytes], reason: str
+) -> None:
+    monkeypatch.setattr(args_me, "MAX_ROW_BYTES", 2000)
+    path = tmp_path / "args.csv"
+    header, *lines = table(row("a"), row("x"), row("b")).splitlines(keepends=True)
+    path.write_bytes(header + lines[0] + damage(lines[1]) + lines[2])
+    collected: list[BadLine] = []
+    assert [found.id for _, found in read_arguments(path, collected.append)] == ["a", "b"]
+    assert [bad.line for bad in collected] == [3]
+    assert reason in collected[0].reason
+
+
+def test_a_quotation_mark_that_is_never_closed_does_not_swallow_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(args_me, "MAX_ROW_BYTES", 5000)
+    path = tmp_path / "args.csv"
+    # Without quotation marks of its own, so that only the length can end the row.
+    filler = b"S9,x,y,z,[]\n" * 1000
+    path.write_bytes(table(row("a")) + b'S2,"open,\n' + filler + table(row("b")).split(b"\r\n", 1)[1])
+    collected: list[BadLine] = []
+    assert [found.id for _, found in read_arguments(path, collected.append)] == ["a", "b"]
+    assert "quotation mark" in str(collected[0])
+    assert collected[0].line == 3
+
+
+def test_a_file_that_ends_within_a_row_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "args.csv"
+    path.write_bytes(table(row("a"), row("b")).rstrip()[:-40])
+    with pytest.raises(BadLine, match=r"args\.csv:3: not CSV: unexpected end of data"):
+        list(read_arguments(path))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff\xfe\n",
+        b'{"id": "x", "contents": "y"}\n',
+        table(row(), header=["id", "conclusion", "premises", "context"]),
+        table(row(), header=HEADER[::-1]),
+        b'"id\n',
+    ],
+)
+def test_a_file_with_another_header_is_refused_even_if_bad_rows_are_left_out(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "args.csv"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"args\.csv: does not begin with id,conclusion,"):
+        list(read_arguments(path, lambda bad: None))
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ([("readme.txt", b"x")], "no file in this tar archive ends in .csv"),
+        ([("a.csv", MANY), ("b/c.csv", MANY)], r"holds a\.csv and b/c\.csv"),
+    ],
+)
+def test_an_archive_holds_exactly_one_table(tmp_path: Path, files: list[tuple[str, bytes]], reason: str) -> None:
+    path = tmp_path / "args.tar.gz"
+    path.write_bytes(gzip.compress(tar_of(*files)))
+    with pytest.raises(DataError, match=reason):
+        list(read_arguments(path))
+
+
+@pytest.mark.parametrize("kept", [0.05, 0.5, 0.95, 1.0])
+@pytest.mark.parametrize("pack", [bytes, lambda content: tar_of(("args.csv", content))], ids=["csv.gz", "tar.gz"])
+def test_a_truncated_file_is_named_once_its_rows_are_read(
+    tmp_path: Path, pack: Callable[[bytes], bytes], kept: float
+) -> None:
+    packed = gzip.compress(pack(MANY))
+    path = tmp_path / "args.gz"
+    path.write_bytes(packed[: int((len(packed) - 1) * kept)])
+    found = []
+    with pytest.raises(DataError, match=r"args\.gz.*truncated gzip file: it ends after line"):
+        for item in read_arguments(path):
+            found.append(item)
+    assert found == DOCUMENTS[: len(found)]
+
+
+def test_a_changed_letter_in_an_archive_is_found_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "args.tar.gz"
+    packed = gzip.compress(tar_of(("args.csv", MANY), ("z.txt", b"z" * 20_000)), compresslevel=0, mtime=0)
+    path.write_bytes(packed.replace(b"It wakes", b"It makes", 1))
+    with pytest.raises(DataError, match="damaged gzip file .*CRC check failed"):
+        list(read_arguments(path))
+
+
+def test_a_truncated_tar_archive_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "args.tar"
+    path.write_bytes(tar_of(("args.csv", MANY))[:20_000])
+    with pytest.raises(DataError, match=r"args\.tar: damaged tar archive"):
+        list(read_arguments(path))
+
+
+def test_nothing_is_read_ahead_of_the_argument_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "args.csv"
+    path.write_bytes(table(row("a"), row("b")) + b'"broken\n')
+    reader = read_arguments(path)
+    assert [next(reader)[1].id, next(reader)[1].id] == ["a", "b"]
+    with pytest.raises(BadLine):
+        next(reader)
+
+
+# Texts that look like the literal around them, and what repr() writes in its several ways.
+pieces = st.sampled_from(
+    [
+        "'",
+        '"',
+        "\\",
+        "\n",
+        "\r",
+        "\0",
+        "', 'stance': 'PRO",
+        "'}]",
+        "}, {'sent_id': '",
+        "\\'",
+        "''",
+        "\x7f",
+        "\u2028",
+        "é",
+    ]
+)
+texts = st.lists(pieces | st.text(max_size=5), max_size=6).map("".join)
+entries = st.lists(st.tuples(texts, texts), max_size=5)
+
+
+@given(entries)
+@example([("\\", "\\'"), ("'\\", "\\\\'"), ("\"\\'", "'\"\\")])
+def test_what_repr_writes_is_read_as_literal_eval_reads_it(pairs: list[tuple[str, str]]) -> None:
+    field = repr([sentence(*pair) for pair in pairs])
+    assert args_me._entries(field, args_me._SENTENCE, ("sent_id", "sent_text")) == pairs
+    field = repr([premise(*pair) for pair in pairs])
+    assert args_me._entries(field, args_me._PREMISE, ("text", "stance")) == pairs
+
+
+tokens = st.sampled_from(
+    [
+        "[",
+        "]",
+        "{",
+        "}",
+        ", ",
+        ": ",
+        " ",
+        "\n",
+        "\\",
+        "\\'",
+        "'",
+        '"',
+        "'sent_id': ",
+        "'sent_text': ",
+        "'a'",
+        '"b"',
+        "0",
+    ]
+    + ["[{'sent_id': 'a', 'sent_text': 'b'}", ", {'sent_id': \"a'\", 'sent_text': 'b'}", "r", "#", "''", "\\N{DASH}"]
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(tokens, max_size=8).map("".join))
+@example("[{'sent_id': 'a', 'sent_text': 'b'}]\n")
+@example("[{'sent_id': 'a', 'sent_text': 'b'}, ]")
+@example("[{'sent_id': 'a', 'sent_text': 'b'}, ")
+@example("[{'sent_id': 'a', 'sent_text': 'b'}][{'sent_id': 'a', 'sent_text': 'b'}]")
+@example("[{'sent_id': '''a''', 'sent_text': 'b' 'c'}]")
+@example("[{'sent_id': 'a', 'sent_text': 'b', 'sent_text': 'c'}]")
+@example("[{'sent_id': 'a', 'sent_text': '\\d \\777 \\N{EN DASH}'}]")
+@example("[{'sent_id': 'a', 'sent_text': 'b\\\nc'}]")
+@example("{'sent_id': 'a', 'sent_text': 'b'}]")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::SyntaxWarning")
+def test_any_other_field_is_read_as_literal_eval_reads_it_or_refused(field: str) -> None:
+    expected: list[tuple[Any, Any]] | None
+    found: list[tuple[str, str]] | None
+    try:
+        value = ast.literal_eval(field)
+        expected = [(item["sent_id"], item["sent_text"]) for item in value]
+        if not isinstance(value, list) or not all(isinstance(text, str) for pair in expected for text in pair):
+            expected = None
+    except (ValueError, SyntaxError, TypeError, KeyError):
+        expected = None
+    try:
+        found = args_me._entries(field, args_me._SENTENCE, ("sent_id", "sent_text"))
+    except args_me._Malformed:
+        found = None
+    assert found == expected
+
+
+def test_text_cannot_make_the_expressions_go_back_and_forth() -> None:
+    """Quadratic time would be minutes here."""
+    for field in ("[{'sent_id': '" + "\\'" * 500_000, "[{'sent_id': '" + "a\\\\" * 300_000 + "', "):
+        with pytest.raises(args_me._Malformed):
+            args_me._entries(field, args_me._SENTENCE, ("sent_id", "sent_text"))
+
+
+def test_the_real_arguments_are_read_as_literal_eval_reads_them() -> None:
+    if not REAL.exists():
+        pytest.skip(f"no {REAL}")
+    found = read_arguments(REAL)
+    count = 0
+    with gzip.open(REAL, "rt", encoding="utf-8", newline="") as stream:
+        rows = csv.reader(stream)
+        next(rows)
+        for (_, argument), fields in zip(found, rows, strict=True):
+            premises, sentences = ast.literal_eval(fields[2]), ast.literal_eval(fields[4])
+            texts = [each["sent_text"] for each in sentences if not each["sent_id"].startswith(f"{fields[0]}__CONC__")]
+            assert argument == Document(
+                fields[0],
+                " ".join(texts),
+                title=fields[1],
+                side=premises[0]["stance"],
+                parts=tuple(Part(each["sent_id"], each["sent_text"]) for each in sentences),
+            )
+            count += 1
+    assert count == 4967

@@ -1,0 +1,223 @@
+"""ChatNoir in a few lines: real HTTP, requests and replies checked with chatnoir-api's own models."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import NAMESPACE_URL, uuid5
+
+import orjson
+from aiohttp import web
+from chatnoir_api.model import index_id, index_prefix, parse_index
+from chatnoir_api.v1.model import Request, SearchResponse
+
+KEY = "LONG+and/secret=KEY&0123456789"
+# Answers one request instead of the server's usual way; gets the request and its body.
+Behaviour = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
+
+
+def uuid_of(trec_id: str) -> str:
+    """ChatNoir's own id of a ClueWeb22 document."""
+    return str(uuid5(NAMESPACE_URL, f"{index_prefix('clueweb22/b')}:{trec_id}"))
+
+
+def result(trec_id: str | None, score: float, **changes: Any) -> dict[str, Any]:
+    """A search result as ChatNoir sends it."""
+    return {
+        "index": index_id("clueweb22/b"),
+        "uuid": uuid_of(str(trec_id)),
+        "trec_id": trec_id,
+        "warc_id": None,
+        "score": score,
+        "target_uri": "https://example.org/page",
+        "cache_uri": "https://example.org/cache",
+        "target_hostname": "example.org",
+        "crawl_date": "2022-08-01T10:00:00Z",
+        "page_rank": None,
+        "spam_rank": None,
+        "title": "A <em>title</em>",
+        "snippet": "A &quot;snippet&quot; with <em>words</em>",
+        "content_type": "text/html",
+        "lang": "en",
+        **changes,
+    }
+
+
+def answer(results: list[dict[str, Any]], total: int | None = None) -> dict[str, Any]:
+    """The body of a reply to a search."""
+    meta = {
+        "query_time": 12,
+        "total_results": len(results) if total is None else total,
+        "indices": ["cw22"],
+        "search_method": "default",
+    }
+    return {"meta": meta, "results": results}
+
+
+def problem(code: int, message: str, **headers: str) -> web.Response:
+    """An error as ChatNoir sends it."""
+    body = {"code": code, "error": "an_error", "message": message}
+    return web.json_response(body, status=code, headers=headers)
+
+
+@dataclass
+class FakeChatNoir:
+    """Gives every query the same results.
+
+    Behaviours are used up one request after the other, then `rest` serves; None is the usual way.
+    `texts` are documents by TREC id; those of results that are not in it are "Text of ID." unless they are in `gone`.
+    """
+
+    results: list[dict[str, Any]] = field(default_factory=list)
+    texts: dict[str, str | bytes] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
+    charset: str = "utf-8"
+    behaviours: list[Behaviour | None] = field(default_factory=list)
+    rest: Behaviour | None = None
+    page_limit: int = 10_000
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    fetched: list[str] = field(default_factory=list)
+    document_queries: list[Mapping[str, str]] = field(default_factory=list)
+    url: str = ""
+    open_now: int = 0
+    most_open: int = 0
+
+    @property
+    def requests(self) -> int:
+        """All requests so far, redirects not counted."""
+        return len(self.asked) + len(self.fetched)
+
+    async def search(self, request: web.Request) -> web.StreamResponse:
+        body = orjson.loads(await request.read())
+        # What the server knows: `from`, and indices by their short names. `start` it ignores.
+        indices = {parse_index(each) for each in body["index"]}
+        asked = Request.model_validate({**body, "index": indices, "start": body.get("from", 0)})
+        self.asked.append(body)
+        if (behaviour := self._behaviour()) is not None:
+            return await behaviour(request, body)
+        if asked.apikey != KEY:
+            return problem(401, "Invalid API key.")
+        assert asked.start is not None and asked.size is not None
+        page = self.results[asked.start : asked.start + min(asked.size, self.page_limit)]
+        reply = orjson.dumps(answer(page, len(self.results)))
+        SearchResponse.model_validate_json(reply)
+        return web.Response(body=reply, content_type="application/json")
+
+    async def cache(self, request: web.Request) -> web.StreamResponse:
+        """As ChatNoir does: documents come from another place."""
+        raise web.HTTPMovedPermanently("/content?" + request.query_string)
+
+    async def content(self, request: web.Request) -> web.StreamResponse:
+        assert (request.query["index"], request.query["raw"], request.query["plain"]) == ("cw22", "true", "true")
+        known = {uuid_of(str(each["trec_id"])): str(each["trec_id"]) for each in self.results}
+        trec_id = known[request.query["uuid"]]
+        self.fetched.append(trec_id)
+        self.document_queries.append(dict(request.query))
+        self.open_now += 1
+        self.most_open = max(self.most_open, self.open_now)
+        try:
+            if (behaviour := self._behaviour()) is not None:
+                return await behaviour(request, {})
+            if trec_id in self.gone:
+                return web.Response(status=404, text="<h1>Not Found</h1>", content_type="text/html")
+            text = self.texts.get(trec_id, f"Text of {trec_id}.")
+            body = text if isinstance(text, bytes) else text.encode(self.charset)
+            return web.Response(body=body, headers={"Content-Type": f"text/html; charset={self.charset}"})
+        finally:
+            self.open_now -= 1
+
+    def _behaviour(self) -> Behaviour | None:
+        return self.behaviours.pop(0) if self.behaviours else self.rest
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[FakeChatNoir]:
+        """Serve on a free port of this machine."""
+        app = web.Application()
+        app.router.add_post("/api/v1/_search", self.search)
+        app.router.add_get("/cache", self.cache)
+        app.router.add_get("/content", self.content)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        assert runner.addresses
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        try:
+            yield self
+        finally:
+            await runner.cleanup()
+
+
+def status(code: int, message: str = "", **headers: str) -> Behaviour:
+    """Answer with an HTTP status."""
+
+    async def behave(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
+        return problem(code, message or f"status {code}", **headers)
+
+    return behave
+
+
+def echoes(code: int) -> Behaviour:
+    """Answer with a status and the request itself, key and all: in the body, in a header and in the reason."""
+
+    async def behave(_: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        key = str(body["apikey"])
+        headers = {"Location": f"/{key}", "X-Key": key, "Content-Type": "application/json"}
+        # The key stands where the message is cut, too.
+        reply = orjson.dumps(
+            {"message": f"bad key {key} " + "x" * (270 - len(key)) + key, "request": body, "meta": key}
+        )
+        return web.Response(status=code, reason=f"No {key}", body=reply, headers=headers)
+
+    return behave
+
+
+def says(body: Any) -> Behaviour:
+    """Answer with this body: bytes as they are, else as JSON."""
+
+    async def behave(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
+        sent = body if isinstance(body, bytes) else orjson.dumps(body)
+        return web.Response(body=sent, content_type="application/json")
+
+    return behave
+
+
+async def hangs(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
+    """Never answer."""
+    await asyncio.sleep(3600)
+    raise AssertionError
+
+
+async def slow_text(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
+    """A document that takes its time."""
+    await asyncio.sleep(0.05)
+    return web.Response(text="A text.")
+
+
+async def closes(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+    """Close the connection without an answer."""
+    assert request.transport is not None
+    request.transport.close()
+    return web.Response()
+
+
+async def breaks_off(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+    """Close the connection in the middle of the reply's body."""
+    response = web.StreamResponse(headers={"Content-Length": "1000", "Content-Type": "application/json"})
+    await response.prepare(request)
+    await response.write(b'{"meta": {')
+    assert request.transport is not None
+    request.transport.close()
+    return response
+
+
+def first_page_only(server: FakeChatNoir) -> Behaviour:
+    """Answer a search with the first page of the results, whatever page was asked for."""
+
+    async def behave(_: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response(answer(server.results[: body["size"]], len(server.results)))
+
+    return behave

@@ -1,0 +1,136 @@
+"""Starting and stopping a server: a script stands for `vllm serve`, and has a child of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import orjson
+import pytest
+
+from touche_llm.errors import EngineError
+from touche_llm.llm import serving
+from touche_llm.llm.serving import serve
+
+SERVER = """#!{python}
+import http.server, json, os, pathlib, signal, subprocess, sys
+here = pathlib.Path(__file__).parent
+behaviour = (here / "behaviour").read_text()
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+flags = dict(each[2:].split("=", 1) for each in sys.argv[3:] if "=" in each)
+switches = [each for each in sys.argv[3:] if "=" not in each]
+seen = {{"pids": [os.getpid(), child.pid], "command": sys.argv[1:3], "flags": flags, "switches": switches}}
+(here / "seen").write_text(json.dumps(seen | {{"alive": os.environ["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"]}}))
+print("loading", flush=True)
+if behaviour == "fails":
+    sys.exit("ValueError: not enough memory")
+if behaviour == "deaf":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(503 if behaviour == "slow" else 200)
+        self.end_headers()
+http.server.HTTPServer((flags["host"], int(flags["port"])), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "vllm").write_text(SERVER.format(python=sys.executable))
+    (folder / "vllm").chmod(0o755)
+    (folder / "behaviour").write_text("serves")
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr(serving, "_ASK_EVERY", 0.05)
+    monkeypatch.setattr(serving, "_STOP_SECONDS", 0.3)
+    return folder
+
+
+def seen(place: Path) -> dict[str, object]:
+    found: dict[str, object] = orjson.loads((place / "seen").read_bytes())
+    return found
+
+
+def gone(place: Path) -> bool:
+    """Whether server and child have ended; one that its new parent has not buried yet has."""
+    for _ in range(100):
+        states = []
+        for pid in seen(place)["pids"]:  # type: ignore[attr-defined]
+            try:
+                states.append(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0])
+            except OSError:
+                continue
+        if set(states) <= {"Z"}:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+async def test_the_server_gets_its_options_and_leaves_nothing_behind(place: Path, tmp_path: Path) -> None:
+    options = {"enforce_eager": True, "enable_prefix_caching": False, "dtype": "float32", "seed": None}
+    async with serve(tmp_path / "tiny", options, tmp_path / "logs" / "server.log", context=512) as url:
+        assert url.startswith("http://127.0.0.1:")
+        found = seen(place)
+    flags = found["flags"]
+    assert isinstance(flags, dict)
+    assert found["command"] == ["serve", str(tmp_path / "tiny")]
+    assert found["switches"] == ["--disable-uvicorn-access-log", "--enforce-eager", "--no-enable-prefix-caching"]
+    assert orjson.loads(flags.pop("structured-outputs-config")) == {
+        "backend": "xgrammar",
+        "disable_any_whitespace": True,
+    }
+    assert flags.pop("port") == url.rpartition(":")[2]
+    assert flags == {"served-model-name": "tiny", "host": "127.0.0.1", "max-model-len": "512", "dtype": "float32"}
+    assert found["alive"] == "120"
+    assert "loading" in (tmp_path / "logs" / "server.log").read_text()
+    assert gone(place)
+
+
+async def test_a_server_that_ends_at_once_gives_the_end_of_its_log(place: Path, tmp_path: Path) -> None:
+    (place / "behaviour").write_text("fails")
+    with pytest.raises(EngineError, match=r"(?s)ended with code 1 .*server.log:.*not enough memory"):
+        async with serve(tmp_path / "tiny", {}, tmp_path / "server.log"):
+            pass
+    assert gone(place)
+
+
+async def test_a_server_that_is_never_ready_is_given_up_and_ended(place: Path, tmp_path: Path) -> None:
+    (place / "behaviour").write_text("slow")
+    with pytest.raises(EngineError, match=r"did not start within 1 s"):
+        async with serve(tmp_path / "tiny", {}, tmp_path / "server.log", ready_within=1):
+            pass
+    assert gone(place)
+
+
+@pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError])
+async def test_an_error_ends_the_server_even_one_that_hears_no_interrupt(
+    error: type[BaseException], place: Path, tmp_path: Path
+) -> None:
+    (place / "behaviour").write_text("deaf")
+    with pytest.raises(error):
+        async with serve(tmp_path / "tiny", {}, tmp_path / "server.log"):
+            raise error
+    assert gone(place)
+
+
+def test_an_interrupt_ends_the_server(place: Path, tmp_path: Path) -> None:
+    async def work() -> None:
+        async with serve(tmp_path / "tiny", {}, tmp_path / "server.log"):
+            asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), signal.SIGINT)
+            await asyncio.sleep(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(work())
+    assert gone(place)
+
+
+async def test_without_vllm_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EngineError, match="pip install"):
+        async with serve(tmp_path / "tiny", {}, tmp_path / "server.log"):
+            pass

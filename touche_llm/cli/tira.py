@@ -1,0 +1,108 @@
+"""The entry point for TIRA: an input folder, an output folder, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from touche_llm import pipeline
+from touche_llm.cli import options as o
+from touche_llm.cli.console import ConsoleObserver
+from touche_llm.cli.stages import asked, end
+from touche_llm.config import Config, index_folder, load_config
+from touche_llm.corpus.chatnoir import API_KEY_VARIABLE
+from touche_llm.errors import UsageError
+from touche_llm.llm.serving import serve
+from touche_llm.llm.cache import CacheMode
+from touche_llm.llm.vllm_common import model_folder, model_name
+from touche_llm.pipeline import Outcome
+from touche_llm.tira import corpus_names, recognise
+
+# Where vLLM and what it stands on write unless told otherwise; and what would reach for the network.
+_WRITES = {
+    "VLLM_CACHE_ROOT": "vllm",
+    "VLLM_CONFIG_ROOT": "vllm",
+    "HF_HOME": "huggingface",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+}
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+
+
+def tira(
+    input_folder: Annotated[
+        Path | None, typer.Option("-i", "--input", envvar="TIRA_INPUT_DATASET", help="Folder with topics and corpus.")
+    ] = None,
+    output_folder: Annotated[
+        Path | None, typer.Option("-o", "--output", envvar="TIRA_OUTPUT_DIR", help="Folder for run.txt and the rest.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", envvar="TOUCHE_LLM_MODEL", help="Folder of the model's weights.")
+    ] = None,
+    engine: Annotated[
+        str, typer.Option("--engine", help="offline: vLLM in process; server: a vLLM server, started and stopped here.")
+    ] = "offline",
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", envvar="TOUCHE_LLM_CONFIG", help="YAML file with any of the values of a run."),
+    ] = None,
+    cache_folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--cache-folder",
+            envvar="TOUCHE_LLM_CACHE",
+            help="For index, answers and what vLLM keeps (default: touche-llm in $XDG_CACHE_HOME or ~/.cache).",
+        ),
+    ] = None,
+    cache_mode: o.CacheModeOption = None,
+) -> None:
+    """Make the run for a TIRA input folder, without a network: the task is told by the files that lie there.
+
+    Writes to the output folder and the cache folder only. Exit codes as `run`.
+    """
+    if input_folder is None or output_folder is None:
+        raise UsageError("give the folders: -i INPUT -o OUTPUT, or TIRA_INPUT_DATASET and TIRA_OUTPUT_DIR")
+    if engine not in ("offline", "server"):
+        raise UsageError(f"--engine {engine}: offline or server")
+    given = recognise(input_folder)
+    cache = cache_folder or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "touche-llm"
+    flags: dict[str, Any] = {
+        "task": given.task.name,
+        "topics": given.topics,
+        "corpus": given.corpus,
+        "candidates": given.candidates,
+        "index": cache / "index" / index_folder(given.corpus).name if given.corpus else None,
+        "engine.name": "offline",
+        "engine.model": model,
+        "cache.file": cache / "answers.sqlite",
+        "cache.mode": cache_mode,
+    }
+    if given.corpus is None:
+        if not os.environ.get(API_KEY_VARIABLE):
+            raise UsageError(
+                f"{input_folder}: no corpus ({', '.join(corpus_names())}), and no key in {API_KEY_VARIABLE} to ask ChatNoir"
+            )
+        flags |= {"retriever.name": "chatnoir", "chatnoir.cache": cache / "chatnoir.sqlite"}
+    settings = load_config(config, flags)
+    for name, place in _WRITES.items():
+        os.environ.setdefault(name, str(cache.absolute() / place))
+    for name, value in _OFFLINE.items():
+        os.environ.setdefault(name, value)
+    outcome = asked(settings, _run(settings, output_folder, engine == "server"))
+    print(f"run: {output_folder / pipeline.RUN} ({outcome.judgments:,} judged)")
+    end(output_folder, outcome)
+
+
+async def _run(config: Config, out: Path, served: bool) -> Outcome:
+    observer = ConsoleObserver()
+    engine = config.engine
+    if not served or config.cache.mode is CacheMode.REPLAY:
+        return await pipeline.run_all(config, out, observer)
+    folder = model_folder(engine.model)
+    observer.notify(f"starting a vLLM server; it writes to {out / 'vllm.log'}")
+    async with serve(folder, engine.options, out / "vllm.log", context=engine.context) as url:
+        engine = engine.model_copy(update={"name": "server", "base_url": url, "model": model_name(folder)})
+        return await pipeline.run_all(config.model_copy(update={"engine": engine}), out, observer)

@@ -1,0 +1,62 @@
+"""Reader for the documents of TIRA's `rerank.jsonl`, which holds them together with the first stage.
+
+A line is one document for one topic: `qid`, `query`, `original_query`, `docno`, `text`, `original_document`, `rank` and
+`score` (source: TIRA's `ir_datasets_loader.py`). `runs.read_candidates` reads the first stage in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from touche_llm.corpus.passages import (
+    MAX_LINE_BYTES,
+    BadLine,
+    corpus_lines,
+    document_of,
+    json_object,
+    read_passages,
+)
+from touche_llm.records import Document
+
+
+def read_rerank_documents(
+    path: Path, on_bad_line: Callable[[BadLine], None] | None = None
+) -> Iterator[tuple[int, Document]]:
+    """Yield `(line number, document)` for each document of a `rerank.jsonl(.gz)`, where it first occurs.
+
+    A document occurs once for each topic it was found for. One digest a document is kept in memory.
+
+    Args:
+        path: the file; gzip is recognised by its first bytes, not by its name.
+        on_bad_line: called with each bad line, which is then left out; without it, the first one is raised.
+
+    Raises:
+        BadLine: not JSON, no usable `docno`, no `text`, or another text than the document had before.
+        DataError: the file cannot be read, or its gzip stream is damaged or ends too early.
+    """
+    seen: dict[str, tuple[int, bytes]] = {}
+    for line, raw in corpus_lines(path, MAX_LINE_BYTES):
+        try:
+            document = document_of(json_object(raw, path, line), path, line)
+            digest = hashlib.sha256(document.text.encode()).digest()
+            before, text = seen.get(document.id, (line, digest))
+            if text != digest:
+                raise BadLine(path, line, f"document {document.id}: another text than in line {before}")
+        except BadLine as bad:
+            if on_bad_line is None:
+                raise
+            on_bad_line(bad)
+        else:
+            if document.id not in seen:
+                seen[document.id] = line, digest
+                yield line, document
+
+
+def read_collection(
+    path: Path, on_bad_line: Callable[[BadLine], None] | None = None
+) -> Iterator[tuple[int, Document]]:
+    """Read documents in JSON Lines: those of a `rerank.jsonl`, told by the file's name, or a plain collection."""
+    read = read_rerank_documents if path.name.startswith("rerank.jsonl") else read_passages
+    return read(path, on_bad_line)

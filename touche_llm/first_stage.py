@@ -1,0 +1,193 @@
+"""From a configuration to candidates: where the documents are, and which of them each topic gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from touche_llm.config import Config, index_folder
+from touche_llm.corpus.chatnoir import ChatNoirDocuments, retrieve_chatnoir
+from touche_llm.corpus.store import DocumentStore, Units, ensure_store
+from touche_llm.errors import DataError, UsageError
+from touche_llm.judging import Documents
+from touche_llm.pairing import PairDocuments
+from touche_llm.records import Candidate, Topic
+from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index, open_index
+from touche_llm.retrieval.okapi import OkapiIndex
+from touche_llm.retrieval.sentences import retrieve_sentences
+from touche_llm.retrieval.top import FirstStage
+from touche_llm.runs import read_candidates
+from touche_llm.tasks.base import Task
+from touche_llm.topics import read_topics
+
+Notify = Callable[[str], None]
+_LISTED = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """The documents of a run.
+
+    Attributes:
+        candidates: what the first stage finds: documents or, where pairs are made, sentences.
+        documents: what a run of the task ranks.
+        store: the corpus on disk; None where a search engine holds it.
+        description: what the metadata says of it.
+    """
+
+    candidates: Documents
+    documents: Documents
+    store: DocumentStore | None
+    description: Mapping[str, str | int]
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return str(self.description.get("file") or self.description["search engine"])
+
+
+@contextmanager
+def open_corpus(config: Config, task: Task, notify: Notify) -> Iterator[Corpus]:
+    """The documents of a configuration; a corpus is stored first unless that is done and up to date."""
+    if config.chatnoir is not None:
+        with ChatNoirDocuments(config.chatnoir, create=True) as found:
+            place = {"search engine": config.chatnoir.base_url, "index": config.chatnoir.index}
+            yield Corpus(found, found, None, place)
+    else:
+        with open_local(config.corpus, config.index, task, config.skip_bad_lines, notify) as corpus:
+            yield corpus
+
+
+@contextmanager
+def open_local(
+    file: Path | None, index: Path | None, task: Task, skip_bad_lines: bool, notify: Notify
+) -> Iterator[Corpus]:
+    """The documents of a corpus file, stored first unless that is done and up to date, or of an index alone."""
+    if file is not None:
+        folder = index or index_folder(file)
+        store = ensure_store(file, folder, task.read_corpus, skip_bad_lines=skip_bad_lines, notify=notify)
+    else:
+        assert index is not None
+        store = DocumentStore(index)
+    with store:
+        manifest = store.manifest
+        description: dict[str, str | int] = {
+            "file": manifest.corpus,
+            "sha256": manifest.sha256,
+            "documents": manifest.documents,
+            "bad lines": manifest.bad_lines,
+        }
+        if task.sentence_question is None:
+            yield Corpus(store, store, store, description)
+        else:
+            yield Corpus(store.parts, PairDocuments(store.parts), store, description | {"sentences": manifest.parts})
+
+
+def build_index(
+    task: Task, corpus: Path, folder: Path | None, settings: Bm25Settings, skip_bad_lines: bool, notify: Notify
+) -> DocumentStore:
+    """Store and index a corpus, unless that is done and up to date."""
+    folder = folder or index_folder(corpus)
+    store = ensure_store(corpus, folder, task.read_corpus, skip_bad_lines=skip_bad_lines, notify=notify)
+    try:
+        for units in _indexed(store, task):
+            ensure_index(units, settings, notify)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def choose_topics(config: Config) -> list[Topic]:
+    """The topics of the file that the configuration asks for, in the order of the file."""
+    topics = read_topics(config.topics)
+    if config.topic:
+        unknown = sorted(set(config.topic) - {topic.id for topic in topics})
+        if unknown:
+            raise UsageError(f"{config.topics}: no topic {', '.join(unknown)}")
+        topics = [topic for topic in topics if topic.id in config.topic]
+    return topics[: config.limit_topics]
+
+
+async def find_candidates(
+    config: Config, task: Task, topics: list[Topic], corpus: Corpus, notify: Notify, done: Callable[[], None]
+) -> list[list[Candidate]]:
+    """The candidates of each topic: from the index, from a search engine, or from a run that another tool wrote.
+
+    Raises:
+        DataError: none for any topic, or a run of other topics or documents.
+    """
+    if config.candidates is not None:
+        candidates = _from_run(config, topics, corpus)
+    elif config.chatnoir is not None:
+        candidates = await retrieve_chatnoir(
+            topics, config.chatnoir, config.retriever.query, config.depth, notify, done
+        )
+    else:
+        assert corpus.store is not None
+        candidates = []
+        for ranking in _retrieve(config, task, topics, corpus.store, notify):
+            candidates.append(ranking)
+            done()
+    if not any(candidates):
+        raise DataError(
+            "the first stage found nothing for any topic: no word of a query is in the corpus, or each is in more than "
+            "half of its documents and says nothing (--retriever okapi and --bm25-method lucene score those too)"
+        )
+    return candidates
+
+
+def check_topics(path: Path, found: Iterable[str], config: Config) -> None:
+    """Raise DataError where a run names topics that the topics file does not."""
+    known = {topic.id for topic in read_topics(config.topics)}
+    unknown = [topic for topic in found if topic not in known]
+    if unknown:
+        raise DataError(f"{path}: {len(unknown)} of its topics are not in {config.topics}: {listed(unknown)}")
+
+
+def check_candidates(path: Path, candidates: Iterable[list[Candidate]], corpus: Corpus) -> None:
+    """Raise DataError where a first stage names documents that the corpus does not hold."""
+    unknown = corpus.candidates.unknown(each.document_id for ranking in candidates for each in ranking)
+    if unknown:
+        raise DataError(
+            f"{path}: {len(unknown)} of its documents are not in the corpus {corpus.name}: {listed(unknown)}"
+        )
+
+
+def listed(names: list[str]) -> str:
+    """The first ten of some names, and how many more there are."""
+    more = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _from_run(config: Config, topics: list[Topic], corpus: Corpus) -> list[list[Candidate]]:
+    assert config.candidates is not None
+    found = read_candidates(config.candidates, config.depth)
+    check_topics(config.candidates, found, config)
+    chosen = [found.get(topic.id, []) for topic in topics]
+    check_candidates(config.candidates, chosen, corpus)
+    return chosen
+
+
+def _indexed(store: DocumentStore, task: Task) -> list[Units]:
+    return [store] if task.sentence_question is None else [store, store.parts]
+
+
+def _retrieve(
+    config: Config, task: Task, topics: list[Topic], store: DocumentStore, notify: Notify
+) -> Iterator[list[Candidate]]:
+    retriever = config.retriever
+
+    def first_stage(units: Units) -> FirstStage:
+        if retriever.name == "okapi":
+            return OkapiIndex(units, k1=retriever.k1, b=retriever.b)
+        if config.corpus is None:
+            return open_index(units, retriever.bm25)
+        return ensure_index(units, retriever.bm25, notify)
+
+    stages = [first_stage(units) for units in _indexed(store, task)]
+    if config.sentences is None:
+        return stages[0].retrieve(topics, fields=retriever.query, depth=config.depth)
+    return retrieve_sentences(topics, stages[0], stages[1], store.parts, config.sentences, retriever.query)

@@ -1,0 +1,178 @@
+"""What the two ways to vLLM share, over HTTP and in process: so that both give the same answers and the same facts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+from pydantic import BaseModel, Field
+
+from touche_llm.errors import EngineError, UsageError
+from touche_llm.llm.answer import Token
+from touche_llm.llm.engine import Engine, EngineFacts, Transient
+from touche_llm.llm.request import Message, Origin, Request, Sampling
+
+# For a vLLM that the program starts itself. A grammar that allows white space between tokens lets weak models write
+# it without end; the switch exists for this backend, and one backend must hold for all requests.
+STRUCTURED_OUTPUTS = {"backend": "xgrammar", "disable_any_whitespace": True}
+# A reply that came whole and is broken may be a proxy's fault; the engine's would come again and again.
+BROKEN_TRIES = 3
+# Alternatives under e^-25 change no probability that is stored; masked tokens come as -9999.
+_LEAST_LOGPROB = -25.0
+_WHITE_SPACE = b" \t\r\n"
+# No free model answers with this word.
+_PROBE_WORD = "quokka-7351"
+
+
+class Alternative(BaseModel):
+    """A token as vLLM names it. `logprob` is a natural logarithm."""
+
+    token: str
+    logprob: float = Field(allow_inf_nan=False)
+    bytes: list[Annotated[int, Field(ge=0, le=255)]] | None = None
+
+
+class SentToken(Alternative):
+    """A token of an answer with its most probable alternatives."""
+
+    top_logprobs: list[Alternative] = []
+
+
+def model_folder(model: str | None) -> Path:
+    """The folder of a model that the program loads itself.
+
+    Raises:
+        UsageError: none is given, or it holds no model.
+    """
+    if model is None:
+        raise UsageError("engine.model: give the folder of the model (--model FOLDER)")
+    folder = Path(model)
+    if not (folder / "config.json").is_file():
+        raise UsageError(
+            f"{folder}: no model: a folder with config.json, weights and tokeniser is needed (--model FOLDER)"
+        )
+    return folder
+
+
+def model_name(folder: str | Path) -> str:
+    """The name under which a folder's model is known: the folder's last name."""
+    return Path(os.path.abspath(folder)).name
+
+
+def chat(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """Messages in the form that vLLM takes."""
+    return [{"role": message.role, "content": message.content} for message in messages]
+
+
+def finished(reason: str | None) -> str:
+    """Why an answer ended; raises Transient where that was no end of an answer."""
+    if reason not in ("stop", "length", "content_filter"):
+        raise Transient("server_error", f"the answer ended with {reason!r}", most_tries=BROKEN_TRIES)
+    return reason
+
+
+def head_of(text: str, decoded: str) -> str:
+    """The beginning of `text` that its first tokens, decoded, stand for.
+
+    A tokeniser that normalises does not give its input back, but about as many characters.
+    """
+    return text[: len(decoded.rstrip("\ufffd"))]
+
+
+def placed(sent: Sequence[SentToken], text: str) -> list[Token]:
+    """The tokens of the answer with their places in its text; empty where they do not spell the text.
+
+    White space is not compared: some tokenisers keep it in their tokens and lose it in the tokens' texts. Tokens before
+    the answer (reasoning), after it (the end token) and of white space alone are left out.
+    """
+    content = text.encode("utf-8", "replace")
+    places = [place for place, byte in enumerate(content) if byte not in _WHITE_SPACE]
+    pieces = [
+        (bytes(token.bytes) if token.bytes else token.token.encode("utf-8", "replace")).translate(None, _WHITE_SPACE)
+        for token in sent
+    ]
+    start = b"".join(pieces).rfind(content.translate(None, _WHITE_SPACE))
+    if start < 0 or not places:
+        return []
+    found: list[Token] = []
+    at = -start
+    for token, piece in zip(sent, pieces, strict=True):
+        if piece and 0 <= at < len(places):
+            top = [(each.token, min(each.logprob, 0.0)) for each in token.top_logprobs if each.logprob > _LEAST_LOGPROB]
+            found.append(Token(at=places[at], token=token.token, logprob=min(token.logprob, 0.0), top=top))
+        at += len(piece)
+    return found
+
+
+async def introduce(
+    engine: Engine,
+    where: str | Path,
+    *,
+    model: str,
+    revision: str,
+    context: int,
+    version: str,
+    chat_template_kwargs: Mapping[str, Any],
+    top_logprobs: int,
+) -> EngineFacts:
+    """The facts about an engine, once it has proved that it can do what the run needs.
+
+    Args:
+        engine: answers already.
+        where: its address or folder, for messages.
+        model: its name.
+        revision: what the user calls the weights' version; goes into the keys, vLLM cannot tell it.
+        context: in tokens.
+        version: vLLM's.
+        chat_template_kwargs: of the run.
+        top_logprobs: how many alternatives a token the run will ask for; 0 for none.
+
+    Raises:
+        EngineError: no schema enforced, or no log-probabilities. Says what to do.
+    """
+    overhead = await engine.count_tokens((Message("system", ""), Message("user", "")))
+    await _prove(engine, where, model, chat_template_kwargs, top_logprobs)
+    return EngineFacts(model=model, revision=revision, context=context, overhead=overhead, engine=f"vllm {version}")
+
+
+async def _prove(
+    engine: Engine, where: str | Path, model: str, chat_template_kwargs: Mapping[str, Any], top_logprobs: int
+) -> None:
+    """Ask for an answer that only an enforced schema gives."""
+    schema = {
+        "type": "object",
+        "properties": {"word": {"enum": [_PROBE_WORD]}},
+        "required": ["word"],
+        "additionalProperties": False,
+    }
+    completion = await engine.complete(
+        Request(
+            messages=(Message("user", "Say hello."),),
+            schema=schema,
+            sampling=Sampling(max_tokens=64, top_logprobs=top_logprobs),
+            model=model,
+            revision="",
+            chat_template_kwargs=chat_template_kwargs,
+            origin=Origin("start-up check", 0, "", "", None),
+        )
+    )
+    try:
+        enforced = orjson.loads(completion.text) == {"word": _PROBE_WORD}
+    except orjson.JSONDecodeError:
+        enforced = False
+    if not enforced:
+        hint = ""
+        if not completion.text and completion.reasoning:
+            hint = " (its reasoning was not empty: switch thinking off)"
+        raise EngineError(
+            f"{where}: {model} does not enforce JSON schemas: asked for the word {_PROBE_WORD} alone, "
+            f"it answered {completion.text[:80]!r}{hint}; it must support `structured_outputs` (vLLM 0.11 on)"
+        )
+    if top_logprobs and not any(token.top for token in completion.tokens):
+        raise EngineError(
+            f"{where}: {model} sends no log-probabilities that spell its answer; grades would be coarse. "
+            "Use a server that does, or ask for plain grades with --no-logprobs"
+        )

@@ -1,0 +1,42 @@
+"""Touché 2023 task 1: web documents for a question that people disagree on."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from touche_llm.corpus.rerank import read_collection
+from touche_llm.excerpts import excerpts
+from touche_llm.llm.answer import AnswerModel
+from touche_llm.records import Document, Topic
+from touche_llm.retrieval.analysis import Analyser
+from touche_llm.tasks.base import FIRST_STAGE, Question, Shown, Task
+
+
+class ControversialJudgment(AnswerModel):
+    """Relevance, rhetorical quality and stance of one web document."""
+
+    relevance: Literal[0, 1, 2, 3]
+    quality: Literal[0, 1, 2, 3]
+    stance: Literal["PRO", "CON", "NEU", "NO"]
+
+
+# It remembers the stems of words, so one serves all pages.
+_ANALYSER = Analyser()
+
+
+def _show(topic: Topic, document: Document) -> Shown:
+    return Shown(excerpts(document.text, topic, _ANALYSER))
+
+
+CONTROVERSIAL = Task(
+    name="controversial",
+    title="Touché 2023 task 1, argument retrieval for controversial questions",
+    stances=("PRO", "CON", "NEU", "NO"),
+    unknown_stance="NO",
+    least_per_topic=0,
+    most_per_topic=1000,
+    corpus_files=(),
+    read_corpus=read_collection,
+    question=Question(ControversialJudgment, _show),
+    weights={"relevance": 1.0, "quality": 0.5, FIRST_STAGE: 0.05},
+)

@@ -1,0 +1,51 @@
+"""Touché 2022 task 1: pairs of sentences from args.me for a controversial question."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from touche_llm.corpus.args_me import read_arguments
+from touche_llm.llm.answer import AnswerModel
+from touche_llm.records import Document, Topic
+from touche_llm.tasks.base import FIRST_STAGE, Question, Shown, Task
+
+
+class SentenceJudgment(AnswerModel):
+    """Whether a sentence argues, and as what; its relevance, quality and side."""
+
+    role: Literal["CLAIM", "PREMISE", "NONE"]
+    relevance: Literal[0, 1, 2, 3]
+    quality: Literal[0, 1, 2, 3]
+    stance: Literal["PRO", "CON", "NONE"]
+
+
+class PairJudgment(AnswerModel):
+    """Relevance, quality, coherence and side of two sentences, read one after the other."""
+
+    relevance: Literal[0, 1, 2, 3]
+    quality: Literal[0, 1, 2, 3]
+    coherence: Literal[0, 1, 2, 3]
+    stance: Literal["PRO", "CON"]
+
+
+def _show_pair(topic: Topic, document: Document) -> Shown:
+    return Shown(document.text)
+
+
+def _show_sentence(topic: Topic, document: Document) -> Shown:
+    return Shown(document.text, {"conclusion": document.title, "side": document.side})
+
+
+SENTENCE_PAIRS = Task(
+    name="sentence_pairs",
+    title="Touché 2022 task 1, argument retrieval for controversial questions",
+    stances=("PRO", "CON"),
+    unknown_stance=None,
+    least_per_topic=100,
+    most_per_topic=1000,
+    corpus_files=("args_processed_04_01.csv", "args_processed.csv"),
+    read_corpus=read_arguments,
+    question=Question(PairJudgment, _show_pair),
+    weights={"relevance": 1.0, "quality": 0.5, "coherence": 0.5, FIRST_STAGE: 0.05},
+    sentence_question=Question(SentenceJudgment, _show_sentence, {"conclusion": False, "side": False}),
+)
