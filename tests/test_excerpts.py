@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from touche_llm.excerpts import GAP_MARK, PASSAGE_CHARS, Excerpts, content_lines, excerpts
+from touche_llm.boilerplate import content_lines, lines_of
+from touche_llm.excerpts import GAP_MARK, PASSAGE_CHARS, Excerpts, excerpts
 from touche_llm.prompts import neutralise
 from touche_llm.records import Topic
 from touche_llm.retrieval.analysis import Analyser
@@ -23,7 +24,7 @@ def made(text: str, passage_chars: int = PASSAGE_CHARS) -> Excerpts:
 
 
 def content(text: str) -> list[str]:
-    return [text[start:end] for start, end in content_lines(text)]
+    return [text[start:end] for start, end in content_lines(text, lines_of(text))]
 
 
 def test_menus_notices_links_breadcrumbs_and_repetitions_are_left_out_and_sentences_and_headings_kept() -> None:

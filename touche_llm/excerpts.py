@@ -1,15 +1,11 @@
-"""Long documents: which lines of a web page are content, and the passages of it that a model should see for a topic.
+"""Long documents: the passages of a web page that a model should see for a topic.
 
-The pages come as plain text, so the extractors that read HTML have nothing to go by. A few cautious rules over lines
-take their place: number of words and what the neighbours are, as in Kohlschütter, Fankhauser and Nejdl, "Boilerplate
-Detection using Shallow Text Features" (WSDM 2010). Everything is linear in the text, and every place is kept as
-character offsets into the text as it was given.
+Everything is linear in the text, and every place is kept as character offsets into the text as it was given.
 """
 
 from __future__ import annotations
 
 import math
-import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,13 +14,11 @@ from functools import cached_property
 
 from sentencex import segment  # type: ignore[import-untyped]
 
+from touche_llm.boilerplate import Span, content_lines, ends_sentence, lines_of
 from touche_llm.prompts import neutralise
 from touche_llm.records import Topic
 from touche_llm.retrieval.analysis import Analyser
 from touche_llm.retrieval.top import query_text
-
-# First and last character, the last one excluded.
-Span = tuple[int, int]
 
 # Stands where passages are left out, on a line of its own; nothing in it could be chat control.
 GAP_MARK = "…"
@@ -34,29 +28,6 @@ PASSAGE_CHARS = 720
 _PIECE_CHARS = 4000
 # Robertson and Zaragoza's usual values for short texts.
 _K1, _B = 1.2, 0.75
-
-# Menus have entries of so few words, and so many entries in a row.
-_ENTRY_WORDS = 4
-_MENU_LINES = 4
-_LABEL_WORDS = 8
-_NOTICE_CHARS = 300
-_CLOSING = "\"”’')]»"
-# Notices may be whole sentences; labels begin a line of a few words that is none.
-_NOTICE = re.compile(
-    r"\b(?:we use cookies|(?:this|our) (?:web)?site uses cookies|accept (?:all )?cookies|all rights reserved|"
-    r"(?:enable|turn on) javascript|javascript is (?:disabled|required)|continuing to (?:use|browse) (?:this|our) |"
-    r"(?:subscribe|sign up) (?:to|for) (?:our|the|a|my) (?:\w+ )?(?:newsletter|mailing list|updates))|"
-    r"copyright (?:©|\(c\)|\d{4})|(?:©|\(c\)) ?(?:copyright|\d{4})",
-    re.IGNORECASE,
-)
-_LABEL = re.compile(
-    r"\W*(?:share (?:this|on|via|with)|follow us|log ?in\b|sign (?:in|up)\b|create (?:an )?account|register now|"
-    r"subscribe|skip to|(?:back|return) to top|read more|click here|leave a (?:comment|reply)|(?:contact|about) us\b|"
-    r"(?:privacy|cookie) (?:policy|settings|notice)|terms (?:of (?:use|service)|and conditions|& conditions)|"
-    r"related (?:articles|posts|links|stories)|powered by|(?:print|e-?mail) this|report abuse|advertisements?$)",
-    re.IGNORECASE,
-)
-_SEPARATOR = re.compile(r"\s[>›»|·•/→]\s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +154,8 @@ def excerpts(text: str, topic: Topic, analyser: Analyser, passage_chars: int = P
         analyser: of the passages and the topic; one serves many documents.
         passage_chars: the most characters of a passage.
     """
-    lines = content_lines(text)
-    everything = _lines(text)
+    everything = lines_of(text)
+    lines = content_lines(text, everything)
     sentences = tuple(
         short
         for start, end in _blocks(text, lines or everything)
@@ -210,65 +181,6 @@ def excerpts(text: str, topic: Topic, analyser: Analyser, passage_chars: int = P
     )
 
 
-def content_lines(text: str) -> list[Span]:
-    """The lines of a web page that are content, without white space at their ends; empty lines never are.
-
-    Left out are lines that occurred before, cookie and copyright notices, short lines that begin as links and buttons
-    do (log in, share, read more), breadcrumbs, and menus: four lines or more that have at most four words and end no
-    sentence, with nothing but such lines between. A single short line is kept, it may be a heading.
-    """
-    seen: set[str] = set()
-    content: list[Span] = []
-    # The short lines since the last content, and whether each is boilerplate also by itself.
-    menu: list[tuple[Span, bool]] = []
-
-    def end_menu() -> None:
-        if len(menu) < _MENU_LINES:
-            content.extend(line for line, boilerplate in menu if not boilerplate)
-        menu.clear()
-
-    for start, end in _lines(text):
-        line = text[start:end]
-        boilerplate = line in seen or _is_boilerplate(line)
-        seen.add(line)
-        if len(line.split(maxsplit=_ENTRY_WORDS)) <= _ENTRY_WORDS and not _ends_sentence(line):
-            menu.append(((start, end), boilerplate))
-        elif not boilerplate:
-            end_menu()
-            content.append((start, end))
-    end_menu()
-    return content
-
-
-def _lines(text: str) -> list[Span]:
-    lines: list[Span] = []
-    at = 0
-    for line in text.splitlines(keepends=True):
-        stripped = line.strip()
-        if stripped:
-            start = at + len(line) - len(line.lstrip())
-            lines.append((start, start + len(stripped)))
-        at += len(line)
-    return lines
-
-
-def _is_boilerplate(line: str) -> bool:
-    if len(line) > _NOTICE_CHARS:
-        return False
-    if _NOTICE.search(line):
-        return True
-    if _ends_sentence(line):
-        return False
-    if len(line.split()) <= _LABEL_WORDS and _LABEL.match(line):
-        return True
-    entries = _SEPARATOR.split(line)
-    return len(entries) > 2 and all(len(entry.split()) <= _ENTRY_WORDS for entry in entries)
-
-
-def _ends_sentence(line: str) -> bool:
-    return line.rstrip(_CLOSING).endswith((".", "?", "!", "…"))
-
-
 def _blocks(text: str, lines: list[Span]) -> list[Span]:
     """Lines joined where a sentence goes on in the next one, as in texts with lines of a fixed width."""
     blocks: list[Span] = []
@@ -278,7 +190,7 @@ def _blocks(text: str, lines: list[Span]) -> list[Span]:
             between = text[stop:start]
             # Within a line break there is no text and no empty line.
             next_line = not between.strip() and len(f"{between}.".splitlines()) == 2
-            if next_line and text[start].islower() and not _ends_sentence(text[max(before, stop - 10) : stop]):
+            if next_line and text[start].islower() and not ends_sentence(text[max(before, stop - 10) : stop]):
                 blocks[-1] = (before, end)
                 continue
         blocks.append((start, end))

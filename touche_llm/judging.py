@@ -11,7 +11,7 @@ from touche_llm.llm.concurrency import in_order
 from touche_llm.llm.labels import expected_grade, most_probable, read_label
 from touche_llm.llm.language_model import Answered, LanguageModel
 from touche_llm.llm.request import Request, Sampling
-from touche_llm.prompts import Prompt
+from touche_llm.prompts import Prompt, neutralise
 from touche_llm.records import Cut, Document, Failure, Judgment, Reading, Topic
 from touche_llm.tasks.base import Question, Task
 
@@ -109,11 +109,13 @@ async def judge(
     async def judge_one(item: tuple[Topic, str]) -> Judgment | Failure | None:
         topic, document_id = item
         shown = question.show(topic, documents.get(document_id))
+        # Excerpts are neutralised already.
+        seen = neutralise(shown.document) if isinstance(shown.document, str) else shown.document
 
         def request(document: str) -> Request:
             return asking.request(prompt, schema, topic, document_id, document=document, **shown.variables)
 
-        result, cut = await asking.model.ask_about(request, shown.document, question.answer)
+        result, cut = await asking.model.ask_about(request, seen, question.answer)
         done()
         if isinstance(result, Answered):
             return _judgment(topic, document_id, prompt, result, question, cut)

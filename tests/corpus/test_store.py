@@ -343,6 +343,7 @@ def test_parts_are_found_with_their_documents(tmp_path: Path) -> None:
         assert store.parts.ids_of([2, 0]) == ["A2_1", "A1_1"]
         assert store.parts.unknown(["A1", "A2_1"]) == ["A1"]
         assert store.unknown(["A1", "A2_1"]) == ["A2_1"]
+        assert list(store.parts.texts_of(["A2_1", "A1_1", "A2_1"])) == ["Three.", "One.", "Three."]
         assert list(store.parts.texts()) == ["One.", "Two.", "Three."]
         assert list(store.texts()) == ["A conclusion One. Two.", "Another Three.", "No part."]
         with pytest.raises(DataError, match="'A2_9' is no sentence of the corpus"):

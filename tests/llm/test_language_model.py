@@ -198,7 +198,7 @@ async def test_a_page_whose_content_fits_says_what_was_left_out_and_is_not_count
 
 async def test_the_best_passage_alone_is_cut_where_it_does_not_fit(tmp_path: Path) -> None:
     page = (
-        "The fair was held. " * 50 + "Vaping [harms] the  health\u200b, nicotine too. " * 16 + "The choir sang. " * 50
+        "The fair was held. " * 50 + "Vaping [harms] the  health\u200b, nicotine too. " * 60 + "The choir sang. " * 50
     )
     document = excerpts(page, TOPIC, Analyser())
     with Cache(tmp_path / "c.sqlite") as cache:

@@ -13,8 +13,8 @@ from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.records import Document, Part, Topic
 from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index
 from touche_llm.retrieval.sentences import (
+    NearDuplicates,
     SentenceSettings,
-    first_of_duplicates,
     jaccard,
     joined,
     retrieve_sentences,
@@ -116,4 +116,5 @@ def test_near_duplicates_are_those_that_comparing_all_pairs_finds(sets: list[fro
     for place, terms in enumerate(sets):
         if terms and all(jaccard(terms, sets[other]) < threshold for other in expected):
             expected.append(place)
-    assert first_of_duplicates(sets, threshold) == expected
+    seen = NearDuplicates(threshold)
+    assert [place for place, terms in enumerate(sets) if seen.add(terms)] == expected

@@ -23,6 +23,8 @@ from touche_llm.llm.cache import Cache
 pytestmark = pytest.mark.vllm
 # One process and one thread: the only way in which the CPU build is fast in process.
 ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+# Where a prompt is parted depends on what else arrives, and moves the last digit of some log-probabilities.
+WHOLE_PROMPTS = {"enable_chunked_prefill": False, "enable_prefix_caching": False, "max_num_batched_tokens": CONTEXT}
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Place:
 
     @property
     def offline(self) -> dict[str, object]:
-        return {"name": "offline", "model": str(self.model), "options": OPTIONS}
+        return {"name": "offline", "model": str(self.model), "options": OPTIONS | WHOLE_PROMPTS}
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +86,7 @@ def place(data: Input, tiny_model: Path, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="module")
 def url(place: Place) -> Iterator[str]:
     # The name of the server's settings is the one thing that an engine in process has not.
-    with vllm_server(place.model, place.folder / "server.log", fingerprint_mode="none") as base_url:
+    with vllm_server(place.model, place.folder / "server.log", fingerprint_mode="none", **WHOLE_PROMPTS) as base_url:
         yield base_url
 
 

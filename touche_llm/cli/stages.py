@@ -183,6 +183,7 @@ def run(
 
 def asked(config: Config, work: Coroutine[Any, Any, Outcome]) -> Outcome:
     """Run what asks the model; Ctrl-C ends it with exit code 130 and says where the answers are."""
+
     def stop(*_: object) -> None:
         # What is left then is to close, which a second Ctrl-C should not break.
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -15,8 +15,8 @@ from touche_llm.cli.stages import asked, end
 from touche_llm.config import Config, index_folder, load_config
 from touche_llm.corpus.chatnoir import API_KEY_VARIABLE
 from touche_llm.errors import UsageError
-from touche_llm.llm.serving import serve
 from touche_llm.llm.cache import CacheMode
+from touche_llm.llm.serving import serve
 from touche_llm.llm.vllm_common import model_folder, model_name
 from touche_llm.pipeline import Outcome
 from touche_llm.tira import corpus_names, recognise
@@ -82,9 +82,8 @@ def tira(
     }
     if given.corpus is None:
         if not os.environ.get(API_KEY_VARIABLE):
-            raise UsageError(
-                f"{input_folder}: no corpus ({', '.join(corpus_names())}), and no key in {API_KEY_VARIABLE} to ask ChatNoir"
-            )
+            known = ", ".join(corpus_names())
+            raise UsageError(f"{input_folder}: no corpus ({known}), and no key in {API_KEY_VARIABLE} to ask ChatNoir")
         flags |= {"retriever.name": "chatnoir", "chatnoir.cache": cache / "chatnoir.sqlite"}
     settings = load_config(config, flags)
     for name, place in _WRITES.items():

@@ -54,9 +54,7 @@ def read_rerank_documents(
                 yield line, document
 
 
-def read_collection(
-    path: Path, on_bad_line: Callable[[BadLine], None] | None = None
-) -> Iterator[tuple[int, Document]]:
+def read_collection(path: Path, on_bad_line: Callable[[BadLine], None] | None = None) -> Iterator[tuple[int, Document]]:
     """Read documents in JSON Lines: those of a `rerank.jsonl`, told by the file's name, or a plain collection."""
     read = read_rerank_documents if path.name.startswith("rerank.jsonl") else read_passages
     return read(path, on_bad_line)

@@ -83,6 +83,13 @@ class Units:
             found.update(self._database.execute(f"SELECT row, id FROM {self.table} WHERE row IN ({marks})", part))
         return [found[row] for row in rows]
 
+    def texts_of(self, ids: list[str]) -> Iterator[str]:
+        """Texts of the given ids, all of them in the corpus, in the order given; read as they are wanted."""
+        for part in _slices(ids):
+            marks = ",".join("?" * len(part))
+            found = dict(self._database.execute(f"SELECT id, text FROM {self.table} WHERE id IN ({marks})", part))
+            yield from (found[each] for each in part)
+
     def texts(self) -> Iterator[str]:
         """What is indexed of each, in row order, one in memory at a time."""
         for (text,) in self._database.execute(f"SELECT {self._indexed} FROM {self.table} ORDER BY row"):

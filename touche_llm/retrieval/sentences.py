@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -63,11 +64,14 @@ def retrieve_sentences(
         query = query_text(topic, fields)
         scores = joined(arguments.scores(query), sentences.scores(query), parents, settings)
         ranking = top_candidates(topic, scores, parts.ids_of, settings.pool * _LOOK_THROUGH)
-        alone = ((each, parts.get(each.document_id).text) for each in ranking)
-        kept = [(each, text) for each, text in alone if stands_alone(text, settings.least_words)]
-        unique = first_of_duplicates([frozenset(analyser.terms(text)) for _, text in kept], settings.duplicate)
-        chosen = [kept[place][0] for place in unique[: settings.pool]]
-        yield [Candidate(topic.id, each.document_id, rank, each.score) for rank, each in enumerate(chosen, start=1)]
+        seen = NearDuplicates(settings.duplicate)
+        chosen: list[Candidate] = []
+        for each, text in zip(ranking, parts.texts_of([each.document_id for each in ranking]), strict=True):
+            if stands_alone(text, settings.least_words) and seen.add(frozenset(analyser.terms(text))):
+                chosen.append(Candidate(topic.id, each.document_id, len(chosen) + 1, each.score))
+                if len(chosen) == settings.pool:
+                    break
+        yield chosen
 
 
 def joined(
@@ -101,27 +105,37 @@ def stands_alone(text: str, least_words: int) -> bool:
     return len(_WORD.findall(_LINK.sub(" ", text))) >= least_words
 
 
-def first_of_duplicates(term_sets: Sequence[frozenset[str]], threshold: float) -> list[int]:
-    """The places of the sets that are no near-duplicate of an earlier one that was kept.
+class NearDuplicates:
+    """The sets of terms seen so far, and whether the next one is nearly one of them.
 
-    Two sets are near-duplicates when their Jaccard similarity is at least `threshold`. Only sets that share one of
-    their rarest terms are compared: with similarity t, two sets share a term among the first |s| - ceil(t |s|) + 1 in
-    any common order (prefix filter: Chaudhuri et al., ICDE 2006; Bayardo et al., WWW 2007).
+    Two sets are near-duplicates when their Jaccard similarity is at least `threshold`. Only sets that can be are
+    compared: with similarity t, the smaller has at least t times the size of the larger, and both share a term among
+    the first |s| - ceil(t |s|) + 1 in any common order (Chaudhuri et al., ICDE 2006; Bayardo et al., WWW 2007).
     """
-    frequency = Counter(term for terms in term_sets for term in terms)
-    kept: list[int] = []
-    by_prefix: dict[str, list[int]] = defaultdict(list)
-    for place, terms in enumerate(term_sets):
-        ordered = sorted(terms, key=lambda term: (frequency[term], term))
-        # Rounded up a little less eagerly: 0.8 * 5 must not become 5 by a rounding error of the machine.
-        prefix = ordered[: len(ordered) - int(np.ceil(threshold * len(ordered) - 1e-9)) + 1]
-        near = {other for term in prefix for other in by_prefix[term]}
-        if any(jaccard(terms, term_sets[other]) >= threshold for other in near) or not terms:
-            continue
-        kept.append(place)
+
+    def __init__(self, threshold: float) -> None:
+        self._threshold = threshold
+        # By size and a term of the prefix.
+        self._kept: dict[tuple[int, str], list[frozenset[str]]] = defaultdict(list)
+
+    def add(self, terms: frozenset[str]) -> bool:
+        """Keep a set unless it is empty or a near-duplicate of one that was kept; returns whether it was kept."""
+        if not terms:
+            return False
+        # Long terms first: they are rare, so that few sets share them.
+        ordered = sorted(terms, key=lambda term: (-len(term), term))
+        # Rounded a little less eagerly: 0.8 * 5 must not become 5 by a rounding error of the machine.
+        least = ceil(self._threshold * len(terms) - 1e-9)
+        most = int(len(terms) / self._threshold + 1e-9)
+        prefix = ordered[: len(terms) - least + 1]
+        near = {
+            other for size in range(least, most + 1) for term in prefix for other in self._kept.get((size, term), ())
+        }
+        if any(jaccard(terms, other) >= self._threshold for other in near):
+            return False
         for term in prefix:
-            by_prefix[term].append(place)
-    return kept
+            self._kept[len(terms), term].append(terms)
+        return True
 
 
 def jaccard(one: frozenset[str], other: frozenset[str]) -> float:

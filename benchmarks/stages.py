@@ -1,10 +1,10 @@
-"""Seconds, memory and requests per second of each stage of the comparative task, against a real vLLM on the CPU.
+"""Seconds, memory and requests of each stage of a task, against a real vLLM on the CPU.
 
-    python -m benchmarks.comparative_stages FOLDER [--depth 20] [--topics 50]
+    python -m benchmarks.stages TASK [--depth 20] [--topics 50] [--judge-pairs 20] [--both-orders 5]
 
-FOLDER holds `topics.xml` and `passages.jsonl.gz` of Touché 2022 task 2. The model is the tests' tiny random one: the
-figures say what the program costs and what the engine costs here, nothing about a model's quality or a GPU's speed.
-Needs `.venv-vllm` (`make test-vllm` installs it).
+The input is the task's real topics and corpus in `../shared/data`, or the project's sample where they are not there. The
+model is the tests' tiny random one: the figures say what the program costs and what the engine costs here, nothing
+about a model's quality or a GPU's speed. Needs `.venv-vllm` (`make test-vllm` installs it).
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from typing import Any
 
 import yaml
 
+from tests.vllm.real_data import input_of
 from tests.vllm.server import make_model, vllm_server
+from touche_llm.tasks import TASKS
 
 
 def run(arguments: list[Any], out: Path) -> dict[str, Any]:
@@ -39,25 +41,34 @@ def show(name: str, stages: dict[str, Any]) -> None:
     print(f"  index, retrieve, write        {retrieve['seconds'] - stored:9.3f} s ({retrieve['topics']} topics)")
     print(f"  judge                         {judge['seconds']:9.3f} s ({judge['judgments per second']} judgments/s)")
     print(f"    requests sent {requests['asked']:,}, cache hits {requests['cache_hits']:,}")
+    print(f"    answers per topic {judge['requests per topic']}")
     print(f"    documents cut {judge['documents cut']}, failures {sum(judge['failures'].values())}")
     print(f"    prompt tokens {requests['prompt_tokens']:,}, answer tokens {requests['completion_tokens']:,}")
+    if "pairs" in judge:
+        print(f"    sentences judged {judge['sentences judged']:,}, pairs judged {judge['pairs judged by the model']:,}")
     print(f"  rank                          {rank['seconds']:9.3f} s ({rank['lines']:,} lines)")
-    print(f"  peak memory of the program    {rank['peak memory MiB']:9,} MiB")
+    print(f"  peak memory of the program    {rank['peak memory MiB']:9,} MiB", flush=True)
 
 
 def main() -> None:
     """Measure a first run, the same run again with its index, and a replay."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("task", choices=list(TASKS))
     parser.add_argument("--depth", type=int, default=20)
     parser.add_argument("--topics", type=int, default=50)
+    parser.add_argument("--judge-pairs", type=int)
+    parser.add_argument("--both-orders", type=int)
     options = parser.parse_args()
-    data = options.folder.absolute()
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        arguments = ["--topics", data / "topics.xml", "--corpus", data / "passages.jsonl.gz", "--index", work / "index"]
+        data, real = input_of(options.task, work)
+        print(f"{options.task}: {'the real input' if real else 'the sample'}, depth {options.depth}")
+        arguments: list[Any] = ["--task", options.task, "--topics", data.topics, "--corpus", data.corpus]
         arguments += ["--depth", options.depth, "--limit-topics", options.topics, "--model", "tiny"]
-        arguments += ["--cache", work / "answers.sqlite"]
+        arguments += ["--index", work / "index", "--cache", work / "answers.sqlite"]
+        for flag in ("judge_pairs", "both_orders"):
+            value = getattr(options, flag)
+            arguments += [] if value is None else [f"--{flag.replace('_', '-')}", value]
         with vllm_server(make_model(work), work / "server.log") as url:
             show("first run, nothing there yet", run([*arguments, "--base-url", url], work / "first"))
             show("again with every answer in the cache", run([*arguments, "--base-url", url], work / "again"))

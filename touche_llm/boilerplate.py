@@ -1,0 +1,98 @@
+"""Which lines of a web page's plain text are content.
+
+The pages come as plain text, so the extractors that read HTML have nothing to go by. A few cautious rules over lines
+take their place: number of words and what the neighbours are, as in Kohlschütter, Fankhauser and Nejdl, "Boilerplate
+Detection using Shallow Text Features" (WSDM 2010). Everything is linear in the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+# First and last character, the last one excluded.
+Span = tuple[int, int]
+
+# Menus have entries of so few words, and so many entries in a row.
+_ENTRY_WORDS = 4
+_MENU_LINES = 4
+_LABEL_WORDS = 8
+_NOTICE_CHARS = 300
+_CLOSING = "\"”’')]»"
+# Notices may be whole sentences; labels begin a line of a few words that is none.
+_NOTICE = re.compile(
+    r"\b(?:we use cookies|(?:this|our) (?:web)?site uses cookies|accept (?:all )?cookies|all rights reserved|"
+    r"(?:enable|turn on) javascript|javascript is (?:disabled|required)|continuing to (?:use|browse) (?:this|our) |"
+    r"(?:subscribe|sign up) (?:to|for) (?:our|the|a|my) (?:\w+ )?(?:newsletter|mailing list|updates))|"
+    r"copyright (?:©|\(c\)|\d{4})|(?:©|\(c\)) ?(?:copyright|\d{4})",
+    re.IGNORECASE,
+)
+_LABEL = re.compile(
+    r"\W*(?:share (?:this|on|via|with)|follow us|log ?in\b|sign (?:in|up)\b|create (?:an )?account|register now|"
+    r"subscribe|skip to|(?:back|return) to top|read more|click here|leave a (?:comment|reply)|(?:contact|about) us\b|"
+    r"(?:privacy|cookie) (?:policy|settings|notice)|terms (?:of (?:use|service)|and conditions|& conditions)|"
+    r"related (?:articles|posts|links|stories)|powered by|(?:print|e-?mail) this|report abuse|advertisements?$)",
+    re.IGNORECASE,
+)
+_SEPARATOR = re.compile(r"\s[>›»|·•/→]\s")
+
+
+def lines_of(text: str) -> list[Span]:
+    """The lines of a text that are not empty, without the white space around them."""
+    lines: list[Span] = []
+    at = 0
+    for line in text.splitlines(keepends=True):
+        stripped = line.strip()
+        if stripped:
+            start = at + len(line) - len(line.lstrip())
+            lines.append((start, start + len(stripped)))
+        at += len(line)
+    return lines
+
+
+def content_lines(text: str, lines: Sequence[Span]) -> list[Span]:
+    """Those lines of a web page that are content.
+
+    Left out are lines that occurred before, cookie and copyright notices, short lines that begin as links and buttons
+    do (log in, share, read more), breadcrumbs, and menus: four lines or more that have at most four words and end no
+    sentence, with nothing but such lines between. A single short line is kept, it may be a heading.
+    """
+    seen: set[str] = set()
+    content: list[Span] = []
+    # The short lines since the last content, and whether each is boilerplate also by itself.
+    menu: list[tuple[Span, bool]] = []
+
+    def end_menu() -> None:
+        if len(menu) < _MENU_LINES:
+            content.extend(line for line, boilerplate in menu if not boilerplate)
+        menu.clear()
+
+    for start, end in lines:
+        line = text[start:end]
+        boilerplate = line in seen or _is_boilerplate(line)
+        seen.add(line)
+        if len(line.split(maxsplit=_ENTRY_WORDS)) <= _ENTRY_WORDS and not ends_sentence(line):
+            menu.append(((start, end), boilerplate))
+        elif not boilerplate:
+            end_menu()
+            content.append((start, end))
+    end_menu()
+    return content
+
+
+def _is_boilerplate(line: str) -> bool:
+    if len(line) > _NOTICE_CHARS:
+        return False
+    if _NOTICE.search(line):
+        return True
+    if ends_sentence(line):
+        return False
+    if len(line.split()) <= _LABEL_WORDS and _LABEL.match(line):
+        return True
+    entries = _SEPARATOR.split(line)
+    return len(entries) > 2 and all(len(entry.split()) <= _ENTRY_WORDS for entry in entries)
+
+
+def ends_sentence(line: str) -> bool:
+    """Whether a line ends as a sentence does."""
+    return line.rstrip(_CLOSING).endswith((".", "?", "!", "…"))
