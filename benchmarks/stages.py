@@ -2,8 +2,8 @@
 
     python -m benchmarks.stages TASK [--depth 20] [--topics 50] [--judge-pairs 20] [--both-orders 5]
 
-The input is the task's real topics and corpus in `../shared/data`, or the project's sample where they are not there. The
-model is the tests' tiny random one: the figures say what the program costs and what the engine costs here, nothing
+The input is the task's real topics and corpus in `../shared/data`, or the project's sample where they are not there.
+The model is the tests' tiny random one: the figures say what the program costs and what the engine costs here, nothing
 about a model's quality or a GPU's speed. Needs `.venv-vllm` (`make test-vllm` installs it).
 """
 

@@ -1,4 +1,4 @@
-"""ChatNoir in a few lines: real HTTP, requests and replies checked with chatnoir-api's own models."""
+"""ChatNoir in a few lines: real HTTP, checked with chatnoir-api's own models; and how tests ask it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
@@ -14,9 +15,14 @@ from aiohttp import web
 from chatnoir_api.model import index_id, index_prefix, parse_index
 from chatnoir_api.v1.model import Request, SearchResponse
 
+from touche_llm.corpus.chatnoir import ChatNoir, retrieve_chatnoir
+from touche_llm.corpus.chatnoir_cache import ChatNoirSettings, Hit, Missing
+from touche_llm.records import Candidate, Topic
+
 KEY = "LONG+and/secret=KEY&0123456789"
 # Answers one request instead of the server's usual way; gets the request and its body.
 Behaviour = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
+TOPICS = [Topic("1", "Should bottled water be banned?"), Topic("2", "Ist Gr\u00fcn \U0001f600 besser?")]
 
 
 def uuid_of(trec_id: str) -> str:
@@ -46,6 +52,17 @@ def result(trec_id: str | None, score: float, **changes: Any) -> dict[str, Any]:
     }
 
 
+ONE = result("d1", 1.0)
+
+
+def ids(count: int, start: int = 0) -> list[str]:
+    return [f"clueweb22-en{n:04d}-00-00000" for n in range(start, start + count)]
+
+
+def results(count: int) -> list[dict[str, Any]]:
+    return [result(ident, 1000.5 - n) for n, ident in enumerate(ids(count))]
+
+
 def answer(results: list[dict[str, Any]], total: int | None = None) -> dict[str, Any]:
     """The body of a reply to a search."""
     meta = {
@@ -61,6 +78,10 @@ def problem(code: int, message: str, **headers: str) -> web.Response:
     """An error as ChatNoir sends it."""
     body = {"code": code, "error": "an_error", "message": message}
     return web.json_response(body, status=code, headers=headers)
+
+
+def holds_key(text: str) -> bool:
+    return any(part in text for part in (KEY, KEY[:12], "secret%3D", "&amp;0123"))
 
 
 @dataclass
@@ -139,7 +160,7 @@ class FakeChatNoir:
         app.router.add_post("/api/v1/_search", self.search)
         app.router.add_get("/cache", self.cache)
         app.router.add_get("/content", self.content)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.01)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
@@ -191,12 +212,6 @@ async def hangs(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
     raise AssertionError
 
 
-async def slow_text(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
-    """A document that takes its time."""
-    await asyncio.sleep(0.05)
-    return web.Response(text="A text.")
-
-
 async def closes(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
     """Close the connection without an answer."""
     assert request.transport is not None
@@ -221,3 +236,41 @@ def first_page_only(server: FakeChatNoir) -> Behaviour:
         return web.json_response(answer(server.results[: body["size"]], len(server.results)))
 
     return behave
+
+
+def settings_for(server: FakeChatNoir, folder: Path, **changes: Any) -> ChatNoirSettings:
+    values = {"requests_per_second": 1000.0, "request_timeout": 5.0, "retry_for": 5.0, "api_key": KEY, **changes}
+    return ChatNoirSettings(base_url=server.url, cache=folder / "chatnoir.sqlite", **values)
+
+
+async def search(server: FakeChatNoir, folder: Path, depth: int = 10, **changes: Any) -> list[Hit]:
+    async with server.running():
+        return await search_again(settings_for(server, folder, **changes), depth)
+
+
+async def search_again(settings: ChatNoirSettings, depth: int = 10, query: str = "bottled water") -> list[Hit]:
+    async with ChatNoir(settings, print) as engine:
+        return await engine.search(query, depth)
+
+
+async def fetch(server: FakeChatNoir, folder: Path, **changes: Any) -> str | Missing:
+    """Fetch the first document that the server has."""
+    async with server.running(), ChatNoir(settings_for(server, folder, **changes), print) as engine:
+        first = server.results[0]
+        return await engine.fetch(Hit(document_id=first["trec_id"], uuid=first["uuid"], score=first["score"]))
+
+
+class Retrieval:
+    """Retrieves and keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.notices: list[str] = []
+        self.steps = 0
+
+    def advance(self) -> None:
+        self.steps += 1
+
+    async def __call__(
+        self, settings: ChatNoirSettings, topics: list[Topic] = TOPICS, depth: int = 10
+    ) -> list[list[Candidate]]:
+        return await retrieve_chatnoir(topics, settings, ("title",), depth, self.notices.append, self.advance)

@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from touche_llm.corpus.chatnoir import ChatNoirSettings
+from touche_llm.corpus.chatnoir_cache import ChatNoirSettings
 from touche_llm.errors import UsageError
 from touche_llm.files import whole_file
 from touche_llm.llm.cache import CacheMode

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from touche_llm.config import Config, index_folder
-from touche_llm.corpus.chatnoir import ChatNoirDocuments, retrieve_chatnoir
+from touche_llm.corpus.chatnoir import retrieve_chatnoir
+from touche_llm.corpus.chatnoir_cache import ChatNoirDocuments
 from touche_llm.corpus.store import DocumentStore, Units, ensure_store
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging import Documents
@@ -52,7 +53,7 @@ class Corpus:
 def open_corpus(config: Config, task: Task, notify: Notify) -> Iterator[Corpus]:
     """The documents of a configuration; a corpus is stored first unless that is done and up to date."""
     if config.chatnoir is not None:
-        with ChatNoirDocuments(config.chatnoir, create=True) as found:
+        with ChatNoirDocuments(config.chatnoir) as found:
             place = {"search engine": config.chatnoir.base_url, "index": config.chatnoir.index}
             yield Corpus(found, found, None, place)
     else:

@@ -1,13 +1,9 @@
-"""ChatNoir's client against a server that speaks its interface: paging, cache, failures, where the key may not go."""
+"""ChatNoir's client against a server that speaks its interface: paging, replies of all forms, documents, the cache."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import sqlite3
-import traceback
-from collections.abc import Callable
-from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -15,90 +11,33 @@ import pytest
 from aiohttp import web
 from chatnoir_api.v1.model import Request, SearchResponse
 from chatnoir_api.v1.requests import request_page
-from pydantic import SecretStr, ValidationError
 
 from tests.fake_chatnoir import (
     KEY,
-    Behaviour,
+    ONE,
+    TOPICS,
     FakeChatNoir,
+    Retrieval,
     answer,
-    breaks_off,
-    closes,
-    echoes,
+    fetch,
     first_page_only,
     hangs,
+    ids,
     result,
+    results,
     says,
-    slow_text,
+    search,
+    search_again,
+    settings_for,
     status,
 )
 from touche_llm.corpus import chatnoir
-from touche_llm.corpus.chatnoir import (
-    MAX_DOCUMENT_BYTES,
-    ChatNoir,
-    ChatNoirDocuments,
-    ChatNoirSettings,
-    Hit,
-    Missing,
-    retrieve_chatnoir,
-)
-from touche_llm.errors import DataError, EngineError, ToucheError, UsageError
+from touche_llm.corpus.chatnoir import ChatNoir
+from touche_llm.corpus.chatnoir_cache import ChatNoirDocuments, Missing
+from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.records import Candidate, Document, Topic
 
-TOPICS = [Topic("1", "Should bottled water be banned?"), Topic("2", "Ist Gr\u00fcn \U0001f600 besser?")]
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chatnoir, "_FIRST_WAIT", 0.01)
-    for name in ("CHATNOIR_API_KEY", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-
-
-def ids(count: int, start: int = 0) -> list[str]:
-    return [f"clueweb22-en{n:04d}-00-00000" for n in range(start, start + count)]
-
-
-def results(count: int) -> list[dict[str, Any]]:
-    return [result(ident, 1000.5 - n) for n, ident in enumerate(ids(count))]
-
-
-def settings_for(server: FakeChatNoir, folder: Path, **changes: Any) -> ChatNoirSettings:
-    values = {"requests_per_second": 1000.0, "request_timeout": 5.0, "retry_for": 5.0, "api_key": KEY, **changes}
-    return ChatNoirSettings(base_url=server.url, cache=folder / "chatnoir.sqlite", **values)
-
-
-async def search(server: FakeChatNoir, folder: Path, depth: int = 10, **changes: Any) -> list[Hit]:
-    async with server.running():
-        return await search_again(settings_for(server, folder, **changes), depth)
-
-
-async def search_again(settings: ChatNoirSettings, depth: int = 10, query: str = "bottled water") -> list[Hit]:
-    async with ChatNoir(settings, print) as engine:
-        return await engine.search(query, depth)
-
-
-async def fetch(server: FakeChatNoir, folder: Path, **changes: Any) -> str | Missing:
-    """Fetch the first document that the server has."""
-    async with server.running(), ChatNoir(settings_for(server, folder, **changes), print) as engine:
-        first = server.results[0]
-        return await engine.fetch(Hit(document_id=first["trec_id"], uuid=first["uuid"], score=first["score"]))
-
-
-class Retrieval:
-    """Retrieves and keeps what it was told."""
-
-    def __init__(self) -> None:
-        self.notices: list[str] = []
-        self.steps = 0
-
-    def advance(self) -> None:
-        self.steps += 1
-
-    async def __call__(
-        self, settings: ChatNoirSettings, topics: list[Topic] = TOPICS, depth: int = 10
-    ) -> list[list[Candidate]]:
-        return await retrieve_chatnoir(topics, settings, ("title",), depth, self.notices.append, self.advance)
+pytestmark = pytest.mark.usefixtures("chatnoir_alone")
 
 
 # What is asked and what comes back.
@@ -222,9 +161,6 @@ async def test_hostile_titles_and_snippets_are_never_looked_at(tmp_path: Path) -
     assert len(await search(FakeChatNoir([result("d1", 1.0, **changes)]), tmp_path)) == 1
 
 
-ONE = result("d1", 1.0)
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -243,12 +179,15 @@ ONE = result("d1", 1.0)
     ids=repr,
 )
 async def test_a_reply_of_another_form_is_asked_for_again_and_then_an_error(body: Any, tmp_path: Path) -> None:
-    server = FakeChatNoir([ONE], behaviours=[says(body)] * 2)
-    assert len(await search(server, tmp_path)) == 1
-    broken = FakeChatNoir(rest=says(body))
+    server = FakeChatNoir([ONE], behaviours=[says(body)] * 3)
     with pytest.raises(EngineError, match="search 'bottled water': a reply of another form"):
-        await search(broken, tmp_path)
-    assert len(broken.asked) == 3
+        await search(server, tmp_path)
+    assert len(server.asked) == 3
+
+
+async def test_two_replies_of_another_form_are_passed_over(tmp_path: Path) -> None:
+    server = FakeChatNoir([ONE], behaviours=[says(b"<html>busy</html>"), says([])])
+    assert len(await search(server, tmp_path)) == 1
 
 
 @pytest.mark.parametrize(
@@ -265,6 +204,13 @@ async def test_a_reply_that_was_not_asked_for_is_an_error(body: Any, fragment: s
 
 
 # Documents.
+
+LONGEST = 100_000
+
+
+@pytest.fixture
+def shorter_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chatnoir, "MAX_DOCUMENT_BYTES", LONGEST)
 
 
 async def test_a_document_comes_by_redirect_and_without_the_key(tmp_path: Path) -> None:
@@ -290,26 +236,28 @@ async def test_bytes_that_an_encoding_does_not_know_are_replaced(tmp_path: Path)
         ({"texts": {ids(1)[0]: " \n"}}, "no text"),
         ({"texts": {ids(1)[0]: "None"}}, "no text"),
         ({"texts": {ids(1)[0]: b"%PDF\x00\x01"}}, "not text"),
-        ({"texts": {ids(1)[0]: b"a" * (MAX_DOCUMENT_BYTES + 1)}}, "longer than 4,194,304 bytes"),
+        ({"texts": {ids(1)[0]: b"a" * (LONGEST + 1)}}, "longer than 100,000 bytes"),
         ({"texts": {ids(1)[0]: b"a"}, "charset": "x-none"}, "in the unknown encoding 'x-none'"),
         ({"texts": {ids(1)[0]: b"a"}, "charset": "zlib"}, "in the unknown encoding 'zlib'"),
         ({"texts": {ids(1)[0]: b"a"}, "charset": "unicode_escape"}, "in the unknown encoding 'unicode_escape'"),
     ],
 )
+@pytest.mark.usefixtures("shorter_documents")
 async def test_a_document_without_usable_text_is_recorded(changes: Any, reason: str, tmp_path: Path) -> None:
     server = FakeChatNoir(results(1), **changes)
     assert await fetch(server, tmp_path) == Missing(reason)
     assert await fetch(server, tmp_path) == Missing(reason)
     assert len(server.fetched) == 1
     with ChatNoirDocuments(settings_for(server, tmp_path)) as documents:
-        assert (len(documents), documents.unknown(ids(1))) == (0, ids(1))
+        assert documents.unknown(ids(1)) == ids(1)
         with pytest.raises(DataError, match=f"{ids(1)[0]}.*{reason}"):
             documents.get(ids(1)[0])
 
 
+@pytest.mark.usefixtures("shorter_documents")
 async def test_the_longest_document_is_taken_whole(tmp_path: Path) -> None:
-    text = await fetch(FakeChatNoir(results(1), texts={ids(1)[0]: b"a" * MAX_DOCUMENT_BYTES}), tmp_path)
-    assert isinstance(text, str) and len(text) == MAX_DOCUMENT_BYTES
+    text = await fetch(FakeChatNoir(results(1), texts={ids(1)[0]: b"a" * LONGEST}), tmp_path)
+    assert isinstance(text, str) and len(text) == LONGEST
 
 
 async def test_a_document_that_always_fails_names_the_way_past_it(tmp_path: Path) -> None:
@@ -337,7 +285,7 @@ async def test_candidates_are_ranked_by_score_and_then_by_id(tmp_path: Path) -> 
     assert [body["query"] for body in server.asked] == [topic.title for topic in TOPICS]
     assert (retrieval.steps, retrieval.notices) == (2, [])
     with ChatNoirDocuments(settings_for(server, tmp_path, api_key=None)) as documents:
-        assert len(documents) == 4
+        assert documents.unknown(ident for ident, _ in expected) == []
         assert documents.get("d-a") == Document("d-a", "Text of d-a.")
         assert documents.unknown(["z", "d-a", "y", "z"]) == ["z", "y"]
         with pytest.raises(DataError, match="'z'.*chatnoir.sqlite.*retrieve"):
@@ -376,7 +324,6 @@ async def test_a_second_run_needs_neither_server_nor_key(tmp_path: Path) -> None
         hits = await engine.search(TOPICS[0].title, 12)
         assert [hit.document_id for hit in hits] == ids(12)
         await engine.fetch(hits[0])
-        assert (engine.requests, engine.retries) == (0, 0)
 
 
 async def test_a_run_that_was_stopped_asks_only_for_the_rest(tmp_path: Path) -> None:
@@ -411,342 +358,16 @@ async def test_a_run_that_was_stopped_asks_only_for_the_rest(tmp_path: Path) -> 
     assert len(server.fetched) == 10 - len(stored)
 
 
-async def test_not_more_documents_at_a_time_than_set(tmp_path: Path) -> None:
-    server = FakeChatNoir(results(20), behaviours=[None], rest=slow_text)
+async def test_as_many_documents_at_a_time_as_set_and_no_more(tmp_path: Path) -> None:
+    full = asyncio.Event()
+
+    async def waits_for_others(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
+        if server.open_now >= chatnoir._CONCURRENCY:
+            full.set()
+        await full.wait()
+        return web.Response(text="A text.")
+
+    server = FakeChatNoir(results(20), behaviours=[None], rest=waits_for_others)
     async with server.running():
         await Retrieval()(settings_for(server, tmp_path), TOPICS[:1], depth=20)
-    assert 1 < server.most_open <= chatnoir._CONCURRENCY
-
-
-# Failures.
-
-
-PASSING = [
-    status(500),
-    status(503),
-    status(429),
-    status(429, **{"Retry-After": "0"}),
-    status(429, **{"Retry-After": "soon"}),
-    status(503, **{"Retry-After": formatdate(0, usegmt=True)}),
-    closes,
-    breaks_off,
-    says(b'{"meta": {'),
-]
-
-
-@pytest.mark.parametrize("behaviour", PASSING)
-async def test_a_failure_of_a_search_that_passes_is_retried(behaviour: Behaviour, tmp_path: Path) -> None:
-    server = FakeChatNoir(results(3), behaviours=[behaviour, behaviour])
-    assert len(await search(server, tmp_path)) == 3
-    assert len(server.asked) == 3
-
-
-@pytest.mark.parametrize("behaviour", PASSING[:-1])
-async def test_a_failure_of_a_document_that_passes_is_retried(behaviour: Behaviour, tmp_path: Path) -> None:
-    server = FakeChatNoir(results(1), behaviours=[behaviour, behaviour])
-    assert await fetch(server, tmp_path) == f"Text of {ids(1)[0]}."
-    assert len(server.fetched) == 3
-
-
-async def test_a_request_that_hangs_is_given_up_and_retried(tmp_path: Path) -> None:
-    assert len(await search(FakeChatNoir(results(3), behaviours=[hangs]), tmp_path, request_timeout=0.3)) == 3
-
-
-@pytest.mark.parametrize(
-    ("behaviour", "reason"),
-    [
-        (status(500, "no luck"), "HTTP 500: no luck"),
-        (status(429, "API request limit exceeded."), "HTTP 429: API request limit exceeded."),
-        (hangs, "no answer within 0.2 s"),
-        (closes, "the connection broke"),
-        (breaks_off, "the connection broke"),
-    ],
-)
-async def test_a_failure_that_lasts_ends_the_run_and_says_how_to_go_on(
-    behaviour: Behaviour, reason: str, tmp_path: Path
-) -> None:
-    with pytest.raises(EngineError) as caught:
-        await search(FakeChatNoir(rest=behaviour), tmp_path, request_timeout=0.2, retry_for=0.05)
-    message = str(caught.value)
-    assert reason in message and "search 'bottled water'" in message
-    assert str(tmp_path / "chatnoir.sqlite") in message and "go on with the same command" in message
-
-
-async def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
-    server = FakeChatNoir()
-    async with server.running():
-        pass
-    with pytest.raises(EngineError, match=f"{server.url}/: search.*the connection broke"):
-        await search_again(settings_for(server, tmp_path, retry_for=0.05))
-
-
-@pytest.mark.parametrize(
-    ("behaviour", "kind", "fragment"),
-    [
-        (status(401, "Invalid API key."), UsageError, "HTTP 401: Invalid API key.*CHATNOIR_API_KEY.*chatnoir.api_key"),
-        (status(403, "Remote IP not allowed."), EngineError, "HTTP 403: Remote IP not allowed.*CHATNOIR_API_KEY"),
-        (status(404), EngineError, "HTTP 404: no search here; see chatnoir.base_url"),
-        (status(400, "bad index"), EngineError, "HTTP 400: bad index"),
-        (status(302, Location="/elsewhere"), EngineError, "HTTP 302"),
-        (status(307, Location="/elsewhere"), EngineError, "HTTP 307"),
-    ],
-)
-async def test_a_refusal_ends_at_once_and_says_what_to_do(
-    behaviour: Behaviour, kind: type[ToucheError], fragment: str, tmp_path: Path
-) -> None:
-    server = FakeChatNoir(rest=behaviour)
-    with pytest.raises(kind, match=fragment):
-        await search(server, tmp_path)
-    assert len(server.asked) == 1
-
-
-async def test_a_wait_longer_than_is_retried_ends_at_once(tmp_path: Path) -> None:
-    server = FakeChatNoir(rest=status(429, "quota", **{"Retry-After": "86400"}))
-    with pytest.raises(EngineError, match="HTTP 429: quota; ChatNoir asks to wait for 86,400 s.*retry_for"):
-        await search(server, tmp_path)
-    assert len(server.asked) == 1
-
-
-# Pace: with a clock that only moves while one sleeps.
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def time(self) -> float:
-        return self.now
-
-    async def sleep(self, seconds: float) -> None:
-        assert seconds >= 0
-        self.now += seconds
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(chatnoir, "time", clock)
-    monkeypatch.setattr(chatnoir, "_sleep", clock.sleep)
-    return clock
-
-
-async def test_requests_go_out_no_faster_than_set_and_not_after_a_pause_in_a_bunch(clock: Clock) -> None:
-    pace = chatnoir._Pace(4.0)
-    times = []
-    for _ in range(3):
-        await pace.turn()
-        times.append(clock.now)
-    clock.now += 10
-    for _ in range(2):
-        await pace.turn()
-        times.append(clock.now)
-    pace.hold(30.0)
-    await pace.turn()
-    times.append(clock.now)
-    assert times == [100.0, 100.25, 100.5, 110.5, 110.75, 140.75]
-
-
-async def test_every_request_waits_its_turn_retries_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    turns = []
-    turn = chatnoir._Pace.turn
-
-    async def counted(self: chatnoir._Pace) -> None:
-        turns.append(self)
-        await turn(self)
-
-    monkeypatch.setattr(chatnoir._Pace, "turn", counted)
-    server = FakeChatNoir(results(5), behaviours=[status(500), None, status(503), status(429)])
-    async with server.running():
-        await Retrieval()(settings_for(server, tmp_path))
-    assert len(turns) == server.requests == 2 + 5 + 3
-    assert len(set(turns)) == 1, "one pace for all requests"
-
-
-@pytest.mark.parametrize("asked", ["3", formatdate(103.0, usegmt=True)], ids=["seconds", "date"])
-async def test_retry_after_holds_all_requests_back(
-    asked: str, tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
-) -> None:
-    server = FakeChatNoir(results(3), behaviours=[status(429, "too fast", **{"Retry-After": asked})])
-    assert len(await search(server, tmp_path)) == 3
-    assert clock.now == 103.0
-    assert "HTTP 429: too fast; waiting for 3 s" in capsys.readouterr().out
-
-
-# The key.
-
-
-def holds_key(text: str) -> bool:
-    return any(part in text for part in (KEY, KEY[:12], "secret%3D", "&amp;0123"))
-
-
-async def test_the_key_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CHATNOIR_API_KEY", f" {KEY}\n")
-    assert len(await search(FakeChatNoir(results(3)), tmp_path, api_key=None)) == 3
-    monkeypatch.setenv("CHATNOIR_API_KEY", "another key")
-    assert len(await search(FakeChatNoir(results(3)), tmp_path / "other", api_key=KEY)) == 3
-
-
-async def test_a_search_that_is_not_stored_needs_a_key_and_says_where_to_get_one(tmp_path: Path) -> None:
-    server = FakeChatNoir(results(3))
-    with pytest.raises(UsageError) as caught:
-        await search(server, tmp_path, api_key=None)
-    for fragment in ("'bottled water'", "CHATNOIR_API_KEY", "chatnoir.api_key", "https://www.chatnoir.eu/apikey/"):
-        assert fragment in str(caught.value)
-    assert server.requests == 0
-
-
-@pytest.mark.parametrize("key", ["short", f"{KEY} {KEY}", f"{KEY}\x00", f"{KEY}\u00e9"])
-def test_what_cannot_be_a_key_is_refused_unquoted(key: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no key") as caught:
-        ChatNoir(settings_for(FakeChatNoir(url="http://127.0.0.1:9"), tmp_path, api_key=key), print)
-    assert key not in str(caught.value)
-    assert not (tmp_path / "chatnoir.sqlite").exists()
-
-
-def test_settings_never_show_the_key() -> None:
-    settings = ChatNoirSettings(api_key=SecretStr(KEY))
-    assert settings.api_key is not None and settings.api_key.get_secret_value() == KEY
-    for shown in (repr(settings), str(settings), f"{settings!r:.999}", repr(settings.model_dump())):
-        assert not holds_key(shown)
-    assert not holds_key(settings.model_dump_json() + repr(settings.model_dump(mode="json")))
-    assert "api_key" not in settings.model_dump(mode="json")
-    assert ChatNoirSettings.model_validate(settings.model_dump(mode="json")) == ChatNoirSettings()
-
-
-@pytest.mark.parametrize("given", [{"key": KEY}, [KEY]])
-def test_a_key_in_the_wrong_form_is_not_quoted(given: Any) -> None:
-    with pytest.raises(ValidationError) as caught:
-        ChatNoirSettings(api_key=given)
-    assert not holds_key(str(caught.value))
-
-
-@pytest.mark.parametrize(
-    "url", [f"https://me:{KEY}@chatnoir.eu/", f"https://chatnoir.eu/?apikey={KEY}", "ftp://chatnoir.eu/", "chatnoir.eu"]
-)
-def test_an_address_that_is_none_or_holds_a_key_is_refused(url: str) -> None:
-    with pytest.raises(ValidationError) as caught:
-        ChatNoirSettings(base_url=url)
-    assert not holds_key(str(caught.value))
-
-
-async def broken_header(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    """Send a line that is no header and holds the key."""
-    assert request.transport is not None
-    request.transport.write(f"HTTP/1.1 200 OK\r\n{body['apikey']} {body['apikey']}\r\n\r\n".encode())
-    request.transport.close()
-    return web.Response()
-
-
-@pytest.mark.parametrize(
-    "behaviour",
-    [
-        *(echoes(code) for code in (200, 302, 400, 401, 403, 404, 429, 500)),
-        broken_header,
-        says(answer([{**ONE, "index": KEY}])),
-        says(answer([{**ONE, "score": KEY}])),
-        says(answer([{**ONE, "uuid": KEY}])),
-        says(answer([{**ONE, "trec_id": KEY}])),
-        says(answer([{**ONE, "trec_id": f"{KEY} {KEY}"}])),
-        says({KEY: KEY}),
-    ],
-)
-async def test_a_key_that_the_server_sends_back_is_told_nowhere(
-    behaviour: Behaviour, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(0)
-    with pytest.raises(ToucheError) as caught:
-        await search(FakeChatNoir(rest=behaviour), tmp_path, retry_for=0.0)
-    output = capsys.readouterr()
-    told = [str(caught.value), repr(caught.value), "".join(traceback.format_exception(caught.value))]
-    context: BaseException | None = caught.value
-    while context is not None:
-        told.append(f"{context!r} {context}")
-        context = context.__cause__ or context.__context__
-    for text in (*told, output.out, output.err, caplog.text):
-        assert not holds_key(text), text
-    for file in tmp_path.iterdir():
-        assert not holds_key(file.read_bytes().decode("latin-1"))
-
-
-async def test_the_key_is_in_no_file_after_a_whole_run(tmp_path: Path) -> None:
-    async with FakeChatNoir(results(5)).running() as server:
-        await Retrieval()(settings_for(server, tmp_path))
-    files = list(tmp_path.iterdir())
-    assert files
-    for file in files:
-        assert not holds_key(file.read_bytes().decode("latin-1"))
-
-
-# The file.
-
-
-async def test_searches_are_known_by_server_index_and_query(tmp_path: Path) -> None:
-    server = FakeChatNoir(results(3))
-    await search(server, tmp_path)
-    for changes in ({"index": "clueweb12"}, {"page_size": 7}):
-        with pytest.raises(UsageError, match="does not hold the search"):
-            await search_again(settings_for(server, tmp_path, api_key=None, **changes))
-    with pytest.raises(UsageError, match="does not hold the search 'other words'"):
-        await search_again(settings_for(server, tmp_path, api_key=None), query="other words")
-    server.url = "http://127.0.0.1:9"
-    with pytest.raises(UsageError, match="does not hold the search"):
-        await search_again(settings_for(server, tmp_path, api_key=None))
-
-
-def test_reading_a_cache_that_is_not_there_makes_none(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such ChatNoir cache"):
-        ChatNoirDocuments(settings_for(FakeChatNoir(url="http://127.0.0.1:9"), tmp_path))
-    assert not list(tmp_path.iterdir())
-
-
-def foreign_text(path: Path) -> None:
-    path.write_text("My thesis, all of it. " * 100)
-
-
-def foreign_database(path: Path) -> None:
-    database = sqlite3.connect(path)
-    database.execute("CREATE TABLE thesis (chapter)")
-    database.commit()
-    database.close()
-
-
-def other_version(path: Path) -> None:
-    ChatNoirDocuments(ChatNoirSettings(cache=path), create=True).close()
-    database = sqlite3.connect(path)
-    database.execute("PRAGMA user_version = 99")
-    database.close()
-
-
-@pytest.mark.parametrize(
-    ("make", "fragment"),
-    [
-        (foreign_text, "not a ChatNoir cache"),
-        (foreign_database, "a file of another program"),
-        (other_version, "format 99, this program reads 1"),
-        (Path.mkdir, "cannot open"),
-    ],
-)
-def test_a_file_that_is_no_cache_of_ours_is_refused_and_kept(
-    make: Callable[[Path], None], fragment: str, tmp_path: Path
-) -> None:
-    settings = settings_for(FakeChatNoir(url="http://127.0.0.1:9"), tmp_path)
-    make(settings.cache)
-    before = settings.cache.read_bytes() if settings.cache.is_file() else None
-    for create in (False, True):
-        with pytest.raises(DataError, match=f"chatnoir.sqlite: .*{fragment}"):
-            ChatNoirDocuments(settings, create=create)
-    assert before == (settings.cache.read_bytes() if settings.cache.is_file() else None)
-
-
-async def test_damaged_results_in_the_file_are_named(tmp_path: Path) -> None:
-    server = FakeChatNoir(results(3))
-    await search(server, tmp_path)
-    database = sqlite3.connect(tmp_path / "chatnoir.sqlite")
-    database.execute("UPDATE searches SET page = '{}'")
-    database.commit()
-    database.close()
-    with pytest.raises(DataError, match="damaged: the results of 'bottled water' from 0"):
-        await search_again(settings_for(server, tmp_path))
+    assert server.most_open == chatnoir._CONCURRENCY

@@ -19,7 +19,10 @@ from touche_llm.tira import Input
 from touche_llm.topics import read_topics
 
 pytestmark = pytest.mark.vllm
-SMALL = {"sentence_pairs": ["--depth", "30", "--judge-pairs", "6", "--both-orders", "2"], "controversial": ["--depth", "6"]}
+SMALL = {
+    "sentence_pairs": ["--depth", "30", "--judge-pairs", "6", "--both-orders", "2"],
+    "controversial": ["--depth", "6"],
+}
 
 
 def touche(*arguments: object) -> subprocess.CompletedProcess[str]:

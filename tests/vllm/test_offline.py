@@ -71,7 +71,7 @@ def place(data: Input, tiny_model: Path, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("offline")
     shutil.copytree(tiny_model, folder / "models" / "tiny")
     settings = folder / "models" / "tiny" / "generation_config.json"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"repetition_penalty": 1.3, "top_k": 50}))
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"top_k": 2}))
     corpus = folder / "passages.jsonl"
     opened = subprocess.run(["gzip", "-dcf", data.corpus], check=True, capture_output=True).stdout.splitlines()
     with corpus.open("w", encoding="utf-8") as stream:

@@ -13,7 +13,7 @@ from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.stages import asked, end
 from touche_llm.config import Config, index_folder, load_config
-from touche_llm.corpus.chatnoir import API_KEY_VARIABLE
+from touche_llm.corpus.chatnoir_cache import API_KEY_VARIABLE
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.serving import serve

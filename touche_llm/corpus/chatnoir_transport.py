@@ -1,4 +1,4 @@
-"""How ChatNoir is reached: each request in its turn, again where a failure may pass, and the key told to nobody else."""
+"""How ChatNoir is reached: each request in its turn, again where a failure may pass, the key told to nobody else."""
 
 from __future__ import annotations
 
@@ -16,14 +16,7 @@ from urllib.parse import quote
 import aiohttp
 import orjson
 from pydantic import SecretStr
-from tenacity import (
-    AsyncRetrying,
-    RetryCallState,
-    retry_if_exception_type,
-    stop_after_delay,
-    stop_any,
-    wait_random_exponential,
-)
+from tenacity import AsyncRetrying, RetryCallState, stop_after_delay, wait_random_exponential
 
 from touche_llm.corpus.chatnoir_cache import API_KEY_VARIABLE, ChatNoirSettings
 from touche_llm.errors import EngineError, UsageError
@@ -137,9 +130,9 @@ class Transport:
             return read(await self._send(path, limit, params, body))
 
         retrying = AsyncRetrying(
-            retry=retry_if_exception_type(Transient),
+            retry=_may_pass,
             wait=wait_random_exponential(multiplier=_FIRST_WAIT, max=_LONGEST_WAIT),
-            stop=stop_any(stop_after_delay(self._settings.retry_for), _tried_enough),
+            stop=stop_after_delay(self._settings.retry_for),
             reraise=True,
         )
         try:
@@ -219,9 +212,9 @@ def _key(settings: ChatNoirSettings) -> SecretStr | None:
     return SecretStr(key) if key else None
 
 
-def _tried_enough(state: RetryCallState) -> bool:
+def _may_pass(state: RetryCallState) -> bool:
     error = state.outcome.exception() if state.outcome else None
-    return isinstance(error, Transient) and state.attempt_number >= error.most_tries
+    return isinstance(error, Transient) and state.attempt_number < error.most_tries
 
 
 async def _bounded(response: aiohttp.ClientResponse, limit: int) -> bytes:

@@ -1,0 +1,115 @@
+"""`touche-llm tira` with a real vLLM, on one prepared input folder for each task, as TIRA calls it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.sample_runs import run_lines
+from tests.vllm.server import ROOT, VENV, vllm_environment
+from tests.vllm.test_offline import ONE_PROCESS
+from touche_llm.cli.demo import SAMPLES
+from touche_llm.tasks import get_task
+from touche_llm.tira import recognise
+from touche_llm.topics import read_topics
+from touche_llm.validation import validate_run
+
+pytestmark = pytest.mark.vllm
+
+
+def prepared(task: str, folder: Path) -> Path:
+    """The sample of a task as TIRA would lay it out."""
+    given = recognise(SAMPLES / task)
+    assert given.corpus is not None
+    place = folder / f"input-{task}"
+    place.mkdir()
+    shutil.copy(given.topics, place / "topics.xml")
+    with gzip.open(place / f"{given.corpus.name}.gz", "wb") as stream:
+        stream.write(given.corpus.read_bytes())
+    return place
+
+
+def rerank_folder(folder: Path) -> Path:
+    """Topics and candidates in TIRA's own formats, with nothing else."""
+    place = folder / "input-rerank"
+    place.mkdir()
+    documents = [json.loads(line) for line in (SAMPLES / "controversial" / "documents.jsonl").read_text().splitlines()]
+    topics = read_topics(SAMPLES / "controversial" / "topics.xml")[:2]
+    with (place / "queries.jsonl").open("w") as stream:
+        for topic in topics:
+            query = {"title": topic.title, "description": topic.description, "narrative": topic.narrative}
+            stream.write(json.dumps({"qid": topic.id, "query": topic.title, "original_query": query}) + "\n")
+    with gzip.open(place / "rerank.jsonl.gz", "wt") as packed:
+        for topic in topics:
+            for rank, document in enumerate(documents[:5], start=1):
+                line = {"qid": topic.id, "query": topic.title, "docno": document["docno"], "text": document["text"]}
+                packed.write(json.dumps(line | {"rank": rank, "score": 10.0 - rank}) + "\n")
+    return place
+
+
+def tira(folder: Path, model: Path, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Call the wrapper that TIRA calls, in an empty folder and with an empty home."""
+    for name in ("home", "work"):
+        (folder / name).mkdir(exist_ok=True)
+    with vllm_environment():
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")} | ONE_PROCESS
+    environment |= {
+        "PATH": f"{VENV / 'bin'}:{environment['PATH']}",
+        "HOME": str(folder / "home"),
+        "TOUCHE_LLM_MODEL": str(model),
+        "TOUCHE_LLM_CACHE": str(folder / "cache"),
+        **variables,
+    }
+    shutil.copy(ROOT / "my-software.sh", folder / "my-software.sh")
+    command = ["sh", str(folder / "my-software.sh"), *map(str, arguments)]
+    return subprocess.run(command, env=environment, cwd=folder / "work", capture_output=True, text=True)
+
+
+def check(out: Path, task: str, topics: Path) -> None:
+    ids = {topic.id for topic in read_topics(topics)}
+    assert validate_run(out / "run.txt", get_task(task), topic_ids=ids) == []
+    assert {line.topic_id for line in run_lines(out / "run.txt")} == ids
+    metadata = yaml.safe_load((out / "ir-metadata.yml").read_text())
+    assert {"actor", "platform", "implementation", "method", "data"} <= set(metadata)
+
+
+@pytest.mark.parametrize("task", ["comparative", "controversial", "sentence_pairs"])
+def test_nothing_but_two_folders_and_a_model_gives_a_valid_run(task: str, tiny_model: Path, tmp_path: Path) -> None:
+    given = prepared(task, tmp_path)
+    done = tira(tmp_path, tiny_model, "-i", given, "-o", tmp_path / "out")
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    check(tmp_path / "out", task, given / "topics.xml")
+    # Nothing was written beside the output and the cache.
+    written = [path for name in ("home", "work") for path in (tmp_path / name).rglob("*") if path.is_file()]
+    assert written == []
+    assert sorted(path.name for path in given.iterdir()) == sorted(
+        ["topics.xml", next(path.name for path in given.iterdir() if path.suffix == ".gz")]
+    )
+
+
+def test_variables_stand_in_for_the_folders_and_the_cache_serves_a_second_run(tiny_model: Path, tmp_path: Path) -> None:
+    given = rerank_folder(tmp_path)
+    folders = {"TIRA_INPUT_DATASET": str(given), "TIRA_OUTPUT_DIR": str(tmp_path / "out")}
+    done = tira(tmp_path, tiny_model, **folders)
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    check(tmp_path / "out", "controversial", given / "queries.jsonl")
+    assert len(run_lines(tmp_path / "out" / "run.txt")) == 10
+    again = tira(tmp_path, tiny_model, "-i", given, "-o", tmp_path / "again", "--cache-mode", "replay")
+    assert again.returncode == 0, again.stdout + again.stderr[-4000:]
+    assert (tmp_path / "again" / "run.txt").read_bytes() == (tmp_path / "out" / "run.txt").read_bytes()
+
+
+def test_a_server_is_started_and_stopped(tiny_model: Path, tmp_path: Path) -> None:
+    given = rerank_folder(tmp_path)
+    done = tira(tmp_path, tiny_model, "-i", given, "-o", tmp_path / "out", "--engine", "server")
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    check(tmp_path / "out", "controversial", given / "queries.jsonl")
+    running = subprocess.run(["pgrep", "-f", str(tiny_model)], capture_output=True, text=True)
+    assert running.stdout == ""
