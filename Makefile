@@ -14,7 +14,7 @@ PIP := -m pip --disable-pip-version-check -qq
 .PHONY: help setup demo test test-vllm check format demo-cassette wheel test-wheel clean
 
 help:
-	@echo "make demo       set up everything and run the comparative task on the sample, offline"
+	@echo "make demo       set up everything and run every task on its sample, offline"
 	@echo "make test       set up everything and run the tests (offline, under two minutes)"
 	@echo "make check      format, lint, types, tests"
 	@echo "make test-vllm  install the CPU build of vLLM and run the tests against a real server"

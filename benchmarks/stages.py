@@ -45,7 +45,7 @@ def show(name: str, stages: dict[str, Any]) -> None:
     print(f"    documents cut {judge['documents cut']}, failures {sum(judge['failures'].values())}")
     print(f"    prompt tokens {requests['prompt_tokens']:,}, answer tokens {requests['completion_tokens']:,}")
     if "pairs" in judge:
-        print(f"    sentences judged {judge['sentences judged']:,}, pairs judged {judge['pairs judged by the model']:,}")
+        print(f"    sentences judged {judge['sentences judged']:,}, pairs {judge['pairs judged by the model']:,}")
     print(f"  rank                          {rank['seconds']:9.3f} s ({rank['lines']:,} lines)")
     print(f"  peak memory of the program    {rank['peak memory MiB']:9,} MiB", flush=True)
 

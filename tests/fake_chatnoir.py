@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import html
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from uuid import NAMESPACE_URL, uuid5
 
 import orjson
@@ -187,10 +189,9 @@ def echoes(code: int) -> Behaviour:
     async def behave(_: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         key = str(body["apikey"])
         headers = {"Location": f"/{key}", "X-Key": key, "Content-Type": "application/json"}
-        # The key stands where the message is cut, too.
-        reply = orjson.dumps(
-            {"message": f"bad key {key} " + "x" * (270 - len(key)) + key, "request": body, "meta": key}
-        )
+        # The key in all its forms; it stands where the message is cut, too.
+        message = f"bad key {key} {quote(key, safe='')} {html.escape(key)} ".ljust(279, "x") + key
+        reply = orjson.dumps({"message": message, "request": body, "meta": key})
         return web.Response(status=code, reason=f"No {key}", body=reply, headers=headers)
 
     return behave

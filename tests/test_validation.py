@@ -212,3 +212,28 @@ def test_the_real_first_stage_lacks_labels_and_has_ties_and_nothing_else() -> No
     assert labels == list(range(1, len(rows) + 1))
     assert [each.line for each in problems if " ties with line " in each.message] == ties
     assert len(problems) == len(labels) + len(ties)
+
+
+@pytest.mark.parametrize(
+    ("task", "stance", "document", "message"),
+    [
+        ("sentence_pairs", "NEU", "a__1,b__1", "stance 'NEU' is none of PRO, CON"),
+        ("sentence_pairs", "PRO", "a__1", "document 'a__1': not a pair"),
+        ("sentence_pairs", "PRO", "a__1,b__1,c__1", "not a pair"),
+        ("sentence_pairs", "CON", "a__1,a__1", "a sentence paired with itself"),
+        ("controversial", "NEUTRAL", "a", "stance 'NEUTRAL' is none of PRO, CON, NEU, NO"),
+        ("comparative", "PRO", "a", "stance 'PRO' is none of FIRST"),
+    ],
+)
+def test_labels_and_ids_are_those_of_the_task(
+    tmp_path: Path, task: str, stance: str, document: str, message: str
+) -> None:
+    (tmp_path / "run.txt").write_text(f"1 {stance} {document} 1 1.0 t\n")
+    (problem,) = validate_run(tmp_path / "run.txt", get_task(task))
+    assert (problem.line, message in problem.message) == (1, True)
+
+
+def test_a_good_run_of_each_task_has_no_problem(tmp_path: Path) -> None:
+    for task, line in (("sentence_pairs", "1 PRO a__1,b__1 1 1.0 t\n"), ("controversial", "1 NEU a,b 1 1.0 t\n")):
+        (tmp_path / "run.txt").write_text(line)
+        assert validate_run(tmp_path / "run.txt", get_task(task)) == []

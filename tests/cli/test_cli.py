@@ -10,9 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,49 +19,17 @@ import yaml
 from aiohttp import web
 from rich.console import Console
 
+from tests.cli.conftest import Touche
 from tests.fake_server import FakeServer, says
-from touche_llm.cli import main
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.config import load_config
-from touche_llm.errors import DataError, ToucheError
+from touche_llm.errors import DataError
 from touche_llm.llm.language_model import Counts
 
 SAMPLE = SAMPLES / "comparative"
 DATA = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl")]
 REPLAY = ["--cache", str(SAMPLE / "cassette.jsonl"), "--cache-mode", "replay"]
-
-
-@dataclass(frozen=True)
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Touche = Callable[..., Done]
-
-
-@pytest.fixture
-def touche(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Touche:
-    """Calls the command line in this process, with the temporary folder as current one."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["touche-llm", *arguments])
-        code: int | str | None = 0
-        try:
-            main()
-        except SystemExit as ended:
-            code = ended.code
-        except ToucheError:
-            code = -1
-            traceback.print_exc()
-        captured = capsys.readouterr()
-        assert isinstance(code, int)
-        return Done(code, captured.out, captured.err)
-
-    return call
 
 
 def test_the_demo_prints_ranks_with_stances_and_says_what_it_is(touche: Touche, tmp_path: Path) -> None:
@@ -359,3 +324,23 @@ def test_help_is_there_and_names_the_exit_codes_where_they_matter(touche: Touche
     assert done.returncode == 0
     if command in ("", "run"):
         assert "130" in done.stdout
+
+
+def test_pairs_are_checked_sentence_by_sentence_and_too_few_are_a_warning(touche: Touche, tmp_path: Path) -> None:
+    sample = SAMPLES / "sentence_pairs"
+    data = ["--topics", str(sample / "topics.xml"), "--corpus", str(sample / "args_processed_04_01.csv")]
+    touche("demo", "--task", "sentence_pairs", "--out", "demo")
+    run = tmp_path / "demo" / "sentence_pairs" / "run.txt"
+    valid = touche("validate", str(run), "--task", "sentence_pairs", *data)
+    assert (valid.returncode, "warning" in valid.stdout) == (0, False)
+    assert "a valid sentence_pairs run, topics and documents checked" in valid.stdout
+    lines = run.read_text().splitlines(keepends=True)
+    (tmp_path / "short.txt").write_text("".join(lines[:40]))
+    short = touche("validate", "short.txt", "--task", "sentence_pairs", *data)
+    assert short.returncode == 0
+    assert "warning: topic 3 has 40 lines, the organisers want at least 100" in short.stdout
+    first, second = lines[0].split()[2].split(",")
+    (tmp_path / "bad.txt").write_text(lines[0].replace(f"{first},{second}", f"{first},nowhere__PREMISE__1"))
+    bad = touche("validate", "bad.txt", "--task", "sentence_pairs", *data)
+    assert bad.returncode == 1
+    assert f"document {first},nowhere__PREMISE__1 is not in the corpus" in bad.stdout

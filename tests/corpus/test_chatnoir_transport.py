@@ -73,20 +73,20 @@ async def test_a_request_that_hangs_is_given_up_and_retried(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "reason"),
+    ("behaviour", "request_timeout", "reason"),
     [
-        (status(500, "no luck"), "HTTP 500: no luck"),
-        (status(429, "API request limit exceeded."), "HTTP 429: API request limit exceeded."),
-        (hangs, "no answer within 0.2 s"),
-        (closes, "the connection broke"),
-        (breaks_off, "the connection broke"),
+        (status(500, "no luck"), 5.0, "HTTP 500: no luck"),
+        (status(429, "API request limit exceeded."), 5.0, "HTTP 429: API request limit exceeded."),
+        (hangs, 0.05, "no answer within 0.05 s"),
+        (closes, 5.0, "the connection broke"),
+        (breaks_off, 5.0, "the connection broke"),
     ],
 )
 async def test_a_failure_that_lasts_ends_the_run_and_says_how_to_go_on(
-    behaviour: Behaviour, reason: str, tmp_path: Path
+    behaviour: Behaviour, request_timeout: float, reason: str, tmp_path: Path
 ) -> None:
     with pytest.raises(EngineError) as caught:
-        await search(FakeChatNoir(rest=behaviour), tmp_path, request_timeout=0.2, retry_for=0.05)
+        await search(FakeChatNoir(rest=behaviour), tmp_path, request_timeout=request_timeout, retry_for=0.02)
     message = str(caught.value)
     assert reason in message and "search 'bottled water'" in message
     assert str(tmp_path / "chatnoir.sqlite") in message and "go on with the same command" in message

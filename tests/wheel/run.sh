@@ -7,9 +7,12 @@ trap 'rm -rf "$work"' EXIT
 "$1" -m venv "$work/venv"
 "$work/venv/bin/python" -m pip --disable-pip-version-check -qq install --constraint "$2" "$3"/touche_llm-*.whl
 cd "$work"
-sample=$("$work/venv/bin/python" -c 'import touche_llm.cli.demo as d; print(d.SAMPLES / "comparative")')
-case "$sample" in "$work"/*) ;; *) echo "the package was not taken from the wheel: $sample"; exit 1 ;; esac
+samples=$("$work/venv/bin/python" -c 'import touche_llm.cli.demo as d; print(d.SAMPLES)')
+case "$samples" in "$work"/*) ;; *) echo "the package was not taken from the wheel: $samples"; exit 1 ;; esac
 "$work/venv/bin/touche-llm" demo --out demo
-"$work/venv/bin/touche-llm" validate demo/run.txt --task comparative --topics "$sample/topics.xml" \
-    --corpus "$sample/passages.jsonl" --index demo/index
+for run in comparative:passages.jsonl controversial:documents.jsonl sentence_pairs:args_processed_04_01.csv; do
+    task=${run%%:*} corpus=${run#*:}
+    "$work/venv/bin/touche-llm" validate "demo/$task/run.txt" --task "$task" --topics "$samples/$task/topics.xml" \
+        --corpus "$samples/$task/$corpus" --index "demo/$task/index"
+done
 echo "the wheel runs the demo outside the checkout"

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from touche_llm.cli import main
+from touche_llm.errors import ToucheError
+
+
+@dataclass(frozen=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Touche = Callable[..., Done]
+
+
+@pytest.fixture
+def touche(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Touche:
+    """Calls the command line in this process, with the temporary folder as current one."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["touche-llm", *arguments])
+        code: int | str | None = 0
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code
+        except ToucheError:
+            code = -1
+            traceback.print_exc()
+        captured = capsys.readouterr()
+        assert isinstance(code, int)
+        return Done(code, captured.out, captured.err)
+
+    return call
