@@ -53,7 +53,7 @@ def record_stage(folder: Path, config: Config, stage: str, facts: Mapping[str, A
             },
         },
         "implementation": {
-            "executable": {"cmd": f"touche-llm run --task {task.name} --config {CONFIG_NAME} --out FOLDER"},
+            "executable": {"cmd": f"touche-llm run --config {CONFIG_NAME} --out ."},
             "source": {"lang": ["python"]},
         },
         "data": {

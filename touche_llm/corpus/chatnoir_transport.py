@@ -194,7 +194,7 @@ class Transport:
         """What a server said, on one line, without the key, shortened."""
         if self.key is not None:
             key = self.key.get_secret_value()
-            for form in {key, html.escape(key), orjson.dumps(key).decode()[1:-1]}:
+            for form in {key, quote(key, safe=""), html.escape(key), orjson.dumps(key).decode()[1:-1]}:
                 text = text.replace(form, "[key]")
         return " ".join(text.split())[:300]
 
