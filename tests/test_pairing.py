@@ -18,6 +18,8 @@ from touche_llm.pairing import (
 )
 from touche_llm.records import Candidate, Judgment, Reading
 
+WEIGHTS = {"relevance": 1.0, "quality": 0.5, "coherence": 0.5, "first_stage": 0.05}
+
 
 def sentence(name: str, side: str = "PRO", score: float = 0.5, claim: float = 0.0, rank: int = 1) -> Sentence:
     return Sentence(name, name.split("_")[0], side, score, claim, rank)
@@ -50,7 +52,7 @@ def judgment(
 def sides(judgments: list[Judgment], settings: PairSettings | None = None) -> dict[str, str]:
     candidates = [Candidate("1", each.document_id, rank, 1.0) for rank, each in enumerate(judgments, start=1)]
     by_id = {each.document_id: each for each in judgments}
-    found = sentences_with_a_side(candidates, by_id, lambda name: name, settings or PairSettings())
+    found = sentences_with_a_side(candidates, by_id, lambda name: name, settings or PairSettings(), WEIGHTS)
     return {each.id: each.side for each in found}
 
 
@@ -76,13 +78,15 @@ def test_without_probabilities_the_answered_side_holds() -> None:
 def test_a_sentence_is_worth_its_grades_as_far_as_it_argues() -> None:
     judgments = {
         "good": judgment("good", {"PRO": 1.0, "CON": 0.0, "NONE": 0.0}),
-        "talk": judgment("talk", {"PRO": 1.0, "CON": 0.0, "NONE": 0.0}, {"CLAIM": 0.1, "PREMISE": 0.1, "NONE": 0.8}),
+        "talk": judgment("talk", {"PRO": 0.6, "CON": 0.3, "NONE": 0.1}, {"CLAIM": 0.1, "PREMISE": 0.1, "NONE": 0.8}),
     }
     candidates = [Candidate("1", "talk", 1, 2.0), Candidate("1", "good", 2, 1.0), Candidate("1", "unjudged", 3, 0.5)]
-    good, talk = sentences_with_a_side(candidates, judgments, lambda name: f"argument of {name}", PairSettings())
+    good, talk = sentences_with_a_side(
+        candidates, judgments, lambda name: f"argument of {name}", PairSettings(), WEIGHTS
+    )
     assert (good.id, good.argument, good.rank) == ("good", "argument of good", 2)
-    assert good.score == pytest.approx((3.0 + 1.5) / 2 / 3)
-    assert talk.score == pytest.approx(0.2 * good.score)
+    assert good.score == pytest.approx((3.0 + 0.5 * 1.5) / 1.5 / 3)
+    assert talk.score == pytest.approx(0.2 * 0.6 * good.score)
     assert good.claim == pytest.approx(1.0)
     assert talk.claim == pytest.approx(0.0)
 

@@ -114,7 +114,11 @@ async def judge_pairs(
         start += config.depth
         for topic in lacking:
             sentences = sentences_with_a_side(
-                candidates.get(topic.id, [])[:start], judged[topic.id], lambda each: parts.get(each).parent, settings
+                candidates.get(topic.id, [])[:start],
+                judged[topic.id],
+                lambda each: parts.get(each).parent,
+                settings,
+                config.weights,
             )
             pairs[topic.id] = make_pairs(topic.id, sentences, settings, task.least_per_topic)
         lacking = [topic for topic in lacking if len(pairs[topic.id].candidates) < task.least_per_topic]

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from math import ceil
-from statistics import fmean
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from touche_llm.corpus.store import Parts
 from touche_llm.errors import DataError
-from touche_llm.records import HIGHEST_GRADE, Candidate, Document, Judgment
+from touche_llm.ranking.pointwise import graded
+from touche_llm.records import Candidate, Document, Judgment
 
 SEPARATOR = ","
 NO_SIDE = "NONE"
@@ -107,14 +107,19 @@ def sentences_with_a_side(
     judgments: Mapping[str, Judgment],
     argument_of: Callable[[str], str],
     settings: PairSettings,
+    weights: Mapping[str, float],
 ) -> list[Sentence]:
     """The judged sentences of a topic that take a side, best first.
+
+    A sentence's score is the weighted mean of its grades/3, times the probability that it argues, times that of its
+    side: what is no argument, or on no clear side, is worth little however well it is written.
 
     Args:
         candidates: the topic's sentences, by rank.
         judgments: by sentence id; a sentence without one is left out.
         argument_of: the id of the argument that a sentence is of.
         settings: say when a sentence takes no side.
+        weights: of the grades, by name.
     """
     found = []
     for candidate in candidates:
@@ -123,14 +128,13 @@ def sentences_with_a_side(
         if judgment is None or side == NO_SIDE:
             continue
         roles = _probabilities(judgment, "role")
-        grade = fmean(judgment.grades.values()) / HIGHEST_GRADE
+        clear = _probabilities(judgment, "stance")[side]
         found.append(
             Sentence(
                 id=candidate.document_id,
                 argument=argument_of(candidate.document_id),
                 side=side,
-                # What is no argument is worth nothing, however well it is written.
-                score=(1.0 - roles[NO_ROLE]) * grade,
+                score=(1.0 - roles[NO_ROLE]) * clear * graded(judgment, weights),
                 claim=2 * roles[CLAIM] + roles[NO_ROLE] - 1.0,
                 rank=candidate.rank,
             )
