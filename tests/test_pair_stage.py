@@ -166,3 +166,8 @@ async def test_candidates_of_another_tool_are_sentences(tmp_path: Path) -> None:
 def test_ranking_before_judging_names_the_stage(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="candidates.run.txt: not there; run `touche-llm judge`"):
         pipeline.rank_stage(config_for(tmp_path, task="sentence_pairs"), tmp_path / "out", Silent())
+
+
+async def test_the_reference_first_stage_finds_sentences_too(tmp_path: Path) -> None:
+    lines, _ = await run(tmp_path, retriever__name="okapi", pairs__judged=0)
+    assert min(Counter(line.topic_id for line in lines).values()) >= 100

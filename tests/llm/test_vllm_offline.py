@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -176,6 +177,23 @@ def test_an_interrupt_within_a_step_ends_the_run_and_closes_vllm(monkeypatch: py
         asyncio.run(work())
     assert fake.closed
     assert len(fake.batches) == 2
+
+
+def test_an_interrupt_while_the_model_is_loaded_ends_the_run_though_vllm_swallows_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def load(**_: Any) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            pass
+
+    FakeVllm().install(monkeypatch)
+    monkeypatch.setattr(sys.modules["vllm"], "LLM", load)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(engine().__aenter__())
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 async def test_tokens_are_counted_with_the_template_and_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import count, islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,11 +72,12 @@ class VllmOffline:
         """Load the model, which takes minutes for a large one; raises EngineError where vLLM cannot."""
         # What vLLM has to say goes where messages go, not among a command's results.
         os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-        self._vllm = _imported()
-        try:
-            self._llm = self._vllm.LLM(**self._arguments)
-        except Exception as error:  # of whatever library has to do with loading a model
-            raise EngineError(f"{self._folder}: vLLM cannot load the model: {_said(error)}") from error
+        with _interruptible():
+            self._vllm = _imported()
+            try:
+                self._llm = self._vllm.LLM(**self._arguments)
+            except Exception as error:  # of whatever library has to do with loading a model
+                raise EngineError(f"{self._folder}: vLLM cannot load the model: {_said(error)}") from error
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -196,6 +200,29 @@ class VllmOffline:
         }
         defaults = self._llm.model_config.get_diff_sampling_param()
         return self._vllm.SamplingParams.from_optional(**defaults | asked)
+
+
+class _Interrupted(BaseException):
+    """Ctrl-C while a model is loaded."""
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C end the block: vLLM 0.32 swallows KeyboardInterrupt while it waits for its processes to start."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are not this thread's business
+        return
+
+    def stop(*_: object) -> None:
+        raise _Interrupted
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    except _Interrupted:
+        raise KeyboardInterrupt from None
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _imported() -> SimpleNamespace:
