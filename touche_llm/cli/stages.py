@@ -182,21 +182,23 @@ def run(
 
 
 def asked(config: Config, work: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """Run what asks the model; Ctrl-C ends it with exit code 130 and says where the answers are."""
+    """Run what asks the model; Ctrl-C and SIGTERM end it with exit code 130 and say where the answers are."""
 
     def stop(*_: object) -> None:
         # What is left then is to close, which a second Ctrl-C should not break.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, stop)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         return asyncio.run(work)
     except KeyboardInterrupt:
         print(f"interrupted; {kept(config.cache.file, config.cache.mode)}", file=sys.stderr)
         raise typer.Exit(130) from None
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def end(out: Path, outcome: Outcome) -> None:
