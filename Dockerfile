@@ -9,6 +9,7 @@ COPY pyproject.toml README.md my-software.sh ./
 COPY prompts prompts
 COPY touche_llm touche_llm
 RUN python3 -m pip install --no-cache-dir .
-COPY ${MODEL} /model
-ENV TOUCHE_LLM_MODEL=/model TOUCHE_LLM_CACHE=/tmp/touche-llm
+# The model keeps its folder's name, under which its answers are cached and its runs are described.
+COPY ${MODEL} /opt/touche_llm/${MODEL}
+ENV TOUCHE_LLM_MODEL=/opt/touche_llm/${MODEL} TOUCHE_LLM_CACHE=/tmp/touche-llm
 ENTRYPOINT ["/opt/touche_llm/my-software.sh"]

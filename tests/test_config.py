@@ -238,3 +238,24 @@ def test_an_unknown_task_is_answered_with_the_known_ones(tmp_path: Path) -> None
         load_config(config_file(tmp_path, BASE + "task: nope\n"), {})
     for name in ("'nope'", *TASKS):
         assert name in str(caught.value)
+
+
+def test_a_search_engine_can_be_chosen_over_a_configuration_without_its_section(tmp_path: Path) -> None:
+    file = config_file(tmp_path, "task: controversial\ntopics: t.xml\ncorpus: null\nchatnoir: null\n")
+    config = load_config(file, {"retriever.name": "chatnoir"})
+    assert config.chatnoir is not None and config.index is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "context"),
+    [
+        ("{context: 4096}", 4096),
+        ("{context: 4096, model: m}", 4096),
+        ("{context: 4096, model: other}", None),
+        ("{context: 4096, model: m, base_url: http://other:1}", None),
+    ],
+)
+def test_the_context_goes_only_with_the_model_it_was_of(tmp_path: Path, engine: str, context: int | None) -> None:
+    file = config_file(tmp_path, BASE + f"engine: {engine}\n")
+    flags = {"engine.model": "m", "engine.base_url": "http://127.0.0.1:8000"}
+    assert load_config(file, flags).engine.context == context

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.sample_runs import Silent, config_for, run_scripted
+from tests.sample_runs import Silent, config_for, run_lines, run_scripted
 from tests.scripted_engine import Label
 from tests.write_demo_cassette import script_of
 from touche_llm import pipeline
-from touche_llm.errors import DataError
+from touche_llm.errors import DataError, EngineError
 from touche_llm.files import read_records
 from touche_llm.llm.request import Request
 from touche_llm.records import Failure, Judgment, RunLine
@@ -171,3 +172,90 @@ def test_ranking_before_judging_names_the_stage(tmp_path: Path) -> None:
 async def test_the_reference_first_stage_finds_sentences_too(tmp_path: Path) -> None:
     lines, _ = await run(tmp_path, retriever__name="okapi", pairs__judged=0)
     assert min(Counter(line.topic_id for line in lines).values()) >= 100
+
+
+async def test_a_run_stopped_in_the_middle_of_the_pairs_asks_only_for_the_rest(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def stops_after_90(request: Request) -> Fields:
+        if len(asked) == 90:
+            raise EngineError("stopped")
+        asked.append(request.key)
+        return SCRIPT(request)
+
+    def notes(request: Request) -> Fields:
+        asked.append(request.key)
+        return SCRIPT(request)
+
+    settings: dict[str, Any] = {"topic": ("3",), "pairs__judged": 40, "engine__concurrency": 1}
+    with pytest.raises(EngineError, match="stopped"):
+        await run(tmp_path, stops_after_90, **settings)
+    assert not (tmp_path / "out" / "judgments.jsonl").exists()
+    lines, _ = await run(tmp_path, notes, **settings)
+    assert len(asked) == len(set(asked)) == 60 + 40 + 20
+    again, _ = await run(tmp_path, notes, **settings)
+    assert again == lines and len(asked) == 120
+
+
+async def test_a_replay_needs_no_other_answer_whatever_the_weights(tmp_path: Path) -> None:
+    lines, _ = await run(tmp_path, pairs__judged=40)
+    config = config_for(tmp_path, task="sentence_pairs", depth=60, pairs__judged=40, weights__coherence=9.0)
+    pipeline.rank_stage(config, tmp_path / "out", Silent())
+    weighted = run_lines(tmp_path / "out" / "run.txt")
+    assert [line.document_id for line in weighted] != [line.document_id for line in lines]
+
+    def unreachable(request: Request) -> Fields:
+        raise AssertionError(f"asked about {request.origin.document_id}")
+
+    replayed, _ = await run(tmp_path, unreachable, pairs__judged=40, weights__coherence=9.0)
+    assert replayed == weighted
+    # Both orders are there for whoever wants to choose by other grades.
+    both = [each for _, each in judgments(tmp_path) if (_, ",".join(reversed(each.split(",")))) in judgments(tmp_path)]
+    assert len(both) == 2 * 2 * 20
+
+
+async def test_where_no_sentence_takes_a_side_the_run_ends_with_what_to_do(tmp_path: Path) -> None:
+    def none(request: Request) -> Fields:
+        return {**SCRIPT(request), "stance": {"PRO": 0.01, "CON": 0.01, "NONE": 0.98}}
+
+    with pytest.raises(DataError, match=r"sentence_judgments.jsonl: no topic has two sentences on one side"):
+        await run(tmp_path, none)
+    # What was judged is not lost.
+    found = read_records(tmp_path / "out" / "sentence_judgments.jsonl", Judgment, "judgments")
+    assert len(found) == len((tmp_path / "out" / "sentences.run.txt").read_text().splitlines()) > 100
+
+
+async def test_fewer_pairs_than_the_organisers_want_can_be_asked_for(tmp_path: Path) -> None:
+    lines, observer = await run(tmp_path, depth=20, pairs__most=50, pairs__judged=5)
+    assert set(Counter(line.topic_id for line in lines).values()) == {50}
+    assert not any("fewer than" in notice for notice in observer.notices)
+    judge = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]["judge"]
+    assert judge["sentences judged"] < 100
+
+
+async def test_sentences_given_as_candidates_are_judged_beyond_the_depth_where_pairs_are_lacking(
+    tmp_path: Path,
+) -> None:
+    await run(tmp_path, depth=60, pairs__judged=0)
+    (tmp_path / "given.txt").write_bytes((tmp_path / "out" / "sentences.run.txt").read_bytes())
+    lines, _ = await run(tmp_path, depth=10, candidates=tmp_path / "given.txt", pairs__judged=0)
+    assert min(Counter(line.topic_id for line in lines).values()) >= 100
+
+
+async def test_judgments_that_are_missing_when_ranking_are_told(tmp_path: Path) -> None:
+    await run(tmp_path, pairs__judged=5)
+    kept = (tmp_path / "out" / "judgments.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "out" / "judgments.jsonl").write_text("".join(kept[:-7]))
+    observer = Silent()
+    pipeline.rank_stage(config_for(tmp_path, task="sentence_pairs", depth=60), tmp_path / "out", observer)
+    assert any("documents have no judgment and are left out" in notice for notice in observer.notices)
+
+
+def test_an_index_of_another_task_is_told(tmp_path: Path) -> None:
+    other = config_for(tmp_path / "other")
+    asyncio.run(pipeline.retrieve_stage(other, tmp_path / "out", Silent()))
+    pairs = config_for(tmp_path, task="sentence_pairs", corpus=None, index=other.index)
+    with pytest.raises(
+        DataError, match="holds documents without sentences of .*passages.jsonl, not a corpus of the task"
+    ):
+        asyncio.run(pipeline.retrieve_stage(pairs, tmp_path / "out", Silent()))

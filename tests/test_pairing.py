@@ -22,7 +22,9 @@ WEIGHTS = {"relevance": 1.0, "quality": 0.5, "coherence": 0.5, "first_stage": 0.
 
 
 def sentence(name: str, side: str = "PRO", score: float = 0.5, claim: float = 0.0, rank: int = 1) -> Sentence:
-    return Sentence(name, name.split("_")[0], side, score, claim, rank)
+    """A sentence named `A1_2`: the second of the first argument."""
+    argument, place = name[1:].split("_")
+    return Sentence(name, int(argument), int(place), side, score, claim, rank)
 
 
 def judgment(
@@ -52,7 +54,7 @@ def judgment(
 def sides(judgments: list[Judgment], settings: PairSettings | None = None) -> dict[str, str]:
     candidates = [Candidate("1", each.document_id, rank, 1.0) for rank, each in enumerate(judgments, start=1)]
     by_id = {each.document_id: each for each in judgments}
-    found = sentences_with_a_side(candidates, by_id, lambda name: name, settings or PairSettings(), WEIGHTS)
+    found = sentences_with_a_side(candidates, by_id, lambda name: (0, 0), settings or PairSettings(), WEIGHTS)
     return {each.id: each.side for each in found}
 
 
@@ -81,10 +83,8 @@ def test_a_sentence_is_worth_its_grades_as_far_as_it_argues() -> None:
         "talk": judgment("talk", {"PRO": 0.6, "CON": 0.3, "NONE": 0.1}, {"CLAIM": 0.1, "PREMISE": 0.1, "NONE": 0.8}),
     }
     candidates = [Candidate("1", "talk", 1, 2.0), Candidate("1", "good", 2, 1.0), Candidate("1", "unjudged", 3, 0.5)]
-    good, talk = sentences_with_a_side(
-        candidates, judgments, lambda name: f"argument of {name}", PairSettings(), WEIGHTS
-    )
-    assert (good.id, good.argument, good.rank) == ("good", "argument of good", 2)
+    good, talk = sentences_with_a_side(candidates, judgments, lambda name: (len(name), 7), PairSettings(), WEIGHTS)
+    assert (good.id, good.argument, good.place, good.rank) == ("good", 4, 7, 2)
     assert good.score == pytest.approx((3.0 + 0.5 * 1.5) / 1.5 / 3)
     assert talk.score == pytest.approx(0.2 * 0.6 * good.score)
     assert good.claim == pytest.approx(1.0)
@@ -93,26 +93,26 @@ def test_a_sentence_is_worth_its_grades_as_far_as_it_argues() -> None:
 
 def test_pairs_stand_on_one_side_and_the_claim_comes_first() -> None:
     sentences = [
-        sentence("A_premise", claim=-0.9, score=0.9, rank=1),
-        sentence("B_claim", claim=0.8, score=0.8, rank=2),
-        sentence("C_other", "CON", score=0.7, rank=3),
-        sentence("D_other", "CON", score=0.6, rank=4),
+        sentence("A1_1", claim=-0.9, score=0.9, rank=1),
+        sentence("A2_1", claim=0.8, score=0.8, rank=2),
+        sentence("A3_1", "CON", score=0.7, rank=3),
+        sentence("A4_1", "CON", score=0.6, rank=4),
     ]
     pairs = make_pairs("7", sentences, PairSettings(), least=0).candidates
     assert [(each.topic_id, each.document_id, each.rank) for each in pairs] == [
-        ("7", "B_claim,A_premise", 1),
-        ("7", "C_other,D_other", 2),
+        ("7", "A2_1,A1_1", 1),
+        ("7", "A3_1,A4_1", 2),
     ]
     assert [each.score for each in pairs] == pytest.approx([0.85, 0.65])
 
 
 def test_sentences_of_one_argument_are_preferred_by_the_bonus() -> None:
-    sentences = [sentence("A_1", score=0.8), sentence("B_1", score=0.75), sentence("A_2", score=0.7)]
+    sentences = [sentence("A1_1", score=0.8), sentence("A2_1", score=0.75), sentence("A1_2", score=0.7)]
     settings = PairSettings(most_share=1.0)
     near = make_pairs("1", sentences, settings, least=0).candidates
-    assert near[0].document_id == "A_1,A_2"
+    assert near[0].document_id == "A1_1,A1_2"
     far = make_pairs("1", sentences, settings.model_copy(update={"same_argument": 0.0}), least=0).candidates
-    assert far[0].document_id == "A_1,B_1"
+    assert far[0].document_id == "A1_1,A2_1"
 
 
 @given(
@@ -124,14 +124,15 @@ def test_sentences_of_one_argument_are_preferred_by_the_bonus() -> None:
 def test_no_pair_is_made_twice_and_no_sentence_is_in_too_many(
     made: list[tuple[str, float, float]], share: float, most: int, least: int
 ) -> None:
-    sentences = [Sentence(f"S{n}", f"A{n % 3}", side, score, claim, n) for n, (side, score, claim) in enumerate(made)]
+    sentences = [Sentence(f"S{n}", n % 3, n, side, score, claim, n) for n, (side, score, claim) in enumerate(made)]
     sentences.sort(key=lambda each: (-each.score, each.rank))
     pairs = make_pairs("1", sentences, PairSettings(most_share=share, most=most), least)
     by_id = {each.id: each for each in sentences}
     ids = [each.document_id.split(",") for each in pairs.candidates]
     assert all(one != other and by_id[one].side == by_id[other].side for one, other in ids)
     assert len({frozenset(pair) for pair in ids}) == len(ids) <= most
-    assert all(by_id[one].claim >= by_id[other].claim for one, other in ids)
+    for one, other in ((by_id[one], by_id[other]) for one, other in ids):
+        assert one.claim >= other.claim or (one.argument == other.argument and one.place < other.place)
     counts = Counter(name for pair in ids for name in pair)
     limit = max(1, int(share * len(ids)))
     possible = sum(n * (n - 1) // 2 for n in Counter(each.side for each in sentences).values())
@@ -151,6 +152,24 @@ def test_the_share_gives_way_only_as_far_as_the_least_number_needs() -> None:
     assert len(enough.candidates) == 100
     # 200 places among 15 sentences: one of them has at least 14.
     assert enough.share == 14 / 100
+
+
+@pytest.mark.parametrize(("claims", "first"), [((0.0, 0.4), "A1_1"), ((0.4, 0.0), "A1_1"), ((0.0, 0.6), "A1_2")])
+def test_an_argument_keeps_its_order_unless_the_later_sentence_is_clearly_its_claim(
+    claims: tuple[float, float], first: str
+) -> None:
+    sentences = [sentence("A1_1", claim=claims[0], rank=2), sentence("A1_2", claim=claims[1], rank=1)]
+    (pair,) = make_pairs("1", sentences, PairSettings(), least=0).candidates
+    assert pair.document_id.split(",")[0] == first
+
+
+def test_no_sentence_takes_more_than_its_share_of_the_pairs_that_are_judged() -> None:
+    best = sentence("A0_1", score=0.98, rank=1)
+    sentences = [best, *(sentence(f"A{n}_1", score=0.7 - n / 1000, rank=n + 1) for n in range(1, 60))]
+    pairs = make_pairs("1", sentences, PairSettings(judged=50, most_share=0.1), least=100)
+    judged = [each.document_id.split(",") for each in pairs.candidates[:50]]
+    assert sum(best.id in pair for pair in judged) == 5
+    assert pairs.share_judged == 0.1
 
 
 def test_many_sentences_give_as_many_pairs_as_are_wanted() -> None:

@@ -29,7 +29,7 @@ def folder_with(folder: Path, topics: str, *names: str) -> Path:
         (PLAIN, "passages.jsonl.gz", "comparative"),
         (PLAIN, "args_processed_04_01.csv", "sentence_pairs"),
         (PLAIN, "args_processed_04_01.csv.gz", "sentence_pairs"),
-        (PLAIN, "args_processed_04_01.csv.tar.gz", "sentence_pairs"),
+        (PLAIN, "args_processed_04_01.tar.gz", "sentence_pairs"),
         (PLAIN, "documents.jsonl.gz", "controversial"),
         (COMPARED, "documents.jsonl", "comparative"),
         (PLAIN, "corpus.jsonl", "controversial"),
@@ -46,6 +46,17 @@ def test_a_rerank_file_is_corpus_and_candidates(tmp_path: Path, topics: str, tas
     found = recognise(folder_with(tmp_path, topics, "rerank.jsonl.gz"))
     assert found.task.name == task
     assert found.corpus == found.candidates == tmp_path / "rerank.jsonl.gz"
+
+
+def test_a_rerank_file_beside_a_corpus_is_of_the_task_of_the_corpus(tmp_path: Path) -> None:
+    found = recognise(folder_with(tmp_path, PLAIN, "passages.jsonl", "rerank.jsonl.gz"))
+    assert found.task.name == "comparative"
+    assert found.corpus == found.candidates == tmp_path / "rerank.jsonl.gz"
+
+
+def test_a_rerank_file_is_not_for_sentences(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="rerank.jsonl ranks documents"):
+        recognise(folder_with(tmp_path, PLAIN, "args_processed_04_01.csv", "rerank.jsonl"))
 
 
 def test_topics_alone_are_for_a_search_engine(tmp_path: Path) -> None:

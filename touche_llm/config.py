@@ -91,15 +91,15 @@ def _engine_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 class EngineConfig(_Section):
-    """The engine: a vLLM server at `base_url`, or (`offline`) vLLM in process.
+    """The engine: a vLLM server at `base_url`, one that is `started` for the run, or vLLM in process (`offline`).
 
-    For `offline`, `model` is a local folder, known by its last name, and `options` are further arguments of `vllm.LLM`,
-    as in `{tensor_parallel_size: 2}`; a server takes them when it is started, so they say nothing to one that runs.
+    For the latter two, `model` is a local folder, known by its last name, and `options` are further arguments of
+    `vllm.LLM`, as in `{tensor_parallel_size: 2}`; to a server that runs already they say nothing.
     Times are in seconds and are the server's alone; `context` is in tokens, the model's own where left out.
     `concurrency` is 256 for `offline` where left out: so many requests are in vLLM's batch.
     """
 
-    name: Literal["server", "offline"] = "server"
+    name: Literal["server", "offline", "started"] = "server"
     base_url: Annotated[str, AfterValidator(_without_password)] = "http://127.0.0.1:8000"
     model: str | None = None
     options: Annotated[dict[str, Any], AfterValidator(_engine_options)] = {}
@@ -118,7 +118,7 @@ class EngineConfig(_Section):
     @property
     def model_name(self) -> str | None:
         """The name that the model has in keys and files."""
-        return model_name(self.model) if self.model and self.name == "offline" else self.model
+        return model_name(self.model) if self.model and self.name != "server" else self.model
 
 
 class SamplingConfig(_Section):
@@ -195,7 +195,7 @@ class Config(_Section):
     @model_validator(mode="after")
     def _fits_task(self) -> Config:
         task = get_task(self.task)
-        if self.depth > task.most_per_topic:
+        if self.sentences is None and self.depth > task.most_per_topic:
             raise ValueError(f"depth: {self.task} takes at most {task.most_per_topic} documents a topic")
         for name in self.weights:
             if name not in task.weight_names:
@@ -206,10 +206,12 @@ class Config(_Section):
             raise ValueError(f"sentences, pairs: {self.task} does not rank pairs of sentences")
         if self.sentences and self.depth > self.sentences.pool:
             raise ValueError(f"depth: more than the {self.sentences.pool} sentences of sentences.pool")
-        if self.retriever.name == "chatnoir" and (self.corpus or task.sentence_question):
+        if self.pairs and self.pairs.most > task.most_per_topic:
+            raise ValueError(f"pairs.most: {self.task} takes at most {task.most_per_topic} pairs a topic")
+        if self.retriever.name == "chatnoir" and (self.corpus or self.index or task.sentence_question):
             raise ValueError("retriever.name: chatnoir holds web documents: for a task over those, without a corpus")
-        if self.chatnoir and self.retriever.name != "chatnoir":
-            raise ValueError("chatnoir: set, but the retriever is another; give --retriever chatnoir")
+        if (self.chatnoir is not None) is not (self.retriever.name == "chatnoir"):
+            raise ValueError("chatnoir: settings of another retriever than the one chosen; see --retriever")
         return self
 
     @field_serializer("topics", "corpus", "index", "candidates")
@@ -237,8 +239,10 @@ def load_config(file: Path | None, flags: Mapping[str, Any]) -> Config:
     if flags.get("corpus") is not None and values.get("index") == str(index_folder(Path(str(values.get("corpus"))))):
         del values["index"]  # it was the default of the other corpus
     engine = values.get("engine")
-    if isinstance(engine, dict) and (flags.get("engine.model") or flags.get("engine.base_url")):
-        engine.pop("context", None)  # it was that of the other server
+    for name in ("model", "base_url"):
+        given = flags.get(f"engine.{name}")
+        if isinstance(engine, dict) and given and engine.get(name) not in (None, given):
+            engine.pop("context", None)  # it was that of the other model or server
     for name, value in flags.items():
         if value is None or value == ():
             continue
@@ -251,7 +255,7 @@ def load_config(file: Path | None, flags: Mapping[str, Any]) -> Config:
         target[key] = value
     retriever = values.get("retriever")
     if isinstance(retriever, dict) and retriever.get("name") == "chatnoir":
-        values.setdefault("chatnoir", {})
+        values["chatnoir"] = values.get("chatnoir") or {}
     elif not values.get("index"):
         if not values.get("corpus"):
             raise UsageError(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,9 +15,13 @@ from touche_llm.llm.cache import Cache, CacheMode, Entry
 from touche_llm.llm.engine import Engine, EngineFacts
 from touche_llm.llm.language_model import LanguageModel
 from touche_llm.llm.request import content_key
+from touche_llm.llm.serving import serve
 from touche_llm.llm.vllm_common import model_folder
 from touche_llm.llm.vllm_offline import VllmOffline
 from touche_llm.llm.vllm_server import VllmServer
+
+# What a server that is started for the run writes, beside the answer cache.
+_LOG = "vllm.log"
 
 
 @asynccontextmanager
@@ -32,9 +37,22 @@ async def open_model(config: Config) -> AsyncIterator[LanguageModel]:
         if cache.mode is CacheMode.REPLAY:
             yield LanguageModel(facts=_replayed_facts(config, cache), engine=None, **policy)
             return
-        async with (_offline if engine.name == "offline" else _server)(engine, sampling) as (opened, facts):
+        async with _engine(engine, sampling, cache.path.with_name(_LOG)) as (opened, facts):
             remember(facts, cache)
             yield LanguageModel(facts=facts, engine=opened, **policy)
+
+
+_Opened = AbstractAsyncContextManager[tuple[Engine, EngineFacts]]
+
+
+def _engine(asked: EngineConfig, sampling: SamplingConfig, log: Path) -> _Opened:
+    match asked.name:
+        case "server":
+            return _server(asked, sampling)
+        case "started":
+            return _started(asked, sampling, log)
+        case "offline":
+            return _offline(asked, sampling)
 
 
 @asynccontextmanager
@@ -46,6 +64,16 @@ async def _offline(asked: EngineConfig, sampling: SamplingConfig) -> AsyncIterat
         chat_template_kwargs=sampling.chat_template_kwargs,
     ) as offline:
         yield offline, await offline.connect(asked.revision, sampling.top_logprobs)
+
+
+@asynccontextmanager
+async def _started(
+    asked: EngineConfig, sampling: SamplingConfig, log: Path
+) -> AsyncIterator[tuple[Engine, EngineFacts]]:
+    async with serve(model_folder(asked.model), asked.options, log, context=asked.context) as url:
+        there = asked.model_copy(update={"base_url": url, "model": asked.model_name})
+        async with _server(there, sampling) as opened:
+            yield opened
 
 
 @asynccontextmanager

@@ -74,6 +74,9 @@ def open_local(
         store = DocumentStore(index)
     with store:
         manifest = store.manifest
+        if (task.sentence_question is not None) is not bool(manifest.parts):
+            kind = "sentences of arguments" if manifest.parts else "documents without sentences"
+            raise DataError(f"{store.folder}: holds {kind} of {manifest.corpus}, not a corpus of the task {task.name}")
         description: dict[str, str | int] = {
             "file": manifest.corpus,
             "sha256": manifest.sha256,
@@ -126,17 +129,23 @@ async def find_candidates(
         candidates = await retrieve_chatnoir(
             topics, config.chatnoir, config.retriever.query, config.depth, notify, done
         )
+        if not any(candidates):
+            raise DataError(
+                f"{config.chatnoir.base_url}: no page for any topic in {config.chatnoir.index}; see --query"
+            )
     else:
         assert corpus.store is not None
         candidates = []
         for ranking in _retrieve(config, task, topics, corpus.store, notify):
             candidates.append(ranking)
             done()
-    if not any(candidates):
-        raise DataError(
-            "the first stage found nothing for any topic: no word of a query is in the corpus, or each is in more than "
-            "half of its documents and says nothing (--retriever okapi and --bm25-method lucene score those too)"
-        )
+        if not any(candidates):
+            short = "; or no sentence can stand alone (sentences.least_words, most_chars)" if config.sentences else ""
+            raise DataError(
+                "the first stage found nothing for any topic: no word of a query is in the corpus, or each is in more "
+                "than half of its documents and says nothing (--retriever okapi and --bm25-method lucene score those "
+                f"too){short}"
+            )
     return candidates
 
 
@@ -165,9 +174,14 @@ def listed(names: list[str]) -> str:
 
 def _from_run(config: Config, topics: list[Topic], corpus: Corpus) -> list[list[Candidate]]:
     assert config.candidates is not None
-    found = read_candidates(config.candidates, config.depth)
+    # Of sentences more may be judged than `depth`, where that gives too few pairs.
+    found = read_candidates(config.candidates, config.sentences.pool if config.sentences else config.depth)
     check_topics(config.candidates, found, config)
     chosen = [found.get(topic.id, []) for topic in topics]
+    if not any(chosen):
+        raise DataError(
+            f"{config.candidates}: none of the chosen topics is in it: {listed([each.id for each in topics])}"
+        )
     check_candidates(config.candidates, chosen, corpus)
     return chosen
 

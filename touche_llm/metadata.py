@@ -23,7 +23,7 @@ from touche_llm.tasks.base import Task
 
 FILE_NAME = "ir-metadata.yml"
 STAGES = ("retrieve", "judge", "rank")
-_LIBRARIES = ("bm25s", "rank-bm25", "jinja2", "pydantic", "aiohttp")
+_LIBRARIES = ("bm25s", "rank-bm25", "PyStemmer", "sentencex", "jinja2", "pydantic", "aiohttp")
 
 
 def record_stage(folder: Path, config: Config, stage: str, facts: Mapping[str, Any]) -> None:
@@ -53,7 +53,7 @@ def record_stage(folder: Path, config: Config, stage: str, facts: Mapping[str, A
             },
         },
         "implementation": {
-            "executable": {"cmd": f"touche-llm run --config {CONFIG_NAME} --out ."},
+            "executable": {"cmd": f"touche-llm run --config {folder / CONFIG_NAME} --out {folder}"},
             "source": {"lang": ["python"]},
         },
         "data": {
@@ -85,15 +85,17 @@ def _method(config: Config, task: Task, judged: bool) -> dict[str, Any]:
     retriever = config.retriever
     first: dict[str, Any] = {"name": "first stage"}
     retrieval = [first]
-    if judged and task.sentence_question is not None:
-        retrieval.append({"name": "pairs", "method": "touche_llm.pairing", "reranks": "first stage"})
+    if judged and config.pairs is not None:
+        pairs = {"sentences judged": config.depth, **config.pairs.model_dump()}
+        retrieval.append({"name": "pairs", "method": "touche_llm.pairing", "reranks": "first stage", "params": pairs})
     if judged:
         last = retrieval[-1]["name"]
         retrieval.append({"name": "judge", "method": "touche_llm.ranking.pointwise", "reranks": last})
     if config.candidates is not None:
         first |= {"method": "run file", "params": {"file": str(config.candidates)}}
         return {"retrieval": retrieval}
-    params: dict[str, Any] = {"query": list(retriever.query), "depth": config.depth}
+    depth = config.depth if config.sentences is None else config.sentences.pool
+    params: dict[str, Any] = {"query": list(retriever.query), "depth": depth}
     if config.chatnoir is not None:
         first |= {"method": "ChatNoir", "params": {"index": config.chatnoir.index, **params}}
         return {"retrieval": retrieval}
@@ -103,7 +105,7 @@ def _method(config: Config, task: Task, judged: bool) -> dict[str, Any]:
     else:
         first |= {"method": "rank_bm25.BM25Okapi", "params": params}
     if config.sentences is not None:
-        first["params"] |= config.sentences.model_dump()
+        first["params"] |= config.sentences.model_dump(exclude={"pool"})
     indexing = {
         "tokenizer": analysis.NAME,
         "stemmer": "Snowball English",

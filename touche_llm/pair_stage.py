@@ -37,18 +37,21 @@ class Judged:
     failures: list[Failure] = field(default_factory=list)
     turned: int = 0
     largest_share: float = 0.0
+    largest_share_judged: float = 0.0
     too_few: dict[str, int] = field(default_factory=dict)
 
     def facts(self) -> dict[str, Any]:
         """What the metadata says of the pairs."""
-        asked = sum(judgment.source != "inherited" for judgment in self.judgments)
+        made = sum(map(len, self.candidates))
+        inherits = sum(judgment.source == "inherited" for judgment in self.judgments)
         return {
             "sentences judged": len(self.sentences),
-            "pairs": len(self.judgments),
-            "pairs judged by the model": asked,
-            "pairs with inherited grades": len(self.judgments) - asked,
+            "pairs": made,
+            "pairs judged by the model": made - inherits,
+            "pairs with inherited grades": inherits,
             "pairs that read better the other way round": self.turned,
             "largest share of a topic's pairs with one sentence": round(self.largest_share, 4),
+            "largest share of those judged": round(self.largest_share_judged, 4),
             "topics with too few pairs": self.too_few,
         }
 
@@ -68,7 +71,7 @@ async def judge_pairs(
 
     The first `depth` sentences of each topic are judged, and as many again for topics that do not reach the least
     number of pairs with them, until they do or there is no further sentence. The best pairs are asked with their
-    sentences the other way round too; the order with the better grades stays.
+    sentences the other way round too; the order with the better grades stays, and both judgments are kept.
 
     Args:
         topics: the topics.
@@ -86,6 +89,7 @@ async def judge_pairs(
     """
     settings, question = config.pairs, task.sentence_question
     assert settings is not None and question is not None
+    least = min(task.least_per_topic, settings.most)
     result = Judged()
     judged: dict[str, _ByDocument] = {topic.id: {} for topic in topics}
     pairs: dict[str, Pairs] = {}
@@ -116,12 +120,12 @@ async def judge_pairs(
             sentences = sentences_with_a_side(
                 candidates.get(topic.id, [])[:start],
                 judged[topic.id],
-                lambda each: parts.get(each).parent,
+                parts.place,
                 settings,
-                config.weights,
+                task.weights,
             )
-            pairs[topic.id] = make_pairs(topic.id, sentences, settings, task.least_per_topic)
-        lacking = [topic for topic in lacking if len(pairs[topic.id].candidates) < task.least_per_topic]
+            pairs[topic.id] = make_pairs(topic.id, sentences, settings, least)
+        lacking = [topic for topic in lacking if len(pairs[topic.id].candidates) < least]
 
     made = {topic.id: pairs[topic.id].candidates if topic.id in pairs else [] for topic in topics}
     asked = [(topic, each.document_id) for topic in topics for each in made[topic.id][: settings.judged]]
@@ -130,7 +134,8 @@ async def judge_pairs(
         answers[judgment.topic_id][judgment.document_id] = judgment
 
     def value(judgment: Judgment) -> float:
-        return graded(judgment, config.weights)
+        # The task's weights, not the run's: ranking by others must not change what was asked.
+        return graded(judgment, task.weights)
 
     again = [
         (topic, reversed_pair(each.document_id))
@@ -140,20 +145,23 @@ async def judge_pairs(
     turned: dict[str, _ByDocument] = {topic.id: {} for topic in topics}
     if again:
         for judgment in await ask("judging pairs the other way round", again, pair_prompt, of_pairs=True):
-            before = answers[judgment.topic_id][reversed_pair(judgment.document_id)]
-            if value(judgment) > value(before):
-                turned[judgment.topic_id][before.document_id] = judgment
+            turned[judgment.topic_id][reversed_pair(judgment.document_id)] = judgment
 
     for topic in topics:
         ranking = []
         for each in made[topic.id]:
-            better = turned[topic.id].get(each.document_id)
-            judgment = better or answers[topic.id].get(each.document_id) or inherited(each, judged[topic.id], settings)
+            as_made, other = answers[topic.id].get(each.document_id), turned[topic.id].get(each.document_id)
+            judgment = as_made or inherited(each, judged[topic.id], settings)
             result.judgments.append(judgment)
+            if other is not None:
+                result.judgments.append(other)
+                if value(other) > value(judgment):
+                    result.turned += 1
+                    judgment = other
             ranking.append(replace(each, document_id=judgment.document_id))
         result.candidates.append(ranking)
-        if len(ranking) < task.least_per_topic:
+        if len(ranking) < least:
             result.too_few[topic.id] = len(ranking)
-    result.turned = sum(map(len, turned.values()))
     result.largest_share = max((each.share for each in pairs.values()), default=0.0)
+    result.largest_share_judged = max((each.share_judged for each in pairs.values()), default=0.0)
     return result

@@ -19,6 +19,8 @@ SEPARATOR = ","
 NO_SIDE = "NONE"
 NO_ROLE = "NONE"
 CLAIM = "CLAIM"
+# Two sentences of one argument change places only for a larger difference in being a claim.
+_CLEARLY = 0.5
 
 
 class PairSettings(BaseModel):
@@ -28,8 +30,8 @@ class PairSettings(BaseModel):
         judged: pairs that the model judges, for each topic; the others inherit their sentences' grades.
         both_orders: of those the best ones, asked again with the sentences the other way round; the better order stays.
         most: pairs for each topic.
-        most_share: share of a topic's pairs that one sentence may be in; exceeded only where the least number of pairs
-            that the task wants cannot be reached otherwise.
+        most_share: share of a topic's pairs that one sentence may be in, and of those that are judged; exceeded only
+            where the wanted number of pairs cannot be reached otherwise.
         no_side_above: a sentence takes no side where that has more than this probability; otherwise the more probable.
         same_argument: added to the score of two sentences of one argument, since they belong together.
     """
@@ -48,11 +50,13 @@ class PairSettings(BaseModel):
 class Sentence:
     """A judged sentence that takes a side.
 
-    `score` lies between 0 and 1; `claim` is the probability that it is a claim, less that it is a premise.
+    `score` lies between 0 and 1; `claim` is the probability that it is a claim, less that it is a premise; `argument`
+    and `place` are rows of the corpus, so that places tell the order within an argument.
     """
 
     id: str
-    argument: str
+    argument: int
+    place: int
     side: str
     score: float
     claim: float
@@ -61,10 +65,14 @@ class Sentence:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """The pairs of one topic, best first; `share` is the largest share of them that a sentence is in."""
+    """The pairs of one topic, best first.
+
+    `share` is the largest share of them that a sentence is in, `share_judged` that of those that the model judges.
+    """
 
     candidates: list[Candidate]
     share: float
+    share_judged: float
 
 
 class PairDocuments:
@@ -105,7 +113,7 @@ def reversed_pair(document_id: str) -> str:
 def sentences_with_a_side(
     candidates: list[Candidate],
     judgments: Mapping[str, Judgment],
-    argument_of: Callable[[str], str],
+    place: Callable[[str], tuple[int, int]],
     settings: PairSettings,
     weights: Mapping[str, float],
 ) -> list[Sentence]:
@@ -117,7 +125,7 @@ def sentences_with_a_side(
     Args:
         candidates: the topic's sentences, by rank.
         judgments: by sentence id; a sentence without one is left out.
-        argument_of: the id of the argument that a sentence is of.
+        place: the rows of the argument that a sentence is of, and of the sentence.
         settings: say when a sentence takes no side.
         weights: of the grades, by name.
     """
@@ -128,11 +136,13 @@ def sentences_with_a_side(
         if judgment is None or side == NO_SIDE:
             continue
         roles = _probabilities(judgment, "role")
+        argument, row = place(candidate.document_id)
         clear = _probabilities(judgment, "stance")[side]
         found.append(
             Sentence(
                 id=candidate.document_id,
-                argument=argument_of(candidate.document_id),
+                argument=argument,
+                place=row,
                 side=side,
                 score=(1.0 - roles[NO_ROLE]) * clear * graded(judgment, weights),
                 claim=2 * roles[CLAIM] + roles[NO_ROLE] - 1.0,
@@ -146,7 +156,8 @@ def make_pairs(topic_id: str, sentences: list[Sentence], settings: PairSettings,
     """The best pairs of sentences that stand on the same side, the claim before what supports it.
 
     A pair's score is the mean of its sentences' scores, with `same_argument` added within one argument. Pairs are
-    taken by score; a sentence that is in its share of them takes no further part.
+    taken by score; a sentence that is in its share of them takes no further part. Those that are judged come first.
+    Two sentences of one argument keep its order unless the later one is clearly more of a claim.
 
     Args:
         topic_id: the topic.
@@ -155,14 +166,32 @@ def make_pairs(topic_id: str, sentences: list[Sentence], settings: PairSettings,
         least: pairs that the task wants; to reach them, sentences may occur more often than `most_share` says.
     """
     ordered = sorted(_scored(sentences, settings), key=lambda pair: (-pair[0], pair[1].rank, pair[2].rank))
-    chosen = _within_share(ordered, settings, least)
-    counts = Counter(each.id for _, *pair in chosen for each in pair)
+    judged = _capped(ordered, _limit(settings, settings.judged), settings.judged)
+    ids = {(one.id, other.id) for _, one, other in judged}
+    chosen = _within_share(judged + [pair for pair in ordered if (pair[1].id, pair[2].id) not in ids], settings, least)
     candidates = []
     for rank, (score, one, other) in enumerate(chosen, start=1):
-        # The claim first; where both are as much of one, the sentence that the first stage had before.
-        first, second = sorted((one, other), key=lambda each: (-each.claim, each.rank))
+        first, second = _in_order(one, other)
         candidates.append(Candidate(topic_id, f"{first.id}{SEPARATOR}{second.id}", rank, score))
-    return Pairs(candidates, max(counts.values(), default=0) / max(len(chosen), 1))
+    return Pairs(candidates, _largest_share(chosen), _largest_share(chosen[: settings.judged]))
+
+
+def _in_order(one: Sentence, other: Sentence) -> tuple[Sentence, Sentence]:
+    """The claim before its support; where neither is clearly more of a claim, the order of the argument."""
+    difference = one.claim - other.claim
+    if one.argument == other.argument and abs(difference) < _CLEARLY:
+        return (one, other) if one.place < other.place else (other, one)
+    return (one, other) if (-difference, one.rank) <= (0.0, other.rank) else (other, one)
+
+
+def _largest_share(pairs: list[_Scored]) -> float:
+    counts = Counter(each.id for _, *pair in pairs for each in pair)
+    return max(counts.values(), default=0) / max(len(pairs), 1)
+
+
+def _limit(settings: PairSettings, pairs: int) -> int:
+    """In how many of so many pairs one sentence may be."""
+    return max(1, int(settings.most_share * pairs))
 
 
 _Scored = tuple[float, Sentence, Sentence]
@@ -185,7 +214,7 @@ def _within_share(ordered: list[_Scored], settings: PairSettings, least: int) ->
     """As many pairs as the share allows; where they are fewer than `least`, each sentence may be in a few more."""
     target = min(settings.most, len(ordered))
     while True:
-        limit = max(1, int(settings.most_share * target))
+        limit = _limit(settings, target)
         chosen = _capped(ordered, limit, target)
         if len(chosen) == target:
             break

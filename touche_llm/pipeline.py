@@ -138,7 +138,8 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
                 each.id: list(each.objects) for each in topics if each.id in without and each.objects
             }
         if task.sentence_question is None:
-            work = [(topic, each.document_id) for topic in topics for each in found.get(topic.id, [])]
+            chosen = {topic_id: ranking[: config.depth] for topic_id, ranking in found.items()}
+            work = [(topic, each.document_id) for topic in topics for each in chosen.get(topic.id, [])]
             with observer.stage("judging", len(work), model.counts) as done:
                 judgments, failed = await judge(work, corpus.documents, task.question, prompts["judge"], asking, done)
             model.raise_on_misses()
@@ -162,7 +163,7 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
                 observer.notify(f"topic {topic_id}: {count} pairs, fewer than the {task.least_per_topic} wanted")
     failures += failed
     seconds = time.monotonic() - started
-    _remove(folder, RUN)
+    _remove(folder, JUDGMENTS, FAILURES, RUN)
     write_config(config, folder / FILE_NAME)
     if pairs is not None and sentences is not None:
         write_candidates(folder / CANDIDATES, pairs, config.tag)
@@ -192,6 +193,11 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
             "judgments per second": round(len(asked) / seconds, 2) if seconds else None,
         },
     )
+    if pairs is not None and not any(pairs):
+        raise DataError(
+            f"{folder / SENTENCE_JUDGMENTS}: no topic has two sentences on one side, so there is no pair; see what the "
+            "model says of them there, or set pairs.no_side_above higher"
+        )
     return Outcome(len(asked), failures, model.counts)
 
 
@@ -229,11 +235,14 @@ def rank_stage(config: Config, folder: Path, observer: Observer) -> tuple[int, i
     )
     sizes = Counter(line.topic_id for line in lines)
     if not lines:
-        raise DataError(f"{folder / CANDIDATES}: no candidate for the chosen topics, so there is nothing to rank")
+        raise DataError(f"{folder / CANDIDATES}: no candidate to rank for the chosen topics; judge them first")
+    left_out = sum(min(len(candidates.get(topic.id, [])), task.most_per_topic) for topic in topics) - len(lines)
     if imputed:
         observer.notify(
             f"{imputed} of {len(lines)} documents have no judgment: first-stage order, stance {task.unknown_stance}"
         )
+    if left_out:
+        observer.notify(f"{left_out} documents have no judgment and are left out, since {task.name} has no such stance")
     write_config(config, folder / FILE_NAME)
     write_run(folder / RUN, lines)
     record_stage(
@@ -250,6 +259,7 @@ def rank_stage(config: Config, folder: Path, observer: Observer) -> tuple[int, i
             },
             "stances": {stance: sum(line.stance == stance for line in lines) for stance in task.stances},
             "imputed stances": imputed,
+            "left out without a judgment": left_out,
             "seconds": round(time.monotonic() - started, 3),
         },
     )

@@ -32,7 +32,7 @@ class Document:
     """A unit of retrieval: a passage, a web page, an argument, a sentence, a pair; its texts are untrusted.
 
     `title` is an argument's conclusion, `side` the argument's stance on it (PRO or CON), `parts` are its sentences. A
-    sentence has title and side of its argument, and `parent` is the argument's id. Other documents have none of them.
+    sentence has title and side of its argument. Other documents have none of them.
     """
 
     id: str
@@ -40,7 +40,6 @@ class Document:
     title: str = ""
     side: str = ""
     parts: tuple[Part, ...] = ()
-    parent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

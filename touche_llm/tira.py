@@ -14,7 +14,6 @@ _TOPICS = ("topics.xml", "queries.jsonl", "queries.xml")
 # A first stage with its documents; and collections that any task over documents can have.
 _RERANK = ("rerank.jsonl.gz", "rerank.jsonl")
 _COLLECTIONS = ("documents.jsonl.gz", "documents.jsonl", "corpus.jsonl.gz", "corpus.jsonl")
-_PACKED = ("", ".gz", ".tar.gz")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +33,11 @@ def recognise(folder: Path) -> Input:
     """Which task the files of a folder are for.
 
     A corpus under the name that a task's organisers gave it tells the task. With any other collection of documents, and
-    with none, topics that name two objects belong to the task that compares them.
+    with none, topics that name two objects belong to the task that compares them. A `rerank.jsonl` holds the first
+    stage and its documents, and is taken instead of a corpus.
 
     Raises:
-        UsageError: no such folder, no topics, or two corpora of different tasks; lists what is there.
+        UsageError: no such folder, no topics, two corpora, or a first stage of another kind; lists what is there.
         DataError: the topics cannot be read.
     """
     if not folder.is_dir():
@@ -46,18 +46,16 @@ def recognise(folder: Path) -> Input:
     if topics is None:
         raise UsageError(f"{folder}: no topics ({', '.join(_TOPICS)}); {_there(folder)}")
     named = [
-        (task, folder / f"{name}{packed}")
-        for task in TASKS.values()
-        for name in task.corpus_files
-        for packed in _PACKED
-        if (folder / f"{name}{packed}").is_file()
+        (task, folder / name) for task in TASKS.values() for name in task.corpus_files if (folder / name).is_file()
     ]
     if len(named) > 1:
         raise UsageError(f"{folder}: several corpora: {', '.join(path.name for _, path in named)}; leave one there")
     rerank = _first(folder, _RERANK)
-    if named and rerank is None:
+    if named:
         task, corpus = named[0]
-        return Input(task, topics, corpus, None)
+        if rerank is not None and task.sentence_question is not None:
+            raise UsageError(f"{folder}: {rerank.name} ranks documents, and {corpus.name} is for ranking sentences")
+        return Input(task, topics, rerank or corpus, rerank)
     compared = any(topic.objects is not None for topic in read_topics(topics))
     task = next(
         task
@@ -68,9 +66,8 @@ def recognise(folder: Path) -> Input:
 
 
 def corpus_names() -> list[str]:
-    """The names under which a corpus is looked for; most of them also with .gz."""
-    names = [name for task in TASKS.values() for name in task.corpus_files]
-    return names + [name for name in (*_COLLECTIONS, *_RERANK) if not name.endswith(".gz")]
+    """The names under which a corpus is looked for."""
+    return [*(name for task in TASKS.values() for name in task.corpus_files), *_COLLECTIONS, *_RERANK]
 
 
 def _first(folder: Path, names: tuple[str, ...]) -> Path | None:

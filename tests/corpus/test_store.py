@@ -337,7 +337,8 @@ def test_parts_are_found_with_their_documents(tmp_path: Path) -> None:
     path.touch()
     with ensure_store(path, tmp_path / "index", read_arguments_of(ARGUMENTS), notify=lambda _: None) as store:
         assert (len(store), len(store.parts)) == (3, 3)
-        assert store.parts.get("A1_2") == Document("A1_2", "Two.", "A conclusion", "PRO", parent="A1")
+        assert store.parts.get("A1_2") == Document("A1_2", "Two.", "A conclusion", "PRO")
+        assert [store.parts.place(name) for name in ("A1_2", "A2_1")] == [(0, 1), (1, 2)]
         assert store.get("A1") == replace(ARGUMENTS[0], parts=())
         assert store.parts.parents().tolist() == [0, 0, 1]
         assert store.parts.ids_of([2, 0]) == ["A2_1", "A1_1"]

@@ -100,11 +100,16 @@ def test_where_nothing_matches_all_scores_are_zero() -> None:
         ("[1] http://example.org [2] http://example.com", False),
         ("“”", False),
         ("1. 2. 3. 4. 5.", False),
+        ("Org/vaping-safer-smoking-cigarettes-2/", False),
+        ("See example.org, example.com (www.example.net).", False),
+        ("a" * 100_000, False),
+        ("word " * 201, False),
+        ("word " * 200, True),
         ("Ключевые слова этого текста", True),
     ],
 )
 def test_what_can_stand_alone(text: str, alone: bool) -> None:
-    assert stands_alone(text, 4) is alone
+    assert stands_alone(text, SentenceSettings()) is alone
 
 
 TERMS = st.frozensets(st.sampled_from("abcdefghij"), max_size=8)

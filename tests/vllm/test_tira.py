@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.sample_runs import run_lines
-from tests.vllm.server import ROOT, VENV, vllm_environment
+from tests.vllm.server import CONTEXT, OPTIONS, ROOT, VENV, vllm_environment
 from tests.vllm.test_offline import ONE_PROCESS
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.tasks import get_task
@@ -60,7 +60,11 @@ def tira(folder: Path, model: Path, *arguments: object, **variables: str) -> sub
         (folder / name).mkdir(exist_ok=True)
     with vllm_environment():
         environment = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")} | ONE_PROCESS
+    # What a CPU without a compiler needs; on a GPU there is nothing to say.
+    config = folder / "engine.yaml"
+    config.write_text(yaml.safe_dump({"engine": {"options": OPTIONS, "context": CONTEXT}}))
     environment |= {
+        "TOUCHE_LLM_CONFIG": str(config),
         "PATH": f"{VENV / 'bin'}:{environment['PATH']}",
         "HOME": str(folder / "home"),
         "TOUCHE_LLM_MODEL": str(model),

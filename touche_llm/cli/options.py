@@ -95,7 +95,7 @@ QueryOption = Annotated[
 ]
 EngineOption = Annotated[
     str | None,
-    typer.Option("--engine", help="server (the default), or offline: vLLM in this process."),
+    typer.Option("--engine", help="server (default); started: one for this run alone; offline: vLLM in this process."),
 ]
 BaseUrlOption = Annotated[
     str | None, typer.Option("--base-url", help="The vLLM server (default: http://127.0.0.1:8000).")

@@ -67,7 +67,7 @@ def retrieve(
     skip_bad_lines: o.SkipOption = None,
     tag: o.TagOption = None,
 ) -> None:
-    """First stage: write candidates.run.txt, the best documents of each topic."""
+    """First stage: write candidates.run.txt, the best documents of each topic; sentences.run.txt for pairs of them."""
     settings = o.configure(context)
     asyncio.run(pipeline.retrieve_stage(settings, out, ConsoleObserver()))
     print(f"candidates: {out / pipeline.first_stage_file(get_task(settings.task))}")
@@ -82,6 +82,7 @@ def judge(
     config: o.ConfigOption = None,
     index: o.IndexOption = None,
     engine: o.EngineOption = None,
+    depth: o.DepthOption = None,
     base_url: o.BaseUrlOption = None,
     model: o.ModelOption = None,
     revision: o.RevisionOption = None,

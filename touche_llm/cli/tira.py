@@ -12,13 +12,9 @@ from touche_llm import pipeline
 from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.stages import asked, end
-from touche_llm.config import Config, index_folder, load_config
+from touche_llm.config import index_folder, load_config
 from touche_llm.corpus.chatnoir_cache import API_KEY_VARIABLE
 from touche_llm.errors import UsageError
-from touche_llm.llm.cache import CacheMode
-from touche_llm.llm.serving import serve
-from touche_llm.llm.vllm_common import model_folder, model_name
-from touche_llm.pipeline import Outcome
 from touche_llm.tira import corpus_names, recognise
 
 # Where vLLM and what it stands on write unless told otherwise; and what would reach for the network.
@@ -29,6 +25,8 @@ _WRITES = {
     "TRITON_CACHE_DIR": "triton",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
 }
+# There is no server but one that is started for the run.
+_ENGINES = {"offline": "offline", "server": "started"}
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
 
@@ -65,7 +63,7 @@ def tira(
     """
     if input_folder is None or output_folder is None:
         raise UsageError("give the folders: -i INPUT -o OUTPUT, or TIRA_INPUT_DATASET and TIRA_OUTPUT_DIR")
-    if engine not in ("offline", "server"):
+    if engine not in _ENGINES:
         raise UsageError(f"--engine {engine}: offline or server")
     given = recognise(input_folder)
     cache = cache_folder or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "touche-llm"
@@ -75,7 +73,7 @@ def tira(
         "corpus": given.corpus,
         "candidates": given.candidates,
         "index": cache / "index" / index_folder(given.corpus).name if given.corpus else None,
-        "engine.name": "offline",
+        "engine.name": _ENGINES[engine],
         "engine.model": model,
         "cache.file": cache / "answers.sqlite",
         "cache.mode": cache_mode,
@@ -90,18 +88,6 @@ def tira(
         os.environ.setdefault(name, str(cache.absolute() / place))
     for name, value in _OFFLINE.items():
         os.environ.setdefault(name, value)
-    outcome = asked(settings, _run(settings, output_folder, engine == "server"))
+    outcome = asked(settings, pipeline.run_all(settings, output_folder, ConsoleObserver()))
     print(f"run: {output_folder / pipeline.RUN} ({outcome.judgments:,} judged)")
     end(output_folder, outcome)
-
-
-async def _run(config: Config, out: Path, served: bool) -> Outcome:
-    observer = ConsoleObserver()
-    engine = config.engine
-    if not served or config.cache.mode is CacheMode.REPLAY:
-        return await pipeline.run_all(config, out, observer)
-    folder = model_folder(engine.model)
-    observer.notify(f"starting a vLLM server; it writes to {out / 'vllm.log'}")
-    async with serve(folder, engine.options, out / "vllm.log", context=engine.context) as url:
-        engine = engine.model_copy(update={"name": "server", "base_url": url, "model": model_name(folder)})
-        return await pipeline.run_all(config.model_copy(update={"engine": engine}), out, observer)

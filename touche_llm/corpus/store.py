@@ -107,14 +107,21 @@ class Parts(Units):
     def get(self, part_id: str) -> Document:
         """A part as a document, with title and side of the one it is of; raises DataError when there is none."""
         row = self._database.execute(
-            "SELECT parts.text, title, side, documents.id FROM parts "
-            "JOIN documents ON documents.row = parts.document WHERE parts.id = ?",
+            "SELECT parts.text, title, side FROM parts JOIN documents ON documents.row = parts.document "
+            "WHERE parts.id = ?",
             (part_id,),
         ).fetchone()
         if row is None:
             raise DataError(f"{part_id!r} is no sentence of the corpus {self.manifest.corpus}")
-        text, title, side, parent = row
-        return Document(part_id, text, title, side, parent=parent)
+        return Document(part_id, *row)
+
+    def place(self, part_id: str) -> tuple[int, int]:
+        """The row of the document that a part is of, and its own; raises DataError when there is no such part."""
+        found = self._database.execute("SELECT document, row FROM parts WHERE id = ?", (part_id,)).fetchone()
+        if found is None:
+            raise DataError(f"{part_id!r} is no sentence of the corpus {self.manifest.corpus}")
+        document, row = found
+        return document, row
 
     def parents(self) -> NDArray[np.int64]:
         """For each row of the parts the row of its document; memory-mapped."""

@@ -20,8 +20,9 @@ def rank(
 
     A judged document's score is the weighted mean of its grades/3 and the first-stage score scaled to 0..1 within the
     topic (1 where all are equal); equal scores keep their first-stage order. Documents that only inherit their grades
-    follow, ranked the same way by the grades they have. Documents without a judgment come last, in first-stage order,
-    with the task's label for an unknown stance, or not at all where it has none. The list ends at the task's limit.
+    follow in the order of the candidates, which comes from those. Documents without a judgment come last, in that
+    order too, with the task's label for an unknown stance, or not at all where it has none. The list ends at the task's
+    limit.
 
     Args:
         candidates: of one topic, by rank.
@@ -39,14 +40,13 @@ def rank(
     ranking: list[tuple[float, Candidate, str]] = []
     for candidate in candidates:
         judgment = judgments.get(candidate.document_id)
-        if judgment is not None:
-            # A score lies between 0 and 1, so what the model was asked about stays above what it was not.
-            below = 1.0 if judgment.source == "inherited" else 0.0
-            ranking.append((score(candidate, judgment) - below, candidate, judgment.stance))
-        elif task.unknown_stance is not None:
+        # A score lies between 0 and 1, so what the model was asked about stays above what it was not.
+        if judgment is None and task.unknown_stance is not None:
             ranking.append((-2.0, candidate, task.unknown_stance))
-    asked = {each.document_id for each in judgments.values() if each.source != "inherited"}
-    ranking.sort(key=lambda each: (each[1].document_id not in asked, -each[0], each[1].rank))
+        elif judgment is not None:
+            value = -1.0 if judgment.source == "inherited" else score(candidate, judgment)
+            ranking.append((value, candidate, judgment.stance))
+    ranking.sort(key=lambda each: (-each[0], each[1].rank))
     ranking = ranking[: task.most_per_topic]
     scores = strictly_decreasing([value for value, _, _ in ranking])
     return [

@@ -17,7 +17,8 @@ from touche_llm.records import Candidate, Topic
 from touche_llm.retrieval.analysis import Analyser
 from touche_llm.retrieval.top import FirstStage, query_text, top_candidates
 
-_LINK = re.compile(r"(?:https?://|www\.)\S+|\S+\.(?:com|org|net|edu|gov|html?)\S*", re.IGNORECASE)
+_ENDINGS = (".com", ".org", ".net", ".edu", ".gov", ".htm", ".html", ".pdf")
+_PUNCTUATION = ".,;:!?()[]{}<>\"'“”‘’"
 _WORD = re.compile(r"[^\W\d_]{2,}")
 # So many times the pool is looked through: what is left out is mostly repeated sentences.
 _LOOK_THROUGH = 4
@@ -27,8 +28,9 @@ class SentenceSettings(BaseModel):
     """How sentences are found. `pool` is the number kept for each topic, `arguments` that of the best arguments.
 
     A sentence's score is `1 - argument_share` of its own BM25 score plus `argument_share` of its argument's, each
-    divided by the topic's highest. Sentences of fewer than `least_words` words cannot stand alone. One whose terms have
-    a Jaccard similarity of `duplicate` or more with those of a better sentence is left out.
+    divided by the topic's highest. Sentences of fewer than `least_words` words cannot stand alone, and those of more
+    than `most_chars` characters are none. One whose terms have a Jaccard similarity of `duplicate` or more with those
+    of a better sentence is left out.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -37,6 +39,7 @@ class SentenceSettings(BaseModel):
     arguments: int = Field(100, ge=0)
     argument_share: float = Field(0.3, ge=0.0, le=1.0)
     least_words: int = Field(4, ge=1)
+    most_chars: int = Field(1000, ge=1)
     duplicate: float = Field(0.8, gt=0.0, le=1.0)
 
 
@@ -67,7 +70,7 @@ def retrieve_sentences(
         seen = NearDuplicates(settings.duplicate)
         chosen: list[Candidate] = []
         for each, text in zip(ranking, parts.texts_of([each.document_id for each in ranking]), strict=True):
-            if stands_alone(text, settings.least_words) and seen.add(frozenset(analyser.terms(text))):
+            if stands_alone(text, settings) and seen.add(frozenset(analyser.terms(text))):
                 chosen.append(Candidate(topic.id, each.document_id, len(chosen) + 1, each.score))
                 if len(chosen) == settings.pool:
                     break
@@ -100,9 +103,17 @@ def joined(
     return result
 
 
-def stands_alone(text: str, least_words: int) -> bool:
-    """Whether a sentence has at least `least_words` words (of two or more letters) beside links."""
-    return len(_WORD.findall(_LINK.sub(" ", text))) >= least_words
+def stands_alone(text: str, settings: SentenceSettings) -> bool:
+    """Whether a sentence has enough words (of two letters or more, links left out) and is not overlong."""
+    if len(text) > settings.most_chars:
+        return False
+    words = [token for token in text.split() if _WORD.search(token) and not _is_link(token)]
+    return len(words) >= settings.least_words
+
+
+def _is_link(token: str) -> bool:
+    name = token.casefold().strip(_PUNCTUATION)
+    return "/" in name or name.startswith("www.") or name.endswith(_ENDINGS)
 
 
 class NearDuplicates:

@@ -62,7 +62,7 @@ class Task:
             has no such label: the document is left out then.
         least_per_topic: the shortest ranking that the organisers want.
         most_per_topic: the longest ranking that the organisers take.
-        corpus_files: names under which the organisers publish the corpus, plain; also with .gz.
+        corpus_files: names of the files under which the organisers publish the corpus.
         read_corpus: streaming reader of the corpus.
         question: what the judge prompt asks about a document.
         weights: default weights of the ranking: of each grade and of the first stage.

@@ -78,7 +78,7 @@ COMPARATIVE = Task(
     unknown_stance="NO",
     least_per_topic=0,
     most_per_topic=1000,
-    corpus_files=("passages.jsonl",),
+    corpus_files=("passages.jsonl", "passages.jsonl.gz"),
     read_corpus=read_collection,
     question=Question(ComparativeJudgment, _show, {"first": False, "second": False}),
     # Half the weight on quality: the organisers judge both, and a run is ranked once. The first stage only parts ties.
