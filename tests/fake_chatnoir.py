@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import html
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -205,29 +204,6 @@ def says(body: Any) -> Behaviour:
         return web.Response(body=sent, content_type="application/json")
 
     return behave
-
-
-async def hangs(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
-    """Never answer."""
-    await asyncio.sleep(3600)
-    raise AssertionError
-
-
-async def closes(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
-    """Close the connection without an answer."""
-    assert request.transport is not None
-    request.transport.close()
-    return web.Response()
-
-
-async def breaks_off(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
-    """Close the connection in the middle of the reply's body."""
-    response = web.StreamResponse(headers={"Content-Length": "1000", "Content-Type": "application/json"})
-    await response.prepare(request)
-    await response.write(b'{"meta": {')
-    assert request.transport is not None
-    request.transport.close()
-    return response
 
 
 def first_page_only(server: FakeChatNoir) -> Behaviour:

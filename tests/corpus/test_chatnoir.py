@@ -21,7 +21,6 @@ from tests.fake_chatnoir import (
     answer,
     fetch,
     first_page_only,
-    hangs,
     ids,
     result,
     results,
@@ -31,6 +30,7 @@ from tests.fake_chatnoir import (
     settings_for,
     status,
 )
+from tests.fake_server import hangs
 from touche_llm.corpus import chatnoir
 from touche_llm.corpus.chatnoir import ChatNoir
 from touche_llm.corpus.chatnoir_cache import ChatNoirDocuments, Missing

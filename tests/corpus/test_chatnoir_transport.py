@@ -17,11 +17,8 @@ from tests.fake_chatnoir import (
     FakeChatNoir,
     Retrieval,
     answer,
-    breaks_off,
-    closes,
     echoes,
     fetch,
-    hangs,
     holds_key,
     ids,
     results,
@@ -31,6 +28,7 @@ from tests.fake_chatnoir import (
     settings_for,
     status,
 )
+from tests.fake_server import breaks_off, closes, hangs
 from touche_llm.corpus import chatnoir_transport
 from touche_llm.corpus.chatnoir import ChatNoir
 from touche_llm.errors import EngineError, ToucheError, UsageError

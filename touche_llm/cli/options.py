@@ -102,7 +102,9 @@ BaseUrlOption = Annotated[
 ]
 ModelOption = Annotated[
     str | None,
-    typer.Option("--model", help="Served name, not needed where there is one; with --engine offline its folder."),
+    typer.Option(
+        "--model", help="Served name, not needed where there is one; the folder for --engine started and offline."
+    ),
 ]
 RevisionOption = Annotated[str | None, typer.Option("--revision", help="Your name for the version of the weights.")]
 ContextOption = Annotated[
