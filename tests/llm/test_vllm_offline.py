@@ -22,6 +22,7 @@ from touche_llm.llm.concurrency import in_order
 from touche_llm.llm.engine import EngineFacts, Rejected, Transient
 from touche_llm.llm.language_model import LanguageModel, Unanswered
 from touche_llm.llm.request import Message, Origin, Request, Sampling
+from touche_llm.llm.vllm_common import start_options
 from touche_llm.llm.vllm_offline import VllmOffline
 from touche_llm.tasks.comparative import ComparativeJudgment
 
@@ -208,6 +209,7 @@ async def test_tokens_are_counted_with_the_template_and_without_a_limit(monkeypa
 
 
 async def test_facts_are_those_of_a_server_that_serves_under_the_folders_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
     fake = FakeVllm().install(monkeypatch)
     settings: dict[str, Any] = {"context": 512, "options": {"dtype": "float32"}, "chat_template_kwargs": {}}
     async with VllmOffline(Path("models/tiny/"), **settings) as offline:
@@ -220,6 +222,17 @@ async def test_facts_are_those_of_a_server_that_serves_under_the_folders_name(mo
         "dtype": "float32",
         "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
     }
+
+
+@pytest.mark.parametrize(
+    ("variable", "asked", "eager"),
+    [("1", {}, True), ("1", {"enforce_eager": False}, False), ("0", {}, None), ("0", {"enforce_eager": True}, True)],
+)
+def test_vllm_is_told_where_the_environment_switches_compiling_off(
+    monkeypatch: pytest.MonkeyPatch, variable: str, asked: dict[str, Any], eager: bool | None
+) -> None:
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", variable)
+    assert start_options(asked).get("enforce_eager") is eager
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import aiohttp
 import orjson
 
 from touche_llm.errors import EngineError
-from touche_llm.llm.vllm_common import STRUCTURED_OUTPUTS, model_name
+from touche_llm.llm.vllm_common import model_name, start_options
 
 _HOST = "127.0.0.1"
 _ASK_EVERY = 0.5
@@ -51,7 +51,7 @@ async def serve(
     if command is None:
         raise EngineError("no `vllm` beside this Python or on PATH: pip install 'touche-llm[vllm]'")
     port = _free_port()
-    arguments: dict[str, Any] = {"structured_outputs_config": STRUCTURED_OUTPUTS, **options}
+    arguments = start_options(options)
     arguments |= {"served_model_name": model_name(folder), "host": _HOST, "port": port}
     arguments |= {} if context is None else {"max_model_len": context}
     # Seconds; vLLM's default of 5 closes connections that the client is about to use again.

@@ -15,9 +15,9 @@ from touche_llm.llm.answer import Token
 from touche_llm.llm.engine import Engine, EngineFacts, Transient
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 
-# For a vLLM that the program starts itself. A grammar that allows white space between tokens lets weak models write
-# it without end; the switch exists for this backend, and one backend must hold for all requests.
-STRUCTURED_OUTPUTS = {"backend": "xgrammar", "disable_any_whitespace": True}
+# A grammar that allows white space between tokens lets weak models write it without end; the switch exists for this
+# backend, and one backend must hold for all requests.
+_STRUCTURED_OUTPUTS = {"backend": "xgrammar", "disable_any_whitespace": True}
 # A reply that came whole and is broken may be a proxy's fault; the engine's would come again and again.
 BROKEN_TRIES = 3
 # Alternatives under e^-25 change no probability that is stored; masked tokens come as -9999.
@@ -39,6 +39,15 @@ class SentToken(Alternative):
     """A token of an answer with its most probable alternatives."""
 
     top_logprobs: list[Alternative] = []
+
+
+def start_options(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a vLLM that the program starts itself: what it needs of it, and what is asked for.
+
+    Where the environment switches torch.compile off, vLLM has to be told, or it does not start.
+    """
+    eager = {"enforce_eager": True} if os.environ.get("TORCHDYNAMO_DISABLE") == "1" else {}
+    return {"structured_outputs_config": _STRUCTURED_OUTPUTS, **eager, **asked}
 
 
 def model_folder(model: str | None) -> Path:

@@ -21,7 +21,6 @@ from touche_llm.llm.engine import Completion, EngineFacts, Rejected, Transient
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.vllm_common import (
     BROKEN_TRIES,
-    STRUCTURED_OUTPUTS,
     Alternative,
     SentToken,
     chat,
@@ -30,6 +29,7 @@ from touche_llm.llm.vllm_common import (
     introduce,
     model_name,
     placed,
+    start_options,
 )
 
 # What the server sends for a masked token, whose log-probability JSON cannot carry.
@@ -58,7 +58,7 @@ class VllmOffline:
             chat_template_kwargs: the chat template's switches, for counting tokens.
         """
         self._folder = folder
-        self._arguments: dict[str, Any] = {"structured_outputs_config": STRUCTURED_OUTPUTS, **options}
+        self._arguments = start_options(options)
         self._arguments |= {"model": str(folder)} | ({} if context is None else {"max_model_len": context})
         self._chat_template_kwargs = dict(chat_template_kwargs)
         self._vllm: Any = None
