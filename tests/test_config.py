@@ -95,7 +95,7 @@ flags_given: dict[str, st.SearchStrategy[Any]] = {
     "retriever.k1": st.floats(0, 100),
     "retriever.b": st.floats(0, 1),
     "retriever.query": st.permutations(["title", "description", "narrative", "objects"]).map(tuple),
-    "engine.base_url": texts.filter(lambda url: "@" not in url),
+    "engine.base_url": texts.filter(lambda url: "@" not in url).map(lambda place: f"http://{place}"),
     "engine.model": texts,
     "engine.request_timeout": st.floats(1e-300, 1e300),
     "sampling.temperature": st.floats(0, 2),
@@ -146,6 +146,8 @@ def test_a_written_configuration_reads_back_the_same(folder: Path, flags: dict[s
         ("retriever: {query: [text]}", ["retriever.query.0: ", "'narrative'"]),
         ("engine: {concurrency: 0}", ["engine.concurrency: "]),
         ("engine: {base_url: }", ["engine.base_url: "]),
+        ("engine: {base_url: '127.0.0.1:8000'}", ["engine.base_url: must begin with http://"]),
+        ("pairs: {same_arguments: 1}", ["pairs.same_arguments: no such name, did you mean pairs.same_argument?"]),
         ("sampling: {temperature: 3}", ["sampling.temperature: "]),
         ("sampling: {seed: -1}", ["sampling.seed: "]),
         ("cache: {mode: rewind}", ["cache.mode: ", "'reuse'", "'replay'"]),
@@ -259,3 +261,7 @@ def test_the_context_goes_only_with_the_model_it_was_of(tmp_path: Path, engine: 
     file = config_file(tmp_path, BASE + f"engine: {engine}\n")
     flags = {"engine.model": "m", "engine.base_url": "http://127.0.0.1:8000"}
     assert load_config(file, flags).engine.context == context
+
+
+def test_off_is_a_mode_also_where_yaml_reads_it_as_false(tmp_path: Path) -> None:
+    assert load_config(config_file(tmp_path, BASE + "cache: {mode: off}\n"), {}).cache.mode is CacheMode.OFF

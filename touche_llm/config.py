@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import (
@@ -47,6 +47,8 @@ def _one_word(tag: str) -> str:
 def _without_password(url: str) -> str:
     if "@" in url:
         raise ValueError("must not hold a password, since it is written to files: give the key in VLLM_API_KEY")
+    if not url.startswith(("http://", "https://")):
+        raise ValueError("must begin with http:// or https://")
     return url
 
 
@@ -146,11 +148,16 @@ class PromptsConfig(_Section):
     sentence: str = "sentence"
 
 
+def _mode(value: Any) -> Any:
+    """YAML reads `off` as false."""
+    return CacheMode.OFF if value is False else value
+
+
 class CacheConfig(_Section):
     """The answer cache."""
 
     file: Path = Path(".touche-llm/answers.sqlite")
-    mode: CacheMode = CacheMode.REUSE
+    mode: Annotated[CacheMode, BeforeValidator(_mode)] = CacheMode.REUSE
 
 
 class ActorConfig(_Section):
@@ -302,8 +309,10 @@ def _names(section: type[BaseModel], prefix: str = "") -> list[str]:
     names = []
     for name, field in section.model_fields.items():
         names.append(prefix + name)
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            names += _names(field.annotation, f"{prefix}{name}.")
+        # A section, or one that only some tasks have.
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                names += _names(kind, f"{prefix}{name}.")
     return names
 
 

@@ -124,7 +124,7 @@ async def find_candidates(
         DataError: none for any topic, or a run of other topics or documents.
     """
     if config.candidates is not None:
-        candidates = _from_run(config, topics, corpus)
+        candidates = _from_run(config, topics, corpus, done)
     elif config.chatnoir is not None:
         candidates = await retrieve_chatnoir(
             topics, config.chatnoir, config.retriever.query, config.depth, notify, done
@@ -172,7 +172,7 @@ def listed(names: list[str]) -> str:
     return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _from_run(config: Config, topics: list[Topic], corpus: Corpus) -> list[list[Candidate]]:
+def _from_run(config: Config, topics: list[Topic], corpus: Corpus, done: Callable[[], None]) -> list[list[Candidate]]:
     assert config.candidates is not None
     # Of sentences more may be judged than `depth`, where that gives too few pairs.
     found = read_candidates(config.candidates, config.sentences.pool if config.sentences else config.depth)
@@ -183,6 +183,8 @@ def _from_run(config: Config, topics: list[Topic], corpus: Corpus) -> list[list[
             f"{config.candidates}: none of the chosen topics is in it: {listed([each.id for each in topics])}"
         )
     check_candidates(config.candidates, chosen, corpus)
+    for _ in topics:
+        done()
     return chosen
 
 

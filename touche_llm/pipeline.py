@@ -74,7 +74,10 @@ async def retrieve_stage(config: Config, folder: Path, observer: Observer) -> No
             candidates = await find_candidates(config, task, topics, corpus, observer.notify, done)
     empty = [topic.id for topic, ranking in zip(topics, candidates, strict=True) if not ranking]
     if empty:
-        observer.notify(f"no candidate for {len(empty)} of {len(topics)} topics: {listed(empty)}")
+        observer.notify(
+            f"no candidate for {len(empty)} of {len(topics)} topics: {listed(empty)} (with BM25: no word of the query "
+            "is there, or each is in more than half of the corpus)"
+        )
     _remove(folder, CANDIDATES, SENTENCES, SENTENCE_JUDGMENTS, JUDGMENTS, FAILURES, RUN)
     write_config(config, folder / FILE_NAME)
     write_candidates(folder / first_stage_file(task), candidates, config.tag)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
-from touche_llm.corpus.passages import MAX_LINE_BYTES, BadLine, corpus_lines, is_word, json_object
+from touche_llm.corpus.passages import MAX_LINE_BYTES, BadLine, corpus_lines, is_word, json_object, open_packed
 from touche_llm.errors import DataError
 from touche_llm.files import bounded_lines, whole_file
 from touche_llm.records import Candidate, RunLine
@@ -106,7 +107,7 @@ def read_candidates(path: Path, depth: int) -> dict[str, list[Candidate]]:
 
 def _run_rows(path: Path) -> Iterator[_Row]:
     try:
-        with path.open("rb") as stream:
+        with open_packed(path) as stream:
             for number, raw in bounded_lines(stream, MAX_LINE):
                 if len(raw) > MAX_LINE:
                     raise DataError(f"{path}:{number}: longer than {MAX_LINE:,} bytes; this is no run line")
@@ -116,8 +117,10 @@ def _run_rows(path: Path) -> Iterator[_Row]:
                     raise DataError(f"{path}:{number}: not UTF-8: {error.reason}") from error
                 if text.strip():
                     yield number, *_columns(path, number, text)
+    except (EOFError, zlib.error) as error:
+        raise DataError(f"{path}: damaged gzip file: {error}; fetch it again") from error
     except OSError as error:
-        raise DataError(f"{path}: cannot read the run: {error.strerror}") from error
+        raise DataError(f"{path}: cannot read the run: {error.strerror or error}") from error
 
 
 def _rerank_rows(path: Path) -> Iterator[_Row]:

@@ -206,8 +206,10 @@ def test_on_a_terminal_a_bar_is_shown_and_always_ended(monkeypatch: pytest.Monke
     screen = io.StringIO()
     observer = ConsoleObserver()
     observer.console = Console(file=screen, force_terminal=True, width=80)
-    counts = Counts(cache_hits=2, prompt_tokens=123456789, failures=1, retries=7)
+    # The stage before had some already.
+    counts = Counts(cache_hits=10, prompt_tokens=123456789, failures=4, retries=1)
     with pytest.raises(DataError), observer.stage("judging", 5000, counts) as done:
+        counts.cache_hits, counts.failures, counts.retries = 12, 5, 8
         done()
         raise DataError("stop")
     shown = screen.getvalue()
@@ -313,6 +315,7 @@ def test_bad_lines_stop_or_are_listed(touche: Touche, tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_text('{"id": "a", "contents": "tea"}\nnot json\n{"id": "a", "contents": "again"}\n')
     stopped = touche("index", "--corpus", "c.jsonl", "--index", "idx")
     assert (stopped.returncode, "c.jsonl:2: not JSON" in stopped.stderr) == (1, True)
+    assert "--skip-bad-lines leaves such lines out" in stopped.stderr
     listed = touche("index", "--corpus", "c.jsonl", "--index", "idx", "--skip-bad-lines")
     assert listed.returncode == 0
     assert "left out 2 bad lines" in listed.stderr and "c.jsonl:3: document a: the id occurs already" in listed.stderr
@@ -344,3 +347,23 @@ def test_pairs_are_checked_sentence_by_sentence_and_too_few_are_a_warning(touche
     bad = touche("validate", "bad.txt", "--task", "sentence_pairs", *data)
     assert bad.returncode == 1
     assert f"document {first},nowhere__PREMISE__1 is not in the corpus" in bad.stdout
+
+
+def test_a_flood_of_problems_is_summed_up_unless_all_are_wanted(touche: Touche, tmp_path: Path) -> None:
+    (tmp_path / "r.txt").write_text("".join(f"1 NO no-document-{n} {n} {-n}.0 t\n" for n in range(1, 301)))
+    some = touche("validate", "r.txt", "--task", "comparative", *DATA).stdout
+    assert "… and 201 more; --all prints them all" in some
+    assert "300 × document … is not in the corpus" in some and len(some.splitlines()) < 110
+    everything = touche("validate", "r.txt", "--task", "comparative", *DATA, "--all").stdout
+    assert everything.count("is not in the corpus\n") == 301
+
+
+def test_a_packed_run_is_read(touche: Touche, tmp_path: Path) -> None:
+    touche("run", *DATA, *REPLAY, "--out", "one")
+    packed = gzip.compress((tmp_path / "one" / "candidates.run.txt").read_bytes())
+    (tmp_path / "c.run.gz").write_bytes(packed)
+    assert touche("run", *DATA, *REPLAY, "--out", "two", "--candidates", "c.run.gz").returncode == 0
+    assert (tmp_path / "two" / "run.txt").read_bytes() == (tmp_path / "one" / "run.txt").read_bytes()
+    (tmp_path / "c.run.gz").write_bytes(packed[:-20])
+    broken = touche("run", *DATA, *REPLAY, "--out", "two", "--candidates", "c.run.gz")
+    assert (broken.returncode, "c.run.gz: damaged gzip file" in broken.stderr) == (1, True)

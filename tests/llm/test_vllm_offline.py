@@ -267,7 +267,7 @@ async def test_no_vllm_an_old_one_and_one_that_cannot_load_the_model_give_one_li
     with pytest.raises(EngineError, match="cannot be used in process"):
         await engine().__aenter__()
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(EngineError, match=r"pip install 'touche-llm\[vllm\]'"):
+    with pytest.raises(EngineError, match="pip install 'vllm>=0.32'"):
         await engine().__aenter__()
     assert not fake.arguments
 

@@ -14,7 +14,7 @@ import yaml
 
 from tests.sample_runs import run_lines
 from tests.vllm.server import CONTEXT, OPTIONS, ROOT, VENV, vllm_environment
-from tests.vllm.test_offline import ONE_PROCESS
+from tests.vllm.test_offline import ONE_PROCESS, command_line, processes
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.tasks import get_task
 from touche_llm.tira import recognise
@@ -112,8 +112,9 @@ def test_variables_stand_in_for_the_folders_and_the_cache_serves_a_second_run(ti
 
 def test_a_server_is_started_and_stopped(tiny_model: Path, tmp_path: Path) -> None:
     given = rerank_folder(tmp_path)
-    done = tira(tmp_path, tiny_model, "-i", given, "-o", tmp_path / "out", "--engine", "server")
+    # Another server may be serving the tests' own folder.
+    model = shutil.copytree(tiny_model, tmp_path / "models" / "tiny")
+    done = tira(tmp_path, model, "-i", given, "-o", tmp_path / "out", "--engine", "server")
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     check(tmp_path / "out", "controversial", given / "queries.jsonl")
-    running = subprocess.run(["pgrep", "-f", str(tiny_model)], capture_output=True, text=True)
-    assert running.stdout == ""
+    assert [pid for pid in processes() if str(model).encode() in command_line(pid)] == []

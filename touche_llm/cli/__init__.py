@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from touche_llm.cli import demo, files, stages, tira
+from touche_llm.corpus.passages import BadLine
 from touche_llm.errors import ToucheError, printable
 
 app = typer.Typer(
@@ -53,6 +54,8 @@ def main() -> None:
         if debug:
             raise
         print(f"error: {error}", file=sys.stderr)
+        if isinstance(error, BadLine):
+            print("--skip-bad-lines leaves such lines out, counts and lists them", file=sys.stderr)
         sys.exit(error.exit_code)
     except OSError as error:
         if debug:

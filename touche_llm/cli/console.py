@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
@@ -76,6 +77,8 @@ class _Stage:
 
     def __init__(self, title: str, total: int, counts: Counts | None) -> None:
         self.title, self.total, self.counts = title, total, counts
+        # The counts go on from stage to stage; shown is what is of this one.
+        self._before = replace(counts) if counts is not None else Counts()
         self.done = 0
         self._started = time.monotonic()
         self._recent = deque([(self._started, 0)])
@@ -97,12 +100,15 @@ class _Stage:
         """What is known beside the number of steps, the most important first."""
         parts = []
         if (counts := self.counts) is not None:
-            parts += [f"{counts.failures:,} failed", f"{counts.cache_hits:,} cached"]
-            if counts.retries:
-                parts.append(f"{counts.retries:,} retries" + (f" (last: {counts.problem:.60})" if wide else ""))
+            before = self._before
+            parts.append(f"{counts.failures - before.failures:,} failed")
+            parts.append(f"{counts.cache_hits - before.cache_hits:,} cached")
+            if retries := counts.retries - before.retries:
+                parts.append(f"{retries:,} retries" + (f" (last: {counts.problem:.60})" if wide else ""))
         parts.append(f"{self.rate():,.1f}/s")
         if counts is not None and wide:
-            parts.append(f"{counts.prompt_tokens:,}+{counts.completion_tokens:,} tokens")
+            prompt, completion = counts.prompt_tokens, counts.completion_tokens
+            parts.append(f"{prompt - before.prompt_tokens:,}+{completion - before.completion_tokens:,} tokens")
         return ", ".join(parts)
 
     def line(self) -> str:

@@ -24,6 +24,8 @@ from touche_llm.validation import validate_run
 CacheFile = Annotated[Path, typer.Option("--cache", help="The cache.")]
 # So many problems are told by kind too.
 _MANY = 20
+# So many are printed, unless all are asked for.
+_MOST = 100
 _DEFAULT_CACHE = CacheConfig().file
 
 cache_app = typer.Typer(no_args_is_help=True, help="Look into an answer cache, write a cassette, read one.")
@@ -36,10 +38,11 @@ def validate(
     corpus: o.CorpusOption = None,
     index: o.IndexOption = None,
     skip_bad_lines: o.SkipOption = None,
+    every: Annotated[bool, typer.Option("--all", help="Print every problem, however many there are.")] = False,
 ) -> None:
     """Check a run file: columns, labels, ranks, scores, ties, duplicates, limits, topics, documents, tag.
 
-    Prints every problem with its line. Exit code 0 for a valid file, 1 for any other.
+    Prints the problems with their lines. Exit code 0 for a valid file, 1 for any other.
     """
     known = get_task(task)
     topic_ids = {topic.id for topic in read_topics(topics)} if topics else None
@@ -49,13 +52,16 @@ def validate(
         with open_local(corpus, index, known, bool(skip_bad_lines), ConsoleObserver().notify) as opened:
             unknown = opened.documents.unknown
             problems = validate_run(run, known, topic_ids=topic_ids, unknown_documents=unknown)
-    for problem in problems:
+    shown = problems if every else problems[:_MOST]
+    for problem in shown:
         print(f"{run}:{problem.line}: {problem.message}")
+    if len(problems) > len(shown):
+        print(f"… and {len(problems) - len(shown):,} more; --all prints them all")
     if len(problems) > _MANY:
-        # What stands in quotes or in figures tells one line from another, not one kind from another.
-        kinds = Counter(re.sub(r"'[^']*'|\b\d\S*", "…", problem.message) for problem in problems)
+        # What stands in quotes, and words with digits, tell one line from another, not one kind from another.
+        kinds = Counter(re.sub(r"'[^']*'|\S*\d\S*", "…", problem.message) for problem in problems)
         print("by kind:")
-        for kind, count in kinds.most_common():
+        for kind, count in kinds.most_common(_MANY):
             print(f"{count:>10,} × {kind}")
     if problems:
         print(f"{len(problems):,} problem{'s' if len(problems) > 1 else ''}: not a valid {task} run")

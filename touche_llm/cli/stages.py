@@ -178,7 +178,7 @@ def run(
     """
     settings = o.configure(context)
     outcome = asked(settings, pipeline.run_all(settings, out, ConsoleObserver()))
-    print(f"run: {out / pipeline.RUN} ({outcome.judgments:,} judged)")
+    print(f"run: {out / pipeline.RUN} ({outcome.judgments:,} judgments)")
     end(out, outcome)
 
 
@@ -193,13 +193,24 @@ def asked(config: Config, work: Coroutine[Any, Any, Outcome]) -> Outcome:
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        return asyncio.run(work)
+        return asyncio.run(_quietly(work))
     except KeyboardInterrupt:
         print(f"interrupted; {kept(config.cache.file, config.cache.mode)}", file=sys.stderr)
         raise typer.Exit(130) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+async def _quietly(work: Coroutine[Any, Any, Outcome]) -> Outcome:
+    """The same work; of the tasks that Ctrl-C stops, none tells on its own that it was stopped."""
+
+    def tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not isinstance(context.get("exception"), KeyboardInterrupt):
+            loop.default_exception_handler(context)
+
+    asyncio.get_running_loop().set_exception_handler(tell)
+    return await work
 
 
 def end(out: Path, outcome: Outcome) -> None:

@@ -89,5 +89,5 @@ def tira(
     for name, value in _OFFLINE.items():
         os.environ.setdefault(name, value)
     outcome = asked(settings, pipeline.run_all(settings, output_folder, ConsoleObserver()))
-    print(f"run: {output_folder / pipeline.RUN} ({outcome.judgments:,} judged)")
+    print(f"run: {output_folder / pipeline.RUN} ({outcome.judgments:,} judgments)")
     end(output_folder, outcome)

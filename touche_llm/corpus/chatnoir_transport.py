@@ -83,6 +83,7 @@ class Transport:
         """
         self.key = _key(settings)
         self._settings, self._notify = settings, notify
+        self._told = False
         self._pace = Pace(settings.requests_per_second)
         self._session: aiohttp.ClientSession | None = None
 
@@ -133,6 +134,7 @@ class Transport:
             retry=_may_pass,
             wait=wait_random_exponential(multiplier=_FIRST_WAIT, max=_LONGEST_WAIT),
             stop=stop_after_delay(self._settings.retry_for),
+            before_sleep=self._tell_once,
             reraise=True,
         )
         try:
@@ -141,6 +143,15 @@ class Transport:
             raise self.error(
                 f"{what}: {error}; all that came so far is in {self._settings.cache}: go on with the same command{hint}"
             ) from error
+
+    def _tell_once(self, state: RetryCallState) -> None:
+        """Tell of the first failure that is retried, so that nobody waits without knowing for what."""
+        if not self._told and state.outcome is not None:
+            self._told = True
+            place, seconds = self._settings.base_url, self._settings.retry_for
+            self._notify(
+                f"{place}: {state.outcome.exception()}; tried again for up to {seconds:g} s (chatnoir.base_url)"
+            )
 
     async def _send(self, path: str, limit: int, params: Mapping[str, str] | None, body: bytes | None) -> Reply:
         """Send once, in turn; a status that is neither 200 nor 404 is raised."""

@@ -125,8 +125,8 @@ async def _measure_head(
     origin = empty.origin
     raise PromptError(
         f"prompt {origin.prompt}, topic {origin.topic_id}, document {origin.document_id}: the prompt needs {bare} "
-        f"tokens without the document, {room} are left beside the answer: serve the model with a longer context "
-        "or shorten the prompt"
+        f"tokens without the document, {room} are left beside the answer: give a longer context "
+        "(--context, or serve the model with one) or shorten the prompt"
     )
 
 

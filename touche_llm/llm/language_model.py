@@ -291,7 +291,9 @@ class LanguageModel:
             places = ", ".join(_place(request) for request in requests[:_LISTED])
             more = f" and {len(requests) - _LISTED} more" if len(requests) > _LISTED else ""
             lines.append(f"  {reason}: {places}{more}")
-        lines.append("run with --cache-mode reuse and a server to ask for them")
+        cassette = self.cache.path.suffix == ".jsonl"
+        first = "import it into a cache (touche-llm cache import) and " if cassette else ""
+        lines.append(f"{first}run with --cache-mode reuse and a server to ask for them")
         raise ReplayMiss("\n".join(lines))
 
 

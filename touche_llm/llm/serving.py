@@ -49,7 +49,7 @@ async def serve(
     """
     command = shutil.which("vllm", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
     if command is None:
-        raise EngineError("no `vllm` beside this Python or on PATH: pip install 'touche-llm[vllm]'")
+        raise EngineError("no `vllm` beside this Python or on PATH: pip install 'vllm>=0.32'")
     port = _free_port()
     arguments = start_options(options)
     arguments |= {"served_model_name": model_name(folder), "host": _HOST, "port": port}

@@ -57,7 +57,7 @@ def model_folder(model: str | None) -> Path:
         UsageError: none is given, or it holds no model.
     """
     if model is None:
-        raise UsageError("engine.model: give the folder of the model (--model FOLDER)")
+        raise UsageError("engine.model: give the folder of the model (--model FOLDER, for tira also TOUCHE_LLM_MODEL)")
     folder = Path(model)
     if not (folder / "config.json").is_file():
         raise UsageError(

@@ -235,7 +235,7 @@ def _imported() -> SimpleNamespace:
         from vllm.utils.mistral import is_mistral_tokenizer
     except ImportError as error:
         if error.name == "vllm":
-            raise EngineError("vLLM is not installed here: pip install 'touche-llm[vllm]'") from error
+            raise EngineError("vLLM is not installed here: pip install 'vllm>=0.32'") from error
         raise EngineError(f"this vLLM cannot be used in process (0.32 can): {_said(error)}") from error
     return SimpleNamespace(
         LLM=LLM,
