@@ -4,12 +4,12 @@
 # The weights lie in models/NAME beside this file.
 FROM vllm/vllm-openai:v0.32.0
 ARG MODEL
-WORKDIR /opt/touche_llm
+WORKDIR /touche_llm
 COPY pyproject.toml README.md my-software.sh ./
 COPY prompts prompts
 COPY touche_llm touche_llm
 RUN python3 -m pip install --no-cache-dir .
 # The model keeps its folder's name, under which its answers are cached and its runs are described.
-COPY ${MODEL} /opt/touche_llm/${MODEL}
-ENV TOUCHE_LLM_MODEL=/opt/touche_llm/${MODEL} TOUCHE_LLM_CACHE=/tmp/touche-llm
-ENTRYPOINT ["/opt/touche_llm/my-software.sh"]
+COPY ${MODEL} /touche_llm/${MODEL}
+ENV TOUCHE_LLM_MODEL=/touche_llm/${MODEL} TOUCHE_LLM_CACHE=/tmp/touche-llm
+ENTRYPOINT ["/touche_llm/my-software.sh"]

@@ -172,6 +172,14 @@ def test_no_sentence_takes_more_than_its_share_of_the_pairs_that_are_judged() ->
     assert pairs.share_judged == 0.1
 
 
+def test_without_judged_pairs_the_order_is_that_of_the_scores() -> None:
+    sentences = [sentence(f"A{n}_1", score=1 - n / 100, rank=n) for n in range(20)]
+    pairs = make_pairs("1", sentences, PairSettings(judged=0, most_share=1.0), least=0)
+    assert pairs.candidates == sorted(pairs.candidates, key=lambda each: -each.score)
+    assert pairs.candidates[1].document_id == "A0_1,A2_1"
+    assert pairs.share_judged == 0.0
+
+
 def test_many_sentences_give_as_many_pairs_as_are_wanted() -> None:
     sentences = [sentence(f"A{n}_1", "PRO" if n % 2 else "CON", score=1 - n / 1000, rank=n) for n in range(400)]
     pairs = make_pairs("1", sentences, PairSettings(most_share=0.02), least=100)

@@ -231,12 +231,12 @@ def _capped(ordered: list[_Scored], limit: int, most: int) -> list[_Scored]:
     used: Counter[str] = Counter()
     chosen = []
     for pair in ordered:
+        if len(chosen) == most:
+            break
         _, one, other = pair
         if used[one.id] < limit and used[other.id] < limit:
             used.update((one.id, other.id))
             chosen.append(pair)
-            if len(chosen) == most:
-                break
     return chosen
 
 
