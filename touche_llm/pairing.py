@@ -229,7 +229,7 @@ def _within_share(ordered: list[_Scored], settings: PairSettings, least: int) ->
 def _capped(ordered: list[_Scored], limit: int, most: int) -> list[_Scored]:
     """The first `most` pairs in which no sentence occurs more than `limit` times."""
     used: Counter[str] = Counter()
-    chosen = []
+    chosen: list[_Scored] = []
     for pair in ordered:
         if len(chosen) == most:
             break
