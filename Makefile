@@ -32,13 +32,13 @@ demo: $(STAMP)
 	@$(BIN)/touche-llm demo
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n auto
 
 check: $(STAMP)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n auto
 
 format: $(STAMP)
 	@$(BIN)/ruff format .
