@@ -82,7 +82,12 @@ def test_a_folder_without_topics_says_what_is_there(tmp_path: Path) -> None:
         recognise(tmp_path / "nowhere")
 
 
+def test_of_a_corpus_packed_and_unpacked_the_unpacked_one_is_taken(tmp_path: Path) -> None:
+    folder_with(tmp_path, PLAIN, "args_processed_04_01.tar.gz", "args_processed_04_01.csv")
+    assert recognise(tmp_path).corpus == tmp_path / "args_processed_04_01.csv"
+
+
 def test_two_corpora_are_not_guessed_between(tmp_path: Path) -> None:
     folder_with(tmp_path, PLAIN, "passages.jsonl", "args_processed_04_01.csv")
-    with pytest.raises(UsageError, match="several corpora: passages.jsonl, args_processed_04_01.csv"):
+    with pytest.raises(UsageError, match="corpora of several tasks: passages.jsonl, args_processed_04_01.csv"):
         recognise(tmp_path)

@@ -32,12 +32,13 @@ class Input:
 def recognise(folder: Path) -> Input:
     """Which task the files of a folder are for.
 
-    A corpus under the name that a task's organisers gave it tells the task. With any other collection of documents, and
-    with none, topics that name two objects belong to the task that compares them. A `rerank.jsonl` holds the first
-    stage and its documents, and is taken instead of a corpus.
+    A corpus under the name that a task's organisers gave it tells the task; of one that is there packed and unpacked,
+    the unpacked one is taken. With any other collection of documents, and with none, topics that name two objects
+    belong to the task that compares them. A `rerank.jsonl` holds the first stage and its documents, and is taken
+    instead of a corpus.
 
     Raises:
-        UsageError: no such folder, no topics, two corpora, or a first stage of another kind; lists what is there.
+        UsageError: no such folder, no topics, corpora of two tasks, or a first stage of another kind.
         DataError: the topics cannot be read.
     """
     if not folder.is_dir():
@@ -48,8 +49,8 @@ def recognise(folder: Path) -> Input:
     named = [
         (task, folder / name) for task in TASKS.values() for name in task.corpus_files if (folder / name).is_file()
     ]
-    if len(named) > 1:
-        raise UsageError(f"{folder}: several corpora: {', '.join(path.name for _, path in named)}; leave one there")
+    if len({task.name for task, _ in named}) > 1:
+        raise UsageError(f"{folder}: corpora of several tasks: {', '.join(path.name for _, path in named)}")
     rerank = _first(folder, _RERANK)
     if named:
         task, corpus = named[0]

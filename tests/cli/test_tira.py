@@ -129,3 +129,18 @@ def test_without_a_model_the_message_says_how_to_name_one(touche: Touche, prepar
     done = touche("tira", "-i", str(prepared("comparative")), "-o", "out")
     assert done.returncode in (1, 2)
     assert "--model" in done.stderr and len(done.stderr.splitlines()) <= 3
+
+
+def test_without_a_home_the_message_asks_for_a_cache_folder(
+    touche: Touche, prepared: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = prepared("comparative")
+    for name in ("TOUCHE_LLM_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nowhere)
+    done = touche("tira", "-i", str(given), "-o", "out")
+    assert (done.returncode, "give --cache-folder or TOUCHE_LLM_CACHE" in done.stderr) == (2, True)

@@ -66,7 +66,7 @@ def tira(
     if engine not in _ENGINES:
         raise UsageError(f"--engine {engine}: offline or server")
     given = recognise(input_folder)
-    cache = cache_folder or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "touche-llm"
+    cache = cache_folder or _cache_folder()
     flags: dict[str, Any] = {
         "task": given.task.name,
         "topics": given.topics,
@@ -91,3 +91,13 @@ def tira(
     outcome = asked(settings, pipeline.run_all(settings, output_folder, ConsoleObserver()))
     print(f"run: {output_folder / pipeline.RUN} ({outcome.judgments:,} judgments)")
     end(output_folder, outcome)
+
+
+def _cache_folder() -> Path:
+    place = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(place) if place else Path.home() / ".cache") / "touche-llm"
+    except RuntimeError as error:
+        raise UsageError(
+            f"no place for the cache: {error}; name one with --cache-folder or TOUCHE_LLM_CACHE"
+        ) from error
