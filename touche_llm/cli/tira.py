@@ -98,6 +98,4 @@ def _cache_folder() -> Path:
     try:
         return (Path(place) if place else Path.home() / ".cache") / "touche-llm"
     except RuntimeError as error:
-        raise UsageError(
-            f"no place for the cache: {error}; name one with --cache-folder or TOUCHE_LLM_CACHE"
-        ) from error
+        raise UsageError(f"no place for the cache ({error}); give --cache-folder or TOUCHE_LLM_CACHE") from error
