@@ -230,12 +230,9 @@ def rank_stage(config: Config, folder: Path, observer: Observer) -> tuple[int, i
     lines = []
     for topic in topics:
         lines += rank(candidates.get(topic.id, []), judgments.get(topic.id, {}), task, config.weights, config.tag)
-    imputed = sum(line.document_id not in judgments.get(line.topic_id, {}) for line in lines)
-    inherited = sum(
-        judgments[line.topic_id][line.document_id].source == "inherited"
-        for line in lines
-        if line.document_id in judgments.get(line.topic_id, {})
-    )
+    behind = [judgments.get(line.topic_id, {}).get(line.document_id) for line in lines]
+    imputed = behind.count(None)
+    inherited = sum(judgment is not None and judgment.source == "inherited" for judgment in behind)
     sizes = Counter(line.topic_id for line in lines)
     if not lines:
         raise DataError(f"{folder / CANDIDATES}: no candidate to rank for the chosen topics; judge them first")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
-from touche_llm.corpus.passages import BadLine, corpus_lines, is_word, open_packed
+from touche_llm.corpus.passages import BadLine, corpus_lines, good_documents, is_word, open_packed
 from touche_llm.errors import DataError
 from touche_llm.records import Document, Part
 
@@ -49,15 +49,7 @@ def read_arguments(path: Path, on_bad_line: Callable[[BadLine], None] | None = N
             not such a Python literal, an unknown stance, a sentence id twice, no sentence.
         DataError: another header, or the file cannot be read, is damaged or ends too early.
     """
-    for line, row in _rows(path):
-        try:
-            document = _argument(row, path, line)
-        except BadLine as bad:
-            if on_bad_line is None:
-                raise
-            on_bad_line(bad)
-        else:
-            yield line, document
+    return good_documents(_rows(path), lambda row, line: _argument(row, path, line), on_bad_line)
 
 
 @contextmanager

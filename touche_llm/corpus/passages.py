@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, Any, TypeGuard, cast
+from typing import IO, Any, TypeGuard, TypeVar, cast
 
 import orjson
 
 from touche_llm.errors import DataError
 from touche_llm.files import bounded_lines
 from touche_llm.records import Document
+
+RowT = TypeVar("RowT")
 
 # The longest passage of the real corpus has under 10,000 characters, a web page a few hundred thousand.
 MAX_LINE_BYTES = 16 * 2**20
@@ -45,15 +47,35 @@ def read_passages(path: Path, on_bad_line: Callable[[BadLine], None] | None = No
         BadLine: not JSON, no usable id, no text, or two ids or two texts that differ.
         DataError: the file cannot be read, or its gzip stream is damaged or ends too early.
     """
-    for line, raw in corpus_lines(path, MAX_LINE_BYTES):
+    return good_documents(
+        corpus_lines(path, MAX_LINE_BYTES),
+        lambda raw, line: document_of(json_object(raw, path, line), path, line),
+        on_bad_line,
+    )
+
+
+def good_documents(
+    rows: Iterable[tuple[int, RowT]],
+    document: Callable[[RowT, int], Document | None],
+    on_bad_line: Callable[[BadLine], None] | None,
+) -> Iterator[tuple[int, Document]]:
+    """Yield `(line, document)` for each row that is one, as every reader of a corpus does.
+
+    Args:
+        rows: with the lines in which they begin.
+        document: makes a document of a row and its line, or None of one to pass over; raises BadLine.
+        on_bad_line: called with each bad line, which is then left out; without it, the first one is raised.
+    """
+    for line, row in rows:
         try:
-            document = document_of(json_object(raw, path, line), path, line)
+            found = document(row, line)
         except BadLine as bad:
             if on_bad_line is None:
                 raise
             on_bad_line(bad)
         else:
-            yield line, document
+            if found is not None:
+                yield line, found
 
 
 def open_packed(path: Path) -> IO[bytes]:

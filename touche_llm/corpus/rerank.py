@@ -15,6 +15,7 @@ from touche_llm.corpus.passages import (
     BadLine,
     corpus_lines,
     document_of,
+    good_documents,
     json_object,
     read_passages,
 )
@@ -37,21 +38,16 @@ def read_rerank_documents(
         DataError: the file cannot be read, or its gzip stream is damaged or ends too early.
     """
     seen: dict[str, tuple[int, bytes]] = {}
-    for line, raw in corpus_lines(path, MAX_LINE_BYTES):
-        try:
-            document = document_of(json_object(raw, path, line), path, line)
-            digest = hashlib.sha256(document.text.encode()).digest()
-            before, text = seen.get(document.id, (line, digest))
-            if text != digest:
-                raise BadLine(path, line, f"document {document.id}: another text than in line {before}")
-        except BadLine as bad:
-            if on_bad_line is None:
-                raise
-            on_bad_line(bad)
-        else:
-            if document.id not in seen:
-                seen[document.id] = line, digest
-                yield line, document
+
+    def first(raw: bytes, line: int) -> Document | None:
+        document = document_of(json_object(raw, path, line), path, line)
+        digest = hashlib.sha256(document.text.encode()).digest()
+        before, text = seen.setdefault(document.id, (line, digest))
+        if text != digest:
+            raise BadLine(path, line, f"document {document.id}: another text than in line {before}")
+        return document if before == line else None
+
+    return good_documents(corpus_lines(path, MAX_LINE_BYTES), first, on_bad_line)
 
 
 def read_collection(path: Path, on_bad_line: Callable[[BadLine], None] | None = None) -> Iterator[tuple[int, Document]]:
