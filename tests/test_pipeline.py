@@ -210,3 +210,15 @@ async def test_no_temporary_file_stays(tmp_path: Path) -> None:
         "judgments.jsonl",
         "run.txt",
     }
+
+
+@pytest.mark.parametrize("task", ["comparative", "controversial", "sentence_pairs"])
+@pytest.mark.parametrize("what", ["topics", "corpus", "candidates"])
+async def test_a_file_that_is_not_there_is_told_before_the_engine_is_asked(
+    tmp_path: Path, task: str, what: str
+) -> None:
+    # Nothing listens on that port, which would be told instead.
+    flags: dict[str, Any] = {"task": task, what: tmp_path / "nowhere", "engine__base_url": "http://127.0.0.1:1"}
+    with pytest.raises(DataError, match=f"{tmp_path / 'nowhere'}: "):
+        await pipeline.run_all(config_for(tmp_path, **flags), tmp_path / "out", Silent())
+    assert not (tmp_path / "out").exists()

@@ -273,8 +273,12 @@ async def judge_alone(config: Config, folder: Path, observer: Observer) -> Outco
 
 
 async def run_all(config: Config, folder: Path, observer: Observer) -> Outcome:
-    """The whole way. The engine is checked before anything else is done."""
+    """The whole way. Files that are not there are told before the engine starts, and the engine before work begins."""
+    choose_topics(config)
     _prompts(config, get_task(config.task))
+    for path in (config.corpus, config.candidates):
+        if path is not None and not path.is_file():
+            raise DataError(f"{path}: no such file")
     folder.mkdir(parents=True, exist_ok=True)
     async with open_model(config) as model:
         config = _with_facts(config, model)
