@@ -53,6 +53,14 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """A document of a ranking with its score; a ranking is a list of them, best first."""
+
+    document_id: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
 class RunLine:
     """One line of a run: `qid stance doc rank score tag`."""
 
