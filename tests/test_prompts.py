@@ -136,7 +136,7 @@ def test_a_name_that_can_be_no_prompt_is_told(name: str) -> None:
 
 
 def test_a_prompt_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:
-    with pytest.raises(PromptError, match="comparative has judge, objects"):
+    with pytest.raises(PromptError, match="comparative has best, judge, objects, order, queries, stance"):
         load_prompt("comparative", "jugde", "judge", ANY)
     (tmp_path / "bare.jinja").write_text(BLOCKS)
     with pytest.raises(PromptError, match="must begin with front matter"):
