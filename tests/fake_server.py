@@ -16,8 +16,10 @@ GOOD = '{"relevance":2,"quality":1,"stance":"FIRST"}'
 Behaviour = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
 
-def reply(text: str | None, finish_reason: str = "stop", **message: Any) -> web.Response:
-    """A chat completion as vLLM sends it, one token a character."""
+def reply(
+    text: str | None, finish_reason: str = "stop", usage: dict[str, Any] | None = None, **message: Any
+) -> web.Response:
+    """A chat completion as vLLM sends it, one token a character; `usage` is added to what it says of tokens."""
     tokens = [
         {"token": c, "bytes": list(c.encode()), "logprob": -0.1, "top_logprobs": [{"token": c, "logprob": -0.1}]}
         for c in text or ""
@@ -31,7 +33,7 @@ def reply(text: str | None, finish_reason: str = "stop", **message: Any) -> web.
                 "logprobs": {"content": tokens},
             }
         ],
-        "usage": {"prompt_tokens": 10, "completion_tokens": len(tokens)},
+        "usage": {"prompt_tokens": 10, "completion_tokens": len(tokens), **(usage or {})},
         "system_fingerprint": "fake",
     }
     return web.Response(body=orjson.dumps(body), content_type="application/json")
@@ -121,11 +123,13 @@ def status(code: int, **headers: str) -> Behaviour:
     return behave
 
 
-def says(text: str | None, finish_reason: str = "stop", **message: Any) -> Behaviour:
+def says(
+    text: str | None, finish_reason: str = "stop", usage: dict[str, Any] | None = None, **message: Any
+) -> Behaviour:
     """Answer with this text."""
 
     async def behave(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
-        return reply(text, finish_reason, **message)
+        return reply(text, finish_reason, usage, **message)
 
     return behave
 

@@ -15,6 +15,10 @@ from touche_llm.config import Config, load_config
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.language_model import Counts, LanguageModel
 from touche_llm.records import RunLine
+from touche_llm.stages.judge import Outcome, judge_stage
+from touche_llm.stages.rank import rank_stage
+from touche_llm.stages.retrieve import retrieve_stage
+from touche_llm.tasks import get_task
 from touche_llm.tira import recognise
 
 SAMPLE = SAMPLES / "comparative"
@@ -38,6 +42,8 @@ def config_for(folder: Path, **flags: Any) -> Config:
     sample = recognise(SAMPLES / flags.get("task", "comparative"))
     given: dict[str, Any] = {"topics": sample.topics, "corpus": sample.corpus, "index": folder / "index"}
     given |= {"cache.file": folder / "answers.sqlite", "engine.retry_for": 1.0}
+    if get_task(flags.get("task", "comparative")).stance_question is not None:
+        given["stance.depth"] = 0  # one question a document, unless a test asks for more
     return load_config(None, given | {name.replace("__", "."): value for name, value in flags.items()})
 
 
@@ -52,15 +58,15 @@ def run_lines(path: Path) -> list[RunLine]:
 async def run_scripted(config: Config, out: Path, script: Any) -> tuple[list[RunLine], Silent]:
     """The stages one by one, with a scripted engine."""
     observer = Silent()
-    await pipeline.retrieve_stage(config, out, observer)
+    await retrieve_stage(config, out, observer)
     with Cache(config.cache.file, config.cache.mode) as cache:
         model = LanguageModel(facts=FACTS, engine=ScriptedEngine(script), cache=cache)
-        await pipeline.judge_stage(config, out, observer, model)
-    pipeline.rank_stage(config, out, observer)
+        await judge_stage(config, out, observer, model)
+        await rank_stage(config, out, observer, model)
     return run_lines(out / "run.txt"), observer
 
 
-async def run_on(server: FakeServer, config: Config, out: Path) -> pipeline.Outcome:
+async def run_on(server: FakeServer, config: Config, out: Path) -> Outcome:
     async with server.running():
         engine = config.engine.model_copy(update={"base_url": server.url})
         return await pipeline.run_all(config.model_copy(update={"engine": engine}), out, Silent())

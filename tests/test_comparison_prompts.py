@@ -36,7 +36,7 @@ def objects(task: str) -> dict[str, str]:
 
 
 def load(task: str, name: str) -> Prompt:
-    variables = {"topic": True} | {each: False for each in objects(task)}
+    variables = {"topic": True} | ({} if name == "queries" else {each: False for each in objects(task)})
     if name in COMPARISONS:
         variables |= {"documents": True, "aim": False}
     elif name == "stance":
@@ -45,7 +45,7 @@ def load(task: str, name: str) -> Prompt:
 
 
 def render(task: str, name: str, *texts: str, aim: str = "both", topic: Topic = TOPIC, **given: str) -> tuple[str, str]:
-    more: dict[str, object] = {**objects(task), **given}
+    more: dict[str, object] = {**({} if name == "queries" else objects(task)), **given}
     if name in COMPARISONS:
         more |= {"documents": labelled(*texts), "aim": aim}
     elif name == "stance":

@@ -13,7 +13,6 @@ from tests.fake_chatnoir import KEY, FakeChatNoir, result
 from tests.sample_runs import Silent, config_for, run_lines, run_scripted
 from tests.scripted_engine import FACTS, ScriptedEngine
 from tests.write_demo_cassette import script_of
-from touche_llm import pipeline
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.config import Config, load_config
 from touche_llm.errors import UsageError
@@ -22,6 +21,8 @@ from touche_llm.llm.cache import Cache
 from touche_llm.llm.language_model import LanguageModel
 from touche_llm.llm.request import Request
 from touche_llm.records import Judgment
+from touche_llm.stages.judge import judge_stage
+from touche_llm.stages.retrieve import retrieve_stage
 from touche_llm.tasks import get_task
 from touche_llm.validation import validate_run
 
@@ -47,11 +48,11 @@ async def test_a_small_context_shows_the_argument_in_the_middle_and_says_where(t
         return SCRIPT(request)
 
     config = config_for(tmp_path, task="controversial", topic=("2",))
-    await pipeline.retrieve_stage(config, tmp_path / "out", Silent())
+    await retrieve_stage(config, tmp_path / "out", Silent())
     with Cache(config.cache.file) as cache:
         small = FACTS.model_copy(update={"context": 1500})
         model = LanguageModel(facts=small, engine=ScriptedEngine(noting), cache=cache)
-        await pipeline.judge_stage(config, tmp_path / "out", Silent(), model)
+        await judge_stage(config, tmp_path / "out", Silent(), model)
     judgments = read_records(tmp_path / "out" / "judgments.jsonl", Judgment, "judgments")
     cuts = {each.document_id: each.cut for each in judgments if each.cut}
     assert "\n…" in seen["sample-week-07"] and "cut the week to four days" in seen["sample-week-07"]
@@ -110,7 +111,7 @@ async def test_a_key_in_the_configuration_is_not_written_out(tmp_path: Path, mon
     server = fake()
     async with server.running():
         config = chatnoir_config(tmp_path, server, chatnoir__api_key=KEY)
-        await pipeline.retrieve_stage(config, tmp_path / "out", Silent())
+        await retrieve_stage(config, tmp_path / "out", Silent())
     assert server.requests > 0
     assert KEY not in repr(config)
     assert not any(KEY.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
@@ -124,7 +125,7 @@ async def test_without_a_key_the_message_says_how_to_give_one(tmp_path: Path, mo
     server = fake()
     async with server.running():
         with pytest.raises(UsageError, match="CHATNOIR_API_KEY"):
-            await pipeline.retrieve_stage(chatnoir_config(tmp_path, server), tmp_path / "out", Silent())
+            await retrieve_stage(chatnoir_config(tmp_path, server), tmp_path / "out", Silent())
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from touche_llm import pipeline
 from touche_llm.config import Config
 from touche_llm.errors import DataError, EngineError, ReplayMiss, UsageError
 from touche_llm.llm.cache import Cache
+from touche_llm.stages.rank import rank_stage
 
 
 async def start(server: FakeServer, folder: Path, out: str, *more: str) -> asyncio.subprocess.Process:
@@ -82,7 +83,7 @@ async def test_a_stage_that_fails_leaves_nothing_of_an_earlier_state_behind_it(t
     assert len(run_lines(out / "candidates.run.txt")) == 20
     assert not (out / "run.txt").exists()
     with pytest.raises(DataError, match="judgments.jsonl: not there; run `touche-llm judge`"):
-        pipeline.rank_stage(changed, out, Silent())
+        await rank_stage(changed, out, Silent())
 
 
 async def test_a_second_run_in_the_same_folder_is_as_one_in_a_new_folder(tmp_path: Path) -> None:

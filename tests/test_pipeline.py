@@ -20,6 +20,8 @@ from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.files import read_records
 from touche_llm.llm.request import Request
 from touche_llm.records import Failure, Judgment
+from touche_llm.stages.rank import rank_stage
+from touche_llm.stages.retrieve import retrieve_stage
 from touche_llm.tasks import get_task
 from touche_llm.validation import validate_run
 
@@ -140,23 +142,23 @@ async def test_candidates_of_another_tool_are_judged_as_they_are(tmp_path: Path)
 async def test_candidates_that_are_not_known_are_listed(tmp_path: Path, line: str, message: str) -> None:
     (tmp_path / "other.txt").write_text(line + "\n")
     with pytest.raises(DataError, match=message):
-        await pipeline.retrieve_stage(config_for(tmp_path, candidates=tmp_path / "other.txt"), tmp_path, Silent())
+        await retrieve_stage(config_for(tmp_path, candidates=tmp_path / "other.txt"), tmp_path, Silent())
 
 
 async def test_only_the_first_ten_unknown_documents_are_listed(tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text("".join(f"3 Q0 nowhere-{n:02} {n} {-n} t\n" for n in range(25)))
     with pytest.raises(DataError, match=r"25 of its documents .*nowhere-09 and 15 more$"):
-        await pipeline.retrieve_stage(config_for(tmp_path, candidates=tmp_path / "other.txt"), tmp_path, Silent())
+        await retrieve_stage(config_for(tmp_path, candidates=tmp_path / "other.txt"), tmp_path, Silent())
 
 
 async def test_an_unknown_topic_is_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no topic 99"):
-        await pipeline.retrieve_stage(config_for(tmp_path, topic=("3", "99")), tmp_path, Silent())
+        await retrieve_stage(config_for(tmp_path, topic=("3", "99")), tmp_path, Silent())
 
 
-def test_a_stage_without_the_one_before_says_which(tmp_path: Path) -> None:
+async def test_a_stage_without_the_one_before_says_which(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"candidates.run.txt: not there; run `touche-llm retrieve`"):
-        pipeline.rank_stage(config_for(tmp_path), tmp_path / "out", Silent())
+        await rank_stage(config_for(tmp_path), tmp_path / "out", Silent())
 
 
 async def test_a_context_that_the_server_does_not_have_is_refused(tmp_path: Path) -> None:
@@ -181,13 +183,13 @@ async def test_a_first_stage_that_finds_nothing_says_why(tmp_path: Path) -> None
     (tmp_path / "same.jsonl").write_text('{"id": "a", "contents": "heat pump"}\n{"id": "b", "contents": "heat pump"}\n')
     config = config_for(tmp_path, corpus=tmp_path / "same.jsonl", topic=("3",))
     with pytest.raises(DataError, match="found nothing for any topic.*--retriever okapi"):
-        await pipeline.retrieve_stage(config, tmp_path / "out", Silent())
+        await retrieve_stage(config, tmp_path / "out", Silent())
 
 
-def test_candidates_of_topics_that_the_file_does_not_have_are_told_also_when_ranking(tmp_path: Path) -> None:
+async def test_candidates_of_topics_that_the_file_does_not_have_are_told_also_when_ranking(tmp_path: Path) -> None:
     (tmp_path / "candidates.run.txt").write_text("99 Q0 d 1 1.0 t\n")
     with pytest.raises(DataError, match="1 of its topics are not in .*: 99"):
-        pipeline.rank_stage(config_for(tmp_path), tmp_path, Silent())
+        await rank_stage(config_for(tmp_path), tmp_path, Silent())
 
 
 async def test_without_wanted_probabilities_none_are_used(tmp_path: Path) -> None:

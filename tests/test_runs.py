@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from touche_llm.errors import DataError
 from touche_llm.records import Candidate, RunLine
-from touche_llm.runs import read_candidates, strictly_decreasing, write_candidates, write_run
+from touche_llm.runs import read_candidates, read_run, strictly_decreasing, write_candidates, write_run
 
 # Beyond about 4e9 a 64-bit float has no six decimals left; scores of retrieval stay far below.
 scores = st.floats(-1e9, 1e9)
@@ -298,3 +298,20 @@ def test_a_line_of_a_rerank_file_that_cannot_be_used_is_named(tmp_path: Path, ba
 def test_a_rerank_file_with_nothing_in_it_is_an_empty_run(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"rerank\.jsonl: an empty run"):
         read_candidates(rerank_file(tmp_path), 1)
+
+
+def test_stances_are_read_with_a_run_and_q0_is_none(tmp_path: Path) -> None:
+    path = run_file(tmp_path, "2 Q0 a 1 3 t\n2 PRO b 2 2 t\n3\tCON\tb 1 1 t\n")
+    found = read_run(path)
+    assert found.stances == {("2", "b"): "PRO", ("3", "b"): "CON"}
+    assert read_run(path, ("PRO", "CON")) == found
+    assert found.rankings == read_candidates(path, 10)
+    assert read_run(rerank_file(tmp_path, ranked("a", 1, 3.0))).stances == {}
+
+
+def test_a_stance_that_is_none_of_the_labels_is_named(tmp_path: Path) -> None:
+    path = run_file(tmp_path, "2 PRO a 1 3 t\n2 pro b 2 2 t\n")
+    with pytest.raises(DataError) as caught:
+        read_run(path, ("PRO", "CON"))
+    message = str(caught.value)
+    assert message.startswith(f"{path}:2: topic 2, document b: stance 'pro' is none of PRO, CON")

@@ -6,15 +6,16 @@ Needed after a change of a sample, of a prompt, or of anything else in the key o
 from __future__ import annotations
 
 import asyncio
+import math
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 import yaml
 
 from tests.scripted_engine import Label, Script, ScriptedEngine
-from touche_llm import pipeline
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.demo import SAMPLES, sample_config
 from touche_llm.config import Config
@@ -23,7 +24,11 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineFacts
 from touche_llm.llm.language_model import LanguageModel
 from touche_llm.llm.request import Request
+from touche_llm.stages.judge import judge_stage
+from touche_llm.stages.rank import rank_stage
+from touche_llm.stages.retrieve import retrieve_stage
 from touche_llm.tasks import TASKS
+from touche_llm.topics import read_topics
 
 FACTS = EngineFacts(
     model="written-for-the-demo", revision="", context=32768, overhead=32, engine="none: the answers are invented"
@@ -50,22 +55,59 @@ def script_of(task: str) -> Script:
         found: Answer = answers[topic].get(document) or {**OFF_TOPIC, "stance": OFF_TOPIC_STANCE[task]}
         return found
 
-    def script(request: Request) -> Mapping[str, Label | Mapping[Label, float]]:
-        topic, document = request.origin.topic_id, request.origin.document_id
-        if document is None:
-            objects: Mapping[str, Label] = answers["objects"][topic]
-            return objects
+    def answer_to(topic: str, document: str) -> Answer:
         sentences = document.split(",")
         if len(sentences) == 2:
-            answer = of_a_pair(document, *(answer_about(topic, each) for each in sentences))
-        else:
-            answer = answer_about(topic, document)
+            return of_a_pair(document, *(answer_about(topic, each) for each in sentences))
+        return answer_about(topic, document)
+
+    def script(request: Request) -> Mapping[str, Label | Mapping[Label, float]]:
+        topic, document = request.origin.topic_id, request.origin.document_id
+        fields = list(request.schema["properties"])
+        if document is None:
+            about_topic: Mapping[str, Label] = answers["queries" if "query1" in fields else "objects"][topic]
+            return about_topic
+        if fields in (["best"], ["order"]):
+            return compared(fields[0], [answer_to(topic, each) for each in document.split()])
+        answer = answer_to(topic, document)
+        if fields == ["position", "stance"]:
+            return position_of(answer["stance"], swapped=is_swapped(request, first_objects.get(topic, "")))
         return {
             field: dict(enumerate(answer[field])) if isinstance(answer[field], list) else answer[field]
-            for field in request.schema["properties"]
+            for field in fields
         }
 
+    topics = read_topics(SAMPLES / task / "topics.xml")
+    first_objects = {topic.id: topic.objects[0] for topic in topics if topic.objects}
+    first_objects |= {topic: objects["first"] for topic, objects in answers.get("objects", {}).items()}
     return script
+
+
+def compared(kind: str, answers: list[Answer]) -> Mapping[str, Label | Mapping[Label, float]]:
+    """The answer about several documents, made of those about each by a rule, with a liking for what stands first."""
+    worth = [
+        sum(grade * share for field in ("relevance", "quality") for grade, share in enumerate(answer[field]))
+        for answer in answers
+    ]
+    if kind == "order":
+        places = sorted(range(len(worth)), key=lambda place: -worth[place])
+        return {"order": " > ".join(ascii_uppercase[place] for place in places)}
+    shares = [math.exp(2 * value + 0.2 * (place == 0)) for place, value in enumerate(worth)]
+    return {"best": {ascii_uppercase[place]: share / sum(shares) for place, share in enumerate(shares)}}
+
+
+def position_of(stance: Mapping[Label, float], swapped: bool) -> Mapping[str, Label | Mapping[Label, float]]:
+    """The answer to the stance prompt, made of the stance in the answer to the judge prompt."""
+    other = {"FIRST": "SECOND", "SECOND": "FIRST"} if swapped else {}
+    yes = 1.0 - stance["NO"]
+    sides = {other.get(str(label), label): share / yes for label, share in stance.items() if label != "NO"}
+    return {"position": {"YES": yes, "NO": stance["NO"]}, "stance": sides}
+
+
+def is_swapped(request: Request, first: str) -> bool:
+    """Whether the objects are named in the other order than in the topic."""
+    user = request.messages[-1].content
+    return "First object" in user and first not in user.split("First object", 1)[1].splitlines()[0]
 
 
 def of_a_pair(document: str, one: Answer, other: Answer) -> Answer:
@@ -86,11 +128,12 @@ def of_a_pair(document: str, one: Answer, other: Answer) -> Answer:
 async def write(config: Config, cassette: Path, script: Script, out: Path) -> int:
     """Run a sample with a script and export the cache; returns how many entries it has."""
     observer = ConsoleObserver()
-    await pipeline.retrieve_stage(config, out, observer)
+    await retrieve_stage(config, out, observer)
     with Cache(config.cache.file) as cache:
         remember(FACTS, cache)
         model = LanguageModel(facts=FACTS, engine=ScriptedEngine(script), cache=cache)
-        await pipeline.judge_stage(config, out, observer, model)
+        await judge_stage(config, out, observer, model)
+        await rank_stage(config, out, observer, model)
         return cache.export_cassette(cassette)
 
 

@@ -22,13 +22,17 @@ from pydantic import (
 
 from touche_llm.corpus.chatnoir_cache import ChatNoirSettings
 from touche_llm.errors import UsageError
+from touche_llm.expansion import ExpansionSettings
 from touche_llm.files import whole_file
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.vllm_common import model_name
 from touche_llm.pairing import PairSettings
+from touche_llm.ranking.chain import JUDGE, RankingSettings, Step, parse_steps
 from touche_llm.retrieval.bm25 import Bm25Settings
 from touche_llm.retrieval.sentences import SentenceSettings
+from touche_llm.stance import StanceSettings
 from touche_llm.tasks import DEFAULT_TASK, get_task
+from touche_llm.tasks.base import Aim
 
 FILE_NAME = "config.yaml"
 _INDEX_ROOT = Path(".touche-llm/index")
@@ -56,6 +60,15 @@ def _texts(value: Any) -> Any:
     """YAML reads `2` as a number and lets one word stand for a list of one; topics and fields are words in a list."""
     values = value if isinstance(value, list | tuple) else [value]
     return tuple(str(each) if isinstance(each, int) and not isinstance(each, bool) else each for each in values)
+
+
+def _steps(value: Any) -> Any:
+    """A list of steps may be written in one word, as on the command line."""
+    return tuple(value.split(",")) if isinstance(value, str) else value
+
+
+def _known_steps(texts: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(str, parse_steps(texts)))
 
 
 def _not_empty(fields: tuple[QueryField, ...]) -> tuple[QueryField, ...]:
@@ -146,6 +159,10 @@ class PromptsConfig(_Section):
     judge: str = "judge"
     objects: str = "objects"
     sentence: str = "sentence"
+    stance: str = "stance"
+    best: str = "best"
+    order: str = "order"
+    queries: str = "queries"
 
 
 def _mode(value: Any) -> Any:
@@ -188,8 +205,15 @@ class Config(_Section):
     engine: EngineConfig = EngineConfig()
     sampling: SamplingConfig = SamplingConfig()
     prompts: PromptsConfig = PromptsConfig()
-    # Of each grade and of the first stage's score; the task's own where left out.
+    # What the weights, where they are left out, and the comparisons are for.
+    aim: Aim = "both"
+    # Of each grade and of the first stage's score; the task's own for the aim where left out.
     weights: dict[str, Annotated[float, Field(ge=0.0, allow_inf_nan=False)]]
+    rank: Annotated[tuple[str, ...], BeforeValidator(_steps), AfterValidator(_known_steps)] = (JUDGE,)
+    ranking: RankingSettings = RankingSettings()
+    # Only for tasks where a document may take no side.
+    stance: StanceSettings | None = None
+    expansion: ExpansionSettings = ExpansionSettings()
     # Only for tasks that rank pairs of sentences.
     sentences: SentenceSettings | None = None
     pairs: PairSettings | None = None
@@ -219,7 +243,21 @@ class Config(_Section):
             raise ValueError("retriever.name: chatnoir holds web documents: for a task over those, without a corpus")
         if (self.chatnoir is not None) is not (self.retriever.name == "chatnoir"):
             raise ValueError("chatnoir: settings of another retriever than the one chosen; see --retriever")
+        if self.stance is not None and task.stance_question is None:
+            raise ValueError(f"stance: every document of {self.task} takes a side")
+        if self.stance is not None:
+            for label in self.stance.thresholds:
+                if label not in task.no_stances:
+                    known = ", ".join(task.no_stances)
+                    raise ValueError(f"stance.thresholds.{label}: no such label; {self.task} has {known}")
+        if self.expansion.use and self.candidates is not None:
+            raise ValueError("expansion: the candidates come from a run, nothing is searched for")
         return self
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps of the ranking."""
+        return parse_steps(self.rank)
 
     @field_serializer("topics", "corpus", "index", "candidates")
     def _as_text(self, path: Path | None) -> str | None:
@@ -245,6 +283,8 @@ def load_config(file: Path | None, flags: Mapping[str, Any]) -> Config:
     values = _read(file) if file else {}
     if flags.get("corpus") is not None and values.get("index") == str(index_folder(Path(str(values.get("corpus"))))):
         del values["index"]  # it was the default of the other corpus
+    if flags.get("aim") not in (None, values.get("aim")):
+        values.pop("weights", None)  # they were those of the other aim
     engine = values.get("engine")
     for name in ("model", "base_url"):
         given = flags.get(f"engine.{name}")
@@ -275,7 +315,10 @@ def load_config(file: Path | None, flags: Mapping[str, Any]) -> Config:
     except UsageError as error:
         raise UsageError(f"{file or 'options'}: {error}") from error
     given = values.get("weights") or {}
-    values["weights"] = {**task.weights, **given} if isinstance(given, dict) else given
+    weights = next((each for aim, each in task.aims.items() if aim == values.get("aim")), task.weights)
+    values["weights"] = {**weights, **given} if isinstance(given, dict) else given
+    if task.stance_question is not None:
+        values["stance"] = values.get("stance") or {}
     if task.sentence_question is not None:
         for section in ("sentences", "pairs"):
             values[section] = values.get(section) or {}
@@ -286,7 +329,7 @@ def load_config(file: Path | None, flags: Mapping[str, Any]) -> Config:
         problems = []
         for each in error.errors():
             names = [str(part) for part in each["loc"]]
-            flagged = file is None or flags_given & {".".join(names[:1]), ".".join(names[:2])}
+            flagged = file is None or flags_given & {".".join(names[:end]) for end in range(1, len(names) + 1)}
             problems.append(f"{'options' if flagged else file}: {_problem(each['loc'], each['type'], each['msg'])}")
         raise UsageError("; ".join(problems)) from error
 

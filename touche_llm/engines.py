@@ -22,6 +22,8 @@ from touche_llm.llm.vllm_server import VllmServer
 
 # What a server that is started for the run writes, beside the answer cache.
 _LOG = "vllm.log"
+# Tokens; more than any document has.
+_ENDLESS = 2**30
 
 
 @asynccontextmanager
@@ -101,25 +103,53 @@ def remember(facts: EngineFacts, cache: Cache) -> None:
     cache.put(Entry(key=key, kind="engine", model=facts.model, value=facts.model_dump()), EngineFacts)
 
 
+def assumed_facts(config: Config, cache: Cache) -> EngineFacts:
+    """What is known of the engine without asking it: from the cache, or else from the configuration alone.
+
+    Of an engine that is not known `engine` is empty, and so is the name of a model that is not named; a context that is
+    not named is so long that nothing is cut.
+    """
+    asked = config.engine
+    fitting = _known_facts(config, cache)
+    if fitting:
+        return _one_of(fitting, cache)
+    model, context = asked.model_name or "", asked.context or _ENDLESS
+    return EngineFacts(model=model, revision=asked.revision, context=context, overhead=0, engine="")
+
+
 def _replayed_facts(config: Config, cache: Cache) -> EngineFacts:
+    asked = config.engine
+    fitting = _known_facts(config, cache)
+    if not fitting:
+        models = sorted({entry.model for entry in cache.find("engine")})
+        wanted = f"model {asked.model_name or 'any'}, revision {asked.revision!r}"
+        wanted += f", context {asked.context}" if asked.context is not None else ""
+        raise UsageError(f"{cache.path}: holds {', '.join(models) or 'no model'}; nothing to replay of {wanted}")
+    return _one_of(fitting, cache)
+
+
+def _known_facts(config: Config, cache: Cache) -> list[EngineFacts]:
+    """What the cache holds of the engine that the configuration asks for."""
     asked = config.engine
     known = [_facts(entry, cache) for entry in cache.find("engine")]
     models = sorted({facts.model for facts in known})
     if asked.model_name is None and len(models) > 1:
         raise UsageError(f"{cache.path}: holds answers of {', '.join(models)}; choose one with --model")
-    model = asked.model_name or next(iter(models), None)
-    fitting = [facts for facts in known if facts.model == model and facts.revision == asked.revision]
-    if asked.context is not None:
-        fitting = [facts for facts in fitting if facts.context == asked.context]
-    if not fitting:
-        wanted = f"model {model or 'any'}, revision {asked.revision!r}"
-        wanted += f", context {asked.context}" if asked.context is not None else ""
-        raise UsageError(f"{cache.path}: holds {', '.join(models) or 'no model'}; nothing to replay of {wanted}")
+    return [
+        facts
+        for facts in known
+        if facts.model == (asked.model_name or facts.model)
+        and facts.revision == asked.revision
+        and (asked.context is None or facts.context == asked.context)
+    ]
+
+
+def _one_of(fitting: list[EngineFacts], cache: Cache) -> EngineFacts:
     contexts = sorted({facts.context for facts in fitting})
     if len(contexts) > 1:
         raise UsageError(
-            f"{cache.path}: {model} was asked with contexts of {', '.join(map(str, contexts))} tokens, and documents "
-            "were cut to fit; choose one with --context"
+            f"{cache.path}: {fitting[0].model} was asked with contexts of {', '.join(map(str, contexts))} tokens, and "
+            "documents were cut to fit; choose one with --context"
         )
     # The smallest overhead needs no measurement that another did not need.
     return min(fitting, key=lambda facts: (facts.overhead, facts.engine))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from touche_llm.config import Config, index_folder
+from touche_llm.config import Config, QueryField, index_folder
 from touche_llm.corpus.chatnoir import retrieve_chatnoir
 from touche_llm.corpus.chatnoir_cache import ChatNoirDocuments
 from touche_llm.corpus.store import DocumentStore, Units, ensure_store
 from touche_llm.errors import DataError, UsageError
+from touche_llm.expansion import fused
 from touche_llm.judging import Documents
 from touche_llm.pairing import PairDocuments
-from touche_llm.records import Candidate, Topic
+from touche_llm.records import Candidate, Queries, Topic
 from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index, open_index
 from touche_llm.retrieval.okapi import OkapiIndex
 from touche_llm.retrieval.sentences import retrieve_sentences
@@ -116,36 +117,62 @@ def choose_topics(config: Config) -> list[Topic]:
 
 
 async def find_candidates(
-    config: Config, task: Task, topics: list[Topic], corpus: Corpus, notify: Notify, done: Callable[[], None]
+    config: Config,
+    task: Task,
+    topics: list[Topic],
+    queries: list[Queries],
+    corpus: Corpus,
+    notify: Notify,
+    done: Callable[[], None],
 ) -> list[list[Candidate]]:
     """The candidates of each topic: from the index, from a search engine, or from a run that another tool wrote.
+
+    Where there are other `queries` for a topic, it is searched for with each of them too, and the rankings are fused.
 
     Raises:
         DataError: none for any topic, or a run of other topics or documents.
     """
     if config.candidates is not None:
-        candidates = _from_run(config, topics, corpus, done)
-    elif config.chatnoir is not None:
-        candidates = await retrieve_chatnoir(
-            topics, config.chatnoir, config.retriever.query, config.depth, notify, done
-        )
-        if not any(candidates):
-            raise DataError(
-                f"{config.chatnoir.base_url}: no page for any topic in {config.chatnoir.index}; see --query"
-            )
-    else:
-        assert corpus.store is not None
-        candidates = []
-        for ranking in _retrieve(config, task, topics, corpus.store, notify):
-            candidates.append(ranking)
-            done()
-        if not any(candidates):
-            short = "; or no sentence can stand alone (sentences.least_words, most_chars)" if config.sentences else ""
-            raise DataError(
-                "the first stage found nothing for any topic: no word of a query is in the corpus, or each is in more "
-                "than half of its documents and says nothing (--retriever okapi and --bm25-method lucene score those "
-                f"too){short}"
-            )
+        return _from_run(config, topics, corpus, done)
+    candidates = await _search(config, task, topics, config.retriever.query, corpus, notify, done)
+    depth = config.sentences.pool if config.sentences else config.depth
+    other = {each.topic_id: each.queries for each in queries}
+    asked = [replace(topic, title=query) for topic in topics for query in other.get(topic.id, ())]
+    if asked:
+        found = iter(await _search(config, task, asked, ("title",), corpus, notify, lambda: None))
+        rankings = [
+            [own, *(next(found) for _ in other.get(topic.id, ()))]
+            for topic, own in zip(topics, candidates, strict=True)
+        ]
+        candidates = [fused(each, config.expansion, depth) if len(each) > 1 else each[0] for each in rankings]
+    if any(candidates):
+        return candidates
+    if config.chatnoir is not None:
+        raise DataError(f"{config.chatnoir.base_url}: no page for any topic in {config.chatnoir.index}; see --query")
+    short = "; or no sentence can stand alone (sentences.least_words, most_chars)" if config.sentences else ""
+    raise DataError(
+        "the first stage found nothing for any topic: no word of a query is in the corpus, or each is in more than "
+        f"half of its documents and says nothing (--retriever okapi and --bm25-method lucene score those too){short}"
+    )
+
+
+async def _search(
+    config: Config,
+    task: Task,
+    topics: list[Topic],
+    fields: tuple[QueryField, ...],
+    corpus: Corpus,
+    notify: Notify,
+    done: Callable[[], None],
+) -> list[list[Candidate]]:
+    """The candidates of each topic for the query made of these fields."""
+    if config.chatnoir is not None:
+        return await retrieve_chatnoir(topics, config.chatnoir, fields, config.depth, notify, done)
+    assert corpus.store is not None
+    candidates = []
+    for ranking in _retrieve(config, task, topics, fields, corpus.store, notify):
+        candidates.append(ranking)
+        done()
     return candidates
 
 
@@ -157,13 +184,11 @@ def check_topics(path: Path, found: Iterable[str], config: Config) -> None:
         raise DataError(f"{path}: {len(unknown)} of its topics are not in {config.topics}: {listed(unknown)}")
 
 
-def check_candidates(path: Path, candidates: Iterable[list[Candidate]], corpus: Corpus) -> None:
-    """Raise DataError where a first stage names documents that the corpus does not hold."""
-    unknown = corpus.candidates.unknown(each.document_id for ranking in candidates for each in ranking)
+def check_candidates(path: Path, candidates: Iterable[list[Candidate]], documents: Documents, corpus: str) -> None:
+    """Raise DataError where a run names documents that are not there; `corpus` is what the message calls them."""
+    unknown = documents.unknown(each.document_id for ranking in candidates for each in ranking)
     if unknown:
-        raise DataError(
-            f"{path}: {len(unknown)} of its documents are not in the corpus {corpus.name}: {listed(unknown)}"
-        )
+        raise DataError(f"{path}: {len(unknown)} of its documents are not in the corpus {corpus}: {listed(unknown)}")
 
 
 def listed(names: list[str]) -> str:
@@ -182,7 +207,7 @@ def _from_run(config: Config, topics: list[Topic], corpus: Corpus, done: Callabl
         raise DataError(
             f"{config.candidates}: none of the chosen topics is in it: {listed([each.id for each in topics])}"
         )
-    check_candidates(config.candidates, chosen, corpus)
+    check_candidates(config.candidates, chosen, corpus.candidates, corpus.name)
     for _ in topics:
         done()
     return chosen
@@ -193,7 +218,12 @@ def _indexed(store: DocumentStore, task: Task) -> list[Units]:
 
 
 def _retrieve(
-    config: Config, task: Task, topics: list[Topic], store: DocumentStore, notify: Notify
+    config: Config,
+    task: Task,
+    topics: list[Topic],
+    fields: tuple[QueryField, ...],
+    store: DocumentStore,
+    notify: Notify,
 ) -> Iterator[list[Candidate]]:
     retriever = config.retriever
 
@@ -206,5 +236,5 @@ def _retrieve(
 
     stages = [first_stage(units) for units in _indexed(store, task)]
     if config.sentences is None:
-        return stages[0].retrieve(topics, fields=retriever.query, depth=config.depth)
-    return retrieve_sentences(topics, stages[0], stages[1], store.parts, config.sentences, retriever.query)
+        return stages[0].retrieve(topics, fields=fields, depth=config.depth)
+    return retrieve_sentences(topics, stages[0], stages[1], store.parts, config.sentences, fields)

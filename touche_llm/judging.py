@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from touche_llm.excerpts import Excerpts
 from touche_llm.llm.answer import AnswerModel, labels_of, schema_of
 from touche_llm.llm.concurrency import in_order
 from touche_llm.llm.labels import expected_grade, most_probable, read_label
-from touche_llm.llm.language_model import Answered, LanguageModel
+from touche_llm.llm.language_model import Answered, LanguageModel, Unanswered
 from touche_llm.llm.request import Request, Sampling
 from touche_llm.prompts import Prompt, neutralise
-from touche_llm.records import Cut, Document, Failure, Judgment, Reading, Topic
-from touche_llm.tasks.base import Question, Task
+from touche_llm.records import Attempt, Cut, Document, Failure, Judgment, Reading, Topic
+from touche_llm.tasks.base import Question, Shown, Task
 
 Done = Callable[[], None]
 OBJECTS_VARIABLES = {"topic": True}
@@ -55,6 +56,12 @@ class Asking:
         )
 
 
+def harmless(shown: Shown) -> str | Excerpts:
+    """What a prompt shows of a document, with nothing in it that could act as chat control."""
+    # Excerpts are neutralised already.
+    return neutralise(shown.document) if isinstance(shown.document, str) else shown.document
+
+
 async def find_objects(
     topics: list[Topic], task: Task, prompt: Prompt, asking: Asking, done: Done
 ) -> tuple[list[Topic], list[Failure]]:
@@ -75,12 +82,43 @@ async def find_objects(
         result = await asking.model.ask(request, answer_model)
         done()
         if not isinstance(result, Answered):
-            return topic, _failure(topic, None, prompt, result.attempts) if result.attempts else None
+            return topic, failure(topic, None, prompt, result.attempts) if result.attempts else None
         found = result.value.model_dump()
         return replace(topic, objects=(found["first"], found["second"])), None
 
     results = await in_order(find, topics, asking.concurrency)
     return [topic for topic, _ in results], [failure for _, failure in results if failure]
+
+
+async def ask_question(
+    topic: Topic, document_id: str, documents: Documents, question: Question, prompt: Prompt, asking: Asking
+) -> tuple[Answered[AnswerModel] | Unanswered, Cut | None]:
+    """The answer to a question about one document, and what the model saw of it, or None where it saw all.
+
+    The prompt gets `topic`, the question's own variables and `document`.
+    """
+    schema = schema_of(question.answer)
+    shown = question.show(topic, documents.get(document_id))
+
+    def request(document: str) -> Request:
+        return asking.request(prompt, schema, topic, document_id, document=document, **shown.variables)
+
+    return await asking.model.ask_about(request, harmless(shown), question.answer)
+
+
+def read_labels(result: Answered[AnswerModel], question: Question) -> dict[str, Reading]:
+    """What each field of an answer says, without probabilities where one of the fields has none.
+
+    One reading is of one kind: expectations are not mixed with plain labels.
+    """
+    answered = result.value.model_dump()
+    readings = {
+        field: read_label(result.answer.text, result.answer.tokens, field, labels, answered[field])
+        for field, labels in labels_of(question.answer).items()
+    }
+    if all(reading.probabilities is not None for reading in readings.values()):
+        return readings
+    return {field: Reading(answered=label) for field, label in answered.items()}
 
 
 async def judge(
@@ -97,30 +135,22 @@ async def judge(
         work: topics and ids of documents.
         documents: hold them.
         question: what is asked, and what is shown.
-        prompt: gets `topic`, the question's own variables and `document`.
+        prompt: see `ask_question`.
         asking: how to ask.
         done: called after each document.
 
     Returns:
         judgments and failures, each in the order of `work`.
     """
-    schema = schema_of(question.answer)
 
     async def judge_one(item: tuple[Topic, str]) -> Judgment | Failure | None:
         topic, document_id = item
-        shown = question.show(topic, documents.get(document_id))
-        # Excerpts are neutralised already.
-        seen = neutralise(shown.document) if isinstance(shown.document, str) else shown.document
-
-        def request(document: str) -> Request:
-            return asking.request(prompt, schema, topic, document_id, document=document, **shown.variables)
-
-        result, cut = await asking.model.ask_about(request, seen, question.answer)
+        result, cut = await ask_question(topic, document_id, documents, question, prompt, asking)
         done()
         if isinstance(result, Answered):
             return _judgment(topic, document_id, prompt, result, question, cut)
         if result.attempts:
-            return _failure(topic, document_id, prompt, result.attempts)
+            return failure(topic, document_id, prompt, result.attempts)
         return None
 
     results = await in_order(judge_one, work, asking.concurrency)
@@ -136,15 +166,8 @@ def _judgment(
     question: Question,
     cut: Cut | None,
 ) -> Judgment:
-    answered = result.value.model_dump()
-    readings = {
-        field: read_label(result.answer.text, result.answer.tokens, field, labels, answered[field])
-        for field, labels in labels_of(question.answer).items()
-    }
+    readings = read_labels(result, question)
     complete = all(reading.probabilities is not None for reading in readings.values())
-    if not complete:
-        # One judgment is of one kind: expectations are not mixed with plain grades.
-        readings = {field: Reading(answered=label) for field, label in answered.items()}
     return Judgment(
         topic_id=topic.id,
         document_id=document_id,
@@ -159,7 +182,8 @@ def _judgment(
     )
 
 
-def _failure(topic: Topic, document_id: str | None, prompt: Prompt, attempts: list[Any]) -> Failure:
+def failure(topic: Topic, document_id: str | None, prompt: Prompt, attempts: list[Attempt]) -> Failure:
+    """The failure of a request about a topic, or about documents for it."""
     return Failure(
         topic_id=topic.id, document_id=document_id, kind=attempts[-1].kind, prompt=prompt.label, attempts=attempts
     )

@@ -132,6 +132,50 @@ class Judgment(_FileRecord):
     sample: int = 0
 
 
+class Comparison(_FileRecord):
+    """What the model says of several documents of a topic, for a step of the ranking.
+
+    `documents` are in the order shown, labelled A, B, …; `best` reads which of them is the best, or `order` is the
+    order answered, best first. `cut` holds the documents of which the model saw a part.
+    """
+
+    topic_id: str
+    step: str
+    documents: list[str]
+    best: Reading | None = None
+    order: list[str] | None = None
+    cut: dict[str, Cut] = {}
+    prompt: str
+    key: str
+    sample: int = 0
+
+
+class Queries(_FileRecord):
+    """The queries that the model found for a topic beside its own; `key` is the answer's key in the cache."""
+
+    topic_id: str
+    queries: tuple[str, ...]
+    prompt: str
+    key: str
+
+
+class StanceReading(_FileRecord):
+    """What the stance prompt says of one document for one topic.
+
+    `probabilities` are those of the task's labels, the mean over the `orders` asked (1, or 2 where the objects were
+    named in both orders too); 0 and 1 where `source` is "value", since the engine sent none. `prompt` is what was asked
+    with, `keys` are those of the answers in the cache.
+    """
+
+    topic_id: str
+    document_id: str
+    probabilities: dict[str, Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]]
+    source: Literal["probabilities", "value"] = "probabilities"
+    orders: int = Field(ge=1)
+    prompt: str
+    keys: list[str]
+
+
 class Attempt(_FileRecord):
     """One answer that could not be used: `kind` names why, `text` is what came back (shortened)."""
 
@@ -142,7 +186,11 @@ class Attempt(_FileRecord):
 
 
 class Failure(_FileRecord):
-    """A request that gave no usable answer; `document_id` is None for a request about the topic alone."""
+    """A request that gave no usable answer.
+
+    `document_id` is None for a request about the topic alone; of several documents, it holds their ids, parted by
+    spaces.
+    """
 
     topic_id: str
     document_id: str | None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,7 +24,8 @@ MAX_LINE = 10_000
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
 _LARGEST_SCORE = 1e30
-_NO_STANCE_COLUMN = "Q0"
+# What stands in the stance column of a run without stances.
+NO_STANCE_COLUMN = "Q0"
 
 
 def strictly_decreasing(scores: list[float]) -> list[float]:
@@ -67,13 +70,31 @@ def write_candidates(path: Path, candidates: Iterable[list[Candidate]], tag: str
 def _candidate_lines(candidates: list[Candidate], tag: str) -> list[RunLine]:
     scores = strictly_decreasing([candidate.score for candidate in candidates])
     return [
-        RunLine(each.topic_id, _NO_STANCE_COLUMN, each.document_id, each.rank, score, tag)
+        RunLine(each.topic_id, NO_STANCE_COLUMN, each.document_id, each.rank, score, tag)
         for each, score in zip(candidates, scores, strict=True)
     ]
 
 
-# Line number, topic id, document id, rank, score.
-_Row = tuple[int, str, str, int | None, float | None]
+class _Row(NamedTuple):
+    line: int
+    topic: str
+    stance: str
+    document: str
+    rank: int | None
+    score: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRun:
+    """A run as it was read.
+
+    Attributes:
+        rankings: by topic, in the order of the file.
+        stances: what stands in the stance column, by topic and document, where it is not `Q0`.
+    """
+
+    rankings: dict[str, list[Candidate]]
+    stances: dict[tuple[str, str], str]
 
 
 def read_candidates(path: Path, depth: int) -> dict[str, list[Candidate]]:
@@ -89,20 +110,41 @@ def read_candidates(path: Path, depth: int) -> dict[str, list[Candidate]]:
             rank column and the scores name two orders then), or a topic of which only some lines have rank and score.
             Names file and line.
     """
+    return {topic: candidates[:depth] for topic, candidates in read_run(path).rankings.items()}
+
+
+def read_run(path: Path, labels: Collection[str] | None = None) -> ReadRun:
+    """A run that any tool wrote, whole, with its stances; read as `read_candidates` reads it.
+
+    Args:
+        path: the file; a `rerank.jsonl` has no stances.
+        labels: the stances that may stand in the second column, beside `Q0`; None: any word may.
+
+    Raises:
+        DataError: as `read_candidates`, and for a stance that is none of the labels.
+    """
     rows = _rerank_rows(path) if path.name.endswith((".jsonl", ".jsonl.gz")) else _run_rows(path)
     topics: dict[str, list[_Row]] = {}
     seen: dict[tuple[str, str], int] = {}
+    stances: dict[tuple[str, str], str] = {}
     for row in rows:
-        number, topic, document = row[:3]
-        if (topic, document) in seen:
+        key = row.topic, row.document
+        where = f"{path}:{row.line}: topic {row.topic}, document {row.document}"
+        if key in seen:
+            raise DataError(f"{where}: already in line {seen[key]}")
+        seen[key] = row.line
+        topics.setdefault(row.topic, []).append(row)
+        if row.stance == NO_STANCE_COLUMN:
+            continue
+        if labels is not None and row.stance not in labels:
             raise DataError(
-                f"{path}:{number}: topic {topic}, document {document}: already in line {seen[topic, document]}"
+                f"{where}: stance {row.stance!r:.40} is none of {', '.join(labels)}; correct it, or write "
+                f"{NO_STANCE_COLUMN} where there is none"
             )
-        seen[topic, document] = number
-        topics.setdefault(topic, []).append(row)
+        stances[key] = row.stance
     if not topics:
         raise DataError(f"{path}: an empty run")
-    return {topic: _ordered(path, topic, rows)[:depth] for topic, rows in topics.items()}
+    return ReadRun({topic: _ordered(path, topic, rows) for topic, rows in topics.items()}, stances)
 
 
 def _run_rows(path: Path) -> Iterator[_Row]:
@@ -116,7 +158,7 @@ def _run_rows(path: Path) -> Iterator[_Row]:
                 except UnicodeDecodeError as error:
                     raise DataError(f"{path}:{number}: not UTF-8: {error.reason}") from error
                 if text.strip():
-                    yield number, *_columns(path, number, text)
+                    yield _columns(path, number, text)
     except (EOFError, zlib.error) as error:
         raise DataError(f"{path}: damaged gzip file: {error}; fetch it again") from error
     except OSError as error:
@@ -139,7 +181,7 @@ def _rerank_rows(path: Path) -> Iterator[_Row]:
             raise BadLine(path, line, f"topic {topic}, document {document}: score {score!r:.40} is not a finite number")
         if (rank is None) != (score is None):
             raise BadLine(path, line, f"topic {topic}, document {document}: has only one of `rank` and `score`")
-        yield line, topic, document, rank, None if score is None else float(score)
+        yield _Row(line, topic, NO_STANCE_COLUMN, document, rank, None if score is None else float(score))
 
 
 def parse_rank(text: str) -> int | None:
@@ -153,7 +195,7 @@ def parse_score(text: str) -> float | None:
     return score if score is not None and abs(score) <= _LARGEST_SCORE else None
 
 
-def _columns(path: Path, number: int, text: str) -> tuple[str, str, int, float]:
+def _columns(path: Path, number: int, text: str) -> _Row:
     columns = text.split()
     if len(columns) < 6:
         raise DataError(f"{path}:{number}: {len(columns)} columns, a run has six: qid Q0 doc rank score tag")
@@ -162,19 +204,17 @@ def _columns(path: Path, number: int, text: str) -> tuple[str, str, int, float]:
         raise DataError(f"{path}:{number}: rank {columns[3]!r:.40} is not an integer")
     if score is None:
         raise DataError(f"{path}:{number}: score {columns[4]!r:.40} is not a finite number")
-    return columns[0], columns[2], rank, score
+    return _Row(number, columns[0], columns[1], columns[2], rank, score)
 
 
 def _ordered(path: Path, topic: str, rows: list[_Row]) -> list[Candidate]:
     ranked = [
-        (rank, score, document, number)
-        for number, _, document, rank, score in rows
-        if rank is not None and score is not None
+        (row.rank, row.score, row.document, row.line) for row in rows if row.rank is not None and row.score is not None
     ]
     if not ranked:
-        ranked = [(n, float(len(rows) - n), document, number) for n, (number, _, document, _, _) in enumerate(rows)]
+        ranked = [(n, float(len(rows) - n), row.document, row.line) for n, row in enumerate(rows)]
     elif len(ranked) < len(rows):
-        number = next(row[0] for row in rows if row[3] is None)
+        number = next(row.line for row in rows if row.rank is None)
         raise DataError(f"{path}:{number}: topic {topic}: no rank and score, but other lines of the topic have them")
     ranked.sort(key=lambda row: (row[0], -row[1], row[2]))
     for before, after in zip(ranked, ranked[1:], strict=False):

@@ -80,7 +80,11 @@ def test_the_written_configuration_makes_the_same_run_again_and_flags_override_i
         (["run", *DATA, "--out", "o", "--cache-mode", "maybe"], 2, "maybe"),
         (["run", *DATA, "--out", "o", "--topic", "99", *REPLAY], 2, "no topic 99"),
         (["run", *DATA, "--out", "o", "--base-url", "http://127.0.0.1:1"], 1, "is the vLLM server running there?"),
-        (["run", *DATA, "--out", "o", "--prompt", "jugde", *REPLAY], 1, "comparative has judge, objects"),
+        (
+            ["run", *DATA, "--out", "o", "--prompt", "jugde", *REPLAY],
+            1,
+            "comparative has best, judge, objects, order, queries, stance",
+        ),
         (["run", *DATA, "--out", "o", "--cache", "no.sqlite", "--cache-mode", "replay"], 2, "no such cache"),
         (["run", *DATA, "--out", "o", *REPLAY, "--model", "other"], 2, "nothing to replay of model other"),
         (["run", *DATA, "--out", "o", *REPLAY, "--max-tokens", "9"], 1, "a setting changed"),

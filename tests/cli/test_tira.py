@@ -83,9 +83,13 @@ def test_the_formats_of_tira_are_read(touche: Touche, prepared: Prepare, tmp_pat
         path.unlink()
     lines = (SAMPLES / "controversial" / "documents.jsonl").read_text().splitlines()
     texts = {each["docno"]: each["text"] for each in map(json.loads, lines)}
-    # The answers that there are, one document after the other, so that some documents occur for several topics.
+    # The judgments that there are, one document after the other, so that some documents occur for several topics.
     cassette = (SAMPLES / "controversial" / "cassette.jsonl").read_text().splitlines()
-    answered = [(each["topic"], each["document"]) for each in map(json.loads, cassette) if each["kind"] == "answer"]
+    answered = [
+        (each["topic"], each["document"])
+        for each in map(json.loads, cassette)
+        if each.get("prompt") == "controversial/judge"
+    ]
     queries = []
     for topic in topics:
         fields = {"title": topic.title, "description": topic.description, "narrative": topic.narrative}
@@ -95,7 +99,10 @@ def test_the_formats_of_tira_are_read(touche: Touche, prepared: Prepare, tmp_pat
         for rank, (topic_id, name) in enumerate(answered, start=1):
             line = {"qid": topic_id, "docno": name, "text": texts[name], "rank": rank, "score": -float(rank)}
             stream.write(json.dumps(line) + "\n")
-    done = tira(touche, "controversial", "-i", str(given), "-o", "out")
+    # In another order of the candidates, others would be compared than the cassette has answers for.
+    (tmp_path / "config.yaml").write_text("rank: judge\nstance: {depth: 100}\n")
+    flags = ("--cache-mode", "replay", "--config", "config.yaml")
+    done = touche("tira", "-i", str(given), "-o", "out", *flags)
     assert done.returncode == 0, done.stderr
     assert validate_run(tmp_path / "out" / "run.txt", get_task("controversial")) == []
     assert len(set(answered)) == len(run_lines(tmp_path / "out" / "run.txt")) > len(texts)

@@ -27,6 +27,7 @@ class Answered:
     text: str
     finish_reason: str = "stop"
     logprob: float = -0.5
+    cached_tokens: int | None = None
 
 
 def first_labels(params: Any) -> Answered:
@@ -140,4 +141,9 @@ class FakeVllm:
             token_ids=[ord(c) for c in said.text],
             logprobs=logprobs,
         )
-        return SimpleNamespace(request_id=number, prompt_token_ids=[0] * length, outputs=[answer])
+        return SimpleNamespace(
+            request_id=number,
+            prompt_token_ids=[0] * length,
+            outputs=[answer],
+            num_cached_tokens=said.cached_tokens,
+        )

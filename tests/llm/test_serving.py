@@ -79,7 +79,12 @@ async def test_the_server_gets_its_options_and_leaves_nothing_behind(place: Path
     flags = found["flags"]
     assert isinstance(flags, dict)
     assert found["command"] == ["serve", str(tmp_path / "tiny")]
-    assert found["switches"] == ["--disable-uvicorn-access-log", "--enforce-eager", "--no-enable-prefix-caching"]
+    assert found["switches"] == [
+        "--disable-uvicorn-access-log",
+        "--enable-prompt-tokens-details",
+        "--enforce-eager",
+        "--no-enable-prefix-caching",
+    ]
     assert orjson.loads(flags.pop("structured-outputs-config")) == {
         "backend": "xgrammar",
         "disable_any_whitespace": True,

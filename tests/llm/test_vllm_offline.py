@@ -7,6 +7,7 @@ import math
 import signal
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,15 @@ async def test_tokens_have_the_alternatives_that_a_server_would_send(monkeypatch
     assert completion.completion_tokens == len(completion.tokens)
     assert completion.prompt_tokens == length_of("Judge.", "A question.")
     assert completion.fingerprint is None
+
+
+@pytest.mark.parametrize("told", [None, 0, 16])
+async def test_what_the_prefix_cache_saved_is_what_vllm_tells(
+    told: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeVllm(say=lambda params: replace(first_labels(params), cached_tokens=told)).install(monkeypatch)
+    async with engine() as offline:
+        assert (await offline.complete(question())).cached_tokens == told
 
 
 def length_of(system: str, user: str) -> int:

@@ -139,6 +139,50 @@ async def test_a_reply_with_impossible_numbers_is_tried_three_times_and_typed(
     assert len(server.asked) == 3
 
 
+def cached(tokens: Any) -> dict[str, Any]:
+    return {"prompt_tokens_details": {"cached_tokens": tokens}}
+
+
+@pytest.mark.parametrize(
+    ("usage", "counted"),
+    [
+        ({}, (0, 0)),
+        ({"prompt_tokens_details": None}, (0, 0)),
+        ({"prompt_tokens_details": {}}, (0, 0)),
+        (cached(None), (0, 0)),
+        (cached(0), (0, 1)),
+        (cached(10), (10, 1)),
+    ],
+)
+async def test_what_the_prefix_cache_saved_is_counted_where_the_server_tells_and_is_no_part_of_the_answer(
+    usage: dict[str, Any], counted: tuple[int, int], tmp_path: Path
+) -> None:
+    result, model = await ask(FakeServer(rest=says(GOOD, usage=usage)), tmp_path)
+    assert isinstance(result, Answered)
+    assert (model.counts.prefix_cached_tokens, model.counts.prefix_told) == counted
+    assert model.counts.prompt_tokens == 10
+    silent, _ = await ask(FakeServer(rest=says(GOOD)), tmp_path / "silent")
+    assert result == silent
+
+
+async def test_the_prefix_cache_saves_also_on_answers_that_cannot_be_used(tmp_path: Path) -> None:
+    server = FakeServer([says("", usage=cached(4)), says(GOOD, usage=cached(8))])
+    _, model = await ask(server, tmp_path)
+    assert (model.counts.prefix_cached_tokens, model.counts.prefix_told, model.counts.prompt_tokens) == (12, 2, 20)
+    _, again = await ask(server, tmp_path)
+    assert (again.counts.cache_hits, again.counts.prefix_cached_tokens, again.counts.prefix_told) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("usage", [*map(cached, [-1, 11, 2**63, "7", 7.0, True, [7]]), {"prompt_tokens_details": 7}])
+async def test_an_impossible_number_of_cached_tokens_is_a_broken_reply(usage: dict[str, Any], tmp_path: Path) -> None:
+    server = FakeServer(rest=says(GOOD, usage=usage))
+    result, model = await ask(server, tmp_path)
+    assert isinstance(result, Unanswered)
+    assert [attempt.kind for attempt in result.attempts] == ["server_error"]
+    assert "another form" in result.attempts[0].reason
+    assert (len(server.asked), model.counts.prefix_told) == (3, 0)
+
+
 async def test_a_rejected_request_is_not_sent_again(tmp_path: Path) -> None:
     server = FakeServer(rest=status(400))
     result, model = await ask(server, tmp_path)

@@ -99,16 +99,14 @@ class _Stage:
     def facts(self, wide: bool) -> str:
         """What is known beside the number of steps, the most important first."""
         parts = []
-        if (counts := self.counts) is not None:
-            before = self._before
-            parts.append(f"{counts.failures - before.failures:,} failed")
-            parts.append(f"{counts.cache_hits - before.cache_hits:,} cached")
-            if retries := counts.retries - before.retries:
-                parts.append(f"{retries:,} retries" + (f" (last: {counts.problem:.60})" if wide else ""))
+        spent = None if self.counts is None else self.counts.since(self._before)
+        if spent is not None:
+            parts += [f"{spent.failures:,} failed", f"{spent.cache_hits:,} cached"]
+            if spent.retries:
+                parts.append(f"{spent.retries:,} retries" + (f" (last: {spent.problem:.60})" if wide else ""))
         parts.append(f"{self.rate():,.1f}/s")
-        if counts is not None and wide:
-            prompt, completion = counts.prompt_tokens, counts.completion_tokens
-            parts.append(f"{prompt - before.prompt_tokens:,}+{completion - before.completion_tokens:,} tokens")
+        if spent is not None and wide:
+            parts.append(f"{spent.prompt_tokens:,}+{spent.completion_tokens:,} tokens")
         return ", ".join(parts)
 
     def line(self) -> str:

@@ -15,7 +15,7 @@ import typer
 import yaml
 from rich.table import Column, Table
 
-from touche_llm import pipeline
+from touche_llm import pipeline, run_files
 from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.config import Config, load_config
@@ -52,7 +52,7 @@ def demo(
     name = names[0]
     config = sample_config(name, out / name, {})
     topics, corpus = _short(config.topics), _short(config.corpus or config.topics)
-    print(f"    {command} validate {out / name / pipeline.RUN} --task {name} --topics {topics}")
+    print(f"    {command} validate {out / name / run_files.RUN} --task {name} --topics {topics}")
     print("For answers of a model, serve one with vLLM and run")
     print(f"    {command} run --task {name} --topics {topics} --corpus {corpus} \\")
     print("        --base-url http://127.0.0.1:8000 --out runs/first")
@@ -81,11 +81,11 @@ def _show(config: Config, out: Path) -> None:
     task = get_task(config.task)
     judgments = {
         (each.topic_id, each.document_id): each
-        for each in read_records(out / pipeline.JUDGMENTS, Judgment, "judgments")
+        for each in read_records(out / run_files.JUDGMENTS, Judgment, "judgments")
     }
     metadata = yaml.safe_load((out / METADATA).read_bytes())
     found = metadata["stages"]["judge"].get("objects found by the model", {})
-    ranking = read_candidates(out / pipeline.RUN, _SHOWN_RANKS)
+    ranking = read_candidates(out / run_files.RUN, _SHOWN_RANKS)
     with open_corpus(config, task, ConsoleObserver().notify) as corpus:
         for titled in read_topics(config.topics):
             topic = replace(titled, objects=titled.objects or found.get(titled.id))

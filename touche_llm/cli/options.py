@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
+import yaml
 from pydantic import BaseModel, ValidationError
 from rich.console import Console
 from rich.table import Table
@@ -15,6 +16,8 @@ from rich.text import Text
 from touche_llm.config import FILE_NAME, Config, load_config
 from touche_llm.errors import DataError, UsageError, printable
 from touche_llm.llm.cache import CacheMode
+from touche_llm.ranking.chain import METHODS
+from touche_llm.stance import read_settings
 from touche_llm.tasks import DEFAULT_TASK, TASKS
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -43,6 +46,9 @@ _PLACES = {
     "sentence_prompt": "prompts.sentence",
     "judge_pairs": "pairs.judged",
     "both_orders": "pairs.both_orders",
+    "steps": "rank",
+    "stance_depth": "stance.depth",
+    "expand": "expansion.use",
     "weight_relevance": "weights.relevance",
     "weight_quality": "weights.quality",
     "weight_coherence": "weights.coherence",
@@ -50,7 +56,7 @@ _PLACES = {
     "cache": "cache.file",
     "cache_mode": "cache.mode",
 }
-_NOT_CONFIGURATION = ("out", "config")
+_NOT_CONFIGURATION = ("out", "config", "thresholds", "values", "dry_run")
 
 TaskOption = Annotated[
     str | None, typer.Option("--task", help=f"The shared task: {', '.join(TASKS)} (default: {DEFAULT_TASK}).")
@@ -143,6 +149,38 @@ BothOrdersOption = Annotated[
     int | None,
     typer.Option("--both-orders", help="Of those the best, asked in the other order of sentences too (default: 20)."),
 ]
+StepsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--rank",
+        help=f"Steps of the ranking, each of the best N so far, as judge,pairwise:10 (default: judge): "
+        f"{', '.join(METHODS)}, fusion, balance.",
+    ),
+]
+AimOption = Annotated[
+    str | None,
+    typer.Option("--aim", help="Rank for relevance, quality or both (default): weights, and what comparisons ask."),
+]
+StanceDepthOption = Annotated[
+    int | None,
+    typer.Option("--stance-depth", help="Best documents asked for their stance by a prompt of its own (default: 20)."),
+]
+ThresholdsOption = Annotated[
+    Path | None, typer.Option("--thresholds", help="Thresholds of the stance, as `touche-llm calibrate` writes them.")
+]
+ExpandOption = Annotated[
+    bool | None,
+    typer.Option("--expand/--no-expand", help="Search with three other queries of the model too (default: no)."),
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Only say how many requests and about how many tokens would be sent.")
+]
+ValuesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="Any value of the configuration, as ranking.listwise.window=10; repeatable."
+    ),
+]
 RelevanceOption = Annotated[float | None, typer.Option("--weight-relevance", help="Weight of relevance (default: 1).")]
 QualityOption = Annotated[float | None, typer.Option("--weight-quality", help="Weight of quality (default: 0.5).")]
 CoherenceOption = Annotated[
@@ -178,7 +216,25 @@ def configure(context: typer.Context) -> Config:
         for name, value in parameters.items()
         if name not in _NOT_CONFIGURATION
     }
-    return load_config(file, flags)
+    thresholds: Path | None = parameters.get("thresholds")
+    if thresholds is not None:
+        settings = read_settings(thresholds)
+        flags |= {f"stance.{name}": getattr(settings, name) for name in ("thresholds", "calibrated_on")}
+    return load_config(file, flags | _values(parameters.get("values") or []))
+
+
+def _values(given: list[str]) -> dict[str, Any]:
+    """The values that `--set` names, read as in a configuration."""
+    values = {}
+    for each in given:
+        name, separator, text = each.partition("=")
+        if not separator or not all(part.isidentifier() for part in name.split(".")):
+            raise UsageError(f"--set {each}: must be NAME=VALUE, as ranking.listwise.window=10")
+        try:
+            values[name] = yaml.safe_load(text)
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            raise UsageError(f"--set {each}: the value is not YAML: {' '.join(str(error).split())}") from error
+    return values
 
 
 def checked(model: type[ModelT], values: dict[str, object]) -> ModelT:

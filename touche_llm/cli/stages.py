@@ -7,23 +7,28 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import typer
+from rich.table import Column, Table
 
-from touche_llm import pipeline
+from touche_llm import pipeline, run_files
 from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.config import Config
+from touche_llm.dry_run import StageName, dry_cost
 from touche_llm.errors import printable
 from touche_llm.first_stage import build_index
 from touche_llm.llm.cache import kept
-from touche_llm.pipeline import Outcome, by_kind
+from touche_llm.records import Failure
 from touche_llm.retrieval.bm25 import Bm25Settings
+from touche_llm.stages.common import by_kind, first_stage_file
 from touche_llm.tasks import DEFAULT_TASK, get_task
 
 FAILURES_EXIT = 3
+ResultT = TypeVar("ResultT")
 
 
 def index(
@@ -64,13 +69,24 @@ def retrieve(
     k1: o.K1Option = None,
     b: o.BOption = None,
     query: o.QueryOption = None,
+    expand: o.ExpandOption = None,
+    engine: o.EngineOption = None,
+    base_url: o.BaseUrlOption = None,
+    model: o.ModelOption = None,
+    cache: o.CacheOption = None,
+    cache_mode: o.CacheModeOption = None,
     skip_bad_lines: o.SkipOption = None,
     tag: o.TagOption = None,
+    values: o.ValuesOption = None,
 ) -> None:
-    """First stage: write candidates.run.txt, the best documents of each topic; sentences.run.txt for pairs of them."""
+    """First stage: write candidates.run.txt, the best documents of each topic; sentences.run.txt for pairs of them.
+
+    Only `--expand` asks the model.
+    """
     settings = o.configure(context)
-    asyncio.run(pipeline.retrieve_stage(settings, out, ConsoleObserver()))
-    print(f"candidates: {out / pipeline.first_stage_file(get_task(settings.task))}")
+    failures = asked(settings, pipeline.retrieve_alone(settings, out, ConsoleObserver()))
+    print(f"candidates: {out / first_stage_file(get_task(settings.task))}")
+    end(out, failures)
 
 
 def judge(
@@ -90,6 +106,7 @@ def judge(
     prompt: o.PromptOption = None,
     objects_prompt: o.ObjectsPromptOption = None,
     sentence_prompt: o.SentencePromptOption = None,
+    stance_depth: o.StanceDepthOption = None,
     judge_pairs: o.JudgePairsOption = None,
     both_orders: o.BothOrdersOption = None,
     cache: o.CacheOption = None,
@@ -101,30 +118,60 @@ def judge(
     seed: o.SeedOption = None,
     max_tokens: o.MaxTokensOption = None,
     logprobs: o.LogprobsOption = None,
+    dry_run: o.DryRunOption = False,
+    values: o.ValuesOption = None,
 ) -> None:
     """Second stage: the model judges the candidates of the run's folder. Exit code 3 when some could not be judged."""
     settings = o.configure(context)
+    if dry_run:
+        show_cost(settings, out, ("judge",))
+        return
     outcome = asked(settings, pipeline.judge_alone(settings, out, ConsoleObserver()))
-    print(f"judgments: {out / pipeline.JUDGMENTS}")
-    end(out, outcome)
+    print(f"judgments: {out / run_files.JUDGMENTS}")
+    end(out, outcome.failures)
 
 
 def rank(
     context: typer.Context,
     out: o.OutOption,
     topics: o.TopicsOption = None,
+    corpus: o.CorpusOption = None,
     task: o.TaskOption = None,
     config: o.ConfigOption = None,
+    index: o.IndexOption = None,
+    steps: o.StepsOption = None,
+    aim: o.AimOption = None,
     weight_relevance: o.RelevanceOption = None,
     weight_quality: o.QualityOption = None,
     weight_coherence: o.CoherenceOption = None,
     weight_first_stage: o.FirstStageOption = None,
+    thresholds: o.ThresholdsOption = None,
+    engine: o.EngineOption = None,
+    base_url: o.BaseUrlOption = None,
+    model: o.ModelOption = None,
+    revision: o.RevisionOption = None,
+    context_tokens: o.ContextOption = None,
+    cache: o.CacheOption = None,
+    cache_mode: o.CacheModeOption = None,
+    concurrency: o.ConcurrencyOption = None,
+    request_timeout: o.TimeoutOption = None,
+    retry_for: o.RetryOption = None,
     tag: o.TagOption = None,
+    dry_run: o.DryRunOption = False,
+    values: o.ValuesOption = None,
 ) -> None:
-    """Last stage: write run.txt from candidates and judgments, without a server. Exit code 3 when some are missing."""
-    lines, imputed = pipeline.rank_stage(o.configure(context), out, ConsoleObserver())
-    print(f"run: {out / pipeline.RUN} ({lines:,} lines)")
-    if imputed:
+    """Last stage: write run.txt from candidates and judgments. Exit code 3 when some are missing.
+
+    Without a server, unless a step of `--rank` compares documents.
+    """
+    settings = o.configure(context)
+    if dry_run:
+        show_cost(settings, out, ("rank",))
+        return
+    ranking = asked(settings, pipeline.rank_alone(settings, out, ConsoleObserver()))
+    print(f"run: {out / run_files.RUN} ({ranking.lines:,} lines)")
+    end(out, ranking.failures)
+    if ranking.imputed:
         raise typer.Exit(FAILURES_EXIT)
 
 
@@ -153,16 +200,21 @@ def run(
     k1: o.K1Option = None,
     b: o.BOption = None,
     query: o.QueryOption = None,
+    expand: o.ExpandOption = None,
     skip_bad_lines: o.SkipOption = None,
     prompt: o.PromptOption = None,
     objects_prompt: o.ObjectsPromptOption = None,
     sentence_prompt: o.SentencePromptOption = None,
+    stance_depth: o.StanceDepthOption = None,
     judge_pairs: o.JudgePairsOption = None,
     both_orders: o.BothOrdersOption = None,
+    steps: o.StepsOption = None,
+    aim: o.AimOption = None,
     weight_relevance: o.RelevanceOption = None,
     weight_quality: o.QualityOption = None,
     weight_coherence: o.CoherenceOption = None,
     weight_first_stage: o.FirstStageOption = None,
+    thresholds: o.ThresholdsOption = None,
     concurrency: o.ConcurrencyOption = None,
     request_timeout: o.TimeoutOption = None,
     retry_for: o.RetryOption = None,
@@ -170,19 +222,54 @@ def run(
     seed: o.SeedOption = None,
     max_tokens: o.MaxTokensOption = None,
     logprobs: o.LogprobsOption = None,
+    dry_run: o.DryRunOption = False,
+    values: o.ValuesOption = None,
 ) -> None:
     """The whole way: retrieve, judge, rank. A run that was stopped goes on where it stopped when called again.
 
     Exit codes: 0 all judged; 1 the data, the prompt or the engine is not as it should be; 2 wrong usage; 3 the run is
-    written, but some documents could not be judged (they are in failures.jsonl); 130 interrupted.
+    written, but some questions had no usable answer (they are in failures.jsonl); 130 interrupted.
     """
     settings = o.configure(context)
+    if dry_run:
+        show_cost(settings, None, ("retrieve", "judge", "rank"))
+        return
     outcome = asked(settings, pipeline.run_all(settings, out, ConsoleObserver()))
-    print(f"run: {out / pipeline.RUN} ({outcome.judgments:,} judgments)")
-    end(out, outcome)
+    print(f"run: {out / run_files.RUN} ({outcome.judgments:,} judgments)")
+    end(out, outcome.failures)
 
 
-def asked(config: Config, work: Coroutine[Any, Any, Outcome]) -> Outcome:
+def show_cost(config: Config, folder: Path | None, stages: tuple[StageName, ...]) -> None:
+    """Print what stages would send: for each prompt the requests and about how many prompt tokens."""
+    result = asked(config, dry_cost(config, folder, stages, ConsoleObserver()))
+    number = partial(Column, justify="right", no_wrap=True)
+    table = Table("stage", "prompt", *map(number, ("requests", "prompt tokens, about", "shared with the one before")))
+    for cost in result.costs:
+        spans = (
+            (cost.least.requests, cost.most.requests),
+            (cost.least.prompt_tokens, cost.most.prompt_tokens),
+            (cost.least.shared_tokens, cost.most.shared_tokens),
+        )
+        table.add_row(cost.stage, o.plain(cost.prompt), *(_span(least, most) for least, most in spans))
+    least, most = (sum(getattr(cost, end).requests for cost in result.costs) for end in ("least", "most"))
+    o.show(table)
+    print(f"{_span(least, most)} requests; nothing was sent. A token is taken for four characters.")
+    print("What prompts share with the one before, a prefix cache need not compute again.")
+    if known := sum(result.known.values()):
+        print(f"{known:,} more answers are in {config.cache.file} already, or needed twice.")
+    if least != most:
+        print(
+            "How often documents are compared depends on the answers: the least is for answers that confirm the order."
+        )
+    if result.context is None:
+        print("Documents are counted whole, since the engine's context is not known: name it with --context.")
+
+
+def _span(least: int, most: int) -> str:
+    return f"{least:,}" if least == most else f"{min(least, most):,} to {max(least, most):,}"
+
+
+def asked(config: Config, work: Coroutine[Any, Any, ResultT]) -> ResultT:
     """Run what asks the model; Ctrl-C and SIGTERM end it with exit code 130 and say where the answers are."""
 
     def stop(*_: object) -> None:
@@ -202,7 +289,7 @@ def asked(config: Config, work: Coroutine[Any, Any, Outcome]) -> Outcome:
             signal.signal(number, handler)
 
 
-async def _quietly(work: Coroutine[Any, Any, Outcome]) -> Outcome:
+async def _quietly(work: Coroutine[Any, Any, ResultT]) -> ResultT:
     """The same work; of the tasks that Ctrl-C stops, none tells on its own that it was stopped."""
 
     def tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -213,11 +300,12 @@ async def _quietly(work: Coroutine[Any, Any, Outcome]) -> Outcome:
     return await work
 
 
-def end(out: Path, outcome: Outcome) -> None:
+def end(out: Path, failures: list[Failure]) -> None:
     """Say what failed, and exit with code 3 where something did."""
-    if outcome.failures:
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in by_kind(outcome.failures).items())
-        reasons = Counter(failure.attempts[-1].reason for failure in outcome.failures)
+    if failures:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in by_kind(failures).items())
+        reasons = Counter(failure.attempts[-1].reason for failure in failures)
         print(f"failures: {kinds}; most often: {printable(reasons.most_common(1)[0][0])}")
-        print(f"what came back each time is in {out / pipeline.FAILURES}")
+        files = [out / name for name in run_files.ALL_FAILURES if (out / name).exists() and (out / name).stat().st_size]
+        print(f"what came back each time is in {' and '.join(map(str, files))}")
         raise typer.Exit(FAILURES_EXIT)

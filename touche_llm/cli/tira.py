@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from touche_llm import pipeline
+from touche_llm import pipeline, run_files
 from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.stages import asked, end
@@ -89,8 +89,8 @@ def tira(
     for name, value in _OFFLINE.items():
         os.environ.setdefault(name, value)
     outcome = asked(settings, pipeline.run_all(settings, output_folder, ConsoleObserver()))
-    print(f"run: {output_folder / pipeline.RUN} ({outcome.judgments:,} judgments)")
-    end(output_folder, outcome)
+    print(f"run: {output_folder / run_files.RUN} ({outcome.judgments:,} judgments)")
+    end(output_folder, outcome.failures)
 
 
 def _cache_folder() -> Path:

@@ -6,6 +6,7 @@ import json
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 
 # The answer was withheld; it ended at the length limit; it is no JSON; it is JSON of another form; the server
 # answered with an error or broke off; it did not answer in time.
@@ -13,9 +14,9 @@ FailureKind = Literal["refused", "cut_off", "not_json", "outside_schema", "serve
 
 
 class AnswerModel(BaseModel):
-    """Base of the answers that prompts ask for: flat, every field a `Literal`, nothing else allowed.
+    """Base of the answers that prompts ask for: flat, every field a `Literal` or a text of a `pattern`, nothing else.
 
-    Enumerations are the part of JSON Schema that all structured-output backends enforce.
+    Enumerations and patterns are the parts of JSON Schema that all structured-output backends enforce.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -65,29 +66,38 @@ class Unusable(Exception):
 
 
 def labels_of(model: type[AnswerModel]) -> dict[str, tuple[int | str, ...]]:
-    """The labels that each field of an answer model allows, in order of declaration.
+    """The labels that each field of an answer model allows, in order of declaration; texts of a pattern have none.
 
     Raises:
-        TypeError: a field is not a `Literal` of integers and strings; that is a mistake in the program.
+        TypeError: a field is neither a `Literal` of integers and strings nor a text of a pattern; that is a mistake in
+            the program.
     """
     labels: dict[str, tuple[int | str, ...]] = {}
     for name, field in model.model_fields.items():
         allowed = get_args(field.annotation)
-        if not allowed or not all(type(label) in (int, str) for label in allowed):
-            raise TypeError(f"{model.__name__}.{name} must be a Literal of integers or strings")
-        labels[name] = allowed
+        if allowed and all(type(label) in (int, str) for label in allowed):
+            labels[name] = allowed
+        elif field.annotation is not str or _pattern(field) is None:
+            raise TypeError(f"{model.__name__}.{name} must be a Literal of integers or strings, or have a pattern")
     return labels
 
 
 def schema_of(model: type[AnswerModel]) -> dict[str, Any]:
-    """JSON Schema of an answer model: one closed object of enumerations, keys required in order."""
+    """JSON Schema of an answer model: one closed object of enumerations and patterns, keys required in order."""
     labels = labels_of(model)
     return {
         "type": "object",
-        "properties": {name: {"enum": list(allowed)} for name, allowed in labels.items()},
-        "required": list(labels),
+        "properties": {
+            name: {"enum": list(labels[name])} if name in labels else {"type": "string", "pattern": _pattern(field)}
+            for name, field in model.model_fields.items()
+        },
+        "required": list(model.model_fields),
         "additionalProperties": False,
     }
+
+
+def _pattern(field: FieldInfo) -> str | None:
+    return next((found for each in field.metadata if (found := getattr(each, "pattern", None))), None)
 
 
 def parse(text: str, model: type[AnswerT]) -> AnswerT:
@@ -113,6 +123,6 @@ def parse(text: str, model: type[AnswerT]) -> AnswerT:
         raise Unusable("outside_schema", "a key occurs twice", text)
     labels = labels_of(model)
     for name, found in pairs:
-        if not any(type(found) is type(label) and found == label for label in labels[name]):
+        if name in labels and not any(type(found) is type(label) and found == label for label in labels[name]):
             raise Unusable("outside_schema", f"{name}: {found!r} is no label", text)
     return value

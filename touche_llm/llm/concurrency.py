@@ -1,9 +1,12 @@
-"""Many questions at a time, results in the order asked."""
+"""Many questions at a time, results in the order asked; and who goes first where not all can go at once."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+import heapq
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from itertools import count
 from typing import TypeVar
 
 ItemT = TypeVar("ItemT")
@@ -32,3 +35,39 @@ async def in_order(
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from errors.exceptions[0].__cause__
     return [results[position] for position in range(len(results))]
+
+
+class Slots:
+    """At most so many at a time. A slot that is given back goes to the waiting one of the lowest priority number."""
+
+    def __init__(self, most: int) -> None:
+        self._free = most
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._numbers = count()
+
+    @asynccontextmanager
+    async def held(self, priority: int) -> AsyncIterator[None]:
+        """Hold a slot for as long as the block runs; equal priorities are served in the order in which they came."""
+        if self._free:
+            self._free -= 1
+        else:
+            given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            heapq.heappush(self._waiting, (priority, next(self._numbers), given))
+            try:
+                await given
+            except asyncio.CancelledError:
+                if given.done() and not given.cancelled():
+                    self._give_back()
+                raise
+        try:
+            yield
+        finally:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        while self._waiting:
+            given = heapq.heappop(self._waiting)[2]
+            if not given.done():
+                given.set_result(None)
+                return
+        self._free += 1

@@ -25,7 +25,10 @@ class EngineFacts(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What came back for one request, before anything is believed of it."""
+    """What came back for one request, before anything is believed of it.
+
+    `cached_tokens` are those prompt tokens that the engine took from its prefix cache, None where it does not tell.
+    """
 
     text: str
     finish_reason: str
@@ -35,6 +38,7 @@ class Completion:
     refusal: str | None = None
     reasoning: str | None = None
     fingerprint: str | None = None
+    cached_tokens: int | None = None
 
 
 class Transient(Exception):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -34,7 +34,11 @@ _MOST_GIVEN_UP = 32
 
 @dataclass(slots=True)
 class Counts:
-    """What a stage cost. `problem` is the reason of the last retry; cached tokens are those of answers in the cache."""
+    """What a stage cost. `problem` is the reason of the last retry; cached tokens are those of answers in the cache.
+
+    `prefix_cached_tokens` are those of `prompt_tokens` that the engine took from its prefix cache, as far as it told:
+    `prefix_told` is the number of replies with which it did.
+    """
 
     cache_hits: int = 0
     asked: int = 0
@@ -46,11 +50,23 @@ class Counts:
     completion_tokens: int = 0
     cached_prompt_tokens: int = 0
     cached_completion_tokens: int = 0
+    prefix_cached_tokens: int = 0
+    prefix_told: int = 0
     problem: str = ""
 
-    def as_dict(self) -> dict[str, int]:
-        """The counts by name."""
-        return {name: value for name, value in asdict(self).items() if name != "problem"}
+    def as_dict(self) -> dict[str, int | None]:
+        """The counts by name; the tokens from the prefix cache are None where the engine told of none."""
+        counts = {name: value for name, value in asdict(self).items() if name not in ("problem", "prefix_told")}
+        return counts | {"prefix_cached_tokens": self.prefix_cached_tokens if self.prefix_told else None}
+
+    def since(self, before: Counts) -> Counts:
+        """What was added to these counts after `before` was copied from them."""
+        numbers = {
+            each.name: getattr(self, each.name) - getattr(before, each.name)
+            for each in fields(self)
+            if each.name != "problem"
+        }
+        return Counts(**numbers, problem=self.problem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,20 +157,56 @@ class LanguageModel:
             EngineError: as `ask`.
             PromptError: the prompt alone leaves no room for the document.
         """
-        whole = request(document if isinstance(document, str) else document.whole.text)
-        try:
-            fit = await self._fit(request, whole, document)
-        except Rejected as rejected:
-            return self._failed([Attempt(sample=0, kind="server_error", reason=str(rejected))]), None
-        except Transient as transient:
-            return self._failed([self._lost(transient, 0)]), None
-        if fit is None:
-            return Unanswered([]), None
-        text, cut = shown(document, fit)
-        if fit.whole:
-            return await self.ask(whole, model), cut
-        self.counts.cut += 1
-        return await self.ask(request(text), model), cut
+        complete = document if isinstance(document, str) else document.whole.text
+        whole = request(complete)
+        found = await self.shorten(request, whole, document, self.facts.context - whole.sampling.max_tokens)
+        if isinstance(found, Unanswered):
+            return found, None
+        text, cut = found
+        return await self.ask(whole if text == complete else request(text), model), cut
+
+    async def shorten(
+        self, request: Callable[[str], Request], whole: Request, document: str | Excerpts, room: int
+    ) -> tuple[str, Cut | None] | Unanswered:
+        """The text of a document with which a request has at most `room` prompt tokens, and what that leaves out.
+
+        Args:
+            request: makes the request from a text of the document.
+            whole: that of the whole document.
+            document: as `ask_about`.
+            room: in tokens, the chat template's included.
+
+        Raises:
+            EngineError, PromptError: as `ask_about`.
+        """
+        if self.most_tokens(whole) <= room:
+            return shown(document, Fit(prompt_tokens=0))
+
+        async def fit(engine: Engine) -> Fit:
+            return await measure(
+                lambda messages: self._retried(partial(engine.count_tokens, messages)),
+                lambda text, tokens: self._retried(partial(engine.head, text, tokens)),
+                request,
+                document,
+                room,
+            )
+
+        # A number of passages means something only with the passages, and their order.
+        more = {} if isinstance(document, str) else {"passages": document.preference}
+        found = await self._measured(whole, fit, room=room, **more)
+        if isinstance(found, Unanswered):
+            return found
+        self.counts.cut += not found.whole
+        return shown(document, found)
+
+    async def count_tokens(self, request: Request) -> int | Unanswered:
+        """The number of prompt tokens of a request, as the engine counts them."""
+
+        async def count(engine: Engine) -> Fit:
+            return Fit(prompt_tokens=await self._retried(partial(engine.count_tokens, request.messages)))
+
+        found = await self._measured(request, count)
+        return found if isinstance(found, Unanswered) else found.prompt_tokens
 
     async def _ask(self, request: Request, model: type[AnswerT]) -> Answered[AnswerT] | Unanswered:
         refreshed = request.key in self._refreshed
@@ -181,6 +233,9 @@ class LanguageModel:
                 self._given_up = 0
                 self.counts.prompt_tokens += completion.prompt_tokens
                 self.counts.completion_tokens += completion.completion_tokens
+                if completion.cached_tokens is not None:
+                    self.counts.prefix_cached_tokens += completion.cached_tokens
+                    self.counts.prefix_told += 1
                 answer = _usable(completion, model)
             except Unusable as unusable:
                 self.counts.asked_again += sample.sample < SAMPLES - 1
@@ -208,37 +263,37 @@ class LanguageModel:
         for number in range(1, SAMPLES):
             yield request.resampled(number, self.resample_temperature)
 
-    async def _fit(self, request: Callable[[str], Request], whole: Request, document: str | Excerpts) -> Fit | None:
-        """How much of the document fits; None is a miss in replay."""
-        size = sum(len(message.content.encode("utf-8", "replace")) for message in whole.messages)
-        room = self.facts.context - whole.sampling.max_tokens
-        if size + self.facts.overhead <= room:
-            return Fit(prompt_tokens=0)
+    async def _measured(
+        self, request: Request, measure: Callable[[Engine], Awaitable[Fit]], **more: Any
+    ) -> Fit | Unanswered:
+        """What was measured of a request, from the cache or by the engine; `more` is what it depends on beside it."""
         key = content_key(
             "fit",
-            messages=[[message.role, message.content] for message in whole.messages],
-            model=whole.model,
-            revision=whole.revision,
-            chat_template_kwargs=whole.chat_template_kwargs,
-            room=room,
-            # A number of passages means something only with the passages, and their order.
-            **({} if isinstance(document, str) else {"passages": document.preference}),
+            messages=[[message.role, message.content] for message in request.messages],
+            model=request.model,
+            revision=request.revision,
+            chat_template_kwargs=request.chat_template_kwargs,
+            **more,
         )
-        fit = self.cache.get(key, Fit)
-        if fit is None:
-            if self.engine is None:
-                self.misses.append(whole)
-                return None
-            count, head = self.engine.count_tokens, self.engine.head
-            fit = await measure(
-                lambda messages: self._retried(partial(count, messages)),
-                lambda text, tokens: self._retried(partial(head, text, tokens)),
-                request,
-                document,
-                room,
-            )
-            fit = self.cache.put(_entry("fit", whole, fit.model_dump(exclude_none=True), key), Fit)
-        return fit
+        known = self.cache.get(key, Fit)
+        if known is not None:
+            return known
+        if self.engine is None:
+            self.misses.append(request)
+            return Unanswered([])
+        try:
+            found = await measure(self.engine)
+        except Rejected as rejected:
+            return self._failed([Attempt(sample=0, kind="server_error", reason=str(rejected))])
+        except Transient as transient:
+            return self._failed([self._lost(transient, 0)])
+        return self.cache.put(_entry("fit", request, found.model_dump(exclude_none=True), key), Fit)
+
+    def most_tokens(self, request: Request) -> int:
+        """More prompt tokens than this a request cannot have: no token is shorter than a byte."""
+        return self.facts.overhead + sum(
+            len(message.content.encode("utf-8", "replace")) for message in request.messages
+        )
 
     def _failed(self, attempts: list[Attempt]) -> Unanswered:
         self.counts.failures += 1
@@ -365,9 +420,11 @@ def _describe(request: Request, cache: Cache) -> str:
     origin = request.origin
     asked = f"prompt {origin.prompt} version {origin.prompt_version} ({origin.prompt_hash})"
     near = cache.find("answer", topic=origin.topic_id, document=origin.document_id)
-    near = [entry for entry in near if entry.prompt == origin.prompt] or near
     if not near:
         return f"{asked}: no usable answer is stored (never asked, or it failed)"
+    near = [entry for entry in near if entry.prompt == origin.prompt]
+    if not near:
+        return f"{asked}: no usable answer to this prompt is stored, but to others for the same topic and document"
     if origin.prompt_hash not in {entry.prompt_hash for entry in near}:
         stored = sorted({f"{entry.prompt} version {entry.prompt_version} ({entry.prompt_hash})" for entry in near})
         return f"{asked}: the prompt changed, the cache has {', '.join(stored)}"

@@ -63,6 +63,7 @@ async def serve(
             "serve",
             str(folder),
             "--disable-uvicorn-access-log",
+            "--enable-prompt-tokens-details",
             *_flags(arguments),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,

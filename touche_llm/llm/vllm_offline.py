@@ -263,6 +263,7 @@ def _completion(output: Any, top_logprobs: int) -> Completion:
         prompt_tokens=len(output.prompt_token_ids),
         completion_tokens=len(answer.token_ids),
         tokens=placed(sent, answer.text),
+        cached_tokens=output.num_cached_tokens,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 import orjson
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from touche_llm.errors import EngineError
 from touche_llm.llm.engine import Completion, EngineFacts, Rejected, Transient, Unreachable
@@ -39,9 +39,25 @@ class _Choice(BaseModel):
     logprobs: _Logprobs | None = None
 
 
+class _PromptDetails(BaseModel):
+    cached_tokens: int | None = Field(default=None, ge=0, strict=True)
+
+
 class _Usage(BaseModel):
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    # Only of a server with --enable-prompt-tokens-details.
+    prompt_tokens_details: _PromptDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
+
+    @model_validator(mode="after")
+    def _no_more_than_there_are(self) -> _Usage:
+        if self.cached_tokens is not None and self.cached_tokens > self.prompt_tokens:
+            raise ValueError(f"{self.cached_tokens} of {self.prompt_tokens} prompt tokens came from the prefix cache")
+        return self
 
 
 class _ChatReply(BaseModel):
@@ -172,6 +188,7 @@ class VllmServer:
             refusal=choice.message.refusal,
             reasoning=choice.message.reasoning or choice.message.reasoning_content,
             fingerprint=reply.system_fingerprint,
+            cached_tokens=reply.usage.cached_tokens,
         )
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:

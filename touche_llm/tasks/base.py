@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from touche_llm.corpus.store import Reader
 from touche_llm.excerpts import Excerpts
@@ -13,6 +13,8 @@ from touche_llm.records import Document, Topic
 
 # The weight of the first stage's score, beside those of the grades.
 FIRST_STAGE = "first_stage"
+# What a run is ranked for.
+Aim = Literal["relevance", "quality", "both"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +67,15 @@ class Task:
         corpus_files: names of the files under which the organisers publish the corpus.
         read_corpus: streaming reader of the corpus.
         question: what the judge prompt asks about a document.
-        weights: default weights of the ranking: of each grade and of the first stage.
+        aims: for each aim the default weights of the ranking: of each grade and of the first stage.
         objects_answer: for a topic without objects, the answer model that asks for them (`first`, `second`); None
             where topics have no objects.
         sentence_question: where the documents are pairs of sentences, what is asked about a sentence; else None.
+        no_stances: the labels that take no side, in the order in which they are ruled out.
+        stance_question: what the stance prompt asks: whether the document takes a `position` (YES or NO, which is the
+            first of `no_stances`), and which `stance` it takes of the other labels; None where every document has a
+            side.
+        swapped: the labels that change places when the two objects do.
     """
 
     name: str
@@ -80,9 +87,22 @@ class Task:
     corpus_files: tuple[str, ...]
     read_corpus: Reader
     question: Question
-    weights: Mapping[str, float]
+    aims: Mapping[Aim, Mapping[str, float]]
     objects_answer: Callable[[Topic], type[AnswerModel]] | None = None
     sentence_question: Question | None = None
+    no_stances: tuple[str, ...] = ()
+    stance_question: Question | None = None
+    swapped: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """The default weights of a run that has no special aim."""
+        return self.aims["both"]
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """The labels that take a side."""
+        return tuple(label for label in self.stances if label not in self.no_stances)
 
     @property
     def weight_names(self) -> tuple[str, ...]:

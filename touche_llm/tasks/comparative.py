@@ -26,6 +26,13 @@ class ComparativeJudgment(AnswerModel):
     stance: Literal["FIRST", "SECOND", "NEUTRAL", "NO"]
 
 
+class ComparativeStance(AnswerModel):
+    """Whether a passage takes a position, and which."""
+
+    position: Literal["YES", "NO"]
+    stance: Literal["FIRST", "SECOND", "NEUTRAL"]
+
+
 class _Objects(AnswerModel):
     first: str
     second: str
@@ -71,6 +78,8 @@ def _show(topic: Topic, document: Document) -> Shown:
     return Shown(document.text, {"first": first, "second": second})
 
 
+_VARIABLES = {"first": False, "second": False}
+
 COMPARATIVE = Task(
     name="comparative",
     title="Touché 2022 task 2, argument retrieval for comparative questions",
@@ -80,8 +89,15 @@ COMPARATIVE = Task(
     most_per_topic=1000,
     corpus_files=("passages.jsonl", "passages.jsonl.gz"),
     read_corpus=read_collection,
-    question=Question(ComparativeJudgment, _show, {"first": False, "second": False}),
+    question=Question(ComparativeJudgment, _show, _VARIABLES),
     # Half the weight on quality: the organisers judge both, and a run is ranked once. The first stage only parts ties.
-    weights={"relevance": 1.0, "quality": 0.5, FIRST_STAGE: 0.05},
+    aims={
+        "relevance": {"relevance": 1.0, "quality": 0.0, FIRST_STAGE: 0.05},
+        "quality": {"relevance": 0.25, "quality": 1.0, FIRST_STAGE: 0.05},
+        "both": {"relevance": 1.0, "quality": 0.5, FIRST_STAGE: 0.05},
+    },
     objects_answer=objects_answer,
+    no_stances=("NO", "NEUTRAL"),
+    stance_question=Question(ComparativeStance, _show, _VARIABLES),
+    swapped={"FIRST": "SECOND", "SECOND": "FIRST"},
 )

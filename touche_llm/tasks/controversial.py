@@ -20,6 +20,13 @@ class ControversialJudgment(AnswerModel):
     stance: Literal["PRO", "CON", "NEU", "NO"]
 
 
+class ControversialStance(AnswerModel):
+    """Whether a web document says anything for or against, and which side it takes."""
+
+    position: Literal["YES", "NO"]
+    stance: Literal["PRO", "CON", "NEU"]
+
+
 # It remembers the stems of words, so one serves all pages.
 _ANALYSER = Analyser()
 
@@ -38,5 +45,11 @@ CONTROVERSIAL = Task(
     corpus_files=(),
     read_corpus=read_collection,
     question=Question(ControversialJudgment, _show),
-    weights={"relevance": 1.0, "quality": 0.5, FIRST_STAGE: 0.05},
+    aims={
+        "relevance": {"relevance": 1.0, "quality": 0.0, FIRST_STAGE: 0.05},
+        "quality": {"relevance": 0.25, "quality": 1.0, FIRST_STAGE: 0.05},
+        "both": {"relevance": 1.0, "quality": 0.5, FIRST_STAGE: 0.05},
+    },
+    no_stances=("NO", "NEU"),
+    stance_question=Question(ControversialStance, _show),
 )

@@ -14,12 +14,13 @@ import yaml
 from tests.sample_runs import Silent, config_for, run_lines, run_scripted
 from tests.scripted_engine import Label
 from tests.write_demo_cassette import script_of
-from touche_llm import pipeline
 from touche_llm.errors import DataError, EngineError
 from touche_llm.files import read_records
 from touche_llm.llm.request import Request
 from touche_llm.records import Failure, Judgment, RunLine
 from touche_llm.runs import read_candidates
+from touche_llm.stages.rank import rank_stage
+from touche_llm.stages.retrieve import retrieve_stage
 from touche_llm.tasks import get_task
 from touche_llm.validation import validate_run
 
@@ -161,12 +162,12 @@ async def test_candidates_of_another_tool_are_sentences(tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text(sentences[0].replace("__", "__x__"))
     config = config_for(tmp_path, task="sentence_pairs", candidates=tmp_path / "other.txt")
     with pytest.raises(DataError, match="1 of its documents are not in the corpus"):
-        await pipeline.retrieve_stage(config, tmp_path / "out", Silent())
+        await retrieve_stage(config, tmp_path / "out", Silent())
 
 
-def test_ranking_before_judging_names_the_stage(tmp_path: Path) -> None:
+async def test_ranking_before_judging_names_the_stage(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="candidates.run.txt: not there; run `touche-llm judge`"):
-        pipeline.rank_stage(config_for(tmp_path, task="sentence_pairs"), tmp_path / "out", Silent())
+        await rank_stage(config_for(tmp_path, task="sentence_pairs"), tmp_path / "out", Silent())
 
 
 async def test_the_reference_first_stage_finds_sentences_too(tmp_path: Path) -> None:
@@ -200,7 +201,7 @@ async def test_a_run_stopped_in_the_middle_of_the_pairs_asks_only_for_the_rest(t
 async def test_a_replay_needs_no_other_answer_whatever_the_weights(tmp_path: Path) -> None:
     lines, _ = await run(tmp_path, pairs__judged=40)
     config = config_for(tmp_path, task="sentence_pairs", depth=60, pairs__judged=40, weights__coherence=9.0)
-    pipeline.rank_stage(config, tmp_path / "out", Silent())
+    await rank_stage(config, tmp_path / "out", Silent())
     weighted = run_lines(tmp_path / "out" / "run.txt")
     assert [line.document_id for line in weighted] != [line.document_id for line in lines]
 
@@ -247,15 +248,15 @@ async def test_judgments_that_are_missing_when_ranking_are_told(tmp_path: Path) 
     kept = (tmp_path / "out" / "judgments.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "out" / "judgments.jsonl").write_text("".join(kept[:-7]))
     observer = Silent()
-    pipeline.rank_stage(config_for(tmp_path, task="sentence_pairs", depth=60), tmp_path / "out", observer)
+    await rank_stage(config_for(tmp_path, task="sentence_pairs", depth=60), tmp_path / "out", observer)
     assert any("documents have no judgment and are left out" in notice for notice in observer.notices)
 
 
 def test_an_index_of_another_task_is_told(tmp_path: Path) -> None:
     other = config_for(tmp_path / "other")
-    asyncio.run(pipeline.retrieve_stage(other, tmp_path / "out", Silent()))
+    asyncio.run(retrieve_stage(other, tmp_path / "out", Silent()))
     pairs = config_for(tmp_path, task="sentence_pairs", corpus=None, index=other.index)
     with pytest.raises(
         DataError, match="holds documents without sentences of .*passages.jsonl, not a corpus of the task"
     ):
-        asyncio.run(pipeline.retrieve_stage(pairs, tmp_path / "out", Silent()))
+        asyncio.run(retrieve_stage(pairs, tmp_path / "out", Silent()))

@@ -1,0 +1,133 @@
+"""`touche-llm fuse` as a user meets it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Touche
+from tests.sample_runs import run_lines
+from touche_llm.cli.demo import SAMPLES
+
+SAMPLE = SAMPLES / "comparative"
+DATA = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl")]
+
+ONE = "1 FIRST a 1 9.5 one\n1 SECOND b 2 9.1 one\n1 NO c 3 0.5 one\n"
+TWO = "1 Q0 c 1 20 two (final)\n1 Q0 b 2 19 two (final)\n1 Q0 d 3 5 two (final)\n"
+THREE = "1\tSECOND\ta\t1\t3.5\tthree\n2\tNO\tz\t1\t2\tthree\n"
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    for name, text in (("one", ONE), ("two", TWO), ("three", THREE)):
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_the_judged_run_and_its_first_stage_make_a_valid_run(touche: Touche, tmp_path: Path) -> None:
+    cache = ["--cache", str(SAMPLE / "cassette.jsonl"), "--cache-mode", "replay"]
+    assert touche("retrieve", *DATA, "--out", "bm25", "--depth", "9").returncode == 0
+    assert touche("run", *DATA, *cache, "--out", "judged", "--depth", "5").returncode == 0
+    files = ["judged/run.txt", "bm25/candidates.run.txt"]
+    needs_task = touche("fuse", *files, "--out", "fused.txt")
+    assert (needs_task.returncode, (tmp_path / "fused.txt").exists()) == (2, False)
+    assert "has no stance in any run" in needs_task.stderr and "--task" in needs_task.stderr
+    for method in ("rrf", "interpolation"):
+        done = touche("fuse", *files, "--out", "fused.txt", "--task", "comparative", "--method", method)
+        assert done.returncode == 0, done.stderr
+        judged, both = run_lines(tmp_path / files[0]), run_lines(tmp_path / "fused.txt")
+        assert {(line.topic_id, line.document_id, line.stance) for line in judged} <= {
+            (line.topic_id, line.document_id, line.stance) for line in both
+        }
+        assert f"documents that no run has a stance for: {len(both) - len(judged)} (imputed: NO)" in done.stdout
+        checked = touche("validate", "fused.txt", "--task", "comparative", *DATA)
+        assert checked.returncode == 0, checked.stdout
+
+
+def test_what_is_special_about_the_runs_is_said(touche: Touche, runs: Path) -> None:
+    files = ["one", "two", "three"]
+    done = touche("fuse", *files, "--out", "new/run.txt", "--task", "comparative", "--tag", "mine")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "topics not in every run, fused from those that have them: 1 (2)",
+        "documents whose stance the runs disagree on: 1 (the first run that has one is heard)",
+        "documents that no run has a stance for: 1 (imputed: NO)",
+        "run: new/run.txt (5 lines, 2 topics)",
+    ]
+    found = run_lines(runs / "new" / "run.txt")
+    # By rank: a 1/61 + 1/61, c 1/63 + 1/61, b 1/62 + 1/62, d 1/63.
+    assert [(line.topic_id, line.document_id, line.stance, line.rank, line.tag) for line in found] == [
+        ("1", "a", "FIRST", 1, "mine"),
+        ("1", "c", "NO", 2, "mine"),
+        ("1", "b", "SECOND", 3, "mine"),
+        ("1", "d", "NO", 4, "mine"),
+        ("2", "z", "NO", 1, "mine"),
+    ]
+
+
+def test_weights_and_method_and_depth_are_taken(touche: Touche, runs: Path) -> None:
+    def documents(*options: str) -> list[str]:
+        done = touche("fuse", "one", "two", "--out", "out", "--task", "comparative", *options)
+        assert done.returncode == 0, done.stderr
+        return [line.document_id for line in run_lines(runs / "out")]
+
+    assert documents("--weight", "1", "--weight", "0") == ["a", "b", "c", "d"]
+    assert documents("--weight", "0", "--weight", "1") == ["c", "b", "d", "a"]
+    # b: (8.6/9 + 14/15)/2 is more than the half that a and c have from one run each.
+    assert documents("--method", "interpolation", "--depth", "3") == ["b", "a", "c"]
+    assert documents("--k", "0", "--depth", "2") == ["c", "a"]
+
+
+def test_runs_without_stances_make_one_without(touche: Touche, runs: Path) -> None:
+    (runs / "four").write_text("1 Q0 d 1 3 t\n")
+    done = touche("fuse", "two", "four", "--out", "out")
+    assert done.stdout == "run: out (3 lines, 1 topics)\n"
+    assert {line.stance for line in run_lines(runs / "out")} == {"Q0"}
+
+
+def test_documents_are_left_out_and_counted_where_the_task_has_no_label_for_them(touche: Touche, runs: Path) -> None:
+    (runs / "pairs").write_text("1 PRO s1,s2 1 2 t\n1 CON s3,s4 2 1 t\n")
+    (runs / "stage").write_text("1 Q0 s5,s6 1 2 t\n1 Q0 s1,s2 2 1 t\n")
+    done = touche("fuse", "pairs", "stage", "--out", "out", "--task", "sentence_pairs")
+    assert done.returncode == 0, done.stderr
+    assert "documents that no run has a stance for: 1 (left out" in done.stdout
+    assert [line.document_id for line in run_lines(runs / "out")] == ["s1,s2", "s3,s4"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["one", "--out", "o"], 2, "name two or more"),
+        (["one", "two"], 2, "--out"),
+        (["one", "two", "--out", "o", "--weight", "1"], 2, "1 given for 2"),
+        (["one", "two", "--out", "o", "--weight", "1", "--weight", "-1"], 2, "from 0 on"),
+        (["one", "two", "--out", "o", "--weight", "0", "--weight", "0"], 2, "all are 0"),
+        (["one", "two", "--out", "o", "--k", "-1"], 2, "--k: Input should be greater"),
+        (["one", "two", "--out", "o", "--method", "borda"], 2, "--method: Input should be 'rrf'"),
+        (["one", "two", "--out", "o", "--tag", "my run"], 2, "--tag: must be one word"),
+        (["one", "two", "--out", "o", "--depth", "0"], 2, "--depth"),
+        (["one", "two", "--out", "o", "--depth", "1001", "--task", "comparative"], 2, "at most 1000"),
+        (["one", "two", "--out", "o", "--task", "chess"], 2, "no task 'chess'"),
+        (["one", "two", "--out", "o"], 2, "topic 1, document d"),
+        (["one", "two", "--out", "./two", "--task", "comparative"], 2, "one of the runs to fuse"),
+        (["one", "link", "--out", "two", "--task", "comparative"], 2, "one of the runs to fuse"),
+        (["one", "nowhere", "--out", "o"], 1, "nowhere: cannot read the run"),
+        (["one", "two", "--out", "o", "--task", "controversial"], 1, "one:1: topic 1, document a: stance 'FIRST'"),
+        (["one", "broken", "--out", "o"], 1, "broken:2: 3 columns"),
+        (["twice", "one", "--out", "o"], 1, "twice:2: topic 1, document a: already in line 1"),
+        (["rising", "one", "--out", "o"], 1, "rising:2: topic 1, document b: rank 2 scores higher"),
+    ],
+)
+def test_what_cannot_be_fused_is_told_and_nothing_is_written(
+    touche: Touche, runs: Path, arguments: list[str], code: int, message: str
+) -> None:
+    (runs / "broken").write_text("1 Q0 a 1 2 t\n1 Q0 b\n")
+    (runs / "twice").write_text("1 Q0 a 1 2 t\n1 Q0 a 2 1 t\n")
+    (runs / "rising").write_text("1 Q0 a 1 2 t\n1 Q0 b 2 3 t\n")
+    os.symlink("two", runs / "link")
+    before = {path.name: path.read_bytes() for path in runs.iterdir()}
+    done = touche("fuse", *arguments)
+    assert (done.returncode, message in " ".join(done.stderr.split())) == (code, True), done.stderr
+    assert {path.name: path.read_bytes() for path in runs.iterdir()} == before

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from touche_llm.errors import DataError, UsageError
+from touche_llm.ranking.fusion import FusionSettings, fuse, fuse_runs, interpolate, reciprocal_rank
+from touche_llm.records import Candidate, Scored
+from touche_llm.runs import ReadRun
+from touche_llm.tasks import get_task
+
+Method = Callable[[Sequence[Sequence[Scored]], Sequence[float]], list[Scored]]
+METHODS: list[Method] = [reciprocal_rank, interpolate]
+RRF = FusionSettings()
+
+
+def ranking(*documents: str, scores: Sequence[float] | None = None) -> list[Scored]:
+    falling = scores if scores is not None else [float(-n) for n in range(len(documents))]
+    return [Scored(document, score) for document, score in zip(documents, falling, strict=True)]
+
+
+def ids(fused: list[Scored]) -> list[str]:
+    return [each.document_id for each in fused]
+
+
+@st.composite
+def rankings(draw: st.DrawFn) -> list[Scored]:
+    documents = draw(st.lists(st.sampled_from("abcdefghij"), unique=True))
+    scores = draw(st.lists(st.floats(-1e30, 1e30), min_size=len(documents), max_size=len(documents)))
+    return ranking(*documents, scores=sorted(scores, reverse=True))
+
+
+weighted = st.lists(st.tuples(rankings(), st.floats(0, 1e300)), min_size=1, max_size=4).filter(
+    lambda pairs: any(weight for _, weight in pairs)
+)
+methods = st.sampled_from(METHODS)
+
+
+def test_reciprocal_ranks_add_up_and_the_best_possible_sum_is_one() -> None:
+    fused = reciprocal_rank([ranking("a", "b", "c"), ranking("b", "d")], [1, 1], k=1)
+    # b: 1/3 + 1/2; a: 1/2; d: 1/3; c: 1/4; the best possible: 1/2 + 1/2.
+    assert ids(fused) == ["b", "a", "d", "c"]
+    assert [each.score for each in fused] == pytest.approx([5 / 6, 1 / 2, 1 / 3, 1 / 4])
+
+
+def test_the_constant_is_60_unless_given() -> None:
+    (_, second) = reciprocal_rank([ranking("a", "b")], [1])
+    assert second.score == pytest.approx(61 / 62)
+    assert FusionSettings() == FusionSettings(method="rrf", k=60)
+
+
+def test_a_weight_counts_as_so_many_copies_of_the_ranking() -> None:
+    one, other = ranking("a", "b", "c"), ranking("c", "b")
+    for method in METHODS:
+        doubled, copied = method([one, other], [1, 2]), method([one, other, other], [1, 1, 1])
+        assert ids(doubled) == ids(copied)
+        assert [each.score for each in doubled] == pytest.approx([each.score for each in copied])
+
+
+@pytest.mark.parametrize("size", [5e-324, 1.0, 1.7e308])
+def test_only_the_proportion_of_the_weights_counts(size: float) -> None:
+    given = [ranking("a", "b"), ranking("b", "c")]
+    for method in METHODS:
+        assert method(given, [size, size]) == method(given, [1, 1])
+
+
+def test_interpolation_is_the_weighted_mean_of_scaled_scores() -> None:
+    one = ranking("a", "b", "c", scores=[30, 20, 10])
+    other = ranking("c", "d", "e", scores=[0.9, 0.7, 0.5])
+    fused = interpolate([one, other], [3, 1])
+    # a: 3·1; b: 3·½; c: 3·0 + 1·1; d: 1·½; e: 0; each through 4.
+    assert ids(fused) == ["a", "b", "c", "d", "e"]
+    assert [each.score for each in fused] == pytest.approx([0.75, 0.375, 0.25, 0.125, 0.0])
+
+
+def test_equal_scores_of_a_ranking_are_all_scaled_to_one() -> None:
+    fused = interpolate([ranking("a", "b", scores=[7, 7]), ranking("b", "c", scores=[2, 1])], [1, 1])
+    assert [(each.document_id, each.score) for each in fused] == [("b", 1.0), ("a", 0.5), ("c", 0.0)]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_ties_go_to_the_better_rank_in_the_first_ranking_that_has_the_document(method: Method) -> None:
+    assert ids(method([ranking("a", "b"), ranking("b", "a")], [1, 1])) == ["a", "b"]
+    assert ids(method([ranking("b", "a"), ranking("a", "b")], [1, 1])) == ["b", "a"]
+    # Each is last in its ranking and scores nothing by interpolation; f stands higher in its own.
+    one, other = ranking("x", "y", "l", scores=[2, 1, 0]), ranking("x", "f", scores=[1, 0])
+    assert ids(interpolate([one, other], [1, 1]))[-2:] == ["f", "l"]
+
+
+@given(methods, rankings(), st.lists(st.floats(0.001, 1000), min_size=1, max_size=4))
+def test_a_ranking_fused_with_itself_keeps_its_order(method: Method, one: list[Scored], weights: list[float]) -> None:
+    assert ids(method([one] * len(weights), weights)) == ids(one)
+
+
+@given(methods, weighted)
+def test_all_documents_come_back_once_and_scores_fall_from_one_to_nothing_at_most(
+    method: Method, pairs: list[tuple[list[Scored], float]]
+) -> None:
+    fused = method([each for each, _ in pairs], [weight for _, weight in pairs])
+    assert sorted(ids(fused)) == sorted({each.document_id for one, _ in pairs for each in one})
+    assert all(0.0 <= each.score <= 1.0 for each in fused)
+    assert all(above.score >= below.score for above, below in pairwise(fused))
+
+
+@given(weighted, st.floats(0, 1e308))
+def test_reciprocal_ranks_do_not_look_at_scores(pairs: list[tuple[list[Scored], float]], k: float) -> None:
+    weights = [weight for _, weight in pairs]
+    flattened = [ranking(*ids(one), scores=[0.0] * len(one)) for one, _ in pairs]
+    assert reciprocal_rank([one for one, _ in pairs], weights, k) == reciprocal_rank(flattened, weights, k)
+
+
+@given(methods, weighted, st.data())
+def test_scores_do_not_depend_on_the_order_of_the_rankings(
+    method: Method, pairs: list[tuple[list[Scored], float]], data: st.DataObject
+) -> None:
+    def scores(pairs: list[tuple[list[Scored], float]]) -> dict[str, float]:
+        fused = method([one for one, _ in pairs], [weight for _, weight in pairs])
+        return {each.document_id: each.score for each in fused}
+
+    assert scores(pairs) == scores(data.draw(st.permutations(pairs)))
+
+
+@given(methods, weighted, rankings())
+def test_a_ranking_of_weight_nothing_changes_no_score(
+    method: Method, pairs: list[tuple[list[Scored], float]], other: list[Scored]
+) -> None:
+    before = method([one for one, _ in pairs], [weight for _, weight in pairs])
+    after = method([*(one for one, _ in pairs), other], [*(weight for _, weight in pairs), 0.0])
+    scores = {each.document_id: each.score for each in after}
+    assert {each.document_id: each.score for each in before}.items() <= scores.items()
+    assert not any(scores[document] for document in set(ids(other)) - set(ids(before)))
+
+
+def test_one_dominating_document_stays_first_for_every_constant() -> None:
+    for k in (0.0, 1.0, 60.0, 1e9):
+        assert ids(reciprocal_rank([ranking("a", "b"), ranking("a", "c")], [1, 1], k))[0] == "a"
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([1.0], "1 given for 2 rankings"),
+        ([1.0, 1.0, 1.0], "3 given for 2"),
+        ([1.0, -0.5], "from 0 on"),
+        ([1.0, float("nan")], "from 0 on"),
+        ([1.0, float("inf")], "from 0 on"),
+        ([0.0, 0.0], "all are 0"),
+    ],
+)
+def test_weights_that_mean_nothing_are_refused(method: Method, weights: list[float], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        method([ranking("a"), ranking("b")], weights)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_document_twice_in_a_ranking_is_named(method: Method) -> None:
+    with pytest.raises(DataError, match="document a: twice in ranking 2"):
+        method([ranking("b"), ranking("a", "b", "a")], [1, 1])
+
+
+@pytest.mark.parametrize("k", [-1.0, float("nan"), float("inf")])
+def test_a_constant_that_is_no_number_from_0_on_is_refused(k: float) -> None:
+    with pytest.raises(UsageError, match="k: must be"):
+        reciprocal_rank([ranking("a")], [1], k)
+    with pytest.raises(ValidationError):
+        FusionSettings(k=k)
+
+
+def test_the_settings_choose_the_method() -> None:
+    given, weights = [ranking("a", "b", "c", scores=[9, 1, 0]), ranking("c", "b", scores=[5, 4])], [1.0, 2.0]
+    assert fuse(given, weights, FusionSettings(method="interpolation")) == interpolate(given, weights)
+    assert fuse(given, weights, FusionSettings(k=3)) == reciprocal_rank(given, weights, 3)
+
+
+def run(topics: dict[str, list[str]], **stances: str) -> ReadRun:
+    """A run of documents by topic; stances by document, the same in all topics."""
+    return ReadRun(
+        {
+            topic: [Candidate(topic, document, n, 10.0 - n) for n, document in enumerate(documents, start=1)]
+            for topic, documents in topics.items()
+        },
+        {(topic, each): stances[each] for topic, documents in topics.items() for each in documents if each in stances},
+    )
+
+
+def test_topics_are_fused_from_the_runs_that_have_them_in_the_order_first_met() -> None:
+    runs = [run({"9": ["a", "b"], "1": ["a"]}), run({"4": ["c"], "1": ["b", "a"]}), run({"9": ["b"], "4": ["d", "c"]})]
+    fused = fuse_runs(runs, [1, 1, 1], RRF, task=None, depth=10, tag="t")
+    assert list(dict.fromkeys(line.topic_id for line in fused.lines)) == ["9", "1", "4"]
+    assert fused.partial == ["9", "1", "4"]
+    assert [line.document_id for line in fused.lines] == ["b", "a", "a", "b", "c", "d"]
+    # First in each of the two runs that have the topic, or in one of them and second in the other.
+    alone = fuse_runs([runs[0]], [1], RRF, task=None, depth=10, tag="t")
+    assert (alone.partial, alone.lines[0].score) == ([], 1.0)
+    assert all(line.stance == "Q0" for line in fused.lines)
+
+
+def test_a_document_has_the_stance_of_the_first_run_that_gives_one() -> None:
+    documents = {"1": ["a", "b", "c"]}
+    runs = [run(documents), run(documents, a="PRO", c="NEU"), run(documents, a="CON", b="CON", c="NEU")]
+    fused = fuse_runs(runs, [1, 1, 1], RRF, task=None, depth=10, tag="t")
+    assert {line.document_id: line.stance for line in fused.lines} == {"a": "PRO", "b": "CON", "c": "NEU"}
+    assert (fused.disagreeing, fused.imputed, fused.left_out) == (1, 0, 0)
+
+
+def test_no_q0_is_mixed_into_a_run_with_stances() -> None:
+    runs = [run({"1": ["a", "b", "c"]}, a="PRO"), run({"1": ["c", "d"], "2": ["e"]})]
+
+    def stances(name: str, depth: int = 10) -> tuple[list[tuple[str, str]], int, int]:
+        fused = fuse_runs(runs, [1, 1], RRF, task=get_task(name), depth=depth, tag="t")
+        return [(line.document_id, line.stance) for line in fused.lines], fused.imputed, fused.left_out
+
+    assert stances("controversial") == ([("c", "NO"), ("a", "PRO"), ("b", "NO"), ("d", "NO"), ("e", "NO")], 4, 0)
+    assert stances("sentence_pairs") == ([("a", "PRO")], 0, 4)
+    # What is left out takes no place, and what the depth cuts off is not counted.
+    assert stances("sentence_pairs", 1) == ([("a", "PRO")], 0, 2)
+    with pytest.raises(UsageError, match=r"topic 1, document c: .*--task"):
+        fuse_runs(runs, [1, 1], RRF, task=None, depth=10, tag="t")
+
+
+def test_scores_of_a_fused_run_fall_strictly_and_ranks_count_on() -> None:
+    documents = [f"d{n}" for n in range(50)]
+    settings = FusionSettings(k=1e9)  # so large that ranks hardly differ
+    fused = fuse_runs([run({"1": documents})] * 2, [1, 1], settings, task=None, depth=40, tag="t")
+    assert [line.document_id for line in fused.lines] == documents[:40]
+    assert [line.rank for line in fused.lines] == list(range(1, 41))
+    assert all(above.score > below.score for above, below in pairwise(fused.lines))
+
+
+def test_a_topic_that_only_runs_of_weight_nothing_have_is_named() -> None:
+    with pytest.raises(UsageError, match="topic 2: only runs of weight 0"):
+        fuse_runs([run({"1": ["a"]}), run({"1": ["a"], "2": ["b"]})], [1, 0], RRF, task=None, depth=9, tag="t")

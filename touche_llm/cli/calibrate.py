@@ -1,0 +1,124 @@
+"""The command that fits the stance thresholds on judged data, and measures them on other topics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from touche_llm.calibration import Examples, Report, Scores, cross_validate, measure, read_examples
+from touche_llm.cli import options as o
+from touche_llm.cli.console import ConsoleObserver
+from touche_llm.config import FILE_NAME, load_config
+from touche_llm.errors import DataError, UsageError
+from touche_llm.first_stage import listed
+from touche_llm.qrels import read_stances
+from touche_llm.run_files import JUDGMENTS, STANCES
+from touche_llm.stance import read_settings, write_thresholds
+from touche_llm.tasks import get_task
+from touche_llm.tasks.base import Task
+
+_FOLDS = 5
+_SEED = 0
+
+
+def calibrate(
+    run: Annotated[Path, typer.Option("--run", help="The folder of a run that was judged with log-probabilities.")],
+    stance: Annotated[Path, typer.Option("--stance", help="The stance qrels: qid 0 doc LABEL.")],
+    out: Annotated[Path | None, typer.Option("--out", help="The YAML file to write, for --config of a run.")] = None,
+    evaluate: Annotated[
+        Path | None, typer.Option("--evaluate", help="Fit nothing: measure the thresholds of this file.")
+    ] = None,
+    topic: Annotated[list[str] | None, typer.Option("--topic", help="Use only this topic; can be repeated.")] = None,
+    folds: Annotated[
+        int | None, typer.Option("--folds", min=2, help=f"Parts that the topics are dealt to (default: {_FOLDS}).")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help=f"Seed of the dealing (default: {_SEED}).")] = None,
+) -> None:
+    """Fit the thresholds of the labels that take no side, by cross-validation over topics; or measure such thresholds.
+
+    The figure to quote is the held-out one: no document is labelled with thresholds that its own topic helped to fit.
+    `--evaluate` refuses topics that the thresholds were fitted on.
+    """
+    if (out is None) is (evaluate is None):
+        raise UsageError("give either --out FILE, to fit thresholds, or --evaluate FILE, to measure those of a file")
+    if evaluate is not None and (folds is not None or seed is not None):
+        raise UsageError("--folds and --seed say how to fit; --evaluate fits nothing")
+    if not (run / FILE_NAME).exists():
+        raise DataError(f"{run / FILE_NAME}: not there; give the folder of a run with --run")
+    task = get_task(load_config(run / FILE_NAME, {}).task)
+    if not task.no_stances:
+        raise UsageError(f"{task.name}: all its stances take a side, so there is no threshold to fit or measure")
+    settings = read_settings(evaluate) if evaluate is not None else None
+    examples = read_examples(run / JUDGMENTS, run / STANCES, read_stances(stance, task), task, topic or ())
+    _tell_unused(examples)
+    topics = list(dict.fromkeys(example.topic_id for example in examples.used))
+    if out is not None:
+        report = cross_validate(
+            examples.used, task, _FOLDS if folds is None else folds, _SEED if seed is None else seed
+        )
+        write_thresholds(out, report.thresholds, report.topics)
+        _show_report(report, out)
+    elif settings is not None:
+        seen = [each for each in topics if each in settings.calibrated_on]
+        if seen:
+            raise UsageError(
+                f"{evaluate}: its thresholds were fitted on {len(seen)} of the {len(topics)} judged topics: "
+                f"{', '.join(seen)}; measure them on others with --topic, or fit on fewer topics (--out with --topic)"
+            )
+        _show_evaluation(examples, settings.thresholds, task, topics)
+
+
+def _tell_unused(examples: Examples) -> None:
+    notify = ConsoleObserver().notify
+    if examples.without:
+        notify(
+            f"not used, since the run has no probabilities of them: {len(examples.without):,} of the judged documents "
+            f"(topic and document): {listed(examples.without)}"
+        )
+    if examples.elsewhere:
+        notify(f"not used, since they are not in the run: {examples.elsewhere:,} of the judged documents")
+
+
+def _show_report(report: Report, out: Path) -> None:
+    table = Table("held out", "topics", "documents", "thresholds fitted on the others")
+    for name in ("macro-F1", "accuracy", "macro-F1, most probable", "accuracy, most probable"):
+        table.add_column(name, justify="right")
+    for number, fold in enumerate(report.folds, start=1):
+        topics = f"{len(fold.topics)}: {listed(list(fold.topics))}"
+        cells = (f"fold {number}", topics, f"{fold.scores.documents:,}", _spelled(fold.thresholds))
+        table.add_row(*(o.plain(cell) for cell in (*cells, *_figures(fold.scores), *_figures(fold.most_probable))))
+    table.add_section()
+    pooled = ("all folds together", str(len(report.topics)), f"{report.scores.documents:,}", "")
+    table.add_row(*pooled, *_figures(report.scores), *_figures(report.most_probable))
+    o.show(table)
+    with_thresholds, without = report.scores.macro_f1, report.most_probable.macro_f1
+    print(
+        f"the figure to quote is held out: macro-F1 {with_thresholds:.4f} with thresholds, {without:.4f} with the most "
+        "probable label"
+    )
+    if with_thresholds <= without:
+        print("the thresholds do not help on topics that took no part: better leave them out")
+    print(f"thresholds fitted on all {len(report.topics)} topics, to be used on others: {_spelled(report.thresholds)}")
+    print(f"written to {out}; use it with --config, measure it on other topics with --evaluate")
+
+
+def _show_evaluation(examples: Examples, thresholds: Mapping[str, float], task: Task, topics: list[str]) -> None:
+    table = Table("labels", "topics", "documents")
+    for name in ("macro-F1", "accuracy"):
+        table.add_column(name, justify="right")
+    for name, given in ((f"thresholds: {_spelled(thresholds) or 'none'}", thresholds), ("most probable", {})):
+        scores = measure(examples.used, given, task)
+        table.add_row(o.plain(name), str(len(topics)), f"{scores.documents:,}", *_figures(scores))
+    o.show(table)
+
+
+def _figures(scores: Scores) -> tuple[str, str]:
+    return f"{scores.macro_f1:.4f}", f"{scores.accuracy:.4f}"
+
+
+def _spelled(thresholds: Mapping[str, float]) -> str:
+    return ", ".join(f"{label} {value:g}" for label, value in thresholds.items())

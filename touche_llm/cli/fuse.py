@@ -1,0 +1,75 @@
+"""The command that makes one run of several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from touche_llm.cli import options as o
+from touche_llm.corpus.passages import is_word
+from touche_llm.errors import UsageError, printable
+from touche_llm.ranking.fusion import DEFAULT_K, FusionSettings, check_weights, fuse_runs
+from touche_llm.runs import read_run, write_run
+from touche_llm.tasks import TASKS, get_task
+
+# So many topics are named.
+_MANY = 10
+
+
+def fuse(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Run files, of this or any other program.")],
+    out: Annotated[Path, typer.Option("--out", help="The run file to write.")],
+    method: Annotated[
+        str, typer.Option("--method", help="rrf: by reciprocal ranks; interpolation: by scores scaled to 0..1.")
+    ] = "rrf",
+    k: Annotated[float, typer.Option("--k", help="Constant of rrf; the larger, the less a first place counts.")] = (
+        DEFAULT_K
+    ),
+    weight: Annotated[
+        list[float] | None, typer.Option("--weight", help="One for each run, in their order (default: 1 each).")
+    ] = None,
+    depth: Annotated[int, typer.Option("--depth", min=1, help="Lines for each topic; the runs are read whole.")] = 1000,
+    tag: Annotated[str, typer.Option("--tag", help="Last column of the run, one word.")] = "touche-llm",
+    task: Annotated[
+        str | None,
+        typer.Option(
+            "--task",
+            help=f"Whose labels and limits hold: {', '.join(TASKS)}. Needed where some documents have a stance and "
+            "others none: those get the task's label for an unknown stance, or are left out where it has none.",
+        ),
+    ] = None,
+) -> None:
+    """Make one run of several by reciprocal rank fusion or by their scores.
+
+    A document has the stance of the first run that gives it one.
+    """
+    known = get_task(task) if task is not None else None
+    settings = o.checked(FusionSettings, {"method": method, "k": k})
+    weights = weight or [1.0] * len(runs)
+    if len(runs) < 2:
+        raise UsageError("one run alone cannot be fused; name two or more")
+    check_weights(weights, len(runs))
+    if not is_word(tag):
+        raise UsageError("--tag: must be one word: a run line has six columns")
+    if known is not None and depth > known.most_per_topic:
+        raise UsageError(f"--depth: {known.name} takes at most {known.most_per_topic} documents a topic")
+    if out.exists() and any(run.exists() and out.samefile(run) for run in runs):
+        raise UsageError(f"{out}: is one of the runs to fuse; name another file with --out")
+    labels = known.stances if known is not None else None
+    fused = fuse_runs([read_run(run, labels) for run in runs], weights, settings, task=known, depth=depth, tag=tag)
+    write_run(out, fused.lines)
+    topics = {line.topic_id for line in fused.lines}
+    if fused.partial:
+        names = ", ".join(fused.partial[:_MANY]) + (", …" if len(fused.partial) > _MANY else "")
+        print(printable(f"topics not in every run, fused from those that have them: {len(fused.partial):,} ({names})"))
+    if fused.disagreeing:
+        print(
+            f"documents whose stance the runs disagree on: {fused.disagreeing:,} (the first run that has one is heard)"
+        )
+    if fused.imputed and known is not None:
+        print(f"documents that no run has a stance for: {fused.imputed:,} (imputed: {known.unknown_stance})")
+    if fused.left_out:
+        print(f"documents that no run has a stance for: {fused.left_out:,} (left out: the task has no label for that)")
+    print(f"run: {out} ({len(fused.lines):,} lines, {len(topics):,} topics)")

@@ -1,0 +1,125 @@
+"""A dry run: the same way through with an engine that sends nothing, to see what a run would ask."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from touche_llm.config import Config
+from touche_llm.engines import assumed_facts
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.dry import DryEngine, OverlayCache, Spent
+from touche_llm.llm.language_model import Counts, LanguageModel
+from touche_llm.stages.common import Observer
+from touche_llm.stages.judge import judge_stage
+from touche_llm.stages.rank import rank_stage
+from touche_llm.stages.retrieve import retrieve_stage
+
+StageName = Literal["retrieve", "judge", "rank"]
+# Answers that change the ranking least, and most.
+_POLICIES: tuple[Literal["first", "second"], ...] = ("first", "second")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a stage would send with one prompt: the least and the most, where that depends on the answers."""
+
+    stage: StageName
+    prompt: str
+    least: Spent
+    most: Spent
+
+
+@dataclass(slots=True)
+class DryRun:
+    """What a run would cost.
+
+    Attributes:
+        costs: of each stage and prompt.
+        known: answers of each stage that are in the cache already, or asked for twice; at least so many.
+        context: the engine's, in tokens, or None where it is not known: documents are counted whole then.
+    """
+
+    costs: list[Cost] = field(default_factory=list)
+    known: dict[StageName, int] = field(default_factory=dict)
+    context: int | None = None
+
+
+async def dry_cost(config: Config, folder: Path | None, stages: Sequence[StageName], observer: Observer) -> DryRun:
+    """What stages would ask, from the prompts that they would render; nothing is sent and nothing is written.
+
+    Only the corpus is stored and indexed, and ChatNoir asked, as the run would. Judgments that are not in the cache
+    count as undecided, so documents are compared in the order of the first stage. How often some methods compare
+    depends on the answers: the last stage is gone through twice, with answers that confirm the ranking and with answers
+    that turn it round.
+
+    Args:
+        config: what is asked for.
+        folder: what earlier stages wrote, or None.
+        stages: one after the other.
+        observer: is told.
+    """
+    result = DryRun()
+    quiet = _Quiet(observer)
+    with tempfile.TemporaryDirectory() as name:
+        there = Path(name)
+        if folder is not None:
+            shutil.copytree(folder, there, dirs_exist_ok=True)
+        learnt = there / "learnt.jsonl"
+        for stage in stages:
+            spent, hits = [], []
+            # Only comparisons are answered differently.
+            for policy in _POLICIES if stage == "rank" else _POLICIES[:1]:
+                engine = DryEngine(policy)
+                with _cache(config) as cache:
+                    facts = assumed_facts(config, cache)
+                    result.context = facts.context if facts.engine or config.engine.context else None
+                    if learnt.exists():
+                        cache.import_cassette(learnt)
+                    model = LanguageModel(facts=facts, engine=engine, cache=cache)
+                    await _STAGES[stage](config, there, quiet, model)
+                    if stage != "rank":
+                        cache.export_cassette(learnt)
+                spent.append(engine.spent)
+                hits.append(model.counts.cache_hits)
+            result.known[stage] = min(hits)
+            for prompt in dict.fromkeys(prompt for each in spent for prompt in each):
+                found = sorted((each.get(prompt, Spent()) for each in spent), key=lambda each: each.requests)
+                result.costs.append(Cost(stage, prompt, found[0], found[-1]))
+    return result
+
+
+_STAGES: Mapping[StageName, Callable[[Config, Path, Observer, LanguageModel], Awaitable[object]]] = {
+    "retrieve": retrieve_stage,
+    "judge": judge_stage,
+    "rank": rank_stage,
+}
+
+
+def _cache(config: Config) -> Cache:
+    """What answers the run would find."""
+    match config.cache.mode:
+        case CacheMode.OFF:
+            return Cache(config.cache.file, CacheMode.OFF)
+        case CacheMode.REFRESH:
+            return OverlayCache(None)
+        case _:
+            return OverlayCache(config.cache.file)
+
+
+class _Quiet:
+    """Shows the stages as the observer does, and keeps notices about a run that is none to itself."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def notify(self, message: str) -> None:
+        pass
+
+    def stage(self, title: str, total: int, counts: Counts | None = None) -> AbstractContextManager[Callable[[], None]]:
+        return self._observer.stage(f"{title} (dry run)", total, counts)

@@ -1,0 +1,154 @@
+"""The steps of a ranking, one after the other: `judge,pairwise:10` orders by judgments, then the best ten by pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from touche_llm.ranking import insertion, listwise, pairwise, setwise, sliding, tournament
+from touche_llm.ranking.balance import BalanceSettings, balance
+from touche_llm.ranking.comparing import Comparer, Kind
+from touche_llm.ranking.fusion import FusionSettings, fuse
+from touche_llm.ranking.listwise import ListwiseSettings
+from touche_llm.ranking.pairwise import PairwiseSettings
+from touche_llm.ranking.setwise import SetwiseSettings
+from touche_llm.ranking.sliding import SlidingSettings
+from touche_llm.ranking.tournament import TournamentSettings
+from touche_llm.records import Scored
+
+JUDGE, FUSION, BALANCE = "judge", "fusion", "balance"
+
+
+class RankingSettings(BaseModel):
+    """How the steps rank, each in its own section.
+
+    `document_tokens` is how many tokens of each document a comparison shows at most; where the context does not hold
+    that many of each, it shows fewer.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    document_tokens: int = Field(512, ge=16)
+    pairwise: PairwiseSettings = PairwiseSettings()
+    sliding: SlidingSettings = SlidingSettings()
+    setwise: SetwiseSettings = SetwiseSettings()
+    insertion: SetwiseSettings = SetwiseSettings()
+    listwise: ListwiseSettings = ListwiseSettings()
+    tournament: TournamentSettings = TournamentSettings()
+    fusion: FusionSettings = FusionSettings()
+    balance: BalanceSettings = BalanceSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A way of ranking documents by comparing them.
+
+    Attributes:
+        rerank: gets the documents, best first, and gives the same ones, best first, with scores between 0 and 1.
+        asks: the kind of question, which is the name of its prompt.
+    """
+
+    rerank: Callable[[list[str], Comparer, Any], Awaitable[list[Scored]]]
+    asks: Kind
+
+
+METHODS: Mapping[str, Method] = {
+    "pairwise": Method(pairwise.rerank, "best"),
+    "sliding": Method(sliding.rerank, "best"),
+    "setwise": Method(setwise.rerank, "best"),
+    "insertion": Method(insertion.rerank, "best"),
+    "listwise": Method(listwise.rerank, "order"),
+    "tournament": Method(tournament.rerank, "order"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of the ranking: its name, and how many of the best documents it puts in order (0 for `judge`: all)."""
+
+    name: str
+    depth: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.depth}" if self.depth else self.name
+
+
+def parse_steps(texts: Sequence[str]) -> tuple[Step, ...]:
+    """The steps that are written as `judge` or `name:depth`.
+
+    Raises:
+        ValueError: no such step, a depth that is missing or too small, or `judge` elsewhere than at the beginning.
+    """
+    steps = tuple(_parse(text) for text in texts)
+    if not steps:
+        raise ValueError(f"must name a step: {JUDGE}, or one of {', '.join(_DEEP)} with a depth, as pairwise:10")
+    if any(step.name == JUDGE for step in steps[1:]):
+        raise ValueError(f"{JUDGE} orders everything by the judgments, so it can only be the first step")
+    return steps
+
+
+_DEEP = (*METHODS, FUSION, BALANCE)
+
+
+def _parse(text: str) -> Step:
+    name, _, depth = text.strip().partition(":")
+    if name == JUDGE and not depth:
+        return Step(JUDGE)
+    if name not in _DEEP:
+        raise ValueError(f"{text!r}: no such step; there is {JUDGE}, and with a depth {', '.join(_DEEP)}")
+    if not depth.isascii() or not depth.isdigit() or not 2 <= int(depth) <= 10_000:
+        raise ValueError(f"{text!r}: needs the number of documents to put in order, at least 2, as {name}:10")
+    return Step(name, int(depth))
+
+
+def asked_kinds(steps: Sequence[Step]) -> tuple[Kind, ...]:
+    """The kinds of question that the steps ask the model; none where they ask nothing."""
+    return tuple(sorted({METHODS[step.name].asks for step in steps if step.name in METHODS}))
+
+
+async def rank_topic(
+    first_stage: list[Scored],
+    judged: list[Scored],
+    steps: Sequence[Step],
+    settings: RankingSettings,
+    comparer: Callable[[Step], Comparer],
+    stances: Mapping[str, str],
+    sides: Sequence[str],
+) -> list[Scored]:
+    """The ranking of one topic after all steps.
+
+    Each step puts the best documents so far in order; those below stay. Its scores, between 0 and 1, are raised by one
+    for each step, so that they stay above those of the documents that it did not see.
+
+    Args:
+        first_stage: the documents in the order of the first stage, with scores from 0 to 1.
+        judged: the same documents by their judgments, with scores up to 1.
+        steps: in order.
+        settings: of all steps.
+        comparer: makes what a step asks with.
+        stances: the label of each document.
+        sides: the labels that take a side.
+    """
+    ranking = judged if steps[0].name == JUDGE else first_stage
+    # What a fusion puts together: the first stage, and what each step made.
+    rankings = [first_stage, ranking] if ranking is judged else [first_stage]
+    for level, step in enumerate(steps, start=1):
+        top, rest = ranking[: step.depth], ranking[step.depth :]
+        if step.name == JUDGE or len(top) < 2:
+            continue
+        if step.name == BALANCE:
+            ranking = balance(top, stances, sides, settings.balance) + rest
+            continue
+        if step.name == FUSION:
+            wanted = {each.document_id for each in top}
+            parts = [[each for each in part if each.document_id in wanted] for part in rankings]
+            found = fuse(parts, [1.0] * len(parts), settings.fusion)
+        else:
+            documents = [each.document_id for each in top]
+            found = await METHODS[step.name].rerank(documents, comparer(step), getattr(settings, step.name))
+        ranking = [Scored(each.document_id, level + each.score) for each in found] + rest
+        rankings.append(ranking)
+    return ranking

@@ -1,0 +1,38 @@
+"""Pairwise comparison of all pairs: a document's score is its mean probability to win.
+
+PRP-Allpair (Qin et al., arXiv 2306.17563), with the probability of the answer in place of the answer.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations, permutations
+from statistics import fmean
+
+from pydantic import BaseModel, ConfigDict
+
+from touche_llm.ranking.comparing import Comparer
+from touche_llm.ranking.order import by_value
+from touche_llm.records import Scored
+
+
+class PairwiseSettings(BaseModel):
+    """`both_orders`: each pair is asked in both orders, since models prefer a place; else the better one first."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    both_orders: bool = True
+
+
+async def rerank(documents: list[str], comparer: Comparer, settings: PairwiseSettings) -> list[Scored]:
+    """The documents by their mean probability to win against each other one.
+
+    A pair without an answer counts for neither; a document without any answered pair comes last. k documents take
+    k(k - 1) requests, or half of that in one order. Those that show the same document first follow on each other, for
+    the server's prefix cache.
+    """
+    pairs = permutations(documents, 2) if settings.both_orders else combinations(documents, 2)
+    wins: dict[str, list[float]] = {each: [] for each in documents}
+    for answer in await comparer.together(comparer.best, pairs):
+        for each, share in (answer or {}).items():
+            wins[each].append(share)
+    return by_value({each: fmean(shares) if shares else 0.0 for each, shares in wins.items()})

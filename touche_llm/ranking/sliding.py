@@ -1,0 +1,49 @@
+"""Pairwise comparison of neighbours, from the last to the first, again and again: passes of a bubble sort.
+
+PRP-Sliding-K (Qin et al., arXiv 2306.17563): k passes put the best k documents in place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from touche_llm.ranking.comparing import Comparer
+from touche_llm.ranking.order import by_position
+from touche_llm.records import Scored
+
+
+class SlidingSettings(BaseModel):
+    """`passes`: how many of the best are put in place; `both_orders` as for all pairs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    passes: int = Field(10, ge=1)
+    both_orders: bool = True
+
+
+async def rerank(documents: list[str], comparer: Comparer, settings: SlidingSettings) -> list[Scored]:
+    """The documents after the passes. A pair without an answer keeps its order.
+
+    A pass follows two places behind the one before, so several are under way at once. What a pass asks that one before
+    it has asked already is not sent again.
+    """
+    order = list(documents)
+    last = len(order) - 1
+    passes = min(settings.passes, last)
+    # settled[p][place]: pass p has compared the documents at place - 1 and place.
+    settled = [[asyncio.Event() for _ in order] for _ in range(passes)]
+
+    async def bubble(number: int) -> None:
+        for place in range(last, number, -1):
+            if number:
+                # The document above is what the pass before left there.
+                await settled[number - 1][place - 1].wait()
+            pair = (order[place - 1], order[place])
+            if await comparer.winner(pair, both_orders=settings.both_orders) == pair[1]:
+                order[place - 1], order[place] = order[place], order[place - 1]
+            settled[number][place].set()
+
+    await comparer.together(bubble, range(passes))
+    return by_position(order)

@@ -1,0 +1,117 @@
+"""Ranking all topics: each goes through the steps by itself, and none waits for another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from touche_llm.judging import Asking, Documents, Done
+from touche_llm.llm.concurrency import Slots, in_order
+from touche_llm.prompts import Prompt
+from touche_llm.ranking.chain import RankingSettings, Step, rank_topic
+from touche_llm.ranking.comparing import Comparer
+from touche_llm.ranking.pointwise import by_first_stage, by_judgment
+from touche_llm.records import Candidate, Comparison, Failure, Judgment, RunLine, Topic
+from touche_llm.runs import strictly_decreasing
+from touche_llm.tasks.base import Aim, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Comparing:
+    """What steps that compare documents need: how to ask, with which prompts, and where the texts are."""
+
+    asking: Asking
+    prompts: Mapping[str, Prompt]
+    documents: Documents
+    aim: Aim
+
+
+@dataclass(slots=True)
+class Ranked:
+    """The lines of a run, and the comparisons behind them and their failures, topic by topic."""
+
+    lines: list[RunLine] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+
+
+async def rank_topics(
+    topics: list[Topic],
+    candidates: Mapping[str, list[Candidate]],
+    judgments: Mapping[str, Mapping[str, Judgment]],
+    stances: Mapping[str, Mapping[str, str]],
+    task: Task,
+    weights: Mapping[str, float],
+    steps: tuple[Step, ...],
+    settings: RankingSettings,
+    comparing: Comparing | None,
+    tag: str,
+    done: Done,
+) -> Ranked:
+    """The rankings of all topics.
+
+    Requests of all topics share the asking's concurrency; those of earlier topics go first, so that a server's prefix
+    cache serves a topic's part together.
+
+    Args:
+        topics: in the order of the run.
+        candidates: by topic.
+        judgments: by topic and document.
+        stances: by topic and document; a document without one is left out.
+        task: gives the labels and the limit.
+        weights: of the grades and of the first stage.
+        steps: of the ranking.
+        settings: of the steps.
+        comparing: None where no step compares.
+        tag: the run's.
+        done: called after each topic.
+    """
+    slots = Slots(comparing.asking.concurrency) if comparing is not None else None
+
+    async def rank_one(item: tuple[int, Topic]) -> tuple[list[RunLine], list[Comparer]]:
+        position, topic = item
+        labels = stances.get(topic.id, {})
+        first = [each for each in by_first_stage(candidates.get(topic.id, [])) if each.document_id in labels]
+        judged = by_judgment(first, judgments.get(topic.id, {}), weights)
+        comparers: list[Comparer] = []
+        variables: dict[str, Any] = {}
+
+        def comparer(step: Step) -> Comparer:
+            assert comparing is not None and slots is not None
+            if task.question.variables and not variables:
+                shown = task.question.show(topic, comparing.documents.get(first[0].document_id))
+                variables.update({name: shown.variables[name] for name in task.question.variables})
+            comparers.append(
+                Comparer(
+                    step=str(step),
+                    topic=topic,
+                    position=position,
+                    documents=comparing.documents,
+                    question=task.question,
+                    variables=variables,
+                    prompts=comparing.prompts,
+                    asking=comparing.asking,
+                    slots=slots,
+                    aim=comparing.aim,
+                    document_tokens=settings.document_tokens,
+                )
+            )
+            return comparers[-1]
+
+        ranking = await rank_topic(first, judged, steps, settings, comparer, labels, task.sides)
+        ranking = ranking[: task.most_per_topic]
+        scores = strictly_decreasing([each.score for each in ranking])
+        done()
+        return [
+            RunLine(topic.id, labels[each.document_id], each.document_id, rank, score, tag)
+            for rank, (each, score) in enumerate(zip(ranking, scores, strict=True), start=1)
+        ], comparers
+
+    result = Ranked()
+    for lines, comparers in await in_order(rank_one, enumerate(topics), max(len(topics), 1)):
+        result.lines += lines
+        for each in comparers:
+            result.comparisons += each.comparisons
+            result.failures += each.failures
+    return result

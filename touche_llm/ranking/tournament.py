@@ -1,0 +1,82 @@
+"""A tournament: groups are ordered, the better half of each goes on, and points are added over several tournaments.
+
+After TourRank (Chen et al., arXiv 2406.11678). Groups of a stage, and tournaments, do not wait for each other.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from touche_llm.ranking.comparing import MOST_DOCUMENTS, Comparer
+from touche_llm.ranking.order import by_value
+from touche_llm.records import Scored
+
+
+class TournamentSettings(BaseModel):
+    """The tournaments.
+
+    Attributes:
+        group: most documents of a group.
+        rounds: tournaments, each with groups and orders of its own.
+        seed: of the shuffles.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    group: int = Field(10, ge=2, le=MOST_DOCUMENTS)
+    rounds: int = Field(2, ge=1)
+    seed: int = 0
+
+
+async def rerank(documents: list[str], comparer: Comparer, settings: TournamentSettings) -> list[Scored]:
+    """The documents by their points; equal ones in the order in which they came.
+
+    A stage won gives a point. Those left when one group holds all are put in order, which gives the fraction of them
+    that a document does not stand behind. Where a group has no answer its order so far holds.
+    """
+
+    async def play(number: int) -> dict[str, float]:
+        return await _tournament(documents, number, comparer, settings)
+
+    tournaments = await comparer.together(play, range(settings.rounds))
+    points = {each: sum(tournament[each] for tournament in tournaments) for each in documents}
+    most = max(points.values(), default=1.0)
+    return by_value({each: value / most for each, value in points.items()})
+
+
+async def _tournament(
+    documents: list[str], number: int, comparer: Comparer, settings: TournamentSettings
+) -> dict[str, float]:
+    points = dict.fromkeys(documents, 0.0)
+    left = list(documents)
+    stage = 0
+    while len(left) > settings.group:
+        count = -(-len(left) // settings.group)
+        # As seeds are spread over the groups of a championship.
+        groups = [left[first::count] for first in range(count)]
+        winners = set()
+        for group in await _ordered(groups, comparer, settings, number, stage):
+            winners.update(group[: -(-len(group) // 2)])
+        left = [each for each in left if each in winners]
+        for each in left:
+            points[each] += 1.0
+        stage += 1
+    (final,) = await _ordered([left], comparer, settings, number, stage)
+    for place, each in enumerate(final):
+        points[each] += 1.0 - place / len(final)
+    return points
+
+
+async def _ordered(
+    groups: list[list[str]], comparer: Comparer, settings: TournamentSettings, number: int, stage: int
+) -> list[list[str]]:
+    """Each group in order, asked shuffled, so that no place in the prompt favours the same document every time."""
+    shown = [list(group) for group in groups]
+    for index, group in enumerate(shown):
+        comparer.random(settings.seed, number, stage, index).shuffle(group)
+
+    async def order(group: list[str]) -> list[str] | None:
+        return await comparer.order(group) if len(group) > 1 else group
+
+    answers = await comparer.together(order, shown)
+    return [answer or group for answer, group in zip(answers, groups, strict=True)]

@@ -1,0 +1,20 @@
+"""The names of the files in a run's folder."""
+
+CANDIDATES = "candidates.run.txt"
+# Where pairs are made of them, the first stage finds sentences.
+SENTENCES = "sentences.run.txt"
+SENTENCE_JUDGMENTS = "sentence_judgments.jsonl"
+JUDGMENTS = "judgments.jsonl"
+# What the stance prompt says.
+STANCES = "stances.jsonl"
+FAILURES = "failures.jsonl"
+# Only with query expansion.
+QUERIES = "queries.jsonl"
+QUERY_FAILURES = "query_failures.jsonl"
+# Only where the ranking compares documents.
+COMPARISONS = "comparisons.jsonl"
+COMPARISON_FAILURES = "comparison_failures.jsonl"
+RUN = "run.txt"
+OF_JUDGE = (STANCES, JUDGMENTS, FAILURES)
+OF_RANK = (COMPARISONS, COMPARISON_FAILURES, RUN)
+ALL_FAILURES = (QUERY_FAILURES, FAILURES, COMPARISON_FAILURES)

@@ -1,0 +1,173 @@
+"""The second stage: the model judges the candidates."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from touche_llm.config import FILE_NAME, Config, write_config
+from touche_llm.errors import DataError
+from touche_llm.files import write_records
+from touche_llm.first_stage import check_candidates, choose_topics, open_corpus
+from touche_llm.judging import judge
+from touche_llm.llm.language_model import Counts, LanguageModel
+from touche_llm.metadata import record_stage
+from touche_llm.ranking.pointwise import by_first_stage, by_judgment
+from touche_llm.records import Candidate, Failure, Judgment, StanceReading, Topic
+from touche_llm.run_files import CANDIDATES, FAILURES, JUDGMENTS, OF_JUDGE, OF_RANK, SENTENCE_JUDGMENTS, STANCES
+from touche_llm.runs import write_candidates
+from touche_llm.stages.common import (
+    Observer,
+    asking_of,
+    by_kind,
+    candidates_of,
+    facts_of,
+    first_stage_file,
+    prompts_of,
+    remove,
+    with_objects,
+)
+from touche_llm.stages.pairs import judge_pairs
+from touche_llm.stages.stances import ask_stances
+from touche_llm.tasks import get_task
+from touche_llm.tasks.base import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a stage that asks the model ended."""
+
+    judgments: int
+    failures: list[Failure]
+    counts: Counts
+
+
+async def judge_stage(config: Config, folder: Path, observer: Observer, model: LanguageModel) -> Outcome:
+    """Judge the candidates of the run's folder; write judgments, stances and failures.
+
+    Where the task ranks pairs, sentences are judged first, and the candidates are the pairs made of them.
+
+    Raises:
+        ReplayMiss: in replay, when the cache lacks an answer; nothing is written then.
+    """
+    started = time.monotonic()
+    task = get_task(config.task)
+    topics = choose_topics(config)
+    found = candidates_of(folder / first_stage_file(task), config, "retrieve")
+    asking = asking_of(config, model)
+    prompts = prompts_of(config, task, "judge", "objects", "sentence", "stance")
+    before = replace(model.counts)
+    facts: dict[str, Any] = {}
+    failures: list[Failure] = []
+    stances: list[StanceReading] = []
+    pairs: list[list[Candidate]] | None = None
+    sentences: list[Judgment] | None = None
+    with open_corpus(config, task, observer.notify) as corpus:
+        check_candidates(folder / first_stage_file(task), found.values(), corpus.candidates, corpus.name)
+        topics, failures, objects = await with_objects(topics, task, prompts, asking, observer)
+        if objects:
+            facts["objects found by the model"] = objects
+        if task.sentence_question is None:
+            chosen = {topic_id: ranking[: config.depth] for topic_id, ranking in found.items()}
+            work = [(topic, each.document_id) for topic in topics for each in chosen.get(topic.id, [])]
+            with observer.stage("judging", len(work), model.counts) as done:
+                judgments, failed = await judge(work, corpus.documents, task.question, prompts["judge"], asking, done)
+            model.raise_on_misses()
+            if "stance" in prompts and config.stance is not None:
+                work = _best(topics, chosen, judgments, task, config.stance.depth)
+                stances, unread = await ask_stances(
+                    work,
+                    corpus.documents,
+                    task,
+                    prompts["stance"],
+                    config.stance.both_orders,
+                    asking,
+                    partial(observer.stage, counts=model.counts),
+                )
+                model.raise_on_misses()
+                failed += unread
+        else:
+            assert corpus.store is not None
+            judged = await judge_pairs(
+                topics,
+                found,
+                corpus.store.parts,
+                task,
+                config,
+                prompts["sentence"],
+                prompts["judge"],
+                asking,
+                partial(observer.stage, counts=model.counts),
+            )
+            judgments, failed = judged.judgments, judged.failures
+            pairs, sentences = judged.candidates, judged.sentences
+            facts |= judged.facts()
+            for topic_id, count in judged.too_few.items():
+                observer.notify(f"topic {topic_id}: {count} pairs, fewer than the {task.least_per_topic} wanted")
+    failures += failed
+    seconds = time.monotonic() - started
+    answers = model.counts.asked + model.counts.cache_hits - before.asked - before.cache_hits
+    remove(folder, *OF_JUDGE, *OF_RANK)
+    write_config(config, folder / FILE_NAME)
+    if pairs is not None and sentences is not None:
+        write_candidates(folder / CANDIDATES, pairs, config.tag)
+        write_records(folder / SENTENCE_JUDGMENTS, sentences)
+    write_records(folder / JUDGMENTS, judgments)
+    if "stance" in prompts:
+        write_records(folder / STANCES, stances)
+    write_records(folder / FAILURES, failures)
+    asked = [*(sentences or []), *(each for each in judgments if each.source != "inherited")]
+    record_stage(
+        folder,
+        config,
+        "judge",
+        {
+            **facts_of(model, prompts, before),
+            **facts,
+            "judgments": len(asked),
+            "judgments without probabilities": sum(judgment.source == "value" for judgment in asked),
+            **({"documents asked for their stance": len(stances)} if "stance" in prompts else {}),
+            "failures": by_kind(failures),
+            "mean probability outside the labels": _mean_outside(asked),
+            "requests per topic": round(answers / max(len(topics), 1), 1),
+            "seconds": round(seconds, 3),
+            "judgments per second": round(len(asked) / seconds, 2) if seconds else None,
+        },
+    )
+    if pairs is not None and not any(pairs):
+        raise DataError(
+            f"{folder / SENTENCE_JUDGMENTS}: no topic has two sentences on one side, so there is no pair; see what the "
+            "model says of them there, or set pairs.no_side_above higher"
+        )
+    return Outcome(len(asked), failures, model.counts)
+
+
+def _best(
+    topics: list[Topic], chosen: dict[str, list[Candidate]], judgments: list[Judgment], task: Task, depth: int
+) -> list[tuple[Topic, str]]:
+    """The best judged documents of each topic.
+
+    By the task's weights, not the run's: ranking by others must not change what was asked.
+    """
+    judged: dict[str, dict[str, Judgment]] = {topic.id: {} for topic in topics}
+    for judgment in judgments:
+        judged[judgment.topic_id][judgment.document_id] = judgment
+    work = []
+    for topic in topics:
+        ranking = by_judgment(by_first_stage(chosen.get(topic.id, [])), judged[topic.id], task.weights)
+        best = [each.document_id for each in ranking if each.document_id in judged[topic.id]]
+        work += [(topic, document_id) for document_id in best[:depth]]
+    return work
+
+
+def _mean_outside(judgments: list[Judgment]) -> float | None:
+    shares = [
+        reading.outside
+        for judgment in judgments
+        for reading in judgment.readings.values()
+        if reading.outside is not None
+    ]
+    return round(sum(shares) / len(shares), 6) if shares else None

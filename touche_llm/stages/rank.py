@@ -1,0 +1,224 @@
+"""The last stage: from candidates and judgments to the run."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from touche_llm.config import FILE_NAME, Config, write_config
+from touche_llm.errors import DataError
+from touche_llm.files import read_records, write_records
+from touche_llm.first_stage import check_candidates, choose_topics, listed, open_corpus
+from touche_llm.llm.language_model import LanguageModel
+from touche_llm.metadata import record_stage
+from touche_llm.ranking.chain import asked_kinds
+from touche_llm.ranking.topics import Comparing, Ranked, rank_topics
+from touche_llm.records import Candidate, Failure, Judgment, StanceReading, Topic
+from touche_llm.run_files import CANDIDATES, COMPARISON_FAILURES, COMPARISONS, JUDGMENTS, OF_RANK, RUN, STANCES
+from touche_llm.runs import write_run
+from touche_llm.stages.common import (
+    Observer,
+    asking_of,
+    by_kind,
+    candidates_of,
+    compares,
+    facts_of,
+    prompts_of,
+    remove,
+    with_objects,
+)
+from touche_llm.stance import StanceSettings, decide
+from touche_llm.tasks import get_task
+from touche_llm.tasks.base import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """How the last stage ended: lines of the run, how many of them have no judgment, and what could not be compared."""
+
+    lines: int
+    imputed: int
+    failures: list[Failure]
+
+
+async def rank_stage(config: Config, folder: Path, observer: Observer, model: LanguageModel | None = None) -> Ranking:
+    """Write `run.txt` from the folder's candidates and judgments, and what was compared for it.
+
+    Args:
+        config: what is asked for.
+        folder: the run's.
+        observer: is told.
+        model: needed where a step of the ranking compares documents.
+
+    Raises:
+        ReplayMiss: in replay, when the cache lacks an answer; nothing is written then.
+    """
+    started = time.monotonic()
+    task = get_task(config.task)
+    topics = choose_topics(config)
+    candidates = candidates_of(folder / CANDIDATES, config, "judge" if task.sentence_question else "retrieve")
+    judgments = _read_judgments(folder, task)
+    stances = _stances(config, folder, task, candidates, judgments)
+    _warn_of_calibration(config, topics, observer)
+    asked: dict[str, Any] = {}
+    if not compares(config):
+        ranked = await _rank(config, task, topics, candidates, judgments, stances, None, observer)
+    else:
+        assert model is not None
+        before = replace(model.counts)
+        prompts = prompts_of(config, task, "objects", *asked_kinds(config.steps))
+        asking = asking_of(config, model)
+        with open_corpus(config, task, observer.notify) as corpus:
+            check_candidates(folder / CANDIDATES, candidates.values(), corpus.documents, corpus.name)
+            comparing = Comparing(asking, prompts, corpus.documents, config.aim)
+            found, failures, _ = await with_objects(topics, task, prompts, asking, observer)
+            by_id = {topic.id: topic for topic in found}
+            topics = [by_id.get(topic.id, topic) for topic in topics]
+            ranked = await _rank(config, task, topics, candidates, judgments, stances, comparing, observer)
+        model.raise_on_misses()
+        ranked.failures[:0] = failures
+        compared = Counter(comparison.step for comparison in ranked.comparisons)
+        asked = {
+            **facts_of(model, prompts, before),
+            "comparisons": dict(compared),
+            "failures": by_kind(ranked.failures),
+        }
+    lines = ranked.lines
+    behind = [judgments.get(line.topic_id, {}).get(line.document_id) for line in lines]
+    imputed = behind.count(None)
+    inherited = sum(judgment is not None and judgment.source == "inherited" for judgment in behind)
+    sizes = Counter(line.topic_id for line in lines)
+    if not lines:
+        raise DataError(f"{folder / CANDIDATES}: no candidate to rank for the chosen topics; judge them first")
+    left_out = sum(min(len(candidates.get(topic.id, [])), task.most_per_topic) for topic in topics) - len(lines)
+    if imputed:
+        observer.notify(
+            f"{imputed} of {len(lines)} documents have no judgment: first-stage order, stance {task.unknown_stance}"
+        )
+    if left_out:
+        observer.notify(f"{left_out} documents have no judgment and are left out, since {task.name} has no such stance")
+    remove(folder, *OF_RANK)
+    write_config(config, folder / FILE_NAME)
+    if compares(config):
+        write_records(folder / COMPARISONS, ranked.comparisons)
+        write_records(folder / COMPARISON_FAILURES, ranked.failures)
+    write_run(folder / RUN, lines)
+    record_stage(
+        folder,
+        config,
+        "rank",
+        {
+            "steps": list(config.rank),
+            "aim": config.aim,
+            "weights": dict(config.weights),
+            **asked,
+            "lines": len(lines),
+            "lines judged by the model": len(lines) - inherited - imputed,
+            "lines with inherited grades": inherited,
+            "topics with too few lines": {
+                topic.id: sizes[topic.id] for topic in topics if sizes[topic.id] < task.least_per_topic
+            },
+            "stances": {stance: sum(line.stance == stance for line in lines) for stance in task.stances},
+            "imputed stances": imputed,
+            "left out without a judgment": left_out,
+            "seconds": round(time.monotonic() - started, 3),
+        },
+    )
+    return Ranking(len(lines), imputed, ranked.failures)
+
+
+def stance_of(
+    judgment: Judgment | None, reading: StanceReading | None, task: Task, settings: StanceSettings | None
+) -> str | None:
+    """The label of a document: by the stance prompt where that was asked, else by the judge prompt.
+
+    Returns:
+        the task's label for an unknown stance where neither was, or None where it has no such label.
+    """
+    if judgment is None and reading is None:
+        return task.unknown_stance
+    thresholds = settings.thresholds if settings is not None else {}
+    if reading is not None:
+        return decide(reading.probabilities, thresholds, task)
+    assert judgment is not None
+    probabilities = judgment.readings["stance"].probabilities if "stance" in judgment.readings else None
+    return decide(probabilities, thresholds, task) if thresholds and probabilities else judgment.stance
+
+
+async def _rank(
+    config: Config,
+    task: Task,
+    topics: list[Topic],
+    candidates: dict[str, list[Candidate]],
+    judgments: dict[str, dict[str, Judgment]],
+    stances: dict[str, dict[str, str]],
+    comparing: Comparing | None,
+    observer: Observer,
+) -> Ranked:
+    counts = comparing.asking.model.counts if comparing is not None else None
+    with observer.stage(f"ranking by {','.join(config.rank)}", len(topics), counts) as done:
+        return await rank_topics(
+            topics,
+            candidates,
+            judgments,
+            stances,
+            task,
+            config.weights,
+            config.steps,
+            config.ranking,
+            comparing,
+            config.tag,
+            done,
+        )
+
+
+def _read_judgments(folder: Path, task: Task) -> dict[str, dict[str, Judgment]]:
+    if not (folder / JUDGMENTS).exists():
+        raise DataError(f"{folder / JUDGMENTS}: not there; run `touche-llm judge` for this folder first")
+    judgments: dict[str, dict[str, Judgment]] = {}
+    for judgment in read_records(folder / JUDGMENTS, Judgment, "judgments"):
+        if judgment.stance not in task.stances:
+            raise DataError(f"{folder / JUDGMENTS}: stance {judgment.stance!r} is no label of {task.name}")
+        judgments.setdefault(judgment.topic_id, {})[judgment.document_id] = judgment
+    return judgments
+
+
+def _stances(
+    config: Config,
+    folder: Path,
+    task: Task,
+    candidates: dict[str, list[Candidate]],
+    judgments: dict[str, dict[str, Judgment]],
+) -> dict[str, dict[str, str]]:
+    """The label of each candidate that has one."""
+    path = folder / STANCES
+    readings: dict[tuple[str, str], StanceReading] = {}
+    if path.exists():
+        for reading in read_records(path, StanceReading, "stances"):
+            if set(reading.probabilities) != set(task.stances):
+                raise DataError(
+                    f"{path}: topic {reading.topic_id}, document {reading.document_id}: not the labels of {task.name}"
+                )
+            readings[reading.topic_id, reading.document_id] = reading
+    labels: dict[str, dict[str, str]] = {}
+    for topic_id, ranking in candidates.items():
+        labels[topic_id] = {}
+        for each in ranking:
+            judgment = judgments.get(topic_id, {}).get(each.document_id)
+            label = stance_of(judgment, readings.get((topic_id, each.document_id)), task, config.stance)
+            if label is not None:
+                labels[topic_id][each.document_id] = label
+    return labels
+
+
+def _warn_of_calibration(config: Config, topics: list[Topic], observer: Observer) -> None:
+    fitted = set(config.stance.calibrated_on if config.stance is not None else ())
+    both = [topic.id for topic in topics if topic.id in fitted]
+    if both:
+        observer.notify(
+            f"the thresholds of the stance were fitted on {len(both)} of these topics: what is measured on them says "
+            f"nothing about others: {listed(both)}"
+        )
