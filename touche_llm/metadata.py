@@ -17,6 +17,7 @@ from touche_llm.config import FILE_NAME as CONFIG_NAME
 from touche_llm.config import Config
 from touche_llm.errors import DataError
 from touche_llm.files import whole_file
+from touche_llm.ranking.chain import JUDGE
 from touche_llm.retrieval import analysis
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
@@ -88,9 +89,12 @@ def _method(config: Config, task: Task, judged: bool) -> dict[str, Any]:
     if judged and config.pairs is not None:
         pairs = {"sentences judged": config.depth, **config.pairs.model_dump()}
         retrieval.append({"name": "pairs", "method": "touche_llm.pairing", "reranks": "first stage", "params": pairs})
-    if judged:
+    for step in config.steps if judged else ():
+        pointwise = step.name == JUDGE
+        params = {"weights": dict(config.weights)} if pointwise else getattr(config.ranking, step.name).model_dump()
+        method = f"touche_llm.ranking.{'pointwise' if pointwise else step.name}"
         last = retrieval[-1]["name"]
-        retrieval.append({"name": "judge", "method": "touche_llm.ranking.pointwise", "reranks": last})
+        retrieval.append({"name": str(step), "method": method, "reranks": last, "params": params})
     if config.candidates is not None:
         first |= {"method": "run file", "params": {"file": str(config.candidates)}}
         return {"retrieval": retrieval}

@@ -132,7 +132,7 @@ async def rank_topic(
         stances: the label of each document.
         sides: the labels that take a side.
     """
-    ranking = judged if steps[0].name == JUDGE else first_stage
+    ranking = judged if steps and steps[0].name == JUDGE else first_stage
     # What a fusion puts together: the first stage, and what each step made.
     rankings = [first_stage, ranking] if ranking is judged else [first_stage]
     for level, step in enumerate(steps, start=1):

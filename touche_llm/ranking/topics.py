@@ -9,7 +9,7 @@ from typing import Any
 from touche_llm.judging import Asking, Documents, Done
 from touche_llm.llm.concurrency import Slots, in_order
 from touche_llm.prompts import Prompt
-from touche_llm.ranking.chain import RankingSettings, Step, rank_topic
+from touche_llm.ranking.chain import METHODS, RankingSettings, Step, rank_topic
 from touche_llm.ranking.comparing import Comparer
 from touche_llm.ranking.pointwise import by_first_stage, by_judgment
 from touche_llm.records import Candidate, Comparison, Failure, Judgment, RunLine, Topic
@@ -99,7 +99,10 @@ async def rank_topics(
             )
             return comparers[-1]
 
-        ranking = await rank_topic(first, judged, steps, settings, comparer, labels, task.sides)
+        # What no objects are known for cannot be asked about; the failure to find them is recorded.
+        known = task.objects_answer is None or topic.objects is not None
+        possible = steps if known else tuple(step for step in steps if step.name not in METHODS)
+        ranking = await rank_topic(first, judged, possible, settings, comparer, labels, task.sides)
         ranking = ranking[: task.most_per_topic]
         scores = strictly_decreasing([each.score for each in ranking])
         done()
