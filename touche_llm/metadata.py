@@ -90,16 +90,20 @@ def _method(config: Config, task: Task, judged: bool) -> dict[str, Any]:
         pairs = {"sentences judged": config.depth, **config.pairs.model_dump()}
         retrieval.append({"name": "pairs", "method": "touche_llm.pairing", "reranks": "first stage", "params": pairs})
     for step in config.steps if judged else ():
-        pointwise = step.name == JUDGE
-        params = {"weights": dict(config.weights)} if pointwise else getattr(config.ranking, step.name).model_dump()
-        method = f"touche_llm.ranking.{'pointwise' if pointwise else step.name}"
+        name = "pointwise" if step.name == JUDGE else step.name
+        settings = (
+            {"weights": dict(config.weights)} if step.name == JUDGE else getattr(config.ranking, name).model_dump()
+        )
         last = retrieval[-1]["name"]
-        retrieval.append({"name": str(step), "method": method, "reranks": last, "params": params})
+        method = f"touche_llm.ranking.{name}"
+        retrieval.append({"name": str(step), "method": method, "reranks": last, "params": settings})
     if config.candidates is not None:
         first |= {"method": "run file", "params": {"file": str(config.candidates)}}
         return {"retrieval": retrieval}
     depth = config.depth if config.sentences is None else config.sentences.pool
     params: dict[str, Any] = {"query": list(retriever.query), "depth": depth}
+    if config.expansion.use:
+        params["other queries"] = config.expansion.model_dump(exclude={"use"})
     if config.chatnoir is not None:
         first |= {"method": "ChatNoir", "params": {"index": config.chatnoir.index, **params}}
         return {"retrieval": retrieval}

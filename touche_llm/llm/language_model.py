@@ -18,6 +18,7 @@ from touche_llm.llm.cache import Cache, CacheMode, Entry, kept
 from touche_llm.llm.cutting import Fit, measure, shown
 from touche_llm.llm.engine import Completion, Engine, EngineFacts, Rejected, Transient, Unreachable
 from touche_llm.llm.labels import label_tokens
+from touche_llm.llm.misses import explained
 from touche_llm.llm.request import Request, content_key
 from touche_llm.records import Attempt, Cut
 
@@ -26,7 +27,6 @@ _ResultT = TypeVar("_ResultT")
 # An unusable answer is asked for again at most twice.
 SAMPLES = 3
 _KEPT_TEXT = 2000
-_LISTED = 3
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0
 # So many requests in a row without an answer are the engine's fault, not theirs.
 _MOST_GIVEN_UP = 32
@@ -338,18 +338,7 @@ class LanguageModel:
         """Raise ReplayMiss when replay asked for something that the cache does not hold."""
         if not self.misses:
             return
-        reasons: dict[str, list[Request]] = {}
-        for request in self.misses:
-            reasons.setdefault(_describe(request, self.cache), []).append(request)
-        lines = [f"{self.cache.path}: not in the cache: {len(self.misses)} of the answers that the run needs"]
-        for reason, requests in reasons.items():
-            places = ", ".join(_place(request) for request in requests[:_LISTED])
-            more = f" and {len(requests) - _LISTED} more" if len(requests) > _LISTED else ""
-            lines.append(f"  {reason}: {places}{more}")
-        cassette = self.cache.path.suffix == ".jsonl"
-        first = "import it into a cache (touche-llm cache import) and " if cassette else ""
-        lines.append(f"{first}run with --cache-mode reuse and a server to ask for them")
-        raise ReplayMiss("\n".join(lines))
+        raise ReplayMiss(explained(self.misses, self.cache))
 
 
 def _answered(answer: Answer, request: Request, model: type[AnswerT]) -> Answered[AnswerT]:
@@ -408,27 +397,3 @@ def _entry(kind: str, request: Request, value: Mapping[str, Any], key: str | Non
         sample=request.sample,
         value=dict(value),
     )
-
-
-def _place(request: Request) -> str:
-    origin = request.origin
-    return f"topic {origin.topic_id}" + (f" document {origin.document_id}" if origin.document_id else "")
-
-
-def _describe(request: Request, cache: Cache) -> str:
-    """Why an answer is missing, seen from what the cache holds for the same topic and document."""
-    origin = request.origin
-    asked = f"prompt {origin.prompt} version {origin.prompt_version} ({origin.prompt_hash})"
-    near = cache.find("answer", topic=origin.topic_id, document=origin.document_id)
-    if not near:
-        return f"{asked}: no usable answer is stored (never asked, or it failed)"
-    near = [entry for entry in near if entry.prompt == origin.prompt]
-    if not near:
-        return f"{asked}: no usable answer to this prompt is stored, but to others for the same topic and document"
-    if origin.prompt_hash not in {entry.prompt_hash for entry in near}:
-        stored = sorted({f"{entry.prompt} version {entry.prompt_version} ({entry.prompt_hash})" for entry in near})
-        return f"{asked}: the prompt changed, the cache has {', '.join(stored)}"
-    models = sorted({entry.model for entry in near})
-    if request.model not in models:
-        return f"{asked}: the cache has answers of {', '.join(models)}, not of {request.model}"
-    return f"{asked}: the prompt and the model are the same; the topic, the document or a setting changed"
