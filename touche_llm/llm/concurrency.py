@@ -21,7 +21,8 @@ async def in_order(
     Items are taken one by one when a call is free for them, in order, and no call waits for another to end. The first
     exception cancels the rest and is raised itself.
     """
-    waiting = enumerate(items)
+    listed = list(items)
+    waiting = enumerate(listed)
     results: dict[int, ResultT] = {}
 
     async def work() -> None:
@@ -30,7 +31,7 @@ async def in_order(
 
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(concurrency):
+            for _ in range(min(concurrency, len(listed))):
                 group.create_task(work())
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from errors.exceptions[0].__cause__

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import string
 from collections.abc import Mapping, Sequence
@@ -84,7 +83,7 @@ class DryEngine:
         tokens = _estimate(text)
         spent.requests += 1
         spent.prompt_tokens += tokens
-        spent.shared_tokens += _estimate(os.path.commonprefix([self._before.get(prompt, ""), text]))
+        spent.shared_tokens += _estimate(text[: _shared(self._before.get(prompt, ""), text)])
         self._before[prompt] = text
         return tokens
 
@@ -177,6 +176,18 @@ def _spelled(answer: Mapping[str, Sequence[Label]]) -> tuple[str, list[Token]]:
         tokens.append(Token(at=len(text.encode()), token=values[0], logprob=share, top=top))
         text += values[0]
     return text, tokens
+
+
+def _shared(one: str, other: str) -> int:
+    """How many characters two texts begin with alike, by halving: comparing characters one by one is far slower."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _joined(messages: Sequence[Message]) -> str:
