@@ -252,7 +252,7 @@ def stance_reading(topic: str, document: str, probabilities: dict[str, float]) -
 JUDGED, ASKED = shares(0.1, 0.2, 0.3, 0.4), shares(0.4, 0.3, 0.2, 0.1)
 
 
-def test_the_stance_prompt_goes_before_the_judge(tmp_path: Path) -> None:
+def test_where_the_stance_prompt_was_asked_the_judge_is_not_looked_at(tmp_path: Path) -> None:
     write_records(tmp_path / "j", [judgment("1", "a", JUDGED), judgment("1", "b", JUDGED), judgment("1", "c", None)])
     truth = {"1": {"a": "NO", "b": "FIRST", "c": "NO"}}
     examples = read_examples(tmp_path / "j", tmp_path / "s", truth, TASK)
@@ -260,7 +260,16 @@ def test_the_stance_prompt_goes_before_the_judge(tmp_path: Path) -> None:
     assert (examples.without, examples.elsewhere) == (["1 c"], 0)
     write_records(tmp_path / "s", [stance_reading("1", "b", ASKED), stance_reading("1", "c", ASKED)])
     examples = read_examples(tmp_path / "j", tmp_path / "s", truth, TASK)
-    assert [each.probabilities for each in examples.used] == [JUDGED, ASKED, ASKED]
+    assert examples.used == [Example("1", "b", ASKED, "FIRST"), Example("1", "c", ASKED, "NO")]
+    assert (examples.without, examples.elsewhere) == ([], 1)
+
+
+def test_readings_without_probabilities_are_not_fitted_on(tmp_path: Path) -> None:
+    write_records(tmp_path / "j", [judgment("1", "a", JUDGED)])
+    certain = stance_reading("1", "a", shares(0, 0, 0, 1)).model_copy(update={"source": "value"})
+    write_records(tmp_path / "s", [certain, stance_reading("1", "b", ASKED)])
+    examples = read_examples(tmp_path / "j", tmp_path / "s", {"1": {"a": "NO", "b": "FIRST"}}, TASK)
+    assert (examples.used, examples.without) == ([Example("1", "b", ASKED, "FIRST")], ["1 a"])
 
 
 def test_documents_that_cannot_be_used_are_counted_and_named(tmp_path: Path) -> None:

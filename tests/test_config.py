@@ -103,6 +103,14 @@ flags_given: dict[str, st.SearchStrategy[Any]] = {
     "sampling.chat_template_kwargs": st.dictionaries(texts, st.none() | st.booleans() | st.integers() | texts),
     "prompts.judge": texts,
     "weights.quality": st.floats(0, 1e300),
+    "aim": st.sampled_from(["relevance", "quality", "both"]),
+    "rank": st.sampled_from(["judge", "judge,pairwise:5", ("setwise:2", "balance:1000"), ["judge", " fusion:3"]]),
+    "ranking.setwise.children": st.integers(1, 19),
+    "ranking.balance.margin": st.floats(0, 1e300),
+    "stance.depth": st.integers(min_value=0),
+    "stance.thresholds": st.dictionaries(st.sampled_from(["NO", "NEUTRAL"]), st.floats(0, 1)),
+    "stance.calibrated_on": st.lists(texts, min_size=1).map(tuple),
+    "expansion.weight": st.floats(1e-300, 1e300),
     "cache.file": paths,
     "cache.mode": st.sampled_from(CacheMode),
 }
@@ -160,6 +168,28 @@ def test_a_written_configuration_reads_back_the_same(folder: Path, flags: dict[s
         ('tag: "a\\u00a0b"', ["tag: ", "one word"]),
         ('tag: "a\\e[2J"', ["tag: ", "one word"]),
         ("detph: 7\ndepth: many", ["detph: ", "depth: "]),
+        ("aim: beauty", ["aim: ", "'relevance', 'quality' or 'both'"]),
+        ("rank: []", ["rank: must name a step: judge, or one of pairwise"]),
+        ("rank: ''", ["rank: '': no such step; write judge, or"]),
+        ("rank: pairwise", ["rank: 'pairwise': needs the number of documents to put in order", "as pairwise:10"]),
+        ("rank: [judge, pairwise: 5]", ["rank.1: "]),
+        ("rank: ['pairwise:5', judge]", ["rank: judge orders everything", "only be the first step"]),
+        ("ranking: {pairwise: {orders: 2}}", ["ranking.pairwise.orders: no such name"]),
+        ("ranking: {setwize: {top: 2}}", ["ranking.setwize: no such name, did you mean ranking.setwise?"]),
+        ("ranking: {document_tokens: 1}", ["ranking.document_tokens: "]),
+        ("ranking: {listwise: {window: 27}}", ["ranking.listwise.window: "]),
+        ("ranking: {fusion: {method: sum}}", ["ranking.fusion.method: ", "'rrf' or 'interpolation'"]),
+        ("ranking: {fusion: {k: .inf}}", ["ranking.fusion.k: "]),
+        ("ranking: {balance: {margin: .nan}}", ["ranking.balance.margin: "]),
+        ("stance: {depth: -1}", ["stance.depth: "]),
+        ("stance: {thresholds: {NO: .nan}}", ["stance.thresholds.NO: "]),
+        ("stance: {thresholds: {NO: 1.1}}", ["stance.thresholds.NO: "]),
+        ("stance: {thresholds: {FIRST: 0.5}}", ["stance.thresholds.FIRST: no such label; comparative has NO, NEUTRAL"]),
+        ("stance: {thresholds: {NO: 0.1, 'NO': 0.2}}", ["stance.thresholds: NO is there twice"]),
+        ("stance: {treshold: {}}", ["stance.treshold: no such name, did you mean stance.thresholds?"]),
+        ("expansion: {use: true}\ncandidates: run.txt", ["expansion: the candidates come from a run"]),
+        ("expansion: true", ["expansion: "]),
+        ("expand: true", ["expand: no such name, did you mean expansion?"]),
     ],
 )
 def test_a_bad_value_is_named_with_file_and_key(tmp_path: Path, text: str, fragments: list[str]) -> None:
@@ -265,3 +295,65 @@ def test_the_context_goes_only_with_the_model_it_was_of(tmp_path: Path, engine: 
 
 def test_off_is_a_mode_also_where_yaml_reads_it_as_false(tmp_path: Path) -> None:
     assert load_config(config_file(tmp_path, BASE + "cache: {mode: off}\n"), {}).cache.mode is CacheMode.OFF
+
+
+def test_steps_may_be_written_as_on_the_command_line(tmp_path: Path) -> None:
+    for text in ("rank: 'judge, pairwise:5'", "rank: judge,pairwise:5", "rank: [judge, 'pairwise:5']"):
+        assert load_config(config_file(tmp_path, BASE + text), {}).rank == ("judge", "pairwise:5")
+    assert load_config(config_file(tmp_path, BASE), {}).rank == ("judge",)
+
+
+def test_an_aim_brings_its_weights_and_those_that_are_given_win(tmp_path: Path) -> None:
+    aims = get_task("comparative").aims
+    assert load_config(None, NEEDED | {"aim": "quality"}).weights == aims["quality"]
+    file = config_file(tmp_path, BASE + "aim: relevance\nweights: {quality: 0.25}\n")
+    assert load_config(file, {}).weights == {**aims["relevance"], "quality": 0.25}
+    assert load_config(file, {"aim": "relevance"}).weights == {**aims["relevance"], "quality": 0.25}
+    # With another aim, what was chosen stays.
+    assert load_config(file, {"aim": "quality"}).weights == {**aims["quality"], "quality": 0.25}
+    assert load_config(file, {"aim": "quality", "weights.quality": 2.0}).weights == {**aims["quality"], "quality": 2.0}
+
+
+def test_the_defaults_of_another_aim_that_were_written_out_go_with_it(tmp_path: Path) -> None:
+    aims = get_task("comparative").aims
+    write_config(load_config(None, NEEDED | {"aim": "relevance", "weights.first_stage": 0.5}), tmp_path / "c.yaml")
+    again = load_config(tmp_path / "c.yaml", {"aim": "quality"})
+    assert again.weights == {**aims["quality"], "first_stage": 0.5}
+    # Given in so many words, a default of the old aim is a choice.
+    again = load_config(tmp_path / "c.yaml", {"aim": "quality", "weights.relevance": 1.0})
+    assert again.weights == {**aims["quality"], "relevance": 1.0, "first_stage": 0.5}
+
+
+def test_the_weights_of_a_file_that_names_no_aim_are_for_both(tmp_path: Path) -> None:
+    file = config_file(tmp_path, BASE + "weights: {quality: 0.25}\n")
+    aims = get_task("comparative").aims
+    assert load_config(file, {"aim": "both"}).weights == {**aims["both"], "quality": 0.25}
+    assert load_config(file, {"aim": "quality"}).weights == {**aims["quality"], "quality": 0.25}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_aim_has_a_weight_for_everything_of_every_task(task: str) -> None:
+    for aim, weights in get_task(task).aims.items():
+        config = load_config(None, NEEDED | {"task": task, "aim": aim})
+        assert config.weights == weights and set(weights) == set(get_task(task).weight_names)
+
+
+def test_no_is_a_label_also_where_yaml_reads_it_as_false(tmp_path: Path) -> None:
+    config = load_config(config_file(tmp_path, BASE + "stance: {thresholds: {NO: 0.3}, calibrated_on: [1, '2']}"), {})
+    assert config.stance is not None
+    assert (config.stance.thresholds, config.stance.calibrated_on) == ({"NO": 0.3}, ("1", "2"))
+    write_config(config, tmp_path / "again.yaml")
+    assert load_config(tmp_path / "again.yaml", {}) == config
+
+
+def test_a_value_inside_one_that_is_no_section_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="^options: depth: must hold names and values, as depth.deeper asks for"):
+        load_config(None, NEEDED | {"depth": 3, "depth.deeper": 3})
+
+
+def test_a_section_that_is_written_as_null_can_be_given_values(tmp_path: Path) -> None:
+    file = config_file(tmp_path, BASE + "stance: null\npairs: null\n")
+    config = load_config(file, {"stance.depth": 3})
+    assert config.stance is not None and config.stance.depth == 3
+    with pytest.raises(UsageError, match="sentences, pairs: comparative does not rank pairs of sentences"):
+        load_config(file, {"pairs.judged": 3})

@@ -101,7 +101,8 @@ def read_examples(
 
     Args:
         judgments: the run's judgments; their probabilities are those of the field `stance`.
-        readings: what the stance prompt said, which goes before the judgments; need not be there.
+        readings: what the stance prompt said; where it is there, the judgments are not looked at, since probabilities
+            of another prompt want other thresholds.
         truth: {topic id: {document id: true label}}.
         task: has the labels.
         topics: to take only these; all where empty.
@@ -111,12 +112,14 @@ def read_examples(
         UsageError: one of `topics` has no judged document with probabilities.
     """
     found: dict[tuple[str, str], tuple[Path, Mapping[str, float] | None]] = {}
-    for judgment in read_records(judgments, Judgment, "judgments"):
-        reading = judgment.readings.get("stance")
-        found[judgment.topic_id, judgment.document_id] = (judgments, reading.probabilities if reading else None)
     if readings.exists():
         for each in read_records(readings, StanceReading, "stance readings"):
-            found[each.topic_id, each.document_id] = (readings, each.probabilities)
+            known = each.probabilities if each.source == "probabilities" else None
+            found[each.topic_id, each.document_id] = (readings, known)
+    else:
+        for judgment in read_records(judgments, Judgment, "judgments"):
+            reading = judgment.readings.get("stance")
+            found[judgment.topic_id, judgment.document_id] = (judgments, reading.probabilities if reading else None)
     examples = Examples([], [], 0)
     elsewhere = 0
     for topic, labels in truth.items():

@@ -32,7 +32,7 @@ from touche_llm.retrieval.bm25 import Bm25Settings
 from touche_llm.retrieval.sentences import SentenceSettings
 from touche_llm.stance import StanceSettings
 from touche_llm.tasks import DEFAULT_TASK, get_task
-from touche_llm.tasks.base import Aim
+from touche_llm.tasks.base import Aim, Task
 
 FILE_NAME = "config.yaml"
 _INDEX_ROOT = Path(".touche-llm/index")
@@ -283,8 +283,9 @@ def load_config(file: Path | None, flags: Mapping[str, Any]) -> Config:
     values = _read(file) if file else {}
     if flags.get("corpus") is not None and values.get("index") == str(index_folder(Path(str(values.get("corpus"))))):
         del values["index"]  # it was the default of the other corpus
-    if flags.get("aim") not in (None, values.get("aim")):
-        values.pop("weights", None)  # they were those of the other aim
+    aim_of_file = values.get("aim")
+    if "stance.thresholds" in flags and isinstance(values.get("stance"), dict):
+        values["stance"].pop("calibrated_on", None)  # that was of the other thresholds
     engine = values.get("engine")
     for name in ("model", "base_url"):
         given = flags.get(f"engine.{name}")
@@ -296,9 +297,11 @@ def load_config(file: Path | None, flags: Mapping[str, Any]) -> Config:
         *sections, key = name.split(".")
         target = values
         for section in sections:
-            target = target.setdefault(section, {})
+            # A section that the task does not have is written as null.
+            target[section] = {} if target.get(section) is None else target[section]
+            target = target[section]
             if not isinstance(target, dict):
-                raise UsageError(f"{file}: {section}: must hold names and values")
+                raise UsageError(f"{file or 'options'}: {section}: must hold names and values, as {name} asks for")
         target[key] = value
     retriever = values.get("retriever")
     if isinstance(retriever, dict) and retriever.get("name") == "chatnoir":
@@ -315,8 +318,15 @@ def load_config(file: Path | None, flags: Mapping[str, Any]) -> Config:
     except UsageError as error:
         raise UsageError(f"{file or 'options'}: {error}") from error
     given = values.get("weights") or {}
-    weights = next((each for aim, each in task.aims.items() if aim == values.get("aim")), task.weights)
-    values["weights"] = {**weights, **given} if isinstance(given, dict) else given
+    if isinstance(given, dict):
+        # Those that were written out as the defaults of another aim go with it.
+        old = _aimed(task, aim_of_file) if values.get("aim") != aim_of_file else {}
+        given = {
+            name: weight
+            for name, weight in given.items()
+            if flags.get(f"weights.{name}") is not None or old.get(name) != weight
+        }
+        values["weights"] = {**_aimed(task, values.get("aim")), **given}
     if task.stance_question is not None:
         values["stance"] = values.get("stance") or {}
     if task.sentence_question is not None:
@@ -332,6 +342,11 @@ def load_config(file: Path | None, flags: Mapping[str, Any]) -> Config:
             flagged = file is None or flags_given & {".".join(names[:end]) for end in range(1, len(names) + 1)}
             problems.append(f"{'options' if flagged else file}: {_problem(each['loc'], each['type'], each['msg'])}")
         raise UsageError("; ".join(problems)) from error
+
+
+def _aimed(task: Task, aim: Any) -> Mapping[str, float]:
+    """The default weights for an aim; those for both where it is left out, or none that there is."""
+    return next((weights for name, weights in task.aims.items() if name == aim), task.weights)
 
 
 def _problem(place: tuple[int | str, ...], kind: str, message: str) -> str:

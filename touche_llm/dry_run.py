@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from touche_llm.config import Config
 from touche_llm.engines import assumed_facts
+from touche_llm.errors import ToucheError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.dry import DryEngine, OverlayCache, Spent
 from touche_llm.llm.language_model import Counts, LanguageModel
@@ -27,7 +28,7 @@ _POLICIES: tuple[Literal["first", "second"], ...] = ("first", "second")
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a stage would send with one prompt: the least and the most, where that depends on the answers."""
+    """What a stage would send with one prompt: about the least and the most, where that depends on the answers."""
 
     stage: StageName
     prompt: str
@@ -54,9 +55,10 @@ async def dry_cost(config: Config, folder: Path | None, stages: Sequence[StageNa
     """What stages would ask, from the prompts that they would render; nothing is sent and nothing is written.
 
     Only the corpus is stored and indexed, and ChatNoir asked, as the run would. Judgments that are not in the cache
-    count as undecided, so documents are compared in the order of the first stage. How often some methods compare
-    depends on the answers: the last stage is gone through twice, with answers that confirm the ranking and with answers
-    that turn it round.
+    count as undecided, so documents are compared in the order of the first stage, and every sentence takes a side. How
+    often some methods compare depends on the answers: the last stage is gone through twice, with answers that confirm
+    the ranking and with answers that turn it round. Since an equal question is sent once, a run can need a little less
+    or more than that, where few documents are compared.
 
     Args:
         config: what is asked for.
@@ -66,10 +68,7 @@ async def dry_cost(config: Config, folder: Path | None, stages: Sequence[StageNa
     """
     result = DryRun()
     quiet = _Quiet(observer)
-    with tempfile.TemporaryDirectory() as name:
-        there = Path(name)
-        if folder is not None:
-            shutil.copytree(folder, there, dirs_exist_ok=True)
+    with _copy_of(folder) as there:
         learnt = there / "learnt.jsonl"
         for stage in stages:
             spent, hits = [], []
@@ -99,6 +98,18 @@ _STAGES: Mapping[StageName, Callable[[Config, Path, Observer, LanguageModel], Aw
     "judge": judge_stage,
     "rank": rank_stage,
 }
+
+
+@contextmanager
+def _copy_of(folder: Path | None) -> Iterator[Path]:
+    """A folder for the files of the dry run, with those of the run's; messages name the run's."""
+    with tempfile.TemporaryDirectory() as name:
+        if folder is not None and folder.is_dir():
+            shutil.copytree(folder, name, dirs_exist_ok=True)
+        try:
+            yield Path(name)
+        except ToucheError as error:
+            raise type(error)(str(error).replace(name, str(folder or "the run's folder"))) from error
 
 
 def _cache(config: Config) -> Cache:

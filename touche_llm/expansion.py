@@ -67,10 +67,10 @@ async def find_queries(
     return found, [result for result in results if isinstance(result, Failure)]
 
 
-def fused(rankings: Sequence[list[Candidate]], settings: ExpansionSettings, depth: int) -> list[Candidate]:
+def fused(rankings: Sequence[list[Candidate]], settings: ExpansionSettings) -> list[Candidate]:
     """The candidates of one topic from the rankings of its queries, its own first, by reciprocal rank fusion."""
     topic_id = next((each.topic_id for ranking in rankings for each in ranking), "")
     scored = [[Scored(each.document_id, each.score) for each in ranking] for ranking in rankings]
     weights = [1.0, *(settings.weight for _ in rankings[1:])]
-    ranking = reciprocal_rank(scored, weights, settings.k)[:depth]
+    ranking = reciprocal_rank(scored, weights, settings.k)
     return [Candidate(topic_id, each.document_id, rank, each.score) for rank, each in enumerate(ranking, start=1)]

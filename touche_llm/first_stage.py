@@ -16,9 +16,10 @@ from touche_llm.expansion import fused
 from touche_llm.judging import Documents
 from touche_llm.pairing import PairDocuments
 from touche_llm.records import Candidate, Queries, Topic
+from touche_llm.retrieval.analysis import Analyser
 from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index, open_index
 from touche_llm.retrieval.okapi import OkapiIndex
-from touche_llm.retrieval.sentences import retrieve_sentences
+from touche_llm.retrieval.sentences import distinct, retrieve_sentences
 from touche_llm.retrieval.top import FirstStage
 from touche_llm.runs import read_candidates
 from touche_llm.tasks.base import Task
@@ -144,7 +145,13 @@ async def find_candidates(
             [own, *(next(found) for _ in other.get(topic.id, ()))]
             for topic, own in zip(topics, candidates, strict=True)
         ]
-        candidates = [fused(each, config.expansion, depth) if len(each) > 1 else each[0] for each in rankings]
+        candidates = [fused(each, config.expansion) if len(each) > 1 else each[0] for each in rankings]
+        if config.sentences is not None:
+            assert corpus.store is not None
+            analyser = Analyser()
+            # Each query's own ranking has none, but near-duplicates can come from two of them.
+            candidates = [distinct(each, corpus.store.parts, config.sentences, analyser) for each in candidates]
+        candidates = [ranking[:depth] for ranking in candidates]
     if any(candidates):
         return candidates
     if config.chatnoir is not None:

@@ -59,7 +59,7 @@ def record_stage(folder: Path, config: Config, stage: str, facts: Mapping[str, A
         },
         "data": {
             "test collection": {"name": task.title, "topics": str(config.topics)},
-            "training data": "none, the model is used as it is",
+            "training data": _training(config),
         },
         "method": {
             "automatic": True,
@@ -70,6 +70,14 @@ def record_stage(folder: Path, config: Config, stage: str, facts: Mapping[str, A
     }
     with whole_file(path) as stream:
         stream.write(yaml.safe_dump(content, sort_keys=False, allow_unicode=True).encode())
+
+
+def _training(config: Config) -> str:
+    topics = config.stance.calibrated_on if config.stance is not None and config.stance.thresholds else ()
+    if not topics:
+        return "none, the model is used as it is"
+    fitted = ", ".join(topics)
+    return f"the model is used as it is; thresholds of the stance are fitted on the judgments of topics {fitted}"
 
 
 def _stages(path: Path) -> dict[str, Any]:
@@ -89,6 +97,9 @@ def _method(config: Config, task: Task, judged: bool) -> dict[str, Any]:
     if judged and config.pairs is not None:
         pairs = {"sentences judged": config.depth, **config.pairs.model_dump()}
         retrieval.append({"name": "pairs", "method": "touche_llm.pairing", "reranks": "first stage", "params": pairs})
+    if judged and config.stance is not None:
+        stance = {"method": "touche_llm.stance", "params": config.stance.model_dump(mode="json")}
+        retrieval.append({"name": "stance", "reranks": "nothing: labels", **stance})
     for step in config.steps if judged else ():
         name = "pointwise" if step.name == JUDGE else step.name
         settings = (

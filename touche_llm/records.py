@@ -96,6 +96,11 @@ class Reading(_FileRecord):
     outside: float | None = None
     shared: float | None = None
 
+    @property
+    def shares(self) -> dict[str, float]:
+        """The probabilities of the labels, or certainty for the answered one where there are none."""
+        return self.probabilities or {str(self.answered): 1.0}
+
 
 class Cut(_FileRecord):
     """A document of which the model saw a part: how much, in characters and in prompt tokens (0 where not counted).
@@ -148,6 +153,13 @@ class Comparison(_FileRecord):
     prompt: str
     key: str
     sample: int = 0
+
+
+class Objects(_FileRecord):
+    """The two objects that the model found in the title of a topic that names none."""
+
+    topic_id: str
+    objects: tuple[str, str]
 
 
 class Queries(_FileRecord):

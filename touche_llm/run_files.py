@@ -4,6 +4,8 @@ CANDIDATES = "candidates.run.txt"
 # Where pairs are made of them, the first stage finds sentences.
 SENTENCES = "sentences.run.txt"
 SENTENCE_JUDGMENTS = "sentence_judgments.jsonl"
+# Only where topics name no objects.
+OBJECTS = "objects.jsonl"
 JUDGMENTS = "judgments.jsonl"
 # What the stance prompt says.
 STANCES = "stances.jsonl"
@@ -15,6 +17,6 @@ QUERY_FAILURES = "query_failures.jsonl"
 COMPARISONS = "comparisons.jsonl"
 COMPARISON_FAILURES = "comparison_failures.jsonl"
 RUN = "run.txt"
-OF_JUDGE = (STANCES, JUDGMENTS, FAILURES)
+OF_JUDGE = (OBJECTS, STANCES, JUDGMENTS, FAILURES)
 OF_RANK = (COMPARISONS, COMPARISON_FAILURES, RUN)
 ALL_FAILURES = (QUERY_FAILURES, FAILURES, COMPARISON_FAILURES)

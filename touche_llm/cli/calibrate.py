@@ -103,7 +103,7 @@ def _show_report(report: Report, out: Path) -> None:
     if with_thresholds <= without:
         print("the thresholds do not help on topics that took no part: better leave them out")
     print(f"thresholds fitted on all {len(report.topics)} topics, to be used on others: {_spelled(report.thresholds)}")
-    print(f"written to {out}; use it with --config, measure it on other topics with --evaluate")
+    print(f"written to {out}; use it with --thresholds, measure it on other topics with --evaluate")
 
 
 def _show_evaluation(examples: Examples, thresholds: Mapping[str, float], task: Task, topics: list[str]) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.table import Column, Table
 
 from touche_llm import pipeline, run_files
@@ -21,9 +20,8 @@ from touche_llm.cli.console import ConsoleObserver
 from touche_llm.config import Config, load_config
 from touche_llm.files import read_records
 from touche_llm.first_stage import open_corpus
-from touche_llm.metadata import FILE_NAME as METADATA
-from touche_llm.records import Judgment
-from touche_llm.runs import read_candidates
+from touche_llm.records import Judgment, Objects
+from touche_llm.runs import read_run
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tira import recognise
 from touche_llm.topics import read_topics
@@ -83,9 +81,10 @@ def _show(config: Config, out: Path) -> None:
         (each.topic_id, each.document_id): each
         for each in read_records(out / run_files.JUDGMENTS, Judgment, "judgments")
     }
-    metadata = yaml.safe_load((out / METADATA).read_bytes())
-    found = metadata["stages"]["judge"].get("objects found by the model", {})
-    ranking = read_candidates(out / run_files.RUN, _SHOWN_RANKS)
+    objects_file = out / run_files.OBJECTS
+    objects_found = read_records(objects_file, Objects, "objects") if objects_file.exists() else []
+    found = {each.topic_id: each.objects for each in objects_found}
+    run = read_run(out / run_files.RUN)
     with open_corpus(config, task, ConsoleObserver().notify) as corpus:
         for titled in read_topics(config.topics):
             topic = replace(titled, objects=titled.objects or found.get(titled.id))
@@ -93,9 +92,10 @@ def _show(config: Config, out: Path) -> None:
             table = Table("", "stance", *task.question.grades, text, title=o.plain(topic.title), expand=True)
             table.title_justify = "left"
             objects = dict(zip(task.stances, topic.objects or (), strict=False))
-            for each in ranking[topic.id]:
+            for each in run.rankings[topic.id][:_SHOWN_RANKS]:
                 judgment = judgments[topic.id, each.document_id]
-                stance = judgment.stance + (f" ({objects[judgment.stance]})" if judgment.stance in objects else "")
+                label = run.stances[topic.id, each.document_id]
+                stance = f"{label} ({objects[label]})" if label in objects else label
                 grades = (f"{judgment.grades[name]:.2f}" for name in task.question.grades)
                 shown = task.question.show(topic, corpus.documents.get(each.document_id))
                 seen = shown.document if isinstance(shown.document, str) else shown.document.passage

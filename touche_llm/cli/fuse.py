@@ -10,12 +10,12 @@ import typer
 from touche_llm.cli import options as o
 from touche_llm.corpus.passages import is_word
 from touche_llm.errors import UsageError, printable
+from touche_llm.first_stage import listed
 from touche_llm.ranking.fusion import DEFAULT_K, FusionSettings, check_weights, fuse_runs
 from touche_llm.runs import read_run, write_run
 from touche_llm.tasks import TASKS, get_task
 
 # So many topics are named.
-_MANY = 10
 
 
 def fuse(
@@ -62,7 +62,7 @@ def fuse(
     write_run(out, fused.lines)
     topics = {line.topic_id for line in fused.lines}
     if fused.partial:
-        names = ", ".join(fused.partial[:_MANY]) + (", …" if len(fused.partial) > _MANY else "")
+        names = listed(fused.partial)
         print(printable(f"topics not in every run, fused from those that have them: {len(fused.partial):,} ({names})"))
     if fused.disagreeing:
         print(

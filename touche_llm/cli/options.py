@@ -219,7 +219,7 @@ def configure(context: typer.Context) -> Config:
     thresholds: Path | None = parameters.get("thresholds")
     if thresholds is not None:
         settings = read_settings(thresholds)
-        flags |= {f"stance.{name}": getattr(settings, name) for name in ("thresholds", "calibrated_on")}
+        flags |= {"stance.thresholds": settings.thresholds, "stance.calibrated_on": list(settings.calibrated_on)}
     return load_config(file, flags | _values(parameters.get("values") or []))
 
 
@@ -229,11 +229,13 @@ def _values(given: list[str]) -> dict[str, Any]:
     for each in given:
         name, separator, text = each.partition("=")
         if not separator or not all(part.isidentifier() for part in name.split(".")):
-            raise UsageError(f"--set {each}: must be NAME=VALUE, as ranking.listwise.window=10")
+            raise UsageError(f"--set {each:.80}: must be NAME=VALUE, as --set ranking.listwise.window=10")
         try:
             values[name] = yaml.safe_load(text)
         except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise UsageError(f"--set {each}: the value is not YAML: {' '.join(str(error).split())}") from error
+            raise UsageError(f"--set {each:.80}: the value is not YAML: {' '.join(str(error).split())}") from error
+        if values[name] is None:
+            raise UsageError(f"--set {each:.80}: has no value; what is to have none is left out of a configuration")
     return values
 
 

@@ -18,7 +18,7 @@ from touche_llm import pipeline, run_files
 from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.config import Config
-from touche_llm.dry_run import StageName, dry_cost
+from touche_llm.dry_run import Cost, StageName, dry_cost
 from touche_llm.errors import printable
 from touche_llm.first_stage import build_index
 from touche_llm.llm.cache import kept
@@ -73,10 +73,13 @@ def retrieve(
     engine: o.EngineOption = None,
     base_url: o.BaseUrlOption = None,
     model: o.ModelOption = None,
+    revision: o.RevisionOption = None,
     cache: o.CacheOption = None,
     cache_mode: o.CacheModeOption = None,
+    concurrency: o.ConcurrencyOption = None,
     skip_bad_lines: o.SkipOption = None,
     tag: o.TagOption = None,
+    dry_run: o.DryRunOption = False,
     values: o.ValuesOption = None,
 ) -> None:
     """First stage: write candidates.run.txt, the best documents of each topic; sentences.run.txt for pairs of them.
@@ -84,6 +87,9 @@ def retrieve(
     Only `--expand` asks the model.
     """
     settings = o.configure(context)
+    if dry_run:
+        show_cost(settings, None, ("retrieve",))
+        return
     failures = asked(settings, pipeline.retrieve_alone(settings, out, ConsoleObserver()))
     print(f"candidates: {out / first_stage_file(get_task(settings.task))}")
     end(out, failures)
@@ -242,31 +248,38 @@ def run(
 def show_cost(config: Config, folder: Path | None, stages: tuple[StageName, ...]) -> None:
     """Print what stages would send: for each prompt the requests and about how many prompt tokens."""
     result = asked(config, dry_cost(config, folder, stages, ConsoleObserver()))
+    known = sum(result.known.values())
+    if not result.costs:
+        print(f"0 requests: no answer is needed that is not in {config.cache.file}" if known else "0 requests")
+        return
     number = partial(Column, justify="right", no_wrap=True)
-    table = Table("stage", "prompt", *map(number, ("requests", "prompt tokens, about", "shared with the one before")))
+    names = ("requests", "prompt tokens, about", "of them shared")
+    table = Table("stage", "prompt", *map(number, names))
     for cost in result.costs:
-        spans = (
-            (cost.least.requests, cost.most.requests),
-            (cost.least.prompt_tokens, cost.most.prompt_tokens),
-            (cost.least.shared_tokens, cost.most.shared_tokens),
-        )
-        table.add_row(cost.stage, o.plain(cost.prompt), *(_span(least, most) for least, most in spans))
-    least, most = (sum(getattr(cost, end).requests for cost in result.costs) for end in ("least", "most"))
+        table.add_row(cost.stage, o.plain(cost.prompt), *_spans([cost]))
+    table.add_section()
+    table.add_row("all", "", *_spans(result.costs))
     o.show(table)
-    print(f"{_span(least, most)} requests; nothing was sent. A token is taken for four characters.")
-    print("What prompts share with the one before, a prefix cache need not compute again.")
-    if known := sum(result.known.values()):
-        print(f"{known:,} more answers are in {config.cache.file} already, or needed twice.")
-    if least != most:
-        print(
-            "How often documents are compared depends on the answers: the least is for answers that confirm the order."
-        )
+    print("Nothing was sent. A token is taken for four characters.")
+    print("Shared is what a prompt begins with as the one before it did: a prefix cache need not compute it again.")
+    if known:
+        print(f"Answers that need no request: {known:,}; they are in {config.cache.file}, or needed twice.")
+    if any(cost.least.requests != cost.most.requests for cost in result.costs):
+        print("How often documents are compared depends on the answers: least where they confirm the order so far.")
+    if get_task(config.task).sentence_question is not None and "judge" in stages:
+        print("How many sentences and pairs are judged depends on the answers too: here every sentence takes a side.")
     if result.context is None:
         print("Documents are counted whole, since the engine's context is not known: name it with --context.")
 
 
-def _span(least: int, most: int) -> str:
-    return f"{least:,}" if least == most else f"{min(least, most):,} to {max(least, most):,}"
+def _spans(costs: list[Cost]) -> list[str]:
+    """Requests, their prompt tokens and the shared ones of them, each added up, from the least to the most."""
+    spans = []
+    for name in ("requests", "prompt_tokens", "shared_tokens"):
+        ends = ([each.least for each in costs], [each.most for each in costs])
+        least, most = sorted(sum(getattr(spent, name) for spent in end) for end in ends)
+        spans.append(f"{least:,}" if least == most else f"{least:,} to {most:,}")
+    return spans
 
 
 def asked(config: Config, work: Coroutine[Any, Any, ResultT]) -> ResultT:

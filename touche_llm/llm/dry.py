@@ -40,8 +40,9 @@ class Spent:
 class DryEngine:
     """Answers every request from its schema alone, and keeps account of what would have been sent.
 
-    A question about one document, or about a topic alone, is answered with the same probability for every label of a
-    field (the first one is written), one about several documents with certainty. A text is made from the field's name.
+    A question about one document, or about a topic alone, is answered with the same probability for every grade, and of
+    words twice as much for the first one: sentences that are on no side would make no pairs. One about several
+    documents is answered with certainty. The first label is the one written; a text is made from the field's name.
 
     Attributes:
         answers: which of several documents is named as the best one, the first shown or the second; where the same
@@ -88,7 +89,7 @@ class DryEngine:
         return tokens
 
     def _answer(self, request: Request) -> dict[str, Sequence[Label]]:
-        """For each field the labels that are equally probable, the written one first."""
+        """For each field the labels that are probable, the written one first."""
         fields: Mapping[str, Any] = request.schema["properties"]
         documents = (request.origin.document_id or "").split()
         if not documents and list(fields) == ["first", "second"]:
@@ -171,9 +172,9 @@ def _spelled(answer: Mapping[str, Sequence[Label]]) -> tuple[str, list[Token]]:
         text += f"{orjson.dumps(name).decode()}:"
         # With what follows the value no label begins another.
         values = [orjson.dumps(label).decode() + ("," if number < len(answer) else "}") for label in labels]
-        share = math.log(1.0 / len(values))
-        top = [(value, share) for value in values]
-        tokens.append(Token(at=len(text.encode()), token=values[0], logprob=share, top=top))
+        shares = [1.0 + isinstance(label, str) * (place == 0) for place, label in enumerate(labels)]
+        top = [(value, math.log(share / sum(shares))) for value, share in zip(values, shares, strict=True)]
+        tokens.append(Token(at=len(text.encode()), token=values[0], logprob=top[0][1], top=top))
         text += values[0]
     return text, tokens
 

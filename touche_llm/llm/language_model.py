@@ -132,6 +132,11 @@ class LanguageModel:
             result = await self._ask(request, model)
             future.set_result(result)
             return result
+        except Exception as error:
+            # Those who wait for the same answer have the same error.
+            future.set_exception(error)
+            future.exception()  # nobody need have waited
+            raise
         finally:
             future.cancel()  # does nothing once there is a result
             del self._asking[key]

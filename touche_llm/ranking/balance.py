@@ -1,4 +1,4 @@
-"""Both sides of an issue near the top: documents of about equal score take turns by the side they take."""
+"""Both sides of an issue near the top: documents of about equal worth take turns by the side they take."""
 
 from __future__ import annotations
 
@@ -10,36 +10,56 @@ from touche_llm.records import Scored
 
 
 class BalanceSettings(BaseModel):
-    """`margin`: a document passes no other one whose score is higher by more than this; scores lie between 0 and 1."""
+    """How far a document may rise for its side.
+
+    Attributes:
+        margin: a document passes no other one that is better by more than this, by their judgments (0 to 1).
+        places: by so many places at most.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     margin: float = Field(0.05, ge=0.0)
+    places: int = Field(3, ge=1)
 
 
 def balance(
-    ranking: Sequence[Scored], stances: Mapping[str, str], sides: Sequence[str], settings: BalanceSettings
+    ranking: Sequence[Scored],
+    worth: Mapping[str, float],
+    stances: Mapping[str, str],
+    sides: Sequence[str],
+    settings: BalanceSettings,
 ) -> list[Scored]:
-    """The same documents, alternating between the sides where scores allow it.
+    """The same documents, alternating between the sides among those of about equal worth.
 
-    At each place stands the best document left or, if one that takes another side than the last one with a side is
-    within the margin of it, the best of those. Scores stay with the places, so that they still fall.
+    At each place stands the next document or, if one of those after it that may rise that far takes another side than
+    the last one with a side, the first of those. Scores stay with the places, so that they still fall.
 
     Args:
         ranking: best first.
+        worth: the score of each document by its judgment: methods that compare give an order, and no scores to hold
+            against each other.
         stances: the label of each document.
         sides: the labels that take a side.
-        settings: the margin.
+        settings: how far.
     """
-    left = list(ranking)
+    left = [(place, each.document_id) for place, each in enumerate(ranking)]
     order: list[str] = []
     last = None
     while left:
-        near = [each for each in left if each.score >= left[0].score - settings.margin]
-        others = [each for each in near if stances[each.document_id] in sides and stances[each.document_id] != last]
-        chosen = others[0] if others and last is not None else left[0]
-        left.remove(chosen)
-        order.append(chosen.document_id)
-        if stances[chosen.document_id] in sides:
-            last = stances[chosen.document_id]
+        chosen = 0
+        passed = worth[left[0][1]]
+        for position, (place, document) in enumerate(left):
+            rises = place - len(order)
+            if rises > settings.places:
+                break
+            turn = last is not None and stances[document] in sides and stances[document] != last
+            if turn and worth[document] >= passed - settings.margin:
+                chosen = position
+                break
+            passed = max(passed, worth[document])
+        document = left.pop(chosen)[1]
+        order.append(document)
+        if stances[document] in sides:
+            last = stances[document]
     return [Scored(document, each.score) for document, each in zip(order, ranking, strict=True)]

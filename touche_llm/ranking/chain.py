@@ -6,18 +6,19 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from touche_llm.ranking import insertion, listwise, pairwise, setwise, sliding, tournament
 from touche_llm.ranking.balance import BalanceSettings, balance
 from touche_llm.ranking.comparing import Comparer, Kind
-from touche_llm.ranking.fusion import FusionSettings, fuse
+from touche_llm.ranking.fusion import FusionStepSettings, fuse
 from touche_llm.ranking.listwise import ListwiseSettings
 from touche_llm.ranking.pairwise import PairwiseSettings
 from touche_llm.ranking.setwise import SetwiseSettings
 from touche_llm.ranking.sliding import SlidingSettings
 from touche_llm.ranking.tournament import TournamentSettings
 from touche_llm.records import Scored
+from touche_llm.tasks.base import FIRST_STAGE
 
 JUDGE, FUSION, BALANCE = "judge", "fusion", "balance"
 
@@ -38,8 +39,18 @@ class RankingSettings(BaseModel):
     insertion: SetwiseSettings = SetwiseSettings()
     listwise: ListwiseSettings = ListwiseSettings()
     tournament: TournamentSettings = TournamentSettings()
-    fusion: FusionSettings = FusionSettings()
+    fusion: FusionStepSettings = FusionStepSettings()
     balance: BalanceSettings = BalanceSettings()
+
+    @model_validator(mode="after")
+    def _weighs_what_there_is(self) -> RankingSettings:
+        names = (FIRST_STAGE, JUDGE, *METHODS, FUSION)
+        unknown = [name for name in self.fusion.weights if name not in names]
+        if unknown:
+            raise ValueError(
+                f"fusion.weights: {', '.join(unknown)}: no ranking of that name; there is {', '.join(names)}"
+            )
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +60,16 @@ class Method:
     Attributes:
         rerank: gets the documents, best first, and gives the same ones, best first, with scores between 0 and 1.
         asks: the kind of question, which is the name of its prompt.
+        deepest: most documents; all pairs of many more would fill the memory.
     """
 
     rerank: Callable[[list[str], Comparer, Any], Awaitable[list[Scored]]]
     asks: Kind
+    deepest: int = 1000
 
 
 METHODS: Mapping[str, Method] = {
-    "pairwise": Method(pairwise.rerank, "best"),
+    "pairwise": Method(pairwise.rerank, "best", deepest=200),
     "sliding": Method(sliding.rerank, "best"),
     "setwise": Method(setwise.rerank, "best"),
     "insertion": Method(insertion.rerank, "best"),
@@ -91,16 +104,23 @@ def parse_steps(texts: Sequence[str]) -> tuple[Step, ...]:
 
 
 _DEEP = (*METHODS, FUSION, BALANCE)
+_DEEPEST = 1000
 
 
 def _parse(text: str) -> Step:
-    name, _, depth = text.strip().partition(":")
-    if name == JUDGE and not depth:
+    name, colon, depth = text.strip().partition(":")
+    if name == JUDGE:
+        if colon:
+            raise ValueError(f"{text!r:.80}: {JUDGE} orders all documents, so it is written without a number")
         return Step(JUDGE)
     if name not in _DEEP:
-        raise ValueError(f"{text!r}: no such step; there is {JUDGE}, and with a depth {', '.join(_DEEP)}")
-    if not depth.isascii() or not depth.isdigit() or not 2 <= int(depth) <= 10_000:
-        raise ValueError(f"{text!r}: needs the number of documents to put in order, at least 2, as {name}:10")
+        raise ValueError(
+            f"{text!r:.80}: no such step; write {JUDGE}, or with a number of documents, as pairwise:10, one of "
+            f"{', '.join(_DEEP)}"
+        )
+    most = METHODS[name].deepest if name in METHODS else _DEEPEST
+    if not depth.isascii() or not depth.isdigit() or len(depth) > 9 or not 2 <= int(depth) <= most:
+        raise ValueError(f"{text!r:.80}: needs the number of documents to put in order, from 2 to {most}, as {name}:10")
     return Step(name, int(depth))
 
 
@@ -132,23 +152,27 @@ async def rank_topic(
         stances: the label of each document.
         sides: the labels that take a side.
     """
-    ranking = judged if steps and steps[0].name == JUDGE else first_stage
-    # What a fusion puts together: the first stage, and what each step made.
-    rankings = [first_stage, ranking] if ranking is judged else [first_stage]
+    begins = JUDGE if steps and steps[0].name == JUDGE else FIRST_STAGE
+    ranking = judged if begins == JUDGE else first_stage
+    worth = {each.document_id: each.score for each in judged}
+    # What a fusion puts together, with scores as they were found: the latest first, which decides where all agree.
+    rankings = [(FIRST_STAGE, first_stage)]
+    if begins == JUDGE:
+        rankings.insert(0, (JUDGE, judged))
     for level, step in enumerate(steps, start=1):
         top, rest = ranking[: step.depth], ranking[step.depth :]
         if step.name == JUDGE or len(top) < 2:
             continue
         if step.name == BALANCE:
-            ranking = balance(top, stances, sides, settings.balance) + rest
+            ranking = balance(top, worth, stances, sides, settings.balance) + rest
             continue
+        documents = [each.document_id for each in top]
         if step.name == FUSION:
-            wanted = {each.document_id for each in top}
-            parts = [[each for each in part if each.document_id in wanted] for part in rankings]
-            found = fuse(parts, [1.0] * len(parts), settings.fusion)
+            parts = [[each for each in part if each.document_id in documents] for _, part in rankings]
+            weights = [settings.fusion.weights.get(name, 1.0) for name, _ in rankings]
+            found = fuse(parts, weights, settings.fusion)
         else:
-            documents = [each.document_id for each in top]
             found = await METHODS[step.name].rerank(documents, comparer(step), getattr(settings, step.name))
         ranking = [Scored(each.document_id, level + each.score) for each in found] + rest
-        rankings.append(ranking)
+        rankings.insert(0, (step.name, found))
     return ranking

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import random
 import string
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, create_model, model_validator
+from pydantic import BeforeValidator, Field, create_model
 
 from touche_llm.errors import PromptError
 from touche_llm.judging import Asking, Documents, failure, harmless
@@ -38,6 +38,8 @@ _MOST_IN_SCHEMA = 6
 # What an order needs beyond other answers: a label, a separator, white space.
 _TOKENS_PER_LABEL = 8
 _LEAST_SHARE = 16
+# Tokens by which a document in a prompt may differ from the document alone, where it meets what stands beside it.
+_SEAM = 2
 
 Kind = Literal["best", "order"]
 
@@ -62,17 +64,6 @@ def best_answer(documents: int) -> type[AnswerModel]:
     return create_model("Best", __base__=AnswerModel, best=(labels, ...))
 
 
-class _Order(AnswerModel):
-    @model_validator(mode="after")
-    def _has_each_label_once(self) -> _Order:
-        labels = self.model_dump()["order"].split(_ORDER_SEPARATOR)
-        missing = set(LABELS[: len(labels)]) - set(labels)
-        if missing:
-            repeated = sorted({label for label in labels if labels.count(label) > 1})
-            raise ValueError(f"{', '.join(repeated)} repeated, {', '.join(sorted(missing))} missing")
-        return self
-
-
 @cache
 def order_answer(documents: int) -> type[AnswerModel]:
     """The answer that orders so many documents, each label once: `C > A > B`."""
@@ -80,8 +71,22 @@ def order_answer(documents: int) -> type[AnswerModel]:
         pattern = _permutations(LABELS[:documents])
     else:
         pattern = f"[A-{LABELS[documents - 1]}](?:{_ORDER_SEPARATOR}[A-{LABELS[documents - 1]}]){{{documents - 1}}}"
-    text: Any = Annotated[str, Field(pattern=f"^{pattern}$")]
-    return create_model("Order", __base__=_Order, order=(text, ...))
+    # Before the pattern is looked at, which could only say that it does not fit.
+    complete = BeforeValidator(partial(_each_once, LABELS[:documents]))
+    text: Any = Annotated[str, complete, Field(pattern=f"^{pattern}$")]
+    return create_model("Order", __base__=AnswerModel, order=(text, ...))
+
+
+def _each_once(labels: str, order: Any) -> Any:
+    """What was given, unless it is a text that has not each label once: then ValueError names those."""
+    if isinstance(order, str):
+        found = Counter(order.split(_ORDER_SEPARATOR))
+        repeated = {label for label, times in found.items() if times > 1}
+        parts = {"repeated": repeated, "missing": set(labels) - set(found), "unknown": set(found) - set(labels)}
+        wrong = [f"{', '.join(sorted(each))} {what}" for what, each in parts.items() if each]
+        if wrong:
+            raise ValueError("; ".join(wrong))
+    return order
 
 
 def _permutations(labels: str) -> str:
@@ -106,7 +111,6 @@ class Comparer:
         position: the topic's place among all; where not all requests can go at once, those of earlier topics go first.
         documents: hold the texts.
         question: what the task shows of a document.
-        variables: of the templates, beside topic, aim and documents.
         prompts: by kind.
         asking: how to ask.
         slots: shared by all topics: requests at a time.
@@ -119,23 +123,27 @@ class Comparer:
     position: int
     documents: Documents
     question: Question
-    variables: Mapping[str, Any]
     prompts: Mapping[str, Prompt]
     asking: Asking
     slots: Slots
     aim: Aim
     document_tokens: int
-    failures: list[Failure] = field(default_factory=list)
+    _failures: dict[tuple[Kind, tuple[str, ...]], Failure] = field(default_factory=dict)
     _known: dict[tuple[Kind, tuple[str, ...]], Comparison | None] = field(default_factory=dict)
-    _texts: dict[tuple[str, int], tuple[str, Cut | None] | Unanswered] = field(default_factory=dict)
-    _shares: dict[tuple[Kind, int], int | Unanswered] = field(default_factory=dict)
-    _measuring: defaultdict[Any, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    _texts: dict[tuple[str, int], tuple[str, Cut | None]] = field(default_factory=dict)
+    _shares: dict[tuple[Kind, int], int] = field(default_factory=dict)
+    _under_way: defaultdict[Any, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
 
     @property
     def comparisons(self) -> list[Comparison]:
         """What was answered, in an order that does not depend on which answer came first."""
         known = sorted(self._known.items())
         return [comparison for _, comparison in known if comparison is not None]
+
+    @property
+    def failures(self) -> list[Failure]:
+        """What was not answered, in such an order too."""
+        return [failed for _, failed in sorted(self._failures.items())]
 
     async def together(self, call: Callable[[ItemT], Awaitable[ResultT]], items: Iterable[ItemT]) -> list[ResultT]:
         """The results of calls that do not depend on each other, in the order of their items."""
@@ -150,11 +158,12 @@ class Comparer:
 
         Args:
             documents: their ids.
-            both_orders: ask in the reversed order too, and take the mean: a model may prefer a place.
+            both_orders: ask in the reversed order too, and take the mean: a model may prefer a place. Where one of the
+                two has no answer, neither counts.
         """
         orders = [tuple(documents), tuple(reversed(documents))][: 1 + both_orders]
         answers = [each for each in await self.together(self._best, orders) if each is not None]
-        if not answers:
+        if len(answers) < len(orders):
             return None
         return {each: sum(answer[each] for answer in answers) / len(answers) for each in documents}
 
@@ -172,14 +181,14 @@ class Comparer:
         comparison = await self._compare("best", documents)
         if comparison is None or comparison.best is None:
             return None
-        reading = comparison.best
-        shares = reading.probabilities or {str(reading.answered): 1.0}
+        shares = comparison.best.shares
         return {each: shares.get(label, 0.0) for label, each in zip(LABELS, documents, strict=False)}
 
     async def _compare(self, kind: Kind, documents: tuple[str, ...]) -> Comparison | None:
-        if (kind, documents) not in self._known:
-            async with self.slots.held(self.position):
-                self._known[kind, documents] = await self._ask(kind, documents)
+        async with self._under_way[kind, documents]:
+            if (kind, documents) not in self._known:
+                async with self.slots.held(self.position):
+                    self._known[kind, documents] = await self._ask(kind, documents)
         return self._known[kind, documents]
 
     async def _ask(self, kind: Kind, documents: tuple[str, ...]) -> Comparison | None:
@@ -190,14 +199,14 @@ class Comparer:
         for each in documents:
             shown = share if isinstance(share, Unanswered) else await self._text(prompt, each, share)
             if isinstance(shown, Unanswered):
-                self._failed(documents, prompt, shown)
+                self._failed(kind, documents, prompt, shown)
                 return None
             texts.append(shown[0])
             if shown[1] is not None:
                 cut[each] = shown[1]
         result = await self.asking.model.ask(self._request(kind, texts, documents), answer_model)
         if not isinstance(result, Answered):
-            self._failed(documents, prompt, result)
+            self._failed(kind, documents, prompt, result)
             return None
         answered = result.value.model_dump()[kind]
         by_label = dict(zip(LABELS, documents, strict=False))
@@ -224,16 +233,19 @@ class Comparer:
             asking = replace(asking, sampling=replace(asking.sampling, max_tokens=longer))
         schema = schema_of(_ANSWERS[kind](len(texts)))
         origin = " ".join(documents) or None
-        return asking.request(
-            self.prompts[kind], schema, self.topic, origin, documents=shown, aim=self.aim, **self.variables
-        )
+        variables = {"documents": shown, "aim": self.aim, **self.question.of_topic(self.topic)}
+        return asking.request(self.prompts[kind], schema, self.topic, origin, **variables)
 
     async def _share(self, kind: Kind, documents: int) -> int | Unanswered:
         """How many tokens each of so many documents may have."""
-        async with self._measuring[kind, documents]:
-            if (kind, documents) not in self._shares:
-                self._shares[kind, documents] = await self._measured_share(kind, documents)
-        return self._shares[kind, documents]
+        async with self._under_way[kind, documents]:
+            if (kind, documents) in self._shares:
+                return self._shares[kind, documents]
+            measured = await self._measured_share(kind, documents)
+            # What could not be measured may be measured for the next question.
+            if not isinstance(measured, Unanswered):
+                self._shares[kind, documents] = measured
+            return measured
 
     async def _measured_share(self, kind: Kind, documents: int) -> int | Unanswered:
         model, wanted = self.asking.model, self.document_tokens
@@ -244,7 +256,7 @@ class Comparer:
         counted = await model.count_tokens(bare)
         if isinstance(counted, Unanswered):
             return counted
-        share = min(wanted, (room - counted) // documents)
+        share = min(wanted, (room - counted) // documents - _SEAM)
         if share < _LEAST_SHARE:
             raise PromptError(
                 f"prompt {bare.origin.prompt}, topic {self.topic.id}: the prompt needs {counted} tokens without the "
@@ -268,14 +280,18 @@ class Comparer:
                 origin=prompt.origin(self.topic.id, document_id),
             )
 
-        async with self._measuring[document_id, share]:
-            if (document_id, share) not in self._texts:
-                seen = harmless(self.question.show(self.topic, self.documents.get(document_id)))
-                whole = alone(seen if isinstance(seen, str) else seen.whole.text)
-                room = model.facts.overhead + share
-                self._texts[document_id, share] = await model.shorten(alone, whole, seen, room)
-        return self._texts[document_id, share]
+        async with self._under_way[document_id, share]:
+            if (document_id, share) in self._texts:
+                return self._texts[document_id, share]
+            seen = harmless(self.question.show(self.topic, self.documents.get(document_id)))
+            if isinstance(seen, str):
+                seen = seen.strip()  # chat templates may strip what stands alone, and count it as nothing
+            whole = alone(seen if isinstance(seen, str) else seen.whole.text)
+            text = await model.shorten(alone, whole, seen, model.facts.overhead + share)
+            if not isinstance(text, Unanswered):
+                self._texts[document_id, share] = text
+            return text
 
-    def _failed(self, documents: tuple[str, ...], prompt: Prompt, result: Unanswered) -> None:
+    def _failed(self, kind: Kind, documents: tuple[str, ...], prompt: Prompt, result: Unanswered) -> None:
         if result.attempts:
-            self.failures.append(failure(self.topic, " ".join(documents), prompt, result.attempts))
+            self._failures[kind, documents] = failure(self.topic, " ".join(documents), prompt, result.attempts)

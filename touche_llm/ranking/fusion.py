@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from touche_llm.errors import DataError, UsageError
+from touche_llm.ranking.order import scaled
 from touche_llm.records import RunLine, Scored
 from touche_llm.runs import NO_STANCE_COLUMN, ReadRun, strictly_decreasing
 from touche_llm.tasks.base import Task
@@ -24,6 +25,15 @@ class FusionSettings(BaseModel):
 
     method: Literal["rrf", "interpolation"] = "rrf"
     k: float = Field(DEFAULT_K, ge=0.0, allow_inf_nan=False)
+
+
+class FusionStepSettings(FusionSettings):
+    """How a step of the ranking fuses what the steps before it found.
+
+    `weights` are those of the first stage (`first_stage`) and of the steps, by name; 1 where nothing is said.
+    """
+
+    weights: dict[str, Annotated[float, Field(ge=0.0, allow_inf_nan=False)]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +92,7 @@ def interpolate(rankings: Sequence[Sequence[Scored]], weights: Sequence[float]) 
     Scaled score = (score - lowest)/(highest - lowest) within the ranking, 1 where all are equal, and 0 for a document
     that the ranking does not have. Equal means are parted, and arguments and errors are, as for `reciprocal_rank`.
     """
-    return _weighted_mean(rankings, weights, _scaled)
-
-
-def _scaled(ranking: Sequence[Scored]) -> list[float]:
-    lowest = min((each.score for each in ranking), default=0.0)
-    span = max((each.score for each in ranking), default=0.0) - lowest
-    return [(each.score - lowest) / span if span else 1.0 for each in ranking]
+    return _weighted_mean(rankings, weights, scaled)
 
 
 def _weighted_mean(

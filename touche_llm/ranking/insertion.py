@@ -21,7 +21,6 @@ async def rerank(documents: list[str], comparer: Comparer, settings: SetwiseSett
     """
     top = documents[: settings.top]
     best = await heapsort(top, comparer, settings)
-    dropped: list[str] = []
     for start in range(settings.top, len(documents), settings.children):
         block = documents[start : start + settings.children]
         while block:
@@ -29,7 +28,7 @@ async def rerank(documents: list[str], comparer: Comparer, settings: SetwiseSett
             if winner is None or winner == best[-1]:
                 break
             block.remove(winner)
-            dropped.append(best.pop())
+            best.pop()
             best.insert(await _place(winner, best, comparer, settings), winner)
     return by_position(best + [each for each in documents if each not in best])
 

@@ -12,6 +12,21 @@ def by_position(documents: Sequence[str]) -> list[Scored]:
     return [Scored(each, 1.0 - place / len(documents)) for place, each in enumerate(documents)]
 
 
-def by_value(values: Mapping[str, float]) -> list[Scored]:
-    """Documents by descending value; equal ones in the order in which they are given."""
-    return [Scored(each, value) for each, value in sorted(values.items(), key=lambda item: -item[1])]
+def by_value(values: Mapping[str, float | None]) -> list[Scored]:
+    """Documents by descending value; equal ones in the order in which they are given.
+
+    A document whose value is None keeps the place that it was given at, with the score of the one above it.
+    """
+    known = [(each, value) for each, value in values.items() if value is not None]
+    ranking = [Scored(each, value) for each, value in sorted(known, key=lambda item: -item[1])]
+    for place, (each, value) in enumerate(values.items()):
+        if value is None:
+            ranking.insert(place, Scored(each, ranking[place - 1].score if place else 1.0))
+    return ranking
+
+
+def scaled(ranking: Sequence[Scored]) -> list[float]:
+    """The scores of a ranking, the lowest as 0 and the highest as 1; 1 where all are equal."""
+    lowest = min((each.score for each in ranking), default=0.0)
+    span = max((each.score for each in ranking), default=0.0) - lowest
+    return [(each.score - lowest) / span if span else 1.0 for each in ranking]

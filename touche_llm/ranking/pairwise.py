@@ -26,13 +26,17 @@ class PairwiseSettings(BaseModel):
 async def rerank(documents: list[str], comparer: Comparer, settings: PairwiseSettings) -> list[Scored]:
     """The documents by their mean probability to win against each other one.
 
-    A pair without an answer counts for neither; a document without any answered pair comes last. k documents take
-    k(k - 1) requests, or half of that in one order. Those that show the same document first follow on each other, for
-    the server's prefix cache.
+    A pair without an answer, in one of the orders asked, counts for neither; a document without any pair keeps its
+    place. k documents take k(k - 1) requests, or half of that in one order. Those that show the same document first
+    follow on each other, for the server's prefix cache.
     """
-    pairs = permutations(documents, 2) if settings.both_orders else combinations(documents, 2)
+    pairs = list(permutations(documents, 2) if settings.both_orders else combinations(documents, 2))
+    answers = dict(zip(pairs, await comparer.together(comparer.best, pairs), strict=True))
     wins: dict[str, list[float]] = {each: [] for each in documents}
-    for answer in await comparer.together(comparer.best, pairs):
-        for each, share in (answer or {}).items():
-            wins[each].append(share)
-    return by_value({each: fmean(shares) if shares else 0.0 for each, shares in wins.items()})
+    for one, other in combinations(documents, 2):
+        told = [answers[one, other], *([answers[other, one]] if settings.both_orders else [])]
+        found = [answer for answer in told if answer is not None]
+        if len(found) == len(told):
+            for each in (one, other):
+                wins[each] += [answer[each] for answer in found]
+    return by_value({each: fmean(shares) if shares else None for each, shares in wins.items()})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from touche_llm.ranking.order import scaled
 from touche_llm.records import HIGHEST_GRADE, Candidate, Judgment, Scored
 from touche_llm.tasks.base import FIRST_STAGE
 
@@ -13,9 +14,8 @@ _INHERITED, _UNJUDGED = -1.0, -2.0
 
 def by_first_stage(candidates: list[Candidate]) -> list[Scored]:
     """The candidates of one topic in their order, with their scores scaled to 0..1 (1 where all are equal)."""
-    lowest = min((candidate.score for candidate in candidates), default=0.0)
-    span = max((candidate.score for candidate in candidates), default=0.0) - lowest
-    return [Scored(each.document_id, (each.score - lowest) / span if span else 1.0) for each in candidates]
+    scored = [Scored(each.document_id, each.score) for each in candidates]
+    return [Scored(each.document_id, score) for each, score in zip(scored, scaled(scored), strict=True)]
 
 
 def by_judgment(

@@ -37,27 +37,34 @@ async def rerank(documents: list[str], comparer: Comparer, settings: SetwiseSett
 async def heapsort(documents: list[str], comparer: Comparer, settings: SetwiseSettings) -> list[str]:
     """The best `top` documents, best first.
 
-    Nodes of one level of the heap are put right together; taking the best out waits for its own answers alone. Where a
-    question has no answer the node stays above its children, as the ranking before has it.
+    Each part of the heap is put right by itself, and a node waits for those below it alone. Where a question has no
+    answer, the document that stood highest before is taken for the best.
     """
     heap = list(documents)
+    before = {each: place for place, each in enumerate(documents)}
     width = settings.children
 
+    def children(node: int) -> range:
+        return range(width * node + 1, min(width * node + width + 1, len(heap)))
+
+    async def build(node: int) -> None:
+        if children(node):
+            await comparer.together(build, children(node))
+            await sift(node)
+
     async def sift(node: int) -> None:
-        while True:
-            below = range(width * node + 1, min(width * node + width + 1, len(heap)))
-            if not below:
-                return
+        while below := children(node):
             shown = [heap[node], *(heap[child] for child in below)]
             winner = await comparer.winner(shown, both_orders=settings.both_orders)
-            if winner is None or winner == heap[node]:
+            if winner is None:
+                winner = min(shown, key=before.__getitem__)
+            if winner == heap[node]:
                 return
             child = below[shown.index(winner) - 1]
             heap[node], heap[child] = heap[child], heap[node]
             node = child
 
-    for level in reversed(_levels(len(heap), width)):
-        await comparer.together(sift, level)
+    await build(0)
     best: list[str] = []
     while heap and len(best) < settings.top:
         best.append(heap[0])
@@ -67,12 +74,3 @@ async def heapsort(documents: list[str], comparer: Comparer, settings: SetwiseSe
             if len(best) < settings.top:
                 await sift(0)
     return best
-
-
-def _levels(size: int, width: int) -> list[range]:
-    """The nodes of each level of a heap, from the root down."""
-    levels, first, count = [], 0, 1
-    while first < size:
-        levels.append(range(first, min(first + count, size)))
-        first, count = first + count, count * width
-    return levels

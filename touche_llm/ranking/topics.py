@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from touche_llm.judging import Asking, Documents, Done
 from touche_llm.llm.concurrency import Slots, in_order
@@ -75,13 +74,9 @@ async def rank_topics(
         first = [each for each in by_first_stage(candidates.get(topic.id, [])) if each.document_id in labels]
         judged = by_judgment(first, judgments.get(topic.id, {}), weights)
         comparers: list[Comparer] = []
-        variables: dict[str, Any] = {}
 
         def comparer(step: Step) -> Comparer:
             assert comparing is not None and slots is not None
-            if task.question.variables and not variables:
-                shown = task.question.show(topic, comparing.documents.get(first[0].document_id))
-                variables.update({name: shown.variables[name] for name in task.question.variables})
             comparers.append(
                 Comparer(
                     step=str(step),
@@ -89,7 +84,6 @@ async def rank_topics(
                     position=position,
                     documents=comparing.documents,
                     question=task.question,
-                    variables=variables,
                     prompts=comparing.prompts,
                     asking=comparing.asking,
                     slots=slots,

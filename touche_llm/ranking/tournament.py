@@ -1,4 +1,4 @@
-"""A tournament: groups are ordered, the better half of each goes on, and points are added over several tournaments.
+"""A tournament: groups are ordered, the best of each go on, and points are added over several tournaments.
 
 After TourRank (Chen et al., arXiv 2406.11678). Groups of a stage, and tournaments, do not wait for each other.
 """
@@ -17,7 +17,7 @@ class TournamentSettings(BaseModel):
 
     Attributes:
         group: most documents of a group.
-        rounds: tournaments, each with groups and orders of its own.
+        rounds: tournaments, each with shuffles of its own.
         seed: of the shuffles.
     """
 
@@ -31,7 +31,8 @@ class TournamentSettings(BaseModel):
 async def rerank(documents: list[str], comparer: Comparer, settings: TournamentSettings) -> list[Scored]:
     """The documents by their points; equal ones in the order in which they came.
 
-    A stage won gives a point. Those left when one group holds all are put in order, which gives the fraction of them
+    Of each group half as many go on as a group has at most, so that no draw throws out one of the best that many. A
+    stage won gives a point. Those left when one group holds all are put in order, which gives the fraction of them
     that a document does not stand behind. Where a group has no answer its order so far holds.
     """
 
@@ -56,7 +57,7 @@ async def _tournament(
         groups = [left[first::count] for first in range(count)]
         winners = set()
         for group in await _ordered(groups, comparer, settings, number, stage):
-            winners.update(group[: -(-len(group) // 2)])
+            winners.update(group[: settings.group // 2])
         left = [each for each in left if each in winners]
         for each in left:
             points[each] += 1.0

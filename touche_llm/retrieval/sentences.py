@@ -67,14 +67,19 @@ def retrieve_sentences(
         query = query_text(topic, fields)
         scores = joined(arguments.scores(query), sentences.scores(query), parents, settings)
         ranking = top_candidates(topic, scores, parts.ids_of, settings.pool * _LOOK_THROUGH)
-        seen = NearDuplicates(settings.duplicate)
-        chosen: list[Candidate] = []
-        for each, text in zip(ranking, parts.texts_of([each.document_id for each in ranking]), strict=True):
-            if stands_alone(text, settings) and seen.add(frozenset(analyser.terms(text))):
-                chosen.append(Candidate(topic.id, each.document_id, len(chosen) + 1, each.score))
-                if len(chosen) == settings.pool:
-                    break
-        yield chosen
+        yield distinct(ranking, parts, settings, analyser)
+
+
+def distinct(ranking: list[Candidate], parts: Parts, settings: SentenceSettings, analyser: Analyser) -> list[Candidate]:
+    """The sentences of a topic that can stand alone and are no near-duplicates of better ones, at most the pool."""
+    seen = NearDuplicates(settings.duplicate)
+    chosen: list[Candidate] = []
+    for each, text in zip(ranking, parts.texts_of([each.document_id for each in ranking]), strict=True):
+        if stands_alone(text, settings) and seen.add(frozenset(analyser.terms(text))):
+            chosen.append(Candidate(each.topic_id, each.document_id, len(chosen) + 1, each.score))
+            if len(chosen) == settings.pool:
+                break
+    return chosen
 
 
 def joined(

@@ -13,13 +13,13 @@ from touche_llm.config import Config
 from touche_llm.errors import DataError
 from touche_llm.expansion import VARIABLES as QUERIES_VARIABLES
 from touche_llm.first_stage import check_topics, choose_topics
-from touche_llm.judging import OBJECTS_VARIABLES, Asking, find_objects
+from touche_llm.judging import OBJECTS_VARIABLES, Asking
 from touche_llm.llm.language_model import Counts, LanguageModel
 from touche_llm.llm.request import Sampling
 from touche_llm.prompts import Prompt, load_prompt
 from touche_llm.ranking.chain import asked_kinds
 from touche_llm.ranking.comparing import template_variables
-from touche_llm.records import Candidate, Failure, Topic
+from touche_llm.records import Candidate, Failure
 from touche_llm.run_files import CANDIDATES, SENTENCES
 from touche_llm.runs import read_candidates
 from touche_llm.tasks.base import Task
@@ -98,20 +98,6 @@ def prompts_of(config: Config, task: Task, *names: str) -> dict[str, Prompt]:
 def compares(config: Config) -> bool:
     """Whether the steps of the ranking ask the model."""
     return bool(asked_kinds(config.steps))
-
-
-async def with_objects(
-    topics: list[Topic], task: Task, prompts: dict[str, Prompt], asking: Asking, observer: Observer
-) -> tuple[list[Topic], list[Failure], dict[str, list[str]]]:
-    """The topics that can be asked about, failures, and the objects that the model found, by topic."""
-    if "objects" not in prompts:
-        return topics, [], {}
-    without = [topic.id for topic in topics if topic.objects is None]
-    with observer.stage("finding objects", len(without), asking.model.counts) as done:
-        topics, failures = await find_objects(topics, task, prompts["objects"], asking, done)
-    asking.model.raise_on_misses()
-    topics = [topic for topic in topics if topic.objects is not None]
-    return topics, failures, {each.id: list(each.objects) for each in topics if each.id in without and each.objects}
 
 
 def candidates_of(path: Path, config: Config, stage: str) -> dict[str, list[Candidate]]:

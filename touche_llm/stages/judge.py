@@ -12,12 +12,22 @@ from touche_llm.config import FILE_NAME, Config, write_config
 from touche_llm.errors import DataError
 from touche_llm.files import write_records
 from touche_llm.first_stage import check_candidates, choose_topics, open_corpus
-from touche_llm.judging import judge
+from touche_llm.judging import Asking, find_objects, judge
 from touche_llm.llm.language_model import Counts, LanguageModel
 from touche_llm.metadata import record_stage
+from touche_llm.prompts import Prompt
 from touche_llm.ranking.pointwise import by_first_stage, by_judgment
-from touche_llm.records import Candidate, Failure, Judgment, StanceReading, Topic
-from touche_llm.run_files import CANDIDATES, FAILURES, JUDGMENTS, OF_JUDGE, OF_RANK, SENTENCE_JUDGMENTS, STANCES
+from touche_llm.records import Candidate, Failure, Judgment, Objects, StanceReading, Topic
+from touche_llm.run_files import (
+    CANDIDATES,
+    FAILURES,
+    JUDGMENTS,
+    OBJECTS,
+    OF_JUDGE,
+    OF_RANK,
+    SENTENCE_JUDGMENTS,
+    STANCES,
+)
 from touche_llm.runs import write_candidates
 from touche_llm.stages.common import (
     Observer,
@@ -28,7 +38,6 @@ from touche_llm.stages.common import (
     first_stage_file,
     prompts_of,
     remove,
-    with_objects,
 )
 from touche_llm.stages.pairs import judge_pairs
 from touche_llm.stages.stances import ask_stances
@@ -62,14 +71,15 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
     before = replace(model.counts)
     facts: dict[str, Any] = {}
     failures: list[Failure] = []
+    objects: list[Objects] = []
     stances: list[StanceReading] = []
     pairs: list[list[Candidate]] | None = None
     sentences: list[Judgment] | None = None
     with open_corpus(config, task, observer.notify) as corpus:
         check_candidates(folder / first_stage_file(task), found.values(), corpus.candidates, corpus.name)
-        topics, failures, objects = await with_objects(topics, task, prompts, asking, observer)
-        if objects:
-            facts["objects found by the model"] = objects
+        if "objects" in prompts:
+            topics, failures, objects = await _with_objects(topics, task, prompts, asking, observer)
+            facts["objects found by the model"] = {each.topic_id: list(each.objects) for each in objects}
         if task.sentence_question is None:
             chosen = {topic_id: ranking[: config.depth] for topic_id, ranking in found.items()}
             work = [(topic, each.document_id) for topic in topics for each in chosen.get(topic.id, [])]
@@ -115,6 +125,8 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
     if pairs is not None and sentences is not None:
         write_candidates(folder / CANDIDATES, pairs, config.tag)
         write_records(folder / SENTENCE_JUDGMENTS, sentences)
+    if "objects" in prompts:
+        write_records(folder / OBJECTS, objects)
     write_records(folder / JUDGMENTS, judgments)
     if "stance" in prompts:
         write_records(folder / STANCES, stances)
@@ -143,6 +155,19 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
             "model says of them there, or set pairs.no_side_above higher"
         )
     return Outcome(len(asked), failures, model.counts)
+
+
+async def _with_objects(
+    topics: list[Topic], task: Task, prompts: dict[str, Prompt], asking: Asking, observer: Observer
+) -> tuple[list[Topic], list[Failure], list[Objects]]:
+    """The topics that can be asked about, failures, and the objects that the model found."""
+    without = [topic.id for topic in topics if topic.objects is None]
+    with observer.stage("finding objects", len(without), asking.model.counts) as done:
+        topics, failures = await find_objects(topics, task, prompts["objects"], asking, done)
+    asking.model.raise_on_misses()
+    topics = [topic for topic in topics if topic.objects is not None]
+    found = [Objects(topic_id=each.id, objects=each.objects) for each in topics if each.id in without and each.objects]
+    return topics, failures, found
 
 
 def _best(

@@ -16,8 +16,8 @@ from touche_llm.llm.language_model import LanguageModel
 from touche_llm.metadata import record_stage
 from touche_llm.ranking.chain import asked_kinds
 from touche_llm.ranking.topics import Comparing, Ranked, rank_topics
-from touche_llm.records import Candidate, Failure, Judgment, StanceReading, Topic
-from touche_llm.run_files import CANDIDATES, COMPARISON_FAILURES, COMPARISONS, JUDGMENTS, OF_RANK, RUN, STANCES
+from touche_llm.records import Candidate, Failure, Judgment, Objects, StanceReading, Topic
+from touche_llm.run_files import CANDIDATES, COMPARISON_FAILURES, COMPARISONS, JUDGMENTS, OBJECTS, OF_RANK, RUN, STANCES
 from touche_llm.runs import write_run
 from touche_llm.stages.common import (
     Observer,
@@ -28,7 +28,6 @@ from touche_llm.stages.common import (
     facts_of,
     prompts_of,
     remove,
-    with_objects,
 )
 from touche_llm.stance import StanceSettings, decide
 from touche_llm.tasks import get_task
@@ -69,17 +68,14 @@ async def rank_stage(config: Config, folder: Path, observer: Observer, model: La
     else:
         assert model is not None
         before = replace(model.counts)
-        prompts = prompts_of(config, task, "objects", *asked_kinds(config.steps))
+        prompts = prompts_of(config, task, *asked_kinds(config.steps))
         asking = asking_of(config, model)
         with open_corpus(config, task, observer.notify) as corpus:
             check_candidates(folder / CANDIDATES, candidates.values(), corpus.documents, corpus.name)
             comparing = Comparing(asking, prompts, corpus.documents, config.aim)
-            found, failures, _ = await with_objects(topics, task, prompts, asking, observer)
-            by_id = {topic.id: topic for topic in found}
-            topics = [by_id.get(topic.id, topic) for topic in topics]
+            topics = _with_objects(topics, folder / OBJECTS)
             ranked = await _rank(config, task, topics, candidates, judgments, stances, comparing, observer)
         model.raise_on_misses()
-        ranked.failures[:0] = failures
         compared = Counter(comparison.step for comparison in ranked.comparisons)
         asked = {
             **facts_of(model, prompts, before),
@@ -145,7 +141,9 @@ def stance_of(
         return decide(reading.probabilities, thresholds, task)
     assert judgment is not None
     probabilities = judgment.readings["stance"].probabilities if "stance" in judgment.readings else None
-    return decide(probabilities, thresholds, task) if thresholds and probabilities else judgment.stance
+    # Thresholds belong to one prompt: to that of the judge only where the stance prompt is not asked at all.
+    fitting = settings is not None and settings.depth == 0 and thresholds
+    return decide(probabilities, thresholds, task) if fitting and probabilities else judgment.stance
 
 
 async def _rank(
@@ -173,6 +171,14 @@ async def _rank(
             config.tag,
             done,
         )
+
+
+def _with_objects(topics: list[Topic], path: Path) -> list[Topic]:
+    """The topics with the objects that the judge stage found for those that name none."""
+    if not path.exists():
+        return topics
+    found = {each.topic_id: each.objects for each in read_records(path, Objects, "objects")}
+    return [replace(topic, objects=topic.objects or found.get(topic.id)) for topic in topics]
 
 
 def _read_judgments(folder: Path, task: Task) -> dict[str, dict[str, Judgment]]:
@@ -215,7 +221,7 @@ def _stances(
 
 
 def _warn_of_calibration(config: Config, topics: list[Topic], observer: Observer) -> None:
-    fitted = set(config.stance.calibrated_on if config.stance is not None else ())
+    fitted = set(config.stance.calibrated_on if config.stance is not None and config.stance.thresholds else ())
     both = [topic.id for topic in topics if topic.id in fitted]
     if both:
         observer.notify(

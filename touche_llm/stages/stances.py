@@ -70,8 +70,9 @@ async def ask_stances(
     stances = []
     for (topic_id, document_id), both in answers.items():
         readings = [(read_labels(result, question), swapped) for result, swapped in both]
-        shares = [_probabilities(labels, task, swapped) for labels, swapped in readings]
         told = all(labels["stance"].probabilities is not None for labels, _ in readings)
+        # One reading is of one kind, also over both orders.
+        shares = [_probabilities(labels, task, swapped, told) for labels, swapped in readings]
         stances.append(
             StanceReading(
                 topic_id=topic_id,
@@ -86,14 +87,15 @@ async def ask_stances(
     return stances, [result for result in results if isinstance(result, Failure)]
 
 
-def _probabilities(readings: Mapping[str, Reading], task: Task, swapped: bool) -> dict[str, float]:
-    """The probability of each label of the task: no position, or the position times the side."""
-    position, stance = (_shares(readings[field]) for field in ("position", "stance"))
+def _probabilities(readings: Mapping[str, Reading], task: Task, swapped: bool, told: bool) -> dict[str, float]:
+    """The probability of each label of the task: no position, or the position times the side.
+
+    The side is read after the position that was written, so for a document with little chance of a position it is the
+    side that it leans to. Where not all orders `told` probabilities, labels count as certain.
+    """
+    kinds = (readings[field] for field in ("position", "stance"))
+    position, stance = (each.shares if told else {str(each.answered): 1.0} for each in kinds)
     shares = {label: position.get("YES", 0.0) * share for label, share in stance.items()}
     if swapped:
         shares = {task.swapped.get(label, label): share for label, share in shares.items()}
     return {**dict.fromkeys(task.stances, 0.0), **shares, task.no_stances[0]: position.get("NO", 0.0)}
-
-
-def _shares(reading: Reading) -> Mapping[str, float]:
-    return reading.probabilities or {str(reading.answered): 1.0}

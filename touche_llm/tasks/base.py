@@ -33,11 +33,13 @@ class Question:
         answer: the answer model; its fields of integers are grades, `stance` is one of its fields.
         variables: what the template may use beside `topic` and `document`, and must: {name: whether it must}.
         show: what of a document is shown for a topic.
+        of_topic: the values of those variables that depend on the topic alone.
     """
 
     answer: type[AnswerModel]
     show: Callable[[Topic, Document], Shown]
     variables: Mapping[str, bool] = field(default_factory=dict)
+    of_topic: Callable[[Topic], Mapping[str, Any]] = lambda topic: {}
 
     @property
     def template_variables(self) -> dict[str, bool]:

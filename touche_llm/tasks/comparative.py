@@ -72,10 +72,14 @@ def title_spans(title: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(span for span in spans if span))
 
 
-def _show(topic: Topic, document: Document) -> Shown:
+def _objects(topic: Topic) -> dict[str, str]:
     assert topic.objects is not None
     first, second = topic.objects
-    return Shown(document.text, {"first": first, "second": second})
+    return {"first": first, "second": second}
+
+
+def _show(topic: Topic, document: Document) -> Shown:
+    return Shown(document.text, _objects(topic))
 
 
 _VARIABLES = {"first": False, "second": False}
@@ -89,7 +93,7 @@ COMPARATIVE = Task(
     most_per_topic=1000,
     corpus_files=("passages.jsonl", "passages.jsonl.gz"),
     read_corpus=read_collection,
-    question=Question(ComparativeJudgment, _show, _VARIABLES),
+    question=Question(ComparativeJudgment, _show, _VARIABLES, _objects),
     # Half the weight on quality: the organisers judge both, and a run is ranked once. The first stage only parts ties.
     aims={
         "relevance": {"relevance": 1.0, "quality": 0.0, FIRST_STAGE: 0.05},

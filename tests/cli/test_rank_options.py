@@ -1,0 +1,274 @@
+"""The options of ranking, `--set` and `--dry-run`, as a user gives them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cli.conftest import Touche
+from tests.scripted_engine import FACTS, Label, ScriptedEngine
+from tests.write_demo_cassette import script_of
+from touche_llm import pipeline
+from touche_llm.cli.demo import SAMPLES
+from touche_llm.config import Config
+from touche_llm.llm.cache import Cache
+from touche_llm.llm.language_model import LanguageModel
+from touche_llm.llm.request import Request
+from touche_llm.tasks import get_task
+
+SAMPLE = SAMPLES / "comparative"
+DATA = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl")]
+REPLAY = ["--cache", str(SAMPLE / "cassette.jsonl"), "--cache-mode", "replay"]
+# A run that the cassette holds all answers of: judge, stances, and comparisons of the best five.
+DEMO = ["run", "--config", str(SAMPLE / "demo.yaml"), *DATA, *REPLAY, "--topic", "3", "--out", "o"]
+STEPS = "judge, or with a number of documents, as pairwise:10, one of pairwise, sliding, setwise, insertion, listwise"
+
+
+@pytest.fixture
+def demo(touche: Touche, tmp_path: Path) -> Path:
+    done = touche(*DEMO)
+    assert done.returncode == 0, done.stderr
+    return tmp_path / "o"
+
+
+def configured(folder: Path) -> dict[str, Any]:
+    values: dict[str, Any] = yaml.safe_load((folder / "config.yaml").read_text())
+    return values
+
+
+def test_steps_are_changed_and_changed_back_in_a_folder(touche: Touche, demo: Path) -> None:
+    compared = (demo / "run.txt").read_bytes()
+    comparisons = (demo / "comparisons.jsonl").read_bytes()
+    done = touche("rank", "--out", "o", "--rank", "judge")
+    assert (done.returncode, configured(demo)["rank"]) == (0, ["judge"])
+    assert not (demo / "comparisons.jsonl").exists() and (demo / "run.txt").read_bytes() != compared
+    # The cassette holds the comparisons.
+    assert touche("rank", "--out", "o", "--rank", "judge,pairwise:5").returncode == 0
+    assert (demo / "run.txt").read_bytes() == compared
+    assert (demo / "comparisons.jsonl").read_bytes() == comparisons
+    # The steps hold for later calls.
+    assert touche("rank", "--out", "o", "--tag", "mine").returncode == 0
+    assert configured(demo)["rank"] == ["judge", "pairwise:5"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        (
+            "pairwise",
+            "rank: 'pairwise': needs the number of documents to put in order, from 2 to 200, as pairwise:10",
+        ),
+        ("pairwise:1", "rank: 'pairwise:1': needs the number of documents to put in order, from 2"),
+        ("pairwise:201", "needs the number of documents to put in order, from 2 to 200,"),
+        ("pairwise:ten", "needs the number of documents"),
+        ("pairwise:-3", "needs the number of documents"),
+        ("pairwise:²", "needs the number of documents"),
+        ("foo:3", f"rank: 'foo:3': no such step; write {STEPS}"),
+        ("Pairwise:3", f"rank: 'Pairwise:3': no such step; write {STEPS}"),
+        ("pairwise:5,judge", "rank: judge orders everything by the judgments, so it can only be the first step"),
+        ("judge:5", "rank: 'judge:5': judge orders all documents, so it is written without a number"),
+        ("", f"rank: '': no such step; write {STEPS}"),
+        ("judge,,pairwise:5", f"rank: '': no such step; write {STEPS}"),
+    ],
+)
+def test_steps_that_cannot_be_carried_out_are_told_with_what_to_write(
+    touche: Touche, tmp_path: Path, steps: str, message: str
+) -> None:
+    done = touche("run", *DATA, "--out", "o", "--rank", steps)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("error: options: ") and message in done.stderr
+    assert not (tmp_path / "o").exists()
+
+
+def test_an_aim_brings_its_weights_and_a_weight_that_is_given_wins(touche: Touche, demo: Path) -> None:
+    aims = get_task("comparative").aims
+    steps = ["--rank", "judge"]
+    assert configured(demo)["weights"] == aims["both"]
+    assert touche("rank", "--out", "o", *steps, "--aim", "quality").returncode == 0
+    assert (configured(demo)["aim"], configured(demo)["weights"]) == ("quality", aims["quality"])
+    # A weight alone leaves the aim and the others.
+    assert touche("rank", "--out", "o", "--weight-relevance", "3").returncode == 0
+    assert configured(demo)["weights"] == {**aims["quality"], "relevance": 3.0}
+    assert touche("rank", "--out", "o", "--aim", "quality").returncode == 0
+    assert configured(demo)["weights"] == {**aims["quality"], "relevance": 3.0}
+    done = touche("rank", "--out", "o", "--aim", "relevance", "--weight-first-stage", "0.5")
+    assert done.returncode == 0
+    # What was chosen stays, what was a default goes with its aim.
+    assert configured(demo)["weights"] == {**aims["relevance"], "relevance": 3.0, "first_stage": 0.5}
+    done = touche("rank", "--out", "o", "--aim", "beauty")
+    assert done.returncode == 2 and "options: aim: Input should be 'relevance', 'quality' or 'both'" in done.stderr
+    assert configured(demo)["aim"] == "relevance"
+
+
+def test_any_value_can_be_set(touche: Touche, demo: Path) -> None:
+    done = touche(
+        *("rank", "--out", "o", "--rank", "judge", "--weight-quality", "9"),
+        *("--set", "ranking.listwise.window=10", "--set", "ranking.listwise.stride=4"),
+        *("--set", "stance.thresholds={NO: 0.25}", "--set", "actor={team: 'a=b'}", "--set", "weights.quality=2"),
+        *("--set", "rank=[judge, 'balance:3']"),
+    )
+    assert done.returncode == 0, done.stderr
+    values = configured(demo)
+    assert values["ranking"]["listwise"] == {"window": 10, "stride": 4, "shuffles": 1, "seed": 0}
+    assert values["stance"]["thresholds"] == {"NO": 0.25} and values["stance"]["depth"] == 100
+    assert values["actor"]["team"] == "a=b"
+    # `--set` is the last word.
+    assert (values["weights"]["quality"], values["rank"]) == (2.0, ["judge", "balance:3"])
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("depth", "--set depth: must be NAME=VALUE, as --set ranking.listwise.window=10"),
+        ("=3", "--set =3: must be NAME=VALUE"),
+        ("ranking..window=3", "must be NAME=VALUE"),
+        ("rank ing=3", "must be NAME=VALUE"),
+        ("depth=", "--set depth=: has no value"),
+        ("limit_topics=null", "--set limit_topics=null: has no value"),
+        ("depth=[1", "--set depth=[1: the value is not YAML"),
+        ("depth=!!python/object/apply:os.getcwd []", "the value is not YAML"),
+        ("depth=" + "[" * 1500, "the value is not YAML"),
+        ("tag=2024-13-01", "the value is not YAML"),
+        ("depth=many", "options: depth: Input should be a valid integer"),
+        ("ranking.listwise.windw=3", "options: ranking.listwise.windw: no such name, did you mean ranking.listwise.w"),
+        ("listwise=3", "options: listwise: no such name, did you mean ranking.listwise?"),
+        ("ranking.listwise.window=1", "options: ranking.listwise.window: Input should be greater than or equal to 2"),
+        ("ranking.listwise.window=5", "options: ranking.listwise: stride must be smaller than window"),
+        ("ranking.setwise.children=20", "options: ranking.setwise.children: Input should be less than 20"),
+        ("depth.deeper=3", "options: depth: "),
+        ("stance.thresholds.MAYBE=0.5", "options: stance.thresholds.MAYBE: no such label; comparative has NO, NEUTRAL"),
+        ("stance.thresholds.NO=1.5", "options: stance.thresholds.NO: "),
+        ("engine.options.api_key=x", "engine.options: must not hold api_key"),
+    ],
+)
+def test_a_value_that_cannot_be_set_is_told(touche: Touche, tmp_path: Path, value: str, message: str) -> None:
+    done = touche("run", *DATA, "--out", "o", "--set", value)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr and "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_section_that_the_task_does_not_have_is_told_as_such(touche: Touche, demo: Path) -> None:
+    # The written configuration has `pairs: null`.
+    done = touche("rank", "--out", "o", "--set", "pairs.judged=3")
+    assert done.returncode == 2
+    assert "sentences, pairs: comparative does not rank pairs of sentences" in done.stderr
+
+
+def test_thresholds_of_a_file_change_labels_and_stay(touche: Touche, demo: Path) -> None:
+    labels = [line.split()[1] for line in (demo / "run.txt").read_text().splitlines()]
+    assert set(labels) != {"NO"}
+    (demo.parent / "t.yaml").write_text("stance: {thresholds: {NO: 0.0}, calibrated_on: [3, 7]}\n")
+    done = touche("rank", "--out", "o", "--thresholds", "t.yaml")
+    assert done.returncode == 0
+    assert "note: the thresholds of the stance were fitted on 1 of these topics" in done.stderr
+    assert {line.split()[1] for line in (demo / "run.txt").read_text().splitlines()} == {"NO"}
+    stance = configured(demo)["stance"]
+    assert (stance["thresholds"], stance["calibrated_on"]) == ({"NO": 0.0}, ["3", "7"])
+    # What the file does not say stays as it was.
+    assert stance["depth"] == 100
+    # A file without thresholds takes them away.
+    (demo.parent / "none.yaml").write_text("stance: {thresholds: {}, calibrated_on: []}\n")
+    assert touche("rank", "--out", "o", "--thresholds", "none.yaml").returncode == 0
+    assert [line.split()[1] for line in (demo / "run.txt").read_text().splitlines()] == labels
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "t.yaml: cannot read the thresholds: No such file"),
+        ("thresholds: {NO: 0.3}\n", "t.yaml: has no section `stance`; `touche-llm calibrate --out` writes one"),
+        ("stance: {thresholds: {NO: 3}}\n", "t.yaml: stance.thresholds.NO: "),
+        ("stance: {thresholds: {NEU: 0.3}}\n", "stance.thresholds.NEU: no such label; comparative has NO, NEUTRAL"),
+    ],
+)
+def test_a_file_that_holds_no_thresholds_is_told_and_the_run_stays(
+    touche: Touche, demo: Path, content: str | None, message: str
+) -> None:
+    before = (demo / "run.txt").read_bytes()
+    if content is not None:
+        (demo.parent / "t.yaml").write_text(content)
+    done = touche("rank", "--out", "o", "--thresholds", "t.yaml")
+    assert done.returncode == 2 and message in done.stderr
+    assert (demo / "run.txt").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "file"),
+    [("query1", "query_failures.jsonl"), ("position", "failures.jsonl"), ("best", "comparison_failures.jsonl")],
+)
+def test_a_question_of_any_stage_without_a_usable_answer_ends_with_3_and_names_its_file(
+    touche: Touche, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, file: str
+) -> None:
+    answers = script_of("comparative")
+
+    def script(request: Request) -> Mapping[str, Label | Mapping[Label, float]]:
+        if kind in request.schema["properties"]:
+            return {"nothing": "usable"}
+        if "query1" in request.schema["properties"]:
+            return {"query1": "cost of it", "query2": "comfort at home", "query3": "what people say"}
+        return answers(request)
+
+    @asynccontextmanager
+    async def scripted(config: Config) -> AsyncIterator[LanguageModel]:
+        with Cache(config.cache.file, config.cache.mode) as cache:
+            yield LanguageModel(facts=FACTS, engine=ScriptedEngine(script), cache=cache)
+
+    monkeypatch.setattr(pipeline, "open_model", scripted)
+    stance = ["--stance-depth", "1"]
+    assert touche("retrieve", *DATA, "--out", "o", "--expand", "--dry-run").returncode == 0
+    assert not (tmp_path / "o").exists()
+    command = ["run", *DATA, "--out", "o", "--topic", "3", "--depth", "3", "--expand", "--rank", "judge,pairwise:2"]
+    done = touche(*command, *stance)
+    assert done.returncode == 3, done.stderr
+    assert "failures: " in done.stdout and "outside_schema" in done.stdout
+    assert f"what came back each time is in o/{file}\n" in done.stdout
+    assert len((tmp_path / "o" / "run.txt").read_text().splitlines()) == 3
+    # The stage alone ends so too.
+    alone = {
+        "query1": ["retrieve", *DATA, "--out", "o", "--topic", "3", "--depth", "3", "--expand"],
+        "position": ["judge", "--out", "o"],
+        "best": ["rank", "--out", "o"],
+    }
+    assert touche(*alone[kind]).returncode == 3
+
+
+def test_the_command_needs_no_server_and_prints_what_each_stage_and_all_of_it_would_send(
+    touche: Touche, tmp_path: Path
+) -> None:
+    # Nothing listens on that port.
+    done = touche(
+        *("run", *DATA, "--out", "o", "--base-url", "http://127.0.0.1:1", "--dry-run", "--topic", "3"),
+        *("--depth", "5", "--stance-depth", "2", "--rank", "judge,pairwise:3,sliding:4"),
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [[cell.strip() for cell in line.split("│")[1:4]] for line in done.stdout.splitlines() if "│" in line]
+    assert rows[:2] == [["judge", "comparative/judge", "5"], ["judge", "comparative/stance", "4"]]
+    # Three pairs of the first step are asked in both orders; the second step finds some of them in the cache.
+    assert rows[2][:2] == ["rank", "comparative/best"] and rows[3][0] == "all"
+    assert " to " in rows[2][2] and " to " in rows[3][2]
+    assert "Nothing was sent." in done.stdout and "name it with --context" in done.stdout
+    assert "How often documents are compared depends on the answers" in done.stdout
+    assert not (tmp_path / "o").exists() and not (tmp_path / ".touche-llm/answers.sqlite").exists()
+
+
+def test_where_the_cache_holds_every_answer_the_command_says_so(touche: Touche, tmp_path: Path) -> None:
+    command = ["run", *DATA, *REPLAY, "--out", "o", "--topic", "3", "--depth", "5", "--rank", "judge"]
+    done = touche(*command, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"0 requests: no answer is needed that is not in {REPLAY[1]}\n"
+    assert touche(*command).returncode == 0
+
+
+def test_a_dry_run_of_a_folder_that_is_not_there_is_an_error(touche: Touche, tmp_path: Path) -> None:
+    assert touche("run", *DATA, *REPLAY, "--out", "o", "--topic", "3", "--depth", "3").returncode == 0
+    done = touche("judge", "--config", "o/config.yaml", "--out", "elsewhere", "--dry-run")
+    assert done.returncode == 1
+    assert "elsewhere/candidates.run.txt: not there; run `touche-llm retrieve`" in done.stderr
+    assert not (tmp_path / "elsewhere").exists()
