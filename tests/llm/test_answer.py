@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field
 
 from touche_llm.llm.answer import AnswerModel, Unusable, labels_of, parse, schema_of
 from touche_llm.records import Topic
@@ -84,6 +85,65 @@ def test_a_field_that_not_every_backend_enforces_is_a_mistake_of_the_program() -
 
     for model in (Free, Mixed):
         with pytest.raises(TypeError, match="must be a Literal"):
+            schema_of(model)
+
+
+class Coded(AnswerModel):
+    kind: Literal["A", "B"]
+    code: Annotated[str, Field(pattern="^[a-c]{2}( [a-c]{2})*$")]
+
+
+def test_a_text_of_a_pattern_has_its_pattern_in_the_schema_and_no_labels() -> None:
+    assert schema_of(Coded) == {
+        "type": "object",
+        "properties": {"kind": {"enum": ["A", "B"]}, "code": {"type": "string", "pattern": "^[a-c]{2}( [a-c]{2})*$"}},
+        "required": ["kind", "code"],
+        "additionalProperties": False,
+    }
+    assert labels_of(Coded) == {"kind": ("A", "B")}
+
+
+def test_a_text_that_fits_its_pattern_is_taken_as_it_is() -> None:
+    assert parse('{"kind": "B", "code": "ab ca"}', Coded).model_dump() == {"kind": "B", "code": "ab ca"}
+    assert parse(r'{"kind": "B", "code": "\u0061b"}', Coded).code == "ab"
+
+
+# The end of the pattern is the end of the text: other readers of patterns allow a line feed there.
+@pytest.mark.parametrize(
+    "code", ["", "abc", "ab ", " ab", "AB", "ab\n", "ab\nca", "x\nab", "ab  ca", "ａb", 1, None, ["ab"]]
+)
+def test_a_text_that_does_not_fit_its_pattern_is_a_typed_failure(code: Any) -> None:
+    with pytest.raises(Unusable) as caught:
+        parse(json.dumps({"kind": "A", "code": code}), Coded)
+    assert caught.value.kind == "outside_schema"
+    assert caught.value.reason.startswith("code: ")
+
+
+@given(JSON)
+def test_any_value_of_a_pattern_gives_an_answer_or_a_typed_failure(value: Any) -> None:
+    try:
+        found = parse(json.dumps({"kind": "A", "code": value}), Coded)
+    except Unusable as unusable:
+        assert unusable.kind == "outside_schema"
+    else:
+        assert found.code == value
+
+
+def test_a_text_of_a_pattern_given_twice_is_no_answer() -> None:
+    with pytest.raises(Unusable) as caught:
+        parse('{"kind": "A", "code": "ab", "code": "ab"}', Coded)
+    assert caught.value.kind == "outside_schema"
+
+
+def test_a_text_without_a_pattern_or_another_type_with_one_is_a_mistake_of_the_program() -> None:
+    class Bounded(AnswerModel):
+        text: Annotated[str, Field(max_length=3)]
+
+    class Number(AnswerModel):
+        number: Annotated[int, Field(ge=0)]
+
+    for model in (Bounded, Number):
+        with pytest.raises(TypeError, match="must be a Literal of integers or strings, or have a pattern"):
             schema_of(model)
 
 
