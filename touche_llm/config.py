@@ -27,7 +27,7 @@ from touche_llm.files import whole_file
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.vllm_common import model_name
 from touche_llm.pairing import PairSettings
-from touche_llm.ranking.chain import JUDGE, RankingSettings, Step, parse_steps
+from touche_llm.ranking.chain import JUDGE, RankingSettings, Step, check_fusion, parse_steps
 from touche_llm.retrieval.bm25 import Bm25Settings
 from touche_llm.retrieval.sentences import SentenceSettings
 from touche_llm.stance import StanceSettings
@@ -233,6 +233,7 @@ class Config(_Section):
                 raise ValueError(f"weights.{name}: no such name; {self.task} has {', '.join(task.weight_names)}")
         if not sum(self.weights.values()):
             raise ValueError(f"weights: {', '.join(self.weights)} are all 0: nothing is left to rank by")
+        check_fusion(self.steps, self.ranking.fusion)
         if task.sentence_question is None and (self.sentences or self.pairs):
             raise ValueError(f"sentences, pairs: {self.task} does not rank pairs of sentences")
         if self.sentences and self.depth > self.sentences.pool:

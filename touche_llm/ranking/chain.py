@@ -129,6 +129,19 @@ def asked_kinds(steps: Sequence[Step]) -> tuple[Kind, ...]:
     return tuple(sorted({METHODS[step.name].asks for step in steps if step.name in METHODS}))
 
 
+def check_fusion(steps: Sequence[Step], settings: FusionStepSettings) -> None:
+    """Raise ValueError where a fusion gives no weight to any of the rankings before it."""
+    before = [FIRST_STAGE]
+    for step in steps:
+        if step.name == FUSION and not any(settings.weights.get(name, 1.0) for name in before):
+            raise ValueError(
+                f"ranking.fusion.weights: {', '.join(before)}, all that is there before {step}, have 0: nothing is "
+                "left to rank by"
+            )
+        if step.name != BALANCE:
+            before.append(step.name)
+
+
 async def rank_topic(
     first_stage: list[Scored],
     judged: list[Scored],
@@ -170,6 +183,8 @@ async def rank_topic(
         if step.name == FUSION:
             parts = [[each for each in part if each.document_id in documents] for _, part in rankings]
             weights = [settings.fusion.weights.get(name, 1.0) for name, _ in rankings]
+            if not any(weights):
+                continue  # a topic that could not be compared has nothing of what is to be fused
             found = fuse(parts, weights, settings.fusion)
         else:
             found = await METHODS[step.name].rerank(documents, comparer(step), getattr(settings, step.name))

@@ -1,0 +1,129 @@
+"""A comparer without a model: a function answers, and a test can hold answers back."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+from touche_llm.judging import Asking, Documents
+from touche_llm.llm.concurrency import ResultT, Slots
+from touche_llm.llm.language_model import LanguageModel
+from touche_llm.llm.request import Sampling
+from touche_llm.ranking.comparing import LABELS, Comparer, Kind
+from touche_llm.records import Comparison, Reading, Scored, Topic
+from touche_llm.tasks import get_task
+
+Shown = tuple[str, ...]
+# The probability of each document to be the best of those shown, or None for no answer.
+Best = Callable[[Shown], Mapping[str, float] | None]
+# Those shown from best to worst, or None.
+Order = Callable[[Shown], Sequence[str] | None]
+
+
+class FakeComparer(Comparer):
+    """Answers from functions, after a number of turns of the event loop that `seed` draws, so in any order.
+
+    `asked` are the documents of each question in the order in which they were asked, `answered` those with an answer.
+    A question that `held` holds waits for `release`.
+    """
+
+    def __init__(
+        self,
+        best: Best = lambda shown: None,
+        order: Order = lambda shown: None,
+        *,
+        concurrency: int = 8,
+        seed: int | None = None,
+        held: Callable[[Shown], bool] = lambda shown: False,
+    ) -> None:
+        super().__init__(
+            step="test",
+            topic=Topic("1", "Question?"),
+            position=0,
+            documents=cast(Documents, None),
+            question=get_task("comparative").question,
+            prompts={},
+            asking=Asking(cast(LanguageModel, None), Sampling(), {}, concurrency),
+            slots=Slots(concurrency),
+            aim="both",
+            document_tokens=512,
+        )
+        self.best_of, self.order_of, self.held = best, order, held
+        self.turns = random.Random(seed) if seed is not None else None
+        self.release = asyncio.Event()
+        self.asked: list[Shown] = []
+        self.answered: list[Shown] = []
+
+    async def _ask(self, kind: Kind, documents: Shown) -> Comparison | None:
+        self.asked.append(documents)
+        for _ in range(self.turns.randrange(6) if self.turns else 1):
+            await asyncio.sleep(0)
+        if self.held(documents):
+            await self.release.wait()
+        self.answered.append(documents)
+        best, order = None, None
+        if kind == "best":
+            shares = self.best_of(documents)
+            if shares is not None:
+                labelled = {label: shares[each] for label, each in zip(LABELS, documents, strict=False)}
+                best = Reading(answered=max(labelled, key=labelled.__getitem__), probabilities=labelled)
+        else:
+            answer = self.order_of(documents)
+            order = list(answer) if answer is not None else None
+        if best is None and order is None:
+            return None
+        return Comparison(
+            topic_id="1", step=self.step, documents=list(documents), best=best, order=order, prompt="test", key="0"
+        )
+
+    @asynccontextmanager
+    async def holding(self, work: Coroutine[Any, Any, ResultT]) -> AsyncIterator[asyncio.Task[ResultT]]:
+        """Runs until nothing moves but what is held; the block looks; then the held answer comes and the work ends."""
+        task = asyncio.create_task(work)
+        # Many turns of the event loop, far more than any test needs; no time is measured.
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        yield task
+        self.release.set()
+        await task
+
+
+def by_worth(worth: Mapping[str, float]) -> tuple[Best, Order]:
+    """A judge without error: the best is the one of the highest worth, among equals the one shown first."""
+
+    def best(shown: Shown) -> Mapping[str, float]:
+        chosen = max(shown, key=worth.__getitem__)
+        return {each: float(each == chosen) for each in shown}
+
+    return best, lambda shown: sorted(shown, key=lambda each: -worth[each])
+
+
+def at_random(seed: int) -> tuple[Best, Order]:
+    """A judge whose answers follow no order at all, not even its own, but that says the same of the same question."""
+
+    def best(shown: Shown) -> Mapping[str, float]:
+        chosen = random.Random(f"{seed} {shown}").choice(shown)
+        return {each: float(each == chosen) for each in shown}
+
+    return best, lambda shown: random.Random(f"{seed} {shown}").sample(shown, len(shown))
+
+
+def names(count: int) -> list[str]:
+    """So many document ids."""
+    return [f"d{number:02}" for number in range(count)]
+
+
+def ids(ranking: Sequence[Scored]) -> list[str]:
+    """The documents of a ranking."""
+    return [each.document_id for each in ranking]
+
+
+def check_scores(ranking: Sequence[Scored], documents: Sequence[str]) -> None:
+    """Each document is there once, and the scores fall from 1 at most to 0 at least."""
+    assert sorted(ids(ranking)) == sorted(documents)
+    scores = [each.score for each in ranking]
+    assert scores == sorted(scores, reverse=True)
+    assert all(0.0 <= score <= 1.0 for score in scores)

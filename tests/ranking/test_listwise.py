@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations, permutations
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from tests.ranking.fake_comparer import FakeComparer, Shown, at_random, by_worth, check_scores, ids, names
+from touche_llm.ranking.listwise import ListwiseSettings, central_ranking, rerank
+
+SEVERAL = st.integers(1, 5).flatmap(lambda size: st.lists(st.permutations("abcde"[:size]), min_size=1, max_size=5))
+
+
+def disagreements(ranking: Sequence[str], rankings: Sequence[Sequence[str]]) -> int:
+    """Kendall's distance to all of the rankings."""
+    place = {each: number for number, each in enumerate(ranking)}
+    return sum(place[above] > place[below] for one in rankings for above, below in combinations(one, 2))
+
+
+def true_order(worth: list[str]) -> FakeComparer:
+    return FakeComparer(order=by_worth({each: float(-place) for place, each in enumerate(worth)})[1])
+
+
+@pytest.mark.parametrize(
+    ("size", "window", "stride", "places"),
+    [
+        (2, 20, 10, [(0, 2)]),
+        (20, 20, 10, [(0, 20)]),
+        (21, 20, 10, [(1, 21), (0, 11)]),
+        (40, 20, 10, [(20, 40), (10, 30), (0, 20)]),
+        (10, 4, 2, [(6, 10), (4, 8), (2, 6), (0, 4)]),
+        (10, 4, 3, [(6, 10), (3, 7), (0, 4)]),
+        (10, 4, 1, [(6, 10), (5, 9), (4, 8), (3, 7), (2, 6), (1, 5), (0, 4)]),
+        (5, 2, 1, [(3, 5), (2, 4), (1, 3), (0, 2)]),
+    ],
+)
+async def test_windows_go_from_the_end_to_the_beginning_and_overlap_by_what_the_stride_leaves(
+    size: int, window: int, stride: int, places: list[tuple[int, int]]
+) -> None:
+    comparer = FakeComparer(order=lambda shown: shown)
+    await rerank(names(size), comparer, ListwiseSettings(window=window, stride=stride))
+    assert comparer.asked == [tuple(names(size)[start:end]) for start, end in places]
+
+
+@given(st.integers(2, 30), st.integers(2, 8), st.data())
+@settings(max_examples=30, deadline=None)
+async def test_without_error_as_many_of_the_best_as_windows_share_are_in_place(
+    size: int, window: int, data: st.DataObject
+) -> None:
+    stride = data.draw(st.integers(1, window - 1))
+    worth = data.draw(st.permutations(names(size)))
+    ranking = await rerank(names(size), true_order(worth), ListwiseSettings(window=window, stride=stride))
+    assert ids(ranking)[: window - stride] == worth[: window - stride]
+    check_scores(ranking, names(size))
+
+
+@given(st.integers(0, 10**6), st.integers(1, 3))
+@settings(max_examples=30, deadline=None)
+async def test_whatever_is_answered_the_ranking_is_the_same_every_time(seed: int, shuffles: int) -> None:
+    chosen = ListwiseSettings(window=5, stride=2, shuffles=shuffles, seed=seed)
+    one = FakeComparer(order=at_random(seed)[1], seed=seed)
+    other = FakeComparer(order=at_random(seed)[1], concurrency=1)
+    ranking = await rerank(names(12), one, chosen)
+    check_scores(ranking, names(12))
+    assert ranking == await rerank(names(12), other, chosen)
+
+
+async def test_a_window_without_an_answer_keeps_its_order_and_the_next_goes_on() -> None:
+    worth = {each: float(place) for place, each in enumerate(names(6))}
+    order = by_worth(worth)[1]
+
+    def some(shown: Shown) -> Sequence[str] | None:
+        return None if "d05" in shown else order(shown)
+
+    ranking = await rerank(names(6), FakeComparer(order=some), ListwiseSettings(window=4, stride=2))
+    # 2-6 stays, then 0-4 is turned round.
+    assert ids(ranking) == ["d03", "d02", "d01", "d00", "d04", "d05"]
+
+
+async def test_shuffles_show_the_same_documents_in_several_orders_the_first_time_as_they_are() -> None:
+    comparer = FakeComparer(order=at_random(1)[1])
+    chosen = ListwiseSettings(window=8, stride=4, shuffles=4)
+    await rerank(names(8), comparer, chosen)
+    assert sorted(comparer.asked)[0] == tuple(names(8))
+    assert len(set(comparer.asked)) == 4
+    assert {frozenset(shown) for shown in comparer.asked} == {frozenset(names(8))}
+    again, other = FakeComparer(order=at_random(1)[1]), FakeComparer(order=at_random(1)[1])
+    await rerank(names(8), again, chosen)
+    assert again.asked == comparer.asked
+    await rerank(names(8), other, chosen.model_copy(update={"seed": 1}))
+    assert other.asked != comparer.asked
+
+
+async def test_a_shuffle_that_is_an_order_asked_already_is_not_asked_again() -> None:
+    comparer = FakeComparer(order=lambda shown: sorted(shown), seed=3)
+    await rerank(["a", "b"], comparer, ListwiseSettings(window=2, stride=1, shuffles=9))
+    assert len(comparer.asked) == len(set(comparer.asked)) <= 2
+
+
+async def test_shuffles_without_an_answer_leave_the_ranking_to_the_others() -> None:
+    def some(shown: Shown) -> Sequence[str] | None:
+        return None if shown == tuple(names(5)) else sorted(shown, reverse=True)
+
+    ranking = await rerank(names(5), FakeComparer(order=some), ListwiseSettings(shuffles=3))
+    assert ids(ranking) == names(5)[::-1]
+
+
+async def test_several_shuffles_undo_a_liking_for_the_first_places() -> None:
+    # The first two documents shown always come first, the others in their true order; nine orders are asked.
+    def order(shown: Shown) -> Sequence[str]:
+        return [*shown[:2], *sorted(shown[2:], reverse=True)]
+
+    once = ids(await rerank(names(8), FakeComparer(order=order), ListwiseSettings()))
+    several = ids(await rerank(names(8), FakeComparer(order=order), ListwiseSettings(shuffles=9)))
+    truth = [names(8)[::-1]]
+    assert disagreements(several, truth) < disagreements(once, truth)
+
+
+# The mean ranks lead to a ranking that is farther away than the second of these.
+@example([list("becad"), list("baedc"), list("dcbae")])
+@given(SEVERAL)
+@settings(deadline=None)
+def test_the_central_ranking_is_as_near_to_all_as_any_ranking_that_was_given(rankings: list[list[str]]) -> None:
+    central = central_ranking(rankings)
+    assert sorted(central) == sorted(rankings[0])
+    distance = disagreements(central, rankings)
+    assert distance <= min(disagreements(each, rankings) for each in rankings)
+    # Hence this bound, which holds for the nearest of the given rankings already.
+    least = min(disagreements(each, rankings) for each in permutations(rankings[0]))
+    assert distance <= 2 * least
+
+
+@given(SEVERAL)
+@settings(deadline=None)
+def test_no_single_document_can_be_moved_to_bring_the_central_ranking_nearer(rankings: list[list[str]]) -> None:
+    central = central_ranking(rankings)
+    distance = disagreements(central, rankings)
+    for each in central:
+        rest = [other for other in central if other != each]
+        for place in range(len(central)):
+            assert disagreements([*rest[:place], each, *rest[place:]], rankings) >= distance
+
+
+@given(st.lists(st.permutations("abcd"), min_size=1, max_size=3), st.permutations("abcd"))
+def test_what_a_majority_says_is_the_central_ranking(some: list[list[str]], majority: list[str]) -> None:
+    assert central_ranking([*some, *[majority] * (len(some) + 1)]) == majority
+
+
+def test_the_central_ranking_is_not_always_one_of_those_given() -> None:
+    rankings = [list("bacd"), list("abdc"), list("abcd"), list("bacd"), list("abdc")]
+    # a above b three times of five, c above d three times of five.
+    assert central_ranking(rankings) == list("abcd")
+
+
+def test_windows_that_do_not_overlap_are_refused() -> None:
+    for chosen in ({"window": 5, "stride": 5}, {"window": 27}, {"shuffles": 0}, {"window": 1}):
+        with pytest.raises(ValidationError):
+            ListwiseSettings(**chosen)

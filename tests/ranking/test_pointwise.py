@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.ranking.fake_comparer import ids
+from touche_llm.ranking.pointwise import by_first_stage, by_judgment, graded
+from touche_llm.records import Candidate, Judgment, Scored
+
+WEIGHTS = {"relevance": 1.0, "quality": 0.5, "first_stage": 0.25}
+
+
+def candidates(*scores: float) -> list[Candidate]:
+    return [Candidate("1", f"d{rank:02}", rank, score) for rank, score in enumerate(scores, start=1)]
+
+
+def judgment(document: str, relevance: float, quality: float, source: str = "probabilities") -> Judgment:
+    return Judgment.model_validate(
+        {
+            "topic_id": "1",
+            "document_id": document,
+            "grades": {"relevance": relevance, "quality": quality},
+            "stance": "NO",
+            "source": source,
+            "prompt": "test",
+        }
+    )
+
+
+def by_id(*judgments: Judgment) -> Mapping[str, Judgment]:
+    return {each.document_id: each for each in judgments}
+
+
+def test_scores_of_the_first_stage_are_scaled_to_one_and_nothing() -> None:
+    assert [each.score for each in by_first_stage(candidates(30.0, 20.0, 10.0))] == [1.0, 0.5, 0.0]
+    assert [each.score for each in by_first_stage(candidates(-1.0, -3.0))] == [1.0, 0.0]
+
+
+def test_equal_scores_of_the_first_stage_and_a_single_one_are_one() -> None:
+    assert [each.score for each in by_first_stage(candidates(0.0, 0.0))] == [1.0, 1.0]
+    assert [each.score for each in by_first_stage(candidates(7.0))] == [1.0]
+    assert by_first_stage([]) == []
+
+
+@given(st.lists(st.floats(-1e300, 1e300), max_size=8))
+@settings(deadline=None)
+def test_scaled_scores_lie_between_nothing_and_one_and_keep_their_order(scores: list[float]) -> None:
+    found = by_first_stage(candidates(*sorted(scores, reverse=True)))
+    assert all(0.0 <= each.score <= 1.0 for each in found)
+    assert all(above.score >= below.score for above, below in pairwise(found))
+
+
+def test_the_score_is_the_weighted_mean_of_grades_and_first_stage() -> None:
+    (found,) = by_judgment([Scored("a", 0.5)], by_id(judgment("a", 3.0, 1.5)), WEIGHTS)
+    # (1 · 3/3 + 0.5 · 1.5/3 + 0.25 · 0.5) / 1.75
+    assert found.score == pytest.approx(1.375 / 1.75)
+
+
+def test_a_weight_of_nothing_leaves_a_part_out() -> None:
+    first = [Scored("a", 1.0), Scored("b", 0.0)]
+    judgments = by_id(judgment("a", 0.0, 3.0), judgment("b", 3.0, 0.0))
+    for name, best in (("relevance", "b"), ("quality", "a"), ("first_stage", "a")):
+        weights = dict.fromkeys(WEIGHTS, 0.0) | {name: 2.0}
+        found = by_judgment(first, judgments, weights)
+        assert [(each.score, each.document_id == best) for each in found] == [(1.0, True), (0.0, False)]
+
+
+def test_equal_scores_keep_the_order_of_the_first_stage() -> None:
+    judgments = by_id(*(judgment(each, 2.0, 1.0) for each in "abc"))
+    found = by_judgment([Scored(each, 0.0) for each in "cab"], judgments, WEIGHTS)
+    assert ids(found) == ["c", "a", "b"]
+
+
+def test_judged_documents_come_before_inherited_ones_and_those_before_the_rest() -> None:
+    first = [Scored(each, 1.0 - place / 8) for place, each in enumerate("uvijab")]
+    judgments = by_id(
+        judgment("a", 0.0, 0.0), judgment("b", 0.0, 3.0), *(judgment(each, 3.0, 3.0, "inherited") for each in "ij")
+    )
+    found = by_judgment(first, judgments, WEIGHTS)
+    assert ids(found) == ["b", "a", "i", "j", "u", "v"]
+
+
+def test_where_all_weights_of_a_judgment_are_nothing_its_score_is_nothing() -> None:
+    assert graded(judgment("a", 3.0, 3.0), {"relevance": 0.0, "quality": 0.0, "first_stage": 1.0}) == 0.0
+
+
+@given(st.floats(0, 3), st.floats(0, 3), st.floats(0, 1), st.lists(st.floats(0, 100), min_size=3, max_size=3))
+@settings(deadline=None)
+def test_a_score_lies_between_nothing_and_one(
+    relevance: float, quality: float, first: float, weights: list[float]
+) -> None:
+    named = dict(zip(WEIGHTS, weights, strict=True))
+    assert 0.0 <= graded(judgment("a", relevance, quality), named, first) <= 1.0 + 1e-9

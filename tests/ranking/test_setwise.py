@@ -1,0 +1,152 @@
+"""Setwise comparison: heapsort and insertion."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from tests.ranking.fake_comparer import FakeComparer, Shown, at_random, by_worth, check_scores, ids, names
+from touche_llm.ranking import insertion, setwise
+from touche_llm.ranking.comparing import Comparer
+from touche_llm.ranking.setwise import SetwiseSettings
+from touche_llm.records import Scored
+
+Rerank = Callable[[list[str], Comparer, SetwiseSettings], Awaitable[list[Scored]]]
+RERANKS: list[Rerank] = [setwise.rerank, insertion.rerank]
+SIZES, CHILDREN, TOPS = st.integers(2, 14), st.integers(1, 6), st.integers(1, 16)
+
+
+def worth_of(order: list[str]) -> Mapping[str, float]:
+    return {each: float(-place) for place, each in enumerate(order)}
+
+
+@pytest.mark.parametrize("rerank", RERANKS)
+@given(st.data(), SIZES, CHILDREN, TOPS)
+@settings(max_examples=30, deadline=None)
+async def test_without_error_the_best_are_in_order_and_the_others_stay_as_they_came(
+    rerank: Rerank, data: st.DataObject, size: int, children: int, top: int
+) -> None:
+    order = data.draw(st.permutations(names(size)))
+    comparer = FakeComparer(by_worth(worth_of(order))[0], seed=size)
+    ranking = await rerank(names(size), comparer, SetwiseSettings(children=children, top=top))
+    assert ids(ranking) == order[:top] + sorted(order[top:])
+    check_scores(ranking, names(size))
+
+
+@pytest.mark.parametrize("rerank", RERANKS)
+@given(st.integers(0, 10**6), SIZES, CHILDREN, TOPS)
+@settings(max_examples=30, deadline=None)
+async def test_whatever_is_answered_each_document_is_there_once_and_the_ranking_is_the_same_every_time(
+    rerank: Rerank, seed: int, size: int, children: int, top: int
+) -> None:
+    settings = SetwiseSettings(children=children, top=top, both_orders=seed % 2 == 0)
+    one, other = FakeComparer(at_random(seed)[0], seed=seed), FakeComparer(at_random(seed)[0], concurrency=1)
+    ranking = await rerank(names(size), one, settings)
+    check_scores(ranking, names(size))
+    assert ranking == await rerank(names(size), other, settings)
+    assert one.comparisons == other.comparisons
+
+
+@pytest.mark.parametrize("rerank", RERANKS)
+async def test_without_any_answer_the_order_stays(rerank: Rerank) -> None:
+    for top in (1, 3, 9):
+        for children in (1, 2, 3):
+            settings = SetwiseSettings(top=top, children=children)
+            assert ids(await rerank(names(9), FakeComparer(), settings)) == names(9)
+
+
+async def test_a_question_without_an_answer_is_decided_by_the_ranking_before() -> None:
+    # d takes the place of a, which was taken out, and the question about it is not answered.
+    best, _ = by_worth(worth_of(list("abcd")))
+
+    def some(shown: Shown) -> Mapping[str, float] | None:
+        return None if shown[0] == "d" else best(shown)
+
+    ranking = await setwise.rerank(list("abcd"), FakeComparer(some), SetwiseSettings(children=2, top=3))
+    assert ids(ranking) == list("abcd")
+
+
+@pytest.mark.parametrize("rerank", RERANKS)
+async def test_a_question_shows_one_document_and_at_most_so_many_children(rerank: Rerank) -> None:
+    for children in (1, 3, 19):
+        comparer = FakeComparer(at_random(1)[0])
+        await rerank(names(30), comparer, SetwiseSettings(children=children, top=4))
+        assert max(len(shown) for shown in comparer.asked) == children + 1
+        assert min(len(shown) for shown in comparer.asked) >= 2
+        assert all(len(set(shown)) == len(shown) for shown in comparer.asked)
+
+
+def test_no_more_children_than_an_engine_tells_the_probabilities_of() -> None:
+    with pytest.raises(ValidationError):
+        SetwiseSettings(children=20)
+
+
+async def test_building_a_heap_asks_once_for_each_node_with_children_where_all_is_right_already() -> None:
+    comparer = FakeComparer(by_worth(worth_of(names(13)))[0])
+    await setwise.rerank(names(13), comparer, SetwiseSettings(children=3, top=1))
+    assert sorted(comparer.asked) == [
+        ("d00", "d01", "d02", "d03"),
+        ("d01", "d04", "d05", "d06"),
+        ("d02", "d07", "d08", "d09"),
+        ("d03", "d10", "d11", "d12"),
+    ]
+
+
+async def test_a_part_of_the_heap_does_not_wait_for_another_one() -> None:
+    # Nodes 0 to 7, two children each: 3 has 7 below it, and only its parents 1 and 0 depend on its answer.
+    comparer = FakeComparer(by_worth(worth_of(names(8)))[0], held=lambda shown: shown == ("d03", "d07"))
+    async with comparer.holding(setwise.rerank(names(8), comparer, SetwiseSettings(children=2))):
+        assert comparer.answered == [("d02", "d05", "d06")]
+    assert comparer.answered[1:4] == [("d03", "d07"), ("d01", "d03", "d04"), ("d00", "d01", "d02")]
+
+
+async def test_among_equals_the_document_that_stood_above_stays_above() -> None:
+    comparer = FakeComparer(lambda shown: dict.fromkeys(shown, 1 / len(shown)))
+    assert ids(await setwise.rerank(names(7), comparer, SetwiseSettings(top=1))) == names(7)
+    assert ids(await insertion.rerank(names(7), comparer, SetwiseSettings(top=1))) == names(7)
+
+
+async def test_insertion_asks_once_a_block_where_nothing_beats_the_last_of_the_best() -> None:
+    comparer = FakeComparer(by_worth(worth_of(names(10)))[0])
+    assert ids(await insertion.rerank(names(10), comparer, SetwiseSettings(children=3, top=4))) == names(10)
+    assert [shown for shown in comparer.asked if set(shown) - set(names(4))] == [
+        ("d03", "d04", "d05", "d06"),
+        ("d03", "d07", "d08", "d09"),
+    ]
+
+
+async def test_insertion_finds_the_place_of_a_document_by_halving() -> None:
+    worth = {**worth_of(names(9)), "d08": 1.0}
+    comparer = FakeComparer(by_worth(worth)[0])
+    ranking = await insertion.rerank(names(9), comparer, SetwiseSettings(children=1, top=8))
+    assert ids(ranking) == ["d08", *names(8)]
+    # d07 drops out; the seven left need three questions.
+    assert [shown for shown in comparer.asked if "d08" in shown] == [
+        ("d07", "d08"),
+        ("d03", "d08"),
+        ("d01", "d08"),
+        ("d00", "d08"),
+    ]
+
+
+async def test_insertion_asks_again_about_the_rest_of_a_block_of_which_one_moved_up() -> None:
+    worth = {"a": 5, "b": 4, "c": 1, "d": 6, "e": 4.5}
+    comparer = FakeComparer(by_worth(worth)[0])
+    ranking = await insertion.rerank(list("abcde"), comparer, SetwiseSettings(children=3, top=2))
+    assert ids(ranking) == ["d", "a", "b", "c", "e"]
+    # d goes up and b drops out; then a, the last of the best, is asked about with what is left of the block.
+    assert ("b", "c", "d", "e") in comparer.asked and ("a", "c", "e") in comparer.asked
+
+
+async def test_insertion_keeps_the_place_below_where_halving_gets_no_answer() -> None:
+    best, _ = by_worth({"a": 3, "b": 2, "c": 1, "d": 4})
+
+    def some(shown: Shown) -> Mapping[str, float] | None:
+        return None if shown == ("a", "d") else best(shown)
+
+    ranking = await insertion.rerank(list("abcd"), FakeComparer(some), SetwiseSettings(children=1, top=3))
+    assert ids(ranking) == ["a", "d", "b", "c"]

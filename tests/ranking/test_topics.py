@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+
+from tests.fake_server import FakeServer, good, reply
+from tests.ranking.test_comparing import Held
+from tests.sample_runs import SAMPLE, config_for, run_scripted
+from tests.scripted_engine import FACTS, Script, ScriptedEngine
+from tests.write_demo_cassette import script_of
+from touche_llm.files import read_records
+from touche_llm.judging import Asking
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.language_model import SAMPLES, LanguageModel
+from touche_llm.llm.request import Request, Sampling
+from touche_llm.prompts import load_prompt
+from touche_llm.ranking.chain import RankingSettings, parse_steps
+from touche_llm.ranking.comparing import LABELS, template_variables
+from touche_llm.ranking.topics import Comparing, Ranked, rank_topics
+from touche_llm.records import Candidate, Comparison, Failure, RunLine, Topic
+from touche_llm.run_files import COMPARISON_FAILURES, COMPARISONS
+from touche_llm.tasks import get_task
+
+TASK = get_task("comparative")
+WEIGHTS = {"relevance": 1.0, "quality": 1.0, "first_stage": 1.0}
+
+
+@pytest.fixture
+def cache() -> Iterator[Cache]:
+    with Cache(Path("unused"), CacheMode.OFF) as opened:
+        yield opened
+
+
+def last_best(request: Request) -> Mapping[str, str]:
+    """A judge for whom what is shown last is the best."""
+    count = len((request.origin.document_id or "").split())
+    if "order" in request.schema["properties"]:
+        return {"order": " > ".join(reversed(LABELS[:count]))}
+    return {"best": LABELS[count - 1]}
+
+
+async def rank(
+    cache: Cache,
+    documents: Mapping[str, int],
+    steps: str,
+    script: Script = last_best,
+    without_objects: tuple[str, ...] = (),
+) -> tuple[Ranked, ScriptedEngine]:
+    """Rank topics with so many candidates each, for the comparative task."""
+    engine = ScriptedEngine(script)
+    topics = [
+        Topic(each, f"Question {each}?", objects=None if each in without_objects else ("x", "y")) for each in documents
+    ]
+    candidates = {
+        topic: [Candidate(topic, f"{topic}-{rank}", rank, 1.0 / rank) for rank in range(1, count + 1)]
+        for topic, count in documents.items()
+    }
+    prompts = {
+        kind: load_prompt("comparative", kind, kind, template_variables(TASK.question)) for kind in ("best", "order")
+    }
+    ids = [each.document_id for ranking in candidates.values() for each in ranking]
+    ranked = await rank_topics(
+        topics,
+        candidates,
+        {},
+        {topic: {each.document_id: "NO" for each in ranking} for topic, ranking in candidates.items()},
+        TASK,
+        WEIGHTS,
+        parse_steps(steps.split(",")),
+        RankingSettings(),
+        Comparing(
+            Asking(LanguageModel(facts=FACTS, engine=engine, cache=cache), Sampling(), {}, 3),
+            prompts,
+            Held({each: f"Text of {each}." for each in ids}),
+            "both",
+        ),
+        "tag",
+        lambda: None,
+    )
+    return ranked, engine
+
+
+def ranking_of(lines: list[RunLine], topic: str) -> list[str]:
+    return [line.document_id for line in lines if line.topic_id == topic]
+
+
+async def test_topics_without_documents_or_with_a_single_one_are_ranked_without_a_question(cache: Cache) -> None:
+    ranked, engine = await rank(cache, {"1": 0, "2": 1, "3": 2}, "listwise:10")
+    assert {request.origin.topic_id for request in engine.requests} == {"3"}
+    assert [(line.topic_id, line.document_id, line.rank) for line in ranked.lines] == [
+        ("2", "2-1", 1),
+        ("3", "3-2", 1),
+        ("3", "3-1", 2),
+    ]
+
+
+async def test_topics_without_any_document_at_all_give_an_empty_ranking(cache: Cache) -> None:
+    ranked, _ = await rank(cache, {"1": 0}, "judge,pairwise:5,fusion:5,balance:5")
+    assert ranked == Ranked()
+    assert (await rank(cache, {}, "pairwise:5"))[0] == Ranked()
+
+
+async def test_what_no_objects_are_known_for_is_not_compared_and_keeps_its_order(cache: Cache) -> None:
+    for steps in ("setwise:3", "judge,listwise:3,balance:2"):
+        ranked, engine = await rank(cache, {"1": 3, "2": 3}, steps, without_objects=("1",))
+        assert {request.origin.topic_id for request in engine.requests} == {"2"}
+        assert ranking_of(ranked.lines, "1") == ["1-1", "1-2", "1-3"]
+        assert ranking_of(ranked.lines, "2") != ["2-1", "2-2", "2-3"]
+
+
+async def test_lines_are_in_the_order_of_topics_with_ranks_from_one_and_falling_scores(cache: Cache) -> None:
+    ranked, _ = await rank(cache, {"9": 7, "1": 4, "5": 5}, "sliding:6,listwise:3")
+    assert [topic for topic, _ in groupby(line.topic_id for line in ranked.lines)] == ["9", "1", "5"]
+    for _, lines in groupby(ranked.lines, key=lambda line: line.topic_id):
+        of_topic = list(lines)
+        assert [line.rank for line in of_topic] == list(range(1, len(of_topic) + 1))
+        assert all(above.score > below.score for above, below in pairwise(of_topic))
+        assert {line.tag for line in of_topic} == {"tag"}
+
+
+async def test_records_stand_by_topic_and_step_whichever_answer_comes_first(cache: Cache) -> None:
+    ranked, engine = await rank(cache, {"9": 4, "1": 4}, "sliding:4,listwise:3")
+    steps = [(each.topic_id, each.step) for each in ranked.comparisons]
+    assert [each for each, _ in groupby(steps)] == [
+        ("9", "sliding:4"),
+        ("9", "listwise:3"),
+        ("1", "sliding:4"),
+        ("1", "listwise:3"),
+    ]
+    assert len(steps) == len(engine.requests)
+
+
+async def test_only_documents_of_the_topic_are_compared(cache: Cache) -> None:
+    ranked, _ = await rank(cache, {"9": 4, "1": 4}, "tournament:4")
+    for each in ranked.comparisons:
+        assert {document.split("-")[0] for document in each.documents} == {each.topic_id}
+
+
+def with_bad_orders(labels: list[str]) -> Script:
+    """The sample's answers, but every order of topic 7 is this one."""
+    known = script_of("comparative")
+
+    def script(request: Request) -> Mapping[str, Any]:
+        if list(request.schema["properties"]) == ["order"] and request.origin.topic_id == "7":
+            return {"order": " > ".join(labels)}
+        return known(request)
+
+    return script
+
+
+@pytest.mark.parametrize("depth", [3, 20])
+async def test_a_repeated_label_is_recorded_by_its_kind_and_leaves_the_window_as_it_was(
+    tmp_path: Path, depth: int
+) -> None:
+    labels = [*LABELS[: depth - 1], "A"]
+    plain = config_for(tmp_path, rank=("judge",))
+    config = config_for(tmp_path, rank=("judge", f"listwise:{depth}"))
+    before, _ = await run_scripted(plain, tmp_path / "plain", script_of("comparative"))
+    after, _ = await run_scripted(config, tmp_path / "out", with_bad_orders(labels))
+    assert ranking_of(after, "7") == ranking_of(before, "7")
+    (failure,) = read_records(tmp_path / "out" / COMPARISON_FAILURES, Failure, "failures")
+    assert (failure.topic_id, failure.kind) == ("7", "outside_schema")
+    assert (failure.document_id or "").split() == ranking_of(before, "7")[:depth]
+    assert len(failure.attempts) == SAMPLES
+    assert failure.attempts[0].reason.endswith(f"A repeated; {LABELS[depth - 1]} missing")
+    # The other topics were compared; of this one no order is recorded.
+    compared = {each.topic_id for each in read_records(tmp_path / "out" / COMPARISONS, Comparison, "comparisons")}
+    assert compared == {"3", "12", "20"}
+
+
+async def test_a_run_with_an_order_that_cannot_be_used_is_written_and_ends_with_3(tmp_path: Path) -> None:
+    async def bad_orders(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if "order" in body["structured_outputs"]["json"]["properties"]:
+            return reply(orjson.dumps({"order": "A > B > A > D"}).decode())
+        return await good(request, body)
+
+    arguments = ["--topics", SAMPLE / "topics.xml", "--corpus", SAMPLE / "passages.jsonl", "--topic", "7"]
+    arguments += ["--out", "out", "--cache", "answers.sqlite", "--index", "index", "--rank", "judge,listwise:4"]
+    async with FakeServer(rest=bad_orders).running() as server:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "touche_llm", "run", "--task", "comparative", "--base-url", server.url),
+            *(*map(str, arguments), "--depth", "6"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=tmp_path,
+        )
+        out, errors = await process.communicate()
+    assert process.returncode == 3, errors
+    assert b"1 outside_schema; most often: order: Value error, A repeated; C missing" in out
+    assert len((tmp_path / "out" / "run.txt").read_text().splitlines()) == 6

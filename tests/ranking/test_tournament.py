@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from tests.ranking.fake_comparer import FakeComparer, Shown, at_random, by_worth, check_scores, ids, names
+from touche_llm.ranking.tournament import TournamentSettings, rerank
+
+
+def worth(size: int) -> dict[str, float]:
+    """The first is the worst."""
+    return {each: float(place) for place, each in enumerate(names(size))}
+
+
+async def test_one_group_is_a_ranking_by_one_answer_a_round() -> None:
+    comparer = FakeComparer(order=by_worth(worth(6))[1])
+    ranking = await rerank(names(6), comparer, TournamentSettings(group=6, rounds=1))
+    assert ids(ranking) == names(6)[::-1]
+    # The first has all points that can be had, each next one a sixth less.
+    assert [each.score for each in ranking] == pytest.approx([1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6])
+    assert len(comparer.asked) == 1
+
+
+async def test_a_stage_won_is_a_point_and_the_place_in_the_last_group_a_part_of_one() -> None:
+    comparer = FakeComparer(order=by_worth(worth(8))[1])
+    ranking = await rerank(names(8), comparer, TournamentSettings(group=4, rounds=1))
+    # The groups are 0, 2, 4, 6 and 1, 3, 5, 7; 4, 5, 6 and 7 have won a point, then 1, 3/4, 2/4, 1/4 in the last one.
+    assert [set(shown) for shown in comparer.asked] == [
+        {"d00", "d02", "d04", "d06"},
+        {"d01", "d03", "d05", "d07"},
+        {"d04", "d05", "d06", "d07"},
+    ]
+    points = {"d07": 2.0, "d06": 1.75, "d05": 1.5, "d04": 1.25, "d00": 0.0, "d01": 0.0, "d02": 0.0, "d03": 0.0}
+    assert [each.document_id for each in ranking] == list(points)
+    assert [each.score for each in ranking] == pytest.approx([each / 2 for each in points.values()])
+
+
+async def test_points_of_all_rounds_are_added() -> None:
+    # Only what is shown first wins, so each round has a winner of its own.
+    comparer = FakeComparer(order=lambda shown: shown)
+    ranking = await rerank(names(4), comparer, TournamentSettings(group=4, rounds=3))
+    assert len(comparer.asked) == 3
+    points = Counter[str]()
+    for shown in comparer.asked:
+        points.update({each: 4 - place for place, each in enumerate(shown)})
+    most = max(points.values())
+    assert {each.document_id: each.score for each in ranking} == pytest.approx(
+        {each: points[each] / most for each in names(4)}
+    )
+
+
+@given(st.integers(2, 40), st.integers(2, 9), st.integers(1, 3), st.integers(0, 10**6))
+@settings(max_examples=40, deadline=None)
+async def test_whatever_is_answered_it_ends_with_each_document_once_and_is_the_same_every_time(
+    size: int, group: int, rounds: int, seed: int
+) -> None:
+    chosen = TournamentSettings(group=group, rounds=rounds, seed=seed)
+    one = FakeComparer(order=at_random(seed)[1], seed=seed)
+    other = FakeComparer(order=at_random(seed)[1], concurrency=1)
+    ranking = await rerank(names(size), one, chosen)
+    check_scores(ranking, names(size))
+    assert ranking == await rerank(names(size), other, chosen)
+    assert all(2 <= len(shown) <= group for shown in one.asked)
+
+
+@given(st.permutations(names(17)), st.integers(2, 9))
+@settings(max_examples=30, deadline=None)
+async def test_without_error_the_best_half_of_a_group_is_on_top(true: list[str], group: int) -> None:
+    order = by_worth({each: float(-place) for place, each in enumerate(true)})[1]
+    ranking = await rerank(names(17), FakeComparer(order=order), TournamentSettings(group=group, rounds=2))
+    assert ids(ranking)[: group // 2] == true[: group // 2]
+
+
+async def test_groups_are_shown_shuffled_and_another_way_in_each_round_and_for_each_seed() -> None:
+    def order(shown: Shown) -> Sequence[str]:
+        return sorted(shown)
+
+    shown: list[list[Shown]] = []
+    for seed in (0, 0, 1):
+        comparer = FakeComparer(order=order)
+        await rerank(names(10), comparer, TournamentSettings(group=10, rounds=2, seed=seed))
+        shown.append(comparer.asked)
+    assert shown[0] == shown[1] != shown[2]
+    assert len({tuple(names(10)), *shown[0], *shown[2]}) == 5
+
+
+async def test_a_group_without_an_answer_keeps_the_order_so_far() -> None:
+    ranking = await rerank(names(5), FakeComparer(), TournamentSettings(group=5, rounds=2))
+    assert ids(ranking) == names(5)
+    ranking = await rerank(names(9), FakeComparer(), TournamentSettings(group=4, rounds=2))
+    # Of 0, 3, 6 and of 1, 4, 7 and of 2, 5, 8 the first two go on, and so forth.
+    assert ids(ranking)[:2] == names(2)
+    check_scores(ranking, names(9))
+
+
+async def test_groups_and_rounds_do_not_wait_for_each_other_but_a_stage_for_the_one_before() -> None:
+    # Of the two rounds the one that meets d00 in a group of four first is held there.
+    held: list[Shown] = []
+
+    def hold(shown: Shown) -> bool:
+        if "d00" in shown and not held:
+            held.append(shown)
+        return held == [shown]
+
+    comparer = FakeComparer(order=by_worth(worth(8))[1], held=hold)
+    async with comparer.holding(rerank(names(8), comparer, TournamentSettings(group=4, rounds=2))):
+        # All but that group and the last one of its round.
+        assert len(comparer.answered) == 2 * 3 - 2
+
+
+async def test_one_document_and_none_are_ranked_without_a_question() -> None:
+    for documents in (["a"], []):
+        comparer = FakeComparer()
+        assert ids(await rerank(documents, comparer, TournamentSettings())) == documents
+        assert not comparer.asked
+
+
+def test_groups_have_at_least_two_documents_and_at_most_as_many_as_there_are_labels() -> None:
+    for group in (1, 27):
+        with pytest.raises(ValidationError):
+            TournamentSettings(group=group)
