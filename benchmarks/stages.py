@@ -1,6 +1,7 @@
 """Seconds, memory and requests of each stage of a task, against a real vLLM on the CPU.
 
     python -m benchmarks.stages TASK [--depth 20] [--topics 50] [--judge-pairs 20] [--both-orders 5]
+                               [--stance-depth 20] [--rank judge,pairwise:10] [--set ranking.listwise.window=6]
 
 The input is the task's real topics and corpus in `../shared/data`, or the project's sample where they are not there.
 The model is the tests' tiny random one: the figures say what the program costs and what the engine costs here, nothing
@@ -20,34 +21,54 @@ import yaml
 
 from tests.vllm.real_data import input_of
 from tests.vllm.server import make_model, vllm_server
+from touche_llm.files import read_records
+from touche_llm.records import StanceReading
+from touche_llm.run_files import STANCES
 from touche_llm.tasks import TASKS
 
 
 def run(arguments: list[Any], out: Path) -> dict[str, Any]:
     """One `touche-llm run` in a process of its own; returns what its metadata says of the stages."""
     command = [sys.executable, "-m", "touche_llm", "run", *map(str, arguments), "--out", str(out)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=out.parent)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=out.parent)
+    if done.returncode:
+        raise SystemExit(done.stderr + done.stdout)
     stages: dict[str, Any] = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]
     return stages
 
 
-def show(name: str, stages: dict[str, Any]) -> None:
-    """Print the figures of one run."""
+def show(name: str, out: Path, stages: dict[str, Any]) -> None:
+    """Print the figures of the run in the folder `out`."""
     retrieve, judge, rank = stages["retrieve"], stages["judge"], stages["rank"]
-    requests = judge["requests"]
     stored = retrieve["seconds to store the corpus or open it"]
     print(f"{name}")
     print(f"  store the corpus or open it   {stored:9.3f} s ({retrieve['corpus']['documents']:,} documents)")
     print(f"  index, retrieve, write        {retrieve['seconds'] - stored:9.3f} s ({retrieve['topics']} topics)")
+    if "requests" in retrieve:
+        show_requests(retrieve)
     print(f"  judge                         {judge['seconds']:9.3f} s ({judge['judgments per second']} judgments/s)")
-    print(f"    requests sent {requests['asked']:,}, cache hits {requests['cache_hits']:,}")
+    show_requests(judge)
     print(f"    answers per topic {judge['requests per topic']}")
-    print(f"    documents cut {judge['documents cut']}, failures {sum(judge['failures'].values())}")
-    print(f"    prompt tokens {requests['prompt_tokens']:,}, answer tokens {requests['completion_tokens']:,}")
+    if (out / STANCES).exists():
+        asked = sum(each.orders for each in read_records(out / STANCES, StanceReading, "stances"))
+        print(f"    of these for the stance {asked:,}, about {judge['documents asked for their stance']:,} documents")
     if "pairs" in judge:
         print(f"    sentences judged {judge['sentences judged']:,}, pairs {judge['pairs judged by the model']:,}")
-    print(f"  rank                          {rank['seconds']:9.3f} s ({rank['lines']:,} lines)")
+    print(f"  rank by {','.join(rank['steps']):21} {rank['seconds']:9.3f} s ({rank['lines']:,} lines)")
+    if "requests" in rank:
+        show_requests(rank)
+        print(f"    comparisons {', '.join(f'{step} {count:,}' for step, count in rank['comparisons'].items()) or 0}")
     print(f"  peak memory of the program    {rank['peak memory MiB']:9,} MiB", flush=True)
+
+
+def show_requests(stage: dict[str, Any]) -> None:
+    """Print what a stage sent."""
+    requests = stage["requests"]
+    print(f"    requests sent {requests['asked']:,}, cache hits {requests['cache_hits']:,}")
+    print(f"    documents cut {stage['documents cut']}, failures {sum(stage['failures'].values())}")
+    told, prompt = requests["prefix_cached_tokens"], requests["prompt_tokens"]
+    share = f" ({told / prompt:.1%} of them from the prefix cache)" if told is not None and prompt else ""
+    print(f"    prompt tokens {prompt:,}{share}, answer tokens {requests['completion_tokens']:,}")
 
 
 def main() -> None:
@@ -58,6 +79,9 @@ def main() -> None:
     parser.add_argument("--topics", type=int, default=50)
     parser.add_argument("--judge-pairs", type=int)
     parser.add_argument("--both-orders", type=int)
+    parser.add_argument("--stance-depth", type=int)
+    parser.add_argument("--rank", help="steps of the ranking, as judge,pairwise:10")
+    parser.add_argument("--set", action="append", default=[], help="any value of the configuration; repeatable")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
@@ -66,13 +90,17 @@ def main() -> None:
         arguments: list[Any] = ["--task", options.task, "--topics", data.topics, "--corpus", data.corpus]
         arguments += ["--depth", options.depth, "--limit-topics", options.topics, "--model", "tiny"]
         arguments += ["--index", work / "index", "--cache", work / "answers.sqlite"]
-        for flag in ("judge_pairs", "both_orders"):
+        for flag in ("judge_pairs", "both_orders", "stance_depth", "rank"):
             value = getattr(options, flag)
             arguments += [] if value is None else [f"--{flag.replace('_', '-')}", value]
+        for value in options.set:
+            arguments += ["--set", value]
+        runs = [("first run, nothing there yet", "first"), ("again with every answer in the cache", "again")]
         with vllm_server(make_model(work), work / "server.log") as url:
-            show("first run, nothing there yet", run([*arguments, "--base-url", url], work / "first"))
-            show("again with every answer in the cache", run([*arguments, "--base-url", url], work / "again"))
-        show("replay, server stopped", run([*arguments, "--cache-mode", "replay"], work / "replay"))
+            for title, out in runs:
+                show(title, work / out, run([*arguments, "--base-url", url], work / out))
+        replay = work / "replay"
+        show("replay, server stopped", replay, run([*arguments, "--cache-mode", "replay"], replay))
         same = (work / "first" / "run.txt").read_bytes() == (work / "replay" / "run.txt").read_bytes()
         print(f"run.txt of the replay is {'the same to the byte' if same else 'DIFFERENT'}")
 

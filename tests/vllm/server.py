@@ -64,12 +64,20 @@ def vllm_server(model: Path, log: Path, **options: Any) -> Iterator[str]:
 
 def finished_requests(url: str) -> int:
     """How many requests the server has finished, from its own metrics."""
+    return round(sum(value for labels, value in _metric(url, "request_success") if 'reason="abort"' not in labels))
+
+
+def prefix_cache_hits(url: str) -> int:
+    """How many prompt tokens the server has taken from its prefix cache, from its own metrics."""
+    return round(sum(value for _, value in _metric(url, "prefix_cache_hits")))
+
+
+def _metric(url: str, name: str) -> list[tuple[str, float]]:
+    """The values of a counter, each with its labels."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
         lines = response.read().decode().splitlines()
-    name = "vllm:request_success_total{"
-    return round(
-        sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name) and 'reason="abort"' not in line)
-    )
+    found = (line.rsplit(" ", 1) for line in lines if line.startswith(f"vllm:{name}_total{{"))
+    return [(labels, float(value)) for labels, value in found]
 
 
 def token_ids(url: str, messages: tuple[Message, ...]) -> list[int]:

@@ -21,7 +21,7 @@ from touche_llm.topics import read_topics
 pytestmark = pytest.mark.vllm
 SMALL = {
     "sentence_pairs": ["--depth", "30", "--judge-pairs", "6", "--both-orders", "2"],
-    "controversial": ["--depth", "6"],
+    "controversial": ["--depth", "4"],
 }
 
 
@@ -64,7 +64,8 @@ def test_all_topics_get_a_valid_run_that_can_be_replayed(task: str, vllm_url: st
 
     # Nothing listens there.
     replayed = run(given, "http://127.0.0.1:1", tmp_path, "replayed", "--cache-mode", "replay")
-    for name in ("run.txt", "judgments.jsonl", "candidates.run.txt"):
+    stances = () if given.task.stance_question is None else ("stances.jsonl",)
+    for name in ("run.txt", "judgments.jsonl", "candidates.run.txt", *stances):
         assert (replayed / name).read_bytes() == (out / name).read_bytes()
 
 

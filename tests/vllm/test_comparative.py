@@ -34,7 +34,9 @@ PROBES = 1
 def command(data: Input, url: str, out: Path, *more: str) -> list[str]:
     arguments = ["run", "--task", "comparative", "--topics", data.topics, "--corpus", data.corpus, "--model", "tiny"]
     arguments += ["--base-url", url, "--out", out, "--depth", DEPTH, "--cache", out.parent / "answers.sqlite"]
-    return [sys.executable, "-m", "touche_llm", *map(str, arguments), "--index", str(out.parent / "index"), *more]
+    # One question a document.
+    arguments += ["--index", out.parent / "index", "--stance-depth", 0]
+    return [sys.executable, "-m", "touche_llm", *map(str, arguments), *more]
 
 
 def run(data: Input, url: str, out: Path, *more: str) -> str:

@@ -95,7 +95,7 @@ def test_both_engines_fill_the_same_cache_and_make_the_same_run(
     temperature: str, place: Place, url: str, tell: Tell
 ) -> None:
     server, offline = f"server-{temperature}", f"offline-{temperature}"
-    sampling = ("--temperature", temperature)
+    sampling = ("--temperature", temperature, "--stance-depth", "4", "--rank", "judge,setwise:8,listwise:5")
     asked = place.run(Path(sys.executable), server, {"base_url": url, "model": "tiny"}, *sampling)
     in_process = place.run(VENV / "bin" / "python", offline, place.offline, *sampling, **ONE_PROCESS)
     tell(f"judgments per second: server {asked:.1f}, in process {in_process:.1f}")
@@ -104,7 +104,7 @@ def test_both_engines_fill_the_same_cache_and_make_the_same_run(
     kinds = [json.loads(line)["kind"] for line in cassette.splitlines()]
     assert kinds.count("answer") > 50
     assert kinds.count("fit") > 5
-    for name in ("run.txt", "judgments.jsonl", "failures.jsonl"):
+    for name in ("run.txt", "judgments.jsonl", "stances.jsonl", "comparisons.jsonl", "failures.jsonl"):
         assert (place.folder / offline / name).read_bytes() == (place.folder / server / name).read_bytes()
 
     # And where there is no vLLM, under the folder's name or the model's.
@@ -116,10 +116,11 @@ def test_both_engines_fill_the_same_cache_and_make_the_same_run(
 
 
 def test_an_interrupted_run_in_process_ends_and_goes_on(place: Place) -> None:
+    alone = ("--stance-depth", "0")
     # With vLLM's own processes, as it runs by itself; the terminal interrupts them as well.
     with vllm_environment():
         process = subprocess.Popen(
-            place.command(VENV / "bin" / "python", "stopped", place.offline, "--concurrency", "8"),
+            place.command(VENV / "bin" / "python", "stopped", place.offline, *alone, "--concurrency", "8"),
             cwd=place.folder,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -140,7 +141,7 @@ def test_an_interrupted_run_in_process_ends_and_goes_on(place: Place) -> None:
     assert left_in_session(process.pid) == []
     with Cache(place.folder / "stopped.sqlite") as cache:
         stored = len(cache.find("answer"))
-    place.run(VENV / "bin" / "python", "stopped", place.offline, **ONE_PROCESS)
+    place.run(VENV / "bin" / "python", "stopped", place.offline, *alone, **ONE_PROCESS)
     metadata = yaml.safe_load((place.folder / "stopped" / "ir-metadata.yml").read_text())
     assert metadata["stages"]["judge"]["requests"]["cache_hits"] == stored
 

@@ -1,0 +1,284 @@
+"""Ranking by comparisons, the stance's own question and expansion against a real vLLM, and what a dry run says of them.
+
+Weights are random: the tests are about what is sent, kept and written, not about which document is better.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.sample_runs import run_lines
+from tests.vllm.conftest import Tell
+from tests.vllm.real_data import input_of
+from tests.vllm.server import CONTEXT, MODEL_NAME, finished_requests, prefix_cache_hits
+from touche_llm.files import read_records
+from touche_llm.llm.answer import schema_of
+from touche_llm.llm.request import Message, Origin, Request, Sampling
+from touche_llm.llm.vllm_server import VllmServer
+from touche_llm.ranking.comparing import order_answer
+from touche_llm.records import Comparison, Failure, Queries, StanceReading
+from touche_llm.tira import Input
+
+pytestmark = pytest.mark.vllm
+TOPICS = 2
+# The start-up check of every run is one request of its own.
+PROBES = 1
+FILES = ("run.txt", "judgments.jsonl", "stances.jsonl", "comparisons.jsonl", "queries.jsonl", "candidates.run.txt")
+NOWHERE = "http://127.0.0.1:1"
+JUDGING = {
+    "comparative": ["--depth", 20, "--stance-depth", 4],
+    "controversial": ["--depth", 10, "--stance-depth", 2],
+    "sentence_pairs": ["--depth", 30, "--judge-pairs", 6, "--both-orders", 1],
+}
+
+
+def values(section: str, **given: object) -> list[str]:
+    return [part for name, value in given.items() for part in ("--set", f"ranking.{section}.{name}={value}")]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A way of ranking, with the settings that it takes here."""
+
+    task: str
+    steps: str
+    settings: tuple[str, ...] = ()
+    # Whether the number of requests depends on the answers.
+    depends: bool = False
+    # Requests for each topic, where that follows from the method.
+    requests: int | None = None
+
+
+CASES = [
+    Case("comparative", "judge,pairwise:5", requests=5 * 4),
+    Case("comparative", "judge,sliding:8", (*values("sliding", passes=3),), depends=True),
+    Case("comparative", "judge,setwise:12", (*values("setwise", top=5),), depends=True),
+    Case("comparative", "judge,insertion:12", (*values("insertion", top=5),), depends=True),
+    Case("comparative", "judge,listwise:12", (*values("listwise", window=6, stride=3, shuffles=2),), requests=3 * 2),
+    Case("comparative", "judge,tournament:12", (*values("tournament", group=6),), requests=2 * (2 + 1)),
+    Case("comparative", "judge,fusion:10,balance:10", requests=0),
+    Case("comparative", "listwise:6,fusion:12,balance:6", (*values("listwise", window=6, stride=3),), requests=1),
+    Case("controversial", "judge,setwise:10", (*values("setwise", top=4),), depends=True),
+    Case("sentence_pairs", "judge,pairwise:4,listwise:6", (*values("listwise", window=6, stride=3),), requests=12 + 1),
+]
+
+
+def touche(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "touche_llm", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@dataclass(frozen=True)
+class Place:
+    """The input of a task, with the index and the answers that its runs share."""
+
+    given: Input
+    real: bool
+    folder: Path
+    url: str
+
+    def arguments(self, *more: object) -> list[object]:
+        given = self.given
+        arguments = ["--task", given.task.name, "--topics", given.topics, "--corpus", given.corpus]
+        arguments += ["--model", MODEL_NAME, "--index", self.folder / "index", "--limit-topics", TOPICS]
+        arguments += ["--cache", self.folder / "answers.sqlite", *JUDGING[given.task.name]]
+        return [*arguments, *more]
+
+    def dry(self, *more: object) -> tuple[int, int]:
+        """The least and the most requests that a dry run speaks of."""
+        done = touche("run", "--dry-run", *self.arguments("--base-url", NOWHERE, "--out", self.folder / "dry", *more))
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert not (self.folder / "dry").exists()
+        if done.stdout.startswith("0 requests"):
+            return 0, 0
+        found = re.search(r"^\W*all\W+([\d,]+)(?: to ([\d,]+))? ", done.stdout, re.MULTILINE)
+        assert found and "Nothing was sent" in done.stdout, done.stdout
+        least, most = (int((text or found[1]).replace(",", "")) for text in found.groups())
+        return least, most
+
+    def run(self, name: str, *more: object, code: int = 0) -> Path:
+        """Make a run; returns its folder."""
+        out = self.folder / name
+        done = touche("run", *self.arguments("--base-url", self.url, "--out", out, *more))
+        assert done.returncode == code, done.stdout + done.stderr
+        return out
+
+    def replayed(self, out: Path, *more: object) -> None:
+        """Assert that a replay without a server makes the same files."""
+        again = replace(self, url=NOWHERE).run(f"{out.name}-replayed", "--cache-mode", "replay", *more)
+        written = [name for name in FILES if (out / name).exists()]
+        assert "run.txt" in written
+        assert [name for name in FILES if (again / name).exists()] == written
+        for name in written:
+            assert (again / name).read_bytes() == (out / name).read_bytes(), name
+
+    def validated(self, out: Path) -> None:
+        """Assert that the run is valid."""
+        given = self.given
+        places = ["--topics", given.topics, "--corpus", given.corpus, "--index", self.folder / "index"]
+        done = touche("validate", out / "run.txt", "--task", given.task.name, *places)
+        assert done.returncode == 0, done.stdout
+        assert len({line.topic_id for line in run_lines(out / "run.txt")}) == TOPICS
+
+
+def stages(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]
+    return found
+
+
+def total(out: Path, name: str) -> int:
+    """A count of the requests of all stages."""
+    return sum(stage["requests"][name] or 0 for stage in stages(out).values() if "requests" in stage)
+
+
+@pytest.fixture(scope="module")
+def places(vllm_url: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Place]:
+    """Each task, judged already."""
+    found = {}
+    for task in JUDGING:
+        folder = tmp_path_factory.mktemp(task)
+        found[task] = Place(*input_of(task, folder), folder, vllm_url)
+        found[task].run("judged")
+    return found
+
+
+def name_of(case: Case) -> str:
+    return f"{case.task}-{case.steps}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_a_ranking_sends_what_the_dry_run_said_and_is_replayed_to_the_byte(
+    case: Case, places: dict[str, Place], tell: Tell
+) -> None:
+    place, asked_for = places[case.task], ("--rank", case.steps, *case.settings)
+    least, most = place.dry(*asked_for)
+    before = finished_requests(place.url)
+    out = place.run(case.steps.replace(",", "-").replace(":", ""), *asked_for)
+    finished = finished_requests(place.url) - before
+
+    asks = case.requests != 0
+    found = stages(out)
+    sent = total(out, "asked")
+    tell(f"{name_of(case)}: {least} to {most} requests said, {sent} sent, {found['rank']['seconds']} s")
+    assert finished == sent + PROBES
+    # Labels that the schema does not allow, or repeats, would have been asked about again.
+    assert total(out, "asked_again") == 0
+    assert least <= sent <= most
+    assert (least < most) is case.depends
+    if case.requests is not None:
+        assert sent == case.requests * TOPICS
+    assert found["judge"]["requests"]["asked"] == 0
+
+    assert (out / "comparisons.jsonl").exists() is asks
+    if asks:
+        comparisons = read_records(out / "comparisons.jsonl", Comparison, "comparisons")
+        assert Counter(each.step for each in comparisons) == found["rank"]["comparisons"]
+        assert (out / "comparison_failures.jsonl").read_bytes() == b""
+        assert all(sorted(each.order or each.documents) == sorted(each.documents) for each in comparisons)
+        assert all(each.best is None or each.best.probabilities for each in comparisons)
+        assert 0 < found["rank"]["requests"]["prefix_cached_tokens"] < found["rank"]["requests"]["prompt_tokens"]
+    place.validated(out)
+    assert place.dry(*asked_for) == (0, 0)
+    place.replayed(out, *asked_for)
+
+
+def test_a_first_run_with_expansion_sends_in_every_stage_what_the_dry_run_said(
+    places: dict[str, Place], tmp_path: Path, tell: Tell
+) -> None:
+    # With a cache of its own: nothing is known yet, not even the server's context.
+    place = replace(places["comparative"], folder=tmp_path)
+    asked_for = ("--expand", "--rank", "judge,pairwise:3", "--depth", 6, "--stance-depth", 4)
+    least, most = place.dry(*asked_for)
+    hits = prefix_cache_hits(place.url)
+    out = place.run("expanded", *asked_for)
+    found = stages(out)
+    # Queries, judgments, stances in both orders, and three pairs in both.
+    parts = {"retrieve": 1, "judge": 6 + 2 * 4, "rank": 2 * 3}
+    assert {name: stage["requests"]["asked"] for name, stage in found.items()} == {
+        name: count * TOPICS for name, count in parts.items()
+    }
+    assert least == most == total(out, "asked")
+    # What the metadata says of the prefix cache is what the server says.
+    assert total(out, "prefix_cached_tokens") == prefix_cache_hits(place.url) - hits > 0
+    share = total(out, "prefix_cached_tokens") / total(out, "prompt_tokens")
+    tell(f"a first run: {least} requests, {share:.0%} of the prompt tokens from the prefix cache")
+
+    queries = read_records(out / "queries.jsonl", Queries, "queries")
+    assert [len(each.queries) for each in queries] == [3] * TOPICS
+    stances = read_records(out / "stances.jsonl", StanceReading, "stances")
+    assert [each.orders for each in stances] == [2] * 4 * TOPICS
+    assert all(abs(sum(each.probabilities.values()) - 1) < 1e-6 for each in stances)
+    place.validated(out)
+    assert place.dry(*asked_for) == (0, 0)
+    place.replayed(out, *asked_for)
+
+
+def test_windows_too_long_for_the_schema_are_failures_of_a_valid_run(places: dict[str, Place]) -> None:
+    place = places["comparative"]
+    # Of 20 labels at random one is repeated.
+    asked_for = ("--rank", "judge,listwise:20")
+    assert place.dry(*asked_for) == (TOPICS, TOPICS)
+    out = place.run("windows", *asked_for, code=3)
+    failures = read_records(out / "comparison_failures.jsonl", Failure, "failures")
+    rank = stages(out)["rank"]
+    assert len(failures) == TOPICS
+    for each in failures:
+        assert [(attempt.kind, attempt.sample) for attempt in each.attempts] == [
+            ("outside_schema", n) for n in range(3)
+        ]
+        assert all("repeated" in attempt.reason and "missing" in attempt.reason for attempt in each.attempts)
+        # The server does hold the answer to the pattern, which says nothing of repeats.
+        assert all(re.fullmatch(r'\{"order": ?"[A-T]( > [A-T]){19}"\}', attempt.text) for attempt in each.attempts)
+    assert rank["failures"] == {"outside_schema": TOPICS}
+    assert (rank["requests"]["asked"], rank["requests"]["asked_again"]) == (3 * TOPICS, 2 * TOPICS)
+    # The order of the judgments stands.
+    judged = [(line.topic_id, line.document_id) for line in run_lines(place.folder / "judged" / "run.txt")]
+    assert [(line.topic_id, line.document_id) for line in run_lines(out / "run.txt")] == judged
+    place.validated(out)
+
+
+def test_documents_of_a_comparison_shrink_until_the_context_holds_all(places: dict[str, Place]) -> None:
+    place = places["controversial"]
+    # Six documents of so many tokens are more than the context holds.
+    settings = (*values("tournament", group=6, rounds=1), "--set", f"ranking.document_tokens={CONTEXT // 4}")
+    out = place.run("shrunk", "--rank", "judge,tournament:6", *settings)
+    comparisons = read_records(out / "comparisons.jsonl", Comparison, "comparisons")
+    assert [len(each.documents) for each in comparisons] == [6] * TOPICS
+    for each in comparisons:
+        assert sum(cut.prompt_tokens for cut in each.cut.values()) < CONTEXT
+        if place.real:
+            assert len(each.cut) == 6
+    assert total(out, "asked_again") == 0
+    place.validated(out)
+
+
+async def test_the_server_holds_every_answer_to_the_pattern(vllm_url: str) -> None:
+    model = order_answer(3)
+    async with VllmServer(vllm_url, concurrency=8, request_timeout=60.0, chat_template_kwargs={}) as server:
+        facts = await server.connect(MODEL_NAME, "", 0)
+
+        def request(seed: int) -> Request:
+            return Request(
+                messages=(Message("system", "Order."), Message("user", "A, B, C")),
+                schema=schema_of(model),
+                sampling=Sampling(temperature=2.0, seed=seed, max_tokens=64, top_logprobs=0),
+                model=facts.model,
+                revision="",
+                chat_template_kwargs={},
+                origin=Origin("order", 1, "", "1", None),
+            )
+
+        completions = await asyncio.gather(*(server.complete(request(seed)) for seed in range(100)))
+    orders = {model.model_validate_json(each.text).model_dump()["order"] for each in completions}
+    assert orders == {" > ".join(labels) for labels in permutations("ABC")}
