@@ -28,15 +28,17 @@ async def rerank(documents: list[str], comparer: Comparer, settings: PairwiseSet
 
     A pair without an answer, in one of the orders asked, counts for neither; a document without any pair keeps its
     place. k documents take k(k - 1) requests, or half of that in one order. Those that show the same document first
-    follow on each other, for the server's prefix cache.
+    are sent one after the other, for the server's prefix cache, before they are put together.
     """
-    pairs = list(permutations(documents, 2) if settings.both_orders else combinations(documents, 2))
-    answers = dict(zip(pairs, await comparer.together(comparer.best, pairs), strict=True))
+    pairs = list(combinations(documents, 2))
+    if settings.both_orders:
+        await comparer.together(comparer.best, permutations(documents, 2))
+
+    async def compare(pair: tuple[str, str]) -> dict[str, float] | None:
+        return await comparer.best(pair, both_orders=settings.both_orders)
+
     wins: dict[str, list[float]] = {each: [] for each in documents}
-    for one, other in combinations(documents, 2):
-        told = [answers[one, other], *([answers[other, one]] if settings.both_orders else [])]
-        found = [answer for answer in told if answer is not None]
-        if len(found) == len(told):
-            for each in (one, other):
-                wins[each] += [answer[each] for answer in found]
+    for answer in await comparer.together(compare, pairs):
+        for each, share in (answer or {}).items():
+            wins[each].append(share)
     return by_value({each: fmean(shares) if shares else None for each, shares in wins.items()})
