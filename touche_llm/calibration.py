@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from touche_llm.errors import DataError, UsageError
+from touche_llm.evaluation.stance_measures import macro_f1
 from touche_llm.files import read_records
 from touche_llm.records import Judgment, StanceReading
 from touche_llm.stance import decisions
@@ -43,20 +44,20 @@ class Examples:
         used: those with probabilities.
         without: `topic document` of those that the run has an answer for, without probabilities of the labels.
         elsewhere: how many more are judged, but have no answer in the run.
+        prompt: that the probabilities are answers to.
     """
 
     used: list[Example]
     without: list[str]
     elsewhere: int
+    prompt: str
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
     """How well labels were chosen.
 
-    `accuracy` is the share of documents with the right label. `macro_f1` is the mean of the labels' F1, F1 being
-    2 tp / (2 tp + fp + fn), over the labels that are the truth or the choice of at least one document; of the others
-    F1 is 0 / 0, and to count it as 0 would lower the figure by a label that nobody could have got right.
+    `accuracy` is the share of documents with the right label, `macro_f1` is that of `evaluation.stance_measures`.
     """
 
     documents: int
@@ -112,15 +113,18 @@ def read_examples(
         UsageError: one of `topics` has no judged document with probabilities.
     """
     found: dict[tuple[str, str], tuple[Path, Mapping[str, float] | None]] = {}
+    prompts: set[str] = set()
     if readings.exists():
         for each in read_records(readings, StanceReading, "stance readings"):
             known = each.probabilities if each.source == "probabilities" else None
             found[each.topic_id, each.document_id] = (readings, known)
+            prompts.add(each.prompt)
     else:
         for judgment in read_records(judgments, Judgment, "judgments"):
             reading = judgment.readings.get("stance")
             found[judgment.topic_id, judgment.document_id] = (judgments, reading.probabilities if reading else None)
-    examples = Examples([], [], 0)
+            prompts.add(judgment.prompt)
+    examples = Examples([], [], 0, ", ".join(sorted(prompts)))
     elsewhere = 0
     for topic, labels in truth.items():
         if topics and topic not in topics:
@@ -143,7 +147,7 @@ def read_examples(
             f"{judgments}: none of its documents is both judged and has probabilities of the stances; check that the "
             "qrels are of the run's topics and that the run was made with log-probabilities"
         )
-    return Examples(examples.used, examples.without, elsewhere)
+    return replace(examples, elsewhere=elsewhere)
 
 
 def _check(path: Path, topic: str, document: str, probabilities: Mapping[str, float], task: Task) -> None:
@@ -263,12 +267,9 @@ def _scores(decided: NDArray[np.intp], truth: NDArray[np.intp], task: Task) -> S
 
 def _macro_f1(decided: NDArray[np.intp], truth: NDArray[np.intp], task: Task) -> NDArray[np.float64]:
     """Macro-F1 over the last axis of `decided`, of shape (…, documents)."""
-    total = np.zeros(decided.shape[:-1])
-    labels = np.zeros(decided.shape[:-1])
-    for place in range(len(task.stances)):
-        taken, true = decided == place, truth == place
-        counted = taken.sum(axis=-1) + true.sum()
-        # 2 tp + fp + fn is what was taken and what is true; where both are 0, so is tp.
-        total += 2.0 * (taken & true).sum(axis=-1) / np.maximum(counted, 1)
-        labels += counted > 0
-    return total / labels
+    taken = [(decided == place, truth == place) for place in range(len(task.stances))]
+    return macro_f1(
+        np.stack([(chosen & true).sum(axis=-1) for chosen, true in taken], axis=-1),
+        np.stack([chosen.sum(axis=-1) for chosen, _ in taken], axis=-1),
+        np.array([true.sum() for _, true in taken]),
+    )

@@ -286,7 +286,8 @@ def load_config(file: Path | None, flags: Mapping[str, Any]) -> Config:
         del values["index"]  # it was the default of the other corpus
     aim_of_file = values.get("aim")
     if "stance.thresholds" in flags and isinstance(values.get("stance"), dict):
-        values["stance"].pop("calibrated_on", None)  # that was of the other thresholds
+        for name in ("calibrated_on", "calibrated_for"):
+            values["stance"].pop(name, None)  # that was of the other thresholds
     engine = values.get("engine")
     for name in ("model", "base_url"):
         given = flags.get(f"engine.{name}")
@@ -317,7 +318,7 @@ def load_config(file: Path | None, flags: Mapping[str, Any]) -> Config:
     try:
         task = get_task(str(values.setdefault("task", DEFAULT_TASK)))
     except UsageError as error:
-        raise UsageError(f"{file or 'options'}: {error}") from error
+        raise UsageError(f"{'options' if flags.get('task') or file is None else file}: {error}") from error
     given = values.get("weights") or {}
     if isinstance(given, dict):
         # Those that were written out as the defaults of another aim go with it.
@@ -339,9 +340,15 @@ def load_config(file: Path | None, flags: Mapping[str, Any]) -> Config:
         flags_given = {name for name, value in flags.items() if value is not None and value != ()}
         problems = []
         for each in error.errors():
-            names = [str(part) for part in each["loc"]]
-            flagged = file is None or flags_given & {".".join(names[:end]) for end in range(1, len(names) + 1)}
-            problems.append(f"{'options' if flagged else file}: {_problem(each['loc'], each['type'], each['msg'])}")
+            problem = _problem(each["loc"], each["type"], each["msg"])
+            # A problem of a whole section says itself which names it is about.
+            places = [".".join(map(str, each["loc"]))] if each["loc"] else problem.partition(":")[0].split(", ")
+            flagged = any(
+                f"{place}.".startswith(f"{name}.") or name.startswith(f"{place}.")
+                for place in places
+                for name in flags_given
+            )
+            problems.append(f"{'options' if flagged or file is None else file}: {problem}")
         raise UsageError("; ".join(problems)) from error
 
 

@@ -25,6 +25,8 @@ RecordT = TypeVar("RecordT", bound=BaseModel)
 @contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes the name `path` only when the block ends without an error."""
+    if path.is_dir():
+        raise DataError(f"{path}: is a folder; name a file")
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as stream:
         try:

@@ -40,6 +40,7 @@ class StanceSettings(BaseModel):
         both_orders: ask with the two objects in both orders and take the mean, where the task has objects.
         thresholds: for labels that take no side, the share (0 to 1) from which they are chosen, see `decide`.
         calibrated_on: ids of the topics that the thresholds were fitted on; none where they were chosen by hand.
+        calibrated_for: name, version and hash of the prompt whose probabilities they were fitted on.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -48,6 +49,7 @@ class StanceSettings(BaseModel):
     both_orders: bool = True
     thresholds: Annotated[dict[str, Annotated[float, Field(ge=0.0, le=1.0)]], BeforeValidator(_labels)] = {}
     calibrated_on: tuple[_TopicId, ...] = ()
+    calibrated_for: str = ""
 
 
 def decide(probabilities: Mapping[str, float], thresholds: Mapping[str, float], task: Task) -> str:
@@ -131,8 +133,8 @@ def read_settings(path: Path) -> StanceSettings:
         raise UsageError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}") from error
 
 
-def write_thresholds(path: Path, thresholds: Mapping[str, float], topics: list[str]) -> None:
-    """Write thresholds and the topics they were fitted on as a configuration, whole or not at all."""
-    values = {"stance": {"thresholds": dict(thresholds), "calibrated_on": topics}}
+def write_thresholds(path: Path, thresholds: Mapping[str, float], topics: list[str], prompt: str) -> None:
+    """Write thresholds, the topics and the prompt they were fitted on as a configuration, whole or not at all."""
+    values = {"stance": {"thresholds": dict(thresholds), "calibrated_on": topics, "calibrated_for": prompt}}
     with whole_file(path) as stream:
         stream.write(yaml.safe_dump(values, sort_keys=False, allow_unicode=True).encode())

@@ -34,9 +34,9 @@ def test_thresholds_are_fitted_and_written_with_their_topics(judged: Path, touch
     done = touche(*FIT, "--folds", "4", "--out", "deep/thresholds.yaml")
     assert (done.returncode, done.stderr) == (0, "")
     assert "fold 4" in done.stdout and "fold 5" not in done.stdout
-    assert "the figure to quote is held out: macro-F1 1.0000 with thresholds" in done.stdout
+    assert "the figure to quote is held out: macro-F1 (F1 above) 1.0000 with thresholds" in done.stdout
     written = yaml.safe_load((judged / "deep/thresholds.yaml").read_text())
-    assert list(written) == ["stance"] and set(written["stance"]) == {"thresholds", "calibrated_on"}
+    assert list(written) == ["stance"] and set(written["stance"]) == {"thresholds", "calibrated_on", "calibrated_for"}
     assert list(written["stance"]["thresholds"]) == ["NO", "NEUTRAL"]
     assert written["stance"]["calibrated_on"] == [str(topic) for topic in range(TOPICS)]
 
@@ -46,7 +46,7 @@ def test_thresholds_are_measured_on_topics_that_they_do_not_know(judged: Path, t
     assert yaml.safe_load((judged / "t.yaml").read_text())["stance"]["calibrated_on"] == ["0", "1", "2", "3"]
     done = touche(*FIT, "--evaluate", "t.yaml", *only(4, 5, 6, 7))
     assert (done.returncode, done.stderr) == (0, "")
-    rows = [line for line in done.stdout.splitlines() if "1.0000" in line]
+    rows = [line for line in done.stdout.splitlines() if "1.000" in line]
     assert len(rows) == 1 and "thresholds: NO 0." in rows[0] and "64" in rows[0]
     assert "most probable" in done.stdout
 

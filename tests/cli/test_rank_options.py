@@ -156,9 +156,24 @@ def test_a_value_that_cannot_be_set_is_told(touche: Touche, tmp_path: Path, valu
 
 def test_a_section_that_the_task_does_not_have_is_told_as_such(touche: Touche, demo: Path) -> None:
     # The written configuration has `pairs: null`.
-    done = touche("rank", "--out", "o", "--set", "pairs.judged=3")
+    done = touche("run", "--config", "o/config.yaml", "--out", "o", "--set", "pairs.judged=3")
     assert done.returncode == 2
-    assert "sentences, pairs: comparative does not rank pairs of sentences" in done.stderr
+    assert "options: sentences, pairs: comparative does not rank pairs of sentences" in done.stderr
+
+
+def test_what_earlier_stages_went_by_cannot_be_set_any_more(touche: Touche, demo: Path) -> None:
+    before = (demo / "config.yaml").read_bytes()
+    stages = (
+        ("rank", "depth=7"),
+        ("rank", "retriever.k1=2"),
+        ("rank", "stance.depth=3"),
+        ("judge", "expansion.use=true"),
+    )
+    for command, value in stages:
+        done = touche(command, "--out", "o", "--set", value)
+        assert done.returncode == 2
+        assert f"--set {value}: a stage before `{command}` went by it" in done.stderr
+    assert (demo / "config.yaml").read_bytes() == before
 
 
 def test_thresholds_of_a_file_change_labels_and_stay(touche: Touche, demo: Path) -> None:
@@ -249,9 +264,9 @@ def test_the_command_needs_no_server_and_prints_what_each_stage_and_all_of_it_wo
     )
     assert done.returncode == 0, done.stderr
     rows = [[cell.strip() for cell in line.split("│")[1:4]] for line in done.stdout.splitlines() if "│" in line]
-    assert rows[:2] == [["judge", "comparative/judge", "5"], ["judge", "comparative/stance", "4"]]
+    assert rows[:2] == [["judge", "judge", "5"], ["judge", "stance", "4"]]
     # Three pairs of the first step are asked in both orders; the second step finds some of them in the cache.
-    assert rows[2][:2] == ["rank", "comparative/best"] and rows[3][0] == "all"
+    assert rows[2][:2] == ["rank", "best"] and rows[3][0] == "all"
     assert " to " in rows[2][2] and " to " in rows[3][2]
     assert "Nothing was sent." in done.stdout and "name it with --context" in done.stdout
     assert "How often documents are compared depends on the answers" in done.stdout

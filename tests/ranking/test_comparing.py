@@ -24,7 +24,7 @@ from touche_llm.llm.engine import Completion, Rejected
 from touche_llm.llm.language_model import SAMPLES, LanguageModel
 from touche_llm.llm.request import Message, Request, Sampling
 from touche_llm.prompts import Prompt, load_prompt
-from touche_llm.ranking.comparing import LABELS, Comparer, best_answer, order_answer, template_variables
+from touche_llm.ranking.comparing import LABELS, Comparer, best_answer, check_template, order_answer, template_variables
 from touche_llm.records import Document, Topic
 from touche_llm.tasks import get_task
 
@@ -433,3 +433,31 @@ async def test_random_numbers_depend_on_the_step_the_topic_and_the_names_alone()
     assert drawn(one, 0, "x", 1) == drawn(same, 0, "x", 1)
     different = [drawn(one, 0, "x", 1), drawn(other, 0, "x", 1), drawn(one, 1, "x", 1), drawn(one, 0, "x", 2)]
     assert len({tuple(each) for each in different}) == 4
+
+
+@pytest.mark.parametrize(
+    ("documents", "problem"),
+    [
+        ("{% for each in documents %}{{ each.text }} {% endfor %}", "each of `documents` with its `label`"),
+        ("{% for each in documents[:1] %}{{ each.label }}: {{ each.text }} {% endfor %}", "each of `documents`"),
+        ("{% for each in documents %}{{ each.text }}: {{ each.label }} {% endfor %}", "each of `documents`"),
+        ("{{ documents | length }}", "each of `documents`"),
+    ],
+)
+def test_a_template_that_does_not_show_every_document_under_its_label_is_refused(
+    documents: str, problem: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.jinja"
+    header = "---\nversion: 1\npurpose: to compare\nanswer: best\n---\n"
+    question = get_task("comparative").question
+
+    def load(user: str) -> None:
+        path.write_text(f"{header}{{% block system %}}x{{% endblock %}}{{% block user %}}{user}{{% endblock %}}")
+        check_template(load_prompt("comparative", str(path), "best", template_variables(question)), question)
+
+    good = "{% for each in documents %}{{ each.label }}: {{ each.text }} {% endfor %}"
+    load("{{ topic.title }} " + good)
+    with pytest.raises(PromptError, match=problem):
+        load("{{ topic.title }} " + documents)
+    with pytest.raises(PromptError, match="nothing of `topic`"):
+        load("{% if topic %}" + good + "{% endif %}")

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from touche_llm.cli import calibrate, demo, files, fuse, stages, tira
+from touche_llm.cli import calibrate, compare, demo, evaluate, files, fuse, report, stages, tira
 from touche_llm.corpus.passages import BadLine
 from touche_llm.errors import ToucheError, printable
 
@@ -21,7 +21,17 @@ app = typer.Typer(
     epilog="Exit codes: 0 done; 1 data, prompt or engine error; 2 wrong usage; 3 a run with failures; 130 stopped.",
 )
 STAGES = (stages.run, stages.index, stages.retrieve, stages.judge, stages.rank)
-for command in (*STAGES, calibrate.calibrate, files.validate, fuse.fuse, tira.tira, demo.demo):
+OTHERS = (
+    calibrate.calibrate,
+    files.validate,
+    fuse.fuse,
+    evaluate.evaluate,
+    compare.compare,
+    report.report,
+    tira.tira,
+    demo.demo,
+)
+for command in (*STAGES, *OTHERS):
     app.command()(command)
 app.add_typer(files.cache_app, name="cache")
 

@@ -60,7 +60,7 @@ def calibrate(
         report = cross_validate(
             examples.used, task, _FOLDS if folds is None else folds, _SEED if seed is None else seed
         )
-        write_thresholds(out, report.thresholds, report.topics)
+        write_thresholds(out, report.thresholds, report.topics, examples.prompt)
         _show_report(report, out)
     elif settings is not None:
         seen = [each for each in topics if each in settings.calibrated_on]
@@ -84,8 +84,8 @@ def _tell_unused(examples: Examples) -> None:
 
 
 def _show_report(report: Report, out: Path) -> None:
-    table = Table("held out", "topics", "documents", "thresholds fitted on the others")
-    for name in ("macro-F1", "accuracy", "macro-F1, most probable", "accuracy, most probable"):
+    table = Table("held out", "topics", "docs", "thresholds of the others")
+    for name in ("F1", "accuracy", "F1 without", "accuracy without"):
         table.add_column(name, justify="right")
     for number, fold in enumerate(report.folds, start=1):
         topics = f"{len(fold.topics)}: {listed(list(fold.topics))}"
@@ -97,8 +97,8 @@ def _show_report(report: Report, out: Path) -> None:
     o.show(table)
     with_thresholds, without = report.scores.macro_f1, report.most_probable.macro_f1
     print(
-        f"the figure to quote is held out: macro-F1 {with_thresholds:.4f} with thresholds, {without:.4f} with the most "
-        "probable label"
+        f"the figure to quote is held out: macro-F1 (F1 above) {with_thresholds:.4f} with thresholds, {without:.4f} "
+        "with the most probable label"
     )
     if with_thresholds <= without:
         print("the thresholds do not help on topics that took no part: better leave them out")
@@ -117,8 +117,8 @@ def _show_evaluation(examples: Examples, thresholds: Mapping[str, float], task: 
 
 
 def _figures(scores: Scores) -> tuple[str, str]:
-    return f"{scores.macro_f1:.4f}", f"{scores.accuracy:.4f}"
+    return f"{scores.macro_f1:.3f}", f"{scores.accuracy:.3f}"
 
 
 def _spelled(thresholds: Mapping[str, float]) -> str:
-    return ", ".join(f"{label} {value:g}" for label, value in thresholds.items())
+    return ", ".join(f"{label} {value:.3g}" for label, value in thresholds.items())

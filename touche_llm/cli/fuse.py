@@ -58,7 +58,12 @@ def fuse(
     if out.exists() and any(run.exists() and out.samefile(run) for run in runs):
         raise UsageError(f"{out}: is one of the runs to fuse; name another file with --out")
     labels = known.stances if known is not None else None
-    fused = fuse_runs([read_run(run, labels) for run in runs], weights, settings, task=known, depth=depth, tag=tag)
+    read = [read_run(run, labels) for run in runs]
+    found = {label for run in read for label in run.stances.values()}
+    every = {label for each in TASKS.values() for label in each.stances}
+    if found <= every and not any(found <= set(each.stances) for each in TASKS.values()):
+        raise UsageError(f"the runs are of several tasks: no task has the labels {', '.join(sorted(found))} together")
+    fused = fuse_runs(read, weights, settings, task=known, depth=depth, tag=tag)
     write_run(out, fused.lines)
     topics = {line.topic_id for line in fused.lines}
     if fused.partial:

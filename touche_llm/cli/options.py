@@ -219,17 +219,34 @@ def configure(context: typer.Context) -> Config:
     thresholds: Path | None = parameters.get("thresholds")
     if thresholds is not None:
         settings = read_settings(thresholds)
-        flags |= {"stance.thresholds": settings.thresholds, "stance.calibrated_on": list(settings.calibrated_on)}
-    return load_config(file, flags | _values(parameters.get("values") or []))
+        given = {"calibrated_on": list(settings.calibrated_on), "calibrated_for": settings.calibrated_for}
+        flags |= {f"stance.{name}": value for name, value in {"thresholds": settings.thresholds, **given}.items()}
+    return load_config(file, flags | _values(parameters.get("values") or [], context.info_name or ""))
 
 
-def _values(given: list[str]) -> dict[str, Any]:
-    """The values that `--set` names, read as in a configuration."""
+# What belongs to the stages before a command: to set it then would make the configuration tell what was not done.
+_OF_RETRIEVE = ("task", "topics", "corpus", "index", "candidates", "retriever", "expansion", "sentences", "chatnoir")
+_OF_JUDGE = ("depth", "pairs", "sampling", "stance.depth", "stance.both_orders")
+_PROMPTS_OF_JUDGE = tuple(f"prompts.{name}" for name in ("judge", "objects", "sentence", "stance", "queries"))
+_DONE_BEFORE = {
+    "judge": (*_OF_RETRIEVE, "prompts.queries"),
+    "rank": (*_OF_RETRIEVE, *_OF_JUDGE, *_PROMPTS_OF_JUDGE),
+}
+
+
+def _values(given: list[str], command: str) -> dict[str, Any]:
+    """The values that `--set` names, read as in a configuration.
+
+    Raises:
+        UsageError: it is not `NAME=VALUE`, or what it names is done with before this command.
+    """
     values = {}
     for each in given:
         name, separator, text = each.partition("=")
         if not separator or not all(part.isidentifier() for part in name.split(".")):
             raise UsageError(f"--set {each:.80}: must be NAME=VALUE, as --set ranking.listwise.window=10")
+        if any(f"{name}.".startswith(f"{place}.") for place in _DONE_BEFORE.get(command, ())):
+            raise UsageError(f"--set {each:.80}: a stage before `{command}` went by it; give it to `touche-llm run`")
         try:
             values[name] = yaml.safe_load(text)
         except (yaml.YAMLError, ValueError, RecursionError) as error:

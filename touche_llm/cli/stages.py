@@ -252,18 +252,18 @@ def show_cost(config: Config, folder: Path | None, stages: tuple[StageName, ...]
     if not result.costs:
         print(f"0 requests: no answer is needed that is not in {config.cache.file}" if known else "0 requests")
         return
-    number = partial(Column, justify="right", no_wrap=True)
+    number = partial(Column, justify="right")
     names = ("requests", "prompt tokens, about", "of them shared")
-    table = Table("stage", "prompt", *map(number, names))
+    table = Table(Column("stage", no_wrap=True), Column("prompt", no_wrap=True), *map(number, names))
     for cost in result.costs:
-        table.add_row(cost.stage, o.plain(cost.prompt), *_spans([cost]))
+        table.add_row(cost.stage, o.plain(cost.prompt.partition("/")[2]), *_spans([cost]))
     table.add_section()
     table.add_row("all", "", *_spans(result.costs))
     o.show(table)
-    print("Nothing was sent. A token is taken for four characters.")
+    print("Nothing was sent. A token is taken for four characters; unusable answers that are asked again come on top.")
     print("Shared is what a prompt begins with as the one before it did: a prefix cache need not compute it again.")
     if known:
-        print(f"Answers that need no request: {known:,}; they are in {config.cache.file}, or needed twice.")
+        print(f"Answers that need no request: {known:,}, since they are in the cache or needed twice.")
     if any(cost.least.requests != cost.most.requests for cost in result.costs):
         print("How often documents are compared depends on the answers: least where they confirm the order so far.")
     if get_task(config.task).sentence_question is not None and "judge" in stages:

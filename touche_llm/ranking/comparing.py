@@ -50,11 +50,28 @@ def template_variables(question: Question) -> dict[str, bool]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
+class LabelledDocument:
     """A document in a prompt: `Passage {{ each.label }}: {{ each.text }}`."""
 
     label: str
     text: str
+
+
+def check_template(prompt: Prompt, question: Question) -> None:
+    """Raise PromptError where a template does not show the topic, or not every document with its label."""
+    topic = Topic("0", "TITLE", "DESCRIPTION", "NARRATIVE", ("FIRST", "SECOND"))
+    shown = [LabelledDocument(f"LABEL-{number}", f"TEXT-{number}") for number in range(3)]
+    values = question.of_topic(topic)
+    rendered = "".join(each.content for each in prompt.render(topic=topic, documents=shown, aim="both", **values))
+    for each in shown:
+        before, text, _ = rendered.partition(each.text)
+        if not text or each.label not in before:
+            raise PromptError(
+                f"{prompt.path}: must show each of `documents` with its `label` before its `text`, as "
+                "Passage {{ each.label }}: {{ each.text }}"
+            )
+    if not any(part in rendered for part in ("TITLE", "DESCRIPTION", "NARRATIVE")):
+        raise PromptError(f"{prompt.path}: shows nothing of `topic`: not its `title`, `description` or `narrative`")
 
 
 @cache
@@ -226,7 +243,7 @@ class Comparer:
         )
 
     def _request(self, kind: Kind, texts: Sequence[str], documents: tuple[str, ...]) -> Request:
-        shown = [_Shown(label, text) for label, text in zip(LABELS, texts, strict=False)]
+        shown = [LabelledDocument(label, text) for label, text in zip(LABELS, texts, strict=False)]
         asking = self.asking
         if kind == "order":
             longer = asking.sampling.max_tokens + _TOKENS_PER_LABEL * len(texts)

@@ -18,7 +18,7 @@ from touche_llm.llm.language_model import Counts, LanguageModel
 from touche_llm.llm.request import Sampling
 from touche_llm.prompts import Prompt, load_prompt
 from touche_llm.ranking.chain import asked_kinds
-from touche_llm.ranking.comparing import template_variables
+from touche_llm.ranking.comparing import check_template, template_variables
 from touche_llm.records import Candidate, Failure
 from touche_llm.run_files import CANDIDATES, SENTENCES
 from touche_llm.runs import read_candidates
@@ -88,11 +88,15 @@ def prompts_of(config: Config, task: Task, *names: str) -> dict[str, Prompt]:
         wanted["queries"] = QUERIES_VARIABLES
     for kind in asked_kinds(config.steps):
         wanted[kind] = template_variables(task.question)
-    return {
+    prompts = {
         name: load_prompt(task.name, getattr(config.prompts, name), name, variables)
         for name, variables in wanted.items()
         if not names or name in names
     }
+    for kind in asked_kinds(config.steps):
+        if kind in prompts:
+            check_template(prompts[kind], task.question)
+    return prompts
 
 
 def compares(config: Config) -> bool:

@@ -60,8 +60,11 @@ async def rank_stage(config: Config, folder: Path, observer: Observer, model: La
     topics = choose_topics(config)
     candidates = candidates_of(folder / CANDIDATES, config, "judge" if task.sentence_question else "retrieve")
     judgments = _read_judgments(folder, task)
-    stances = _stances(config, folder, task, candidates, judgments)
-    _warn_of_calibration(config, topics, observer)
+    readings = _read_stances(folder / STANCES, task)
+    stances = _stances(config, task, candidates, judgments, readings)
+    if config.stance is not None and config.stance.depth and not (folder / STANCES).exists():
+        observer.notify(f"{folder / STANCES}: not there: every label is that of the judge prompt")
+    _warn_of_thresholds(config, topics, judgments, readings, observer)
     asked: dict[str, Any] = {}
     if not compares(config):
         ranked = await _rank(config, task, topics, candidates, judgments, stances, None, observer)
@@ -138,7 +141,7 @@ def stance_of(
         return task.unknown_stance
     thresholds = settings.thresholds if settings is not None else {}
     if reading is not None:
-        return decide(reading.probabilities, thresholds, task)
+        return decide(reading.probabilities, thresholds if reading.source == "probabilities" else {}, task)
     assert judgment is not None
     probabilities = judgment.readings["stance"].probabilities if "stance" in judgment.readings else None
     # Thresholds belong to one prompt: to that of the judge only where the stance prompt is not asked at all.
@@ -157,7 +160,7 @@ async def _rank(
     observer: Observer,
 ) -> Ranked:
     counts = comparing.asking.model.counts if comparing is not None else None
-    with observer.stage(f"ranking by {','.join(config.rank)}", len(topics), counts) as done:
+    with observer.stage("ranking", len(topics), counts) as done:
         return await rank_topics(
             topics,
             candidates,
@@ -192,23 +195,29 @@ def _read_judgments(folder: Path, task: Task) -> dict[str, dict[str, Judgment]]:
     return judgments
 
 
+_Readings = dict[tuple[str, str], StanceReading]
+
+
+def _read_stances(path: Path, task: Task) -> _Readings:
+    """What the stance prompt said, by topic and document; nothing where it was not asked."""
+    readings: _Readings = {}
+    for reading in read_records(path, StanceReading, "stances") if path.exists() else ():
+        if set(reading.probabilities) != set(task.stances):
+            raise DataError(
+                f"{path}: topic {reading.topic_id}, document {reading.document_id}: not the labels of {task.name}"
+            )
+        readings[reading.topic_id, reading.document_id] = reading
+    return readings
+
+
 def _stances(
     config: Config,
-    folder: Path,
     task: Task,
     candidates: dict[str, list[Candidate]],
     judgments: dict[str, dict[str, Judgment]],
+    readings: _Readings,
 ) -> dict[str, dict[str, str]]:
     """The label of each candidate that has one."""
-    path = folder / STANCES
-    readings: dict[tuple[str, str], StanceReading] = {}
-    if path.exists():
-        for reading in read_records(path, StanceReading, "stances"):
-            if set(reading.probabilities) != set(task.stances):
-                raise DataError(
-                    f"{path}: topic {reading.topic_id}, document {reading.document_id}: not the labels of {task.name}"
-                )
-            readings[reading.topic_id, reading.document_id] = reading
     labels: dict[str, dict[str, str]] = {}
     for topic_id, ranking in candidates.items():
         labels[topic_id] = {}
@@ -220,11 +229,30 @@ def _stances(
     return labels
 
 
-def _warn_of_calibration(config: Config, topics: list[Topic], observer: Observer) -> None:
-    fitted = set(config.stance.calibrated_on if config.stance is not None and config.stance.thresholds else ())
-    both = [topic.id for topic in topics if topic.id in fitted]
+def _warn_of_thresholds(
+    config: Config,
+    topics: list[Topic],
+    judgments: dict[str, dict[str, Judgment]],
+    readings: _Readings,
+    observer: Observer,
+) -> None:
+    """Say where thresholds of the stance do not fit what they are used for."""
+    settings = config.stance
+    if settings is None or not settings.thresholds:
+        return
+    both = [topic.id for topic in topics if topic.id in settings.calibrated_on]
     if both:
         observer.notify(
             f"the thresholds of the stance were fitted on {len(both)} of these topics: what is measured on them says "
             f"nothing about others: {listed(both)}"
         )
+    asked = {each.prompt for each in readings.values()}
+    if not settings.depth:
+        asked = {each.prompt for of_topic in judgments.values() for each in of_topic.values()}
+    if settings.calibrated_for and asked - {settings.calibrated_for}:
+        observer.notify(
+            f"the thresholds of the stance were fitted on answers to {settings.calibrated_for}, and these are answers "
+            f"to {', '.join(sorted(asked))}: fit them anew"
+        )
+    if any(each.source == "value" for each in readings.values()):
+        observer.notify("some stances have no probabilities: thresholds do not apply to them")

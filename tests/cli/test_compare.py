@@ -1,0 +1,113 @@
+"""`touche-llm compare` as a user meets it."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.cli.conftest import Touche
+
+TOPICS = 6
+QRELS = ("--task", "comparative", "--relevance", "relevance")
+
+
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Intervals are as wide as they like here; with 10,000 resamples the tests would take twice as long."""
+    monkeypatch.setattr("touche_llm.evaluation.certainty.RESAMPLES", 300)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Runs `best`, `mixed` and `base`: best wins each topic, mixed wins as many as it loses, and two are equal."""
+    orders = {"good": ("a", "b"), "middle": ("x", "a", "b"), "bad": ("x", "y", "a")}
+    chosen = {
+        "best": ["good"] * TOPICS,
+        "base": ["middle"] * TOPICS,
+        "mixed": ["good"] * 2 + ["middle"] * 2 + ["bad"] * 2,
+    }
+    for run, kinds in chosen.items():
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "run.txt").write_text(
+            "".join(
+                f"{topic} NO {document} {rank} {-rank} {run}\n"
+                for topic, kind in enumerate(kinds)
+                for rank, document in enumerate(orders[kind], start=1)
+            )
+        )
+    (tmp_path / "relevance").write_text("".join(f"{topic} 0 a 2\n{topic} 0 b 1\n" for topic in range(TOPICS)))
+    (tmp_path / "stance").write_text("".join(f"{topic} 0 a NO\n" for topic in range(TOPICS)))
+    return tmp_path
+
+
+def rows_of(output: str) -> dict[tuple[str, str], dict[str, float]]:
+    return {(row["run"], row["measure"]): row for row in json.loads(output)}
+
+
+def test_each_run_is_held_against_the_baseline(touche: Touche, runs: Path) -> None:
+    arguments = ("best", "base/run.txt", "mixed", *QRELS)
+    done = touche("compare", *arguments, "--baseline", "base/run.txt", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    found = rows_of(done.stdout)
+    assert {run for run, _ in found} == {"best", "mixed"}
+    assert {row["baseline"] for row in json.loads(done.stdout)} == {"base/run.txt"}
+    best, mixed = (found[run, "relevance nDCG@5"] for run in ("best", "mixed"))
+    values = {
+        row["run"]: row["value"]
+        for row in json.loads(touche("evaluate", *arguments[:3], *QRELS, "--format", "json").stdout)
+        if row["measure"] == "relevance nDCG@5"
+    }
+    assert best["difference"] == pytest.approx(values["best"] - values["base/run.txt"])
+    assert mixed["difference"] == pytest.approx(values["mixed"] - values["base/run.txt"])
+    assert [best[key] for key in ("wins", "ties", "losses", "n")] == [TOPICS, 0, 0, TOPICS]
+    assert [mixed[key] for key in ("wins", "ties", "losses", "n")] == [2, 2, 2, TOPICS]
+    # All 2^6 ways to change places: only none and all have as large a difference.
+    assert best["p"] == pytest.approx(2 / 2**TOPICS)
+    # Holm: the smaller of two is doubled.
+    assert best["p_holm"] == pytest.approx(2 * best["p"])
+    assert mixed["low"] <= mixed["difference"] <= mixed["high"]
+
+
+def test_tsv_is_what_json_is(touche: Touche, runs: Path) -> None:
+    arguments = ("compare", "best", "base", *QRELS, "--baseline", "base", "--format")
+    table = pd.read_csv(io.StringIO(touche(*arguments, "tsv").stdout), sep="\t")
+    expected = pd.DataFrame(json.loads(touche(*arguments, "json").stdout))
+    pd.testing.assert_frame_equal(table, expected, check_dtype=False, atol=1e-12)
+
+
+def test_the_table_names_the_baseline_and_shows_signs(touche: Touche, runs: Path) -> None:
+    done = touche("compare", "best/", "base", "mixed", *QRELS, "--stance", "stance", "--baseline", "./base/")
+    assert done.returncode == 0, done.stderr
+    words = " ".join(done.stdout.split())
+    assert "relevance, difference to the baseline base " in words and "stance, difference to" in words
+    found = rows_of(touche("compare", "best", "base", *QRELS, "--baseline", "base", "--format", "json").stdout)
+    # Holm's correction for two runs doubles the smaller p.
+    row = found["best", "relevance nDCG@5"]
+    assert f"best +{row['difference']:.4f} +{row['low']:.4f} to +{row['high']:.4f} {2 * row['p']:.4f} 6/0/0" in words
+    assert "2/2/2" in words
+    assert "unjudged documents among the first 5" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["best", "mixed", "--baseline", "base", *QRELS], 2, "--baseline base: is none of the runs: best, mixed"),
+        (["best", "mixed", *QRELS], 2, "--baseline"),
+        (["best", "--baseline", "best", *QRELS], 2, "best alone cannot be compared"),
+        (["best", "best/", "--baseline", "best", *QRELS], 2, "given twice"),
+        (["best", "mixed", "--baseline", "best", "--task", "comparative"], 2, "no qrels are given"),
+        (["best", "nowhere", "--baseline", "best", *QRELS], 1, "nowhere: cannot read the run"),
+        (["best", "broken", "--baseline", "best", *QRELS], 1, "broken:1: 2 columns"),
+    ],
+)
+def test_what_cannot_be_compared_is_told(
+    touche: Touche, runs: Path, arguments: list[str], code: int, message: str
+) -> None:
+    (runs / "broken").write_text("1 Q0\n")
+    done = touche("compare", *arguments)
+    assert (done.returncode, message in " ".join(done.stderr.split())) == (code, True), done.stderr
+    assert done.stdout == ""

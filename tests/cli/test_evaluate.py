@@ -1,0 +1,232 @@
+"""`touche-llm evaluate` as a user meets it."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from math import log2
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import touche_llm
+from tests.cli.conftest import Touche
+from touche_llm.evaluation import leaderboard
+from touche_llm.qrels import read_qrels
+from touche_llm.runs import read_run
+from touche_llm.tasks import get_task
+
+REAL = Path(__file__).parents[2].parent / "shared" / "data" / "comparative"
+TASK = ("--task", "comparative")
+GRADED = (*TASK, "--relevance", "relevance", "--quality", "quality")
+ALL = (*GRADED, "--stance", "stance")
+
+# a is best and c worst. Topic 2 has an unjudged document first, topic 4 is judged and in no run.
+RELEVANCE = "1 0 a 3\n1 0 b 2\n1 0 c 0\n2 0 a 1\n2 0 b 0\n4 0 a 1\n"
+QUALITY = "1 0 a 0\n1 0 b 3\n1 0 c 1\n2 0 a 2\n4 0 a 1\n"
+STANCES = "1 0 a FIRST\n1 0 b SECOND\n1 0 c NO\n2 0 a FIRST\n2 0 b NO\n4 0 a NO\n"
+GOOD = "1 FIRST a 1 3 t\n1 SECOND b 2 2 t\n1 NO c 3 1 t\n2 NO x 1 2 t\n2 SECOND a 2 1 t\n3 NO a 1 1 t\n"
+POOR = "1 Q0 c 1 3 t\n1 Q0 b 2 2 t\n1 Q0 a 3 1 t\n2 Q0 x 1 3 t\n2 Q0 y 2 2 t\n2 Q0 a 3 1 t\n3 Q0 a 1 1 t\n"
+
+
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Intervals are as wide as they like here; with 10,000 resamples the tests would take twice as long."""
+    monkeypatch.setattr("touche_llm.evaluation.certainty.RESAMPLES", 300)
+
+
+@pytest.fixture
+def judged(tmp_path: Path) -> Path:
+    """A folder with qrels, and in it the run folder `mine` and the run file `other`."""
+    (tmp_path / "mine").mkdir()
+    files = {"relevance": RELEVANCE, "quality": QUALITY, "stance": STANCES, "other": POOR}
+    for name, text in (files | {"mine/run.txt": GOOD, "mine/candidates.run.txt": POOR}).items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def rows_of(output: str) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(row["run"], row["measure"]): row for row in json.loads(output)}
+
+
+def test_json_has_one_object_for_each_run_and_measure(touche: Touche, judged: Path) -> None:
+    done = touche("evaluate", "mine", "other", *ALL, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    found = rows_of(done.stdout)
+    assert len(found) == len(json.loads(done.stdout))
+    assert {tuple(row) for row in json.loads(done.stdout)} == {("run", "measure", "value", "low", "high", "n")}
+    # A first stage labels nothing.
+    assert {run for run, measure in found if measure == "stance accuracy"} == {"mine", "other"}
+    assert {run for run, measure in found if measure == "quality P@5"} == {"mine (first stage)", "mine", "other"}
+    # a and b in topic 1, a in topic 2, nothing in topic 4.
+    assert found["mine", "relevance P@5"]["value"] == pytest.approx((2 + 1 + 0) / 5 / 3)
+    assert found["mine", "stance accuracy"] == found["mine", "stance accuracy"] | {"value": 0.75, "n": 4}
+    assert found["other", "stance accuracy"] == found["other", "stance accuracy"] | {"value": None, "low": None, "n": 0}
+
+
+def test_the_first_stage_stands_before_the_run_of_its_folder(touche: Touche, judged: Path) -> None:
+    found = rows_of(touche("evaluate", "mine", "other", *GRADED, "--format", "json").stdout)
+    first, mine, other = (found[run, "relevance nDCG@5"] for run in ("mine (first stage)", "mine", "other"))
+    assert {**first, "run": ""} == {**other, "run": ""}
+    assert first["value"] < mine["value"]
+    runs = list(dict.fromkeys(run for run, _ in found))
+    assert runs == ["mine (first stage)", "mine", "other"]
+    # The recall of all runs is at one depth, the longest.
+    assert {measure for _, measure in found if "R@" in measure} == {"relevance R@3", "quality R@3"}
+    done = touche("evaluate", "mine", *GRADED, "--format", "json", "--depth", "1")
+    assert "relevance R@1" in {measure for _, measure in rows_of(done.stdout)}
+    (judged / "mine" / "candidates.run.txt").unlink()
+    done = touche("evaluate", "mine", *GRADED, "--format", "json")
+    assert {run for run, _ in rows_of(done.stdout)} == {"mine"}
+
+
+def test_pandas_reads_the_same_from_tsv_as_from_json(touche: Touche, judged: Path) -> None:
+    arguments = ("evaluate", "mine", "other", *ALL)
+    for further in ((), ("--per-topic",), ("--leaderboard",)):
+        tsv, text = (touche(*arguments, *further, "--format", output).stdout for output in ("tsv", "json"))
+        read = pd.read_csv(io.StringIO(tsv), sep="\t", dtype={"topic": str})
+        pd.testing.assert_frame_equal(read, pd.DataFrame(json.loads(text)), check_dtype=False, atol=1e-12)
+
+
+def test_per_topic_values_have_the_mean_that_the_run_has(touche: Touche, judged: Path) -> None:
+    output = touche("evaluate", "mine", *ALL, "--format", "tsv", "--per-topic").stdout
+    table = pd.read_csv(io.StringIO(output), sep="\t", dtype={"topic": str}).set_index(["run", "topic"])
+    found = rows_of(touche("evaluate", "mine", *ALL, "--format", "json").stdout)
+    assert list(table.loc["mine"].index) == ["1", "2", "4"]
+    for (run, measure), row in found.items():
+        if not measure.startswith("stance"):
+            assert table.loc[run][measure].mean() == pytest.approx(row["value"])
+            assert table.loc[run][measure].count() == row["n"]
+    assert table.loc["mine"]["stance accuracy"].dropna().to_dict() == {"1": 1.0, "2": 0.0}
+
+
+def test_tables_show_values_with_intervals(touche: Touche, judged: Path) -> None:
+    done = touche("evaluate", "mine", "other", *ALL)
+    value = rows_of(touche("evaluate", "mine", *ALL, "--format", "json").stdout)["mine", "relevance nDCG@5"]
+    expected = f"{value['value']:.4f} {value['low']:.4f} to {value['high']:.4f} 3"
+    assert f"mine {expected}" in " ".join(done.stdout.split())
+    assert done.stdout.count("mine (first stage)") == 12
+    alone = touche("evaluate", "other", *ALL)
+    assert "relevance: other" in alone.stdout and "nDCG@5" in alone.stdout and "–" in alone.stdout
+    topics = touche("evaluate", "mine", *ALL, "--per-topic").stdout
+    assert [line.split()[0] for line in topics.split("stance: mine\n")[1].splitlines()[2:] if line] == ["1", "2"]
+
+
+def test_what_should_be_known_of_the_figures_is_told(touche: Touche, judged: Path) -> None:
+    (judged / "mine" / "ir-metadata.yml").write_text("stages: {rank: {imputed stances: 3}}\n")
+    told = touche("evaluate", "mine", "other", *ALL, "--format", "json").stderr
+    # The same words of both aspects and all runs are one note.
+    assert told.count("judged, but not in the run") == 1
+    assert "relevance, quality, stance: topics judged, but not in the run" not in told
+    assert "note: relevance, quality: topics judged, but not in the run, so that they count 0: 4" in told
+    assert "note: quality qrels: lack documents that other qrels have: topic 2 document b" in told
+    assert "note: mine: relevance nDCG@5: unjudged documents among the first 5, which count 0: 1 in 1 topics" in told
+    assert "note: other: stance: judged documents without a label" in told
+    assert "note: mine: stances that are imputed, since no answer could be used: 3" in told
+    assert "imputed" not in touche("evaluate", "mine", *GRADED).stderr
+
+
+def test_the_values_that_judgments_could_make_are_told(touche: Touche, judged: Path) -> None:
+    told = touche("evaluate", "mine", *GRADED, "--format", "json").stderr
+    line = next(line for line in told.splitlines() if line.startswith("note: mine: relevance nDCG@5"))
+    lowest, highest = (float(word) for word in line.rsplit("make it ", 1)[1].split(" to "))
+    # Topic 1 has 1 and topic 4 has 0. In topic 2, a is behind x: 1 / log2(3) if x has 0, else x is rightly first.
+    assert lowest == pytest.approx((1 + 1 / log2(3)) / 3, abs=5e-5)
+    assert highest == pytest.approx((1 + 1) / 3, abs=5e-5)
+
+
+def test_a_run_stands_between_its_neighbours_of_the_published_table(touche: Touche, judged: Path) -> None:
+    done = touche("evaluate", "mine", *ALL, "--leaderboard", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(done.stdout)
+    assert {measure for _, measure in rows} == {"relevance nDCG@5", "quality nDCG@5", "stance macro-F1"}
+    for (_, measure), row in rows.items():
+        published = leaderboard.table("comparative", measure.split()[0])
+        assert row["source"] == published.url and row["published"] == len(published.runs)
+        better = [run for run in published.runs if run.value > round(row["value"], 3)]
+        assert row["place"] == len(better) + 1
+        assert row["ahead_value"] == (better[-1].value if better else None)
+        assert (row["behind_value"] is None) == (len(better) == len(published.runs))
+    shown = touche("evaluate", "mine", "other", *ALL, "--leaderboard").stdout
+    arrows = [line.split("(n =")[0].split() for line in shown.splitlines() if "→" in line]
+    # The first stage and the other run are the same, and have no stances.
+    assert [" ".join(words[2:]) for words in arrows].count("mine") == 3
+    assert len(arrows) == 3 + 2 + 2
+    for row in rows.values():
+        assert row["source"] in shown
+
+
+def test_a_task_without_a_table_of_the_measure_is_told(touche: Touche, judged: Path) -> None:
+    (judged / "pairs").write_text("1 PRO a,b 1 1 t\n")
+    (judged / "sides").write_text("1 0 a,b PRO\n")
+    done = touche("evaluate", "pairs", "--task", "sentence_pairs", "--stance", "sides", "--leaderboard")
+    assert done.returncode == 2
+    assert "published tables of sentence_pairs, which are by relevance nDCG@5, quality nDCG@5, coherence" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["mine", *TASK], 2, "no qrels are given"),
+        (["mine", *TASK, "--coherence", "quality"], 2, "comparative has no judgments of coherence"),
+        (["mine", "--task", "chess", "--relevance", "relevance"], 2, "no task 'chess'"),
+        (["mine", "./mine", *GRADED], 2, "mine: is given twice"),
+        (["mine", *GRADED, "--per-topic", "--leaderboard"], 2, "ask for one of them"),
+        (["mine", *GRADED, "--format", "xml"], 2, "--format"),
+        (["mine", *GRADED, "--depth", "0"], 2, "--depth"),
+        (["empty", *GRADED], 1, "empty: no run.txt in this folder; run `touche-llm rank`"),
+        (["nowhere", *GRADED], 1, "nowhere: cannot read the run"),
+        (["mine", "broken", *GRADED], 1, "broken:2: 3 columns"),
+        (["mine", *TASK, "--relevance", "stance"], 1, "stance:1: topic 1, document a: 'FIRST' is no grade"),
+        (["mine", "foreign", *GRADED], 1, "foreign: none of the run's topics (9) is in the relevance qrels (1, 2, 4)"),
+        (["sides", *ALL], 1, "sides:1: topic 1, document a: stance 'PRO' is none of"),
+        (["odd", *ALL], 1, "odd/ir-metadata.yml: does not say how many stances"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_told(
+    touche: Touche, judged: Path, arguments: list[str], code: int, message: str
+) -> None:
+    (judged / "empty").mkdir()
+    (judged / "odd").mkdir()
+    (judged / "odd" / "run.txt").write_text(GOOD)
+    (judged / "odd" / "ir-metadata.yml").write_text("stages: [rank]\n")
+    (judged / "broken").write_text("1 Q0 a 1 2 t\n1 Q0 b\n")
+    (judged / "foreign").write_text("9 Q0 a 1 2 t\n")
+    (judged / "sides").write_text("1 PRO a 1 2 t\n")
+    done = touche("evaluate", *arguments)
+    assert (done.returncode, message in " ".join(done.stderr.split())) == (code, True), done.stderr
+    # Where stances are not measured, the column may hold what it likes.
+    assert touche("evaluate", "sides", *GRADED).returncode == 0
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason=f"the real judgments are not at hand: {REAL}")
+def test_the_command_gives_the_values_of_the_independent_implementation(touche: Touche) -> None:
+    qrels = [part for aspect in ("relevance", "quality") for part in (f"--{aspect}", str(REAL / f"qrels-{aspect}.txt"))]
+    run = str(REAL / "candidates.run.txt")
+    found = rows_of(touche("evaluate", run, *TASK, *qrels, "--format", "json").stdout)
+    # From the README beside the data.
+    assert f"{found[run, 'relevance nDCG@5']['value']:.4f}" == "0.2596"
+    assert f"{found[run, 'relevance official_ndcg@5']['value']:.4f}" == "0.3154"
+    assert f"{found[run, 'quality nDCG@5']['value']:.4f}" == "0.2683"
+    assert f"{found[run, 'quality official_ndcg@5']['value']:.4f}" == "0.3230"
+    assert f"{found[run, 'relevance judged@5']['value']:.4f}" == "0.5680"
+
+
+def test_python_gets_the_rows_of_the_command(touche: Touche, judged: Path) -> None:
+    qrels = read_qrels({aspect: judged / aspect for aspect in ("relevance", "quality")}, get_task("comparative"))
+    table = touche_llm.evaluate(read_run(judged / "other"), qrels, name="other")
+    output = touche("evaluate", "other", *GRADED, "--format", "tsv").stdout
+    pd.testing.assert_frame_equal(table, pd.read_csv(io.StringIO(output), sep="\t"), check_dtype=False, atol=1e-12)
+
+
+def test_other_commands_do_not_wait_for_the_libraries_of_the_evaluation() -> None:
+    code = (
+        "import sys, touche_llm, touche_llm.cli\n"
+        "print({'pandas', 'scipy', 'statsmodels', 'ir_measures'} & set(sys.modules), touche_llm.evaluate.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set() evaluate\n"

@@ -1,0 +1,48 @@
+"""Small runs and judgments for the tests of the evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from touche_llm.evaluation.measures import Evaluation, evaluate_run
+from touche_llm.qrels import Qrels, read_qrels
+from touche_llm.records import Candidate
+from touche_llm.runs import ReadRun, read_run
+from touche_llm.tasks import get_task
+
+TASK = get_task("comparative")
+
+
+def run_of(rankings: Mapping[str, Sequence[str]], stances: Mapping[tuple[str, str], str] | None = None) -> ReadRun:
+    """A run with these documents, in their order, by topic."""
+    return ReadRun(
+        {
+            topic: [Candidate(topic, document, rank, float(-rank)) for rank, document in enumerate(documents, start=1)]
+            for topic, documents in rankings.items()
+        },
+        dict(stances or {}),
+    )
+
+
+def qrels_of(
+    grades: Mapping[str, Mapping[str, float]], stances: Mapping[str, Mapping[str, str]] | None = None
+) -> Qrels:
+    """Judgments of relevance, and of stances where there are some."""
+    plain = {topic: dict(judged) for topic, judged in grades.items()}
+    labels = {topic: dict(judged) for topic, judged in (stances or {}).items()}
+    return Qrels({"relevance": plain} if plain else {}, labels, TASK.stances, {}, [])
+
+
+def evaluated(folder: Path, run: str, qrels: str) -> Evaluation:
+    """A run's text measured by relevance judgments' text."""
+    (folder / "run.txt").write_text(run)
+    (folder / "qrels.txt").write_text(qrels)
+    return evaluate_run(
+        "run", read_run(folder / "run.txt"), read_qrels({"relevance": folder / "qrels.txt"}, TASK), depth=10
+    )
+
+
+def values_of(found: Evaluation) -> dict[str, float]:
+    """The run's values by the name of the measure, without the aspect."""
+    return {measure.split(" ", 1)[1]: figure.value for measure, figure in found.figures.items()}

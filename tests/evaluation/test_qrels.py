@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from touche_llm.errors import DataError, UsageError
+from touche_llm.qrels import Gap, Grades, Qrels, read_grades, read_qrels
+from touche_llm.tasks import get_task
+
+TASK = get_task("comparative")
+PAIRS = get_task("sentence_pairs")
+
+
+def grades_of(folder: Path, content: str | bytes) -> Grades:
+    path = folder / "qrels.txt"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return read_grades(path)
+
+
+def qrels_of(folder: Path, **content: str) -> Qrels:
+    files = {}
+    for aspect, text in content.items():
+        files[aspect] = folder / f"{aspect}.txt"
+        files[aspect].write_text(text)
+    return read_qrels(files, TASK)
+
+
+def test_grades_are_numbers_from_minus_two_to_three(tmp_path: Path) -> None:
+    content = "\ufeff1 0 a -2\n1\t0\tb\t3.0\r\n\n  2  Q0  c   1.125 \n2 0 d .\n".replace("2 0 d .\n", "2 0 d 2.\n")
+    assert grades_of(tmp_path, content) == {"1": {"a": -2.0, "b": 3.0}, "2": {"c": 1.125, "d": 2.0}}
+
+
+def test_a_packed_file_is_read(tmp_path: Path) -> None:
+    assert grades_of(tmp_path, gzip.compress(b"1 0 a 1\n")) == {"1": {"a": 1.0}}
+
+
+@pytest.mark.parametrize("grade", ["-3", "4", "3.001", "1.2345", "nan", "inf", "1e0", "1_0", "٢", "NO", ".", "--1"])
+def test_what_is_no_grade_is_told_with_its_line(tmp_path: Path, grade: str) -> None:
+    with pytest.raises(DataError, match=r"qrels\.txt:2: topic 1, document b: '.*' is no grade: a number from -2 to 3"):
+        grades_of(tmp_path, f"1 0 a 1\n1 0 b {grade}\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("1 0 a\n", r":1: 3 columns, qrels have four: qid 0 doc grade"),
+        ("1 0 a 1\n1 0 a 0\n", r":2: topic 1, document a: 0\.0, but 1\.0 in line 1; leave one of them out"),
+        ("1 0 a\0b 1\n", r":1: .* cannot be printed"),
+        ("1 0 " + "a" * 20_000 + " 1\n", r":1: longer than 10,000 bytes"),
+        (b"1 0 \xff 1\n", r":1: not UTF-8"),
+        ("", r"no grade in this file"),
+    ],
+)
+def test_a_bad_line_is_told_with_its_number(tmp_path: Path, content: str | bytes, problem: str) -> None:
+    with pytest.raises(DataError, match=rf"qrels\.txt.*{problem}"):
+        grades_of(tmp_path, content)
+
+
+def test_lines_that_say_again_what_others_say_are_counted(tmp_path: Path) -> None:
+    found = qrels_of(tmp_path, relevance="1 0 a 1\n1 0 a 1.0\n1 0 a 1\n", stance="1 0 a NO\n1 0 a NO\n")
+    assert found.repeated == {"relevance": 2, "stance": 1}
+    assert found.notes() == [
+        "relevance qrels: 2 lines say again what others say",
+        "stance qrels: 1 lines say again what others say",
+    ]
+
+
+def test_files_are_joined_by_aspect(tmp_path: Path) -> None:
+    found = qrels_of(tmp_path, stance="1 0 a NO\n", quality="1 0 a 2\n", relevance="1 0 a 1\n")
+    assert found.grades == {"relevance": {"1": {"a": 1.0}}, "quality": {"1": {"a": 2.0}}}
+    assert found.stances == {"1": {"a": "NO"}}
+    assert found.labels == TASK.stances
+    assert (found.gaps, found.notes()) == ([], [])
+
+
+def test_what_one_file_lacks_and_another_has_is_told(tmp_path: Path) -> None:
+    found = qrels_of(
+        tmp_path,
+        relevance="1 0 a 1\n1 0 b 1\n2 0 c 1\n",
+        quality="1 0 a 1\n3 0 d 1\n",
+        stance="1 0 a NO\n1 0 z NO\n2 0 c NO\n3 0 d NO\n",
+    )
+    assert found.gaps == [
+        Gap("relevance", ["3"], [("1", "z")]),
+        Gap("quality", ["2"], [("1", "b"), ("1", "z")]),
+        Gap("stance", [], [("1", "b")]),
+    ]
+    assert "quality qrels: lack documents that other qrels have: topic 1 document b, topic 1 document z" in (
+        found.notes()
+    )
+
+
+def test_long_lists_are_cut_in_messages(tmp_path: Path) -> None:
+    many = "".join(f"{topic} 0 a 1\n" for topic in range(1, 31))
+    (note,) = qrels_of(tmp_path, relevance=many, quality="1 0 a 1\n").notes()
+    assert note.endswith("2, 3, 4, 5, 6, 7, 8, 9, 10, 11, … (29 in all)")
+
+
+def test_an_aspect_that_the_task_does_not_have_is_told(tmp_path: Path) -> None:
+    (tmp_path / "qrels.txt").write_text("1 0 a,b 1\n")
+    assert read_qrels({"coherence": tmp_path / "qrels.txt"}, PAIRS).grades == {"coherence": {"1": {"a,b": 1.0}}}
+    with pytest.raises(
+        UsageError, match="comparative has no judgments of coherence, but of relevance, quality, stance"
+    ):
+        read_qrels({"coherence": tmp_path / "qrels.txt"}, TASK)
+    with pytest.raises(UsageError, match="no qrels are given"):
+        read_qrels({}, TASK)

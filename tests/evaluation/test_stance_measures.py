@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.evaluation.judged_runs import TASK, qrels_of, run_of
+from touche_llm.errors import DataError
+from touche_llm.evaluation.measures import evaluate_run
+from touche_llm.evaluation.stance_measures import by_label, confusion_matrix, stance_figures
+
+TRUTH = {"1": {"a": "FIRST", "b": "NO", "c": "NO"}, "2": {"a": "FIRST", "f": "SECOND"}}
+RUN = run_of(
+    {"1": ["a", "x", "b", "c"], "2": ["v", "w", "x", "y", "z", "f"]},
+    {("1", "a"): "FIRST", ("1", "x"): "NO", ("1", "b"): "FIRST", ("2", "f"): "SECOND"},
+)
+QRELS = qrels_of({}, TRUTH)
+
+
+def test_judged_documents_that_carry_a_label_count() -> None:
+    figures = stance_figures(RUN, QRELS, 5)
+    # Of topic 1 a (right) and b (NO taken for FIRST): c has no label, x no judgment; of topic 2 f (right), in place 6.
+    # F1 is 2/3 for FIRST, 0 for NO, 1 for SECOND; NEUTRAL is nowhere.
+    assert figures["stance macro-F1"].value == pytest.approx((2 / 3 + 0 + 1) / 3)
+    assert figures["stance accuracy"].value == pytest.approx(2 / 3)
+    assert figures["stance macro-F1"].n == 3
+
+
+def test_the_top_alone_is_measured_too() -> None:
+    figures = stance_figures(RUN, QRELS, 5)
+    assert figures["stance macro-F1@5"].value == pytest.approx((2 / 3 + 0) / 2)
+    assert figures["stance accuracy@5"].value == pytest.approx(1 / 2)
+    assert figures["stance accuracy@5"].n == 2
+    assert figures["stance accuracy@5"].topics == ("1",)
+
+
+def test_the_confusion_matrix_holds_true_labels_in_rows() -> None:
+    table = confusion_matrix(RUN, QRELS)
+    assert (table.index.name, table.columns.name) == ("true", "chosen")
+    assert list(table.index) == list(table.columns) == list(TASK.stances)
+    filled = {(true, chosen): n for true, row in table.iterrows() for chosen, n in row.items() if n}
+    assert filled == {("FIRST", "FIRST"): 1, ("NO", "FIRST"): 1, ("SECOND", "SECOND"): 1}
+    assert confusion_matrix(RUN, QRELS, 5).to_numpy().sum() == 2
+
+
+def test_precision_and_recall_of_nothing_are_not_numbers() -> None:
+    table = by_label(confusion_matrix(RUN, QRELS)).set_index("label")
+    assert list(table.loc["FIRST"]) == pytest.approx([1 / 2, 1, 2 / 3, 1, 2])
+    assert list(table.loc["SECOND"]) == pytest.approx([1, 1, 1, 1, 1])
+    assert list(table.loc["NO"]) == pytest.approx([math.nan, 0, 0, 1, 0], nan_ok=True)
+    assert list(table.loc["NEUTRAL"]) == pytest.approx([math.nan, math.nan, math.nan, 0, 0], nan_ok=True)
+
+
+def test_documents_without_a_label_are_told() -> None:
+    (note,) = evaluate_run("run", RUN, QRELS).notes
+    assert "without a label in the run" in note and note.endswith(": topic 1 document c")
+
+
+def test_a_run_without_labels_has_no_value() -> None:
+    found = evaluate_run("run", run_of({"1": ["a"]}), QRELS)
+    summary = found.summary()
+    assert len(summary) == 4
+    assert summary["value"].isna().all() and (summary["n"] == 0).all()
+    assert found.per_topic().empty
+
+
+def test_a_label_of_another_task_is_an_error() -> None:
+    run = run_of({"1": ["a"]}, {("1", "a"): "PRO"})
+    with pytest.raises(DataError, match=r"topic 1, document a: the run has the stance 'PRO'.* none of FIRST, SECOND"):
+        stance_figures(run, QRELS, 5)

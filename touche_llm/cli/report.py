@@ -1,0 +1,44 @@
+"""The command that makes a page of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from touche_llm.cli import figures as f
+from touche_llm.cli.console import ConsoleObserver
+
+_FILE = "report.html"
+_TOP = 20
+
+
+def report(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run.")],
+    relevance: f.RelevanceOption = None,
+    quality: f.QualityOption = None,
+    stance: f.StanceOption = None,
+    coherence: f.CoherenceOption = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help=f"The page to write (default: {_FILE} in the run's folder).")
+    ] = None,
+    top: Annotated[int, typer.Option("--top", min=1, help="Documents of each topic that are shown with texts.")] = _TOP,
+) -> None:
+    """Write a page about a run: figures, costs, and each document with what the model said of it.
+
+    The page is one file and needs nothing else. Without judgments of people it has no figures that need them.
+    """
+    # Only here: matplotlib and pandas take a second to load.
+    from touche_llm.report.data import config_of, gather
+    from touche_llm.report.write import write_report
+
+    files = {"relevance": relevance, "quality": quality, "stance": stance, "coherence": coherence}
+    given = any(path is not None for path in files.values())
+    qrels = f.given_qrels(config_of(run_dir).task, **files) if given else None
+    found = gather(run_dir, qrels, top)
+    for note in found.notes:
+        ConsoleObserver().notify(note)
+    target = out or run_dir / _FILE
+    size = write_report(found, target)
+    print(f"report: {target} ({len(found.topics):,} topics, {size:,} bytes)")

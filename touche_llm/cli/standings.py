@@ -1,0 +1,107 @@
+"""Where runs would stand among the published ones: as rows for other programs, and as tables for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from touche_llm.cli import figures as f
+from touche_llm.cli import options as o
+from touche_llm.errors import UsageError
+from touche_llm.evaluation.leaderboard import PublishedRun, Table, board, place
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+# Published runs that are shown before and after each of ours, beside the best one.
+_NEIGHBOURS = 2
+
+
+def standings(task: str, summary: DataFrame) -> DataFrame:
+    """The place of each run that has a value, by each measure with a published table.
+
+    Args:
+        task: the task's name.
+        summary: the runs' figures, see `evaluation.evaluate`.
+
+    Returns:
+        the rows of `summary` that can be held against a table, with the further columns `place` (from 1; of the places
+        of a tie the better one), `published` (runs of the table), `ahead` and `ahead_value` (the published run before
+        it), `behind` and `behind_value` (the one after it, or of the same value), and `source`.
+
+    Raises:
+        UsageError: nothing is published of the task, or by any of these measures.
+    """
+    import pandas as pd
+
+    rows = []
+    for each in board(task).tables:
+        for row in summary[summary["measure"] == _ours(each)].dropna(subset="value").to_dict(orient="records"):
+            at = place(task, each.measure, row["value"])
+            ahead = each.runs[at - 2] if at > 1 else None
+            behind = each.runs[at - 1] if at <= len(each.runs) else None
+            rows.append(
+                row
+                | {"place": at, "published": len(each.runs)}
+                | {"ahead": _name(ahead), "ahead_value": ahead and ahead.value}
+                | {"behind": _name(behind), "behind_value": behind and behind.value}
+                | {"source": each.url}
+            )
+    if not rows:
+        measures = ", ".join(_ours(each) for each in board(task).tables)
+        raise UsageError(f"no value to hold against the published tables of {task}, which are by {measures}")
+    return pd.DataFrame(rows)
+
+
+def show_standings(task: str, places: DataFrame) -> None:
+    """Print each table around the runs, with the source; published values have three decimals."""
+    for each in board(task).tables:
+        ours = list(places[places["measure"] == _ours(each)].sort_values("value", ascending=False).itertuples())
+        if not ours:
+            continue
+        shown = {0} | {
+            number
+            for row in ours
+            for number in range(row.place - 1 - _NEIGHBOURS, row.place - 1 + _NEIGHBOURS)
+            if 0 <= number < len(each.runs)
+        }
+        table = f.plain_table()
+        table.add_column("place", justify="right", no_wrap=True)
+        table.add_column("run")
+        for column in ("value", "95 % interval"):
+            table.add_column(column, justify="right", no_wrap=True)
+        before = -1
+        for number, run in enumerate(each.runs):
+            while ours and ours[0].place == number + 1:
+                _add_ours(table, ours.pop(0))
+            if number in shown:
+                if number > before + 1:
+                    table.add_row("…")
+                at, interval = place(task, each.measure, run.value), f.spelled_interval(*_interval(run), digits=3)
+                table.add_row(str(at), o.plain(str(_name(run))), f"{run.value:.3f}", interval)
+                before = number
+        if before < len(each.runs) - 1:
+            table.add_row("…")
+        for row in ours:
+            _add_ours(table, row)
+        f.show(
+            f"{_ours(each)} among the {len(each.runs)} published runs, {each.published_as}\nsource: {each.url}", table
+        )
+    print("n: topics (for the stance: documents) judged here; the published values are over all topics of the task.")
+
+
+def _add_ours(table: Any, row: Any) -> None:
+    cells = (f"→ {row.place}", o.plain(f"{row.run} (n = {row.n:,})"), f.spelled(row.value))
+    table.add_row(*cells, f.spelled_interval(row.low, row.high), style="bold")
+
+
+def _ours(table: Table) -> str:
+    """The name of the figure that is held against a published table."""
+    return table.ours if table.measure == "stance" else f"{table.measure} {table.ours}"
+
+
+def _name(run: PublishedRun | None) -> str | None:
+    return None if run is None else f"{run.team}: {run.tag}"
+
+
+def _interval(run: PublishedRun) -> tuple[float, float]:
+    return (float("nan"),) * 2 if run.low is None or run.high is None else (run.low, run.high)

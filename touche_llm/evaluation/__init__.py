@@ -1,0 +1,34 @@
+"""How good a run is, how sure that is, and how it compares; by judgments of people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from touche_llm.qrels import Qrels
+from touche_llm.runs import ReadRun
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+def evaluate(run: ReadRun, qrels: Qrels, *, name: str = "run", depth: int | None = None) -> DataFrame:
+    """The figures of a run; what is behind them, by topic and with notes, is in `measures.evaluate_run`.
+
+    Args:
+        run: see `runs.read_run`.
+        qrels: see `qrels.read_qrels`.
+        name: of the run, for the column `run`.
+        depth: of the first stage, for the recall; None: the length of the run's longest ranking.
+
+    Returns:
+        a row for each measure, with the columns `run`, `measure`, `value`, `low` and `high` (95 % bootstrap interval
+        over topics) and `n` (topics, or documents for the stance). A value that is not defined is NaN.
+
+    Raises:
+        DataError: none of the run's topics is judged.
+        UsageError: a depth below 1.
+    """
+    # Loading pandas and scipy takes a second.
+    from touche_llm.evaluation.measures import evaluate_run
+
+    return evaluate_run(name, run, qrels, depth).summary()

@@ -1,0 +1,57 @@
+"""A figure over topics: what each topic adds to it, so that it can be computed again for any choice of topics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """The value of a measure, as a function of sums over topics.
+
+    Attributes:
+        topics: those that take part.
+        counts: what each of them adds, of shape (topics, counts).
+        formula: the value from sums over topics, (…, counts) to (…).
+        documents: how many documents the value is made of, or None where it is a mean over topics.
+    """
+
+    topics: tuple[str, ...]
+    counts: Array
+    formula: Callable[[Array], Array]
+    documents: int | None = None
+
+    @property
+    def n(self) -> int:
+        """The number of documents, or of topics where the value is a mean over topics."""
+        return len(self.topics) if self.documents is None else self.documents
+
+    @property
+    def value(self) -> float:
+        """The value over all topics; NaN where no topic takes part."""
+        return float(self.formula(self.counts.sum(axis=0))) if self.topics else float("nan")
+
+    def by_topic(self) -> Array:
+        """The value of each topic alone, (topics,)."""
+        return self.formula(self.counts)
+
+    def only(self, topics: Collection[str]) -> Array:
+        """The counts of these topics, in their order, (topics, counts); all of them take part in the figure."""
+        places = {topic: place for place, topic in enumerate(self.topics)}
+        return self.counts[[places[topic] for topic in topics]]
+
+
+def mean_figure(values: Mapping[str, float]) -> Figure:
+    """The mean of values by topic."""
+    counts = np.array([(value, 1.0) for value in values.values()], dtype=np.float64).reshape(len(values), 2)
+    return Figure(tuple(values), counts, _ratio)
+
+
+def _ratio(counts: Array) -> Array:
+    return np.asarray(counts[..., 0] / counts[..., 1])

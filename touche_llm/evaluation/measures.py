@@ -1,0 +1,217 @@
+"""The measures of a run, each named exactly: topic by topic, and with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import ir_measures
+import numpy as np
+import pandas as pd
+
+from touche_llm.errors import DataError, UsageError
+from touche_llm.evaluation.certainty import bounds, interval
+from touche_llm.evaluation.figure import Figure, mean_figure
+from touche_llm.evaluation.stance_measures import stance_figures
+from touche_llm.qrels import GRADE_DECIMALS, STANCE, Grades, Qrels, some
+from touche_llm.runs import ReadRun
+
+CUTOFF = 5
+NDCG = f"nDCG@{CUTOFF}"
+OFFICIAL = f"official_ndcg@{CUTOFF}"
+JUDGED = f"judged@{CUTOFF}"
+# pytrec_eval takes integers; nDCG with linear gain stays the same when all grades are multiplied.
+_UNIT = 10**GRADE_DECIMALS
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What was measured of a run.
+
+    Attributes:
+        name: the run's.
+        figures: by measure: for each graded aspect those of `graded_figures` behind the aspect's name, as
+            `relevance nDCG@5`, and those of `stance_figures`.
+        bounds: how far unjudged documents could move nDCG@5, see `certainty.bounds`: a row for each graded aspect and
+            judged topic, with the columns `run`, `measure`, `topic`, `unjudged`, `lowest` and `highest`.
+        notes: what people should know: topics that are missing or left out.
+    """
+
+    name: str
+    figures: dict[str, Figure]
+    bounds: pd.DataFrame
+    notes: list[str]
+
+    def summary(self) -> pd.DataFrame:
+        """A row for each measure, with the columns `run`, `measure`, `value`, `low`, `high` and `n`; see `evaluate`."""
+        rows = [
+            (self.name, measure, figure.value, *interval(figure), figure.n) for measure, figure in self.figures.items()
+        ]
+        return pd.DataFrame(rows, columns=["run", "measure", "value", "low", "high", "n"])
+
+    def per_topic(self) -> pd.DataFrame:
+        """A row for each measure and topic that takes part, with the columns `run`, `measure`, `topic` and `value`.
+
+        Of stance measures it is the value over the topic's own documents; their mean is not the run's figure.
+        """
+        rows = [
+            (self.name, measure, topic, value)
+            for measure, figure in self.figures.items()
+            for topic, value in zip(figure.topics, figure.by_topic().tolist(), strict=True)
+        ]
+        return pd.DataFrame(rows, columns=["run", "measure", "topic", "value"])
+
+
+def evaluate_run(name: str, run: ReadRun, qrels: Qrels, depth: int | None = None) -> Evaluation:
+    """Measure a run by all judgments that there are.
+
+    Args:
+        name: of the run.
+        run: as it was read; its order is that of the rank column, which was checked against the scores.
+        qrels: the judgments.
+        depth: of the recall; None: the length of the run's longest ranking.
+
+    Raises:
+        DataError: none of the run's topics is judged, or it has a stance that the task does not have.
+        UsageError: a depth below 1.
+    """
+    if depth is None:
+        depth = max(map(len, run.rankings.values()))
+    if depth < 1:
+        raise UsageError(f"recall at {depth} documents: give a depth of 1 or more")
+    figures: dict[str, Figure] = {}
+    tables: list[pd.DataFrame] = []
+    notes: list[str] = []
+    for aspect, grades in qrels.grades.items():
+        _check_topics(run, grades, aspect)
+        found = graded_figures(run, grades, depth)
+        figures |= {f"{aspect} {measure}": figure for measure, figure in found.items()}
+        table = bounds(run.rankings, grades, CUTOFF)
+        table.insert(0, "run", name)
+        table.insert(1, "measure", f"{aspect} {NDCG}")
+        tables.append(table)
+        notes += _notes(run, grades, aspect, found[OFFICIAL])
+    if qrels.stances:
+        _check_topics(run, qrels.stances, STANCE)
+        figures |= stance_figures(run, qrels, CUTOFF)
+        notes += _stance_notes(run, qrels)
+    columns = ["run", "measure", "topic", "unjudged", "lowest", "highest"]
+    return Evaluation(
+        name, figures, pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns), notes
+    )
+
+
+def graded_figures(run: ReadRun, grades: Grades, depth: int) -> dict[str, Figure]:
+    """The measures by one aspect's grades, each the mean over the judged topics.
+
+    nDCG@5, nDCG@10: linear gain, discount log2(rank + 1), unjudged documents and grades below 0 count 0, as trec_eval
+    computes it. P@5, R@depth: a document is relevant from grade 1. These come from ir-measures, where a topic that is
+    not in the run counts 0, and so does one without a grade above 0, as in trec_eval with `-c`.
+
+    judged@5: judged documents among the first 5, over 5; a shorter ranking has unjudged places, as it has places
+    without a hit for P@5 (Judged@5 of ir-measures is over the documents that are there).
+
+    official_ndcg@5: see `official_ndcg`; only over the topics that it is defined for.
+    """
+    judged = {
+        topic: {document: round(max(grade, 0.0) * _UNIT) for document, grade in documents.items()}
+        for topic, documents in grades.items()
+    }
+    # Scores made from ranks, since evaluators order by score and then by id. An unjudged document's name does not
+    # matter, and may hold characters that C takes for the end of it; no id of the qrels holds a space.
+    ranked = {
+        topic: {
+            candidate.document_id if candidate.document_id in judged[topic] else f" {candidate.rank}": -float(
+                candidate.rank
+            )
+            for candidate in run.rankings[topic]
+        }
+        for topic in judged
+        if topic in run.rankings
+    }
+    measures = {
+        NDCG: ir_measures.nDCG @ CUTOFF,
+        "nDCG@10": ir_measures.nDCG @ 10,
+        f"P@{CUTOFF}": ir_measures.P(rel=_UNIT) @ CUTOFF,
+        f"R@{depth}": ir_measures.R(rel=_UNIT) @ depth,
+    }
+    values = {
+        (metric.measure, metric.query_id): metric.value
+        for metric in ir_measures.iter_calc(list(measures.values()), judged, ranked)
+    }
+    figures = {
+        name: mean_figure({topic: values[measure, topic] for topic in judged}) for name, measure in measures.items()
+    }
+    figures[JUDGED] = mean_figure(
+        {
+            topic: sum(document.document_id in documents for document in run.rankings.get(topic, [])[:CUTOFF]) / CUTOFF
+            for topic, documents in grades.items()
+        }
+    )
+    official = {topic: official_ndcg(run, topic, documents) for topic, documents in grades.items()}
+    figures[OFFICIAL] = mean_figure({topic: value for topic, value in official.items() if value is not None})
+    return figures
+
+
+def official_ndcg(run: ReadRun, topic: str, grades: Mapping[str, float]) -> float | None:
+    """A topic's nDCG@5 as the organisers' script of 2022 computes it (webis.de/events/touche-22/evaluate.py).
+
+    The ranking is cut to the first 5 by the rank column; then unjudged documents are dropped and the others move up.
+    Gains are the grades without their decimals, those below 0 are 0 (the script knows only -2); the discount is
+    log2(i + 2) with i from 0; the ideal is made from all judgments of the topic.
+
+    Where the script goes wrong: with a document that is there twice its figure can exceed 1, and with columns parted
+    by two spaces it stops; `runs.read_run` takes the first for an error and reads the second. A run with two tags,
+    which the script takes for two runs, is one.
+
+    Returns:
+        None where the script leaves the topic out of its mean: it is not in the run, none of its first 5 documents is
+        judged, or its judgments have no grade above 0.
+    """
+    top = [candidate.document_id for candidate in run.rankings.get(topic, [])[:CUTOFF]]
+    gains = [_gain(grades[document]) for document in top if document in grades]
+    ideal = _dcg(sorted(map(_gain, grades.values()), reverse=True)[:CUTOFF])
+    return _dcg(gains) / ideal if gains and ideal else None
+
+
+def _gain(grade: float) -> int:
+    return max(int(grade), 0)
+
+
+def _dcg(gains: list[int]) -> float:
+    return float(np.sum(np.array(gains) / np.log2(np.arange(len(gains)) + 2.0)))
+
+
+def _check_topics(run: ReadRun, judged: Mapping[str, object], aspect: str) -> None:
+    if not run.rankings.keys() & judged.keys():
+        raise DataError(
+            f"none of the run's topics ({some(list(run.rankings), 5)}) is in the {aspect} qrels "
+            f"({some(list(judged), 5)}); give the qrels of these topics"
+        )
+
+
+def _notes(run: ReadRun, grades: Grades, aspect: str, official: Figure) -> list[str]:
+    missing = [topic for topic in grades if topic not in run.rankings]
+    without = [topic for topic, judged in grades.items() if max(judged.values()) <= 0.0]
+    foreign = [topic for topic in run.rankings if topic not in grades]
+    left_out = [topic for topic in grades if topic not in official.topics]
+    said = {
+        "judged, but not in the run, so that they count 0": missing,
+        "without a grade above 0, so that they count 0": without,
+        "in the run, but not judged, so that they do not count": foreign,
+        f"left out of {OFFICIAL}, which takes topics with a judged document among the first {CUTOFF} and with a "
+        "grade above 0": left_out,
+    }
+    return [f"{aspect}: topics {what}: {some(topics)}" for what, topics in said.items() if topics]
+
+
+def _stance_notes(run: ReadRun, qrels: Qrels) -> list[str]:
+    without = [
+        f"topic {topic} document {candidate.document_id}"
+        for topic, truth in qrels.stances.items()
+        for candidate in run.rankings.get(topic, [])
+        if candidate.document_id in truth and (topic, candidate.document_id) not in run.stances
+    ]
+    if not without:
+        return []
+    return [f"{STANCE}: judged documents without a label in the run, so that they do not count: {some(without, 3)}"]

@@ -1,0 +1,144 @@
+"""How well a run's stance labels agree with the true ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from touche_llm.errors import DataError
+from touche_llm.evaluation.figure import Array, Figure
+from touche_llm.qrels import Qrels
+from touche_llm.runs import ReadRun
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+def macro_f1(hits: NDArray[Any], chosen: NDArray[Any], true: NDArray[Any]) -> Array:
+    """The mean of the labels' F1, F1 being 2 tp / (2 tp + fp + fn).
+
+    It is the mean over the labels that are the truth or the choice of at least one document: of the others F1 is
+    0 / 0, and to count it as 0 would lower the figure by a label that nobody could have got right.
+
+    Args:
+        hits: documents for which a label is both chosen and true, of shape (…, labels).
+        chosen: documents for which it is chosen, (…, labels).
+        true: documents for which it is true, (…, labels).
+
+    Returns:
+        (…); there must be a document in each.
+    """
+    # 2 tp + fp + fn is what was chosen and what is true; where both are 0, so is tp.
+    counted = chosen + true
+    return np.asarray((2.0 * hits / np.maximum(counted, 1)).sum(axis=-1) / (counted > 0).sum(axis=-1))
+
+
+def stance_figures(run: ReadRun, qrels: Qrels, cutoff: int) -> dict[str, Figure]:
+    """Macro-F1 (see `macro_f1`) and accuracy over the documents that are judged and carry a label in the run.
+
+    Documents of all topics are put together: neither figure is the mean of the topics' own.
+
+    Args:
+        run: labels in the stance column count, `Q0` is none.
+        qrels: with stances.
+        cutoff: for the same over the first so many documents of each topic.
+
+    Returns:
+        by measure; topics without such a document take no part.
+
+    Raises:
+        DataError: a label in the run that the task does not have.
+    """
+    figures = {}
+    for suffix, depth in (("", None), (f"@{cutoff}", cutoff)):
+        tables = _tables(run, qrels, depth)
+        kept = {topic: table for topic, table in tables.items() if table.any()}
+        size = len(qrels.labels) ** 2
+        counts = np.array(list(kept.values()), dtype=np.float64).reshape(len(kept), size)
+        for name, formula in (("macro-F1", _macro_f1), ("accuracy", _accuracy)):
+            figures[f"stance {name}{suffix}"] = Figure(tuple(kept), counts, formula, int(counts.sum()))
+    return figures
+
+
+def confusion_matrix(run: ReadRun, qrels: Qrels, cutoff: int | None = None) -> DataFrame:
+    """The number of documents by true label (rows, `true`) and the run's label (columns, `chosen`).
+
+    Args:
+        run: see `stance_figures`.
+        qrels: with stances.
+        cutoff: only the first so many documents of each topic; None: all.
+    """
+    # Here and below, since the command line loads this module at every start, and pandas takes its time.
+    import pandas as pd
+
+    table = np.zeros((len(qrels.labels),) * 2, dtype=np.int64)
+    for each in _tables(run, qrels, cutoff).values():
+        table += each
+    labels = list(qrels.labels)
+    return pd.DataFrame(table, index=pd.Index(labels, name="true"), columns=pd.Index(labels, name="chosen"))
+
+
+def by_label(confusion: DataFrame) -> DataFrame:
+    """Precision, recall and F1 of each label, with how many documents have it (`true`) and were given it (`chosen`).
+
+    Args:
+        confusion: of `confusion_matrix`.
+
+    Returns:
+        a row for each label, in the column `label`; NaN where a share of no documents is asked for.
+    """
+    import pandas as pd
+
+    table: NDArray[np.int64] = confusion.to_numpy()
+    hits, true, chosen = table.diagonal(), table.sum(axis=1), table.sum(axis=0)
+    return pd.DataFrame(
+        {
+            "label": list(confusion.index),
+            "precision": _share(hits, chosen),
+            "recall": _share(hits, true),
+            "F1": _share(2 * hits, true + chosen),
+            "true": true,
+            "chosen": chosen,
+        }
+    )
+
+
+def _tables(run: ReadRun, qrels: Qrels, cutoff: int | None) -> dict[str, NDArray[np.int64]]:
+    """The confusion matrix of each judged topic of the run: true labels in rows, the run's in columns."""
+    places = {label: place for place, label in enumerate(qrels.labels)}
+    tables = {}
+    for topic, truth in qrels.stances.items():
+        table = np.zeros((len(places), len(places)), dtype=np.int64)
+        for candidate in run.rankings.get(topic, [])[:cutoff]:
+            chosen = run.stances.get((topic, candidate.document_id))
+            if chosen is not None and chosen not in places:
+                raise DataError(
+                    f"topic {topic}, document {candidate.document_id}: the run has the stance {chosen!r:.40}, which is "
+                    f"none of {', '.join(places)}; evaluate it as a run of its own task"
+                )
+            if chosen is not None and candidate.document_id in truth:
+                table[places[truth[candidate.document_id]], places[chosen]] += 1
+        tables[topic] = table
+    return tables
+
+
+def _square(counts: Array) -> Array:
+    labels = round(counts.shape[-1] ** 0.5)
+    return counts.reshape(*counts.shape[:-1], labels, labels)
+
+
+def _macro_f1(counts: Array) -> Array:
+    table = _square(counts)
+    return macro_f1(table.diagonal(axis1=-2, axis2=-1), table.sum(axis=-2), table.sum(axis=-1))
+
+
+def _accuracy(counts: Array) -> Array:
+    table = _square(counts)
+    return np.asarray(table.trace(axis1=-2, axis2=-1) / table.sum(axis=(-2, -1)))
+
+
+def _share(part: NDArray[np.int64], whole: NDArray[np.int64]) -> Array:
+    shares: Array = np.divide(part, whole, out=np.full(whole.shape, np.nan), where=whole > 0)
+    return shares

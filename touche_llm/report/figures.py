@@ -1,0 +1,193 @@
+"""The figures of a report: drawn by matplotlib as SVG, and fitted to the page.
+
+What a page's content security policy would block, or what would look the same in the light and in the dark, is taken
+out: style attributes become presentation attributes, and the colours of `INKS` become classes of the page's style
+sheet. Nothing in a figure depends on the time or on the order of a set, so that a page is the same each time.
+"""
+
+from __future__ import annotations
+
+import io
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+
+from touche_llm.report.measured import Measure
+from touche_llm.report.overview import BANDS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_SVG, _XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
+# A stand-in for each colour of the page: the class `f-…` fills with it, `s-…` strokes.
+_STANCES, _BANDS = [f"stance{n}" for n in range(4)], [f"band{n}" for n in range(len(BANDS) + 1)]
+INKS = {
+    name: f"#0000{number:02x}"
+    for number, name in enumerate(("ink", "grid", "run", "first", *_STANCES, *_BANDS), start=1)
+}
+_NAMES = {colour: name for name, colour in INKS.items()}
+# Of a bar; there is no room for the number on a smaller one.
+_LEAST_LABELLED = 0.06
+_SETTINGS: dict[str, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "touche-llm",
+    "text.parse_math": False,
+    "font.size": 10.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.linewidth": 0.6,
+    "xtick.major.size": 0.0,
+    "ytick.major.size": 0.0,
+    **{f"{each}.color": INKS["ink"] for each in ("text", "xtick", "ytick")},
+    "axes.labelcolor": INKS["ink"],
+    "axes.edgecolor": INKS["grid"],
+    "grid.color": INKS["grid"],
+}
+
+
+def topic_bars(measure: Measure, titles: Mapping[str, tuple[str, str]]) -> Markup:
+    """Each topic's value of a measure beside the first stage's, the best first.
+
+    Args:
+        measure: has values by topic.
+        titles: by topic id, the anchor of its place on the page and what to call it; of the topics that are there.
+    """
+    by_topic = sorted((measure.by_topic or {}).items(), key=lambda item: -item[1][0])
+    figure, axes = _axes(max(4.0, 0.25 * len(by_topic) + 1.2), 2.9)
+    places = range(len(by_topic))
+    hints: dict[str, str] = {}
+    for name, offset, values in (
+        ("first", 0.2, [first for _, (_, first) in by_topic]),
+        ("run", -0.2, [value for _, (value, _) in by_topic]),
+    ):
+        heights = [value or 0.0 for value in values]
+        bars = axes.bar([place + offset for place in places], heights, 0.4, color=INKS[name])
+        for bar, (topic, (value, first)) in zip(bars, by_topic, strict=True):
+            anchor, title = titles.get(topic, ("", ""))
+            bar.set_gid(f"{name}-{len(hints)}")
+            before = "" if first is None else f", first stage {first:.3f}"
+            hints[bar.get_gid() or ""] = f"{topic} {title}: {value:.3f}{before}"
+            if anchor:
+                bar.set_url(f"#{anchor}")
+    axes.set_xticks(list(places), [topic for topic, _ in by_topic], fontsize=8)
+    axes.set_xlim(-0.7, len(by_topic) - 0.3)
+    axes.set_ylim(0.0, 1.0)
+    axes.set_ylabel(measure.name)
+    axes.set_xlabel("topic")
+    axes.grid(axis="y")
+    return _svg(figure, f"{measure.name} of each topic, the run beside the first stage", hints)
+
+
+def movement(moved: Mapping[str, list[int]], way: str) -> Markup:
+    """Where the documents at the top came from.
+
+    Args:
+        moved: for each group of final ranks how many documents came from each band; see `Report.moved`.
+        way: what the bands are ranks of.
+    """
+    shares = {f"places {group}": [count / max(sum(counts), 1) for count in counts] for group, counts in moved.items()}
+    return _shares(shares, _BANDS, f"Ranks by {way} of the documents at the top")
+
+
+def stance_bars(stances: Mapping[str, Mapping[str, float]], labels: Sequence[str]) -> Markup:
+    """The share of each label in several sets of documents."""
+    shares = {name: [shares[label] for label in labels] for name, shares in stances.items()}
+    return _shares(shares, _STANCES, "The stances of several sets of documents")
+
+
+def _shares(rows: Mapping[str, Sequence[float]], inks: Sequence[str], description: str) -> Markup:
+    """A bar for each row, made of shares in these inks."""
+    figure, axes = _axes(6.2, 0.36 * len(rows) + 0.25)
+    for place, shares in enumerate(rows.values()):
+        left = 0.0
+        for ink, share in zip(inks, shares, strict=False):
+            axes.barh(place, share, 0.7, left=left, color=INKS[ink])
+            if share >= _LEAST_LABELLED:
+                text = axes.text(left + share / 2, place, f"{share:.0%}", ha="center", va="center", fontsize=9)
+                # The page's style has a colour for texts on each ink.
+                text.set_gid(f"on-{ink}-{place}")
+            left += share
+    axes.set_yticks(range(len(rows)), list(rows))
+    axes.invert_yaxis()
+    axes.set_xlim(0.0, 1.0)
+    axes.set_xticks([])
+    axes.spines[["bottom", "left"]].set_visible(False)
+    return _svg(figure, description, {})
+
+
+def _axes(width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure of so many inches, not bound to a window."""
+    from matplotlib import style
+    from matplotlib.figure import Figure
+
+    with style.context(["default", _SETTINGS]):
+        figure = Figure(figsize=(width, height), layout="tight")
+        axes = figure.add_subplot()
+    figure.patch.set_visible(False)
+    axes.patch.set_visible(False)
+    return figure, axes
+
+
+def _svg(figure: Figure, description: str, hints: Mapping[str, str]) -> Markup:
+    """A figure as an element of a page.
+
+    Args:
+        figure: as it was drawn.
+        description: for those who cannot see it.
+        hints: what is said of the elements of these ids.
+    """
+    from matplotlib import style
+
+    stream = io.BytesIO()
+    with style.context(["default", _SETTINGS]):
+        figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    root = ET.fromstring(stream.getvalue())
+    for parent in list(root.iter()):
+        for child in [each for each in parent if each.tag in (f"{_SVG}metadata", f"{_SVG}defs")]:
+            parent.remove(child)
+    for element in root.iter():
+        _fit(element, hints)
+    box = [float(each) for each in root.attrib["viewBox"].split()]
+    # A point of the figure is a pixel and a quarter of the page.
+    root.attrib |= {"role": "img", "width": f"{box[2] * 1.25:.0f}", "height": f"{box[3] * 1.25:.0f}", "class": "figure"}
+    _hint(root, description)
+    return Markup(ET.tostring(root, encoding="unicode"))
+
+
+def _fit(element: ET.Element, hints: Mapping[str, str]) -> None:
+    """Make one element fit for the page; see the module."""
+    classes = []
+    for declaration in filter(None, element.attrib.pop("style", "").split(";")):
+        name, _, value = (part.strip() for part in declaration.partition(":"))
+        if name != "font-family":
+            element.set(name, value)
+    for name, letter in (("fill", "f"), ("stroke", "s")):
+        if element.get(name) in _NAMES:
+            classes.append(f"{letter}-{_NAMES[element.attrib.pop(name)]}")
+    identifier = element.attrib.pop("id", "")
+    if identifier in hints:
+        _hint(element, hints[identifier])
+    elif identifier.startswith("on-"):
+        classes.append(identifier.rsplit("-", 1)[0])
+    if element.tag == f"{_SVG}text" and not classes:
+        classes.append("f-ink")
+    if element.tag == f"{_SVG}a":
+        element.attrib.pop("target", None)
+    # What is drawn lies within the axes, and ids would have to differ between figures.
+    element.attrib.pop("clip-path", None)
+    if f"{_XLINK}href" in element.attrib:
+        element.set("href", element.attrib.pop(f"{_XLINK}href"))
+    if classes:
+        element.set("class", " ".join(classes))
+    # HTML knows the elements by their plain names.
+    element.tag = element.tag.removeprefix(_SVG)
+
+
+def _hint(element: ET.Element, text: str) -> None:
+    hint = ET.Element("title")
+    hint.text = text
+    element.insert(0, hint)

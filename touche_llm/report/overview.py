@@ -1,0 +1,93 @@
+"""What a report says of a run as a whole, judgments of people apart."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from touche_llm.config import Config
+from touche_llm.errors import DataError
+from touche_llm.qrels import Qrels
+from touche_llm.ranking.chain import JUDGE
+from touche_llm.report.records import Row
+from touche_llm.runs import ReadRun
+from touche_llm.tasks.base import Task
+
+# Final ranks that are looked at together, and the bands of ranks that their documents came from; the last is open.
+GROUPS = ((1, 5), (6, 10), (11, 20))
+BANDS = (5, 10, 20, 50, 100)
+_COSTS = ("seconds", "judgments per second", "documents cut", "peak memory MiB")
+_SPENT = ("asked", "cache_hits", "prompt_tokens", "prefix_cached_tokens", "completion_tokens", "cached_prompt_tokens")
+
+
+def stages_of(path: Path) -> dict[str, dict[str, Any]]:
+    """What the metadata says of each stage; raises DataError where it is not as the program wrote it."""
+    try:
+        stages = yaml.safe_load(path.read_bytes())["stages"]
+        return {str(name): dict(facts) for name, facts in stages.items()}
+    except OSError as error:
+        raise DataError(f"{path}: cannot read the metadata: {error.strerror}; run the stages again") from error
+    except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise DataError(f"{path}: not metadata that this program wrote; run the stages again") from error
+
+
+def facts_of(config: Config, task: Task, stages: Mapping[str, Mapping[str, Any]], run: ReadRun) -> dict[str, str]:
+    """What a run is, by name."""
+    judge = stages.get("judge", {})
+    corpus = config.corpus or config.index or (config.chatnoir.index if config.chatnoir is not None else "")
+    facts = {
+        "task": task.title,
+        "model": " ".join(str(judge.get(name, "")) for name in ("model", "revision")).strip(),
+        "engine": str(judge.get("engine", "")),
+        "ranked by": ", ".join(config.rank),
+        "for": config.aim,
+        "corpus": str(corpus),
+        "topics": f"{len(run.rankings):,}",
+        "lines": f"{sum(map(len, run.rankings.values())):,}",
+        "tag": config.tag,
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def cost_of(stage: Mapping[str, Any]) -> dict[str, float | None]:
+    """What a stage took, by name; None for what its metadata does not tell."""
+    spent = stage.get("requests")
+    figures = {name: stage.get(name) for name in _COSTS}
+    figures |= {name: spent.get(name) if isinstance(spent, dict) else None for name in _SPENT}
+    return {name: value if isinstance(value, int | float) else None for name, value in figures.items()}
+
+
+def moved(topics: Iterable[list[Row]]) -> dict[str, dict[str, list[int]]]:
+    """Where the first lines of all topics came from; see `Report.moved`."""
+    counted: dict[str, dict[str, list[int]]] = {}
+    for row in (row for rows in topics for row in rows):
+        group = next((f"{least}\N{EN DASH}{most}" for least, most in GROUPS if least <= row.rank <= most), None)
+        if group is None:
+            continue
+        for way, rank in (("first stage", row.first), (JUDGE, row.judge)):
+            if rank is not None:
+                counts = counted.setdefault(way, {}).setdefault(group, [0] * (len(BANDS) + 1))
+                counts[sum(rank > band for band in BANDS)] += 1
+    return counted
+
+
+def distributions(run: ReadRun, task: Task, qrels: Qrels | None) -> dict[str, dict[str, float]]:
+    """How often each label was given; see `Report.stances`."""
+    sets: dict[str, list[str]] = {"all lines": list(run.stances.values())}
+    for most in (5, 20):
+        heads = [each for ranking in run.rankings.values() for each in ranking[:most]]
+        sets[f"first {most}"] = [
+            label for each in heads if (label := run.stances.get((each.topic_id, each.document_id))) is not None
+        ]
+    if qrels is not None and qrels.stances:
+        sets["judged by people"] = [label for truth in qrels.stances.values() for label in truth.values()]
+    found = {}
+    for name, labels in sets.items():
+        counts = Counter(labels)
+        if labels:
+            found[f"{name} ({len(labels):,})"] = {label: counts[label] / len(labels) for label in task.stances}
+    return found

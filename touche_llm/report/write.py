@@ -1,0 +1,116 @@
+"""A report as one file that needs nothing else and lets nothing in it run but its own script."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections import Counter
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from touche_llm.files import whole_file
+from touche_llm.report.figures import movement, stance_bars, topic_bars
+from touche_llm.report.overview import BANDS
+from touche_llm.report.records import Report
+
+# Bytes of a page for 50 topics of 20 documents each, so that it can be sent by mail and opened on a phone.
+MOST_BYTES = 5_000_000
+# Characters of each text that are on every page, however large that becomes, and the most that are.
+_LEAST_CHARS, _MOST_CHARS = 400, 20_000
+_FAILURES = 50
+_HERE = Path(__file__).parent
+_COSTS = {
+    "seconds": "seconds",
+    "asked": "requests",
+    "cache_hits": "answers from the cache",
+    "prompt_tokens": "prompt tokens",
+    "prefix_cached_tokens": "of them from the prefix cache",
+    "completion_tokens": "answer tokens",
+    "cached_prompt_tokens": "prompt tokens not sent thanks to the cache",
+    "documents cut": "documents cut",
+    "judgments per second": "judgments per second",
+    "peak memory MiB": "peak memory, MiB",
+}
+
+
+def write_report(report: Report, path: Path) -> int:
+    """Write a report as one HTML file, whole or not at all; returns its bytes.
+
+    Texts of documents are cut to one length, so that the page has at most `MOST_BYTES`, but not to less than 400
+    characters.
+    """
+    page = render(report).encode()
+    with whole_file(path) as stream:
+        stream.write(page)
+    return len(page)
+
+
+def render(report: Report) -> str:
+    """The page.
+
+    A content security policy allows its own style and its own script, by their hashes, and nothing else: what is in a
+    document cannot run, and nothing is fetched.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    template = environment.get_template("page.html.jinja")
+    style, script = ((_HERE / name).read_text(encoding="utf-8") for name in ("style.css", "script.js"))
+    measured = report.measured
+    anchors = {view.topic.id: (f"t{n}", view.topic.title) for n, view in enumerate(report.topics, start=1)}
+    by_topic = [each for each in measured.headline if each.by_topic] if measured is not None else []
+    failures = [(name, failure) for name, of_file in report.failures.items() for failure in of_file]
+    values = {
+        "report": report,
+        "measured": measured,
+        "labels": report.labels,
+        "policy": f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; "
+        "form-action 'none'",
+        # The project's own files, as they were written.
+        "style": Markup(style),
+        "script": Markup(script),
+        "figures": {
+            "topics": {each.name: topic_bars(each, anchors) for each in by_topic},
+            "moved": {way: movement(groups, way) for way, groups in report.moved.items()},
+            "stances": stance_bars(report.stances, report.labels),
+        },
+        "bands": _bands(),
+        "scores": {
+            topic: [(each.name, *each.by_topic[topic]) for each in by_topic if each.by_topic and topic in each.by_topic]
+            for topic in anchors
+        },
+        "kinds": Counter((failure.kind, name) for name, failure in failures),
+        "failures": [failure for _, failure in failures[:_FAILURES]],
+        "costs": _COSTS,
+    }
+    bare = template.render(values, limit=0)
+    return template.render(values, limit=_limit(report, MOST_BYTES - len(bare.encode())))
+
+
+def _limit(report: Report, room: int) -> int:
+    """The most characters of each text with which all of them take at most so many bytes."""
+    texts = [document.text for view in report.topics for document in view.shown if document.text]
+    low, high = _LEAST_CHARS, _MOST_CHARS
+    while low < high:
+        middle = (low + high + 1) // 2
+        if sum(len(escape(text[:middle]).encode()) for text in texts) <= room:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _bands() -> list[str]:
+    least = [1, *(band + 1 for band in BANDS)]
+    return [*(f"{a}\N{EN DASH}{b}" for a, b in zip(least, BANDS, strict=False)), f"after {BANDS[-1]}"]
+
+
+def _hash(text: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{digest}'"
