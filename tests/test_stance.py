@@ -119,7 +119,9 @@ def test_settings_out_of_range_are_refused(values: dict[str, object]) -> None:
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "thresholds.yaml"
-    write_thresholds(path, {"NO": 0.377541, "NEUTRAL": 0.000335}, ["2", "12", "on", "0x1f"], "comparative/stance@1-0123")
+    write_thresholds(
+        path, {"NO": 0.377541, "NEUTRAL": 0.000335}, ["2", "12", "on", "0x1f"], "comparative/stance@1-0123"
+    )
     settings = read_settings(path)
     assert settings.thresholds == {"NO": 0.377541, "NEUTRAL": 0.000335}
     assert settings.calibrated_on == ("2", "12", "on", "0x1f")
