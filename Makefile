@@ -11,13 +11,16 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 VLLM_PIP_ARGS ?=
 PIP := -m pip --disable-pip-version-check -qq
 
-.PHONY: help setup demo test test-vllm check format demo-cassette wheel test-wheel clean
+CHROMIUM := /usr/bin/chromium
+
+.PHONY: help setup demo test test-vllm test-browser check format demo-cassette wheel test-wheel clean
 
 help:
 	@echo "make demo       set up everything and run every task on its sample, offline"
 	@echo "make test       set up everything and run the tests (offline, under two minutes)"
 	@echo "make check      format, lint, types, tests"
 	@echo "make test-vllm  install the CPU build of vLLM and run the tests against a real server"
+	@echo "make test-browser  open a report in Debian's Chromium and use it"
 	@echo "make test-wheel build the wheel and run the demo from an empty environment"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -60,6 +63,13 @@ $(VLLM_STAMP): tests/vllm/requirements.txt tests/vllm/distribution/pyproject.tom
 
 test-vllm: $(STAMP) $(VLLM_STAMP)
 	@$(BIN)/python -m pytest -m vllm tests/vllm
+
+$(CHROMIUM):
+	@test "$$(id -u)" = 0 || { echo "$(CHROMIUM) is not there; as root: apt-get install chromium fonts-dejavu-core"; exit 1; }
+	apt-get -qq update && apt-get -qq install --yes --no-install-recommends chromium fonts-dejavu-core
+
+test-browser: $(STAMP) | $(CHROMIUM)
+	@$(BIN)/python -m pytest -m browser tests/browser
 
 wheel: $(STAMP)
 	@rm -rf dist

@@ -101,7 +101,7 @@ def stance_bars(stances: Mapping[str, Mapping[str, float]], labels: Sequence[str
 
 def _shares(rows: Mapping[str, Sequence[float]], inks: Sequence[str], description: str) -> Markup:
     """A bar for each row, made of shares in these inks."""
-    figure, axes = _axes(6.2, 0.36 * len(rows) + 0.25)
+    figure, axes = _axes(5.4, 0.36 * len(rows) + 0.25)
     for place, shares in enumerate(rows.values()):
         left = 0.0
         for ink, share in zip(inks, shares, strict=False):

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import Open
+from tests.report.reports import ATTACKS
+
+pytestmark = pytest.mark.browser
+
+LEFT = ".doc:not([hidden])"
+SHOWN = f"document.querySelectorAll('{LEFT}')"
+OPEN_ALL = "document.querySelectorAll('details').forEach(each => each.open = true)"
+# Texts of a page whose contrast with what is behind them is below 4.5, the least of WCAG 2.2 AA for small texts.
+FAINT = """() => {
+  const parsed = (text) => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
+    .map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
+    .reduce((sum, v, n) => sum + v * [.2126, .7152, .0722][n], 0);
+  const over = (top, below) => {
+    const share = top.length > 3 ? top[3] : 1;
+    return [0, 1, 2].map(n => top[n] * share + below[n] * (1 - share));
+  };
+  const behind = (element) => {
+    if (!element) return [255, 255, 255];
+    const own = parsed(getComputedStyle(element).backgroundColor);
+    return own.length === 3 ? own : over(own, behind(element.parentElement));
+  };
+  const faint = [];
+  for (const element of document.querySelectorAll("body *:not(svg):not(svg *):not(script):not(style):not(option)")) {
+    const said = [...element.childNodes].filter(n => n.nodeType === 3).map(n => n.data.trim()).join("");
+    if (!said || !element.checkVisibility()) continue;
+    const [one, other] = [parsed(getComputedStyle(element).color), behind(element)].map(light).sort((a, b) => b - a);
+    if ((one + .05) / (other + .05) < 4.5) faint.push(`${element.className} ${said.slice(0, 40)}`);
+  }
+  return faint;
+}"""
+
+
+def shown(page: Page) -> int:
+    return int(page.evaluate(f"{SHOWN}.length"))
+
+
+def told(page: Page) -> str:
+    return page.inner_text("#found")
+
+
+def test_the_page_asks_for_nothing_and_has_no_error(sample: Path, opened: Open) -> None:
+    with opened(sample) as found:
+        found.page.evaluate(OPEN_ALL)
+        found.page.click("#close")
+        found.page.fill("#search", "a")
+        found.page.wait_for_timeout(300)
+        assert (found.requests, found.problems) == ([], [])
+
+
+def test_filters_leave_what_fits_and_can_be_put_together(sample: Path, opened: Open) -> None:
+    with opened(sample) as found:
+        page = found.page
+        assert told(page) == "80 of 80 documents, 4 of 4 topics" and shown(page) == 80
+        page.select_option("#stance", label="FIRST")
+        first = shown(page)
+        assert 0 < first < 80
+        assert set(page.evaluate(f"[...{SHOWN}].map(each => each.querySelector('.chip').textContent)")) == {"FIRST"}
+        page.select_option("#judged", "p0")
+        unjudged = shown(page)
+        page.select_option("#judged", "p1")
+        assert shown(page) + unjudged == first
+        page.select_option("#judged", "")
+        page.select_option("#topic", "t2")
+        assert 0 < shown(page) < first
+        assert page.evaluate("[...document.querySelectorAll('.topic:not([hidden])')].map(each => each.id)") == ["t2"]
+        assert told(page).endswith("1 of 4 topics")
+        page.click("button[type=reset]")
+        expect(page.locator(LEFT)).to_have_count(80)
+        assert told(page) == "80 of 80 documents, 4 of 4 topics"
+
+
+def test_the_search_finds_all_words_in_texts_ids_and_answers(sample: Path, opened: Open) -> None:
+    with opened(sample) as found:
+        page = found.page
+        for words in ("BOILER grants", "sample-heating-10___9", '"relevance":3'):
+            page.fill("#search", words)
+            expect(page.locator(LEFT)).not_to_have_count(80)
+            texts = page.evaluate(f"[...{SHOWN}].map(each => each.textContent.toLowerCase())")
+            assert texts and all(word in text for word in words.lower().split() for text in texts)
+            assert page.evaluate(f"[...{SHOWN}].every(each => each.checkVisibility())"), "its topic is open"
+            page.fill("#search", "")
+            expect(page.locator(LEFT)).to_have_count(80)
+        page.fill("#search", "no such words anywhere")
+        expect(page.locator(LEFT)).to_have_count(0)
+        assert page.is_visible("#nothing")
+
+
+def test_everything_can_be_reached_with_the_keyboard(sample: Path, opened: Open) -> None:
+    with opened(sample) as found:
+        page = found.page
+        page.focus("#t1 > summary")
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.querySelector('#t1').open")
+        reached = []
+        for _ in range(4):
+            page.keyboard.press("Tab")
+            reached.append(page.evaluate("document.activeElement.parentElement.className"))
+        assert reached == ["prompt", "prompt", "doc", "doc"]
+        page.keyboard.press("Space")
+        assert page.locator("#t1 .doc[open] blockquote").count() == 1
+        page.keyboard.press("/")
+        assert page.evaluate("document.activeElement.id") == "search"
+        page.keyboard.type("/")
+        assert page.input_value("#search") == "/"
+
+
+def test_a_bar_of_the_figure_leads_to_its_topic(sample: Path, opened: Open) -> None:
+    with opened(sample) as found:
+        page = found.page
+        target = page.locator("#figures a").last.get_attribute("href") or ""
+        page.locator("#figures a").last.click()
+        assert page.evaluate(f"document.querySelector('{target}').open")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [320, 1280])
+def test_the_page_fits_and_can_be_read(sample: Path, opened: Open, width: int, scheme: str) -> None:
+    with opened(sample, viewport={"width": width, "height": 800}, color_scheme=scheme) as found:
+        page = found.page
+        page.evaluate(OPEN_ALL)
+        page.evaluate("document.querySelectorAll('.doc').forEach(each => each.style.contentVisibility = 'visible')")
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert page.evaluate(FAINT) == []
+        paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (max(map(int, paper[4:-1].split(","))) < 60) is (scheme == "dark")
+
+
+def test_hostile_texts_run_nothing_and_fetch_nothing(hostile: Path, opened: Open) -> None:
+    with opened(hostile, viewport={"width": 320, "height": 800}) as found:
+        page = found.page
+        page.evaluate(OPEN_ALL)
+        page.fill("#search", "<script>")
+        page.wait_for_timeout(300)
+        assert shown(page) > 0
+        assert page.evaluate("[typeof window.ran, document.scripts.length, document.images.length]") == [
+            "undefined",
+            1,
+            0,
+        ]
+        assert (found.requests, found.problems) == ([], [])
+        text = page.evaluate("document.body.textContent")
+        assert all(attack in text for attack in ATTACKS)
+        assert page.evaluate("document.documentElement.scrollWidth") == 320
+
+
+def test_the_policy_stops_a_script_that_gets_in_all_the_same(sample: Path, opened: Open, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.html"
+    broken.write_text(sample.read_text().replace("</main>", f"{''.join(ATTACKS[:2])}<p style='color:red'></main>"))
+    with opened(broken) as found:
+        found.page.wait_for_timeout(300)
+        assert found.page.evaluate("typeof window.ran") == "undefined"
+        assert any("Content Security Policy" in problem for problem in found.problems)
+
+
+def test_without_scripts_everything_is_there(sample: Path, opened: Open) -> None:
+    with opened(sample, java_script_enabled=False) as found:
+        page = found.page
+        assert not page.is_visible(".filters")
+        page.click("#t1 > summary")
+        assert page.locator("#t1 .doc").first.is_visible()

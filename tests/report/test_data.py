@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from touche_llm.errors import DataError
+from touche_llm.files import read_records
+from touche_llm.records import Comparison, Judgment, Reading
+from touche_llm.report.data import compared_of, gather
+from touche_llm.report.records import Report
+from touche_llm.runs import read_run
+
+
+def copied(run: Path, folder: Path, **changes: object) -> Path:
+    """A copy of a run's folder with other values in its configuration."""
+    out = folder / "copy"
+    shutil.copytree(run, out)
+    config = yaml.safe_load((out / "config.yaml").read_text())
+    for name, value in changes.items():
+        section, _, key = name.partition("__")
+        if key:
+            config[section][key] = value
+        else:
+            config[section] = value
+    (out / "config.yaml").write_text(yaml.safe_dump(config))
+    return out
+
+
+def test_each_document_has_its_way_from_the_first_stage_over_the_judgments_to_the_run(
+    comparative: Path, judged: Report
+) -> None:
+    run, first = read_run(comparative / "run.txt"), read_run(comparative / "candidates.run.txt")
+    for view in judged.topics:
+        candidates = {each.document_id: each.rank for each in first.rankings[view.topic.id]}
+        rows = [*(document.row for document in view.shown), *view.listed]
+        assert [row.document_id for row in rows] == [each.document_id for each in run.rankings[view.topic.id]]
+        assert [row.rank for row in rows] == list(range(1, len(rows) + 1))
+        assert all(row.first == candidates[row.document_id] for row in rows)
+        # Only the best five were compared, so the others stand where the judgments put them.
+        assert sorted(row.judge or 0 for row in rows[:5]) == [1, 2, 3, 4, 5]
+        assert all(row.judge == row.rank and row.places == [row.first, row.rank, row.rank] for row in rows[5:])
+
+
+def test_a_ranking_by_judgments_alone_has_no_way_over_them(comparative: Path, tmp_path: Path) -> None:
+    rows = [each.row for each in gather(copied(comparative, tmp_path, rank=["judge"]), None, 3).topics[0].shown]
+    assert all(row.judge is None and row.places == [row.first, row.rank] for row in rows)
+
+
+def test_documents_carry_text_probabilities_answers_and_what_people_said(comparative: Path, judged: Report) -> None:
+    judgments = {(j.topic_id, j.document_id): j for j in read_records(comparative / "judgments.jsonl", Judgment, "j")}
+    passages = (Path(yaml.safe_load((comparative / "config.yaml").read_text())["corpus"])).read_text()
+    for view in judged.topics:
+        for document in view.shown:
+            judgment = judgments[view.topic.id, document.row.document_id]
+            assert document.text and document.text.splitlines()[0][:40] in passages
+            assert document.row.grades == judgment.grades
+            assert {said.field: said.shares for said in document.said}["quality"] == judgment.readings["quality"].shares
+            # The judge prompt, and the stance prompt with the objects in both orders.
+            assert [answer.text is not None for answer in document.answers] == [True] * 3
+            assert f'"relevance":{judgment.readings["relevance"].answered}' in (document.answers[0].text or "")
+    assert any(document.row.people for view in judged.topics for document in view.shown)
+    assert not all(document.row.people for view in judged.topics for document in view.shown)
+
+
+def test_prompts_are_rendered_for_their_topic_with_a_gap_for_the_document(judged: Report) -> None:
+    for view in judged.topics:
+        assert [prompt.purpose for prompt in view.prompts] == ["judge", "stance"]
+        for prompt in view.prompts:
+            assert [(role, len(texts)) for role, texts in prompt.messages] == [("system", 1), ("user", 2)]
+            before = prompt.messages[1][1][0]
+            assert view.topic.title in before and all(each in before for each in view.topic.objects or ())
+
+
+def test_pairs_show_their_sentences_and_their_arguments(pairs: Path) -> None:
+    report = gather(pairs, None, 4)
+    assert report.labels == ("PRO", "CON") and report.grades == ("relevance", "quality", "coherence")
+    for view in report.topics:
+        assert (len(view.shown), len(view.listed)) == (4, 96) and view.more > 0
+        assert [prompt.purpose for prompt in view.prompts] == ["judge", "sentence"]
+        for document in view.shown:
+            one, other = document.sentences
+            assert document.row.document_id == f"{one.id},{other.id}"
+            assert one.title and one.side in ("PRO", "CON")
+            assert [said.field for said in other.said] == ["role", "relevance", "quality", "stance"]
+            assert document.text is not None and document.text.count("\n") == 1
+
+
+def test_what_is_not_at_hand_is_said_and_left_out(comparative: Path, tmp_path: Path) -> None:
+    run = copied(
+        comparative, tmp_path, corpus="gone.jsonl", index="nowhere", cache={"file": "gone.sqlite", "mode": "reuse"}
+    )
+    report = gather(run, None, 2)
+    notes = " ".join(report.notes)
+    assert "neither gone.jsonl nor nowhere is there" in notes and "the cache gone.sqlite is not there" in notes
+    documents = [document for view in report.topics for document in view.shown]
+    assert all(document.text is None and not document.answers and document.said for document in documents)
+    assert not (tmp_path / "gone.sqlite").exists() and not Path("gone.sqlite").exists()
+
+
+def test_an_index_does_where_the_corpus_is_gone(comparative: Path, tmp_path: Path) -> None:
+    run = copied(comparative, tmp_path, corpus=str(tmp_path / "gone.jsonl"))
+    report = gather(run, None, 2)
+    assert all(document.text for view in report.topics for document in view.shown)
+
+
+def test_an_answer_that_the_cache_lacks_is_counted(comparative: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    run = copied(comparative, tmp_path, cache__file=str(tmp_path / "empty.jsonl"))
+    report = gather(run, None, 2)
+    assert any("does not hold: 24" in note for note in report.notes)  # 4 topics, 2 documents, 3 answers
+    assert [answer.text for answer in report.topics[0].shown[0].answers] == [None] * 3
+
+
+def test_a_prompt_that_changed_since_the_run_is_not_shown_as_the_run_s(comparative: Path, tmp_path: Path) -> None:
+    run = copied(comparative, tmp_path)
+    path = run / "ir-metadata.yml"
+    path.write_text(path.read_text().replace("judge: comparative/judge@1-", "judge: comparative/judge@1-0"))
+    report = gather(run, None, 2)
+    assert [prompt.purpose for prompt in report.topics[0].prompts] == ["stance"]
+    assert any("'judge' is not shown: the run had comparative/judge@1-0" in note for note in report.notes)
+
+
+def test_another_corpus_under_the_same_name_is_told(comparative: Path, tmp_path: Path) -> None:
+    corpus = tmp_path / "passages.jsonl"
+    own = yaml.safe_load((comparative / "config.yaml").read_text())["corpus"]
+    corpus.write_text(Path(own).read_text() + '{"id": "new", "contents": "new"}\n')
+    run = copied(comparative, tmp_path, corpus=str(corpus), index=str(tmp_path / "index"))
+    assert any("is not the one that the run was made from" in note for note in gather(run, None, 1).notes)
+
+
+@pytest.mark.parametrize(("name", "stage"), [("run.txt", "rank"), ("judgments.jsonl", "judge")])
+def test_a_run_that_is_not_finished_names_the_stage_to_run(
+    comparative: Path, tmp_path: Path, name: str, stage: str
+) -> None:
+    run = copied(comparative, tmp_path)
+    (run / name).unlink()
+    with pytest.raises(DataError, match=rf"{name}: not there; run `touche-llm {stage}`"):
+        gather(run, None, 1)
+
+
+def test_a_document_that_is_no_candidate_is_an_error(comparative: Path, tmp_path: Path) -> None:
+    run = copied(comparative, tmp_path)
+    lines = (run / "candidates.run.txt").read_text().splitlines(keepends=True)
+    (run / "candidates.run.txt").write_text("".join(lines[1:]))
+    with pytest.raises(DataError, match="topic 3: document .* is no candidate; rank again"):
+        gather(run, None, 1)
+
+
+def test_metadata_of_another_program_is_an_error(comparative: Path, tmp_path: Path) -> None:
+    run = copied(comparative, tmp_path)
+    (run / "ir-metadata.yml").write_text("- a list\n")
+    with pytest.raises(DataError, match="ir-metadata.yml: not metadata that this program wrote"):
+        gather(run, None, 1)
+
+
+def test_the_top_is_counted_once_by_where_it_came_from(judged: Report) -> None:
+    for groups in judged.moved.values():
+        assert {name: sum(counts) for name, counts in groups.items()} == {"1–5": 20, "6–10": 20, "11–20": 40}
+    # The judgments put a document into the first five or not; comparisons only order these.
+    assert judged.moved["judge"]["1–5"] == [20, 0, 0, 0, 0, 0]
+
+
+def test_each_set_of_documents_has_all_its_stances(judged: Report) -> None:
+    assert [name.split(" (")[0] for name in judged.stances] == ["all lines", "first 5", "first 20", "judged by people"]
+    for shares in judged.stances.values():
+        assert list(shares) == list(judged.labels) and sum(shares.values()) == pytest.approx(1.0)
+
+
+def test_comparisons_are_summed_up_for_each_document_and_step() -> None:
+    def best(documents: list[str], shares: dict[str, float]) -> Comparison:
+        reading = Reading(answered=max(shares, key=lambda label: shares[label]), probabilities=shares)
+        return Comparison(topic_id="1", step="pairwise:2", documents=documents, best=reading, prompt="p", key="k")
+
+    order = Comparison(
+        topic_id="1", step="listwise:3", documents=["a", "b", "c"], order=["c", "a", "b"], prompt="p", key="k"
+    )
+    found = compared_of([best(["a", "b"], {"A": 0.9, "B": 0.1}), best(["b", "a"], {"A": 0.5, "B": 0.5}), order])
+    assert found["1", "a"] == [
+        "pairwise:2: the best with 0.70 on average (2×)",
+        "listwise:3: in place 2.0 on average (1×)",
+    ]
+    assert found["1", "c"] == ["listwise:3: in place 1.0 on average (1×)"]

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from touche_llm.evaluation import evaluate
+from touche_llm.evaluation.stance_measures import confusion_matrix
+from touche_llm.qrels import Qrels
+from touche_llm.report.measured import Measured, measure
+from touche_llm.report.records import Report
+from touche_llm.runs import read_run
+
+
+def found(report: Report) -> Measured:
+    assert report.measured is not None
+    return report.measured
+
+
+def test_values_are_those_of_the_evaluation(comparative: Path, qrels: Qrels, judged: Report) -> None:
+    for file, side in (("run.txt", "run"), ("candidates.run.txt", "first")):
+        expected = evaluate(read_run(comparative / file), qrels).set_index("measure")
+        for each in found(judged).measures:
+            value = getattr(each, side)
+            if value is not None:
+                row = expected.loc[each.name]
+                assert (value.value, value.low, value.high) == (row["value"], row["low"], row["high"])
+
+
+def test_the_headline_is_ndcg_at_5_of_each_aspect_and_the_stance(judged: Report) -> None:
+    headline = found(judged).headline
+    assert [each.name for each in headline] == ["relevance nDCG@5", "quality nDCG@5", "stance macro-F1"]
+    for each in headline[:2]:
+        assert each.first is not None and each.difference is not None and each.bounds is not None
+        assert each.difference.value == pytest.approx(each.run.value - each.first.value)
+        assert each.bounds[0] <= each.run.value <= each.bounds[1] and each.unjudged > 0
+        assert each.by_topic is not None
+        own, other = zip(*each.by_topic.values(), strict=True)
+        assert sum(own) / len(own) == pytest.approx(each.run.value)
+        assert sum(other) / len(other) == pytest.approx(each.first.value)
+    assert headline[2].first is None and headline[2].difference is None
+
+
+def test_the_confusion_matrix_is_that_of_the_evaluation(comparative: Path, qrels: Qrels, judged: Report) -> None:
+    expected = confusion_matrix(read_run(comparative / "run.txt"), qrels)
+    assert found(judged).confusion == expected.to_numpy().tolist()
+    assert [each.label for each in found(judged).labels] == list(judged.labels)
+
+
+def test_stances_alone_can_be_measured_and_grades_alone_too(comparative: Path, qrels: Qrels) -> None:
+    run, first = read_run(comparative / "run.txt"), read_run(comparative / "candidates.run.txt")
+    alone = measure(run, first, replace(qrels, grades={}), 30)
+    assert [each.name for each in alone.headline] == ["stance macro-F1"] and alone.confusion
+    graded = measure(run, first, replace(qrels, stances={}), 30)
+    assert [each.name for each in graded.headline] == ["relevance nDCG@5", "quality nDCG@5"]
+    assert (graded.confusion, graded.labels) == ([], [])

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tests.report.reports import ATTACKS
+from touche_llm.records import Attempt, Failure
+from touche_llm.report.data import gather
+from touche_llm.report.records import Report
+from touche_llm.report.write import MOST_BYTES, render, write_report
+
+NO_END = {"meta", "input", "tr", "td", "th", "option", "li", "caption"}
+
+
+class Page(HTMLParser):
+    """The elements of a page with their attributes, its texts, and what its own style and script hold."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.inline: dict[str, str] = {}
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._open.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        if self._open[-1:] and self._open[-1] in ("style", "script"):
+            self.inline[self._open[-1]] = self.inline.get(self._open[-1], "") + data
+            self._open.append("")
+        else:
+            self.text += data
+
+
+def count(page: Page, tag: str) -> int:
+    return sum(name == tag for name, _ in page.elements)
+
+
+@pytest.fixture(scope="module")
+def hostile_page(hostile: Path) -> str:
+    return render(gather(hostile, None, 20))
+
+
+def test_hostile_texts_stay_texts(hostile_page: str) -> None:
+    page = Page(hostile_page)
+    assert (count(page, "script"), count(page, "style"), count(page, "main"), count(page, "body")) == (1, 1, 1, 1)
+    assert not {"img", "iframe", "link", "object", "b/onclick"} & {tag for tag, _ in page.elements}
+    for _, attributes in page.elements:
+        assert not any(name.startswith("on") or name in ("style", "src", "srcdoc", "srcset") for name in attributes)
+        assert (attributes.get("href") or "#").startswith("#")
+    for attack in ATTACKS:
+        assert page.text.count(attack) >= 2, "in its passage and in the narrative"
+
+
+def test_the_policy_allows_the_page_s_own_style_and_script_alone(hostile_page: str) -> None:
+    page = Page(hostile_page)
+    policy = next(a["content"] for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
+    rules = dict(rule.strip().split(" ", 1) for rule in (policy or "").split(";"))
+    assert rules["default-src"] == "'none'"
+    for name in ("style", "script"):
+        digest = base64.b64encode(hashlib.sha256(page.inline[name].encode()).digest()).decode()
+        assert rules[f"{name}-src"] == f"'sha256-{digest}'"
+    assert "http://" not in hostile_page.split("<body>")[0] and "unsafe" not in hostile_page.split("<body>")[0]
+
+
+def test_the_same_run_gives_the_same_page(judged: Report) -> None:
+    assert render(judged) == render(judged)
+
+
+def test_every_part_is_on_the_page(judged: Report) -> None:
+    text = " ".join(Page(render(judged)).text.split())
+    for part in ("relevance nDCG@5", "stance macro-F1", "Where the top came from", "people ↓ run →", "Cost"):
+        assert part in text
+    assert "None: every question had a usable answer." in text
+    view = judged.topics[0]
+    assert view.topic.title in text and f"{len(view.listed)} more, without their texts" in text
+    assert text.count("score ") >= sum(len(each.shown) for each in judged.topics)
+
+
+def test_without_judgments_of_people_their_parts_are_left_out(judged: Report) -> None:
+    page = Page(render(replace(judged, measured=None, notes=["nothing given"])))
+    assert "nothing given" in page.text and "people ↓ run →" not in page.text
+    assert not any(attributes.get("id") == "figures" for _, attributes in page.elements)
+
+
+def test_failures_are_counted_by_kind_and_the_first_are_shown(judged: Report) -> None:
+    attempt = Attempt(sample=0, kind="not_json", reason="no JSON", text="x" * 5000)
+    failures = [
+        Failure(topic_id="3", document_id=f"d{n}", kind="not_json", prompt="p", attempts=[attempt]) for n in range(70)
+    ]
+    refused = replace(judged, failures={"failures.jsonl": failures, "comparison_failures.jsonl": failures[:2]})
+    page = Page(render(refused))
+    text = " ".join(page.text.split())
+    assert "not_json failures.jsonl 70" in re.sub(r"(?<=json)(?=failures|comp)|(?<=jsonl)(?=\d)", " ", text)
+    assert "The first 50 with what came back" in text and "x" * 301 not in page.text
+
+
+def test_fifty_topics_of_twenty_long_documents_stay_below_the_limit(judged: Report, tmp_path: Path) -> None:
+    long = 'Ein "langer" Text <mit> Zeichen & 長い文章。 ' * 400
+    view = judged.topics[0]
+    documents = [replace(each, text=f"{n} {long}") for n, each in enumerate(view.shown[:20])]
+    rows = [replace(view.shown[0].row, rank=rank) for rank in range(21, 101)]
+    report = replace(judged, topics=[replace(view, shown=documents, listed=rows)] * 50)
+    size = write_report(report, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert size == len(page.encode()) <= MOST_BYTES
+    # As much as fits is there.
+    assert size > 0.9 * MOST_BYTES and page.count("more characters are not on this page") == 1000
