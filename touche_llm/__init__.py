@@ -1,22 +1,34 @@
 """Zero-shot argument retrieval for the Touché shared tasks, with open-weight models served by vLLM.
 
-`evaluate(run, qrels)` measures a run, see `touche_llm.evaluation.evaluate`.
+from touche_llm import evaluate, get_task, read_qrels, read_run
+
+qrels = read_qrels({"relevance": Path("qrels.txt")}, get_task("comparative"))
+table = evaluate(read_run(Path("run.txt")), qrels)
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from touche_llm.evaluation import evaluate
+    from touche_llm.qrels import read_qrels
+    from touche_llm.runs import read_run
+    from touche_llm.tasks import get_task
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "get_task", "read_qrels", "read_run"]
+
+_HOMES = {
+    "evaluate": "touche_llm.evaluation",
+    "get_task": "touche_llm.tasks",
+    "read_qrels": "touche_llm.qrels",
+    "read_run": "touche_llm.runs",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # Only when it is asked for: every command imports this package, and most of them measure nothing.
-    if name == "evaluate":
-        from touche_llm.evaluation import evaluate
-
-        return evaluate
+    # Only when it is asked for: every command imports this package, and most of them need none of these.
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

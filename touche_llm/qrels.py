@@ -15,6 +15,8 @@ from touche_llm.tasks.base import Task
 
 # Bytes of a line: four short columns.
 MAX_LINE = 10_000
+# Ten times as many as the largest collections have.
+MAX_LINES = 10_000_000
 # What is no argument at all has the grade -2.
 LOWEST_GRADE = -2
 # The aspect whose qrels hold words.
@@ -165,6 +167,9 @@ def _read(
     lines: dict[tuple[str, str], int] = {}
     repeated = 0
     for number, raw in corpus_lines(path, MAX_LINE):
+        # A small packed file can hold empty lines for hours.
+        if number > MAX_LINES:
+            raise DataError(f"{path}: more than {MAX_LINES:,} lines; these are no judgments of people")
         if len(raw) > MAX_LINE:
             raise DataError(f"{path}:{number}: longer than {MAX_LINE:,} bytes; this is no line of qrels")
         try:

@@ -107,8 +107,8 @@ def read_candidates(path: Path, depth: int) -> dict[str, list[Candidate]]:
 
     Raises:
         DataError: a line that is no run line, a document twice in a topic, scores that grow along the ranks (the
-            rank column and the scores name two orders then), or a topic of which only some lines have rank and score.
-            Names file and line.
+            rank column and the scores name two orders then), two documents of equal rank and score (there is no order
+            then but that of their names), or a topic of which only some lines have rank and score. Names file and line.
     """
     return {topic: candidates[:depth] for topic, candidates in read_run(path).rankings.items()}
 
@@ -222,5 +222,10 @@ def _ordered(path: Path, topic: str, rows: list[_Row]) -> list[Candidate]:
             raise DataError(
                 f"{path}:{after[3]}: topic {topic}, document {after[2]}: rank {after[0]} scores higher ({after[1]:g}) "
                 f"than rank {before[0]} ({before[1]:g}, line {before[3]}); make the ranks and the scores agree"
+            )
+        if after[:2] == before[:2]:
+            raise DataError(
+                f"{path}:{after[3]}: topic {topic}, document {after[2]}: rank {after[0]} and score {after[1]:g} are "
+                f"those of line {before[3]} too, so that no order is told; give each document a rank of its own"
             )
     return [Candidate(topic, row[2], rank, row[1]) for rank, row in enumerate(ranked, start=1)]

@@ -75,7 +75,7 @@ def test_each_run_is_held_against_the_baseline(touche: Touche, runs: Path) -> No
 def test_tsv_is_what_json_is(touche: Touche, runs: Path) -> None:
     arguments = ("compare", "best", "base", *QRELS, "--baseline", "base", "--format")
     table = pd.read_csv(io.StringIO(touche(*arguments, "tsv").stdout), sep="\t")
-    expected = pd.DataFrame(json.loads(touche(*arguments, "json").stdout))
+    expected = pd.DataFrame(json.loads(touche(*arguments, "json").stdout)).astype({"documents": float})
     pd.testing.assert_frame_equal(table, expected, check_dtype=False, atol=1e-12)
 
 
@@ -87,7 +87,8 @@ def test_the_table_names_the_baseline_and_shows_signs(touche: Touche, runs: Path
     found = rows_of(touche("compare", "best", "base", *QRELS, "--baseline", "base", "--format", "json").stdout)
     # Holm's correction for two runs doubles the smaller p.
     row = found["best", "relevance nDCG@5"]
-    assert f"best +{row['difference']:.4f} +{row['low']:.4f} to +{row['high']:.4f} {2 * row['p']:.4f} 6/0/0" in words
+    values = f"{row['value']:.4f} {row['baseline_value']:.4f} +{row['difference']:.4f}"
+    assert f"best {values} +{row['low']:.4f} to +{row['high']:.4f} {2 * row['p']:.4f} 6/0/0" in words
     assert "2/2/2" in words
     assert "unjudged documents among the first 5" in done.stderr
 

@@ -84,6 +84,36 @@ def test_the_first_stage_stands_before_the_run_of_its_folder(touche: Touche, jud
     assert {run for run, _ in rows_of(done.stdout)} == {"mine"}
 
 
+def test_the_run_file_of_a_folder_has_its_first_stage_too(touche: Touche, judged: Path) -> None:
+    (judged / "mine" / "config.yaml").write_text("task: comparative\n")
+    by_folder, by_file = (
+        touche("evaluate", name, *GRADED, "--leaderboard", "--format", "json") for name in ("mine", "mine/run.txt")
+    )
+    values = [[(row["measure"], row["value"]) for row in json.loads(done.stdout)] for done in (by_folder, by_file)]
+    assert values[0] == values[1]
+    assert {row["run"] for row in json.loads(by_file.stdout)} == {"mine/run.txt (first stage)", "mine/run.txt"}
+    assert "no first stage is known" in touche("evaluate", "other", *GRADED).stderr
+    named = touche("evaluate", "other", *GRADED, "--first-stage", "mine/candidates.run.txt", "--format", "json")
+    assert {run for run, _ in rows_of(named.stdout)} == {"mine/candidates.run.txt (first stage)", "other"}
+    assert "no first stage is known" not in named.stderr
+
+
+def test_pairs_of_sentences_that_were_chosen_by_the_model_are_no_first_stage(touche: Touche, judged: Path) -> None:
+    done = touche("evaluate", "mine", "--task", "sentence_pairs", "--relevance", "relevance", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    assert {run for run, _ in rows_of(done.stdout)} == {"mine (pairs before they are judged)", "mine"}
+
+
+def test_the_confusion_matrix_counts_judged_documents(touche: Touche, judged: Path) -> None:
+    done = touche("evaluate", "mine", *ALL, "--confusion", "--format", "json")
+    rows = {(row["true"], row["chosen"]): row["documents"] for row in json.loads(done.stdout)}
+    assert len(rows) == 16
+    found = {key: count for key, count in rows.items() if count}
+    assert found == {("FIRST", "FIRST"): 1, ("SECOND", "SECOND"): 1, ("NO", "NO"): 1, ("FIRST", "SECOND"): 1}
+    lines = [line.split() for line in touche("evaluate", "mine", *ALL, "--confusion").stdout.splitlines()]
+    assert ["FIRST", "1", "1", "0", "0"] in lines and ["NO", "0", "0", "0", "1"] in lines
+
+
 def test_pandas_reads_the_same_from_tsv_as_from_json(touche: Touche, judged: Path) -> None:
     arguments = ("evaluate", "mine", "other", *ALL)
     for further in ((), ("--per-topic",), ("--leaderboard",)):
@@ -151,6 +181,11 @@ def test_a_run_stands_between_its_neighbours_of_the_published_table(touche: Touc
         assert row["place"] == len(better) + 1
         assert row["ahead_value"] == (better[-1].value if better else None)
         assert (row["behind_value"] is None) == (len(better) == len(published.runs))
+    # Of 15 places in three topics a, b and c, and a, are judged; the document before the last could be very good.
+    row = rows["mine", "relevance nDCG@5"]
+    assert row["judged@5"] == pytest.approx(4 / 15)
+    assert row["best_place"] < row["place"] <= row["worst_place"]
+    assert rows["mine", "stance macro-F1"]["best_place"] is None
     shown = touche("evaluate", "mine", "other", *ALL, "--leaderboard").stdout
     arrows = [line.split("(n =")[0].split() for line in shown.splitlines() if "→" in line]
     # The first stage and the other run are the same, and have no stances.

@@ -1,18 +1,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from math import log2, nan
 from pathlib import Path
+from typing import Any
 
 import ir_measures
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from tests.evaluation.judged_runs import TASK, evaluated, qrels_of, run_of, values_of
 from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation import evaluate
-from touche_llm.evaluation.measures import evaluate_run
+from touche_llm.evaluation.measures import compare_runs, evaluate_run
+from touche_llm.evaluation.notes import Note, worded
 from touche_llm.qrels import Grades, read_qrels
 from touche_llm.runs import read_run
 
@@ -142,6 +145,12 @@ CASES = {
 ERRORS = {
     "a document twice": ("1 Q0 a 1 3 t\n1 Q0 a 2 2 t\n", QRELS, r"run\.txt:2: topic 1, document a: already in line 1"),
     "rank against score": ("1 Q0 a 1 1 t\n1 Q0 b 2 2 t\n", QRELS, r"run\.txt:2: .*make the ranks and the scores agree"),
+    "one rank twice": (
+        "1 Q0 b 1 2 t\n1 Q0 a 1 2 t\n",
+        QRELS,
+        r"document b: rank 1 and score 2 are .*line 2 too.*no order",
+    ),
+    "no ranks, and scores tied": ("1 Q0 b 0 1 t\n1 Q0 a 0 1 t\n", QRELS, r"rank 0 and score 1 are .*line 2 too"),
     "two grades for a document": ("1 Q0 a 1 3 t\n", QRELS + "1 0 a 0\n", r"qrels\.txt:4: .*0\.0, but 2\.0 in line 1"),
     "no topic of the run is judged": ("7 Q0 a 1 3 t\n", QRELS, r"run's topics \(7\) is in the relevance qrels \(1\)"),
 }
@@ -170,11 +179,72 @@ def test_what_cannot_be_evaluated_is_an_error(tmp_path: Path, case: str) -> None
 
 def test_topics_that_count_in_another_way_are_told(tmp_path: Path) -> None:
     found = evaluated(tmp_path, "1 Q0 a 1 3 t\n3 Q0 a 1 1 t\n9 Q0 a 1 1 t\n", QRELS + "2 0 a 1\n3 0 a 0\n")
-    missing, without, foreign, left_out = found.notes
+    assert {note.aspect for note in found.notes} == {"relevance"}
+    missing, without, foreign, short, left_out = (note.text for note in found.notes)
     assert "not in the run" in missing and missing.endswith(": 2")
     assert "without a grade above 0" in without and without.endswith(": 3")
     assert "not judged" in foreign and foreign.endswith(": 9")
+    assert "fewer than 5 documents" in short and short.endswith(": 1, 3")
     assert "official_ndcg@5" in left_out and left_out.endswith(": 2, 3")
+
+
+def test_a_topic_with_grades_below_1_alone_is_told(tmp_path: Path) -> None:
+    found = evaluated(tmp_path, "1 Q0 a 1 3 t\n2 Q0 a 1 3 t\n", QRELS + "2 0 a 0.5\n")
+    assert values_of(found)["nDCG@5"] == pytest.approx((2 / IDEAL + 1) / 2)
+    (note,) = (note.text for note in found.notes if "P@5" in note.text)
+    assert note == "topics without a grade of 1 or more, so that they count 0 for P@5 and recall: 2"
+
+
+def test_what_holds_for_several_aspects_and_for_all_runs_is_said_once() -> None:
+    both, one = Note("relevance", "short: 1"), Note("quality", "short: 1")
+    assert worded({"a": [both, one], "b": [both, one]}) == ["relevance, quality: short: 1"]
+    assert worded({"a": [both], "b": [both, one]}) == ["relevance: short: 1", "b: quality: short: 1"]
+
+
+def test_a_run_does_not_win_by_leaving_hard_documents_without_a_label() -> None:
+    documents = ["a", "b", "c"]
+    rankings = {topic: documents for topic in "12"}
+    truth = {topic: {"a": "FIRST", "b": "SECOND", "c": "NO"} for topic in "12"}
+    every = {(topic, name): "FIRST" for topic in "12" for name in documents}
+    few = {key: label for key, label in every.items() if key[1] == "a"}
+    qrels = qrels_of({}, truth)
+    whole, part = (
+        evaluate_run(name, run_of(rankings, labels), qrels) for name, labels in (("all", every), ("few", few))
+    )
+    assert (part.figures["stance accuracy"].value, whole.figures["stance accuracy"].value) == (
+        1.0,
+        pytest.approx(1 / 3),
+    )
+    frame, notes = compare_runs(whole, [part])
+    row = frame.set_index("measure").loc["stance accuracy"]
+    assert (row["value"], row["baseline_value"], row["difference"]) == (1.0, 1.0, 0.0)
+    assert (row["n"], row["documents"], row["ties"]) == (2, 2, 2)
+    assert any(
+        "of the 2 judged documents that it labels and the 6 of all, the 2 that both label" in each for each in notes
+    )
+
+
+def test_values_beside_a_difference_are_over_the_topics_of_both() -> None:
+    qrels = qrels_of({"1": {"a": 1}, "2": {"a": 1, "b": 2}})
+    one, two = (
+        evaluate_run("one", run_of({"2": ["b"]}), qrels, 5),
+        evaluate_run("two", run_of({"1": ["a"], "2": ["a"]}), qrels, 5),
+    )
+    row = compare_runs(two, [one])[0].set_index("measure").loc["relevance official_ndcg@5"]
+    assert two.figures["relevance official_ndcg@5"].value > row["baseline_value"]
+    assert row["value"] - row["baseline_value"] == pytest.approx(row["difference"])
+    assert (row["n"], row["baseline_value"]) == (1, pytest.approx(1 / (2 + 1 / log2(3))))
+
+
+def test_a_difference_that_the_judging_could_make_is_told() -> None:
+    qrels = qrels_of({"1": {"a": 1, "b": 0, "c": 1, "d": 0, "e": 0}})
+    known, unknown = (
+        evaluate_run(name, run_of({"1": list(names)}), qrels, 5)
+        for name, names in (("known", "abcde"), ("new", "avwxy"))
+    )
+    (note,) = compare_runs(known, [unknown])[1]
+    assert "new: relevance judged@5 is 0.200, and 1.000 of known" in note
+    assert compare_runs(known, [evaluate_run("same", run_of({"1": list("bacde")}), qrels, 5)])[1] == []
 
 
 def test_tables_have_one_row_for_each_measure_and_topic(tmp_path: Path) -> None:
@@ -219,28 +289,40 @@ def test_ndcg_precision_and_recall_are_those_of_the_textbook(grades: Grades, ran
             assert figure.by_topic()[figure.topics.index(topic)] == pytest.approx(value)
 
 
-@given(judgments, rankings)
+@st.composite
+def judged_runs(draw: st.DrawFn) -> tuple[Grades, dict[str, list[str]]]:
+    """Judgments and a run of the same topics; in some, all of the first 5 are judged, in some only a part of them."""
+    grades, ranked = {}, {}
+    for topic in map(str, range(draw(st.integers(1, 4)))):
+        names = [f"d{number}" for number in range(draw(st.integers(5, 9)))]
+        ranked[topic] = draw(st.permutations(names))
+        judged = names if draw(st.booleans()) else draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
+        grades[topic] = {name: float(draw(st.integers(-2, 3))) for name in (*judged, "not in the run")}
+    return grades, ranked
+
+
+@given(judged_runs())
 @settings(max_examples=60, deadline=None)
-def test_ours_and_ir_measures_agree_where_they_define_the_same(grades: Grades, ranked: dict[str, list[str]]) -> None:
-    full = {topic: each for topic, each in ranked.items() if len(each) >= 5}
-    if not grades.keys() & full.keys():
-        return
-    found = evaluate_run("run", run_of(full), qrels_of(grades))
+def test_ours_and_ir_measures_agree_where_they_define_the_same(both: tuple[Grades, dict[str, list[str]]]) -> None:
+    grades, ranked = both
+    found = evaluate_run("run", run_of(ranked), qrels_of(grades))
     whole = {topic: {name: max(int(grade), 0) for name, grade in each.items()} for topic, each in grades.items()}
-    scored = {topic: {name: -float(place) for place, name in enumerate(each)} for topic, each in full.items()}
-    theirs = {
-        (str(metric.measure), metric.query_id): metric.value
-        for metric in ir_measures.iter_calc([ir_measures.Judged @ 5, ir_measures.nDCG @ 5], whole, scored)
-    }
-    share = found.figures["relevance judged@5"]
-    assert dict(zip(share.topics, share.by_topic(), strict=True)) == pytest.approx(
-        {topic: theirs["Judged@5", topic] for topic in grades}
-    )
-    # Where nothing is dropped, the script's value is nDCG.
-    official = found.figures["relevance official_ndcg@5"]
-    for topic, value in zip(official.topics, official.by_topic(), strict=True):
-        if theirs["Judged@5", topic] == 1.0:
-            assert value == pytest.approx(theirs["nDCG@5", topic])
+
+    def theirs(measure: Any, rankings: Mapping[str, list[str]]) -> dict[str, float]:
+        scored = {topic: {name: -float(place) for place, name in enumerate(each)} for topic, each in rankings.items()}
+        return {metric.query_id: metric.value for metric in ir_measures.iter_calc([measure], whole, scored)}
+
+    def ours(measure: str) -> dict[str, float]:
+        figure = found.figures[f"relevance {measure}"]
+        return dict(zip(figure.topics, figure.by_topic(), strict=True))
+
+    assert ours("judged@5") == pytest.approx(theirs(ir_measures.Judged @ 5, ranked))
+    # The script's value is nDCG of what is left when the unjudged of the first 5 are dropped.
+    left = {topic: [name for name in each[:5] if name in grades[topic]] for topic, each in ranked.items()}
+    expected = theirs(ir_measures.nDCG @ 5, left)
+    counted = [topic for topic in grades if left[topic] and max(grades[topic].values()) > 0]
+    event(f"topics that count: {len(counted)} of {len(grades)}")
+    assert ours("official_ndcg@5") == pytest.approx({topic: expected[topic] for topic in counted})
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason=f"the real judgments are not at hand: {REAL}")

@@ -92,6 +92,13 @@ def test_what_one_file_lacks_and_another_has_is_told(tmp_path: Path) -> None:
     )
 
 
+def test_a_file_that_never_ends_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("touche_llm.qrels.MAX_LINES", 5)
+    (tmp_path / "qrels.gz").write_bytes(gzip.compress(b"1 0 a 1" + b"\n" * 6))
+    with pytest.raises(DataError, match="qrels.gz: more than 5 lines"):
+        read_grades(tmp_path / "qrels.gz")
+
+
 def test_long_lists_are_cut_in_messages(tmp_path: Path) -> None:
     many = "".join(f"{topic} 0 a 1\n" for topic in range(1, 31))
     (note,) = qrels_of(tmp_path, relevance=many, quality="1 0 a 1\n").notes()

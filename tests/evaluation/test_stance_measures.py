@@ -7,7 +7,7 @@ import pytest
 from tests.evaluation.judged_runs import TASK, qrels_of, run_of
 from touche_llm.errors import DataError
 from touche_llm.evaluation.measures import evaluate_run
-from touche_llm.evaluation.stance_measures import by_label, confusion_matrix, stance_figures
+from touche_llm.evaluation.stance_measures import by_label, confusion_matrix, label_figures, stance_figures
 
 TRUTH = {"1": {"a": "FIRST", "b": "NO", "c": "NO"}, "2": {"a": "FIRST", "f": "SECOND"}}
 RUN = run_of(
@@ -51,15 +51,27 @@ def test_precision_and_recall_of_nothing_are_not_numbers() -> None:
     assert list(table.loc["NEUTRAL"]) == pytest.approx([math.nan, math.nan, math.nan, 0, 0], nan_ok=True)
 
 
+def test_each_label_has_its_precision_and_recall() -> None:
+    figures = label_figures(RUN, QRELS)
+    table = by_label(confusion_matrix(RUN, QRELS)).set_index("label")
+    for name, whole in (("precision", "chosen"), ("recall", "true")):
+        for label in TASK.stances:
+            figure = figures[f"stance {name} {label}"]
+            assert figure.value == pytest.approx(table.loc[label, name], nan_ok=True)
+            assert figure.n == table.loc[label, whole]
+    # No resample of topics is without such a document.
+    assert figures["stance recall NO"].topics == figures["stance precision FIRST"].topics == ("1",)
+
+
 def test_documents_without_a_label_are_told() -> None:
     (note,) = evaluate_run("run", RUN, QRELS).notes
-    assert "without a label in the run" in note and note.endswith(": topic 1 document c")
+    assert "without a label in the run" in note.text and note.text.endswith(": topic 1 document c")
 
 
 def test_a_run_without_labels_has_no_value() -> None:
     found = evaluate_run("run", run_of({"1": ["a"]}), QRELS)
     summary = found.summary()
-    assert len(summary) == 4
+    assert len(summary) == 4 + 2 * len(TASK.stances)
     assert summary["value"].isna().all() and (summary["n"] == 0).all()
     assert found.per_topic().empty
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from touche_llm.cli import calibrate, compare, demo, evaluate, files, fuse, report, stages, tira
+from touche_llm.cli import batch, calibrate, compare, demo, evaluate, files, fuse, report, stages, tira
 from touche_llm.corpus.passages import BadLine
 from touche_llm.errors import ToucheError, printable
 
@@ -34,6 +34,7 @@ OTHERS = (
 for command in (*STAGES, *OTHERS):
     app.command()(command)
 app.add_typer(files.cache_app, name="cache")
+app.add_typer(batch.app, name="batch")
 
 
 def _version(wanted: bool) -> None:

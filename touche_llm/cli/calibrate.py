@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -12,6 +12,7 @@ from rich.table import Table
 from touche_llm.calibration import Examples, Report, Scores, cross_validate, measure, read_examples
 from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
+from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.config import FILE_NAME, load_config
 from touche_llm.errors import DataError, UsageError
 from touche_llm.first_stage import listed
@@ -37,6 +38,7 @@ def calibrate(
         int | None, typer.Option("--folds", min=2, help=f"Parts that the topics are dealt to (default: {_FOLDS}).")
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help=f"Seed of the dealing (default: {_SEED}).")] = None,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Fit the thresholds of the labels that take no side, by cross-validation over topics; or measure such thresholds.
 
@@ -61,7 +63,7 @@ def calibrate(
             examples.used, task, _FOLDS if folds is None else folds, _SEED if seed is None else seed
         )
         write_thresholds(out, report.thresholds, report.topics, examples.prompt)
-        _show_report(report, out)
+        _show_report(output, report, out)
     elif settings is not None:
         seen = [each for each in topics if each in settings.calibrated_on]
         if seen:
@@ -69,7 +71,7 @@ def calibrate(
                 f"{evaluate}: its thresholds were fitted on {len(seen)} of the {len(topics)} judged topics: "
                 f"{', '.join(seen)}; measure them on others with --topic, or fit on fewer topics (--out with --topic)"
             )
-        _show_evaluation(examples, settings.thresholds, task, topics)
+        _show_evaluation(output, examples, settings.thresholds, task, topics)
 
 
 def _tell_unused(examples: Examples) -> None:
@@ -83,7 +85,33 @@ def _tell_unused(examples: Examples) -> None:
         notify(f"not used, since they are not in the run: {examples.elsewhere:,} of the judged documents")
 
 
-def _show_report(report: Report, out: Path) -> None:
+def _show_report(output: Format, report: Report, out: Path) -> None:
+    if output is Format.TABLE:
+        _show_folds(report)
+    else:
+        labels = report.thresholds
+        rows = [
+            {"held_out": f"fold {number}", "topics": len(fold.topics), "topic_ids": " ".join(fold.topics)}
+            | _row(fold.scores, fold.thresholds, labels)
+            | _without(fold.most_probable)
+            for number, fold in enumerate(report.folds, start=1)
+        ]
+        # Each document was labelled with its own fold's thresholds.
+        pooled = {"held_out": "all folds", "topics": len(report.topics), "topic_ids": " ".join(report.topics)}
+        rows.append(pooled | _row(report.scores, {}, labels) | _without(report.most_probable))
+        print_rows(output, rows)
+    with_thresholds, without = report.scores.macro_f1, report.most_probable.macro_f1
+    figure = "macro-F1 (F1 above)" if output is Format.TABLE else "macro_f1"
+    figures = f"{with_thresholds:.4f} with thresholds, {without:.4f} with the most probable label"
+    say(output, f"the figure to quote is held out: {figure} {figures}")
+    if with_thresholds <= without:
+        say(output, "the thresholds do not help on topics that took no part: better leave them out")
+    fitted = _spelled(report.thresholds)
+    say(output, f"thresholds fitted on all {len(report.topics)} topics, to be used on others: {fitted}")
+    say(output, f"written to {out}; use it with --thresholds, measure it on other topics with --evaluate")
+
+
+def _show_folds(report: Report) -> None:
     table = Table("held out", "topics", "docs", "thresholds of the others")
     for name in ("F1", "accuracy", "F1 without", "accuracy without"):
         table.add_column(name, justify="right")
@@ -95,25 +123,38 @@ def _show_report(report: Report, out: Path) -> None:
     pooled = ("all folds together", str(len(report.topics)), f"{report.scores.documents:,}", "")
     table.add_row(*pooled, *_figures(report.scores), *_figures(report.most_probable))
     o.show(table)
-    with_thresholds, without = report.scores.macro_f1, report.most_probable.macro_f1
-    print(
-        f"the figure to quote is held out: macro-F1 (F1 above) {with_thresholds:.4f} with thresholds, {without:.4f} "
-        "with the most probable label"
-    )
-    if with_thresholds <= without:
-        print("the thresholds do not help on topics that took no part: better leave them out")
-    print(f"thresholds fitted on all {len(report.topics)} topics, to be used on others: {_spelled(report.thresholds)}")
-    print(f"written to {out}; use it with --thresholds, measure it on other topics with --evaluate")
 
 
-def _show_evaluation(examples: Examples, thresholds: Mapping[str, float], task: Task, topics: list[str]) -> None:
+def _show_evaluation(
+    output: Format, examples: Examples, thresholds: Mapping[str, float], task: Task, topics: list[str]
+) -> None:
+    ways: tuple[tuple[str, Mapping[str, float]], ...] = (("thresholds", thresholds), ("most probable", {}))
+    if output is not Format.TABLE:
+        rows = [
+            {"labels": name, "topics": len(topics)} | _row(measure(examples.used, given, task), given, task.no_stances)
+            for name, given in ways
+        ]
+        print_rows(output, rows)
+        return
     table = Table("labels", "topics", "documents")
     for name in ("macro-F1", "accuracy"):
         table.add_column(name, justify="right")
-    for name, given in ((f"thresholds: {_spelled(thresholds) or 'none'}", thresholds), ("most probable", {})):
+    for name, given in ways:
         scores = measure(examples.used, given, task)
-        table.add_row(o.plain(name), str(len(topics)), f"{scores.documents:,}", *_figures(scores))
+        spelled = f"{name}: {_spelled(thresholds) or 'none'}" if name == "thresholds" else name
+        table.add_row(o.plain(spelled), str(len(topics)), f"{scores.documents:,}", *_figures(scores))
     o.show(table)
+
+
+def _row(scores: Scores, thresholds: Mapping[str, float], labels: Iterable[str]) -> dict[str, Any]:
+    """Scores as columns, with the threshold of each of the labels, or None for a label that has none."""
+    found = {f"threshold_{label}": thresholds.get(label) for label in labels}
+    return {"documents": scores.documents, **found, "macro_f1": scores.macro_f1, "accuracy": scores.accuracy}
+
+
+def _without(scores: Scores) -> dict[str, float]:
+    """Scores of the most probable labels, as further columns."""
+    return {"macro_f1_without": scores.macro_f1, "accuracy_without": scores.accuracy}
 
 
 def _figures(scores: Scores) -> tuple[str, str]:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from touche_llm.cli import figures as f
+from touche_llm.cli.output import Format, FormatOption
 from touche_llm.errors import UsageError, printable
+from touche_llm.tasks import get_task
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -22,7 +24,7 @@ def compare(
     quality: f.QualityOption = None,
     stance: f.StanceOption = None,
     coherence: f.CoherenceOption = None,
-    output: f.FormatOption = f.Format.TABLE,
+    output: FormatOption = Format.TABLE,
     depth: f.DepthOption = None,
 ) -> None:
     """Hold runs against one of them: differences with 95 % intervals, tests, and topics won, tied and lost.
@@ -31,35 +33,38 @@ def compare(
 
     p Holm is corrected for the number of runs that are held against the baseline, measure by measure.
 
-    Notes on standard error are those of `evaluate`.
+    Stances are compared over the documents that both runs label. Notes on standard error are those of `evaluate`.
     """
-    from touche_llm.evaluation import certainty
+    from touche_llm.evaluation.measures import compare_runs
 
     if baseline not in runs:
         raise UsageError(f"--baseline {baseline}: is none of the runs: {', '.join(map(str, runs))}; name one of them")
     if len(runs) < 2:
         raise UsageError(f"{baseline} alone cannot be compared; name another run")
     qrels = f.given_qrels(task, relevance=relevance, quality=quality, stance=stance, coherence=coherence)
-    evaluations = f.evaluate_runs(f.given_runs(runs, qrels, first_stages=False), qrels, depth)
-    figures = {evaluation.name: evaluation.figures for evaluation in evaluations}
+    given = f.given_runs(runs, qrels, get_task(task))
+    kept = [each for each in given if not each.first_stage]
+    evaluations = f.evaluate_runs(kept, qrels, depth or f.recall_depth(given))
     name = printable(str(baseline))
-    frame = certainty.compare(name, figures)
-    if output is f.Format.TABLE:
-        _show(frame, {measure: figure.value for measure, figure in figures[name].items()})
+    held = next(each for each in evaluations if each.name == name)
+    frame, notes = compare_runs(held, [each for each in evaluations if each is not held])
+    if output is Format.TABLE:
+        _show(frame)
     else:
         f.print_frame(frame, output)
-    f.tell(qrels, evaluations, runs)
+    f.tell(qrels, evaluations, kept, *notes)
 
 
-def _show(frame: DataFrame, values: dict[str, float]) -> None:
-    """Print the differences; `values` are the baseline's."""
+def _show(frame: DataFrame) -> None:
     baseline = frame["baseline"].iloc[0]
     for aspect, rows in f.by_aspect(frame):
         cells = [
             (
-                f"{f.short(row.measure)}, baseline {f.spelled(values[row.measure])}",
+                f.short(row.measure),
                 row.run,
                 (
+                    f.spelled(row.value),
+                    f.spelled(row.baseline_value),
                     f.spelled(row.difference, sign="+"),
                     f.spelled_interval(row.low, row.high, sign="+"),
                     f.spelled(row.p_holm),
@@ -68,7 +73,8 @@ def _show(frame: DataFrame, values: dict[str, float]) -> None:
             )
             for row in rows
         ]
-        columns = ("difference", "95 % interval", "p Holm", "+/=/-")
+        columns = ("value", "baseline", "difference", "95 % interval", "p Holm", "+/=/-")
         f.show_figures(f"{aspect}, difference to the baseline {baseline}", columns, f.grouped(cells))
+    print("value, baseline: over the topics, and for stances the documents, that both runs have")
     print("p Holm: of a paired randomisation test, corrected for the number of runs; --format json has it as it was")
     print("+/=/-: topics in which the run is better than the baseline, as good, and worse")

@@ -6,8 +6,10 @@ import asyncio
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,12 +19,14 @@ from rich.table import Column, Table
 from touche_llm import pipeline, run_files
 from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
+from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.config import Config, load_config
 from touche_llm.files import read_records
 from touche_llm.first_stage import open_corpus
 from touche_llm.records import Judgment, Objects
 from touche_llm.runs import read_run
 from touche_llm.tasks import TASKS, get_task
+from touche_llm.tasks.base import Task
 from touche_llm.tira import recognise
 from touche_llm.topics import read_topics
 
@@ -30,30 +34,43 @@ SAMPLES = Path(__file__).parent.parent / "samples"
 _SHOWN_RANKS = 3
 _SHOWN_LINES = 2
 _SHOWN_CHARS = 200
+# Of all tasks.
+_GRADES = tuple(dict.fromkeys(name for task in TASKS.values() for name in task.question.grades))
 
 
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for the demo's runs.")] = Path("runs/demo"),
     task: Annotated[str | None, typer.Option("--task", help="Show only this task.")] = None,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Run every task on a small sample, offline, with answers that were invented for the demo."""
     names = list(TASKS) if task is None else [get_task(task).name]
+    rows: list[dict[str, Any]] = []
     for name in names:
-        print(f"{TASKS[name].title}\n")
+        if output is Format.TABLE:
+            print(f"{TASKS[name].title}\n")
         config = sample_config(name, out / name, {})
         asyncio.run(pipeline.run_all(config, out / name, ConsoleObserver()))
-        _show(config, out / name)
-    print("The answers above were invented for this demo, no served model gave them, and no figure follows from them.")
-    print("Each run is a file; check one with")
+        shown = list(_shown(config, out / name))
+        if output is Format.TABLE:
+            _show(shown, get_task(name))
+        rows += shown
+    if output is not Format.TABLE:
+        print_rows(output, rows)
     # Named so that the lines can be copied: the command may lie in an environment that is not active.
     command = "touche-llm" if shutil.which("touche-llm") else _short(Path(sys.argv[0]))
     name = names[0]
     config = sample_config(name, out / name, {})
     topics, corpus = _short(config.topics), _short(config.corpus or config.topics)
-    print(f"    {command} validate {out / name / run_files.RUN} --task {name} --topics {topics}")
-    print("For answers of a model, serve one with vLLM and run")
-    print(f"    {command} run --task {name} --topics {topics} --corpus {corpus} \\")
-    print("        --base-url http://127.0.0.1:8000 --out runs/first")
+    for line in (
+        "The answers above were invented for this demo, no served model gave them, and no figure follows from them.",
+        "Each run is a file; check one with",
+        f"    {command} validate {out / name / run_files.RUN} --task {name} --topics {topics}",
+        "For answers of a model, serve one with vLLM and run",
+        f"    {command} run --task {name} --topics {topics} --corpus {corpus} \\",
+        "        --base-url http://127.0.0.1:8000 --out runs/first",
+    ):
+        say(output, line)
 
 
 def sample_config(task: str, out: Path, flags: Mapping[str, Any]) -> Config:
@@ -75,7 +92,8 @@ def _short(path: Path) -> str:
     return min(os.path.relpath(path), os.path.abspath(path), key=len)
 
 
-def _show(config: Config, out: Path) -> None:
+def _shown(config: Config, out: Path) -> Iterator[dict[str, Any]]:
+    """A row for each of the first documents of each topic; grades that the task does not have are None."""
     task = get_task(config.task)
     judgments = {
         (each.topic_id, each.document_id): each
@@ -88,17 +106,34 @@ def _show(config: Config, out: Path) -> None:
     with open_corpus(config, task, ConsoleObserver().notify) as corpus:
         for titled in read_topics(config.topics):
             topic = replace(titled, objects=titled.objects or found.get(titled.id))
-            text = Column("text", ratio=1, no_wrap=True, overflow="ellipsis")
-            table = Table("", "stance", *task.question.grades, text, title=o.plain(topic.title), expand=True)
-            table.title_justify = "left"
             objects = dict(zip(task.stances, topic.objects or (), strict=False))
             for each in run.rankings[topic.id][:_SHOWN_RANKS]:
                 judgment = judgments[topic.id, each.document_id]
                 label = run.stances[topic.id, each.document_id]
-                stance = f"{label} ({objects[label]})" if label in objects else label
-                grades = (f"{judgment.grades[name]:.2f}" for name in task.question.grades)
                 shown = task.question.show(topic, corpus.documents.get(each.document_id))
                 seen = shown.document if isinstance(shown.document, str) else shown.document.passage
-                lines = "\n".join(line[:_SHOWN_CHARS] for line in seen.splitlines()[:_SHOWN_LINES])
-                table.add_row(*(o.plain(cell) for cell in (str(each.rank), stance, *grades, lines)))
-            o.show(table)
+                yield {
+                    "task": task.name,
+                    "topic": topic.id,
+                    "title": topic.title,
+                    "rank": each.rank,
+                    "document": each.document_id,
+                    "stance": label,
+                    "object": objects.get(label),
+                    **{name: judgment.grades.get(name) for name in _GRADES},
+                    "text": "\n".join(line[:_SHOWN_CHARS] for line in seen.splitlines()[:_SHOWN_LINES]),
+                }
+
+
+def _show(rows: list[dict[str, Any]], task: Task) -> None:
+    """Print a table for each topic."""
+    for _, of_topic in groupby(rows, key=itemgetter("topic")):
+        first, *others = of_topic
+        text = Column("text", ratio=1, no_wrap=True, overflow="ellipsis")
+        table = Table("", "stance", *task.question.grades, text, title=o.plain(first["title"]), expand=True)
+        table.title_justify = "left"
+        for row in (first, *others):
+            stance = row["stance"] if row["object"] is None else f"{row['stance']} ({row['object']})"
+            grades = (f"{row[name]:.2f}" for name in task.question.grades)
+            table.add_row(*(o.plain(cell) for cell in (str(row["rank"]), stance, *grades, row["text"])))
+        o.show(table)

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from touche_llm.cli import figures as f
 from touche_llm.cli import options as o
+from touche_llm.cli.output import Format, FormatOption
 from touche_llm.cli.standings import show_standings, standings
 from touche_llm.errors import UsageError
+from touche_llm.tasks import get_task
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
     from touche_llm.evaluation.measures import Evaluation
+
+_NO_FIRST_STAGE = (
+    "no first stage is known to stand beside the runs; name a run's folder, or the run that it was made from with "
+    "--first-stage"
+)
 
 
 def evaluate(
@@ -26,40 +34,55 @@ def evaluate(
     quality: f.QualityOption = None,
     stance: f.StanceOption = None,
     coherence: f.CoherenceOption = None,
-    output: f.FormatOption = f.Format.TABLE,
+    output: FormatOption = Format.TABLE,
     per_topic: Annotated[
         bool, typer.Option("--per-topic", help="A row for each topic instead, a column for each measure.")
     ] = False,
     leaderboard: Annotated[
         bool, typer.Option("--leaderboard", help="Where each run would stand among the published ones instead.")
     ] = False,
+    confusion: Annotated[
+        bool, typer.Option("--confusion", help="How many documents of each true stance have which in the run instead.")
+    ] = False,
+    first_stage: Annotated[
+        Path | None,
+        typer.Option("--first-stage", help="The first stage of the runs, where they are of another program."),
+    ] = None,
     depth: f.DepthOption = None,
 ) -> None:
     """Measure runs by judgments of people, with 95 % intervals from a bootstrap over topics.
 
-    Beside the run of a folder stands its first stage, candidates.run.txt.
+    Beside a run of this program stands its first stage, candidates.run.txt of its folder.
 
     Notes on standard error: missing topics, qrels that disagree, imputed stances, what unjudged documents could change.
     """
-    if per_topic and leaderboard:
-        raise UsageError("--per-topic and --leaderboard are two tables; ask for one of them")
+    if per_topic + leaderboard + confusion > 1:
+        raise UsageError("--per-topic, --leaderboard and --confusion are tables of their own; ask for one of them")
     qrels = f.given_qrels(task, relevance=relevance, quality=quality, stance=stance, coherence=coherence)
-    evaluations = f.evaluate_runs(f.given_runs(runs, qrels, first_stages=True), qrels, depth)
+    if confusion and not qrels.stances:
+        raise UsageError("--confusion is about stances; give --stance with their qrels")
+    given = f.given_runs(runs, qrels, get_task(task), first_stage)
+    evaluations = f.evaluate_runs(given, qrels, depth or f.recall_depth(given))
     if per_topic:
         frame = _by_topic(evaluations)
+    elif confusion:
+        frame = _confusion(evaluations)
     else:
         frame = _summary(evaluations)
         if leaderboard:
-            frame = standings(task, frame)
-    if output is not f.Format.TABLE:
+            frame = standings(task, frame, evaluations)
+    if output is not Format.TABLE:
         f.print_frame(frame, output)
     elif per_topic:
         _show_topics(frame)
+    elif confusion:
+        _show_confusion(frame)
     elif leaderboard:
         show_standings(task, frame)
     else:
         _show_summary(frame)
-    f.tell(qrels, evaluations, runs)
+    alone = [] if any(each.first_stage for each in given) or not qrels.grades else [_NO_FIRST_STAGE]
+    f.tell(qrels, evaluations, given, *alone)
 
 
 def _summary(evaluations: Sequence[Evaluation]) -> DataFrame:
@@ -68,7 +91,7 @@ def _summary(evaluations: Sequence[Evaluation]) -> DataFrame:
 
     frame = pd.concat([evaluation.summary() for evaluation in evaluations], ignore_index=True)
     # The order is that of the run, since its first stage has fewer measures.
-    places = {measure: place for place, measure in enumerate(evaluations[-1].figures)}
+    places = {measure: place for place, measure in enumerate(evaluations[-1].figures | evaluations[-1].labels)}
     return frame.sort_values("measure", key=lambda names: names.map(places), kind="stable", ignore_index=True)
 
 
@@ -78,11 +101,25 @@ def _by_topic(evaluations: Sequence[Evaluation]) -> DataFrame:
 
     rows: dict[tuple[str, str], dict[str, str | float]] = {}
     for evaluation in evaluations:
-        for measure, figure in evaluation.figures.items():
-            for topic, value in zip(figure.topics, figure.by_topic().tolist(), strict=True):
-                row = rows.setdefault((evaluation.name, topic), {"run": evaluation.name, "topic": topic})
-                row[measure] = value
+        for each in evaluation.per_topic().itertuples(index=False):
+            row = rows.setdefault((evaluation.name, each.topic), {"run": evaluation.name, "topic": each.topic})
+            row[each.measure] = each.value
     return pd.DataFrame(list(rows.values()), columns=["run", "topic", *evaluations[-1].figures])
+
+
+def _confusion(evaluations: Sequence[Evaluation]) -> DataFrame:
+    """A row for each run, true label and label of the run, with the number of `documents`."""
+    import pandas as pd
+
+    from touche_llm.evaluation.stance_measures import confusion_matrix
+
+    rows = [
+        (evaluation.name, true, chosen, int(documents))
+        for evaluation in evaluations
+        if evaluation.qrels.stances
+        for (true, chosen), documents in confusion_matrix(evaluation.run, evaluation.qrels).stack().items()
+    ]
+    return pd.DataFrame(rows, columns=["run", "true", "chosen", "documents"])
 
 
 def _show_summary(frame: DataFrame) -> None:
@@ -96,6 +133,18 @@ def _show_summary(frame: DataFrame) -> None:
         else:
             names = [row.run for row in rows]
             f.show_figures(aspect, columns, f.grouped(zip(measures, names, figures, strict=True)))
+
+
+def _show_confusion(frame: DataFrame) -> None:
+    for run, rows in frame.groupby("run", sort=False):
+        labels = list(rows["true"].unique())
+        table = f.plain_table()
+        table.add_column("true \N{DOWNWARDS ARROW} run \N{RIGHTWARDS ARROW}")
+        for label in labels:
+            table.add_column(label, justify="right")
+        for true, of_label in rows.groupby("true", sort=False):
+            table.add_row(str(true), *(f"{documents:,}" for documents in of_label["documents"]))
+        f.show(f"stance: {run}", table)
 
 
 def _show_topics(frame: DataFrame) -> None:

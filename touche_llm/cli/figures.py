@@ -6,11 +6,9 @@ import math
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import orjson
 import typer
 import yaml
 from rich import box
@@ -18,12 +16,15 @@ from rich.table import Table
 
 from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
+from touche_llm.cli.output import Format, print_rows
+from touche_llm.config import FILE_NAME as CONFIG
 from touche_llm.errors import DataError, UsageError, printable
 from touche_llm.metadata import FILE_NAME as METADATA
 from touche_llm.qrels import Qrels, read_qrels
 from touche_llm.run_files import CANDIDATES, RUN
 from touche_llm.runs import ReadRun, read_run
 from touche_llm.tasks import TASKS, get_task
+from touche_llm.tasks.base import Task
 
 # The measures, and pandas with them, are imported by the functions that need them: with scipy they take more than a
 # second, which every other command would wait for.
@@ -31,14 +32,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from touche_llm.evaluation.measures import Evaluation
-
-
-class Format(StrEnum):
-    """How results are printed."""
-
-    TABLE = "table"
-    JSON = "json"
-    TSV = "tsv"
 
 
 RunsArgument = Annotated[
@@ -53,10 +46,8 @@ QualityOption = Annotated[Path | None, typer.Option("--quality", help="Quality q
 StanceOption = Annotated[Path | None, typer.Option("--stance", help="Stance qrels: qid 0 doc LABEL.")]
 CoherenceOption = Annotated[Path | None, typer.Option("--coherence", help="Coherence qrels, for pairs of sentences.")]
 DepthOption = Annotated[
-    int | None, typer.Option("--depth", min=1, help="Of the recall (default: the longest ranking of all runs).")
-]
-FormatOption = Annotated[
-    Format, typer.Option("--format", help="table for people; json: a list of objects; tsv, as pandas reads it.")
+    int | None,
+    typer.Option("--depth", min=1, help="Of the recall (default: the first stage's, else the longest ranking's)."),
 ]
 
 
@@ -67,15 +58,29 @@ def given_qrels(task: str, **files: Path | None) -> Qrels:
 
 
 class Given(NamedTuple):
-    """A run that was given, under the path that it was given as; or the first stage in such a folder."""
+    """A run that was given.
+
+    Attributes:
+        name: the path that it was given as, and for a first stage what it is.
+        run: what the file holds.
+        folder: of a run of this program; None for others.
+        first_stage: whether it is what a run in such a folder was made from.
+    """
 
     name: str
     run: ReadRun
+    folder: Path | None = None
     first_stage: bool = False
 
 
-def given_runs(paths: Iterable[Path], qrels: Qrels, *, first_stages: bool) -> list[Given]:
-    """The runs, in their order; before the run of a folder its first stage, if that is asked for and can be measured.
+def given_runs(paths: Iterable[Path], qrels: Qrels, task: Task, first_stage: Path | None = None) -> list[Given]:
+    """The runs, in their order; before a run its first stage, if it is known and can be measured.
+
+    Args:
+        paths: of run files, and of folders of runs.
+        qrels: what they are to be measured by.
+        task: theirs.
+        first_stage: the file of a first stage that stands before all of them.
 
     Raises:
         UsageError: a run that is given twice.
@@ -84,30 +89,45 @@ def given_runs(paths: Iterable[Path], qrels: Qrels, *, first_stages: bool) -> li
     # Where stances are not measured, other programs may write what they like in the column.
     labels = qrels.labels if qrels.stances else None
     runs: list[Given] = []
+    if first_stage is not None:
+        if not qrels.grades:
+            raise UsageError("--first-stage is measured by grades; give --relevance or others of them")
+        runs.append(Given(f"{printable(str(first_stage))} (first stage)", read_run(first_stage), first_stage=True))
     for path in paths:
         name = printable(str(path))
         if any(name == each.name for each in runs):
             raise UsageError(f"{path}: is given twice; name each run once")
-        if path.is_dir() and not (path / RUN).exists():
-            raise DataError(f"{path}: no {RUN} in this folder; run `touche-llm rank` for it, or name a run file")
-        if first_stages and qrels.grades and (path / CANDIDATES).exists():
-            runs.append(Given(f"{name} (first stage)", read_run(path / CANDIDATES), first_stage=True))
-        runs.append(Given(name, read_run(path / RUN if path.is_dir() else path, labels)))
+        folder = _folder_of(path)
+        if folder is not None and qrels.grades and (folder / CANDIDATES).exists():
+            before = f"{name} ({task.before_judging})"
+            runs.append(Given(before, read_run(folder / CANDIDATES), folder, first_stage=True))
+        runs.append(Given(name, read_run(path / RUN if path.is_dir() else path, labels), folder))
     return runs
 
 
-def evaluate_runs(runs: Sequence[Given], qrels: Qrels, depth: int | None) -> list[Evaluation]:
-    """Measure each run, a first stage only by grades, since it labels nothing.
+def _folder_of(path: Path) -> Path | None:
+    """The folder of a run of this program, also where its run file is named."""
+    if path.is_dir():
+        if not (path / RUN).exists():
+            raise DataError(f"{path}: no {RUN} in this folder; run `touche-llm rank` for it, or name a run file")
+        return path
+    return path.parent if path.name == RUN and (path.parent / CONFIG).exists() else None
 
-    The recall of all is at one depth, or they could not be compared.
+
+def recall_depth(runs: Sequence[Given]) -> int:
+    """The one depth at which the recall of all runs is taken: the deepest first stage's, else the longest ranking's."""
+    deepest = [each for each in runs if each.first_stage] or runs
+    return max(len(ranking) for each in deepest for ranking in each.run.rankings.values())
+
+
+def evaluate_runs(runs: Sequence[Given], qrels: Qrels, depth: int) -> list[Evaluation]:
+    """Measure each run, a first stage only by grades, since it labels nothing.
 
     Raises:
         DataError: a run none of whose topics is judged; names the run.
     """
     from touche_llm.evaluation.measures import evaluate_run
 
-    if depth is None:
-        depth = max(len(ranking) for each in runs for ranking in each.run.rankings.values())
     evaluations = []
     for each in runs:
         try:
@@ -119,33 +139,22 @@ def evaluate_runs(runs: Sequence[Given], qrels: Qrels, depth: int | None) -> lis
 
 
 def print_frame(frame: DataFrame, output: Format) -> None:
-    """Print rows for other programs; what is not defined is null in JSON, and empty in TSV."""
-    if output is Format.JSON:
-        print(orjson.dumps(frame.to_dict(orient="records"), option=orjson.OPT_INDENT_2).decode())
-    else:
-        frame.to_csv(sys.stdout, sep="\t", index=False)
+    """Print the rows of a frame for other programs, see `print_rows`."""
+    print_rows(output, frame.to_dict(orient="records"), list(frame.columns))
 
 
-def tell(qrels: Qrels, evaluations: Sequence[Evaluation], paths: Iterable[Path]) -> None:
+def tell(qrels: Qrels, evaluations: Sequence[Evaluation], runs: Iterable[Given], *further: str) -> None:
     """Say on standard error what should be known of the figures; what holds for all runs is said once."""
-    found: dict[str, list[str]] = {}
-    for evaluation in evaluations:
-        for note in (*evaluation.notes, *_unjudged(evaluation)):
-            found.setdefault(note, []).append(evaluation.name)
-    # What is said of several aspects in the same words, and of the same runs, is one note.
-    notes: dict[tuple[str, str], list[str]] = {}
-    for note, names in found.items():
-        aspect, text = note.split(": ", 1)
-        where = "" if len(names) == len(evaluations) else f"{', '.join(names)}: "
-        notes.setdefault((where, text), []).append(aspect)
-    said = qrels.notes() + [f"{where}{', '.join(aspects)}: {text}" for (where, text), aspects in notes.items()]
-    for path in paths:
-        if qrels.stances and path.is_dir() and (imputed := _imputed(path / METADATA)):
-            said.append(f"{path}: stances that are imputed, since no answer could be used: {imputed:,}")
+    from touche_llm.evaluation.notes import worded
+
+    said = qrels.notes() + worded({evaluation.name: evaluation.notes for evaluation in evaluations}) + list(further)
+    for each in runs:
+        if qrels.stances and not each.first_stage and each.folder and (imputed := _imputed(each.folder / METADATA)):
+            said.append(f"{each.name}: stances that are imputed, since no answer could be used: {imputed:,}")
     sys.stdout.flush()
     notify = ConsoleObserver().notify
-    for each in said:
-        notify(each)
+    for note in said:
+        notify(note)
 
 
 def show_figures(title: str, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> None:
@@ -206,20 +215,6 @@ def show(title: str, table: Table) -> None:
     print(title)
     o.show(table)
     print()
-
-
-def _unjudged(evaluation: Evaluation) -> list[str]:
-    """How far unjudged documents could move the figures."""
-    said = []
-    for measure, rows in evaluation.bounds.groupby("measure", sort=False):
-        if unjudged := int(rows["unjudged"].sum()):
-            topics = int((rows["unjudged"] > 0).sum())
-            said.append(
-                f"{measure}: unjudged documents among the first {measure.rsplit('@', 1)[1]}, which count 0: {unjudged} "
-                f"in {topics} topics; judged, they could make it {rows['lowest'].mean():.4f} to "
-                f"{rows['highest'].mean():.4f}"
-            )
-    return said
 
 
 def _imputed(metadata: Path) -> int:

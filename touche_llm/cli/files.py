@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -12,14 +13,16 @@ from rich.table import Table
 
 from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
+from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.config import CacheConfig
 from touche_llm.errors import UsageError
 from touche_llm.first_stage import open_local
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.runs import read_candidates
 from touche_llm.tasks import get_task
+from touche_llm.tasks.base import Task
 from touche_llm.topics import read_topics
-from touche_llm.validation import validate_run
+from touche_llm.validation import Problem, validate_run
 
 CacheFile = Annotated[Path, typer.Option("--cache", help="The cache.")]
 # So many problems are told by kind too.
@@ -38,7 +41,10 @@ def validate(
     corpus: o.CorpusOption = None,
     index: o.IndexOption = None,
     skip_bad_lines: o.SkipOption = None,
-    every: Annotated[bool, typer.Option("--all", help="Print every problem, however many there are.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Print every problem, however many there are; json and tsv always do.")
+    ] = False,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Check a run file: columns, labels, ranks, scores, ties, duplicates, limits, topics, documents, tag.
 
@@ -52,6 +58,31 @@ def validate(
         with open_local(corpus, index, known, bool(skip_bad_lines), ConsoleObserver().notify) as opened:
             unknown = opened.documents.unknown
             problems = validate_run(run, known, topic_ids=topic_ids, unknown_documents=unknown)
+    notes, warnings = ([], []) if problems else _remarks(run, known, topic_ids)
+    if output is Format.TABLE:
+        _show(run, problems, every)
+        for note in notes:
+            print(f"note: {note}")
+        for warning in warnings[:_MANY]:
+            print(f"warning: {warning}")
+        if len(warnings) > _MANY:
+            more = len(warnings) - _MANY
+            print(f"warning: and {more} more topics with fewer than {known.least_per_topic} lines")
+    else:
+        # Line 0 is the file as a whole.
+        found = [("error", each.line or None, each.message) for each in problems]
+        found += [("note", None, note) for note in notes] + [("warning", None, warning) for warning in warnings]
+        rows = [{"file": run, "line": line, "level": level, "message": message} for level, line, message in found]
+        print_rows(output, rows, ("file", "line", "level", "message"))
+    if problems:
+        say(output, f"{len(problems):,} problem{'s' if len(problems) > 1 else ''}: not a valid {task} run")
+        raise typer.Exit(1)
+    checked = [name for name, given in (("topics", topics), ("documents", corpus or index)) if given]
+    say(output, f"{run}: a valid {task} run" + (f", {' and '.join(checked)} checked" if checked else ""))
+
+
+def _show(run: Path, problems: list[Problem], every: bool) -> None:
+    """Print problems with their lines; where there are many, the first ones, and how many there are of each kind."""
     shown = problems if every else problems[:_MOST]
     for problem in shown:
         print(f"{run}:{problem.line}: {problem.message}")
@@ -63,30 +94,36 @@ def validate(
         print("by kind:")
         for kind, count in kinds.most_common(_MANY):
             print(f"{count:>10,} × {kind}")
-    if problems:
-        print(f"{len(problems):,} problem{'s' if len(problems) > 1 else ''}: not a valid {task} run")
-        raise typer.Exit(1)
-    rankings = read_candidates(run, known.most_per_topic)
+
+
+def _remarks(run: Path, task: Task, topic_ids: Collection[str] | None) -> tuple[list[str], list[str]]:
+    """What should be known of a valid run: notes, and warnings."""
+    rankings = read_candidates(run, task.most_per_topic)
+    notes = []
     if topic_ids is not None and len(topic_ids) > len(rankings):
-        print(f"note: {len(topic_ids) - len(rankings)} of {len(topic_ids)} topics have no line")
-    short = [(topic, len(lines)) for topic, lines in rankings.items() if len(lines) < known.least_per_topic]
-    for topic, count in short[:_MANY]:
-        print(f"warning: topic {topic} has {count} lines, the organisers want at least {known.least_per_topic}")
-    if len(short) > _MANY:
-        print(f"warning: and {len(short) - _MANY} more topics with fewer than {known.least_per_topic} lines")
-    checked = [name for name, given in (("topics", topics), ("documents", corpus or index)) if given]
-    print(f"{run}: a valid {task} run" + (f", {' and '.join(checked)} checked" if checked else ""))
+        notes.append(f"{len(topic_ids) - len(rankings)} of {len(topic_ids)} topics have no line")
+    least = task.least_per_topic
+    return notes, [
+        f"topic {topic} has {len(lines)} lines, the organisers want at least {least}"
+        for topic, lines in rankings.items()
+        if len(lines) < least
+    ]
 
 
 @cache_app.command()
-def stats(cache: CacheFile = _DEFAULT_CACHE) -> None:
+def stats(cache: CacheFile = _DEFAULT_CACHE, output: FormatOption = Format.TABLE) -> None:
     """Count the entries by kind, model and prompt."""
     o.existing(cache)
+    names = ("kind", "model", "prompt", "version", "hash", "entries")
     with Cache(cache, CacheMode.REPLAY) as opened:
-        table = Table("kind", "model", "prompt", "version", "hash", "entries")
-        for kind, model, prompt, version, digest, count in opened.counts():
-            cells = (kind, model, prompt or "", "" if version is None else str(version), digest or "", f"{count:,}")
-            table.add_row(*(o.plain(cell) for cell in cells))
+        counts = opened.counts()
+    if output is not Format.TABLE:
+        print_rows(output, [dict(zip(names, row, strict=True)) for row in counts], names)
+        return
+    table = Table(*names)
+    for kind, model, prompt, version, digest, count in counts:
+        cells = (kind, model, prompt or "", "" if version is None else str(version), digest or "", f"{count:,}")
+        table.add_row(*(o.plain(cell) for cell in cells))
     o.show(table)
 
 
@@ -94,22 +131,31 @@ def stats(cache: CacheFile = _DEFAULT_CACHE) -> None:
 def export_(
     out: Annotated[Path, typer.Argument(help="The cassette to write, a .jsonl file.")],
     cache: CacheFile = _DEFAULT_CACHE,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Write all entries as JSON Lines sorted by key: a cassette, to be kept with a run or a test."""
     o.existing(cache)
     if out.suffix != ".jsonl":
         raise UsageError(f"{out}: a cassette ends in .jsonl")
     with Cache(cache, CacheMode.REPLAY) as opened:
-        print(f"{opened.export_cassette(out):,} entries written to {out}")
+        entries = opened.export_cassette(out)
+    if output is Format.TABLE:
+        print(f"{entries:,} entries written to {out}")
+    else:
+        print_rows(output, [{"file": out, "entries": entries}])
 
 
 @cache_app.command("import")
 def import_(
     cassette: Annotated[Path, typer.Argument(help="The cassette to read.")],
     cache: CacheFile = _DEFAULT_CACHE,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Add the entries of a cassette to a cache: all of them, or none if one does not fit."""
     o.existing(cassette)
     with Cache(cache) as opened:
         new, known = opened.import_cassette(cassette)
-    print(f"{new:,} new entries in {cache}, {known:,} were there already")
+    if output is Format.TABLE:
+        print(f"{new:,} new entries in {cache}, {known:,} were there already")
+    else:
+        print_rows(output, [{"file": cache, "new": new, "known": known}])

@@ -8,14 +8,13 @@ from typing import Annotated
 import typer
 
 from touche_llm.cli import options as o
+from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.corpus.passages import is_word
 from touche_llm.errors import UsageError, printable
 from touche_llm.first_stage import listed
 from touche_llm.ranking.fusion import DEFAULT_K, FusionSettings, check_weights, fuse_runs
 from touche_llm.runs import read_run, write_run
 from touche_llm.tasks import TASKS, get_task
-
-# So many topics are named.
 
 
 def fuse(
@@ -40,6 +39,7 @@ def fuse(
             "others none: those get the task's label for an unknown stance, or are left out where it has none.",
         ),
     ] = None,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Make one run of several by reciprocal rank fusion or by their scores.
 
@@ -68,13 +68,19 @@ def fuse(
     topics = {line.topic_id for line in fused.lines}
     if fused.partial:
         names = listed(fused.partial)
-        print(printable(f"topics not in every run, fused from those that have them: {len(fused.partial):,} ({names})"))
+        partial = f"topics not in every run, fused from those that have them: {len(fused.partial):,} ({names})"
+        say(output, printable(partial))
     if fused.disagreeing:
-        print(
-            f"documents whose stance the runs disagree on: {fused.disagreeing:,} (the first run that has one is heard)"
-        )
+        disagreeing = f"documents whose stance the runs disagree on: {fused.disagreeing:,}"
+        say(output, f"{disagreeing} (the first run that has one is heard)")
     if fused.imputed and known is not None:
-        print(f"documents that no run has a stance for: {fused.imputed:,} (imputed: {known.unknown_stance})")
+        say(output, f"documents that no run has a stance for: {fused.imputed:,} (imputed: {known.unknown_stance})")
     if fused.left_out:
-        print(f"documents that no run has a stance for: {fused.left_out:,} (left out: the task has no label for that)")
-    print(f"run: {out} ({len(fused.lines):,} lines, {len(topics):,} topics)")
+        left_out = f"documents that no run has a stance for: {fused.left_out:,}"
+        say(output, f"{left_out} (left out: the task has no label for that)")
+    if output is Format.TABLE:
+        print(f"run: {out} ({len(fused.lines):,} lines, {len(topics):,} topics)")
+        return
+    made = {"file": out, "lines": len(fused.lines), "topics": len(topics), "partial_topics": len(fused.partial)}
+    special = {"disagreeing": fused.disagreeing, "imputed": fused.imputed, "left_out": fused.left_out}
+    print_rows(output, [made | special])

@@ -56,7 +56,9 @@ _PLACES = {
     "cache": "cache.file",
     "cache_mode": "cache.mode",
 }
-_NOT_CONFIGURATION = ("out", "config", "thresholds", "values", "dry_run")
+_NOT_CONFIGURATION = ("out", "config", "thresholds", "values", "dry_run", "output")
+# Of a batch export: the stage's options are those of its own command.
+_OF_BATCH = ("stage", "requests", "shards", "tokenizer")
 
 TaskOption = Annotated[
     str | None, typer.Option("--task", help=f"The shared task: {', '.join(TASKS)} (default: {DEFAULT_TASK}).")
@@ -207,21 +209,22 @@ def configure(context: typer.Context) -> Config:
     parameters = context.params
     file: Path | None = parameters.get("config")
     written = parameters["out"] / FILE_NAME
-    if file is None and context.info_name in ("judge", "rank"):
+    command = str(parameters.get("stage") or context.info_name)
+    if file is None and command in ("judge", "rank"):
         if not written.exists():
             raise DataError(f"{written}: not there; run `touche-llm retrieve` for this folder first, or give --config")
         file = written
     flags = {
         _PLACES.get(name, name): tuple(value) if isinstance(value, list) else value
         for name, value in parameters.items()
-        if name not in _NOT_CONFIGURATION
+        if name not in (*_NOT_CONFIGURATION, *_OF_BATCH)
     }
     thresholds: Path | None = parameters.get("thresholds")
     if thresholds is not None:
         settings = read_settings(thresholds)
         given = {"calibrated_on": list(settings.calibrated_on), "calibrated_for": settings.calibrated_for}
         flags |= {f"stance.{name}": value for name, value in {"thresholds": settings.thresholds, **given}.items()}
-    return load_config(file, flags | _values(parameters.get("values") or [], context.info_name or ""))
+    return load_config(file, flags | _values(parameters.get("values") or [], command))
 
 
 # What belongs to the stages before a command: to set it then would make the configuration tell what was not done.

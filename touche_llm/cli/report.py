@@ -9,6 +9,7 @@ import typer
 
 from touche_llm.cli import figures as f
 from touche_llm.cli.console import ConsoleObserver
+from touche_llm.cli.output import Format, FormatOption, print_rows
 
 _FILE = "report.html"
 _TOP = 20
@@ -24,13 +25,15 @@ def report(
         Path | None, typer.Option("-o", "--out", help=f"The page to write (default: {_FILE} in the run's folder).")
     ] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="Documents of each topic that are shown with texts.")] = _TOP,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Write a page about a run: figures, costs, and each document with what the model said of it.
 
     The page is one file and needs nothing else. Without judgments of people it has no figures that need them.
     """
     # Only here: matplotlib and pandas take a second to load.
-    from touche_llm.report.data import config_of, gather
+    from touche_llm.report.data import gather
+    from touche_llm.report.folder import config_of
     from touche_llm.report.write import write_report
 
     files = {"relevance": relevance, "quality": quality, "stance": stance, "coherence": coherence}
@@ -41,4 +44,7 @@ def report(
         ConsoleObserver().notify(note)
     target = out or run_dir / _FILE
     size = write_report(found, target)
-    print(f"report: {target} ({len(found.topics):,} topics, {size:,} bytes)")
+    if output is Format.TABLE:
+        print(f"report: {target} ({len(found.topics):,} topics, {size:,} bytes)")
+    else:
+        print_rows(output, [{"file": target, "topics": len(found.topics), "bytes": size}])

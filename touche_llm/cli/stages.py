@@ -6,24 +6,26 @@ import asyncio
 import signal
 import sys
 from collections import Counter
-from collections.abc import Coroutine
-from functools import partial
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import typer
-from rich.table import Column, Table
 
 from touche_llm import pipeline, run_files
 from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
+from touche_llm.cli.costs import print_cost
+from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.config import Config
-from touche_llm.dry_run import Cost, StageName, dry_cost
+from touche_llm.dry_run import StageName, dry_cost
 from touche_llm.errors import printable
+from touche_llm.files import read_records
 from touche_llm.first_stage import build_index
 from touche_llm.llm.cache import kept
-from touche_llm.records import Failure
+from touche_llm.records import Failure, Judgment
 from touche_llm.retrieval.bm25 import Bm25Settings
+from touche_llm.runs import read_run
 from touche_llm.stages.common import by_kind, first_stage_file
 from touche_llm.tasks import DEFAULT_TASK, get_task
 
@@ -39,6 +41,7 @@ def index(
     k1: o.K1Option = None,
     b: o.BOption = None,
     skip_bad_lines: o.SkipOption = None,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Store a corpus and build its BM25 index. Does nothing where both are there and up to date."""
     if corpus is None:
@@ -48,8 +51,13 @@ def index(
     observer = ConsoleObserver()
     known = get_task(task or DEFAULT_TASK)
     with build_index(known, corpus, folder, settings, bool(skip_bad_lines), observer.notify) as store:
-        parts = f" and their {len(store.parts):,} sentences" if len(store.parts) else ""
-        print(f"{len(store):,} documents of {corpus}{parts} are indexed in {store.folder}")
+        documents, sentences = len(store), len(store.parts)
+        if output is Format.TABLE:
+            parts = f" and their {sentences:,} sentences" if sentences else ""
+            print(f"{documents:,} documents of {corpus}{parts} are indexed in {store.folder}")
+        else:
+            row = {"corpus": corpus, "documents": documents, "sentences": sentences or None, "folder": store.folder}
+            print_rows(output, [row])
 
 
 def retrieve(
@@ -81,6 +89,7 @@ def retrieve(
     tag: o.TagOption = None,
     dry_run: o.DryRunOption = False,
     values: o.ValuesOption = None,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """First stage: write candidates.run.txt, the best documents of each topic; sentences.run.txt for pairs of them.
 
@@ -88,11 +97,12 @@ def retrieve(
     """
     settings = o.configure(context)
     if dry_run:
-        show_cost(settings, None, ("retrieve",))
+        show_cost(output, settings, None, ("retrieve",))
         return
     failures = asked(settings, pipeline.retrieve_alone(settings, out, ConsoleObserver()))
-    print(f"candidates: {out / first_stage_file(get_task(settings.task))}")
-    end(out, failures)
+    file = out / first_stage_file(get_task(settings.task))
+    made(output, f"candidates: {file}", file, {"failures": len(failures)})
+    end(output, out, failures)
 
 
 def judge(
@@ -126,15 +136,17 @@ def judge(
     logprobs: o.LogprobsOption = None,
     dry_run: o.DryRunOption = False,
     values: o.ValuesOption = None,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Second stage: the model judges the candidates of the run's folder. Exit code 3 when some could not be judged."""
     settings = o.configure(context)
     if dry_run:
-        show_cost(settings, out, ("judge",))
+        show_cost(output, settings, out, ("judge",))
         return
     outcome = asked(settings, pipeline.judge_alone(settings, out, ConsoleObserver()))
-    print(f"judgments: {out / run_files.JUDGMENTS}")
-    end(out, outcome.failures)
+    file = out / run_files.JUDGMENTS
+    made(output, f"judgments: {file}", file, {"failures": len(outcome.failures)})
+    end(output, out, outcome.failures)
 
 
 def rank(
@@ -165,6 +177,7 @@ def rank(
     tag: o.TagOption = None,
     dry_run: o.DryRunOption = False,
     values: o.ValuesOption = None,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Last stage: write run.txt from candidates and judgments. Exit code 3 when some are missing.
 
@@ -172,11 +185,13 @@ def rank(
     """
     settings = o.configure(context)
     if dry_run:
-        show_cost(settings, out, ("rank",))
+        show_cost(output, settings, out, ("rank",))
         return
     ranking = asked(settings, pipeline.rank_alone(settings, out, ConsoleObserver()))
-    print(f"run: {out / run_files.RUN} ({ranking.lines:,} lines)")
-    end(out, ranking.failures)
+    file = out / run_files.RUN
+    counts = {"imputed": ranking.imputed, "failures": len(ranking.failures)}
+    made(output, f"run: {file} ({ranking.lines:,} lines)", file, counts)
+    end(output, out, ranking.failures)
     if ranking.imputed:
         raise typer.Exit(FAILURES_EXIT)
 
@@ -230,6 +245,7 @@ def run(
     logprobs: o.LogprobsOption = None,
     dry_run: o.DryRunOption = False,
     values: o.ValuesOption = None,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """The whole way: retrieve, judge, rank. A run that was stopped goes on where it stopped when called again.
 
@@ -238,48 +254,30 @@ def run(
     """
     settings = o.configure(context)
     if dry_run:
-        show_cost(settings, None, ("retrieve", "judge", "rank"))
+        show_cost(output, settings, None, ("retrieve", "judge", "rank"))
         return
     outcome = asked(settings, pipeline.run_all(settings, out, ConsoleObserver()))
-    print(f"run: {out / run_files.RUN} ({outcome.judgments:,} judgments)")
-    end(out, outcome.failures)
+    file = out / run_files.RUN
+    counts = {"judgments": outcome.judgments, "failures": len(outcome.failures)}
+    made(output, f"run: {file} ({outcome.judgments:,} judgments)", file, counts)
+    end(output, out, outcome.failures)
 
 
-def show_cost(config: Config, folder: Path | None, stages: tuple[StageName, ...]) -> None:
-    """Print what stages would send: for each prompt the requests and about how many prompt tokens."""
-    result = asked(config, dry_cost(config, folder, stages, ConsoleObserver()))
-    known = sum(result.known.values())
-    if not result.costs:
-        print(f"0 requests: no answer is needed that is not in {config.cache.file}" if known else "0 requests")
+def show_cost(output: Format, config: Config, folder: Path | None, stages: tuple[StageName, ...]) -> None:
+    """Print what stages would send."""
+    print_cost(output, config, asked(config, dry_cost(config, folder, stages, ConsoleObserver())), stages)
+
+
+def made(output: Format, sentence: str, file: Path, counts: Mapping[str, int]) -> None:
+    """Say what a stage has written: in a sentence, or in a row with the file's lines and topics, and these counts."""
+    if output is Format.TABLE:
+        print(sentence)
         return
-    number = partial(Column, justify="right")
-    names = ("requests", "prompt tokens, about", "of them shared")
-    table = Table(Column("stage", no_wrap=True), Column("prompt", no_wrap=True), *map(number, names))
-    for cost in result.costs:
-        table.add_row(cost.stage, o.plain(cost.prompt.partition("/")[2]), *_spans([cost]))
-    table.add_section()
-    table.add_row("all", "", *_spans(result.costs))
-    o.show(table)
-    print("Nothing was sent. A token is taken for four characters; unusable answers that are asked again come on top.")
-    print("Shared is what a prompt begins with as the one before it did: a prefix cache need not compute it again.")
-    if known:
-        print(f"Answers that need no request: {known:,}, since they are in the cache or needed twice.")
-    if any(cost.least.requests != cost.most.requests for cost in result.costs):
-        print("How often documents are compared depends on the answers: least where they confirm the order so far.")
-    if get_task(config.task).sentence_question is not None and "judge" in stages:
-        print("How many sentences and pairs are judged depends on the answers too: here every sentence takes a side.")
-    if result.context is None:
-        print("Documents are counted whole, since the engine's context is not known: name it with --context.")
-
-
-def _spans(costs: list[Cost]) -> list[str]:
-    """Requests, their prompt tokens and the shared ones of them, each added up, from the least to the most."""
-    spans = []
-    for name in ("requests", "prompt_tokens", "shared_tokens"):
-        ends = ([each.least for each in costs], [each.most for each in costs])
-        least, most = sorted(sum(getattr(spent, name) for spent in end) for end in ends)
-        spans.append(f"{least:,}" if least == most else f"{least:,} to {most:,}")
-    return spans
+    if file.name == run_files.JUDGMENTS:
+        lines: Mapping[str, int] = Counter(each.topic_id for each in read_records(file, Judgment, "judgments"))
+    else:
+        lines = {topic_id: len(ranking) for topic_id, ranking in read_run(file).rankings.items()}
+    print_rows(output, [{"file": file, "lines": sum(lines.values()), "topics": len(lines), **counts}])
 
 
 def asked(config: Config, work: Coroutine[Any, Any, ResultT]) -> ResultT:
@@ -313,12 +311,12 @@ async def _quietly(work: Coroutine[Any, Any, ResultT]) -> ResultT:
     return await work
 
 
-def end(out: Path, failures: list[Failure]) -> None:
+def end(output: Format, out: Path, failures: list[Failure]) -> None:
     """Say what failed, and exit with code 3 where something did."""
     if failures:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in by_kind(failures).items())
         reasons = Counter(failure.attempts[-1].reason for failure in failures)
-        print(f"failures: {kinds}; most often: {printable(reasons.most_common(1)[0][0])}")
+        say(output, f"failures: {kinds}; most often: {printable(reasons.most_common(1)[0][0])}")
         files = [out / name for name in run_files.ALL_FAILURES if (out / name).exists() and (out / name).stat().st_size]
-        print(f"what came back each time is in {' and '.join(map(str, files))}")
+        say(output, f"what came back each time is in {' and '.join(map(str, files))}")
         raise typer.Exit(FAILURES_EXIT)

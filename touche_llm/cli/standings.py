@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from touche_llm.cli import figures as f
@@ -12,20 +13,25 @@ from touche_llm.evaluation.leaderboard import PublishedRun, Table, board, place
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from touche_llm.evaluation.measures import Evaluation
+
 # Published runs that are shown before and after each of ours, beside the best one.
 _NEIGHBOURS = 2
 
 
-def standings(task: str, summary: DataFrame) -> DataFrame:
+def standings(task: str, summary: DataFrame, evaluations: Sequence[Evaluation]) -> DataFrame:
     """The place of each run that has a value, by each measure with a published table.
 
     Args:
         task: the task's name.
         summary: the runs' figures, see `evaluation.evaluate`.
+        evaluations: of the runs.
 
     Returns:
         the rows of `summary` that can be held against a table, with the further columns `place` (from 1; of the places
-        of a tie the better one), `published` (runs of the table), `ahead` and `ahead_value` (the published run before
+        of a tie the better one), `best_place` and `worst_place` (those that it could have if the unjudged documents
+        among the first 5 were judged; only of nDCG@5), `judged@5` (the share of these that are; not of the stance),
+        `published` (runs of the table), `ahead` and `ahead_value` (the published run before
         it), `behind` and `behind_value` (the one after it, or of the same value), and `source`.
 
     Raises:
@@ -33,6 +39,7 @@ def standings(task: str, summary: DataFrame) -> DataFrame:
     """
     import pandas as pd
 
+    found = {evaluation.name: evaluation for evaluation in evaluations}
     rows = []
     for each in board(task).tables:
         for row in summary[summary["measure"] == _ours(each)].dropna(subset="value").to_dict(orient="records"):
@@ -41,7 +48,9 @@ def standings(task: str, summary: DataFrame) -> DataFrame:
             behind = each.runs[at - 1] if at <= len(each.runs) else None
             rows.append(
                 row
-                | {"place": at, "published": len(each.runs)}
+                | {"place": at}
+                | _reach(task, each, found[row["run"]])
+                | {"published": len(each.runs)}
                 | {"ahead": _name(ahead), "ahead_value": ahead and ahead.value}
                 | {"behind": _name(behind), "behind_value": behind and behind.value}
                 | {"source": each.url}
@@ -50,6 +59,20 @@ def standings(task: str, summary: DataFrame) -> DataFrame:
         measures = ", ".join(_ours(each) for each in board(task).tables)
         raise UsageError(f"no value to hold against the published tables of {task}, which are by {measures}")
     return pd.DataFrame(rows)
+
+
+def _reach(task: str, table: Table, evaluation: Evaluation) -> dict[str, float | None]:
+    """The places that unjudged documents leave open."""
+    from touche_llm.evaluation.measures import JUDGED
+
+    bounds = evaluation.bounds[evaluation.bounds["measure"] == _ours(table)]
+    known = not bounds.empty
+    share = evaluation.figures.get(f"{table.measure} {JUDGED}")
+    return {
+        "best_place": place(task, table.measure, bounds["highest"].mean()) if known else None,
+        "worst_place": place(task, table.measure, bounds["lowest"].mean()) if known else None,
+        JUDGED: None if share is None else share.value,
+    }
 
 
 def show_standings(task: str, places: DataFrame) -> None:
@@ -77,7 +100,8 @@ def show_standings(task: str, places: DataFrame) -> None:
                 if number > before + 1:
                     table.add_row("…")
                 at, interval = place(task, each.measure, run.value), f.spelled_interval(*_interval(run), digits=3)
-                table.add_row(str(at), o.plain(str(_name(run))), f"{run.value:.3f}", interval)
+                judged = "" if run.judged is None else f" (n = {run.judged:,})"
+                table.add_row(str(at), o.plain(f"{_name(run)}{judged}"), f"{run.value:.3f}", interval)
                 before = number
         if before < len(each.runs) - 1:
             table.add_row("…")
@@ -87,10 +111,12 @@ def show_standings(task: str, places: DataFrame) -> None:
             f"{_ours(each)} among the {len(each.runs)} published runs, {each.published_as}\nsource: {each.url}", table
         )
     print("n: topics (for the stance: documents) judged here; the published values are over all topics of the task.")
+    print("A place is rough: other topics, other documents and unjudged ones move it. The published runs were judged.")
 
 
 def _add_ours(table: Any, row: Any) -> None:
-    cells = (f"→ {row.place}", o.plain(f"{row.run} (n = {row.n:,})"), f.spelled(row.value))
+    reach = f", judged: {row.best_place:.0f} to {row.worst_place:.0f}" if row.worst_place > row.best_place else ""
+    cells = (f"→ {row.place}", o.plain(f"{row.run} (n = {row.n:,}{reach})"), f.spelled(row.value))
     table.add_row(*cells, f.spelled_interval(row.low, row.high), style="bold")
 
 

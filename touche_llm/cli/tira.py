@@ -11,7 +11,8 @@ import typer
 from touche_llm import pipeline, run_files
 from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
-from touche_llm.cli.stages import asked, end
+from touche_llm.cli.output import Format, FormatOption
+from touche_llm.cli.stages import asked, end, made
 from touche_llm.config import index_folder, load_config
 from touche_llm.corpus.chatnoir_cache import API_KEY_VARIABLE
 from touche_llm.errors import UsageError
@@ -56,6 +57,7 @@ def tira(
         ),
     ] = None,
     cache_mode: o.CacheModeOption = None,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Make the run for a TIRA input folder, without a network: the task is told by the files that lie there.
 
@@ -89,8 +91,10 @@ def tira(
     for name, value in _OFFLINE.items():
         os.environ.setdefault(name, value)
     outcome = asked(settings, pipeline.run_all(settings, output_folder, ConsoleObserver()))
-    print(f"run: {output_folder / run_files.RUN} ({outcome.judgments:,} judgments)")
-    end(output_folder, outcome.failures)
+    run = output_folder / run_files.RUN
+    counts = {"judgments": outcome.judgments, "failures": len(outcome.failures)}
+    made(output, f"run: {run} ({outcome.judgments:,} judgments)", run, counts)
+    end(output, output_folder, outcome.failures)
 
 
 def _cache_folder() -> Path:

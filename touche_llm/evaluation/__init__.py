@@ -22,7 +22,8 @@ def evaluate(run: ReadRun, qrels: Qrels, *, name: str = "run", depth: int | None
 
     Returns:
         a row for each measure, with the columns `run`, `measure`, `value`, `low` and `high` (95 % bootstrap interval
-        over topics) and `n` (topics, or documents for the stance). A value that is not defined is NaN.
+        over topics) and `n` (topics, or documents for the stance). A value that is not defined is NaN. What should be
+        known of the figures, as topics that are missing and documents that nobody judged, is in `attrs["notes"]`.
 
     Raises:
         DataError: none of the run's topics is judged.
@@ -30,5 +31,9 @@ def evaluate(run: ReadRun, qrels: Qrels, *, name: str = "run", depth: int | None
     """
     # Loading pandas and scipy takes a second.
     from touche_llm.evaluation.measures import evaluate_run
+    from touche_llm.evaluation.notes import worded
 
-    return evaluate_run(name, run, qrels, depth).summary()
+    found = evaluate_run(name, run, qrels, depth)
+    table = found.summary()
+    table.attrs["notes"] = qrels.notes() + worded({name: found.notes})
+    return table

@@ -34,20 +34,30 @@ def interval(figure: Figure, seed: int = SEED) -> tuple[float, float]:
     return _interval(figure.counts, figure.formula, seed)
 
 
-def compare(baseline: str, runs: Mapping[str, Mapping[str, Figure]], *, seed: int = SEED) -> pd.DataFrame:
+def compare(
+    baseline: str,
+    runs: Mapping[str, Mapping[str, Figure]],
+    *,
+    common: Mapping[str, Mapping[str, tuple[Figure, Figure]]] | None = None,
+    seed: int = SEED,
+) -> pd.DataFrame:
     """How each run differs from one of them, by each measure, over the topics that take part in both.
 
     Args:
         baseline: the name of the run that the others are held against.
         runs: the figures of each run, by name and measure; all have the same measures.
+        common: by run and measure, the run's and the baseline's figure over the documents that both have; they take
+            the places of those in `runs`.
         seed: of the resamples.
 
     Returns:
-        a row for each other run and measure, with the columns `run`, `baseline`, `measure`, `difference` (the run's
-        value less the baseline's), `low` and `high` (95 % percentile bootstrap interval over topics), `p` (two-sided
+        a row for each other run and measure, with the columns `run`, `baseline`, `measure`, `value` and
+        `baseline_value` (over the topics of both, so that they need not be those of the runs alone), `difference` (the
+        first less the second), `low` and `high` (95 % percentile bootstrap interval over topics), `p` (two-sided
         paired randomisation test: each topic's two results change places or not, at random; exact where there are
         few topics), `p_holm` (Holm's correction over the runs that are compared by this measure), `wins`, `ties`
-        and `losses` (topics) and `n` (topics). What is not defined for so few topics is NaN.
+        and `losses` (topics), `n` (topics) and `documents` (of the figures in `common`, else NaN). What is not defined
+        for so few topics is NaN.
 
     Raises:
         UsageError: the baseline is not there, there is no other run, or the runs have different measures.
@@ -63,13 +73,15 @@ def compare(baseline: str, runs: Mapping[str, Mapping[str, Figure]], *, seed: in
                 f"run {name!r} has the measures {', '.join(figures)}, and {baseline!r} has {', '.join(measures)}; "
                 "evaluate both with the same qrels and one depth"
             )
-    rows = [
-        {"run": name, "baseline": baseline, "measure": measure}
-        | _difference(figures[measure], runs[baseline][measure], seed)
-        for measure in measures
-        for name, figures in runs.items()
-        if name != baseline
-    ]
+    rows = []
+    for measure in measures:
+        for name, figures in runs.items():
+            if name == baseline:
+                continue
+            pair = (common or {}).get(name, {}).get(measure)
+            ours, theirs = pair or (figures[measure], runs[baseline][measure])
+            row = {"run": name, "baseline": baseline, "measure": measure} | _difference(ours, theirs, seed)
+            rows.append(row | {"documents": ours.documents if pair else float("nan")})
     table = pd.DataFrame(rows)
     # A row of this for each measure, as the table's rows are in the order of the measures.
     corrected = [_holm(p) for p in table["p"].to_numpy().reshape(len(measures), len(runs) - 1)]
@@ -117,7 +129,7 @@ def _difference(run: Figure, baseline: Figure, seed: int) -> dict[str, Any]:
     other = set(baseline.topics)
     topics = [topic for topic in run.topics if topic in other]
     if not topics:
-        undefined = dict.fromkeys(("difference", "low", "high", "p"), float("nan"))
+        undefined = dict.fromkeys(("value", "baseline_value", "difference", "low", "high", "p"), float("nan"))
         return undefined | {"wins": 0, "ties": 0, "losses": 0, "n": 0}
     ours, theirs = run.only(topics), baseline.only(topics)
     width = ours.shape[1]
@@ -129,8 +141,13 @@ def _difference(run: Figure, baseline: Figure, seed: int) -> dict[str, Any]:
     low, high = _interval(both, difference, seed)
     by_topic = run.formula(ours) - baseline.formula(theirs)
     wins, losses = int((by_topic > _TIE).sum()), int((by_topic < -_TIE).sum())
+    value, baseline_value = (
+        float(each.formula(counts.sum(axis=0))) for each, counts in ((run, ours), (baseline, theirs))
+    )
     return {
-        "difference": float(difference(both.sum(axis=0))),
+        "value": value,
+        "baseline_value": baseline_value,
+        "difference": value - baseline_value,
         "low": low,
         "high": high,
         "p": _randomisation(run, ours, theirs, seed),
@@ -146,7 +163,7 @@ def _interval(counts: Array, formula: Callable[[Array], Array], seed: int) -> tu
         return float("nan"), float("nan")
 
     def value(drawn: Indices, axis: int) -> Array:
-        return formula(counts[np.moveaxis(drawn, axis, -1)].sum(axis=-2))
+        return formula(_sums(counts, np.moveaxis(drawn, axis, -1)))
 
     found = bootstrap(
         (np.arange(len(counts)),),
@@ -161,13 +178,25 @@ def _interval(counts: Array, formula: Callable[[Array], Array], seed: int) -> tu
     return float(found.low), float(found.high)
 
 
+def _sums(counts: Array, drawn: Indices) -> Array:
+    """The sums of the rows that are drawn: (…, rows drawn) of `(rows, counts)` to (…, counts).
+
+    How often each row is drawn, times the rows: several times faster than to take the rows out and add them.
+    """
+    shape, rows = drawn.shape[:-1], len(counts)
+    draws = drawn.reshape(-1, drawn.shape[-1])
+    places = draws + rows * np.arange(len(draws))[:, np.newaxis]
+    times = np.bincount(places.ravel(), minlength=len(draws) * rows).reshape(len(draws), rows)
+    return (times @ counts).reshape(*shape, counts.shape[1])
+
+
 def _randomisation(figure: Figure, ours: Array, theirs: Array, seed: int) -> float:
     if len(ours) < 2:
         return float("nan")
     counts = np.concatenate([ours, theirs])
 
     def difference(one: Indices, other: Indices, axis: int) -> Array:
-        first, second = (counts[np.moveaxis(each, axis, -1)].sum(axis=-2) for each in (one, other))
+        first, second = (_sums(counts, np.moveaxis(each, axis, -1)) for each in (one, other))
         return figure.formula(first) - figure.formula(second)
 
     places = np.arange(len(counts))

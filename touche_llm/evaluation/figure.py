@@ -50,8 +50,9 @@ class Figure:
 def mean_figure(values: Mapping[str, float]) -> Figure:
     """The mean of values by topic."""
     counts = np.array([(value, 1.0) for value in values.values()], dtype=np.float64).reshape(len(values), 2)
-    return Figure(tuple(values), counts, _ratio)
+    return Figure(tuple(values), counts, ratio)
 
 
-def _ratio(counts: Array) -> Array:
+def ratio(counts: Array) -> Array:
+    """The first count over the second, (…, 2) to (…)."""
     return np.asarray(counts[..., 0] / counts[..., 1])

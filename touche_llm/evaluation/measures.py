@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import ir_measures
@@ -10,9 +10,10 @@ import numpy as np
 import pandas as pd
 
 from touche_llm.errors import DataError, UsageError
-from touche_llm.evaluation.certainty import bounds, interval
+from touche_llm.evaluation.certainty import bounds, compare, interval
 from touche_llm.evaluation.figure import Figure, mean_figure
-from touche_llm.evaluation.stance_measures import stance_figures
+from touche_llm.evaluation.notes import Note, graded_notes, stance_notes
+from touche_llm.evaluation.stance_measures import label_figures, paired_stance_figures, stance_figures
 from touche_llm.qrels import GRADE_DECIMALS, STANCE, Grades, Qrels, some
 from touche_llm.runs import ReadRun
 
@@ -22,6 +23,8 @@ OFFICIAL = f"official_ndcg@{CUTOFF}"
 JUDGED = f"judged@{CUTOFF}"
 # pytrec_eval takes integers; nDCG with linear gain stays the same when all grades are multiplied.
 _UNIT = 10**GRADE_DECIMALS
+# Shares of judged documents that differ by more make it likely that the judging decides between two runs.
+_UNLIKE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +33,28 @@ class Evaluation:
 
     Attributes:
         name: the run's.
+        run: that was measured.
+        qrels: by which.
         figures: by measure: for each graded aspect those of `graded_figures` behind the aspect's name, as
             `relevance nDCG@5`, and those of `stance_figures`.
+        labels: those of `label_figures`.
         bounds: how far unjudged documents could move nDCG@5, see `certainty.bounds`: a row for each graded aspect and
             judged topic, with the columns `run`, `measure`, `topic`, `unjudged`, `lowest` and `highest`.
-        notes: what people should know: topics that are missing or left out.
+        notes: what people should know: topics that are missing or left out, documents that nobody judged.
     """
 
     name: str
+    run: ReadRun
+    qrels: Qrels
     figures: dict[str, Figure]
+    labels: dict[str, Figure]
     bounds: pd.DataFrame
-    notes: list[str]
+    notes: list[Note]
 
     def summary(self) -> pd.DataFrame:
         """A row for each measure, with the columns `run`, `measure`, `value`, `low`, `high` and `n`; see `evaluate`."""
-        rows = [
-            (self.name, measure, figure.value, *interval(figure), figure.n) for measure, figure in self.figures.items()
-        ]
+        figures = self.figures | self.labels
+        rows = [(self.name, measure, figure.value, *interval(figure), figure.n) for measure, figure in figures.items()]
         return pd.DataFrame(rows, columns=["run", "measure", "value", "low", "high", "n"])
 
     def per_topic(self) -> pd.DataFrame:
@@ -81,7 +89,7 @@ def evaluate_run(name: str, run: ReadRun, qrels: Qrels, depth: int | None = None
         raise UsageError(f"recall at {depth} documents: give a depth of 1 or more")
     figures: dict[str, Figure] = {}
     tables: list[pd.DataFrame] = []
-    notes: list[str] = []
+    notes: list[Note] = []
     for aspect, grades in qrels.grades.items():
         _check_topics(run, grades, aspect)
         found = graded_figures(run, grades, depth)
@@ -90,15 +98,58 @@ def evaluate_run(name: str, run: ReadRun, qrels: Qrels, depth: int | None = None
         table.insert(0, "run", name)
         table.insert(1, "measure", f"{aspect} {NDCG}")
         tables.append(table)
-        notes += _notes(run, grades, aspect, found[OFFICIAL])
+        notes += graded_notes(run, grades, aspect, found[OFFICIAL].topics, CUTOFF, table)
+    labels: dict[str, Figure] = {}
     if qrels.stances:
         _check_topics(run, qrels.stances, STANCE)
         figures |= stance_figures(run, qrels, CUTOFF)
-        notes += _stance_notes(run, qrels)
+        labels = label_figures(run, qrels)
+        notes += stance_notes(run, qrels)
     columns = ["run", "measure", "topic", "unjudged", "lowest", "highest"]
-    return Evaluation(
-        name, figures, pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns), notes
-    )
+    table = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
+    return Evaluation(name, run, qrels, figures, labels, table, notes)
+
+
+def compare_runs(baseline: Evaluation, others: Sequence[Evaluation]) -> tuple[pd.DataFrame, list[str]]:
+    """How runs differ from one of them; all were measured by the same judgments and at one depth.
+
+    Stances are compared over the documents that carry a label in both runs, but those among the first 5 (`@5`), where
+    it counts which documents stand there.
+
+    Returns:
+        the rows of `certainty.compare`, and what people should know of them.
+
+    Raises:
+        UsageError: as `certainty.compare`.
+    """
+    common = {
+        each.name: paired_stance_figures(each.run, baseline.run, each.qrels) for each in others if each.qrels.stances
+    }
+    runs = {each.name: each.figures for each in (baseline, *others)}
+    notes = []
+    for each in others:
+        for measure, (figure, _) in common.get(each.name, {}).items():
+            alone, theirs = each.figures[measure].n, baseline.figures[measure].n
+            if figure.n < max(alone, theirs):
+                notes.append(
+                    f"{each.name}: {measure}: of the {alone:,} judged documents that it labels and the {theirs:,} of "
+                    f"{baseline.name}, the {figure.n:,} that both label are compared"
+                )
+        notes += unlike_judged(each, baseline)
+    return compare(baseline.name, runs, common=common), notes
+
+
+def unlike_judged(run: Evaluation, other: Evaluation) -> list[str]:
+    """By which aspects so much more was judged at the top of one run than of the other that it can decide, in words."""
+    notes = []
+    for aspect in run.qrels.grades:
+        share, others = (each.figures[f"{aspect} {JUDGED}"].value for each in (run, other))
+        if abs(share - others) > _UNLIKE:
+            notes.append(
+                f"{run.name}: {aspect} {JUDGED} is {share:.3f}, and {others:.3f} of {other.name}; part of the "
+                "difference can come from what was judged, since an unjudged document counts 0"
+            )
+    return notes
 
 
 def graded_figures(run: ReadRun, grades: Grades, depth: int) -> dict[str, Figure]:
@@ -188,30 +239,3 @@ def _check_topics(run: ReadRun, judged: Mapping[str, object], aspect: str) -> No
             f"none of the run's topics ({some(list(run.rankings), 5)}) is in the {aspect} qrels "
             f"({some(list(judged), 5)}); give the qrels of these topics"
         )
-
-
-def _notes(run: ReadRun, grades: Grades, aspect: str, official: Figure) -> list[str]:
-    missing = [topic for topic in grades if topic not in run.rankings]
-    without = [topic for topic, judged in grades.items() if max(judged.values()) <= 0.0]
-    foreign = [topic for topic in run.rankings if topic not in grades]
-    left_out = [topic for topic in grades if topic not in official.topics]
-    said = {
-        "judged, but not in the run, so that they count 0": missing,
-        "without a grade above 0, so that they count 0": without,
-        "in the run, but not judged, so that they do not count": foreign,
-        f"left out of {OFFICIAL}, which takes topics with a judged document among the first {CUTOFF} and with a "
-        "grade above 0": left_out,
-    }
-    return [f"{aspect}: topics {what}: {some(topics)}" for what, topics in said.items() if topics]
-
-
-def _stance_notes(run: ReadRun, qrels: Qrels) -> list[str]:
-    without = [
-        f"topic {topic} document {candidate.document_id}"
-        for topic, truth in qrels.stances.items()
-        for candidate in run.rankings.get(topic, [])
-        if candidate.document_id in truth and (topic, candidate.document_id) not in run.stances
-    ]
-    if not without:
-        return []
-    return [f"{STANCE}: judged documents without a label in the run, so that they do not count: {some(without, 3)}"]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from touche_llm.errors import DataError
-from touche_llm.evaluation.figure import Array, Figure
+from touche_llm.evaluation.figure import Array, Figure, ratio
 from touche_llm.qrels import Qrels
 from touche_llm.runs import ReadRun
 
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
 def macro_f1(hits: NDArray[Any], chosen: NDArray[Any], true: NDArray[Any]) -> Array:
     """The mean of the labels' F1, F1 being 2 tp / (2 tp + fp + fn).
 
-    It is the mean over the labels that are the truth or the choice of at least one document: of the others F1 is
-    0 / 0, and to count it as 0 would lower the figure by a label that nobody could have got right.
+    It is the mean over the labels that are the truth or the choice of at least one document, as in scikit-learn: of the
+    others F1 is 0 / 0, and to count it as 0 would lower the figure by a label that nobody could have got right.
 
     Args:
         hits: documents for which a label is both chosen and true, of shape (…, labels).
@@ -51,14 +53,43 @@ def stance_figures(run: ReadRun, qrels: Qrels, cutoff: int) -> dict[str, Figure]
     Raises:
         DataError: a label in the run that the task does not have.
     """
+    return _pooled(_tables(run, qrels, None), "") | _pooled(_tables(run, qrels, cutoff), f"@{cutoff}")
+
+
+def paired_stance_figures(run: ReadRun, other: ReadRun, qrels: Qrels) -> dict[str, tuple[Figure, Figure]]:
+    """Macro-F1 and accuracy of two runs over the judged documents that carry a label in both.
+
+    Over its own documents a run could look better by leaving the hard ones without a label, or by ranking others.
+
+    Returns:
+        by measure, the first run's figure and the other's.
+    """
+    both = run.stances.keys() & other.stances.keys()
+    figures, others = (
+        _pooled(_tables(replace(each, stances={key: each.stances[key] for key in both}), qrels, None), "")
+        for each in (run, other)
+    )
+    return {measure: (figure, others[measure]) for measure, figure in figures.items()}
+
+
+def label_figures(run: ReadRun, qrels: Qrels) -> dict[str, Figure]:
+    """Precision and recall of each label, over the documents of `stance_figures`.
+
+    Returns:
+        by measure, as `stance precision NO`; only topics take part with documents that the share is of: documents with
+        this label in the run, or those for which it is true.
+    """
+    tables = np.array(list(_tables(run, qrels, None).values()))
+    topics = list(qrels.stances)
     figures = {}
-    for suffix, depth in (("", None), (f"@{cutoff}", cutoff)):
-        tables = _tables(run, qrels, depth)
-        kept = {topic: table for topic, table in tables.items() if table.any()}
-        size = len(qrels.labels) ** 2
-        counts = np.array(list(kept.values()), dtype=np.float64).reshape(len(kept), size)
-        for name, formula in (("macro-F1", _macro_f1), ("accuracy", _accuracy)):
-            figures[f"stance {name}{suffix}"] = Figure(tuple(kept), counts, formula, int(counts.sum()))
+    for name, axis in (("precision", 1), ("recall", 2)):
+        of_label = tables.sum(axis=axis)
+        for place, label in enumerate(qrels.labels):
+            hits, whole = tables[:, place, place], of_label[:, place]
+            kept = whole > 0
+            counts = np.stack([hits[kept], whole[kept]], axis=1).astype(np.float64)
+            topics_kept = tuple(topic for topic, keep in zip(topics, kept, strict=True) if keep)
+            figures[f"stance {name} {label}"] = Figure(topics_kept, counts, ratio, int(whole.sum()))
     return figures
 
 
@@ -122,6 +153,17 @@ def _tables(run: ReadRun, qrels: Qrels, cutoff: int | None) -> dict[str, NDArray
                 table[places[truth[candidate.document_id]], places[chosen]] += 1
         tables[topic] = table
     return tables
+
+
+def _pooled(tables: Mapping[str, NDArray[np.int64]], suffix: str) -> dict[str, Figure]:
+    """Macro-F1 and accuracy of confusion matrices by topic, those without a document left out."""
+    kept = {topic: table for topic, table in tables.items() if table.any()}
+    size = next(iter(tables.values())).size
+    counts = np.array(list(kept.values()), dtype=np.float64).reshape(len(kept), size)
+    return {
+        f"stance {name}{suffix}": Figure(tuple(kept), counts, formula, int(counts.sum()))
+        for name, formula in (("macro-F1", _macro_f1), ("accuracy", _accuracy))
+    }
 
 
 def _square(counts: Array) -> Array:

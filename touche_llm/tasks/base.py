@@ -107,6 +107,11 @@ class Task:
         return tuple(label for label in self.stances if label not in self.no_stances)
 
     @property
+    def before_judging(self) -> str:
+        """What `candidates.run.txt` holds: pairs are made of sentences that were judged, so they are no first stage."""
+        return "first stage" if self.sentence_question is None else "pairs before they are judged"
+
+    @property
     def weight_names(self) -> tuple[str, ...]:
         """What a document's score can be made of."""
         return (*self.question.grades, FIRST_STAGE)

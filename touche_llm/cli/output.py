@@ -1,0 +1,73 @@
+"""How a command prints: tables and lines for people, or rows for other programs."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+
+from touche_llm.errors import printable
+
+
+class Format(StrEnum):
+    """How results are printed."""
+
+    TABLE = "table"
+    JSON = "json"
+    TSV = "tsv"
+
+
+FormatOption = Annotated[
+    Format,
+    typer.Option(
+        "--format",
+        help="table for people; json: a list of objects, or tsv, as pandas reads it: then standard output holds these "
+        "rows alone, and all else goes to standard error.",
+    ),
+]
+
+
+def print_rows(output: Format, rows: Iterable[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
+    """Print rows for other programs: a list of objects, or a header and tab-separated lines.
+
+    What is None or NaN is null in JSON, and empty in TSV. Characters of a text that a terminal would act on are
+    replaced; paths stay as they were given.
+
+    Args:
+        output: JSON or TSV.
+        rows: flat, all with the same keys.
+        columns: those keys; only needed where there may be no row.
+    """
+    values = [{name: _value(value) for name, value in row.items()} for row in rows]
+    if output is Format.JSON:
+        print(orjson.dumps(values, option=orjson.OPT_INDENT_2).decode())
+        return
+    names = columns or list(values[0])
+    writer = csv.writer(sys.stdout, delimiter="\t", lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows([row[name] for name in names] for row in values)
+
+
+def say(output: Format, line: str) -> None:
+    """Print a line for people, which beside rows for programs goes to standard error."""
+    print(line, file=sys.stdout if output is Format.TABLE else sys.stderr)
+
+
+def _value(value: Any) -> Any:
+    match value:
+        case Path():
+            return os.fsencode(value).decode(errors="replace")
+        case str():
+            return printable(value)
+        case float() if math.isnan(value):
+            return None
+        case _:
+            return value

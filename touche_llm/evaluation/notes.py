@@ -1,0 +1,91 @@
+"""What people should know of figures, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from touche_llm.qrels import STANCE, Grades, Qrels, some
+from touche_llm.runs import ReadRun
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something to know of the figures of one aspect, of relevance, say."""
+
+    aspect: str
+    text: str
+
+
+def graded_notes(
+    run: ReadRun, grades: Grades, aspect: str, official: Sequence[str], cutoff: int, bounds: DataFrame
+) -> list[Note]:
+    """Topics that count in another way than one could think, and what unjudged documents could change.
+
+    Args:
+        run: that was measured.
+        grades: of the aspect.
+        aspect: by which it was measured.
+        official: the topics that the organisers' script takes.
+        cutoff: of the figures at the top.
+        bounds: see `certainty.bounds`.
+    """
+    highest = {topic: max(judged.values()) for topic, judged in grades.items()}
+    topics = {
+        "judged, but not in the run, so that they count 0": [topic for topic in grades if topic not in run.rankings],
+        "without a grade above 0, so that they count 0": [topic for topic, most in highest.items() if most <= 0.0],
+        f"without a grade of 1 or more, so that they count 0 for P@{cutoff} and recall": [
+            topic for topic, most in highest.items() if 0.0 < most < 1.0
+        ],
+        "in the run, but not judged, so that they do not count": [
+            topic for topic in run.rankings if topic not in grades
+        ],
+        f"with fewer than {cutoff} documents in the run; the places that are left count as not judged": [
+            topic for topic in grades if 0 < len(run.rankings.get(topic, ())) < cutoff
+        ],
+        f"left out of official_ndcg@{cutoff}, which takes topics with a judged document among the first {cutoff} and "
+        "with a grade of 1 or more": [topic for topic in grades if topic not in official],
+    }
+    notes = [Note(aspect, f"topics {what}: {some(names)}") for what, names in topics.items() if names]
+    if unjudged := int(bounds["unjudged"].sum()):
+        notes.append(
+            Note(
+                f"{aspect} nDCG@{cutoff}",
+                f"unjudged documents among the first {cutoff}, which count 0: {unjudged} in "
+                f"{int((bounds['unjudged'] > 0).sum())} topics; judged, they could make it "
+                f"{bounds['lowest'].mean():.4f} to {bounds['highest'].mean():.4f}",
+            )
+        )
+    return notes
+
+
+def stance_notes(run: ReadRun, qrels: Qrels) -> list[Note]:
+    """Judged documents of the run that it has no label for."""
+    without = [
+        f"topic {topic} document {candidate.document_id}"
+        for topic, truth in qrels.stances.items()
+        for candidate in run.rankings.get(topic, [])
+        if candidate.document_id in truth and (topic, candidate.document_id) not in run.stances
+    ]
+    text = "judged documents without a label in the run, so that they do not count"
+    return [Note(STANCE, f"{text}: {some(without, 3)}")] if without else []
+
+
+def worded(notes: Mapping[str, Sequence[Note]]) -> list[str]:
+    """The notes of several runs, by the run's name, in lines.
+
+    What holds for several aspects of the same runs, and what holds for all runs, is said once.
+    """
+    runs: dict[Note, list[str]] = {}
+    for name, of_run in notes.items():
+        for note in of_run:
+            runs.setdefault(note, []).append(name)
+    aspects: dict[tuple[str, str], list[str]] = {}
+    for note, names in runs.items():
+        where = "" if len(names) == len(notes) else f"{', '.join(names)}: "
+        aspects.setdefault((where, note.text), []).append(note.aspect)
+    return [f"{where}{', '.join(of)}: {text}" for (where, text), of in aspects.items()]
