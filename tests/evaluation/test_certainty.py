@@ -93,6 +93,14 @@ def test_a_run_does_not_differ_from_itself() -> None:
     assert (row["difference"], row["low"], row["high"], row["p"], row["ties"]) == (0, 0, 0, 1, 3)
 
 
+def test_runs_of_equal_values_do_not_differ_however_sums_are_rounded() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(5):
+        figure = means(*(rng.integers(0, 60, 25) / rng.integers(60, 90, 25)))
+        (row,) = compare("a", {"a": {"m": figure}, "b": {"m": figure}}).to_dict("records")
+        assert (row["p"], row["ties"]) == (1.0, 25)
+
+
 def test_holm_corrects_over_the_runs_of_a_measure() -> None:
     base = means(*[0.0] * 6)
     strong, weak = means(*[0.5] * 6), means(0.5, 0.5, 0.5, 0.5, 0.5, -0.1)

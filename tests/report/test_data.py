@@ -9,7 +9,8 @@ import yaml
 from touche_llm.errors import DataError
 from touche_llm.files import read_records
 from touche_llm.records import Comparison, Judgment, Reading
-from touche_llm.report.data import compared_of, gather
+from touche_llm.report.data import gather
+from touche_llm.report.folder import compared_of
 from touche_llm.report.records import Report
 from touche_llm.runs import read_run
 

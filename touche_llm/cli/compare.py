@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from touche_llm.cli import figures as f
-from touche_llm.cli.output import Format, FormatOption
+from touche_llm.cli.output import Format, FormatOption, say
 from touche_llm.errors import UsageError, printable
+from touche_llm.run_files import RUN
 from touche_llm.tasks import get_task
 
 if TYPE_CHECKING:
@@ -26,6 +27,13 @@ def compare(
     coherence: f.CoherenceOption = None,
     output: FormatOption = Format.TABLE,
     depth: f.DepthOption = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", help="Write a page as well, with 2 to 8 runs side by side (report.html, say)."),
+    ] = None,
+    top: Annotated[
+        int, typer.Option("--top", min=1, help="With --html: so many documents of each run and topic are shown.")
+    ] = 20,
 ) -> None:
     """Hold runs against one of them: differences with 95 % intervals, tests, and topics won, tied and lost.
 
@@ -41,18 +49,36 @@ def compare(
         raise UsageError(f"--baseline {baseline}: is none of the runs: {', '.join(map(str, runs))}; name one of them")
     if len(runs) < 2:
         raise UsageError(f"{baseline} alone cannot be compared; name another run")
-    qrels = f.given_qrels(task, relevance=relevance, quality=quality, stance=stance, coherence=coherence)
+    files = {"relevance": relevance, "quality": quality, "stance": stance, "coherence": coherence}
+    qrels = f.given_qrels(task, **files)
     given = f.given_runs(runs, qrels, get_task(task))
     kept = [each for each in given if not each.first_stage]
+    if html is not None:
+        from touche_llm.report.side_by_side import GivenRun, check_runs, gather_runs
+        from touche_llm.report.write_side_by_side import write_side_by_side
+
+        inputs = (*(each / RUN if each.is_dir() else each for each in runs), *filter(None, files.values()))
+        if html.exists() and any(html.samefile(each) for each in inputs):
+            raise UsageError(f"--html {html}: is one of the files that are read; name another")
+        shown = [GivenRun(each.name, each.run, each.folder) for each in kept]
+        check_runs(shown, get_task(task))
     evaluations = f.evaluate_runs(kept, qrels, depth or f.recall_depth(given))
     name = printable(str(baseline))
     held = next(each for each in evaluations if each.name == name)
     frame, notes = compare_runs(held, [each for each in evaluations if each is not held])
+    page = ""
+    if html is not None:
+        judged_by = {aspect: path for aspect, path in files.items() if path is not None}
+        found = gather_runs(shown, get_task(task), qrels, judged_by, evaluations, frame, notes, top)
+        size = write_side_by_side(found, html)
+        page = f"page: {html} ({len(found.topics):,} topics, {size:,} bytes)"
     if output is Format.TABLE:
         _show(frame)
     else:
         f.print_frame(frame, output)
     f.tell(qrels, evaluations, kept, *notes)
+    if page:
+        say(output, page)
 
 
 def _show(frame: DataFrame) -> None:

@@ -22,6 +22,7 @@ SEED = 0
 _BATCH = 500
 # Values of topics that differ by less are equal: they are sums of a few terms, taken in any order.
 _TIE = 1e-9
+_DECIMALS = 12
 
 Indices = NDArray[np.intp]
 
@@ -197,7 +198,8 @@ def _randomisation(figure: Figure, ours: Array, theirs: Array, seed: int) -> flo
 
     def difference(one: Indices, other: Indices, axis: int) -> Array:
         first, second = (_sums(counts, np.moveaxis(each, axis, -1)) for each in (one, other))
-        return figure.formula(first) - figure.formula(second)
+        # Equal differences must be equal in the last digit too, or the rounding of sums would part them.
+        return np.round(figure.formula(first) - figure.formula(second), _DECIMALS)
 
     places = np.arange(len(counts))
     return float(

@@ -22,15 +22,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SVG, _XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
+# As many runs are on one page at most, each with a letter.
+LETTERS = "ABCDEFGH"
 # A stand-in for each colour of the page: the class `f-…` fills with it, `s-…` strokes.
 _STANCES, _BANDS = [f"stance{n}" for n in range(4)], [f"band{n}" for n in range(len(BANDS) + 1)]
+_SIDES = [f"side{n}" for n in range(len(LETTERS))]
 INKS = {
     name: f"#0000{number:02x}"
-    for number, name in enumerate(("ink", "grid", "run", "first", *_STANCES, *_BANDS), start=1)
+    for number, name in enumerate(("ink", "grid", "run", "first", "strip", *_STANCES, *_BANDS, *_SIDES), start=1)
 }
 _NAMES = {colour: name for name, colour in INKS.items()}
 # Of a bar; there is no room for the number on a smaller one.
 _LEAST_LABELLED = 0.06
+# Letters of values that differ by less would lie over each other, and have to stand so many inches apart.
+_TOO_CLOSE, _APART = 0.055, 0.09
+# Pixels.
+_LEGIBLE = 1500
 _SETTINGS: dict[str, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "touche-llm",
@@ -80,6 +87,69 @@ def topic_bars(measure: Measure, titles: Mapping[str, tuple[str, str]]) -> Marku
     axes.set_xlabel("topic")
     axes.grid(axis="y")
     return _svg(figure, f"{measure.name} of each topic, the run beside the first stage", hints)
+
+
+def topic_letters(
+    name: str, by_topic: Sequence[Mapping[str, float]], baseline: int, titles: Mapping[str, tuple[str, str]]
+) -> Markup:
+    """Each topic's value of a measure in several runs, a letter for each run; the best for the baseline first.
+
+    Args:
+        name: of the measure.
+        by_topic: for each run the value of each topic that takes part.
+        baseline: which of the runs it is; topics that it lacks come last.
+        titles: as in `topic_bars`.
+    """
+    topics = sorted(
+        dict.fromkeys(topic for of_run in by_topic for topic in of_run),
+        key=lambda topic: -by_topic[baseline].get(topic, -1.0),
+    )
+    groups = {topic: _groups([of_run.get(topic) for of_run in by_topic]) for topic in topics}
+    slot = max(0.23, 0.04 + _APART * max(len(group) for found in groups.values() for group in found))
+    figure, axes = _axes(max(4.0, slot * len(topics) + 0.9), 3.2)
+    hints: dict[str, str] = {}
+    for place, topic in enumerate(topics):
+        anchor, title = titles.get(topic, ("", ""))
+        values = {LETTERS[n]: of_run[topic] for n, of_run in enumerate(by_topic) if topic in of_run}
+        # What is pointed at, from the bottom to the top; the letters lie on it.
+        strip = axes.bar(place * slot, 1.12, slot, bottom=-0.06, color=INKS["strip"])[0]
+        strip.set_gid(f"topic-{place}")
+        hints[f"topic-{place}"] = f"{topic} {title}: " + ", ".join(f"{at} {value:.3f}" for at, value in values.items())
+        if anchor:
+            strip.set_url(f"#{anchor}")
+        least, most = min(values.values()), max(values.values())
+        axes.bar(place * slot, most - least, 0.02, bottom=least, color=INKS["grid"])
+        for group in groups[topic]:
+            for n, (side, value) in enumerate(group):
+                x = place * slot + (n - (len(group) - 1) / 2) * _APART
+                axes.text(
+                    x,
+                    value,
+                    LETTERS[side],
+                    color=INKS[_SIDES[side]],
+                    fontsize=8,
+                    weight="bold",
+                    ha="center",
+                    va="center",
+                )
+    axes.set_xticks([place * slot for place in range(len(topics))], topics, fontsize=8)
+    axes.set_xlim(-0.6 * slot, (len(topics) - 0.4) * slot)
+    axes.set_ylim(-0.06, 1.06)
+    axes.set_ylabel(name)
+    axes.set_xlabel("topic")
+    axes.grid(axis="y")
+    return _svg(figure, f"{name} of each topic in {len(by_topic)} runs", hints)
+
+
+def _groups(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:
+    """The runs and their values, those together whose letters would lie over each other."""
+    groups: list[list[tuple[int, float]]] = []
+    for side, value in sorted(((n, v) for n, v in enumerate(values) if v is not None), key=lambda each: each[1]):
+        if groups and value - groups[-1][-1][1] < _TOO_CLOSE:
+            groups[-1].append((side, value))
+        else:
+            groups.append([(side, value)])
+    return [sorted(group) for group in groups]
 
 
 def movement(moved: Mapping[str, list[int]], way: str) -> Markup:
@@ -153,7 +223,10 @@ def _svg(figure: Figure, description: str, hints: Mapping[str, str]) -> Markup:
         _fit(element, hints)
     box = [float(each) for each in root.attrib["viewBox"].split()]
     # A point of the figure is a pixel and a quarter of the page.
-    root.attrib |= {"role": "img", "width": f"{box[2] * 1.25:.0f}", "height": f"{box[3] * 1.25:.0f}", "class": "figure"}
+    width, height = (length * 1.25 for length in box[2:])
+    # On a wide page figures become as wide as it is at most, but those that could not be read then.
+    name = "figure" if width < _LEGIBLE else "figure long"
+    root.attrib |= {"role": "img", "width": f"{width:.0f}", "height": f"{height:.0f}", "class": name}
     _hint(root, description)
     return Markup(ET.tostring(root, encoding="unicode"))
 

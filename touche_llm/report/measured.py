@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from touche_llm.qrels import STANCE, Qrels
 from touche_llm.runs import ReadRun
 
+if TYPE_CHECKING:
+    from touche_llm.evaluation.measures import Evaluation
+
+MACRO_F1 = f"{STANCE} macro-F1"
 _RUN, _FIRST = "run", "first stage"
 
 
@@ -93,49 +97,89 @@ def measure(run: ReadRun, first_stage: ReadRun, qrels: Qrels, depth: int) -> Mea
     """
     # Only here, since they load pandas and scipy, which takes a second.
     from touche_llm.evaluation.certainty import compare
-    from touche_llm.evaluation.measures import NDCG, evaluate_run
-    from touche_llm.evaluation.stance_measures import by_label, confusion_matrix
+    from touche_llm.evaluation.measures import evaluate_run
 
     found = evaluate_run(_RUN, run, qrels, depth)
     before = evaluate_run(_FIRST, first_stage, replace(qrels, stances={}), depth)
     values, values_before = (
         {row["measure"]: row for row in each.summary().to_dict("records")} for each in (found, before)
     )
-    compared = [f"{aspect} {NDCG}" for aspect in qrels.grades]
+    headlines = headline_of(qrels)
+    compared = [name for name in headlines if name != MACRO_F1]
     differences: dict[str, Mapping[str, Any]] = {}
     if compared:
         sides = {each.name: {name: each.figures[name] for name in compared} for each in (found, before)}
         differences = {row["measure"]: row for row in compare(_FIRST, sides).to_dict("records")}
     measures = []
     for name, row in values.items():
-        measured = Measure(name, _value(row), row["n"], _value(values_before[name]) if name in values_before else None)
+        measured = Measure(
+            name, value_of(row), row["n"], value_of(values_before[name]) if name in values_before else None
+        )
         if name in differences:
             change = differences[name]
-            bounds = found.bounds[found.bounds["measure"] == name]
-            own, other = (
-                dict(zip(each.figures[name].topics, each.figures[name].by_topic().tolist(), strict=True))
-                for each in (found, before)
-            )
+            unjudged, bounds = unjudged_of(found, name)
+            other = by_topic(before, name)
             measured = replace(
                 measured,
                 difference=Value(change["difference"], change["low"], change["high"]),
                 p=change["p"],
-                unjudged=int(bounds["unjudged"].sum()),
-                bounds=(float(bounds["lowest"].mean()), float(bounds["highest"].mean())),
-                by_topic={topic: (value, other.get(topic)) for topic, value in own.items()},
+                unjudged=unjudged,
+                bounds=bounds,
+                by_topic={topic: (value, other.get(topic)) for topic, value in by_topic(found, name).items()},
             )
         measures.append(measured)
-    headline = [each for each in measures if each.name in (*compared, f"{STANCE} macro-F1")]
-    notes = qrels.notes() + found.notes
+    headline = [each for each in measures if each.name in headlines]
+    return Measured(measures, headline, *confusion_of(run, qrels), notes_of([found]))
+
+
+def headline_of(qrels: Qrels) -> list[str]:
+    """The measures that come first: nDCG@5 of each graded aspect, and the stance's macro-F1."""
+    from touche_llm.evaluation.measures import NDCG
+
+    return [*(f"{aspect} {NDCG}" for aspect in qrels.grades), *([MACRO_F1] if qrels.stances else [])]
+
+
+def notes_of(evaluations: Sequence[Evaluation]) -> list[str]:
+    """What people should know of figures by the same judgments, but what is said beside the headline measures."""
+    from touche_llm.evaluation.notes import worded
+
+    qrels = evaluations[0].qrels
+    headlines = headline_of(qrels)
+    notes = {each.name: [note for note in each.notes if note.aspect not in headlines] for each in evaluations}
+    return qrels.notes() + worded(notes)
+
+
+def by_topic(evaluation: Evaluation, measure: str) -> dict[str, float]:
+    """The value of a measure of each topic that takes part in it."""
+    figure = evaluation.figures[measure]
+    return dict(zip(figure.topics, figure.by_topic().tolist(), strict=True))
+
+
+def unjudged_of(evaluation: Evaluation, measure: str) -> tuple[int, tuple[float, float] | None]:
+    """How many documents at the top nobody judged, and how low and how high the value could be if they were.
+
+    0 and None of a measure for which that is not known.
+    """
+    bounds = evaluation.bounds[evaluation.bounds["measure"] == measure]
+    if bounds.empty:
+        return 0, None
+    return int(bounds["unjudged"].sum()), (float(bounds["lowest"].mean()), float(bounds["highest"].mean()))
+
+
+def confusion_of(run: ReadRun, qrels: Qrels) -> tuple[list[list[int]], list[LabelScores]]:
+    """The confusion matrix and what it says of each label, see `Measured`; both empty without stance qrels."""
+    from touche_llm.evaluation.stance_measures import by_label, confusion_matrix
+
     if not qrels.stances:
-        return Measured(measures, headline, [], [], notes)
+        return [], []
     confusion = confusion_matrix(run, qrels)
     labels = [
         LabelScores(row["label"], row["precision"], row["recall"], row["F1"], row["true"], row["chosen"])
         for row in by_label(confusion).to_dict("records")
     ]
-    return Measured(measures, headline, confusion.to_numpy().tolist(), labels, notes)
+    return confusion.to_numpy().tolist(), labels
 
 
-def _value(row: Mapping[str, Any]) -> Value:
+def value_of(row: Mapping[str, Any]) -> Value:
+    """The value of a row of a summary, with its interval."""
     return Value(row["value"], row["low"], row["high"])

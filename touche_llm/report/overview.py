@@ -11,7 +11,7 @@ import yaml
 
 from touche_llm.config import Config
 from touche_llm.errors import DataError
-from touche_llm.qrels import Qrels
+from touche_llm.qrels import STANCE, Qrels
 from touche_llm.ranking.chain import JUDGE
 from touche_llm.report.records import Row
 from touche_llm.runs import ReadRun
@@ -75,19 +75,36 @@ def moved(topics: Iterable[list[Row]]) -> dict[str, dict[str, list[int]]]:
     return counted
 
 
-def distributions(run: ReadRun, task: Task, qrels: Qrels | None) -> dict[str, dict[str, float]]:
-    """How often each label was given; see `Report.stances`."""
-    sets: dict[str, list[str]] = {"all lines": list(run.stances.values())}
+def people_of(qrels: Qrels | None, topic_id: str, document_id: str) -> dict[str, str]:
+    """What people said of a document: grades by aspect, and the stance."""
+    if qrels is None:
+        return {}
+    found = {
+        aspect: f"{grades[topic_id][document_id]:g}"
+        for aspect, grades in qrels.grades.items()
+        if document_id in grades.get(topic_id, {})
+    }
+    label = qrels.stances.get(topic_id, {}).get(document_id)
+    return found if label is None else {**found, STANCE: label}
+
+
+def label_sets(run: ReadRun) -> dict[str, list[str]]:
+    """The labels that the run gave: all of them, and those of the first documents of each topic."""
+    sets = {"all lines": list(run.stances.values())}
     for most in (5, 20):
         heads = [each for ranking in run.rankings.values() for each in ranking[:most]]
         sets[f"first {most}"] = [
             label for each in heads if (label := run.stances.get((each.topic_id, each.document_id))) is not None
         ]
-    if qrels is not None and qrels.stances:
-        sets["judged by people"] = [label for truth in qrels.stances.values() for label in truth.values()]
-    found = {}
-    for name, labels in sets.items():
-        counts = Counter(labels)
-        if labels:
-            found[f"{name} ({len(labels):,})"] = {label: counts[label] / len(labels) for label in task.stances}
-    return found
+    return sets
+
+
+def people_labels(qrels: Qrels | None) -> list[str]:
+    """The labels that people gave."""
+    return [] if qrels is None else [label for truth in qrels.stances.values() for label in truth.values()]
+
+
+def shares_of(sets: Mapping[str, list[str]], labels: Iterable[str]) -> dict[str, dict[str, float]]:
+    """How often each label was given in sets of them, which are named with their sizes; empty ones are left out."""
+    counts = {f"{name} ({len(given):,})": Counter(given) for name, given in sets.items() if given}
+    return {name: {label: count[label] / count.total() for label in labels} for name, count in counts.items()}

@@ -5,19 +5,21 @@
   const topics = [...document.querySelectorAll(".topic")];
   const documents = topics.flatMap((topic) =>
     [...topic.querySelectorAll(".doc")].map((element) => ({ element, topic, text: null })));
-  const search = byId("search"), topicChoice = byId("topic"), stance = byId("stance"), judged = byId("judged");
+  const search = byId("search"), topicChoice = byId("topic");
+  // Each other choice is among what stands in the attribute of its name.
+  const choices = [...form.querySelectorAll("select")].filter((choice) => choice !== topicChoice);
 
   const textOf = (each) => (each.text ??= each.element.textContent.toLowerCase());
 
   function apply() {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const narrowed = words.length > 0 || stance.value !== "" || judged.value !== "";
+    const narrowed = words.length > 0 || choices.some((choice) => choice.value !== "");
     const left = new Set();
     let count = 0;
     for (const each of documents) {
       const fits = (!topicChoice.value || each.topic.id === topicChoice.value)
-        && (!stance.value || each.element.dataset.stance === stance.value)
-        && (!judged.value || each.element.dataset.judged.split(" ").includes(judged.value))
+        && choices.every((choice) =>
+          !choice.value || each.element.dataset[choice.id].split(" ").includes(choice.value))
         && words.every((word) => textOf(each).includes(word));
       each.element.hidden = !fits;
       if (fits) {
@@ -33,7 +35,7 @@
     byId("nothing").hidden = count > 0;
     byId("found").textContent =
       `${count.toLocaleString("en")} of ${documents.length.toLocaleString("en")} documents, `
-      + `${left.size} of ${topics.length} topics`;
+      + `${left.size} of ${topics.length} ${form.dataset.groups ?? "topics"}`;
   }
 
   let waiting = 0;
@@ -41,7 +43,7 @@
     clearTimeout(waiting);
     waiting = setTimeout(apply, 120);
   });
-  for (const each of [topicChoice, stance, judged]) each.addEventListener("change", apply);
+  for (const each of [topicChoice, ...choices]) each.addEventListener("change", apply);
   form.addEventListener("submit", (event) => event.preventDefault());
   form.addEventListener("reset", () => setTimeout(apply));
   byId("open").addEventListener("click", () => {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from touche_llm.config import Config
-from touche_llm.errors import PromptError
+from touche_llm.errors import PromptError, UsageError
 from touche_llm.first_stage import Corpus, Notify, open_corpus
 from touche_llm.llm.answer import Answer
 from touche_llm.llm.cache import Cache, CacheMode
@@ -82,7 +82,7 @@ def prompts_at_hand(config: Config, task: Task, stages: Mapping[str, Any], notes
     used: Mapping[str, str] = stages.get("judge", {}).get("prompts", {})
     try:
         found = prompts_of(config, task, "judge", "sentence", "stance")
-    except PromptError as error:
+    except (PromptError, UsageError) as error:
         notes.append(f"No prompts: {error}")
         return {}
     for name, prompt in found.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -18,10 +19,10 @@ from touche_llm.report.records import Report
 # Bytes of a page for 50 topics of 20 documents each, so that it can be sent by mail and opened on a phone.
 MOST_BYTES = 5_000_000
 # Characters of each text that are on every page, however large that becomes, and the most that are.
-_LEAST_CHARS, _MOST_CHARS = 400, 20_000
+LEAST_CHARS, _MOST_CHARS = 400, 20_000
 _FAILURES = 50
 _HERE = Path(__file__).parent
-_COSTS = {
+COSTS = {
     "seconds": "seconds",
     "asked": "requests",
     "cache_hits": "answers from the cache",
@@ -41,27 +42,43 @@ def write_report(report: Report, path: Path) -> int:
     Texts of documents are cut to one length, so that the page has at most `MOST_BYTES`, but not to less than 400
     characters.
     """
-    page = render(report).encode()
+    return write_page(render(report), path)
+
+
+def write_page(text: str, path: Path) -> int:
+    """Write a page, whole or not at all; returns its bytes."""
+    page = text.encode()
     with whole_file(path) as stream:
         stream.write(page)
     return len(page)
 
 
-def render(report: Report) -> str:
-    """The page.
+def environment() -> Environment:
+    """Where the templates of pages are; what they insert is escaped.
 
-    A content security policy allows its own style and its own script, by their hashes, and nothing else: what is in a
-    document cannot run, and nothing is fetched.
+    The frame of each page has a content security policy that allows its own style and its own script, by their hashes,
+    and nothing else: what is in a document cannot run, and nothing is fetched.
     """
-    environment = Environment(
+    found = Environment(
         loader=FileSystemLoader(_HERE),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    template = environment.get_template("page.html.jinja")
     style, script = ((_HERE / name).read_text(encoding="utf-8") for name in ("style.css", "script.js"))
+    found.globals |= {
+        "policy": f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; "
+        "form-action 'none'",
+        # The project's own files, as they were written.
+        "style": Markup(style),
+        "script": Markup(script),
+    }
+    return found
+
+
+def render(report: Report) -> str:
+    """The page of a report."""
     measured = report.measured
     anchors = {view.topic.id: (f"t{n}", view.topic.title) for n, view in enumerate(report.topics, start=1)}
     by_topic = [each for each in measured.headline if each.by_topic] if measured is not None else []
@@ -70,11 +87,6 @@ def render(report: Report) -> str:
         "report": report,
         "measured": measured,
         "labels": report.labels,
-        "policy": f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; "
-        "form-action 'none'",
-        # The project's own files, as they were written.
-        "style": Markup(style),
-        "script": Markup(script),
         "figures": {
             "topics": {each.name: topic_bars(each, anchors) for each in by_topic},
             "moved": {way: movement(groups, way) for way, groups in report.moved.items()},
@@ -87,23 +99,29 @@ def render(report: Report) -> str:
         },
         "kinds": Counter((failure.kind, name) for name, failure in failures),
         "failures": [failure for _, failure in failures[:_FAILURES]],
-        "costs": _COSTS,
+        "costs": COSTS,
     }
-    bare = template.render(values, limit=0)
-    return template.render(values, limit=_limit(report, MOST_BYTES - len(bare.encode())))
-
-
-def _limit(report: Report, room: int) -> int:
-    """The most characters of each text with which all of them take at most so many bytes."""
+    template = environment().get_template("page.html.jinja")
     texts = [document.text for view in report.topics for document in view.shown if document.text]
-    low, high = _LEAST_CHARS, _MOST_CHARS
+    bare = template.render(values, limit=0)
+    return template.render(values, limit=text_limit(texts, MOST_BYTES - len(bare.encode())))
+
+
+def text_limit(texts: Sequence[str], room: int) -> int:
+    """The most characters of each text with which all of them take at most so many bytes, but no less than 400."""
+    low, high = LEAST_CHARS, _MOST_CHARS
     while low < high:
         middle = (low + high + 1) // 2
-        if sum(len(escape(text[:middle]).encode()) for text in texts) <= room:
+        if size_of(texts, middle) <= room:
             low = middle
         else:
             high = middle - 1
     return low
+
+
+def size_of(texts: Iterable[str], limit: int) -> int:
+    """The bytes of so many characters of each text on a page."""
+    return sum(len(escape(text[:limit]).encode()) for text in texts)
 
 
 def _bands() -> list[str]:

@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import re
+import shutil
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.report.reports import ATTACKS
+from tests.report.test_write import Page, count
+from touche_llm.errors import DataError, UsageError
+from touche_llm.evaluation.measures import compare_runs, evaluate_run
+from touche_llm.qrels import Qrels
+from touche_llm.report import write
+from touche_llm.report.figures import LETTERS, topic_letters
+from touche_llm.report.side_by_side import GivenRun, check_runs, gather_runs
+from touche_llm.report.sides import SideBySide
+from touche_llm.report.write import MOST_BYTES
+from touche_llm.report.write_side_by_side import render
+from touche_llm.runs import read_run
+from touche_llm.tasks import get_task
+
+TASK = get_task("comparative")
+TOP = 6
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_resamples() -> object:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("touche_llm.evaluation.certainty.RESAMPLES", 200)
+        yield
+
+
+@pytest.fixture(scope="module")
+def runs(comparative: Path, tmp_path_factory: pytest.TempPathFactory) -> list[GivenRun]:
+    """The sample's run, one with the best ten the other way round and no position, and a file with an own document."""
+    folder = tmp_path_factory.mktemp("runs")
+    shutil.copytree(comparative, folder / "turned")
+    turned, alone = [], []
+    for topic, ranking in read_run(comparative / "run.txt").rankings.items():
+        ordered = [each.document_id for each in (*ranking[9::-1], *ranking[10:])]
+        turned += [f"{topic} NO {document} {rank} {-rank} turned\n" for rank, document in enumerate(ordered, start=1)]
+        kept = [f"new-{topic}", *(each.document_id for each in ranking[14:17])]
+        alone += [f"{topic} Q0 {document} {rank} {-rank} alone\n" for rank, document in enumerate(kept, start=1)]
+    (folder / "turned" / "run.txt").write_text("".join(turned))
+    (folder / "alone.txt").write_text("".join(alone))
+    return [
+        GivenRun("first", read_run(comparative / "run.txt"), comparative),
+        GivenRun("turned", read_run(folder / "turned" / "run.txt"), folder / "turned"),
+        GivenRun("alone.txt", read_run(folder / "alone.txt"), None),
+    ]
+
+
+def gathered(runs: Sequence[GivenRun], qrels: Qrels, baseline: int = 0, top: int = TOP) -> SideBySide:
+    evaluations = [evaluate_run(each.name, each.run, qrels, 30) for each in runs]
+    others = [each for each in evaluations if each is not evaluations[baseline]]
+    frame, remarks = compare_runs(evaluations[baseline], others)
+    return gather_runs(runs, TASK, qrels, {"relevance": Path("qrels.txt")}, evaluations, frame, remarks, top)
+
+
+@pytest.fixture(scope="module")
+def found(runs: list[GivenRun], qrels: Qrels) -> SideBySide:
+    return gathered(runs, qrels, baseline=1)
+
+
+def test_every_document_at_the_top_of_some_run_is_there_with_its_place_in_each(
+    runs: list[GivenRun], found: SideBySide
+) -> None:
+    for topic in found.topics:
+        rankings = [each.run.rankings[topic.topic.id] for each in runs]
+        tops = {each.document_id for ranking in rankings for each in ranking[:TOP]}
+        assert {document.document_id for document in topic.documents} == tops
+        assert [document.best for document in topic.documents] == sorted(document.best for document in topic.documents)
+        for document in topic.documents:
+            for given, ranking, place in zip(runs, rankings, document.places, strict=True):
+                expected = {each.document_id: each.rank for each in ranking}.get(document.document_id)
+                assert (place.rank if place else None) == expected
+                stance = given.run.stances.get((topic.topic.id, document.document_id), "")
+                assert place is None or place.stance == stance
+
+
+def test_folders_give_grades_for_all_and_details_for_their_own_top(found: SideBySide) -> None:
+    places = [document.places for topic in found.topics for document in topic.documents]
+    for first, turned, alone in places:
+        for place in (first, turned):
+            assert place is None or (place.row is not None and place.row.grades)
+            assert place is None or (place.details is not None) is (place.rank <= TOP)
+        assert alone is None or (alone.row, alone.details) == (None, None)
+    assert any(first is not None and first.details is None for first, _, _ in places)
+
+
+def test_texts_are_those_of_the_corpus_also_for_documents_of_a_run_file(found: SideBySide) -> None:
+    documents = [document for topic in found.topics for document in topic.documents]
+    without = [document.document_id for document in documents if document.text is None]
+    assert sorted(without) == sorted(f"new-{topic.topic.id}" for topic in found.topics)
+    assert any(f"no corpus at hand holds them: {len(without)} of {len(documents)}." in note for note in found.notes)
+
+
+def test_documents_that_the_runs_disagree_about_are_marked(found: SideBySide) -> None:
+    seen = set()
+    for document in (document for topic in found.topics for document in topic.documents):
+        labels = {place.stance for place in document.places if place} - {""}
+        at_top = [place is not None and place.rank <= 5 for place in document.places]
+        assert document.stances_differ is (len(labels) == 2)
+        assert document.top_differs is (True in at_top and False in at_top)
+        seen.add((document.stances_differ, document.top_differs))
+    assert len(seen) > 1
+
+
+def test_figures_are_those_of_the_evaluations_and_differences_those_to_the_baseline(
+    runs: list[GivenRun], qrels: Qrels, found: SideBySide
+) -> None:
+    assert found.baseline == "B"
+    expected = [evaluate_run(each.name, each.run, qrels, 30) for each in runs]
+    assert [each.name for each in found.measures if each.headline] == [
+        "relevance nDCG@5",
+        "quality nDCG@5",
+        "stance macro-F1",
+    ]
+    for measure in found.measures[:2]:
+        values = [each.figures[measure.name].value for each in expected]
+        assert [each.value.value for each in measure.runs] == values
+        assert measure.runs[1].difference is None
+        for each, value in zip(measure.runs, values, strict=True):
+            if each.difference is not None:
+                assert each.difference.value.value == pytest.approx(value - values[1])
+                assert each.difference.wins + each.difference.ties + each.difference.losses == each.n
+    ndcg = found.measures[0]
+    assert ndcg.runs[2].unjudged > ndcg.runs[0].unjudged and ndcg.runs[2].bounds is not None
+    assert [set(each) for each in ndcg.by_topic] == [set(qrels.grades["relevance"])] * 3
+
+
+def test_only_folders_tell_what_failed_and_what_it_cost(found: SideBySide) -> None:
+    first, turned, alone = found.sides
+    assert first.costs == turned.costs and first.costs is not None and first.costs["judge"]["asked"] is not None
+    assert first.failures == {} and (alone.failures, alone.costs) == (None, None)
+    assert any(note.startswith("C: only a run file") for note in found.notes)
+    text = " ".join(Page(render(found)).text.split())
+    assert "None of A B : every question had a usable answer." in text
+
+
+def test_run_files_alone_make_a_page_too(runs: list[GivenRun], qrels: Qrels) -> None:
+    page = Page(render(gathered([replace(each, folder=None) for each in runs], qrels)))
+    text = " ".join(page.text.split())
+    assert "Topics without a title" in text and "Run files do not tell what failed" in text
+    assert sum("doc" == attributes.get("class") for _, attributes in page.elements) > 0
+
+
+def test_each_topic_of_a_figure_leads_to_its_place(found: SideBySide) -> None:
+    page = Page(render(found))
+    ids = {attributes.get("id") for _, attributes in page.elements}
+    links = [attributes["href"] for tag, attributes in page.elements if tag == "a"]
+    topics = [f"#t{n}" for n in range(1, len(found.topics) + 1)]
+    assert all((link or "").removeprefix("#") in ids for link in links)
+    assert all(links.count(topic) == 3 for topic in topics), "once in each figure"
+
+
+def test_letters_of_equal_values_stand_beside_each_other_and_topics_in_the_baseline_s_order() -> None:
+    values = [{"1": 0.5, "2": 0.9, "3": 0.0}, {"1": 0.51, "2": 0.1}]
+    svg = topic_letters("m", values, 1, {"1": ("t1", "tea <b> & $x$")})
+    root = ET.fromstring(svg)
+    texts = [(element.text, element.attrib) for element in root.iter("text")]
+    assert [text for text, _ in texts if text in ("1", "2", "3")] == ["1", "2", "3"]
+    letters = [(text, float(a["x"])) for text, a in texts if text in ("A", "B")]
+    a, b = (x for text, x in letters[:2])
+    assert [text for text, _ in letters] == ["A", "B", "B", "A", "A"] and b - a > 5
+    assert "1 tea <b> & $x$: A 0.500, B 0.510" in [element.text for element in root.iter("title")]
+    assert {element.get("href") for element in root.iter("a")} == {"#t1"}
+    for element in root.iter():
+        assert element.tag in {"svg", "g", "path", "text", "title", "a"}
+        assert not {"style", "id", "clip-path"} & set(element.attrib)
+        assert not any(str(element.get(name)).startswith("#") for name in ("fill", "stroke"))
+
+
+def test_hostile_texts_stay_texts(hostile: Path, tmp_path: Path) -> None:
+    name = f"{hostile} {ATTACKS[0]}"
+    given = [GivenRun(name, read_run(hostile / "run.txt"), hostile)]
+    given.append(GivenRun(f"{ATTACKS[1]}{ATTACKS[5]}", given[0].run, None))
+    documents = [each.document_id for each in given[0].run.rankings["1"]]
+    grades = {"relevance": {"1": {document: 1.0 for document in documents[:3]}}}
+    hard = Qrels(grades, {}, TASK.stances, {}, [])
+    page = Page(render(gathered(given, hard, top=20)))
+    assert [count(page, tag) for tag in ("script", "style", "main", "body")] == [1, 1, 1, 1]
+    assert not {"img", "iframe", "link", "object", "b/onclick"} & {tag for tag, _ in page.elements}
+    for _, attributes in page.elements:
+        assert not any(each.startswith("on") or each in ("style", "src", "srcdoc", "srcset") for each in attributes)
+        assert (attributes.get("href") or "#").startswith("#")
+    assert all(page.text.count(attack) >= 2 for attack in ATTACKS)
+
+
+def test_the_same_runs_give_the_same_page(found: SideBySide) -> None:
+    assert render(found) == render(found)
+
+
+@pytest.mark.parametrize("documents", [20, 70])
+def test_fifty_topics_stay_below_the_limit(found: SideBySide, documents: int) -> None:
+    """With 70 documents a topic there is no room for what the models said, and none for all of the documents."""
+    topic = found.topics[0]
+    document = next(each for each in topic.documents if each.places[0] and each.places[0].details)
+    place = document.places[0]
+    assert place is not None
+    many = [
+        replace(
+            document,
+            document_id=f"clueweb22-en0000-00-{n:05}",
+            text=f"{n} " + 'Ein "langer" Text <mit> & 長い文章。 ' * 50,
+            places=[replace(place, rank=n // 4 + 1)] * 3,
+        )
+        for n in range(documents)
+    ]
+    # Topics of other ids, or they would share what the models said.
+    topics = [replace(topic, topic=replace(topic.topic, id=str(n)), documents=many) for n in range(50)]
+    page = render(replace(found, topics=topics, top=25))
+    assert 0.8 * MOST_BYTES < len(page.encode()) <= MOST_BYTES
+    shown = page.count('class="doc"') // 50
+    assert (shown == documents) is (documents == 20)
+    assert ("(of 25; with more this page would be too large)" in page) is (documents != 20)
+
+
+def test_what_cannot_stand_side_by_side_is_told(runs: list[GivenRun], pairs: Path, tmp_path: Path) -> None:
+    first, _, alone = runs
+    with pytest.raises(UsageError, match="9 runs do not fit side by side; name 2 to 8"):
+        check_runs([first] * 9, TASK)
+    with pytest.raises(UsageError, match="a run of the task sentence_pairs, not of comparative"):
+        check_runs([first, GivenRun("pairs", alone.run, pairs)], TASK)
+    with pytest.raises(DataError, match=r"pairs: topic \S+, document \S+: stance '(PRO|CON)' is none of FIRST"):
+        check_runs([first, GivenRun("pairs", read_run(pairs / "run.txt"), None)], TASK)
+    with pytest.raises(DataError, match=r"no config.yaml in this folder.*name its run file"):
+        check_runs([first, GivenRun("bare", alone.run, tmp_path)], TASK)
+
+
+def test_letters_and_what_is_written_on_them_can_be_read_in_the_light_and_in_the_dark() -> None:
+    style = (Path(write.__file__).parent / "style.css").read_text()
+    light, dark = re.findall(r":root \{(.*?)\n *\}", style, re.DOTALL)
+    for block in (light, dark):
+        inks = dict(re.findall(r"--(\w+): #([0-9a-f]{6})", block))
+        assert len({inks[f"side{n}"] for n in range(len(LETTERS))}) == len(LETTERS)
+        for n in range(len(LETTERS)):
+            one, other = sorted((luminance(inks[f"side{n}"]), luminance(inks["paper"])), reverse=True)
+            assert (one + 0.05) / (other + 0.05) >= 4.5, f"side{n}"
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance as WCAG 2.2 defines it."""
+    parts = [int(colour[n : n + 2], 16) / 255 for n in (0, 2, 4)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

@@ -1,0 +1,240 @@
+"""The folder of a run, opened: its files, and what it was made of, as far as that is at hand."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from touche_llm.config import FILE_NAME, Config, load_config
+from touche_llm.errors import DataError
+from touche_llm.excerpts import GAP_MARK
+from touche_llm.files import RecordT, read_records
+from touche_llm.first_stage import Corpus, check_candidates, check_topics, choose_topics
+from touche_llm.metadata import FILE_NAME as METADATA
+from touche_llm.pairing import SEPARATOR
+from touche_llm.qrels import Qrels
+from touche_llm.ranking.chain import JUDGE
+from touche_llm.ranking.pointwise import by_first_stage, by_judgment
+from touche_llm.records import Candidate, Comparison, Failure, Judgment, Objects, Reading, StanceReading, Topic
+from touche_llm.report.overview import people_of, stages_of
+from touche_llm.report.records import DocumentView, RawAnswer, Row, Said, SentenceView
+from touche_llm.report.sources import Answers, answers_at_hand, corpus_at_hand
+from touche_llm.run_files import (
+    ALL_FAILURES,
+    CANDIDATES,
+    COMPARISONS,
+    JUDGMENTS,
+    OBJECTS,
+    RUN,
+    SENTENCE_JUDGMENTS,
+    STANCES,
+)
+from touche_llm.runs import ReadRun, read_run
+from touche_llm.tasks import get_task
+from touche_llm.tasks.base import Task
+
+
+def config_of(folder: Path) -> Config:
+    """The configuration of the run in a folder; raises DataError where there is none."""
+    if not (folder / FILE_NAME).is_file():
+        raise DataError(f"{folder / FILE_NAME}: not there; give the folder of a run")
+    return load_config(folder / FILE_NAME, {})
+
+
+@contextmanager
+def open_folder(folder: Path) -> Iterator[RunFolder]:
+    """The folder of a run, for as long as its corpus and its answers are read.
+
+    Raises:
+        DataError: a file of the run is not there or not as the program wrote it.
+        UsageError: its configuration cannot be read.
+    """
+    config = config_of(folder)
+    task = get_task(config.task)
+    for name, stage in ((CANDIDATES, "retrieve"), (JUDGMENTS, "judge"), (RUN, "rank")):
+        if not (folder / name).exists():
+            raise DataError(f"{folder / name}: not there; run `touche-llm {stage}` for this folder first")
+    run, first = read_run(folder / RUN, task.stances), read_run(folder / CANDIDATES)
+    topics = {topic.id: topic for topic in _topics(folder, config)}
+    check_topics(folder / RUN, run.rankings, config)
+    stages, notes = stages_of(folder / METADATA), list[str]()
+    failures = {
+        name: read_records(folder / name, Failure, "failures") for name in ALL_FAILURES if (folder / name).exists()
+    }
+    with corpus_at_hand(config, task, stages, notes) as corpus, answers_at_hand(config, notes) as answers:
+        yield RunFolder(folder, config, task, run, first, topics, stages, failures, corpus, answers, notes)
+
+
+@dataclass
+class RunFolder:
+    """What is in the folder of a run, and the lines and documents of the run put together from it.
+
+    Attributes:
+        folder: where it is.
+        config: its configuration.
+        task: of the run.
+        run: as it was ranked.
+        first: the first stage.
+        topics: by id, with the objects that the model found.
+        stages: what the metadata says of each.
+        failures: all of them, by file.
+        corpus: the documents; None where they are not at hand.
+        answers: the model's; None where they are not at hand.
+        notes: what people should know.
+        lost: how many of the answers that were looked for the cache does not hold.
+    """
+
+    folder: Path
+    config: Config
+    task: Task
+    run: ReadRun
+    first: ReadRun
+    topics: Mapping[str, Topic]
+    stages: Mapping[str, Mapping[str, Any]]
+    failures: Mapping[str, list[Failure]]
+    corpus: Corpus | None
+    answers: Answers | None
+    notes: list[str]
+    lost: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.judgments: dict[str, dict[str, Judgment]] = defaultdict(dict)
+        for each in read_records(self.folder / JUDGMENTS, Judgment, "judgments"):
+            self.judgments[each.topic_id][each.document_id] = each
+        readings = _optional(self.folder / STANCES, StanceReading, "stances")
+        self.readings = {(each.topic_id, each.document_id): each for each in readings}
+        self.compared = compared_of(_optional(self.folder / COMPARISONS, Comparison, "comparisons"))
+        self.sentences: dict[tuple[str, str], Judgment] = {}
+        if self.task.sentence_question is not None:
+            judged = read_records(self.folder / SENTENCE_JUDGMENTS, Judgment, "judgments of sentences")
+            self.sentences = {(each.topic_id, each.document_id): each for each in judged}
+        self.failed: dict[tuple[str, str | None], list[Failure]] = defaultdict(list)
+        for failure in (failure for of_file in self.failures.values() for failure in of_file):
+            self.failed[failure.topic_id, failure.document_id].append(failure)
+
+    def check_documents(self, rankings: Iterable[list[Candidate]]) -> None:
+        """Raise DataError where the corpus is at hand and lacks one of these documents."""
+        if self.corpus is not None:
+            check_candidates(self.folder / RUN, rankings, self.corpus.documents, self.corpus.name)
+
+    def told(self) -> list[str]:
+        """What people should know once everything that is to be shown was looked for."""
+        lost = f"Raw answers that the cache {self.config.cache.file} does not hold: {self.lost:,}."
+        return [*self.notes, *([lost] if self.lost else [])]
+
+    def rows(self, topic_id: str, qrels: Qrels | None) -> list[Row]:
+        """The lines of a topic, with what people said of them; none where the run lacks the topic."""
+        ranking, judgments = self.run.rankings.get(topic_id, []), self.judgments[topic_id]
+        candidates = self.first.rankings.get(topic_id, [])
+        first = {each.document_id: each.rank for each in candidates}
+        judge: dict[str, int] = {}
+        if self.config.steps[0].name == JUDGE and len(self.config.steps) > 1:
+            kept = {each.document_id for each in ranking}
+            judged = by_judgment(by_first_stage(candidates), judgments, self.config.weights)
+            ordered = [each.document_id for each in judged if each.document_id in kept]
+            judge = {document: rank for rank, document in enumerate(ordered, start=1)}
+        rows = []
+        for each in ranking:
+            judgment = judgments.get(each.document_id)
+            if each.document_id not in first:
+                raise DataError(f"topic {topic_id}: document {each.document_id} of the run is no candidate; rank again")
+            rows.append(
+                Row(
+                    each.rank,
+                    each.document_id,
+                    self.run.stances.get((topic_id, each.document_id), ""),
+                    each.score,
+                    first[each.document_id],
+                    judge.get(each.document_id),
+                    judgment.grades if judgment is not None else {},
+                    judgment.source if judgment is not None else "",
+                    people_of(qrels, topic_id, each.document_id),
+                )
+            )
+        return rows
+
+    def texts(self, topic_id: str, document_ids: Iterable[str]) -> dict[str, str]:
+        """The text of each of these documents, or the parts that the model saw, as far as the corpus holds them."""
+        if self.corpus is None:
+            return {}
+        asked = list(document_ids)
+        unknown = set(self.corpus.documents.unknown(asked))
+        return {each: self._text(self.corpus, topic_id, each) for each in asked if each not in unknown}
+
+    def document(self, topic_id: str, row: Row) -> DocumentView:
+        """A line with all that is known of its document."""
+        key = (topic_id, row.document_id)
+        judgment, reading = self.judgments[topic_id].get(row.document_id), self.readings.get(key)
+        cut = judgment.cut if judgment is not None else None
+        said = [] if judgment is None else _said(judgment.readings)
+        answers = [] if judgment is None or judgment.key is None else [self._answer(judgment.prompt, judgment.key)]
+        if reading is not None:
+            said.append(Said("stance, asked for alone", reading.probabilities))
+            answers += [self._answer(reading.prompt, each) for each in reading.keys]
+        parts = row.document_id.split(SEPARATOR) if self.task.sentence_question is not None else []
+        return DocumentView(
+            row,
+            None if self.corpus is None else self._text(self.corpus, topic_id, row.document_id),
+            "" if cut is None else f"the model saw {cut.kept_chars:,} of {cut.of_chars:,} characters",
+            said,
+            self.compared.get(key, []),
+            [each for each in answers if self.answers is not None],
+            self.failed.get(key, []),
+            [self._sentence(topic_id, each) for each in parts],
+        )
+
+    def _text(self, corpus: Corpus, topic_id: str, document_id: str) -> str:
+        text, judgment = corpus.documents.get(document_id).text, self.judgments[topic_id].get(document_id)
+        cut = judgment.cut if judgment is not None else None
+        return text if cut is None or cut.parts is None else f"\n{GAP_MARK}\n".join(text[a:b] for a, b in cut.parts)
+
+    def _sentence(self, topic_id: str, sentence_id: str) -> SentenceView:
+        judgment = self.sentences.get((topic_id, sentence_id))
+        said = [] if judgment is None else _said(judgment.readings)
+        if self.corpus is None:
+            return SentenceView(sentence_id, "", "", said)
+        sentence = self.corpus.candidates.get(sentence_id)
+        return SentenceView(sentence_id, sentence.title, sentence.side, said)
+
+    def _answer(self, prompt: str, key: str) -> RawAnswer:
+        text = None if self.answers is None else self.answers(key)
+        self.lost += self.answers is not None and text is None
+        return RawAnswer(prompt, text)
+
+
+def compared_of(comparisons: Iterable[Comparison]) -> dict[tuple[str, str], list[str]]:
+    """What came of comparing each document, by topic and document: a line for each step."""
+    shares: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    places: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for each in comparisons:
+        for label, document in zip("ABCDEFGHIJKLMNOPQRSTUVWXYZ", each.documents, strict=False):
+            if each.best is not None:
+                shares[each.topic_id, document][each.step].append(each.best.shares.get(label, 0.0))
+        for place, document in enumerate(each.order or [], start=1):
+            places[each.topic_id, document][each.step].append(place)
+    said: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for key, steps in shares.items():
+        said[key] += [f"{step}: the best with {fmean(won):.2f} on average ({len(won)}×)" for step, won in steps.items()]
+    for key, steps in places.items():
+        said[key] += [f"{step}: in place {fmean(at):.1f} on average ({len(at)}×)" for step, at in steps.items()]
+    return said
+
+
+def _said(readings: Mapping[str, Reading]) -> list[Said]:
+    return [Said(name, reading.shares, reading.outside) for name, reading in readings.items()]
+
+
+def _topics(folder: Path, config: Config) -> list[Topic]:
+    """The run's topics, with the objects that the model found."""
+    found = {each.topic_id: each.objects for each in _optional(folder / OBJECTS, Objects, "objects")}
+    return [replace(topic, objects=topic.objects or found.get(topic.id)) for topic in choose_topics(config)]
+
+
+def _optional(path: Path, record: type[RecordT], what: str) -> list[RecordT]:
+    """The records of a file that only some runs have."""
+    return read_records(path, record, what) if path.exists() else []
