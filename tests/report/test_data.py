@@ -8,6 +8,7 @@ import yaml
 
 from touche_llm.errors import DataError
 from touche_llm.files import read_records
+from touche_llm.qrels import Qrels
 from touche_llm.records import Comparison, Judgment, Reading
 from touche_llm.report.data import gather
 from touche_llm.report.folder import compared_of
@@ -162,6 +163,26 @@ def test_the_top_is_counted_once_by_where_it_came_from(judged: Report) -> None:
         assert {name: sum(counts) for name, counts in groups.items()} == {"1–5": 20, "6–10": 20, "11–20": 40}
     # The judgments put a document into the first five or not; comparisons only order these.
     assert judged.moved["judge"]["1–5"] == [20, 0, 0, 0, 0, 0]
+
+
+def test_candidates_that_left_the_top_are_told(comparative: Path, qrels: Qrels) -> None:
+    report = gather(comparative, qrels, 3)
+    run, first = read_run(comparative / "run.txt"), read_run(comparative / "candidates.run.txt")
+    assert set(report.moved) == {"candidates", "judge", "run"}
+    for view in report.topics:
+        ranks = {each.document_id: each.rank for each in run.rankings[view.topic.id]}
+        gone = [each.document_id for each in first.rankings[view.topic.id][:5] if ranks.get(each.document_id, 999) > 3]
+        assert [each.document_id for each in view.left] == gone
+        assert all(each.rank == ranks.get(each.document_id) for each in view.left)
+    assert sum(len(view.left) for view in report.topics) > 0
+
+
+def test_stances_that_no_model_gave_are_told(comparative: Path, tmp_path: Path) -> None:
+    run = copied(comparative, tmp_path)
+    path = run / "ir-metadata.yml"
+    assert "imputed stances: 0" in path.read_text()
+    path.write_text(path.read_text().replace("imputed stances: 0", "imputed stances: 7"))
+    assert any("no model gave" in note and ": 7." in note for note in gather(run, None, 1).notes)
 
 
 def test_each_set_of_documents_has_all_its_stances(judged: Report) -> None:

@@ -50,8 +50,8 @@ def test_the_confusion_matrix_is_that_of_the_evaluation(comparative: Path, qrels
 
 def test_stances_alone_can_be_measured_and_grades_alone_too(comparative: Path, qrels: Qrels) -> None:
     run, first = read_run(comparative / "run.txt"), read_run(comparative / "candidates.run.txt")
-    alone = measure(run, first, replace(qrels, grades={}), 30)
+    alone = measure(run, first, replace(qrels, grades={}), "first stage")
     assert [each.name for each in alone.headline] == ["stance macro-F1"] and alone.confusion
-    graded = measure(run, first, replace(qrels, stances={}), 30)
+    graded = measure(run, first, replace(qrels, stances={}), "first stage")
     assert [each.name for each in graded.headline] == ["relevance nDCG@5", "quality nDCG@5"]
     assert (graded.confusion, graded.labels) == ([], [])

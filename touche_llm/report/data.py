@@ -7,7 +7,7 @@ from pathlib import Path
 from touche_llm.qrels import Qrels
 from touche_llm.report.folder import open_folder
 from touche_llm.report.measured import measure
-from touche_llm.report.overview import cost_of, facts_of, label_sets, moved, people_labels, shares_of
+from touche_llm.report.overview import cost_of, facts_of, imputed_of, label_sets, left, moved, people_labels, shares_of
 from touche_llm.report.records import Report, StageCost, TopicView
 from touche_llm.report.sources import prompts_at_hand, rendered
 
@@ -33,11 +33,13 @@ def gather(folder: Path, qrels: Qrels | None, top: int) -> Report:
         if qrels is None:
             notes.append("No judgments of people were given, so no figure says how good the run is.")
         else:
-            measured = measure(run, opened.first, qrels, max(map(len, opened.first.rankings.values())))
+            measured = measure(run, opened.first, qrels, task.before_judging)
             notes += measured.notes
         missing = [topic for topic in opened.topics if topic not in run.rankings]
         if missing:
             notes.append(f"Topics without a line in the run: {', '.join(missing)}.")
+        if imputed := imputed_of(opened.stages):
+            notes.append(f"Stances that no model gave, since no answer could be used: {imputed:,}. They count below.")
         prompts = prompts_at_hand(opened.config, task, opened.stages, opened.notes)
         opened.check_documents(ranking[:top] for ranking in run.rankings.values())
         rows = {topic_id: opened.rows(topic_id, qrels) for topic_id in run.rankings}
@@ -47,6 +49,7 @@ def gather(folder: Path, qrels: Qrels | None, top: int) -> Report:
                 [opened.document(topic_id, row) for row in lines[:top]],
                 lines[top:_LISTED],
                 max(len(lines) - max(top, _LISTED), 0),
+                left(opened.first.rankings[topic_id], lines, top, qrels),
                 rendered(prompts, task, opened.topics[topic_id]),
             )
             for topic_id, lines in rows.items()
@@ -57,7 +60,8 @@ def gather(folder: Path, qrels: Qrels | None, top: int) -> Report:
             grades=task.question.grades,
             labels=task.stances,
             topics=shown,
-            moved=moved(rows.values()),
+            before=task.before_judging,
+            moved=moved(rows, opened.first.rankings),
             stances=shares_of(label_sets(run) | {"judged by people": people_labels(qrels)}, task.stances),
             measured=measured,
             costs=[StageCost(name, cost_of(stage)) for name, stage in opened.stages.items()],

@@ -153,10 +153,10 @@ def _groups(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:
 
 
 def movement(moved: Mapping[str, list[int]], way: str) -> Markup:
-    """Where the documents at the top came from.
+    """Where the documents at the top came from, or went to.
 
     Args:
-        moved: for each group of final ranks how many documents came from each band; see `Report.moved`.
+        moved: for each group of ranks how many documents came from each band, or went to it; see `Report.moved`.
         way: what the bands are ranks of.
     """
     shares = {f"places {group}": [count / max(sum(counts), 1) for count in counts] for group, counts in moved.items()}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from touche_llm.evaluation.measures import Evaluation
 
 MACRO_F1 = f"{STANCE} macro-F1"
-_RUN, _FIRST = "run", "first stage"
+_RUN = "run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,8 @@ class Measure:
         p: of the paired randomisation test of the difference.
         unjudged: documents among the first 5 of all topics that nobody judged; only of nDCG@5.
         bounds: lowest and highest value that judging these could give.
+        first_unjudged: the same of the first stage.
+        first_bounds: the same of the first stage.
         by_topic: for each topic the run's value and the first stage's, if it has one; only of nDCG@5.
     """
 
@@ -49,6 +51,8 @@ class Measure:
     p: float | None = None
     unjudged: int = 0
     bounds: tuple[float, float] | None = None
+    first_unjudged: int = 0
+    first_bounds: tuple[float, float] | None = None
     by_topic: dict[str, tuple[float, float | None]] | None = None
 
 
@@ -83,33 +87,34 @@ class Measured:
     notes: list[str]
 
 
-def measure(run: ReadRun, first_stage: ReadRun, qrels: Qrels, depth: int) -> Measured:
-    """Measure a run and its first stage.
+def measure(run: ReadRun, first_stage: ReadRun, qrels: Qrels, before: str) -> Measured:
+    """Measure a run and its first stage, with the recall at the first stage's depth.
 
     Args:
         run: of the run.
         first_stage: has no stances.
         qrels: the judgments.
-        depth: of the recall.
+        before: what the first stage is called.
 
     Raises:
         DataError: none of the run's topics is judged.
     """
     # Only here, since they load pandas and scipy, which takes a second.
     from touche_llm.evaluation.certainty import compare
-    from touche_llm.evaluation.measures import evaluate_run
+    from touche_llm.evaluation.measures import evaluate_run, unlike_judged
 
+    depth = max(map(len, first_stage.rankings.values()))
     found = evaluate_run(_RUN, run, qrels, depth)
-    before = evaluate_run(_FIRST, first_stage, replace(qrels, stances={}), depth)
+    first = evaluate_run(before, first_stage, replace(qrels, stances={}), depth)
     values, values_before = (
-        {row["measure"]: row for row in each.summary().to_dict("records")} for each in (found, before)
+        {row["measure"]: row for row in each.summary().to_dict("records")} for each in (found, first)
     )
     headlines = headline_of(qrels)
     compared = [name for name in headlines if name != MACRO_F1]
     differences: dict[str, Mapping[str, Any]] = {}
     if compared:
-        sides = {each.name: {name: each.figures[name] for name in compared} for each in (found, before)}
-        differences = {row["measure"]: row for row in compare(_FIRST, sides).to_dict("records")}
+        sides = {each.name: {name: each.figures[name] for name in compared} for each in (found, first)}
+        differences = {row["measure"]: row for row in compare(before, sides).to_dict("records")}
     measures = []
     for name, row in values.items():
         measured = Measure(
@@ -118,18 +123,21 @@ def measure(run: ReadRun, first_stage: ReadRun, qrels: Qrels, depth: int) -> Mea
         if name in differences:
             change = differences[name]
             unjudged, bounds = unjudged_of(found, name)
-            other = by_topic(before, name)
+            first_unjudged, first_bounds = unjudged_of(first, name)
+            other = by_topic(first, name)
             measured = replace(
                 measured,
                 difference=Value(change["difference"], change["low"], change["high"]),
                 p=change["p"],
                 unjudged=unjudged,
                 bounds=bounds,
+                first_unjudged=first_unjudged,
+                first_bounds=first_bounds,
                 by_topic={topic: (value, other.get(topic)) for topic, value in by_topic(found, name).items()},
             )
         measures.append(measured)
     headline = [each for each in measures if each.name in headlines]
-    return Measured(measures, headline, *confusion_of(run, qrels), notes_of([found]))
+    return Measured(measures, headline, *confusion_of(run, qrels), notes_of([found]) + unlike_judged(found, first))
 
 
 def headline_of(qrels: Qrels) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,13 +14,16 @@ from touche_llm.config import Config
 from touche_llm.errors import DataError
 from touche_llm.qrels import STANCE, Qrels
 from touche_llm.ranking.chain import JUDGE
-from touche_llm.report.records import Row
+from touche_llm.records import Candidate
+from touche_llm.report.records import Left, Row
 from touche_llm.runs import ReadRun
 from touche_llm.tasks.base import Task
 
 # Final ranks that are looked at together, and the bands of ranks that their documents came from; the last is open.
 GROUPS = ((1, 5), (6, 10), (11, 20))
 BANDS = (5, 10, 20, 50, 100)
+# Candidates of each topic that are looked for in the run.
+_TOP = 5
 _COSTS = ("seconds", "judgments per second", "documents cut", "peak memory MiB")
 _SPENT = ("asked", "cache_hits", "prompt_tokens", "prefix_cached_tokens", "completion_tokens", "cached_prompt_tokens")
 
@@ -61,18 +65,44 @@ def cost_of(stage: Mapping[str, Any]) -> dict[str, float | None]:
     return {name: value if isinstance(value, int | float) else None for name, value in figures.items()}
 
 
-def moved(topics: Iterable[list[Row]]) -> dict[str, dict[str, list[int]]]:
-    """Where the first lines of all topics came from; see `Report.moved`."""
+def moved(
+    topics: Mapping[str, list[Row]], candidates: Mapping[str, list[Candidate]]
+) -> dict[str, dict[str, list[int]]]:
+    """Where the first lines of all topics came from, and where their first candidates went to; see `Report.moved`."""
     counted: dict[str, dict[str, list[int]]] = {}
-    for row in (row for rows in topics for row in rows):
-        group = next((f"{least}\N{EN DASH}{most}" for least, most in GROUPS if least <= row.rank <= most), None)
-        if group is None:
-            continue
-        for way, rank in (("first stage", row.first), (JUDGE, row.judge)):
-            if rank is not None:
-                counts = counted.setdefault(way, {}).setdefault(group, [0] * (len(BANDS) + 1))
-                counts[sum(rank > band for band in BANDS)] += 1
+
+    def count(way: str, rank: int, other: float | None) -> None:
+        group = next((f"{least}\N{EN DASH}{most}" for least, most in GROUPS if least <= rank <= most), None)
+        if group is not None and other is not None:
+            counts = counted.setdefault(way, {}).setdefault(group, [0] * (len(BANDS) + 1))
+            counts[sum(other > band for band in BANDS)] += 1
+
+    for topic, rows in topics.items():
+        for row in rows:
+            count("candidates", row.rank, row.first)
+            count(JUDGE, row.rank, row.judge)
+        ranks = {row.document_id: row.rank for row in rows}
+        for candidate in candidates.get(topic, []):
+            count("run", candidate.rank, ranks.get(candidate.document_id, math.inf))
     return counted
+
+
+def left(candidates: list[Candidate], rows: list[Row], shown: int, qrels: Qrels | None) -> list[Left]:
+    """What stood among a topic's first 5 candidates and is not among the run's first lines, those that are shown."""
+    ranks = {row.document_id: row.rank for row in rows}
+    return [
+        Left(
+            each.document_id, each.rank, ranks.get(each.document_id), people_of(qrels, each.topic_id, each.document_id)
+        )
+        for each in candidates[:_TOP]
+        if ranks.get(each.document_id, math.inf) > shown
+    ]
+
+
+def imputed_of(stages: Mapping[str, Mapping[str, Any]]) -> int:
+    """How many stances of the run are no model's, by its metadata."""
+    imputed = stages.get("rank", {}).get("imputed stances", 0)
+    return imputed if isinstance(imputed, int) else 0
 
 
 def people_of(qrels: Qrels | None, topic_id: str, document_id: str) -> dict[str, str]:

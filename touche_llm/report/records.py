@@ -95,13 +95,33 @@ class DocumentView:
 
 
 @dataclass(frozen=True, slots=True)
+class Left:
+    """A candidate that went from the top: its rank among the candidates, and in the run, if it is there."""
+
+    document_id: str
+    first: int
+    rank: int | None
+    people: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class TopicView:
-    """A topic with its ranking: the documents shown, further lines without text, and how many more there are."""
+    """A topic with its ranking.
+
+    Attributes:
+        topic: the topic.
+        shown: the documents that are shown with all that is known of them.
+        listed: further lines, without texts.
+        more: how many more lines there are.
+        left: what stood among the first 5 candidates and is not among the shown.
+        prompts: as its documents were asked about.
+    """
 
     topic: Topic
     shown: list[DocumentView]
     listed: list[Row]
     more: int
+    left: list[Left]
     prompts: list[RenderedPrompt]
 
 
@@ -123,8 +143,10 @@ class Report:
         grades: the names of the grades that the model gives.
         labels: the task's stances.
         topics: in the order of the run.
-        moved: by group of final ranks, and by way to it (`first stage`, `judge`), how many of its documents came from
-            each band of ranks; see `BANDS`.
+        before: what the candidates are, see `Task.before_judging`.
+        moved: by way to the run (`candidates`, `judge`) and group of final ranks, how many of its documents came from
+            each band of ranks, see `BANDS`; and under `run`, by group of ranks among the candidates, how many went to
+            each band.
         stances: by set of documents, the share of each label.
         measured: None without judgments of people.
         costs: by stage.
@@ -137,6 +159,7 @@ class Report:
     grades: tuple[str, ...]
     labels: tuple[str, ...]
     topics: list[TopicView]
+    before: str
     moved: Mapping[str, Mapping[str, list[int]]]
     stances: Mapping[str, Mapping[str, float]]
     measured: Measured | None

@@ -110,6 +110,7 @@ def gather_runs(
             judged_by=judged_by,
             grades=task.question.grades,
             labels=task.stances,
+            before=task.before_judging,
             sides=sides,
             baseline=next(side.letter for side in sides if side.name == baseline),
             measures=compared(evaluations, differences),

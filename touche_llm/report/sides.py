@@ -104,6 +104,7 @@ class SideBySide:
         judged_by: the files of the judgments, by aspect.
         grades: the names of the grades that models give.
         labels: the task's stances.
+        before: what their candidates are, see `Task.before_judging`.
         sides: the runs.
         baseline: the letter of the one that the others are held against.
         measures: all of them.
@@ -117,6 +118,7 @@ class SideBySide:
     judged_by: Mapping[str, Path]
     grades: tuple[str, ...]
     labels: tuple[str, ...]
+    before: str
     sides: list[Side]
     baseline: str
     measures: list[ComparedMeasure]

@@ -87,6 +87,7 @@ def render(report: Report) -> str:
         "report": report,
         "measured": measured,
         "labels": report.labels,
+        "before": report.before,
         "figures": {
             "topics": {each.name: topic_bars(each, anchors) for each in by_topic},
             "moved": {way: movement(groups, way) for way, groups in report.moved.items()},
@@ -126,7 +127,7 @@ def size_of(texts: Iterable[str], limit: int) -> int:
 
 def _bands() -> list[str]:
     least = [1, *(band + 1 for band in BANDS)]
-    return [*(f"{a}\N{EN DASH}{b}" for a, b in zip(least, BANDS, strict=False)), f"after {BANDS[-1]}"]
+    return [*(f"{a}\N{EN DASH}{b}" for a, b in zip(least, BANDS, strict=False)), f"after {BANDS[-1]}, or nowhere"]
 
 
 def _hash(text: str) -> str:

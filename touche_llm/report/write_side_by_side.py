@@ -34,7 +34,7 @@ def render(found: SideBySide) -> str:
     """The page."""
     jinja = environment()
     template = jinja.get_template("side_by_side.html.jinja")
-    module: Any = jinja.get_template("macros.html.jinja").make_module({"labels": found.labels})
+    module: Any = jinja.get_template("macros.html.jinja").make_module({"labels": found.labels, "before": found.before})
     panels: _Panels = {
         (topic.topic.id, document.document_id): [
             (n, place.rank, module.panel(LETTERS[n], n, place.details))
@@ -89,6 +89,7 @@ def _values(found: SideBySide) -> dict[str, Any]:
     return {
         "found": found,
         "labels": found.labels,
+        "before": found.before,
         "grades": found.grades,
         "headline": headline,
         "figures": {
