@@ -13,7 +13,7 @@ PIP := -m pip --disable-pip-version-check -qq
 
 CHROMIUM := /usr/bin/chromium
 
-.PHONY: help setup demo test test-vllm test-browser check format demo-cassette wheel test-wheel clean
+.PHONY: help setup demo test test-vllm test-browser check format demo-cassette regress wheel test-wheel clean
 
 help:
 	@echo "make demo       set up everything and run every task on its sample, offline"
@@ -49,6 +49,9 @@ format: $(STAMP)
 
 demo-cassette: $(STAMP)
 	@$(BIN)/python -m tests.write_demo_cassette
+
+regress: $(STAMP)
+	@$(BIN)/python -m tests.write_regressions
 
 # --no-deps: the pins are complete, and without it pip fetches CUDA builds. Bytecode is compiled once, or each of
 # vLLM's processes would do it at every start.

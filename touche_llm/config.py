@@ -154,8 +154,12 @@ class SamplingConfig(_Section):
 
 
 class PromptsConfig(_Section):
-    """Names of the task's prompts, or paths of `.jinja` files."""
+    """Names of the task's prompts, or paths of `.jinja` files.
 
+    `folder` holds templates that are taken in place of the project's own, as `folder/task/name.jinja`.
+    """
+
+    folder: Path | None = None
     judge: str = "judge"
     objects: str = "objects"
     sentence: str = "sentence"
@@ -163,6 +167,10 @@ class PromptsConfig(_Section):
     best: str = "best"
     order: str = "order"
     queries: str = "queries"
+
+    @field_serializer("folder")
+    def _as_text(self, path: Path | None) -> str | None:
+        return None if path is None else str(path)
 
 
 def _mode(value: Any) -> Any:

@@ -67,8 +67,8 @@ async def dry_cost(config: Config, folder: Path | None, stages: Sequence[StageNa
         observer: is told.
     """
     result = DryRun()
-    quiet = _Quiet(observer)
-    with _copy_of(folder) as there:
+    quiet = Quiet(observer, "dry run")
+    with copy_of(folder) as there:
         learnt = there / "learnt.jsonl"
         for stage in stages:
             spent, hits = [], []
@@ -81,7 +81,7 @@ async def dry_cost(config: Config, folder: Path | None, stages: Sequence[StageNa
                     if learnt.exists():
                         cache.import_cassette(learnt)
                     model = LanguageModel(facts=facts, engine=engine, cache=cache)
-                    await _STAGES[stage](config, there, quiet, model)
+                    await STAGES[stage](config, there, quiet, model)
                     if stage != "rank":
                         cache.export_cassette(learnt)
                 spent.append(engine.spent)
@@ -93,7 +93,7 @@ async def dry_cost(config: Config, folder: Path | None, stages: Sequence[StageNa
     return result
 
 
-_STAGES: Mapping[StageName, Callable[[Config, Path, Observer, LanguageModel], Awaitable[object]]] = {
+STAGES: Mapping[StageName, Callable[[Config, Path, Observer, LanguageModel], Awaitable[object]]] = {
     "retrieve": retrieve_stage,
     "judge": judge_stage,
     "rank": rank_stage,
@@ -101,8 +101,8 @@ _STAGES: Mapping[StageName, Callable[[Config, Path, Observer, LanguageModel], Aw
 
 
 @contextmanager
-def _copy_of(folder: Path | None) -> Iterator[Path]:
-    """A folder for the files of the dry run, with those of the run's; messages name the run's."""
+def copy_of(folder: Path | None) -> Iterator[Path]:
+    """A folder for files that are not to stay, with those of the run's; messages name the run's."""
     with tempfile.TemporaryDirectory() as name:
         if folder is not None and folder.is_dir():
             shutil.copytree(folder, name, dirs_exist_ok=True)
@@ -123,14 +123,17 @@ def _cache(config: Config) -> Cache:
             return OverlayCache(config.cache.file)
 
 
-class _Quiet:
+class Quiet:
     """Shows the stages as the observer does, and keeps notices about a run that is none to itself."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer, what: str) -> None:
+        """Stages are shown with `what` behind their title."""
         self._observer = observer
+        self._what = what
 
     def notify(self, message: str) -> None:
-        pass
+        """Say nothing."""
 
     def stage(self, title: str, total: int, counts: Counts | None = None) -> AbstractContextManager[Callable[[], None]]:
-        return self._observer.stage(f"{title} (dry run)", total, counts)
+        """A stage of `total` steps."""
+        return self._observer.stage(f"{title} ({self._what})", total, counts)

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import unicodedata
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import orjson
 import yaml
-from jinja2 import StrictUndefined, Template, TemplateSyntaxError, UndefinedError, meta, nodes
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import UndefinedError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from touche_llm.errors import PromptError
+from touche_llm.errors import PromptError, UsageError
+from touche_llm.examples import ENDING as EXAMPLES_ENDING
+from touche_llm.examples import Example, parse_examples
+from touche_llm.llm.answer import AnswerModel
 from touche_llm.llm.request import Message, Origin
+from touche_llm.records import Topic
+from touche_llm.templates import HEADER, ROLES, TemplateFiles, pulled_in, read_text
 
 _INSTALLED = Path(__file__).parent / "_prompts"
 _CHECKOUT = Path(__file__).parent.parent / "prompts"
-_HEADER = re.compile(r"---\n(.*?)\n---\n", re.DOTALL)
 _HASH_DIGITS = 12
-_ROLES = ("system", "user")
 
 # A bracket that could begin a control token of some chat format, in ASCII or in the full-width forms that a
 # normalising tokeniser folds into ASCII: `<|im_end|>`, `</s>`, `<start_of_turn>`, `<<SYS>>`, `<｜User｜>`, `[INST]`,
 # `[/INST]`, `[gMASK]`, `[|user|]`, `[control_8]`, `]~b]`. Also one at the end of a text, since the template goes on.
 _CONTROL = re.compile(r"[<＜﹤](?=\S|$)|[\[［](?=[^\s\d]|$)|[\]］](?=[~～])")
-_OPENING = tuple("<＜﹤[［")
 
 
 class PromptHeader(BaseModel):
@@ -43,35 +46,64 @@ class PromptHeader(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A template with its header. `name` is `task/name`; `hash` is over the file's text."""
+    """A template with its header.
+
+    Attributes:
+        name: `task/name`.
+        path: of the template.
+        header: its front matter.
+        hash: over the text of the file, and where there are any over the files that it pulls in and its examples.
+        files: the template with what it pulls in.
+        examples: solved examples, which are shown before the question.
+        shared: variables that the examples take from the question, such as what better means.
+    """
 
     name: str
     path: Path
     header: PromptHeader
     hash: str
-    template: Template
+    files: TemplateFiles
+    examples: tuple[Example, ...] = ()
+    shared: tuple[str, ...] = ()
+    _turns: dict[tuple[Any, ...], tuple[Message, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     def render(self, **variables: Any) -> tuple[Message, ...]:
-        """The system and the user message.
+        """The system message, a user and an assistant message for each example, and the user message.
 
         Raises:
             PromptError: an undefined variable, or a template that fails or does what the sandbox forbids; names the
-                template and the variable.
+                template, the place and the variable.
         """
-        messages = []
-        for role in _ROLES:
-            try:
-                context = self.template.new_context(variables)
-                text = "".join(self.template.blocks[role](context))
-            except UndefinedError as error:
-                raise PromptError(
-                    f"{self.path}: block {role}: {error.message}; the template may use {_names(variables)}"
-                ) from error
-            # A template is a program of its author: whatever it raises is about the template.
-            except Exception as error:
-                raise PromptError(f"{self.path}: block {role}: {type(error).__name__}: {error}") from error
-            messages.append(Message(role, text.strip("\n")))
-        return tuple(messages)
+        system, user = (Message(role, self._text(role, variables)) for role in ROLES)
+        return (system, *self._examples(variables), user)
+
+    def _examples(self, variables: Mapping[str, Any]) -> tuple[Message, ...]:
+        common = {name: variables[name] for name in self.shared if name in variables}
+        # They are the same for all documents, and a document that is cut is rendered many times.
+        key = tuple(common.items())
+        if key not in self._turns:
+            turns: list[Message] = []
+            for number, each in enumerate(self.examples, start=1):
+                try:
+                    text = self._text("user", {**each.variables, **common, "topic": each.topic})
+                except PromptError as error:
+                    raise PromptError(f"{examples_path(self.path)}: example {number}: {error}") from error
+                turns += [Message("user", text), Message("assistant", each.answer)]
+            self._turns[key] = tuple(turns)
+        return self._turns[key]
+
+    def _text(self, role: str, variables: Mapping[str, Any]) -> str:
+        try:
+            return self.files.render(role, variables).strip("\n")
+        except UndefinedError as error:
+            place = self.files.place(error)
+            raise PromptError(
+                f"{self.path}: block {role}: {place}{error.message}; the template may use {_names(variables)}"
+            ) from error
+        # A template is a program of its author: whatever it raises is about the template.
+        except Exception as error:
+            place = self.files.place(error)
+            raise PromptError(f"{self.path}: block {role}: {place}{type(error).__name__}: {error}") from error
 
     def origin(self, topic_id: str, document_id: str | None) -> Origin:
         """The origin of a request made from this prompt."""
@@ -100,7 +132,35 @@ def prompts_folder() -> Path:
     return _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT
 
 
-def load_prompt(task: str, name: str, answer: str, variables: Mapping[str, bool]) -> Prompt:
+def examples_path(template: Path) -> Path:
+    """Where the examples of a template lie, if it has any."""
+    return template.with_name(template.stem + EXAMPLES_ENDING)
+
+
+def check_overlay(folder: Path, task: str, names: Collection[str]) -> None:
+    """Raise UsageError unless a folder of templates has at least one of those that are asked for, `TASK/NAME.jinja`."""
+    mine = folder / task
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: no such folder of templates")
+    wanted = sorted(f"{task}/{name}.jinja" for name in names)
+    if not any(os.path.lexists(folder / each) for each in wanted):
+        there = ", ".join(_stems(mine)) or "no template"
+        raise UsageError(f"{folder}: none of {', '.join(wanted)} is there; {mine} has {there}")
+    for path in sorted(mine.glob(f"*{EXAMPLES_ENDING}")):
+        if not (mine / f"{path.name.removesuffix(EXAMPLES_ENDING)}.jinja").exists():
+            raise UsageError(f"{path}: no template of this name lies beside it; copy the project's own there")
+
+
+def load_prompt(
+    task: str,
+    name: str,
+    answer: str,
+    variables: Mapping[str, bool],
+    *,
+    folder: Path | None = None,
+    answer_for: Callable[[Topic, int], type[AnswerModel]] | None = None,
+    shared: Collection[str] = (),
+) -> Prompt:
     """The prompt `name` of a task, or the template file that `name` is a path to (it ends in `.jinja`).
 
     Args:
@@ -108,64 +168,67 @@ def load_prompt(task: str, name: str, answer: str, variables: Mapping[str, bool]
         name: a name, or a path.
         answer: the answer model that the caller reads; the front matter must name the same.
         variables: what the template may use, and whether it must.
+        folder: of templates that are taken in place of the project's own, as `folder/task/name.jinja`.
+        answer_for: the answer model for a topic and a number of documents, which examples must fit.
+        shared: those of the variables that examples take from the question.
 
     Raises:
-        PromptError: no such template, or its front matter, syntax or blocks are not as they should be.
+        PromptError: no such template, or its front matter, syntax, blocks or examples are not as they should be.
     """
+    own = prompts_folder()
     if name.endswith(".jinja"):
         path = Path(name)
     elif not name.isidentifier():
         raise PromptError(f"{name}: neither the name of a prompt nor the path of a .jinja file")
     else:
-        path = prompts_folder() / task / f"{name}.jinja"
+        path = own / task / f"{name}.jinja"
+        # A link that leads nowhere is there, and an error.
+        if folder is not None and os.path.lexists(folder / task / path.name):
+            path = folder / task / path.name
     try:
-        source = path.read_text(encoding="utf-8-sig")
+        source = read_text(path)
     except OSError as error:
-        known = sorted(each.stem for each in (prompts_folder() / task).glob("*.jinja"))
-        raise PromptError(f"{path}: cannot read the prompt: {error.strerror}; {task} has {', '.join(known)}") from error
-    except UnicodeDecodeError as error:
-        raise PromptError(f"{path}: not UTF-8: {error}") from error
-    found = _HEADER.match(source)
+        known = [f"{task} has {', '.join(_stems(own / task))}"]
+        if folder is not None:
+            known.append(f"{folder / task} has {', '.join(_stems(folder / task))}")
+        raise PromptError(f"{path}: cannot read the prompt: {error.strerror}; {'; '.join(known)}") from error
+    found = HEADER.match(source)
     if found is None:
         raise PromptError(f"{path}: must begin with front matter between two lines of `---`")
     header = _header(path, found.group(1))
     if header.answer != answer:
         raise PromptError(f"{path}: front matter: asks for the answer {header.answer!r}, but {answer!r} is read here")
-    # Line numbers in messages are those of the file: the front matter is kept as empty lines.
-    body = "\n" * found.group(0).count("\n") + source[found.end() :]
-    environment = _environment()
-    try:
-        tree = environment.parse(body)
-        template = environment.from_string(body)
-    except TemplateSyntaxError as error:
-        raise PromptError(f"{path}:{error.lineno}: {error.message}") from error
-    missing = set(_ROLES) - set(template.blocks)
-    if missing:
-        raise PromptError(f"{path}: no block named {' nor '.join(sorted(missing))}; a prompt has `system` and `user`")
-    for node in tree.body:
-        blank = isinstance(node, nodes.Output) and all(
-            isinstance(part, nodes.TemplateData) and not part.data.strip() for part in node.nodes
-        )
-        if not blank and not (isinstance(node, nodes.Block) and node.name in _ROLES):
-            raise PromptError(f"{path}:{node.lineno}: only the blocks `system` and `user` are sent; move this into one")
-    for data in tree.find_all(nodes.TemplateData):
-        if data.data.endswith(_OPENING):
-            line = data.lineno + data.data.count("\n")
-            raise PromptError(
-                f"{path}:{line}: {data.data[-1]!r}: an opening bracket just before what is inserted could make a "
-                "control token of it; put a space or another character between them"
-            )
-    for block in tree.find_all(nodes.FilterBlock):
-        raise PromptError(f"{path}:{block.lineno}: a filter over a whole section could undo what makes text harmless")
-    used = meta.find_undeclared_variables(tree)
-    for unknown in sorted(used - set(variables)):
-        raise PromptError(
-            f"{path}: undefined variable {unknown!r}; the template may use {', '.join(sorted(variables))}"
-        )
-    for unused in sorted(name for name, needed in variables.items() if needed and name not in used):
+    files = TemplateFiles(path, source, variables, lambda value: neutralise(str(value)))
+    for unused in sorted(each for each, needed in variables.items() if needed and each not in files.used):
         raise PromptError(f"{path}: the variable {unused!r} is not used, so its text would never be sent")
-    digest = hashlib.sha256(source.encode()).hexdigest()[:_HASH_DIGITS]
-    return Prompt(f"{task}/{path.stem}", path, header, digest, template)
+    texts, examples = dict(files.texts), tuple[Example, ...]()
+    given = examples_path(path)
+    if os.path.lexists(given):
+        if answer_for is None:
+            raise TypeError(f"{given}: there are examples, and the caller does not say what their answers must fit")
+        texts[given.name] = _examples_text(given)
+        examples = parse_examples(given, texts[given.name], files.used - {"topic", *shared}, answer_for)
+    prompt = Prompt(f"{task}/{path.stem}", path, header, _hash(source, texts), files, examples, tuple(shared))
+    if not files.used.intersection(shared):
+        prompt._examples({})  # now rather than at the first question
+    return prompt
+
+
+def _examples_text(path: Path) -> str:
+    try:
+        return read_text(pulled_in(path.parent, path.name, "examples"))
+    except OSError as error:
+        raise PromptError(f"{path}: cannot read the examples: {error.strerror}") from error
+
+
+def _hash(source: str, texts: Mapping[str, str]) -> str:
+    """Of a template alone over its text; else over that and all other files by name, in the order of their names."""
+    content = source.encode() if not texts else orjson.dumps([source, sorted(texts.items())])
+    return hashlib.sha256(content).hexdigest()[:_HASH_DIGITS]
+
+
+def _stems(folder: Path) -> list[str]:
+    return sorted(each.stem for each in folder.glob("*.jinja"))
 
 
 def _header(path: Path, text: str) -> PromptHeader:
@@ -179,15 +242,5 @@ def _header(path: Path, text: str) -> PromptHeader:
         raise PromptError(f"{path}: front matter is not YAML: {' '.join(str(error).split())}") from error
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    return ImmutableSandboxedEnvironment(
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        # Everything that an expression inserts passes here; what the template itself says does not.
-        finalize=lambda value: neutralise(str(value)),
-    )
-
-
-def _names(variables: dict[str, Any]) -> str:
+def _names(variables: Mapping[str, Any]) -> str:
     return ", ".join(sorted(variables))

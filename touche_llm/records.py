@@ -43,6 +43,14 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
+class LabelledDocument:
+    """A document in a prompt that shows several: `Passage {{ each.label }}: {{ each.text }}`."""
+
+    label: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """A document that the first stage proposes for a topic; ranks start at 1."""
 
@@ -156,10 +164,14 @@ class Comparison(_FileRecord):
 
 
 class Objects(_FileRecord):
-    """The two objects that the model found in the title of a topic that names none."""
+    """The two objects that the model found in the title of a topic that names none; `prompt` is what it was asked with.
+
+    Files of older runs do not name it.
+    """
 
     topic_id: str
     objects: tuple[str, str]
+    prompt: str = ""
 
 
 class Queries(_FileRecord):

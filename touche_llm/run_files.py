@@ -17,6 +17,9 @@ QUERY_FAILURES = "query_failures.jsonl"
 COMPARISONS = "comparisons.jsonl"
 COMPARISON_FAILURES = "comparison_failures.jsonl"
 RUN = "run.txt"
+# Only with `touche-llm batch`: what was exported last, and what came back and could not be used.
+BATCH = "batch.json"
+BATCH_UNUSABLE = "batch_unusable.jsonl"
 OF_JUDGE = (OBJECTS, STANCES, JUDGMENTS, FAILURES)
 OF_RANK = (COMPARISONS, COMPARISON_FAILURES, RUN)
 ALL_FAILURES = (QUERY_FAILURES, FAILURES, COMPARISON_FAILURES)

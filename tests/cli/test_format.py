@@ -24,12 +24,17 @@ from touche_llm.calibration import cross_validate, measure
 from touche_llm.cli import app
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.cli.output import Format, print_rows
+from touche_llm.cli.prompts import fields_of
 from touche_llm.cli.stages import end
 from touche_llm.config import load_config
 from touche_llm.dry_run import Cost, dry_cost
-from touche_llm.files import write_records
+from touche_llm.files import read_records, write_records
 from touche_llm.llm.cache import Cache
-from touche_llm.records import Attempt, Failure
+from touche_llm.prompt_catalogue import find_all, load_named
+from touche_llm.prompt_checks import check
+from touche_llm.prompt_material import invented
+from touche_llm.prompt_parts import estimate
+from touche_llm.records import Attempt, Failure, Judgment
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.validation import validate_run
 
@@ -37,6 +42,7 @@ Row = dict[str, Any]
 SAMPLE = SAMPLES / "comparative"
 PAIRS = SAMPLES / "sentence_pairs"
 CASSETTE = SAMPLE / "cassette.jsonl"
+DOCUMENT = "sample-heating-01___3"
 CORPUS, TOPICS = SAMPLE / "passages.jsonl", SAMPLE / "topics.xml"
 DATA = f"--topics {TOPICS} --corpus {CORPUS}"
 REPLAY = f"--cache {CASSETTE} --cache-mode replay"
@@ -160,6 +166,46 @@ def known(at: Path) -> list[Row]:
     return [{"stage": "rank", "prompt": None, **dict.fromkeys(names, 0), "known": compared}]
 
 
+def listed(_: Path) -> list[Row]:
+    found = []
+    for each in find_all(get_task("comparative")):
+        assert each.loaded
+        use, prompt = each.loaded
+        row = {"task": "comparative", "name": each.name, "version": 1, "hash": prompt.hash, "answer": use.purpose}
+        row |= {"fields": fields_of(use), "purpose": prompt.header.purpose, "examples": 0, "path": str(prompt.path)}
+        found.append(row | {"error": None})
+    return found
+
+
+def found_good(_: Path) -> list[Row]:
+    rows = []
+    for name in ("judge", "stance"):
+        use, prompt = load_named(get_task("comparative"), name)
+        checked = asyncio.run(check(get_task("comparative"), use, prompt, invented(), estimate))
+        row: Row = {"task": "comparative", "name": name, "version": 1, "hash": prompt.hash, "path": str(prompt.path)}
+        row |= {"longest_topic": checked.longest_topic, "tokens": checked.tokens, "estimated": True}
+        for what, share in (("topics", checked.between_topics), ("documents", checked.between_documents)):
+            assert share
+            row |= {f"{what}_share_characters": share.chars, f"{what}_share_of_characters": share.of_chars}
+            row |= {f"{what}_share_tokens": share.tokens, f"{what}_share_of_tokens": share.of_tokens}
+        rows.append(row | {"errors": 0, "warnings": 0, "problems": None})
+    return rows
+
+
+def tried(at: Path) -> list[Row]:
+    judged = read_records(at / "o" / "judgments.jsonl", Judgment, "judgments")
+    (one,) = (each for each in judged if each.document_id == DOCUMENT and each.topic_id == "3")
+    (answer,) = (each["value"] for each in entries() if each["key"] == one.key)
+    rows: list[Row] = []
+    for name, reading in one.readings.items():
+        row: Row = {"prompt": one.prompt, "topic": "3", "documents": DOCUMENT, "field": name}
+        row |= {"value": one.grades.get(name, one.stance), "people": None}
+        row |= {"probabilities": json.dumps(reading.probabilities, separators=(",", ":")), "outside": reading.outside}
+        row |= {"answer": answer["text"], "failure": None, "cached": True}
+        rows.append(row | {each: answer[each] for each in ("prompt_tokens", "completion_tokens")})
+    return rows
+
+
 CASES = {
     "index": Case(
         f"index --corpus {CORPUS} --index new",
@@ -212,6 +258,9 @@ CASES = {
         "report o -o new.html",
         lambda at: [{"file": "new.html", "topics": 4, "bytes": (at / "new.html").stat().st_size}],
     ),
+    "prompts list": Case(f"prompts list {TASK}", listed),
+    "prompts check": Case(f"prompts check judge stance {TASK}", found_good),
+    "prompts try": Case(f"prompts try judge --topic 3 --doc {DOCUMENT} {DATA} --index o/index {REPLAY}", tried),
     "cache stats": Case(f"cache stats --cache {CASSETTE}", counted),
     "cache export": Case(
         f"cache export new.jsonl --cache {CASSETTE}", lambda _: [{"file": "new.jsonl", "entries": len(entries())}]
@@ -324,5 +373,6 @@ def test_every_command_has_the_option_with_a_table_as_its_default() -> None:
     for name, command in found.items():
         (option,) = (each for each in command.params if "--format" in each.opts)
         assert option.default == "table", name
-    elsewhere = {"demo", "evaluate", "compare"}
+    elsewhere = {"demo", "evaluate", "compare", "regress record", "regress check", "regress update", "prompts compare"}
+    elsewhere |= {"prompts show", "prompts render", "batch export", "batch import"}
     assert set(found) - elsewhere == {name for name in found for case in CASES if case.partition(",")[0] == name}

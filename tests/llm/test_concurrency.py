@@ -203,3 +203,35 @@ async def test_no_item_makes_no_call() -> None:
         raise AssertionError
 
     assert await in_order(call, [], 4) == []
+
+
+async def test_a_call_that_ends_as_cancelled_lets_the_others_go_on_and_then_ends_the_whole() -> None:
+    done: list[int] = []
+
+    async def call(item: int) -> None:
+        if item % 3 == 0:
+            raise asyncio.CancelledError  # its answer is still to come
+        await asyncio.sleep(0)
+        done.append(item)
+
+    async def inner(item: int) -> list[None]:
+        return await in_order(call, [item, item + 10], 2)
+
+    with pytest.raises(asyncio.CancelledError):
+        await in_order(inner, range(5), 2)
+    assert sorted(done) == [1, 2, 4, 10, 11, 13, 14]
+
+
+async def test_who_is_cancelled_from_outside_begins_no_further_call() -> None:
+    begun: list[int] = []
+
+    async def call(item: int) -> None:
+        begun.append(item)
+        await asyncio.sleep(3600)
+
+    task = asyncio.create_task(in_order(call, range(9), 2))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert begun == [0, 1]

@@ -9,7 +9,23 @@ from typing import Annotated
 
 import typer
 
-from touche_llm.cli import batch, calibrate, compare, demo, evaluate, files, fuse, report, stages, tira
+from touche_llm.cli import (
+    batch,
+    calibrate,
+    compare,
+    demo,
+    evaluate,
+    files,
+    fuse,
+    prompts,
+    prompts_compare,
+    prompts_render,
+    prompts_try,
+    regress,
+    report,
+    stages,
+    tira,
+)
 from touche_llm.corpus.passages import BadLine
 from touche_llm.errors import ToucheError, printable
 
@@ -34,7 +50,12 @@ OTHERS = (
 for command in (*STAGES, *OTHERS):
     app.command()(command)
 app.add_typer(files.cache_app, name="cache")
+app.add_typer(regress.regress_app, name="regress")
 app.add_typer(batch.app, name="batch")
+prompts.prompts_app.command("render")(prompts_render.render)
+prompts.prompts_app.command("try")(prompts_try.try_)
+prompts.prompts_app.command("compare")(prompts_compare.compare)
+app.add_typer(prompts.prompts_app, name="prompts")
 
 
 def _version(wanted: bool) -> None:

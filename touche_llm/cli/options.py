@@ -41,6 +41,7 @@ _PLACES = {
     "seed": "sampling.seed",
     "max_tokens": "sampling.max_tokens",
     "logprobs": "sampling.logprobs",
+    "prompts_folder": "prompts.folder",
     "prompt": "prompts.judge",
     "objects_prompt": "prompts.objects",
     "sentence_prompt": "prompts.sentence",
@@ -134,6 +135,10 @@ LogprobsOption = Annotated[
     bool | None,
     typer.Option("--logprobs/--no-logprobs", help="Read grades from probabilities (default) or as answered."),
 ]
+PromptsOption = Annotated[
+    Path | None,
+    typer.Option("--prompts", help="Folder with templates, TASK/NAME.jinja, to take in place of the project's own."),
+]
 PromptOption = Annotated[
     str | None, typer.Option("--prompt", help="Judge prompt: a name, or the path of a .jinja file (default: judge).")
 ]
@@ -201,23 +206,23 @@ CacheModeOption = Annotated[
 ]
 
 
-def configure(context: typer.Context) -> Config:
-    """The configuration that a command's parameters ask for.
+def configure(context: typer.Context, *others: str) -> Config:
+    """The configuration that a command's parameters ask for; `others` are parameters that say nothing of it.
 
     Without `--config`, a folder that an earlier stage wrote gives its own configuration.
     """
     parameters = context.params
     file: Path | None = parameters.get("config")
-    written = parameters["out"] / FILE_NAME
     command = str(parameters.get("stage") or context.info_name)
     if file is None and command in ("judge", "rank"):
+        written = parameters["out"] / FILE_NAME
         if not written.exists():
             raise DataError(f"{written}: not there; run `touche-llm retrieve` for this folder first, or give --config")
         file = written
     flags = {
         _PLACES.get(name, name): tuple(value) if isinstance(value, list) else value
         for name, value in parameters.items()
-        if name not in (*_NOT_CONFIGURATION, *_OF_BATCH)
+        if name not in (*_NOT_CONFIGURATION, *_OF_BATCH, *others)
     }
     thresholds: Path | None = parameters.get("thresholds")
     if thresholds is not None:
@@ -230,7 +235,7 @@ def configure(context: typer.Context) -> Config:
 # What belongs to the stages before a command: to set it then would make the configuration tell what was not done.
 _OF_RETRIEVE = ("task", "topics", "corpus", "index", "candidates", "retriever", "expansion", "sentences", "chatnoir")
 _OF_JUDGE = ("depth", "pairs", "sampling", "stance.depth", "stance.both_orders")
-_PROMPTS_OF_JUDGE = tuple(f"prompts.{name}" for name in ("judge", "objects", "sentence", "stance", "queries"))
+_PROMPTS_OF_JUDGE = tuple(f"prompts.{name}" for name in ("folder", "judge", "objects", "sentence", "stance", "queries"))
 _DONE_BEFORE = {
     "judge": (*_OF_RETRIEVE, "prompts.queries"),
     "rank": (*_OF_RETRIEVE, *_OF_JUDGE, *_PROMPTS_OF_JUDGE),

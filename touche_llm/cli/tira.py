@@ -56,6 +56,7 @@ def tira(
             help="For index, answers and what vLLM keeps (default: touche-llm in $XDG_CACHE_HOME or ~/.cache).",
         ),
     ] = None,
+    prompts_folder: o.PromptsOption = None,
     cache_mode: o.CacheModeOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -77,6 +78,7 @@ def tira(
         "index": cache / "index" / index_folder(given.corpus).name if given.corpus else None,
         "engine.name": _ENGINES[engine],
         "engine.model": model,
+        "prompts.folder": prompts_folder,
         "cache.file": cache / "answers.sqlite",
         "cache.mode": cache_mode,
     }

@@ -19,15 +19,21 @@ async def in_order(
     """Results of `call` in the order of `items`, with at most `concurrency` calls at a time.
 
     Items are taken one by one when a call is free for them, in order, and no call waits for another to end. The first
-    exception cancels the rest and is raised itself.
+    exception cancels the rest and is raised itself. A call that ends as cancelled, because its answer is still to come,
+    leaves the others to go on; when they have ended, CancelledError is raised.
     """
     listed = list(items)
     waiting = enumerate(listed)
     results: dict[int, ResultT] = {}
 
     async def work() -> None:
+        task = asyncio.current_task()
         for position, item in waiting:
-            results[position] = await call(item)
+            try:
+                results[position] = await call(item)
+            except asyncio.CancelledError:
+                if task is None or task.cancelling():
+                    raise
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -35,7 +41,9 @@ async def in_order(
                 group.create_task(work())
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from errors.exceptions[0].__cause__
-    return [results[position] for position in range(len(results))]
+    if len(results) < len(listed):
+        raise asyncio.CancelledError
+    return [results[position] for position in range(len(listed))]
 
 
 class Slots:

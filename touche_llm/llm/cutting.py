@@ -126,7 +126,7 @@ async def _measure_head(
     raise PromptError(
         f"prompt {origin.prompt}, topic {origin.topic_id}, document {origin.document_id}: the prompt needs {bare} "
         f"tokens without the document, {room} are left beside the answer: give a longer context "
-        "(--context, or serve the model with one) or shorten the prompt"
+        "(--context, or serve the model with one) or shorten the prompt and its examples"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -19,7 +19,7 @@ from touche_llm.llm.cutting import Fit, measure, shown
 from touche_llm.llm.engine import Completion, Engine, EngineFacts, Rejected, Transient, Unreachable
 from touche_llm.llm.labels import label_tokens
 from touche_llm.llm.misses import explained
-from touche_llm.llm.request import Request, content_key
+from touche_llm.llm.request import Message, Request, content_key
 from touche_llm.records import Attempt, Cut
 
 _ResultT = TypeVar("_ResultT")
@@ -95,6 +95,7 @@ class LanguageModel:
         engine: None in replay.
         retry_for: seconds after which a request that keeps failing is given up.
         resample_temperature: an unusable answer is asked for again at this temperature; at 0 it would come back.
+        unusable: what came back that could not be used, by the key of the sample.
     """
 
     facts: EngineFacts
@@ -104,9 +105,13 @@ class LanguageModel:
     resample_temperature: float = 0.7
     counts: Counts = field(default_factory=Counts)
     misses: list[Request] = field(default_factory=list)
+    unusable: dict[str, Attempt] = field(default_factory=dict)
     _given_up: int = 0
     # What this run has asked anew: equal requests take the answer that a replay will find.
     _refreshed: set[str] = field(default_factory=set)
+    # Tokens of the chat template by the number of messages.
+    _overheads: dict[int, int] = field(default_factory=dict)
+    _counting: asyncio.Lock = field(default_factory=asyncio.Lock)
     _asking: dict[str, asyncio.Future[Answered[Any] | Unanswered]] = field(default_factory=dict)
 
     async def ask(self, request: Request, model: type[AnswerT]) -> Answered[AnswerT] | Unanswered:
@@ -184,7 +189,10 @@ class LanguageModel:
         Raises:
             EngineError, PromptError: as `ask_about`.
         """
-        if self.most_tokens(whole) <= room:
+        most = await self.most_tokens(whole)
+        if isinstance(most, Unanswered):
+            return most
+        if most <= room:
             return shown(document, Fit(prompt_tokens=0))
 
         async def fit(engine: Engine) -> Fit:
@@ -246,6 +254,7 @@ class LanguageModel:
                 self.counts.asked_again += sample.sample < SAMPLES - 1
                 text = unusable.text[:_KEPT_TEXT]
                 attempts.append(Attempt(sample=sample.sample, kind=unusable.kind, reason=unusable.reason, text=text))
+                self.unusable[sample.key] = attempts[-1]
             except Rejected as rejected:
                 self._given_up = 0
                 if rejected.status in (401, 403, 404):
@@ -294,11 +303,28 @@ class LanguageModel:
             return self._failed([self._lost(transient, 0)])
         return self.cache.put(_entry("fit", request, found.model_dump(exclude_none=True), key), Fit)
 
-    def most_tokens(self, request: Request) -> int:
+    async def most_tokens(self, request: Request) -> int | Unanswered:
         """More prompt tokens than this a request cannot have: no token is shorter than a byte."""
-        return self.facts.overhead + sum(
-            len(message.content.encode("utf-8", "replace")) for message in request.messages
-        )
+        overhead = await self._overhead(request)
+        if isinstance(overhead, Unanswered):
+            return overhead
+        return overhead + sum(len(message.content.encode("utf-8", "replace")) for message in request.messages)
+
+    async def _overhead(self, request: Request) -> int | Unanswered:
+        """What the chat template adds to a request: known for two messages, counted once for more."""
+        size = len(request.messages)
+        if size <= 2:
+            return self.facts.overhead
+        async with self._counting:
+            if size not in self._overheads:
+                # Some templates refuse a message without text; for which topic it is asked does not matter.
+                short = tuple(Message(message.role, "x") for message in request.messages)
+                origin = replace(request.origin, topic_id="", document_id=None)
+                counted = await self.count_tokens(replace(request, messages=short, origin=origin))
+                if isinstance(counted, Unanswered):
+                    return counted
+                self._overheads[size] = counted
+            return self._overheads[size]
 
     def _failed(self, attempts: list[Attempt]) -> Unanswered:
         self.counts.failures += 1

@@ -8,62 +8,19 @@ from typing import Any, TypeVar
 
 import aiohttp
 import orjson
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, ValidationError
 
 from touche_llm.errors import EngineError
+from touche_llm.llm.chat_reply import CHAT_PATH, ChatReply, chat_body, completion_of
 from touche_llm.llm.engine import Completion, EngineFacts, Rejected, Transient, Unreachable
 from touche_llm.llm.request import Message, Request
-from touche_llm.llm.vllm_common import BROKEN_TRIES, SentToken, chat, finished, head_of, introduce, placed
+from touche_llm.llm.vllm_common import BROKEN_TRIES, chat, head_of, introduce
 
 # The server's own variable for its key, so that both sides can be set at once. The key is never written anywhere.
 API_KEY_VARIABLE = "VLLM_API_KEY"
 _MAX_BODY = 16 * 2**20
 
 ReplyT = TypeVar("ReplyT", bound=BaseModel)
-
-
-class _Logprobs(BaseModel):
-    content: list[SentToken] | None = None
-
-
-class _Message(BaseModel):
-    content: str | None = None
-    refusal: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-
-
-class _Choice(BaseModel):
-    message: _Message
-    finish_reason: str | None = None
-    logprobs: _Logprobs | None = None
-
-
-class _PromptDetails(BaseModel):
-    cached_tokens: int | None = Field(default=None, ge=0, strict=True)
-
-
-class _Usage(BaseModel):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    # Only of a server with --enable-prompt-tokens-details.
-    prompt_tokens_details: _PromptDetails | None = None
-
-    @property
-    def cached_tokens(self) -> int | None:
-        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
-
-    @model_validator(mode="after")
-    def _no_more_than_there_are(self) -> _Usage:
-        if self.cached_tokens is not None and self.cached_tokens > self.prompt_tokens:
-            raise ValueError(f"{self.cached_tokens} of {self.prompt_tokens} prompt tokens came from the prefix cache")
-        return self
-
-
-class _ChatReply(BaseModel):
-    choices: list[_Choice]
-    usage: _Usage = _Usage()
-    system_fingerprint: str | None = None
 
 
 class _Model(BaseModel):
@@ -160,36 +117,8 @@ class VllmServer:
 
     async def complete(self, request: Request) -> Completion:
         """Answer one request; raises Transient or Rejected."""
-        sampling = request.sampling
-        body: dict[str, Any] = {
-            "model": request.model,
-            "messages": chat(request.messages),
-            "temperature": sampling.temperature,
-            "seed": sampling.seed,
-            "max_tokens": sampling.max_tokens,
-            "structured_outputs": {"json": request.schema},
-            "chat_template_kwargs": request.chat_template_kwargs,
-        }
-        if sampling.top_logprobs:
-            body |= {"logprobs": True, "top_logprobs": sampling.top_logprobs}
-        reply = await self._post("/v1/chat/completions", body, _ChatReply)
-        if not reply.choices:
-            raise Transient("server_error", "the reply has no choices", most_tries=BROKEN_TRIES)
-        choice = reply.choices[0]
-        finish_reason = finished(choice.finish_reason)
-        text = choice.message.content or ""
-        sent = choice.logprobs.content if choice.logprobs and choice.logprobs.content else []
-        return Completion(
-            text=text,
-            finish_reason=finish_reason,
-            prompt_tokens=reply.usage.prompt_tokens,
-            completion_tokens=reply.usage.completion_tokens,
-            tokens=placed(sent, text) if sampling.top_logprobs else [],
-            refusal=choice.message.refusal,
-            reasoning=choice.message.reasoning or choice.message.reasoning_content,
-            fingerprint=reply.system_fingerprint,
-            cached_tokens=reply.usage.cached_tokens,
-        )
+        reply = await self._post(CHAT_PATH, chat_body(request), ChatReply)
+        return completion_of(reply, logprobs=request.sampling.top_logprobs > 0)
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Number of prompt tokens of a chat, template included."""

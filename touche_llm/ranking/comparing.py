@@ -25,7 +25,7 @@ from touche_llm.llm.labels import read_label
 from touche_llm.llm.language_model import Answered, Unanswered
 from touche_llm.llm.request import Message, Request
 from touche_llm.prompts import Prompt
-from touche_llm.records import Comparison, Cut, Failure, Topic
+from touche_llm.records import Comparison, Cut, Failure, LabelledDocument, Topic
 from touche_llm.tasks.base import Aim, Question
 
 LABELS = string.ascii_uppercase
@@ -47,14 +47,6 @@ Kind = Literal["best", "order"]
 def template_variables(question: Question) -> dict[str, bool]:
     """The variables of a template that compares documents, and whether it must use them."""
     return {"topic": True, **question.variables, "aim": False, "documents": True}
-
-
-@dataclass(frozen=True, slots=True)
-class LabelledDocument:
-    """A document in a prompt: `Passage {{ each.label }}: {{ each.text }}`."""
-
-    label: str
-    text: str
 
 
 def check_template(prompt: Prompt, question: Question) -> None:
@@ -268,7 +260,10 @@ class Comparer:
         model, wanted = self.asking.model, self.document_tokens
         bare = self._request(kind, [CUT_MARK] * documents, ())
         room = model.facts.context - bare.sampling.max_tokens
-        if model.most_tokens(bare) + documents * wanted <= room:
+        most = await model.most_tokens(bare)
+        if isinstance(most, Unanswered):
+            return most
+        if most + documents * wanted <= room:
             return wanted
         counted = await model.count_tokens(bare)
         if isinstance(counted, Unanswered):

@@ -33,17 +33,23 @@ async def rerank(documents: list[str], comparer: Comparer, settings: SlidingSett
     last = len(order) - 1
     passes = min(settings.passes, last)
     # settled[p][place]: pass p has compared the documents at place - 1 and place.
-    settled = [[asyncio.Event() for _ in order] for _ in range(passes)]
+    loop = asyncio.get_running_loop()
+    settled: list[list[asyncio.Future[None]]] = [[loop.create_future() for _ in order] for _ in range(passes)]
 
     async def bubble(number: int) -> None:
-        for place in range(last, number, -1):
-            if number:
-                # The document above is what the pass before left there.
-                await settled[number - 1][place - 1].wait()
-            pair = (order[place - 1], order[place])
-            if await comparer.winner(pair, both_orders=settings.both_orders) == pair[1]:
-                order[place - 1], order[place] = order[place], order[place - 1]
-            settled[number][place].set()
+        try:
+            for place in range(last, number, -1):
+                if number:
+                    # The document above is what the pass before left there.
+                    await settled[number - 1][place - 1]
+                pair = (order[place - 1], order[place])
+                if await comparer.winner(pair, both_orders=settings.both_orders) == pair[1]:
+                    order[place - 1], order[place] = order[place], order[place - 1]
+                settled[number][place].set_result(None)
+        finally:
+            # A pass that ends before its end takes those behind it along.
+            for each in settled[number]:
+                each.cancel()
 
     await comparer.together(bubble, range(passes))
     return by_position(order)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -10,16 +11,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from touche_llm.config import Config
-from touche_llm.errors import DataError
-from touche_llm.expansion import VARIABLES as QUERIES_VARIABLES
+from touche_llm.errors import DataError, UsageError
 from touche_llm.first_stage import check_topics, choose_topics
-from touche_llm.judging import OBJECTS_VARIABLES, Asking
+from touche_llm.judging import Asking
 from touche_llm.llm.language_model import Counts, LanguageModel
 from touche_llm.llm.request import Sampling
-from touche_llm.prompts import Prompt, load_prompt
+from touche_llm.prompt_uses import load, uses_of
+from touche_llm.prompts import Prompt, check_overlay, examples_path, prompts_folder
 from touche_llm.ranking.chain import asked_kinds
-from touche_llm.ranking.comparing import check_template, template_variables
-from touche_llm.records import Candidate, Failure
+from touche_llm.records import Candidate, Failure, Topic
 from touche_llm.run_files import CANDIDATES, SENTENCES
 from touche_llm.runs import read_candidates
 from touche_llm.tasks.base import Task
@@ -70,33 +70,83 @@ def facts_of(model: LanguageModel, prompts: dict[str, Prompt], before: Counts) -
         "engine": model.facts.engine,
         "context": model.facts.context,
         "prompts": {name: prompt.label for name, prompt in prompts.items()},
+        "templates": {
+            name: {"folder": _folder_of(prompt), "examples": len(prompt.examples)} for name, prompt in prompts.items()
+        },
         "documents cut": counts.cut,
         "requests": counts.as_dict(),
     }
 
 
-def prompts_of(config: Config, task: Task, *names: str) -> dict[str, Prompt]:
-    """The prompts that a run of the task asks with, by what they are for; those of `names` where some are given."""
-    wanted = {"judge": task.question.template_variables}
-    if task.objects_answer is not None and any(topic.objects is None for topic in choose_topics(config)):
-        wanted["objects"] = OBJECTS_VARIABLES
+def prompts_of(
+    config: Config, task: Task, *names: str, notify: Callable[[str], None] = lambda message: None
+) -> dict[str, Prompt]:
+    """The prompts that a run of the task asks with, by what they are for; those of `names` where some are given.
+
+    Args:
+        config: names them.
+        task: whose prompts.
+        names: of purposes.
+        notify: told where an example's topic has the number of a chosen one.
+
+    Raises:
+        PromptError: a prompt is not there, or not as it should be.
+        UsageError: a folder of templates without any that are asked for, or an example whose topic is a chosen one.
+    """
+    uses, settings, topics = uses_of(task), config.prompts, choose_topics(config)
+    if settings.folder is not None:
+        # Where a prompt is named by a path, the folder's own of that purpose is left out, but is no mistake.
+        given = {*uses, *(getattr(settings, name) for name in uses)}
+        check_overlay(settings.folder, task.name, {name for name in given if not name.endswith(".jinja")})
+    asked = {"judge", *asked_kinds(config.steps)}
+    if any(topic.objects is None for topic in topics):
+        asked.add("objects")
     if task.sentence_question is not None:
-        wanted["sentence"] = task.sentence_question.template_variables
-    if task.stance_question is not None and config.stance is not None and config.stance.depth:
-        wanted["stance"] = task.stance_question.template_variables
+        asked.add("sentence")
+    if config.stance is not None and config.stance.depth:
+        asked.add("stance")
     if config.expansion.use:
-        wanted["queries"] = QUERIES_VARIABLES
-    for kind in asked_kinds(config.steps):
-        wanted[kind] = template_variables(task.question)
+        asked.add("queries")
     prompts = {
-        name: load_prompt(task.name, getattr(config.prompts, name), name, variables)
-        for name, variables in wanted.items()
-        if not names or name in names
+        name: load(task, use, getattr(settings, name), settings.folder)
+        for name, use in uses.items()
+        if name in asked and (not names or name in names)
     }
-    for kind in asked_kinds(config.steps):
-        if kind in prompts:
-            check_template(prompts[kind], task.question)
+    for prompt in prompts.values():
+        check_examples(prompt, topics, config.topics, notify)
     return prompts
+
+
+def check_examples(prompt: Prompt, topics: list[Topic], file: Path, notify: Callable[[str], None]) -> None:
+    """Raise UsageError where an example's topic is one of those given: what a prompt gives away cannot be measured.
+
+    Topics of other years have the same numbers, so the title tells; the same number alone is told.
+    """
+    by_title = {_words(topic.title): topic for topic in topics}
+    by_id = {topic.id: topic for topic in topics}
+    for number, example in enumerate(prompt.examples, start=1):
+        where = f"{examples_path(prompt.path)}: example {number} of the template {prompt.path}"
+        same = by_title.get(_words(example.topic.title))
+        if same is not None:
+            raise UsageError(
+                f"{where}: its topic {example.topic.id}, {example.topic.title!r:.120}, is topic {same.id} of {file}, "
+                "which this run is about; take an example of another topic, or leave this topic out (--topic)"
+            )
+        if example.topic.id in by_id:
+            title = by_id[example.topic.id].title
+            notify(
+                f"{where}: its topic has the number {example.topic.id}, as {title!r:.120} has in {file}; by its title "
+                f"it is another, {example.topic.title!r:.120}"
+            )
+
+
+def _words(title: str) -> str:
+    return " ".join(re.findall(r"\w+", title.casefold()))
+
+
+def _folder_of(prompt: Prompt) -> str:
+    own = prompt.path.parent.parent == prompts_folder()
+    return "the project's own" if own else str(prompt.path.parent)
 
 
 def compares(config: Config) -> bool:

@@ -67,7 +67,7 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
     topics = choose_topics(config)
     found = candidates_of(folder / first_stage_file(task), config, "retrieve")
     asking = asking_of(config, model)
-    prompts = prompts_of(config, task, "judge", "objects", "sentence", "stance")
+    prompts = prompts_of(config, task, "judge", "objects", "sentence", "stance", notify=observer.notify)
     before = replace(model.counts)
     facts: dict[str, Any] = {}
     failures: list[Failure] = []
@@ -143,7 +143,7 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
             "judgments without probabilities": sum(judgment.source == "value" for judgment in asked),
             **({"documents asked for their stance": len(stances)} if "stance" in prompts else {}),
             "failures": by_kind(failures),
-            "mean probability outside the labels": _mean_outside(asked),
+            "mean probability outside the labels": mean_outside(asked),
             "requests per topic": round(answers / max(len(topics), 1), 1),
             "seconds": round(seconds, 3),
             "judgments per second": round(len(asked) / seconds, 2) if seconds else None,
@@ -166,7 +166,11 @@ async def _with_objects(
         topics, failures = await find_objects(topics, task, prompts["objects"], asking, done)
     asking.model.raise_on_misses()
     topics = [topic for topic in topics if topic.objects is not None]
-    found = [Objects(topic_id=each.id, objects=each.objects) for each in topics if each.id in without and each.objects]
+    found = [
+        Objects(topic_id=each.id, objects=each.objects, prompt=prompts["objects"].label)
+        for each in topics
+        if each.id in without and each.objects
+    ]
     return topics, failures, found
 
 
@@ -188,7 +192,8 @@ def _best(
     return work
 
 
-def _mean_outside(judgments: list[Judgment]) -> float | None:
+def mean_outside(judgments: list[Judgment]) -> float | None:
+    """The mean probability that was on no label, over all fields; None where no engine told."""
     shares = [
         reading.outside
         for judgment in judgments

@@ -71,7 +71,7 @@ async def rank_stage(config: Config, folder: Path, observer: Observer, model: La
     else:
         assert model is not None
         before = replace(model.counts)
-        prompts = prompts_of(config, task, *asked_kinds(config.steps))
+        prompts = prompts_of(config, task, *asked_kinds(config.steps), notify=observer.notify)
         asking = asking_of(config, model)
         with open_corpus(config, task, observer.notify) as corpus:
             check_candidates(folder / CANDIDATES, candidates.values(), corpus.documents, corpus.name)

@@ -43,7 +43,7 @@ async def retrieve_stage(
     asked: dict[str, Any] = {}
     if config.expansion.use:
         assert model is not None
-        prompts = prompts_of(config, task, "queries")
+        prompts = prompts_of(config, task, "queries", notify=observer.notify)
         before = replace(model.counts)
         with observer.stage("finding queries", len(topics), model.counts) as done:
             queries, failures = await find_queries(topics, prompts["queries"], asking_of(config, model), done)

@@ -1,0 +1,127 @@
+"""The batch commands as a user meets them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import batch_replies as b
+from tests.cli.conftest import Touche
+from touche_llm.cli.demo import SAMPLES
+
+SAMPLE = SAMPLES / "comparative"
+DATA = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl"), "--topic", "3"]
+MODEL = ["--model", "served", "--context", "32768", "--stance-depth", "0"]
+EXPORT = ["batch", "export", "judge", "--out", "run", "-o", "requests.jsonl", *MODEL]
+REPLAY = ["--out", "run", "--cache-mode", "replay", "--stance-depth", "0"]
+GOOD = '{"relevance":2,"quality":1,"stance":"FIRST"}'
+
+
+@pytest.fixture
+def retrieved(touche: Touche) -> None:
+    assert touche("retrieve", *DATA, "--out", "run", "--depth", "3").returncode == 0
+
+
+def replied(requests: Path, text: str = GOOD) -> list[b.Line]:
+    return [b.replied(line["custom_id"], b.body(text)) for line in b.read(requests)]
+
+
+@pytest.mark.usefixtures("retrieved")
+def test_three_commands_and_a_replay_make_a_run(touche: Touche, tmp_path: Path) -> None:
+    done = touche(*EXPORT)
+    assert done.returncode == 0, done.stderr
+    assert "3 requests now, in requests.jsonl" in done.stdout
+    assert (
+        "vllm run-batch -i requests.jsonl -o responses.jsonl --model FOLDER --served-model-name served" in done.stdout
+    )
+    assert "--max-model-len 32768" in done.stdout and "xgrammar" in done.stdout
+    b.write(tmp_path / "responses.jsonl", replied(tmp_path / "requests.jsonl"))
+    done = touche("batch", "import", "responses.jsonl", "--out", "run")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].split() == ["3", "stored"]
+    assert "touche-llm judge --out run --cache-mode replay" in done.stdout
+    again = touche(*EXPORT)
+    assert (again.returncode, again.stdout.partition(":")[0]) == (0, "nothing is pending")
+    assert not (tmp_path / "requests.jsonl").exists()
+    assert touche("judge", *REPLAY).returncode == 0
+    assert touche("rank", "--out", "run").returncode == 0
+    assert len((tmp_path / "run" / "run.txt").read_text().splitlines()) == 3
+
+
+@pytest.mark.usefixtures("retrieved")
+def test_rows_for_programs_are_alone_on_standard_output(touche: Touche, tmp_path: Path) -> None:
+    done = touche(*EXPORT, "--shards", "2", "--format", "json")
+    assert json.loads(done.stdout) == [
+        {"stage": "judge", "file": "requests-00001-of-00002.jsonl", "requests": 2},
+        {"stage": "judge", "file": "requests-00002-of-00002.jsonl", "requests": 1},
+    ]
+    first, second = sorted(tmp_path.glob("requests-*"))
+    lines = [*replied(first), *replied(first), b.refused(b.read(second)[0]["custom_id"])]
+    b.write(tmp_path / "responses.jsonl", lines)
+    done = touche("batch", "import", "responses.jsonl", "--out", "run", "--format", "tsv")
+    assert done.returncode == 3
+    assert done.stdout.splitlines() == [
+        "outcome\tcount\texample",
+        "stored\t2\t",
+        "error\t1\tstatus 400: too long",
+        "repeated\t2\tresponses.jsonl:3",
+    ]
+    assert "run export again" in done.stderr
+    touche("batch", "import", str(b.write(tmp_path / "rest.jsonl", replied(second))), "--out", "run")
+    done = touche(*EXPORT, "--format", "tsv")
+    assert done.stdout == "stage\tfile\trequests\n"
+
+
+@pytest.mark.usefixtures("retrieved")
+def test_unusable_answers_are_counted_by_kind_with_an_example(touche: Touche, tmp_path: Path) -> None:
+    touche(*EXPORT)
+    b.write(tmp_path / "responses.jsonl", replied(tmp_path / "requests.jsonl", "Well\x1b[31m"))
+    done = touche("batch", "import", "responses.jsonl", "--out", "run")
+    assert done.returncode == 3
+    assert done.stdout.splitlines()[0].split() == ["0", "stored"]
+    assert done.stdout.splitlines()[1].startswith("       3 not_json: as ") and "\x1b" not in done.stdout
+    assert "3 requests now" in touche(*EXPORT).stdout
+
+
+@pytest.mark.usefixtures("retrieved")
+def test_what_does_not_fit_is_one_line_that_says_what_to_do(touche: Touche, tmp_path: Path) -> None:
+    def fails(code: int, said: str, *arguments: str) -> None:
+        done = touche(*arguments)
+        assert (done.returncode, done.stdout) == (code, "")
+        assert said in done.stderr and "Traceback" not in done.stderr
+
+    fails(1, "run `touche-llm batch export` for this folder first", "batch", "import", "r.jsonl", "--out", "run")
+    fails(2, "--model NAME", *EXPORT[:7])
+    fails(2, "--context N", *EXPORT[:7], "--model", "served")
+    fails(2, "--k1: no option of `touche-llm judge`", *EXPORT, "--k1", "1")
+    fails(2, "a stage before `judge` went by it", *EXPORT, "--set", "retriever.k1=1")
+    fails(2, "--tokenizer FOLDER", *EXPORT, "--context", "1100")
+    fails(2, "nowhere: no tokeniser", *EXPORT, "--tokenizer", "nowhere")
+    fails(1, "candidates.run.txt: not there", *EXPORT[:3], "--out", "other", "--config", "run/config.yaml", *EXPORT[5:])
+    assert not (tmp_path / "requests.jsonl").exists()
+    assert touche(*EXPORT).returncode == 0
+    (tmp_path / "r.jsonl").write_text("{}\n")
+    fails(
+        1,
+        "r.jsonl:1: no reply of vllm run-batch: custom_id: Field required",
+        "batch",
+        "import",
+        "r.jsonl",
+        "--out",
+        "run",
+    )
+    b.write(tmp_path / "r.jsonl", [b.replied("7", b.body(GOOD))])
+    fails(1, "r.jsonl:1: 7: no request that was exported for run", "batch", "import", "r.jsonl", "--out", "run")
+
+
+def test_queries_can_be_asked_for_before_there_is_a_folder(touche: Touche, tmp_path: Path) -> None:
+    given = ["retrieve", *DATA, "--out", "new", "--expand"]
+    model = ["-o", "requests.jsonl", "--model", "served", "--context", "4096"]
+    assert touche("batch", "export", *given, *model).returncode == 0
+    text = '{"query1":"one more","query2":"another one","query3":"a third"}'
+    b.write(tmp_path / "r.jsonl", replied(tmp_path / "requests.jsonl", text))
+    assert touche("batch", "import", "r.jsonl", "--out", "new").returncode == 0
+    assert touche(*given, "--cache-mode", "replay").returncode == 0
+    assert "a third" in (tmp_path / "new" / "queries.jsonl").read_text()

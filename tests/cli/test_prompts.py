@@ -1,0 +1,455 @@
+"""`touche-llm prompts list|show|check|render|try`, as a user gives them."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Done, Touche
+from tests.sample_runs import Silent, config_for
+from tests.scripted_engine import FACTS, Script, ScriptedEngine
+from tests.write_demo_cassette import script_of
+from touche_llm.cli import prompts_try
+from touche_llm.cli.demo import SAMPLES
+from touche_llm.config import Config
+from touche_llm.engines import remember
+from touche_llm.llm.answer import Token
+from touche_llm.llm.cache import Cache
+from touche_llm.llm.engine import Completion
+from touche_llm.llm.language_model import LanguageModel
+from touche_llm.llm.request import Request
+from touche_llm.prompts import prompts_folder
+from touche_llm.stages.judge import judge_stage
+from touche_llm.stages.rank import rank_stage
+from touche_llm.stages.retrieve import retrieve_stage
+from touche_llm.tasks import TASKS
+
+SAMPLE = SAMPLES / "comparative"
+DATA = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl")]
+REPLAY = ["--cache", str(SAMPLE / "cassette.jsonl"), "--cache-mode", "replay"]
+ONE, TWO = "sample-heating-01___3", "sample-heating-02___1"
+ABOUT = ["--topic", "3", "--doc", ONE]
+OWN = prompts_folder() / "comparative" / "judge.jinja"
+SENTENCE = "You are an assessor of a retrieval evaluation."
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of templates with a copy of the judge prompt that takes its document from another file."""
+    place = tmp_path / "mine" / "comparative"
+    place.mkdir(parents=True)
+    (place / "judge.jinja").write_text(OWN.read_text().replace("{{ document }}", '{% include "shown.jinja" %}'))
+    (place / "shown.jinja").write_text("{{ document }}")
+    return tmp_path / "mine"
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Script], list[Request]]:
+    """Lets a script answer instead of an engine; gives what it was asked."""
+
+    def install(script: Script) -> list[Request]:
+        engine = ScriptedEngine(script)
+
+        @asynccontextmanager
+        async def opened(config: Config) -> AsyncIterator[LanguageModel]:
+            with Cache(config.cache.file, config.cache.mode) as cache:
+                yield LanguageModel(facts=FACTS, engine=engine, cache=cache)
+
+        monkeypatch.setattr(prompts_try, "open_model", opened)
+        return engine.requests
+
+    return install
+
+
+def rows(done: Done) -> list[dict[str, Any]]:
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+def test_the_list_names_the_prompts_and_where_they_lie(touche: Touche, folder: Path) -> None:
+    found = {(row["task"], row["name"]): row for row in rows(touche("prompts", "list", "--format", "json"))}
+    assert {task for task, _ in found} == set(TASKS) and len(found) == 16
+    own = found["comparative", "judge"]
+    assert own["path"] == str(OWN) and own["version"] == 1 and own["examples"] == 0 and own["error"] is None
+    assert own["fields"] == "relevance (0 to 3), quality (0 to 3), stance (FIRST SECOND NEUTRAL NO)"
+    given = ["prompts", "list", "--task", "comparative", "--prompts", str(folder)]
+    mine = {row["name"]: row for row in rows(touche(*given, "--format", "json"))}
+    assert "shown" not in mine and mine["best"]["path"] == found["comparative", "best"]["path"]
+    assert mine["judge"]["path"] == str(folder / "comparative" / "judge.jinja")
+    assert mine["judge"]["hash"] != own["hash"]
+    assert "the project" in touche(*given).stdout
+
+
+def test_a_template_that_does_not_load_is_listed_with_its_error(touche: Touche, folder: Path) -> None:
+    (folder / "comparative" / "shown.jinja").write_text("{{ documnt }}")
+    (folder / "comparative" / "\x1b[31m.jinja").write_text("no prompt")
+    for output in ("json", "table"):
+        done = touche("prompts", "list", "--task", "comparative", "--prompts", str(folder), "--format", output)
+        assert done.returncode == 1 and "\x1b" not in done.stdout + done.stderr
+        assert "undefined variable 'documnt'" in done.stdout
+
+
+def test_a_folder_without_templates_of_the_task_is_told(touche: Touche, folder: Path) -> None:
+    # The folder itself stands where its parent should.
+    misplaced = str(folder / "comparative")
+    for command in (["list"], ["check"], ["check", "judge"], ["show", "judge"], ["render", "judge", *ABOUT, *DATA]):
+        done = touche("prompts", *command, "--prompts", "none")
+        assert done.returncode == 2 and "none: no such folder of templates" in done.stderr
+        done = touche("prompts", *command, "--prompts", misplaced)
+        assert done.returncode == 2 and done.stdout == "" and misplaced in done.stderr
+
+
+def test_a_prompt_is_shown_with_what_it_takes_in(touche: Touche, folder: Path) -> None:
+    done = touche("prompts", "show", "judge", "--prompts", str(folder))
+    assert done.returncode == 0 and "comparative/judge, version 1, hash " in done.stdout
+    assert '{% include "shown.jinja" %}' in done.stdout
+    assert f"── {folder / 'comparative' / 'shown.jinja'} ──\n{{{{ document }}}}" in done.stdout
+    files = rows(touche("prompts", "show", str(folder / "comparative" / "judge.jinja"), "--format", "json"))
+    assert [Path(row["file"]).name for row in files] == ["judge.jinja", "shown.jinja"]
+    assert files[1]["text"] == "{{ document }}"
+
+
+def test_a_check_ends_with_one_only_where_there_are_errors(touche: Touche, folder: Path, tmp_path: Path) -> None:
+    given = ["prompts", "check", "judge", "--prompts", str(folder)]
+    done = touche(*given)
+    assert done.returncode == 0 and "good" in done.stdout and "estimated at four characters" in done.stdout
+    template = folder / "comparative" / "judge.jinja"
+    text = template.read_text()
+    template.write_text(text.replace("assessor", "assessor (no PRO)"))
+    done = touche(*given)
+    assert done.returncode == 0 and "warning: comparative judge: the text names PRO" in done.stdout
+    template.write_text(text.replace("NEUTRAL", "neither"))
+    done = touche(*given)
+    assert done.returncode == 1 and "does not name NEUTRAL" in done.stdout
+    template.write_text(text.replace("version: 1", "version: one"))
+    (row,) = json.loads(touche(*given, "--format", "json").stdout)
+    assert (row["errors"], row["version"], row["tokens"]) == (1, None, None)
+    assert "front matter: version: Input should be a valid integer" in row["problems"]
+
+
+@pytest.mark.parametrize("task", list(TASKS))
+def test_real_topics_and_documents_can_be_checked_with(task: str, touche: Touche) -> None:
+    sample = SAMPLES / task
+    corpus = next(
+        sample / name
+        for name in ("passages.jsonl", "documents.jsonl", "args_processed_04_01.csv")
+        if (sample / name).exists()
+    )
+    done = touche(
+        "prompts",
+        "check",
+        "--task",
+        task,
+        "--topics",
+        str(sample / "topics.xml"),
+        "--corpus",
+        str(corpus),
+        "--index",
+        "index",
+        "--format",
+        "json",
+    )
+    for row in rows(done):
+        assert row["problems"] is None and row["longest_topic"] is not None
+        assert 0 < row["topics_share_characters"] < row["topics_share_of_characters"]
+        assert (row["documents_share_characters"] or 10**9) > row["topics_share_characters"]
+
+
+def test_a_text_that_changed_without_its_version_is_told_from_the_cache(
+    touche: Touche, folder: Path, tmp_path: Path, scripted: Callable[[Script], list[Request]]
+) -> None:
+    scripted(script_of("comparative"))
+    default = [*DATA, "--index", "index", "--prompts", str(folder)]
+    assert touche("prompts", "try", "judge", *ABOUT, *default).returncode == 0
+    assert "good" in touche("prompts", "check", "judge", "--prompts", str(folder)).stdout
+    (folder / "comparative" / "shown.jinja").write_text("{{ document }} ")
+    # The default cache is looked at where it is there.
+    done = touche("prompts", "check", "judge", "--prompts", str(folder))
+    assert done.returncode == 0 and "1 answers in .touche-llm/answers.sqlite; the text has changed since" in done.stdout
+    done = touche("prompts", "check", "judge", "--cache", "none")
+    assert done.returncode == 2 and "none: no such cache" in done.stderr
+
+
+def test_an_example_about_a_given_topic_is_warned_of(touche: Touche, folder: Path) -> None:
+    (folder / "comparative" / "judge.examples.yaml").write_text(
+        "- topic: {id: 99, title: 'Which is better for heating an old house, a heat pump or a gas boiler?'}\n"
+        "  document: Some text.\n  first: heat pump\n  second: gas boiler\n"
+        "  answer: {relevance: 3, quality: 2, stance: FIRST}\n"
+    )
+    given = ["prompts", "check", "judge", "--prompts", str(folder)]
+    assert "good" in touche(*given).stdout
+    done = touche(*given, *DATA[:2])
+    assert done.returncode == 0 and "is topic 3 of" in done.stdout
+
+
+async def asked_by_a_run(task: str, folder: Path, context: int, **flags: Any) -> list[Request]:
+    """The requests of a run of the sample, in order, with a cache of what was asked and measured."""
+    config, engine = config_for(folder, task=task, **flags), ScriptedEngine(script_of(task))
+    facts = FACTS.model_copy(update={"context": context})
+    out = folder / "out"
+    await retrieve_stage(config, out, Silent())
+    with Cache(config.cache.file) as cache:
+        remember(facts, cache)
+        model = LanguageModel(facts=facts, engine=engine, cache=cache)
+        await judge_stage(config, out, Silent(), model)
+        await rank_stage(config, out, Silent(), model)
+    return engine.requests
+
+
+@pytest.mark.parametrize(
+    ("task", "context", "purposes"),
+    [
+        ("comparative", 32768, {"judge", "stance", "objects", "best"}),
+        # So short that documents are cut, as the engine measured it.
+        ("comparative", 840, {"judge"}),
+        ("controversial", 1300, {"judge", "stance", "best"}),
+        ("sentence_pairs", 32768, {"judge", "sentence"}),
+    ],
+)
+def test_what_is_rendered_is_what_a_run_sends(
+    task: str, context: int, purposes: set[str], touche: Touche, tmp_path: Path
+) -> None:
+    flags: dict[str, Any] = {"rank": ("judge", "pairwise:3")} if task != "sentence_pairs" else {"pairs__judged": 5}
+    if "stance" in purposes:
+        flags |= {"stance__depth": 3, "stance__both_orders": False}
+    requests = asyncio.run(asked_by_a_run(task, tmp_path, context, **flags))
+    last = {request.origin.prompt.split("/")[1]: request for request in requests}
+    assert set(last) >= purposes
+    for purpose in purposes:
+        request = last[purpose]
+        given = ["--config", str(tmp_path / "out" / "config.yaml"), "--topic", request.origin.topic_id]
+        for each in (request.origin.document_id or "").split():
+            given += ["--doc", each]
+        done = touche("prompts", "render", purpose, *given, "--format", "json")
+        parts = rows(done)
+        messages = ["".join(row["text"] for row in parts if row["message"] == place) for place in (0, 1)]
+        assert messages == [message.content for message in request.messages]
+        assert ("is not shown whole" in done.stderr) is (context < 2000)
+
+
+def test_the_parts_of_a_prompt_are_named_where_there_are_no_colours(touche: Touche) -> None:
+    plain = touche("prompts", "render", "best", *ABOUT, "--doc", TWO, *DATA).stdout
+    done = touche("prompts", "render", "best", *ABOUT, "--doc", TWO, *DATA, "--tokens")
+    assert "‹" not in plain and "── system ──\n" + SENTENCE in plain
+    assert f"── system ──\n‹shared by all› {SENTENCE}" in done.stdout
+    assert "Question: ‹shared by the topic› Which is better" in done.stdout
+    assert "Passage A:\n‹this request alone› We swapped" in done.stdout
+    assert "shared by all: 1,912 characters, about 478 tokens" in done.stdout
+    assert "the context is not known" in done.stderr
+
+
+@pytest.mark.parametrize("command", [("show", "judge"), ("render", "judge", *ABOUT, *DATA)])
+def test_texts_of_many_lines_are_cells_of_a_table_too(command: tuple[str, ...], touche: Touche) -> None:
+    expected = rows(touche("prompts", *command, "--format", "json"))
+    tsv = touche("prompts", *command, "--format", "tsv").stdout
+    found = list(csv.DictReader(io.StringIO(tsv, newline=""), delimiter="\t", strict=True))
+    assert found == [{name: str(value) for name, value in row.items()} for row in expected]
+    assert any("\n\n" in row["text"] for row in found)
+
+
+def test_a_topic_alone_needs_no_corpus_and_documents_do(touche: Touche) -> None:
+    done = touche("prompts", "render", "queries", "--topic", "3", *DATA[:2])
+    assert done.returncode == 0 and "Which is better for heating" in done.stdout
+    done = touche("prompts", "render", "judge", *ABOUT, *DATA[:2])
+    assert done.returncode == 2 and "give the corpus (--corpus FILE)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "problem"),
+    [
+        ("judge", [], "the prompt for judge asks about documents; name one or more (--doc ID)"),
+        ("queries", ["--doc", ONE], "the prompt for queries asks about a topic alone; leave --doc out"),
+        ("best", ["--doc", ONE], "compares 2 to 20 documents; 1 given"),
+        ("judge", ["--doc", ONE, "--doc", ONE], "a document is given twice"),
+        ("judge", ["--doc", "none"], "document 'none' is not in the corpus"),
+        ("none", ["--doc", ONE], "cannot read the prompt: No such file"),
+    ],
+)
+def test_what_cannot_be_asked_is_told(name: str, given: list[str], problem: str, touche: Touche) -> None:
+    done = touche("prompts", "try", name, "--topic", "3", *given, *DATA, *REPLAY)
+    assert done.returncode in (1, 2) and problem in done.stderr and done.stdout == ""
+
+
+def test_objects_that_no_topic_names_and_no_cache_holds_are_told(touche: Touche, tmp_path: Path) -> None:
+    topics = tmp_path / "topics.xml"
+    topics.write_text("<topics><topic><number>9</number><title>Is tea better than water?</title></topic></topics>")
+    given = ["--topic", "9", "--doc", ONE, "--topics", str(topics), *DATA[2:]]
+    done = touche("prompts", "render", "judge", *given)
+    assert done.returncode == 2 and "`touche-llm prompts try objects` asks for them" in done.stderr
+
+
+def test_answers_are_shown_with_their_probabilities_and_what_people_said(touche: Touche, tmp_path: Path) -> None:
+    (tmp_path / "grades.txt").write_text(f"3 0 {ONE} 2\n")
+    (tmp_path / "stances.txt").write_text(f"3 0 {ONE} SECOND\n")
+    people = ["--relevance", "grades.txt", "--stance", "stances.txt"]
+    given = ["prompts", "try", "judge", *ABOUT, "--doc", TWO, *DATA, *REPLAY, *people]
+    done = touche(*given)
+    assert done.returncode == 0, done.stderr
+    one, two = done.stdout.split("\n\n")[1:]
+    assert one.startswith(ONE) and "people: 2   0 ▏ 2%" in one and "people: SECOND   FIRST ███████▎ 91%" in one
+    assert 'answer: {"relevance":3,"quality":3,"stance":"FIRST"}' in one and "from the cache" in one
+    assert two.startswith(TWO) and two.count("people: not judged") == 2
+    assert SENTENCE not in done.stdout and SENTENCE in touche(*given, "--verbose").stdout
+    found = {(row["documents"], row["field"]): row for row in rows(touche(*given, "--format", "json"))}
+    assert len(found) == 6 and found[ONE, "stance"]["people"] == "SECOND" and found[ONE, "relevance"]["people"] == 2.0
+    shares = json.loads(found[ONE, "relevance"]["probabilities"])
+    mean = sum(int(grade) * share for grade, share in shares.items())
+    assert found[ONE, "relevance"]["value"] == pytest.approx(mean)
+    assert found[ONE, "stance"]["cached"] is True and found[TWO, "quality"]["people"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "documents", "shown"),
+    [
+        ("best", ["--doc", ONE, "--doc", TWO], f"A: {ONE}, B: {TWO}\n  best  A   A ████▉ 61%  B ███▏ 39%"),
+        ("order", ["--doc", TWO, "--doc", ONE], "order  "),
+        ("stance", ["--doc", ONE], "position  YES   YES ███████▉ 98%"),
+        ("objects", [], "first   heat pump"),
+        ("queries", [], "query1  "),
+    ],
+)
+def test_every_kind_of_prompt_can_be_tried(
+    name: str, documents: list[str], shown: str, touche: Touche, scripted: Callable[[Script], list[Request]]
+) -> None:
+    answers = script_of("comparative")
+
+    def script(request: Request) -> Any:
+        if request.origin.document_id is not None:
+            return answers(request)
+        fields = list(request.schema["properties"])
+        return {"first": "heat pump", "second": "gas boiler"} if "first" in fields else dict.fromkeys(fields, "a word")
+
+    requests = scripted(script)
+    given = ["prompts", "try", name, "--topic", "3", *documents, *(DATA if documents else DATA[:2])]
+    done = touche(*given)
+    assert done.returncode == 0 and shown in done.stdout and "asked now" in done.stdout, done.stderr
+    again = touche(*given)
+    assert "from the cache" in again.stdout and len(requests) == 1
+
+
+def test_the_objects_of_a_topic_are_asked_for_first(
+    touche: Touche, tmp_path: Path, scripted: Callable[[Script], list[Request]]
+) -> None:
+    topics = tmp_path / "topics.xml"
+    topics.write_text("<topics><topic><number>3</number><title>Is tea better than water?</title></topic></topics>")
+    answers = script_of("comparative")
+
+    def script(request: Request) -> Any:
+        return {"first": "tea", "second": "water"} if request.origin.document_id is None else answers(request)
+
+    requests = scripted(script)
+    given = [*ABOUT, "--topics", str(topics), *DATA[2:]]
+    done = touche("prompts", "try", "judge", *given)
+    assert done.returncode == 0 and "Is tea better than water? (tea or water)" in done.stdout
+    assert [each.origin.prompt for each in requests] == ["comparative/objects", "comparative/judge"]
+    # Now the cache holds them, under the name of the model that answered.
+    with Cache(tmp_path / ".touche-llm" / "answers.sqlite") as cache:
+        remember(FACTS, cache)
+    assert "First object (FIRST): tea" in touche("prompts", "render", "judge", *given).stdout
+
+
+def test_an_answer_that_cannot_be_used_is_shown_as_it_came(
+    touche: Touche, monkeypatch: pytest.MonkeyPatch, scripted: Callable[[Script], list[Request]]
+) -> None:
+    async def complete(self: Any, request: Request) -> Completion:
+        tokens = [Token(at=0, token="no", logprob=0.0, top=[("no", 0.0)])]
+        return Completion(text="no\x1b[2J", finish_reason="stop", prompt_tokens=9, completion_tokens=1, tokens=tokens)
+
+    scripted(script_of("comparative"))
+    monkeypatch.setattr(ScriptedEngine, "complete", complete)
+    done = touche("prompts", "try", "judge", *ABOUT, *DATA)
+    assert done.returncode == 3 and done.stdout.count("no usable answer (not_json)") == 3
+    assert "came back: no\N{REPLACEMENT CHARACTER}[2J" in done.stdout and "\x1b" not in done.stdout
+    done = touche("prompts", "try", "judge", *ABOUT, *DATA, "--format", "json")
+    assert done.returncode == 3
+    (row,) = json.loads(done.stdout)
+    assert (row["failure"], row["field"], row["cached"]) == ("not_json", None, False)
+
+
+def test_watching_asks_again_and_shows_what_changed(
+    touche: Touche, folder: Path, monkeypatch: pytest.MonkeyPatch, scripted: Callable[[Script], list[Request]]
+) -> None:
+    template, part = folder / "comparative" / "judge.jinja", folder / "comparative" / "shown.jinja"
+    text = template.read_text()
+
+    def script(request: Request) -> Any:
+        strict = "strict" in request.messages[0].content
+        marked = "Mark:" in request.messages[1].content
+        return {"relevance": {1 if strict else 2: 0.6, 0: 0.4}, "quality": 2, "stance": "NO" if marked else "FIRST"}
+
+    def saves() -> Iterator[None]:
+        template.write_text(text.replace("assessor", "strict assessor"))
+        yield
+        part.write_text("Mark: {{ document }}")
+        yield
+        part.write_text("{{ documnt }}")
+        yield
+        part.write_text("Mark: {{ document }}")
+        yield
+        template.write_text(text)
+        yield
+
+    async def changes() -> AsyncIterator[None]:
+        for each in saves():
+            yield each
+
+    requests = scripted(script)
+    monkeypatch.setattr(prompts_try, "changes", lambda bench: changes())
+    given = ["prompts", "try", "judge", *ABOUT, *DATA, "--prompts", str(folder)]
+    done = touche(*given, "--watch")
+    assert done.returncode == 0, done.stderr
+    rounds = done.stdout.split("waiting for the template to be saved; Ctrl-C ends")
+    assert [each for each in range(7) if "changes, comparative/judge@1-" in rounds[each]] == [1, 2, 5]
+    assert f"{ONE}: relevance 1.20 → 0.60\n" in rounds[1]
+    assert f"{ONE}: stance FIRST → NO\n" in rounds[2]
+    assert "error: " in rounds[3] and "undefined variable 'documnt'" in rounds[3]
+    assert "saved, with the same text" in rounds[4]
+    assert f"{ONE}: relevance 0.60 → 1.20\n" in rounds[5]
+    assert len(requests) == 4
+    assert touche(*given, "--watch", "--format", "json").returncode == 2
+
+
+def test_watching_ends_with_a_word(
+    touche: Touche, monkeypatch: pytest.MonkeyPatch, scripted: Callable[[Script], list[Request]]
+) -> None:
+    async def changes() -> AsyncIterator[None]:
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(5)
+        yield
+
+    scripted(script_of("comparative"))
+    monkeypatch.setattr(prompts_try, "changes", lambda bench: changes())
+    done = touche("prompts", "try", "judge", *ABOUT, *DATA, "--watch")
+    assert done.returncode == 0 and done.stdout.endswith("\nstopped watching\n")
+
+
+def test_a_template_that_does_not_load_at_first_is_waited_for(
+    touche: Touche, folder: Path, monkeypatch: pytest.MonkeyPatch, scripted: Callable[[Script], list[Request]]
+) -> None:
+    template = folder / "comparative" / "judge.jinja"
+    text = template.read_text()
+    template.write_text("")
+
+    async def changes() -> AsyncIterator[None]:
+        template.write_text(text)
+        yield
+
+    requests = scripted(script_of("comparative"))
+    monkeypatch.setattr(prompts_try, "changes", lambda bench: changes())
+    done = touche("prompts", "try", str(template), *ABOUT, *DATA, "--watch")
+    assert done.returncode == 0 and "must begin with front matter" in done.stdout
+    assert len(requests) == 1 and "relevance  2.61" in done.stdout
+    # Without watching it is an error before the engine starts.
+    template.write_text("")
+    done = touche("prompts", "try", str(template), *ABOUT, *DATA)
+    assert done.returncode == 1 and done.stdout == "" and "must begin with front matter" in done.stderr

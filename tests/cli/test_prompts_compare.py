@@ -1,0 +1,176 @@
+"""`touche-llm prompts compare` as a user meets it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Done, Touche
+from tests.prompt_variants import collection, opening, reader, wording
+from tests.scripted_engine import ScriptedEngine
+from touche_llm.llm.engine import Rejected
+
+WORDINGS = ("mine/blunt.jinja", "mine/sharp.jinja")
+DATA = ("--topics", "topics.xml", "--corpus", "passages.jsonl", "--index", "index", "--cache", "answers.sqlite")
+QRELS = ("--relevance", "relevance", "--stance", "stance")
+
+
+class Engine(ScriptedEngine):
+    """Misreads with the blunt wording; takes no request about these documents."""
+
+    def __init__(self, refused: tuple[str, ...] = ()) -> None:
+        super().__init__(reader({"BLUNT": lambda topic, number: number < 4}).script)
+        self.refused = refused
+
+    async def complete(self, request: Any) -> Any:
+        if request.origin.document_id in self.refused:
+            raise Rejected(400, "not\x1b[2J this one")
+        return await super().complete(request)
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """Behind a collection with two wordings of its prompt."""
+    monkeypatch.setattr("touche_llm.evaluation.certainty.RESAMPLES", 300)
+    collection(tmp_path, topics=12)
+    for name, words in (("blunt", "BLUNT"), ("sharp", "SHARP")):
+        wording(tmp_path / "mine" / f"{name}.jinja", words)
+    found = Engine()
+    monkeypatch.setattr("touche_llm.prompt_comparison.open_model", opening(found))
+    return found
+
+
+def compare(touche: Touche, *arguments: str) -> Done:
+    return touche("prompts", "compare", *WORDINGS, *DATA, *QRELS, *arguments)
+
+
+def rows_of(done: Done) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(row["part"], row["variant"]): row for row in json.loads(done.stdout)}
+
+
+def test_a_person_reads_tables_and_the_verdict(touche: Touche, engine: Engine) -> None:
+    done = compare(touche)
+    assert done.returncode == 0, done.stderr
+    assert "36 documents of 6 topics, to choose on" in done.stdout
+    assert "36 documents of 6 topics, held out" in done.stdout
+    assert re.search(r"mine/sharp.jinja +1\.0000 +1\.0000 +1\.0000 +0\.0000 +0 +3,600 +36 +0 ", done.stdout)
+    last = done.stdout.strip().splitlines()[-1]
+    assert last.startswith("mine/sharp.jinja has the best relevance nDCG@5 on the 6 topics that it was chosen on")
+    assert "Confirmed: on the 6 topics held out the difference is +" in last
+
+
+def test_the_second_call_asks_nobody_and_a_changed_wording_alone(touche: Touche, engine: Engine) -> None:
+    compare(touche)
+    again = rows_of(compare(touche, "--format", "json"))
+    assert len(engine.requests) == 2 * 72
+    assert {(row["requests"], row["cache_hits"], row["prompt_tokens"]) for row in again.values()} == {(0, 36, 3600)}
+    wording(Path("mine/sharp.jinja"), "SHARP indeed")
+    changed = rows_of(compare(touche, "--format", "json"))
+    assert len(engine.requests) == 3 * 72
+    assert {name: row["requests"] for (_, name), row in changed.items()} == dict(zip(WORDINGS, (0, 36), strict=True))
+
+
+def test_rows_have_equal_keys_figures_and_differences(touche: Touche, engine: Engine) -> None:
+    done = compare(touche, "--quality", "quality", "--format", "json")
+    rows = rows_of(done)
+    assert set(rows) == {(part, name) for part in ("choice", "hold-out") for name in WORDINGS}
+    assert len({tuple(row) for row in rows.values()}) == 1
+    blunt, sharp = (rows["hold-out", name] for name in WORDINGS)
+    assert (sharp["best"], sharp["confirmed"], blunt["best"], blunt["confirmed"]) == (True, True, False, None)
+    for measure in ("relevance_ndcg_5", "relevance_kappa", "quality_kappa", "stance_macro_f1"):
+        assert sharp[measure] == 1.0 > blunt[measure]
+        assert sharp[f"{measure}_difference"] == pytest.approx(1.0 - blunt[measure])
+        assert sharp[f"{measure}_low"] <= sharp[f"{measure}_difference"] <= sharp[f"{measure}_high"]
+        assert [sharp[f"{measure}_{each}"] for each in ("wins", "ties", "losses")] == [6, 0, 0]
+        assert sharp[f"{measure}_p"] == pytest.approx(2 / 2**6)
+        assert blunt[f"{measure}_p"] is None
+    assert "mine/sharp.jinja has the best" in done.stderr
+
+
+def test_tsv_is_what_json_is(touche: Touche, engine: Engine) -> None:
+    rows = json.loads(compare(touche, "--format", "json").stdout)
+    table = list(csv.DictReader(io.StringIO(compare(touche, "--format", "tsv").stdout), delimiter="\t"))
+    assert [list(row) for row in table] == [list(row) for row in rows]
+    assert [row["variant"] for row in table] == [row["variant"] for row in rows]
+    assert float(table[1]["relevance_kappa"]) == rows[1]["relevance_kappa"]
+    assert table[0]["relevance_ndcg_5_p"] == ""
+
+
+def test_the_sample_is_where_it_is_said_to_be(touche: Touche, engine: Engine) -> None:
+    done = compare(touche, "--sample", "12")
+    path = re.search(r"^sample: (\S+)", done.stdout, re.MULTILINE)
+    assert path is not None
+    lines = Path(path.group(1)).read_text().splitlines()
+    assert lines[0] == "topic\tdocument\tgrade" and len(lines) == 13
+    assert [sum(line.endswith(f"\t{grade}") for line in lines) for grade in range(3)] == [4, 4, 4]
+    requests = len(engine.requests)
+    again = compare(touche, "--sample-file", path.group(1))
+    assert again.returncode == 0, again.stderr
+    assert len(engine.requests) == requests
+    other = compare(touche, "--sample", "12", "--sample-seed", "1", "--sample-file", "other.tsv")
+    assert other.returncode == 0 and Path("other.tsv").read_text().splitlines() != lines
+
+
+def test_failures_are_told_and_end_with_their_code(touche: Touche, engine: Engine) -> None:
+    engine.refused = ("1-2", "2-2")
+    done = compare(touche, "--format", "json")
+    assert done.returncode == 3
+    assert {row["failures"] for row in rows_of(done).values()} == {1}
+    assert "failures: 4 server_error; most often: not\N{REPLACEMENT CHARACTER}[2J this one" in done.stderr
+    engine.refused = ()
+    assert compare(touche).returncode == 0
+    assert len(engine.requests) == 2 * 72
+
+
+def test_a_run_s_own_configuration_says_where_everything_is(touche: Touche, engine: Engine) -> None:
+    Path("config.yaml").write_text(
+        "topics: topics.xml\ncorpus: passages.jsonl\nindex: index\ncache: {file: answers.sqlite}\n"
+        "prompts: {judge: mine/sharp.jinja}\nstance: {depth: 20}\n"
+    )
+    done = touche(
+        "prompts", "compare", *WORDINGS, "--config", "config.yaml", *QRELS, "--no-hold-out", "--format", "json"
+    )
+    assert done.returncode == 0, done.stderr
+    assert {part for part, _ in rows_of(done)} == {"all"}
+
+
+def test_names_are_those_of_the_folder_of_templates(touche: Touche, engine: Engine) -> None:
+    wording(Path("mine/comparative/other.jinja"), "BLUNT")
+    done = touche("prompts", "compare", "judge", "other", "--prompts", "mine", *DATA, *QRELS, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    assert {(row["variant"], row["prompt"]) for row in json.loads(done.stdout)} == {
+        ("judge", "comparative/judge"),
+        ("other", "comparative/other"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("judge", "queries", *QRELS), "queries: is a prompt for 'queries'; only those for 'judge'"),
+        (("judge", *QRELS), "judge alone cannot be compared"),
+        (WORDINGS, "no qrels are given"),
+        ((*WORDINGS, "--stance", "stance"), "documents are drawn by their grades; give --relevance"),
+        ((*WORDINGS, *QRELS, "--split", "none"), "none: cannot read the file"),
+        ((*"abcdefghi", *QRELS, "--html", "m.html"), "9 prompts do not fit side by side; name 8"),
+        ((*WORDINGS, *QRELS, "--topic", "1", "--hold-out"), "1 topics to choose on and 0 to confirm"),
+    ],
+)
+def test_what_cannot_be_done_is_told(touche: Touche, engine: Engine, arguments: tuple[str, ...], message: str) -> None:
+    done = touche("prompts", "compare", *arguments, *DATA)
+    assert done.returncode in (1, 2)
+    assert f"error: {message}" in done.stderr
+    assert engine.requests == []
+
+
+def test_a_page_is_written_beside_the_rows(touche: Touche, engine: Engine) -> None:
+    done = compare(touche, "--html", "matrix.html", "--format", "tsv")
+    assert done.returncode == 0, done.stderr
+    assert f"page: matrix.html ({Path('matrix.html').stat().st_size:,} bytes)" in done.stderr
+    assert done.stdout.count("\n") == 5

@@ -1,0 +1,237 @@
+"""What a check says of the project's own recorded runs, as they are and after changes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.regression.conftest import Copy, checked, edit, overlay
+from tests.write_regressions import FOLDER
+from touche_llm.llm.answer import AnswerModel, schema_of
+from touche_llm.prompts import neutralise, prompts_folder
+from touche_llm.regression.differences import Finding, by_kind
+from touche_llm.regression.telling import told
+from touche_llm.tasks import TASKS
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_project_s_own_recorded_runs_come_out_as_they_were_recorded(task: str) -> None:
+    assert told(task, checked(FOLDER / task)) == f"{task}: as recorded"
+
+
+def test_the_recorded_runs_are_small_and_name_no_place_of_a_machine() -> None:
+    files = [path for path in FOLDER.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 300_000
+    for path in files:
+        assert "/tmp/" not in path.read_text() and str(FOLDER.parent.parent) not in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("task", "purpose", "old"),
+    [
+        ("comparative", "judge", "You are an assessor"),
+        ("comparative", "objects", "{{ topic.title }}"),
+        ("controversial", "stance", "{{ topic.title }}"),
+        ("controversial", "best", "You are an assessor"),
+        ("sentence_pairs", "sentence", "You are an assessor"),
+    ],
+)
+def test_a_changed_sentence_of_a_template_fails_with_the_diff_of_that_prompt_alone(
+    tmp_path: Path, task: str, purpose: str, old: str
+) -> None:
+    new = f"Indeed. {old}"
+    findings = checked(FOLDER / task, overlay(tmp_path / "mine", task, **{purpose: (old, new)}))
+    found = by_kind(findings)
+    assert set(found) == {"prompt", "missing"}
+    (prompt,) = found["prompt"]
+    assert (prompt.name, prompt.count) == (purpose, prompt.of)
+    assert {each.name for each in found["missing"]} == {purpose}
+    assert len(found["missing"]) == prompt.count
+    added = [line for line in prompt.text.split("\n") if line.startswith("+")][1:]
+    taken = [line for line in prompt.text.split("\n") if line.startswith("-")][1:]
+    assert taken and [line[1:] for line in taken] == [line[1:].replace("Indeed. ", "") for line in added]
+    text = told(task, findings)
+    assert f"prompt {purpose}: {prompt.count} of {prompt.of} requests render otherwise" in text
+    assert f"answers missing: {prompt.count} of {purpose}: topic" in text
+
+
+def test_every_changed_prompt_is_told_although_answers_to_the_first_are_missing(tmp_path: Path) -> None:
+    changed = {name: ("You are an assessor", "You assess") for name in ("judge", "stance", "best", "order")}
+    findings = checked(FOLDER / "comparative", overlay(tmp_path / "mine", "comparative", **changed))
+    prompts = by_kind(findings)["prompt"]
+    assert {each.name for each in prompts} == set(changed)
+    assert all(each.count == each.of for each in prompts)
+
+
+def test_only_the_requests_that_change_are_counted_and_shown(tmp_path: Path) -> None:
+    changed = ("Passage:\n", "{% if topic.id == '20' %}Now, the passage:{% else %}Passage:{% endif %}\n\n")
+    findings = checked(FOLDER / "comparative", overlay(tmp_path / "mine", "comparative", judge=changed))
+    (prompt,) = by_kind(findings)["prompt"]
+    of_topic = [each for each in findings if each.kind == "missing"]
+    assert {each.topic for each in of_topic} == {"20"} and prompt.topic == "20"
+    assert prompt.count == len(of_topic) and prompt.of is not None and 0 < len(of_topic) < prompt.of
+
+
+def test_a_change_that_renders_the_same_is_none(tmp_path: Path) -> None:
+    changed = ("{% block user %}", "{# a remark #}{% block user %}")
+    assert not checked(FOLDER / "comparative", overlay(tmp_path / "mine", "comparative", judge=changed))
+
+
+def test_examples_that_are_added_are_shown_as_turns(tmp_path: Path) -> None:
+    mine = overlay(tmp_path / "mine", "controversial", judge=("{% block user %}", "{% block user %}"))
+    (mine / "controversial" / "judge.examples.yaml").write_text(
+        "- topic: {id: '900', title: 'Should cats vote?'}\n  document: They never asked to.\n"
+        "  answer: {relevance: 3, quality: 1, stance: CON}\n"
+    )
+    findings = checked(FOLDER / "controversial", mine)
+    (prompt,) = by_kind(findings)["prompt"]
+    assert prompt.name == "judge" and prompt.count == prompt.of
+    assert "+[assistant]" in prompt.text and '+{"relevance":3,"quality":1,"stance":"CON"}' in prompt.text
+
+
+def test_a_changed_weight_moves_ranks_and_figures(copy_of: Copy) -> None:
+    folder = copy_of("comparative")
+    with (folder / "config.yaml").open("a") as stream:
+        stream.write("weights: {relevance: 0.0, quality: 0.0, first_stage: 1.0}\n")
+    edit(folder / "config.yaml", "- listwise:4\n- pairwise:3\n", "")
+    found = by_kind(checked(folder))
+    assert {each.name: (each.old, each.new) for each in found["setting"]} == {
+        "rank": (["judge", "listwise:4", "pairwise:3"], ["judge"]),
+        "weights.first_stage": (0.05, 1.0),
+        "weights.quality": (0.5, 0.0),
+        "weights.relevance": (1.0, 0.0),
+    }
+    ranks = {tuple(line.split()[i] for i in (0, 2)): int(line.split()[3]) for line in _lines(folder / "run.txt")}
+    first = {
+        tuple(line.split()[i] for i in (0, 2)): int(line.split()[3]) for line in _lines(folder / "candidates.run.txt")
+    }
+    # By the first stage's score alone, the new run is the first stage.
+    wanted = {key: (ranks[key], first[key]) for key in ranks if ranks[key] != first[key]}
+    assert {(each.topic, each.document): (each.old, each.new) for each in found["rank"]} == wanted
+    furthest = [abs(each.old - each.new) for each in found["rank"]]
+    assert furthest == sorted(furthest, reverse=True)
+    assert [each.name for each in found["measure"]] == ["relevance nDCG@5", "quality nDCG@5", "stance macro-F1"]
+    text = told("x", checked(folder))
+    assert "setting weights.quality: 0.5 → 0.0" in text and f"ranks moved: {len(wanted)} documents of 2 topics" in text
+    assert "relevance nDCG@5: " in text
+
+
+def test_a_changed_threshold_turns_stances_without_moving_ranks(copy_of: Copy) -> None:
+    folder = copy_of("comparative")
+    edit(folder / "config.yaml", "stance:\n", "stance:\n  thresholds: {'NO': 0.0}\n")
+    found = by_kind(checked(folder))
+    lines = [line.split() for line in _lines(folder / "run.txt")]
+    assert {(each.topic, each.document, each.old, each.new) for each in found["stance"]} == {
+        (topic, document, stance, "NO") for topic, stance, document, *_ in lines if stance != "NO"
+    }
+    assert "rank" not in found and "missing" not in found
+
+
+def test_another_tag_is_told(copy_of: Copy) -> None:
+    folder = copy_of("comparative")
+    edit(folder / "config.yaml", "tag: regress", "tag: other")
+    assert {each.kind for each in checked(folder)} == {"setting", "run"}
+
+
+def test_an_answer_that_is_not_there_is_told_with_topic_and_document(copy_of: Copy) -> None:
+    folder = copy_of("comparative")
+    lines = (folder / "cassette.jsonl").read_text().splitlines(keepends=True)
+    gone = next(line for line in lines if json.loads(line).get("prompt") == "comparative/judge")
+    (folder / "cassette.jsonl").write_text("".join(line for line in lines if line != gone))
+    entry = json.loads(gone)
+    findings = checked(folder)
+    # What is asked after it depends on it.
+    assert findings[0] == Finding("comparative", "missing", "judge", entry["topic"], entry["document"])
+    assert {each.name for each in findings[1:]} <= {"order", "best"}
+    assert f"answers missing: 1 of judge: topic {entry['topic']} document {entry['document']}" in told("x", findings)
+
+
+def test_a_length_that_is_not_there_is_told_too(copy_of: Copy) -> None:
+    folder = copy_of("controversial")
+    lines = (folder / "cassette.jsonl").read_text().splitlines(keepends=True)
+    (folder / "cassette.jsonl").write_text("".join(line for line in lines if '"kind":"fit"' not in line))
+    found = by_kind(checked(folder))
+    assert set(found) == {"missing"} and {each.name for each in found["missing"]} >= {"judge"}
+
+
+def test_a_changed_default_is_told_by_name(copy_of: Copy) -> None:
+    folder = copy_of("comparative")
+    # As if it had been recorded by a program with another default.
+    edit(folder / "recorded.json", '"ranking.listwise.window": 20', '"ranking.listwise.window": 30')
+    assert not checked(folder)  # what changes nothing is no difference
+    edit(folder / "config.yaml", "tag: regress", "tag: other")
+    (setting,) = [each for each in checked(folder) if each.name == "ranking.listwise.window"]
+    assert (setting.kind, setting.old, setting.new) == ("setting", 30, 20)
+
+
+def test_changed_sampling_is_told_as_a_setting_and_as_what_is_asked(copy_of: Copy) -> None:
+    folder = copy_of("sentence_pairs")
+    with (folder / "config.yaml").open("a") as stream:
+        stream.write("sampling: {max_tokens: 96}\n")
+    found = by_kind(checked(folder))
+    assert [(each.name, each.old, each.new) for each in found["setting"]] == [("sampling.max_tokens", 64, 96)]
+    asked = {each.name: (each.old, each.new) for each in found["request"]}
+    assert asked["sentence.sampling.max_tokens"] == (64, 96) and asked["best.sampling.max_tokens"] == (64, 96)
+    assert "prompt" not in found and len(found["missing"]) > len(asked)
+
+
+def test_a_changed_schema_is_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_a_title(model: type[AnswerModel]) -> dict[str, Any]:
+        return {**schema_of(model), "title": "Answer"}
+
+    monkeypatch.setattr("touche_llm.judging.schema_of", with_a_title)
+    found = by_kind(checked(FOLDER / "comparative"))
+    assert {(each.name, each.old, each.new) for each in found["request"]} == {
+        (f"{purpose}.schema.title", None, "Answer") for purpose in ("judge", "stance", "objects")
+    }
+    assert "prompt" not in found and {each.name for each in found["missing"]} == {"judge", "stance", "objects"}
+
+
+def test_what_the_program_renders_otherwise_is_shown_though_no_template_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("touche_llm.judging.neutralise", lambda text: neutralise(text).upper())
+    findings = checked(FOLDER / "comparative")
+    judge = next(each for each in by_kind(findings)["prompt"] if each.name == "judge")
+    assert judge.count is None
+    (old,), (new,) = ([line for line in judge.text.split("\n")[2:] if line.startswith(sign)] for sign in "-+")
+    assert new[1:] == old[1:].upper() != old[1:]
+    assert "the program renders it otherwise, not by its template" in told("x", findings)
+
+
+def test_a_template_that_cannot_be_used_is_told_with_file_and_line(tmp_path: Path) -> None:
+    mine = overlay(tmp_path / "mine", "comparative", judge=("{{ document }}", "{{ documnt }}"))
+    (finding,) = checked(FOLDER / "comparative", mine)
+    assert finding.kind == "error" and "judge.jinja: undefined variable 'documnt'" in finding.text
+
+
+def test_recorded_templates_that_the_program_no_longer_takes_leave_the_recorded_requests_to_compare_with(
+    copy_of: Copy, tmp_path: Path
+) -> None:
+    folder = copy_of("comparative")
+    edit(folder / "prompts" / "judge" / "judge.jinja", "{{ document }}", "{{ text_of_long_ago }}")
+    assert not checked(folder)
+    mine = overlay(tmp_path / "mine", "comparative", judge=("You are an assessor", "You assess"))
+    (prompt,) = by_kind(checked(folder, mine))["prompt"]
+    assert prompt.name == "judge" and "+You assess" in prompt.text
+
+
+def test_a_check_leaves_the_folder_as_it_was_and_needs_nothing_but_it(
+    copy_of: Copy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = copy_of("controversial")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    checked(folder, overlay(tmp_path / "mine", "controversial", judge=("You are", "You are indeed")))
+    assert not checked(folder)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert not list((tmp_path / "elsewhere").iterdir())
+    assert prompts_folder().is_dir()
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()

@@ -1,0 +1,142 @@
+"""Recorded folders that somebody changed: each is an error that says what and where."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.regression.conftest import Copy, checked, edit
+from tests.write_regressions import FOLDER
+from touche_llm.errors import DataError, ToucheError, UsageError
+from touche_llm.regression.recorded import find_recorded, open_recorded
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.yaml",
+        "topics.jsonl",
+        "sentences.run.txt",
+        "arguments.csv",
+        "cassette.jsonl",
+        "run.txt",
+        "recorded.json",
+        "prompts/judge/judge.jinja",
+    ],
+)
+def test_a_file_that_is_not_there_is_named(copy_of: Copy, name: str) -> None:
+    folder = copy_of("sentence_pairs")
+    (folder / name).unlink()
+    with pytest.raises(DataError, match=f"{folder / name}: "):
+        open_recorded(folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["documents.jsonl", "qrels-relevance.txt", "prompts/judge/judge.jinja", "prompts", "."]
+)
+def test_a_symbolic_link_is_refused(copy_of: Copy, tmp_path: Path, name: str) -> None:
+    folder = copy_of("comparative")
+    place = folder / name
+    place.resolve().rename(tmp_path / "elsewhere")
+    place.absolute().symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match="a symbolic link; a recorded run holds its own files alone"):
+        open_recorded(folder)
+
+
+@pytest.mark.parametrize("name", ["../comparative", "..", ".", "", "a/b", "/etc", "-x", ".hidden", "a\nb", "nothing"])
+def test_a_name_that_is_none_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="the name of a recorded run is one word|no recorded run; there: comparative"):
+        find_recorded(FOLDER, [name])
+
+
+def test_a_folder_without_recorded_runs_is_told(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / ".name.building-x").mkdir()
+    (tmp_path / ".name.building-x" / "recorded.json").write_text("{}")
+    with pytest.raises(UsageError, match="no recorded run; `touche-llm regress record"):
+        find_recorded(tmp_path, [])
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"templates": {"judge": "../../../secret.jinja"}}, "templates.judge: .* is no name of a template"),
+        ({"templates": {"judge": "secret.txt"}}, "templates.judge: .* is no name of a template"),
+        ({"templates": {"__class__": "judge.jinja"}}, "templates.__class__"),
+        ({"templates": {"folder": "judge.jinja"}}, "templates.folder"),
+        ({"format": 2}, "not as this program records a run: format"),
+        ({"settings": []}, "not as this program records a run: settings"),
+        ({"more": 1}, "not as this program records a run: more"),
+    ],
+)
+def test_a_manifest_of_another_form_is_refused(copy_of: Copy, values: dict[str, object], problem: str) -> None:
+    folder = copy_of("comparative")
+    manifest = json.loads((folder / "recorded.json").read_text())
+    (folder / "recorded.json").write_text(json.dumps(manifest | values))
+    with pytest.raises(DataError, match=problem):
+        open_recorded(folder)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"examples": ' + "[" * 100_000, "\x00"])
+def test_a_manifest_that_is_no_json_is_refused(copy_of: Copy, content: str) -> None:
+    folder = copy_of("comparative")
+    (folder / "recorded.json").write_text(content)
+    with pytest.raises(DataError, match="recorded.json: not as this program records a run"):
+        open_recorded(folder)
+
+
+def test_places_that_the_configuration_names_are_not_looked_at(copy_of: Copy, tmp_path: Path) -> None:
+    folder = copy_of("comparative")
+    outside = tmp_path / "outside"
+    edit(folder / "config.yaml", "topics: topics.jsonl", f"topics: {outside}/topics.xml")
+    edit(folder / "config.yaml", "corpus: documents.jsonl", f"corpus: {outside}/corpus.jsonl\nindex: {outside}/index")
+    edit(folder / "config.yaml", "file: cassette.jsonl", f"file: {outside}/cassette.sqlite")
+    edit(folder / "config.yaml", "mode: replay", "mode: refresh")
+    with (folder / "config.yaml").open("a") as stream:
+        stream.write(f"candidates: {outside}/run.txt\nlimit_topics: 1\n")
+    assert not checked(folder)
+    assert not outside.exists()
+
+
+def test_a_search_engine_in_the_configuration_is_not_asked(copy_of: Copy, tmp_path: Path) -> None:
+    folder = copy_of("controversial")
+    edit(folder / "config.yaml", "corpus: documents.jsonl\n", "")
+    with (folder / "config.yaml").open("a") as stream:
+        stream.write(f"retriever: {{name: chatnoir}}\nchatnoir: {{cache: {tmp_path}/outside.sqlite}}\n")
+    assert not checked(folder)
+    assert not (tmp_path / "outside.sqlite").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("documents.jsonl", "no json\n", "documents.jsonl:1: not JSON"),
+        ("cassette.jsonl", "{}\n", "cassette.jsonl:1: not one of the cache entries"),
+        ("cassette.jsonl", "", "nothing to replay of model written-for-the-demo"),
+        ("candidates.run.txt", "3 Q0 unknown 1 1.0 x\n", "1 of its documents are not in the corpus"),
+        ("topics.jsonl", "{}\n", r"topics.jsonl: topic in line 1: no <number>"),
+        ("prompts/judge/judge.jinja", "{{ 1", None),
+    ],
+)
+def test_a_damaged_file_makes_the_run_differ_and_is_named(
+    copy_of: Copy, name: str, content: str, problem: str | None
+) -> None:
+    folder = copy_of("comparative")
+    (folder / name).write_text(content)
+    findings = checked(folder)
+    if problem is None:
+        assert not findings  # the recorded templates are only for the diff
+        return
+    (finding,) = findings
+    assert finding.kind == "error" and problem.replace("\\", "") in finding.text
+    assert str(folder.parent) in finding.text or "cassette" in finding.text
+
+
+@pytest.mark.parametrize("content", ["3 NO x\n", "", "3 WRONG sample-heating-05___1 1 1.0 t\n"])
+def test_an_expected_run_that_is_none_is_named(copy_of: Copy, content: str) -> None:
+    folder = copy_of("comparative")
+    (folder / "run.txt").write_text(content)
+    with pytest.raises(ToucheError, match=r"run\.txt"):
+        checked(folder)

@@ -1,0 +1,211 @@
+"""What is recorded of a run, what is refused, and that nothing half-made stays."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.regression.conftest import checked, edit, overlay
+from tests.sample_runs import Silent
+from tests.scripted_engine import ScriptedEngine
+from tests.write_demo_cassette import FACTS, script_of
+from tests.write_regressions import FOLDER, make_run
+from touche_llm.cli.demo import SAMPLES
+from touche_llm.config import load_config
+from touche_llm.corpus.args_me import HEADER, read_arguments
+from touche_llm.corpus.chatnoir_cache import ChatNoirDocuments, ChatNoirSettings
+from touche_llm.corpus.store import ensure_store
+from touche_llm.engines import remember
+from touche_llm.errors import DataError, ToucheError
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.language_model import LanguageModel
+from touche_llm.records import Topic
+from touche_llm.regression.check import check
+from touche_llm.regression.record import Recording, finished_run, record
+from touche_llm.regression.recorded import open_recorded
+from touche_llm.regression.writing import write_arguments, write_topics
+from touche_llm.run_files import FAILURES
+from touche_llm.stages.judge import judge_stage
+from touche_llm.stages.rank import rank_stage
+from touche_llm.topics import read_topics
+
+
+def recorded(run: Path, target: Path) -> Recording:
+    return asyncio.run(record(finished_run(run), run, target, None))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_same_run_gives_the_same_bytes(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = recorded(made, tmp_path / "one" / "name")
+    monkeypatch.chdir(tmp_path)
+    assert recorded(made, Path("two/name")) == told
+    files = contents(tmp_path / "one" / "name")
+    assert contents(tmp_path / "two" / "name") == files
+    assert (told.files, told.size) == (len(files), sum(map(len, files.values())))
+    assert [path.name for path in (tmp_path / "one").iterdir()] == ["name"]
+
+
+def test_only_what_the_run_needs_is_kept(made: Path, tmp_path: Path) -> None:
+    # Answers of other runs lie in the same cache.
+    shutil.copytree(made.parent, tmp_path / "made")
+    run = tmp_path / "made" / "run"
+    edit(run / "config.yaml", str(made.parent), str(tmp_path / "made"))
+    asyncio.run(make_run("comparative", tmp_path / "made", depth=9, topic=("3", "7")))
+    shutil.rmtree(run)
+    shutil.copytree(made, run)
+    edit(run / "config.yaml", str(made.parent), str(tmp_path / "made"))
+    recorded(run, tmp_path / "regress" / "name")
+    recorded(made, tmp_path / "regress" / "alone")
+    folder = tmp_path / "regress" / "name"
+    assert contents(folder) == contents(tmp_path / "regress" / "alone")
+    with Cache(tmp_path / "made" / "answers.sqlite", CacheMode.REPLAY) as cache:
+        assert len(list(cache.entries())) > len((folder / "cassette.jsonl").read_text().splitlines())
+    lines = [line.split() for line in (folder / "candidates.run.txt").read_text().splitlines()]
+    documents = [json.loads(line)["id"] for line in (folder / "documents.jsonl").read_text().splitlines()]
+    assert sorted(documents) == sorted({line[2] for line in lines})
+    assert {topic.id for topic in read_topics(folder / "topics.jsonl")} == {line[0] for line in lines} == {"3", "20"}
+    assert not any(str(tmp_path).encode() in content for content in contents(folder).values())
+    assert "written-for-the-demo" in (folder / "config.yaml").read_text()
+
+
+def test_what_is_not_the_default_is_kept_to_the_letter(tmp_path: Path) -> None:
+    kwargs = {"enable_thinking": False, "extra.name": 1}
+    run = asyncio.run(
+        make_run("comparative", tmp_path, depth=3, rank=("judge",), sampling__chat_template_kwargs=kwargs)
+    )
+    recorded(run, tmp_path / "regress" / "name")
+    values = yaml.safe_load((tmp_path / "regress" / "name" / "config.yaml").read_text())
+    assert values["sampling"] == {"chat_template_kwargs": kwargs}
+    assert set(values) == {"task", "topics", "corpus", "depth", "sampling", "stance", "tag", "engine", "cache"}
+    assert not checked(tmp_path / "regress" / "name")
+
+
+def test_templates_are_kept_with_what_they_pull_in_and_their_examples(tmp_path: Path) -> None:
+    mine = overlay(
+        tmp_path / "mine", "controversial", judge=("{% block user %}", "{% block user %}{% include 'a/b.jinja' %}")
+    )
+    (mine / "controversial" / "a").mkdir()
+    (mine / "controversial" / "a" / "b.jinja").write_text("Take care.\n")
+    (mine / "controversial" / "judge.examples.yaml").write_text(
+        "- topic: {id: '900', title: 'Should cats vote?'}\n  document: They never asked to.\n"
+        "  answer: {relevance: 3, quality: 1, stance: CON}\n"
+    )
+    run = asyncio.run(make_run("controversial", tmp_path, prompts__folder=str(mine)))
+    folder = tmp_path / "regress" / "name"
+    recorded(run, folder)
+    kept = {name for name in contents(folder) if name.startswith("prompts/judge/")}
+    assert kept == {f"prompts/judge/{name}" for name in ("judge.jinja", "a/b.jinja", "judge.examples.yaml")}
+    assert yaml.safe_load((folder / "config.yaml").read_text())["prompts"] == {"folder": "../../mine"}
+    assert not checked(folder)
+    (mine / "controversial" / "a" / "b.jinja").write_text("Take great care.\n")
+    (prompt,) = [each for each in checked(folder) if each.kind == "prompt"]
+    assert "\n-Take care." in prompt.text and "\n+Take great care." in prompt.text
+
+
+async def test_pages_of_a_search_engine_are_kept_as_documents(tmp_path: Path) -> None:
+    sample = SAMPLES / "controversial"
+    pages = {
+        each["docno"]: each["text"] for each in map(json.loads, (sample / "documents.jsonl").read_text().splitlines())
+    }
+    cache = tmp_path / "chatnoir.sqlite"
+    with ChatNoirDocuments(ChatNoirSettings(cache=cache)) as documents:
+        for document, text in pages.items():
+            documents.put_text(document, text)
+    (tmp_path / "run").mkdir()
+    shutil.copy(FOLDER / "controversial" / "candidates.run.txt", tmp_path / "run")
+    answers = {"file": tmp_path / "answers.sqlite", "mode": "reuse"}
+    given = {"task": "controversial", "topics": sample / "topics.xml", "retriever": {"name": "chatnoir"}}
+    config = load_config(None, {**given, "chatnoir.cache": cache, "cache": answers, "engine.model": FACTS.model})
+    with Cache(config.cache.file) as opened:
+        remember(FACTS, opened)
+        model = LanguageModel(facts=FACTS, engine=ScriptedEngine(script_of("controversial")), cache=opened)
+        await judge_stage(config, tmp_path / "run", Silent(), model)
+        await rank_stage(config, tmp_path / "run", Silent(), model)
+    target = tmp_path / "regress" / "name"
+    await record(finished_run(tmp_path / "run"), tmp_path / "run", target, None)
+    cache.unlink()
+    assert not await check(open_recorded(target))
+    kept = [json.loads(line) for line in (target / "documents.jsonl").read_text().splitlines()]
+    assert kept and all(each["contents"] == pages[each["id"]] for each in kept)
+
+
+def test_a_run_with_failures_is_refused(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made, tmp_path / "run")
+    (tmp_path / "run" / FAILURES).write_text("{}\n")
+    with pytest.raises(DataError, match=r"some questions had no usable answer \(failures.jsonl\)"):
+        finished_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["run.txt", "config.yaml"])
+def test_a_run_that_is_not_finished_is_refused(made: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(made, tmp_path / "run")
+    (tmp_path / "run" / name).unlink()
+    with pytest.raises(DataError, match=f"{name}: not there; give the folder of a run that is finished"):
+        finished_run(tmp_path / "run")
+
+
+def test_a_run_without_its_answers_is_refused(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made, tmp_path / "run")
+    edit(tmp_path / "run" / "config.yaml", "answers.sqlite", "nowhere.sqlite")
+    with pytest.raises(DataError, match=r"nowhere.sqlite: the answers of .* are not there"):
+        finished_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("what", ["another ranking", "another template", "a damaged first stage"])
+def test_a_run_that_its_replay_does_not_give_is_refused_and_nothing_stays(
+    made: Path, tmp_path: Path, what: str
+) -> None:
+    run = shutil.copytree(made, tmp_path / "run")
+    if what == "another ranking":
+        edit(run / "config.yaml", "quality: 0.5", "quality: 3.0")
+        problem = "the run does not come out again; make it anew\nname: differs\n"
+    elif what == "another template":
+        mine = overlay(tmp_path / "mine", "comparative", judge=("You are an assessor", "You assess"))
+        edit(run / "config.yaml", "folder: null", f"folder: {mine}")
+        problem = "answers missing: 12 of judge: topic"
+    else:
+        edit(run / "candidates.run.txt", " sample-", " nothing-")
+        problem = "of its documents are not in the corpus"
+    target = tmp_path / "regress" / "name"
+    with pytest.raises(ToucheError, match=problem) as error:
+        recorded(run, target)
+    assert "building" not in str(error.value)
+    assert not list((tmp_path / "regress").iterdir())
+
+
+ODD = "\u2028 it's \"quoted\", \\n \\\\ back\tslash\nnew line, ,, [{'x': 1}] 日本 \x1b[0m {{ x }} \r end"
+
+
+def test_texts_of_any_kind_come_back_as_they_were(tmp_path: Path) -> None:
+    topics = [Topic("x-1", '"odd", title\\', "description, with 'quotes'", "", ("one, of two", 'the "other"'))]
+    write_topics(topics, tmp_path / "topics.jsonl")
+    assert read_topics(tmp_path / "topics.jsonl") == topics
+
+    def row(number: int) -> list[str]:
+        sentences = [{"sent_id": f"{number}__{n}", "sent_text": f"{ODD} {n}"} for n in range(3)]
+        premises = [{"text": ODD, "stance": "CON" if number else "PRO", "annotations": list[str]()}]
+        return [f"arg-{number}", f'a "title", {number}', repr(premises), "{}", repr(sentences)]
+
+    with (tmp_path / "args.csv").open("w", newline="") as stream:
+        csv.writer(stream).writerows([HEADER, *map(row, range(3))])
+    whole = {part.id: (part, each) for _, each in read_arguments(tmp_path / "args.csv") for part in each.parts}
+    wanted = {"2__0", "0__2", "0__1"}
+    with ensure_store(tmp_path / "args.csv", tmp_path / "index", read_arguments, notify=lambda _: None) as store:
+        with (tmp_path / "kept.csv").open("wb") as kept:
+            write_arguments(wanted, store, kept)
+    found = [each for _, each in read_arguments(tmp_path / "kept.csv")]
+    assert [each.id for each in found] == ["arg-0", "arg-2"]
+    assert [part.id for each in found for part in each.parts] == ["0__1", "0__2", "2__0"]
+    for each in found:
+        for part in each.parts:
+            old, argument = whole[part.id]
+            assert (part, each.title, each.side) == (old, argument.title, argument.side)

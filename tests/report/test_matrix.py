@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.prompt_variants import collection, config_of, opening, reader, wording
+from tests.report.reports import ATTACKS
+from tests.sample_runs import Silent
+from tests.scripted_engine import ScriptedEngine
+from touche_llm.llm.engine import Rejected
+from touche_llm.prompt_comparison import PromptComparison, compare_prompts
+from touche_llm.prompt_sample import Plan
+from touche_llm.qrels import Qrels, read_qrels
+from touche_llm.report.matrix import render, rows_of
+from touche_llm.report.write import LEAST_CHARS
+from touche_llm.tasks import get_task
+
+Compared = tuple[PromptComparison, Qrels]
+
+
+class Refusing(ScriptedEngine):
+    """Takes no request of the blunt wording about one document."""
+
+    async def complete(self, request: Any) -> Any:
+        if request.origin.document_id == "2-4" and "BLUNT" in request.messages[0].content:
+            raise Rejected(400, ATTACKS[1])
+        return await super().complete(request)
+
+
+async def compared(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str = "") -> Compared:
+    """A blunt wording that takes each first and third document of a topic for the other, and two that agree."""
+    monkeypatch.setattr("touche_llm.evaluation.certainty.RESAMPLES", 20)
+    blind: dict[str, Callable[[str, int], bool]] = {"BLUNT": lambda topic, number: number in (0, 2)}
+    monkeypatch.setattr("touche_llm.prompt_comparison.open_model", opening(Refusing(reader(blind).script)))
+    files = collection(folder, topics=4, text=text)
+    words = {"blunt": "BLUNT", "sharp": "SHARP", "keen": "KEEN"}
+    names = [str(wording(folder / "mine" / f"{name}.jinja", word)) for name, word in words.items()]
+    qrels = read_qrels({aspect: files[aspect] for aspect in ("relevance", "stance")}, get_task("comparative"))
+    plan = Plan(file=folder / "sample.tsv", texts=True)
+    return await compare_prompts(config_of(folder, files), names, qrels, plan, Silent()), qrels
+
+
+async def test_a_document_without_an_answer_comes_first_then_those_that_variants_differ_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = rows_of(*await compared(tmp_path, monkeypatch))
+    assert rows[0].document_id == "2-4"
+    assert {row.document_id for row in rows[1:9]} == {f"{topic}-{n}" for topic in range(1, 5) for n in (0, 2)}
+    assert [bool(row.differs) for row in rows] == [True] * 9 + [False] * 15
+    assert {(tuple(row.differs), row.spread) for row in rows[1:9]} == {(("relevance", "quality", "stance"), 3.0)}
+
+
+async def test_a_cell_says_what_a_variant_said_and_whether_people_say_so_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = {row.document_id: row for row in rows_of(*await compared(tmp_path, monkeypatch))}
+    row = rows["3-2"]
+    assert [(grade.name, grade.value) for grade in row.people] == [("relevance", 2.0)] and row.label == "NEUTRAL"
+    blunt, sharp, _ = row.cells
+    assert [(grade.name, grade.value, grade.heat, grade.hit) for grade in blunt.grades] == [
+        ("relevance", 0.0, 0, False),
+        ("quality", 0.0, 0, False),
+    ]
+    # Nobody judged the quality, so that nothing can be right about it.
+    assert [(grade.value, grade.heat, grade.hit) for grade in sharp.grades] == [(2.0, 3, True), (2.0, 3, False)]
+    assert (blunt.stance, blunt.hit, sharp.stance, sharp.hit) == ("FIRST", False, "NEUTRAL", True)
+    assert (row.misses, rows["3-1"].misses, rows["2-4"].misses) == (1, 0, 1)
+    lost = rows["2-4"].cells[0]
+    assert lost.grades == [] and lost.failure is not None and lost.failure.kind == "server_error"
+
+
+async def test_the_page_has_everything_and_nothing_that_is_not_escaped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, qrels = await compared(tmp_path, monkeypatch, " ".join(ATTACKS))
+    page = render(found, qrels, {"relevance": tmp_path / ATTACKS[3].replace("/", "")})
+    assert not any(attack in page for attack in ATTACKS)
+    for said in ("sharp.jinja", "passage 3-2", "server_error", "The variants differ", found.variants[0].prompt.label):
+        assert said in page
+    assert page.count('class="doc"') == 24
+
+
+async def test_a_page_that_would_be_too_large_has_shorter_texts_and_then_no_probabilities(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, qrels = await compared(tmp_path, monkeypatch, "words " * 1000)
+    bare = len(render(found, qrels, {}).encode()) - 24 * 6000
+    monkeypatch.setattr("touche_llm.report.matrix.MOST_BYTES", bare + 24 * 2 * LEAST_CHARS)
+    page = render(found, qrels, {})
+    assert len(page.encode()) <= bare + 24 * 3 * LEAST_CHARS
+    assert "more characters are not on this page" in page and 'class="panels"' in page
+    monkeypatch.setattr("touche_llm.report.matrix.MOST_BYTES", bare)
+    assert 'class="panels"' not in render(found, qrels, {})

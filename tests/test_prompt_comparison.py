@@ -1,0 +1,440 @@
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.prompt_variants import asked_with, collection, config_of, opening, reader, wording
+from tests.report.reports import sample_run
+from tests.sample_runs import Silent
+from tests.scripted_engine import ScriptedEngine
+from touche_llm.config import load_config
+from touche_llm.errors import DataError, EngineError, PromptError, ReplayMiss, UsageError
+from touche_llm.evaluation.agreement import level
+from touche_llm.files import read_records
+from touche_llm.llm.cache import CacheMode
+from touche_llm.llm.engine import Rejected
+from touche_llm.prompt_comparison import PromptComparison, compare_prompts
+from touche_llm.prompt_sample import Plan, Sampled, draw_sample, judged_pool, read_sample, split_topics, write_sample
+from touche_llm.prompts import prompts_folder
+from touche_llm.qrels import Grades, read_qrels
+from touche_llm.records import Document, Judgment, Topic
+from touche_llm.tasks import get_task
+
+NDCG = "relevance nDCG@5"
+SHARP, BLUNT = "SHARP", "BLUNT"
+# A prompt with this word misreads two of three documents.
+DULL: dict[str, Callable[[str, int], bool]] = {BLUNT: lambda topic, number: number < 4}
+
+
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Intervals are as wide as they like here; tests of 8 topics are exact with so many."""
+    monkeypatch.setattr("touche_llm.evaluation.certainty.RESAMPLES", 300)
+
+
+@dataclass
+class Bench:
+    """A collection with two wordings, and what is compared on it."""
+
+    folder: Path
+    monkeypatch: pytest.MonkeyPatch
+    files: dict[str, Path]
+    engine: ScriptedEngine = field(default_factory=lambda: reader(DULL))
+    flags: dict[str, Any] = field(default_factory=dict)
+    notices: list[str] = field(default_factory=list)
+
+    async def compare(
+        self, *names: str | Path, aspects: tuple[str, ...] = ("relevance",), **plan: Any
+    ) -> PromptComparison:
+        self.monkeypatch.setattr("touche_llm.prompt_comparison.open_model", opening(self.engine))
+        self.monkeypatch.chdir(self.folder)
+        config = config_of(self.folder, self.files, **self.flags)
+        qrels = read_qrels({aspect: self.files[aspect] for aspect in aspects}, get_task("comparative"))
+        observer = Silent()
+        found = await compare_prompts(config, list(map(str, names)), qrels, Plan(**plan), observer)
+        self.notices = observer.notices
+        return found
+
+    def wording(self, name: str, words: str) -> Path:
+        return wording(self.folder / "mine" / f"{name}.jinja", words)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(tmp_path, monkeypatch, collection(tmp_path))
+
+
+@pytest.fixture
+def blunt(bench: Bench) -> Path:
+    return bench.wording("blunt", BLUNT)
+
+
+@pytest.fixture
+def sharp(bench: Bench) -> Path:
+    return bench.wording("sharp", SHARP)
+
+
+async def test_the_better_wording_wins_and_is_confirmed_on_other_topics(bench: Bench, blunt: Path, sharp: Path) -> None:
+    found = await bench.compare(blunt, sharp, aspects=("relevance", "quality", "stance"))
+    assert (found.verdict.winner, found.verdict.confirmed) == (str(sharp), True)
+    assert [part.name for part in found.parts] == ["choice", "hold-out"]
+    assert not set(found.parts[0].topics) & set(found.parts[1].topics)
+    for part in found.parts:
+        of = part.figures[str(sharp)]
+        assert {measure: figure.value for measure, figure in of.items()} == {
+            NDCG: 1.0,
+            "relevance kappa": 1.0,
+            "quality kappa": 1.0,
+            "stance macro-F1": 1.0,
+        }
+        worse = part.figures[str(blunt)]
+        assert all(worse[measure].value < 0.8 for measure in of)
+        for measure in of:
+            change = part.differences[str(sharp), measure]
+            assert change["difference"] == pytest.approx(of[measure].value - worse[measure].value)
+    # All of 8 topics: both ways in which all signs are alike.
+    assert found.parts[1].differences[str(sharp), NDCG]["p"] == pytest.approx(2 / 2**8)
+
+
+async def test_of_equal_wordings_the_first_stays(bench: Bench, sharp: Path) -> None:
+    found = await bench.compare(sharp, bench.wording("other", "ANOTHER"))
+    assert (found.verdict.winner, found.verdict.confirmed) == (str(sharp), None)
+    assert "no choice to confirm" in found.verdict.sentence
+    change = found.parts[0].differences[str(found.variants[1].name), NDCG]
+    assert (change["difference"], change["p"], change["ties"]) == (0.0, 1.0, 8)
+
+
+async def test_a_wording_that_only_suits_the_topics_it_was_chosen_on_is_not_confirmed(
+    bench: Bench, blunt: Path
+) -> None:
+    lucky = bench.wording("lucky", "LUCKY")
+    bench.engine = reader(DULL | {"LUCKY": lambda topic, number: int(topic) % 2 == 0})
+    found = await bench.compare(blunt, lucky)
+    assert (found.verdict.winner, found.verdict.confirmed) == (str(lucky), False)
+    assert "Not confirmed: on the 8 topics held out the difference is -" in found.verdict.sentence
+    # The other way round it is never chosen.
+    found = await bench.compare(blunt, lucky, split="even")
+    assert found.verdict.winner == str(blunt)
+
+
+async def test_with_few_topics_held_out_it_is_said_that_they_cannot_confirm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, monkeypatch, collection(tmp_path, topics=8))
+    found = await bench.compare(bench.wording("blunt", BLUNT), bench.wording("sharp", SHARP))
+    assert found.verdict.confirmed is False
+    assert "with 4 topics p cannot be below 0.1250" in found.verdict.sentence
+
+
+async def test_only_what_changed_is_asked_again(bench: Bench, blunt: Path, sharp: Path) -> None:
+    first = await bench.compare(blunt, sharp)
+    assert len(bench.engine.requests) == 2 * 96
+    bench.engine = reader(DULL)
+    again = await bench.compare(blunt, sharp)
+    assert bench.engine.requests == []
+    assert again.verdict == first.verdict
+    counts = [said.counts for said in again.said.values()]
+    assert (sum(each.asked for each in counts), sum(each.cache_hits for each in counts)) == (0, 2 * 96)
+    bench.wording("sharp", f"{SHARP} and better")
+    changed = await bench.compare(blunt, sharp)
+    assert len(bench.engine.requests) == len(asked_with(bench.engine, SHARP)) == 96
+    asked = {key: said.counts.asked for key, said in changed.said.items()}
+    assert asked == {("choice", str(blunt)): 0, ("hold-out", str(blunt)): 0} | {
+        (part, str(sharp)): 48 for part in ("choice", "hold-out")
+    }
+
+
+async def test_a_replay_asks_nobody_and_names_what_is_missing(bench: Bench, blunt: Path, sharp: Path) -> None:
+    await bench.compare(blunt, sharp)
+    bench.wording("sharp", f"{SHARP} and better")
+    bench.flags = {"cache__mode": CacheMode.REPLAY}
+    bench.engine = None  # type: ignore[assignment]
+    with pytest.raises(ReplayMiss, match="mine|sharp"):
+        await bench.compare(blunt, sharp)
+
+
+async def test_all_variants_judge_the_same_documents(bench: Bench, blunt: Path, sharp: Path) -> None:
+    found = await bench.compare(blunt, sharp, size=30)
+    asked = [
+        Counter((each.origin.topic_id, each.origin.document_id) for each in asked_with(bench.engine, word))
+        for word in (BLUNT, SHARP)
+    ]
+    assert asked[0] == asked[1]
+    assert sum(asked[0].values()) == 30 == sum(len(part.sample) for part in found.parts)
+
+
+async def test_a_topic_half_alone_leaves_the_other_half_unseen(bench: Bench, blunt: Path, sharp: Path) -> None:
+    found = await bench.compare(blunt, sharp, split="odd", hold_out=False)
+    assert {each.origin.topic_id for each in bench.engine.requests} == {str(n) for n in range(1, 17, 2)}
+    assert found.verdict.confirmed is None
+    assert "no topics were held out" in found.verdict.sentence
+
+
+async def test_it_is_told_whether_topics_are_held_out_where_nobody_said(bench: Bench, blunt: Path, sharp: Path) -> None:
+    assert "16 topics: every second one is held out" in (await bench.compare(blunt, sharp)).notes[0]
+    assert (await bench.compare(blunt, sharp, hold_out=True)).notes == []
+    bench.flags = {"limit_topics": 7}
+    found = await bench.compare(blunt, sharp)
+    assert "7 topics: fewer than 8, so that none is held out" in found.notes[0]
+    assert [part.name for part in found.parts] == ["all"]
+
+
+async def test_a_sample_without_a_relevant_document_is_refused(bench: Bench, blunt: Path, sharp: Path) -> None:
+    bench.files["relevance"].write_text("1 0 1-0 0\n1 0 1-1 -2\n")
+    with pytest.raises(UsageError, match="no sampled document has a grade above 0"):
+        await bench.compare(blunt, sharp)
+    assert bench.engine.requests == []
+
+
+async def test_a_comparison_that_was_broken_off_goes_on_where_it_was(bench: Bench, blunt: Path, sharp: Path) -> None:
+    bench.engine = Leaving(reader(DULL).script)
+    with pytest.raises(EngineError):
+        await bench.compare(blunt, sharp)
+    answered = len(bench.engine.requests)
+    bench.engine = reader(DULL)
+    await bench.compare(blunt, sharp)
+    assert len(bench.engine.requests) == 2 * 96 - answered
+
+
+async def test_a_sample_file_is_taken_again(bench: Bench, blunt: Path, sharp: Path) -> None:
+    path = bench.folder / "sample.tsv"
+    first = await bench.compare(blunt, sharp, size=20, file=path)
+    content = path.read_bytes()
+    bench.engine = reader(DULL)
+    again = await bench.compare(blunt, sharp, file=path)
+    assert path.read_bytes() == content
+    assert bench.engine.requests == []
+    assert [part.sample for part in again.parts] == [part.sample for part in first.parts]
+    with pytest.raises(UsageError, match="is there and is taken as it is"):
+        await bench.compare(blunt, sharp, file=path, size=10)
+
+
+async def test_an_example_of_a_sampled_topic_is_refused(bench: Bench, blunt: Path, sharp: Path) -> None:
+    sharp.with_name("sharp.examples.yaml").write_text(
+        "- topic: {id: '99', title: 'Is TEA 3 better than coffee'}\n  document: x\n  first: tea\n  second: coffee\n"
+        "  answer: {relevance: 1, quality: 1, stance: NO}\n"
+    )
+    with pytest.raises(UsageError, match="topic 3 of"):
+        await bench.compare(blunt, sharp)
+    assert bench.engine.requests == []
+    # It is no sampled topic where it is not asked about.
+    bench.flags = {"topic": ("1", "2", "4", "5")}
+    assert (await bench.compare(blunt, sharp)).verdict.winner == str(sharp)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["judge"], "alone cannot be compared"),
+        (["judge", "stance"], "is a prompt for 'stance'; only those for 'judge'"),
+        (["judge", "judge"], "is given twice"),
+        (["judge", "nothing"], "cannot read the prompt"),
+    ],
+)
+async def test_what_cannot_be_compared_is_told_before_anything_is_asked(
+    bench: Bench, names: list[str], message: str
+) -> None:
+    with pytest.raises((UsageError, PromptError), match=message):
+        await bench.compare(*names)
+    assert bench.engine.requests == []
+
+
+async def test_halves_that_are_too_small_are_told_before_anything_is_asked(
+    bench: Bench, blunt: Path, sharp: Path
+) -> None:
+    (bench.folder / "half").write_text("1\n")
+    with pytest.raises(UsageError, match="1 topics to choose on and 15 to confirm"):
+        await bench.compare(blunt, sharp, split="half")
+    assert bench.engine.requests == []
+
+
+class Leaving(ScriptedEngine):
+    """Lets nobody in any more after a hundred answers."""
+
+    async def complete(self, request: Any) -> Any:
+        if len(self.requests) == 100:
+            raise Rejected(401, "no key")
+        return await super().complete(request)
+
+
+class Refusing(ScriptedEngine):
+    """Takes no request of one word about documents of the highest grade."""
+
+    async def complete(self, request: Any) -> Any:
+        if SHARP in request.messages[0].content.split() and str(request.origin.document_id).endswith(("-2", "-5")):
+            raise Rejected(400, "not this one")
+        return await super().complete(request)
+
+
+async def test_documents_without_an_answer_are_last_and_do_not_help(bench: Bench, blunt: Path, sharp: Path) -> None:
+    bench.engine = Refusing(reader({BLUNT: lambda topic, number: number == 2}).script)
+    found = await bench.compare(blunt, sharp, aspects=("relevance", "stance"))
+    assert len(found.all_failures()) == 2 * 16
+    part = found.parts[0]
+    assert part.figures[str(sharp)][NDCG].value < part.figures[str(blunt)][NDCG].value
+    # Over its own documents it has no fault, and over those that both judged the other one has none either.
+    assert part.figures[str(sharp)]["relevance kappa"].value == 1.0
+    for measure in ("relevance kappa", "stance macro-F1"):
+        change = part.differences[str(sharp), measure]
+        assert (change["value"], change["baseline_value"], change["documents"]) == (1.0, 1.0, 4 * 8)
+
+
+async def test_topics_without_a_relevant_document_are_left_out_of_ndcg_and_told(bench: Bench, blunt: Path) -> None:
+    lines = bench.files["relevance"].read_text().splitlines()
+    changed = [line[:-1] + "0" if line.startswith("3 ") else line for line in lines]
+    bench.files["relevance"].write_text("\n".join(changed) + "\n")
+    found = await bench.compare("judge", blunt)
+    assert found.notes[-1] == "topics without a grade above 0 among their sampled documents, left out of nDCG: 3"
+    assert "3" in found.parts[0].topics
+    assert "3" not in found.parts[0].figures["judge"][NDCG].topics
+
+
+async def test_objects_that_no_topic_names_are_found_first(bench: Bench, blunt: Path, sharp: Path) -> None:
+    topics = bench.files["topics.xml"]
+    topics.write_text(topics.read_text().replace("<objects>tea, coffee</objects>", ""))
+    script = bench.engine.script
+
+    def answer(request: Any) -> Any:
+        fields = request.schema["properties"]
+        return {"first": "tea", "second": "coffee"} if "first" in fields else script(request)
+
+    bench.engine = ScriptedEngine(answer)
+    found = await bench.compare(blunt, sharp)
+    assert {topic.objects for topic in found.topics} == {("tea", "coffee")}
+    assert len(bench.engine.requests) == 16 + 2 * 96
+
+
+def test_pairs_of_sentences_are_compared_by_the_judge_of_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = sample_run("sentence_pairs", tmp_path)
+    judged = read_records(run / "judgments.jsonl", Judgment, "judgments")
+    own = {(each.topic_id, each.document_id): each.grades["coherence"] for each in judged if each.source != "inherited"}
+    lines = [f"{topic} 0 {document} {level(grade)}\n" for (topic, document), grade in list(own.items())[:40]]
+    (tmp_path / "coherence").write_text("".join(lines))
+    copy = tmp_path / "copy.jinja"
+    copy.write_text((prompts_folder() / "sentence_pairs" / "judge.jinja").read_text())
+    monkeypatch.chdir(tmp_path)
+    qrels = read_qrels({"coherence": tmp_path / "coherence"}, get_task("sentence_pairs"))
+    config = load_config(run / "config.yaml", {})
+    found = asyncio.run(compare_prompts(config, ["judge", str(copy)], qrels, Plan(hold_out=False), Silent()))
+    (part,) = found.parts
+    assert len(part.sample) == 40
+    assert part.figures["judge"]["coherence kappa"].value == 1.0 == part.figures[str(copy)]["coherence kappa"].value
+    with pytest.raises(UsageError, match="only those for 'judge', which judge pairs of sentences one by one"):
+        asyncio.run(compare_prompts(config, ["judge", "sentence"], qrels, Plan(), Silent()))
+
+
+class Some:
+    """Documents of which some are missing."""
+
+    def __init__(self, missing: set[str]) -> None:
+        self.missing = missing
+
+    def unknown(self, document_ids: Iterable[str]) -> list[str]:
+        return [each for each in document_ids if each in self.missing]
+
+    def get(self, document_id: str) -> Document:
+        raise AssertionError("no text is needed")
+
+
+def pool_of(*sizes: int, topics: int = 5) -> Grades:
+    """So many documents of the grades 0, 1, … in each topic."""
+    return {
+        str(topic): {f"{topic}-{grade}-{n}": float(grade) for grade, size in enumerate(sizes) for n in range(size)}
+        for topic in range(topics)
+    }
+
+
+@pytest.mark.parametrize(
+    ("sizes", "size", "expected"),
+    [((20, 20, 20), 60, [20, 20, 20]), ((50, 2, 9), 100, [45, 10, 45]), ((1, 1, 1), 100, [5, 5, 5])],
+)
+def test_the_sample_is_as_even_over_grades_as_it_can_be(sizes: tuple[int, ...], size: int, expected: list[int]) -> None:
+    sample = draw_sample(pool_of(*sizes), size, 0)
+    assert [Counter(each.grade for each in sample)[grade] for grade in range(3)] == expected
+    assert len({(each.topic_id, each.document_id) for each in sample}) == sum(expected)
+
+
+def test_the_sample_is_even_over_topics_too() -> None:
+    sample = draw_sample(pool_of(20, 20, 20), 60, 0)
+    assert set(Counter((each.topic_id, each.grade) for each in sample).values()) == {4}
+
+
+def test_the_sample_depends_on_the_seed_and_not_on_the_order_of_the_file() -> None:
+    pool = pool_of(20, 20, 20)
+    turned = {topic: dict(reversed(judged.items())) for topic, judged in pool.items()}
+    assert draw_sample(pool, 30, 1) == draw_sample(turned, 30, 1)
+    assert draw_sample(pool, 30, 1) != draw_sample(pool, 30, 2)
+
+
+def test_grades_below_0_and_between_whole_grades_are_drawn_as_the_whole_grade_they_count_as() -> None:
+    pool = {"1": {"a": -2.0, "b": 0.0, "c": 0.333, "d": 1.667, "e": 2.0, "f": 2.4}}
+    assert Counter(each.grade < 1 for each in draw_sample(pool, 2, 0)) == {True: 1, False: 1}
+
+
+def test_the_order_of_the_sample_does_not_tell_the_grade() -> None:
+    sample = draw_sample(pool_of(30, 30, topics=1), 60, 0)
+    first = Counter(each.grade for each in sample[:30])
+    assert min(first.values()) > 5
+
+
+def test_only_documents_at_hand_of_topics_that_are_asked_about_are_drawn() -> None:
+    topics = [Topic("2", "two"), Topic("1", "one"), Topic("9", "nine")]
+    pool, notes = judged_pool({"1": {"a": 1.0, "b": 0.0}, "2": {"c": 1.0}, "3": {"d": 2.0}}, topics, Some({"b"}))
+    assert list(pool.items()) == [("2", {"c": 1.0}), ("1", {"a": 1.0})]
+    assert notes == [
+        "topics without a judged document in the corpus: 9",
+        "judged documents that are not in the corpus: 1 of 3",
+    ]
+    with pytest.raises(DataError, match="none of the 1 documents"):
+        judged_pool({"1": {"a": 1.0}}, topics, Some({"a"}))
+
+
+def test_a_sample_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    sample = [Sampled("2", "b", -2.0), Sampled("1", "a", 1.5)]
+    write_sample(tmp_path / "sample.tsv", sample)
+    assert read_sample(tmp_path / "sample.tsv", {"1": {"a": 1.5}, "2": {"b": -2.0}}) == sample
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no document in this sample"),
+        ("topic\tdocument\tgrade\n", "no document in this sample"),
+        ("1\ta\t1\n", ":1: must be a header"),
+        ("topic\tdocument\tgrade\n1\ta\n", ":2: must have topic, document, grade"),
+        ("topic\tdocument\tgrade\n1\ta b\t1\n", ":2: must have topic"),
+        ("topic\tdocument\tgrade\n1\ta\t1\n1\ta\t1\n", ":3: topic 1, document a: comes twice"),
+        ("topic\tdocument\tgrade\n1\ta\t2\n", ":2: topic 1, document a: grade 2, but 1 in the qrels"),
+        ("topic\tdocument\tgrade\n1\tx\t1\n", ":2: topic 1, document x: not judged"),
+        ("topic\tdocument\tgrade\n\udcff\ta\t1\n", ":2: not UTF-8"),
+        ("topic\tdocument\tgrade\n" + "1" * 20_000, ":2: longer than a sample can be"),
+    ],
+)
+def test_a_sample_that_is_none_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "sample.tsv"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(DataError, match=message):
+        read_sample(path, {"1": {"a": 1.0}})
+
+
+def test_topics_are_parted_by_their_places_or_by_a_file(tmp_path: Path) -> None:
+    topics = ["7", "3", "9", "1", "5"]
+    assert split_topics(topics, "odd") == (["7", "9", "5"], ["3", "1"])
+    assert split_topics(topics, "even") == (["3", "1"], ["7", "9", "5"])
+    path = tmp_path / "topics.txt"
+    path.write_text("5\n\n3\n77\n")
+    assert split_topics(topics, str(path)) == (["3", "5"], ["7", "9", "1"])
+    path.write_text("77\n")
+    with pytest.raises(UsageError, match="none of the topics"):
+        split_topics(topics, str(path))
+    path.write_text("7 3\n")
+    with pytest.raises(DataError, match=":1: must be the id of a topic"):
+        split_topics(topics, str(path))
+    with pytest.raises(DataError, match="cannot read"):
+        split_topics(topics, str(tmp_path / "none"))

@@ -1,0 +1,96 @@
+"""Trying a prompt against a real vLLM, and watching it being changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from tests.vllm.server import ROOT, VENV, finished_requests
+from touche_llm.cli.demo import SAMPLES
+from touche_llm.prompts import prompts_folder
+
+pytestmark = pytest.mark.vllm
+SAMPLE = SAMPLES / "comparative"
+DATA = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl")]
+ABOUT = ["--topic", "3", "--doc", "sample-heating-01___3", "--doc", "sample-heating-02___1"]
+WAITS = "waiting for the template"
+
+
+def command(folder: Path, python: Path | str, *arguments: str) -> list[str]:
+    places = ["--index", str(folder / "index"), "--cache", str(folder / "answers.sqlite")]
+    return [str(python), "-m", "touche_llm", "prompts", *arguments, *ABOUT, *DATA, *places]
+
+
+def rows(folder: Path, *arguments: str, python: Path | str = sys.executable) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        command(folder, python, *arguments, "--format", "json"), capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+def up_to_waiting(stream: IO[str]) -> str:
+    """What a watching command prints until it waits."""
+    said = ""
+    for line in stream:
+        said += line
+        if line.startswith(WAITS):
+            return said
+    pytest.fail(f"ended without waiting: {said}")
+
+
+def test_a_prompt_is_tried_watched_and_counted_as_the_server_counts_it(
+    vllm_url: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    template = tmp_path / "mine.jinja"
+    text = (prompts_folder() / "comparative" / "judge.jinja").read_text()
+    template.write_text(text)
+    asks = ["try", str(template), "--base-url", vllm_url]
+    before = finished_requests(vllm_url)
+    found = rows(tmp_path, *asks)
+    assert [row["field"] for row in found] == ["relevance", "quality", "stance"] * 2
+    for row in found:
+        assert sum(json.loads(row["probabilities"]).values()) == pytest.approx(1.0)
+        assert row["cached"] is False
+    # Two, and one that checks whether the server enforces schemas.
+    asked = finished_requests(vllm_url) - before
+    assert rows(tmp_path, *asks) == [{**row, "cached": True} for row in found]
+    assert finished_requests(vllm_url) - before - asked == asked - 2
+
+    # The parts of a prompt have as many tokens as the server says that the prompt has.
+    rendered = rows(tmp_path, "render", str(template), "--tokenizer", str(tiny_model), python=VENV / "bin" / "python")
+    for document in ABOUT[3::2]:
+        tokens = sum(part["tokens"] for part in rendered if part["documents"] == document)
+        assert {row["prompt_tokens"] for row in found if row["documents"] == document} == {tokens}
+
+    watching = subprocess.Popen(
+        command(tmp_path, sys.executable, *asks, "--watch"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    with watching:
+        assert watching.stdout is not None
+        try:
+            first = up_to_waiting(watching.stdout)
+            assert first.count("from the cache") == 2 and "changes" not in first
+            template.write_text(text.replace("version: 1", "version: 2").replace("assessor", "strict assessor"))
+            second = up_to_waiting(watching.stdout)
+            assert second.count("asked now") == 2 and "changes, comparative/mine@1-" in second
+            template.write_text(text.replace("{{ document }}", "{{ documnt }}"))
+            assert "undefined variable 'documnt'" in up_to_waiting(watching.stdout)
+            watching.send_signal(signal.SIGINT)
+            assert watching.stdout.read().endswith("stopped watching\n")
+        finally:
+            watching.kill()
+    assert watching.returncode == 0

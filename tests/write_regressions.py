@@ -1,0 +1,90 @@
+"""Record the project's own regression runs anew: `make regress`, after `touche-llm regress check --dir tests/regress`.
+
+Needed after a wanted change of a sample, of a prompt, or of the ranking. What changes is printed first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.report.reports import write_qrels
+from tests.sample_runs import Silent
+from tests.scripted_engine import ScriptedEngine
+from tests.write_demo_cassette import FACTS, script_of
+from touche_llm.cli.demo import sample_config
+from touche_llm.config import Config
+from touche_llm.engines import remember
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.language_model import LanguageModel
+from touche_llm.qrels import Qrels, read_qrels
+from touche_llm.regression.record import finished_run, record
+from touche_llm.regression.recorded import open_recorded
+from touche_llm.regression.telling import told
+from touche_llm.regression.update import preview, update
+from touche_llm.stages.judge import judge_stage
+from touche_llm.stages.rank import rank_stage
+from touche_llm.stages.retrieve import retrieve_stage
+from touche_llm.tasks import TASKS, get_task
+
+FOLDER = Path(__file__).parent / "regress"
+# Few topics and documents, but every prompt; of the controversial task so little context that pages are cut.
+FLAGS: Mapping[str, Mapping[str, Any]] = {
+    "comparative": {"topic": ("3", "20"), "depth": 6, "rank": ("judge", "listwise:4", "pairwise:3")},
+    "controversial": {"limit_topics": 2, "depth": 4, "rank": ("judge", "setwise:3"), "engine.context": 1300},
+    "sentence_pairs": {
+        "limit_topics": 1,
+        "depth": 16,
+        "sentences.pool": 24,
+        "pairs.judged": 8,
+        "pairs.both_orders": 3,
+        "pairs.most": 30,
+        "rank": ("judge", "insertion:3"),
+    },
+}
+
+
+async def make_run(task: str, folder: Path, **more: Any) -> Path:
+    """A run of a sample, with the answers written for the demo, in `folder/run`; its cache lies beside it."""
+    flags = {**FLAGS[task], "cache.file": folder / "answers.sqlite", "cache.mode": CacheMode.REUSE, "tag": "regress"}
+    config = sample_config(task, folder, {**flags, **{name.replace("__", "."): each for name, each in more.items()}})
+    facts = FACTS.model_copy(update={"context": config.engine.context or FACTS.context})
+    config = _known(config, facts.model, facts.context)
+    with Cache(config.cache.file) as cache:
+        remember(facts, cache)
+        model = LanguageModel(facts=facts, engine=ScriptedEngine(script_of(task)), cache=cache)
+        await retrieve_stage(config, folder / "run", Silent())
+        await judge_stage(config, folder / "run", Silent(), model)
+        await rank_stage(config, folder / "run", Silent(), model)
+    return folder / "run"
+
+
+def made_up_qrels(task: str, run: Path, folder: Path) -> Qrels | None:
+    """Judgments for the comparative run; they say nothing about anything."""
+    return read_qrels(write_qrels(run, folder), get_task(task)) if task == "comparative" else None
+
+
+def _known(config: Config, model: str, context: int) -> Config:
+    return config.model_copy(update={"engine": config.engine.model_copy(update={"model": model, "context": context})})
+
+
+async def main() -> None:
+    """Record the runs of all tasks, each with what changes."""
+    for task in TASKS:
+        with tempfile.TemporaryDirectory() as name:
+            run, target = await make_run(task, Path(name)), FOLDER / task
+            if not target.exists():
+                print(task, await record(finished_run(run), run, target, made_up_qrels(task, run, Path(name))))
+                continue
+            recorded = open_recorded(target)
+            findings = await preview(recorded, None, run)
+            print(told(task, findings))
+            if findings:
+                print(task, await update(recorded, None, run))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,165 @@
+"""The commands for `vllm run-batch`: requests as files, and its replies into the cache."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import orjson
+import typer
+
+from touche_llm.batch_file import Batch, import_replies, pending_requests, read_batch, write_requests
+from touche_llm.cli import options as o
+from touche_llm.cli import stages
+from touche_llm.cli.console import ConsoleObserver
+from touche_llm.cli.output import Format, FormatOption, print_rows, say
+from touche_llm.dry_run import StageName
+from touche_llm.errors import UsageError, printable
+from touche_llm.llm.language_model import SAMPLES
+from touche_llm.llm.vllm_common import start_options
+
+_STAGES: Mapping[StageName, Callable[..., None]] = {
+    "retrieve": stages.retrieve,
+    "judge": stages.judge,
+    "rank": stages.rank,
+}
+# A server tells its context; here even the first stage has to be told.
+_OWN = ("stage", "requests", "shards", "tokenizer", "context_tokens")
+# As many files are open at a time.
+_MOST_SHARDS = 500
+
+app = typer.Typer(no_args_is_help=True, help="Ask by files, for clusters with a queue and no server: `vllm run-batch`.")
+
+
+@app.command()
+def export(
+    context: typer.Context,
+    stage: Annotated[StageName, typer.Argument(help="retrieve (with --expand), judge or rank.")],
+    out: o.OutOption,
+    requests: Annotated[Path, typer.Option("--requests", "-o", help="The file to write, requests.jsonl.")],
+    shards: Annotated[
+        int,
+        typer.Option("--shards", min=1, max=_MOST_SHARDS, help="Into so many files, requests-00001-of-0000N.jsonl."),
+    ] = 1,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option("--tokenizer", help="Folder with the model's tokeniser, needed where a document may be too long."),
+    ] = None,
+    topics: o.TopicsOption = None,
+    corpus: o.CorpusOption = None,
+    task: o.TaskOption = None,
+    config: o.ConfigOption = None,
+    index: o.IndexOption = None,
+    model: o.ModelOption = None,
+    revision: o.RevisionOption = None,
+    context_tokens: o.ContextOption = None,
+    depth: o.DepthOption = None,
+    limit_topics: o.LimitOption = None,
+    topic: o.TopicOption = None,
+    candidates: o.CandidatesOption = None,
+    retriever: o.RetrieverOption = None,
+    bm25_method: o.MethodOption = None,
+    k1: o.K1Option = None,
+    b: o.BOption = None,
+    query: o.QueryOption = None,
+    expand: o.ExpandOption = None,
+    skip_bad_lines: o.SkipOption = None,
+    prompts_folder: o.PromptsOption = None,
+    prompt: o.PromptOption = None,
+    objects_prompt: o.ObjectsPromptOption = None,
+    sentence_prompt: o.SentencePromptOption = None,
+    stance_depth: o.StanceDepthOption = None,
+    judge_pairs: o.JudgePairsOption = None,
+    both_orders: o.BothOrdersOption = None,
+    steps: o.StepsOption = None,
+    aim: o.AimOption = None,
+    weight_relevance: o.RelevanceOption = None,
+    weight_quality: o.QualityOption = None,
+    weight_coherence: o.CoherenceOption = None,
+    weight_first_stage: o.FirstStageOption = None,
+    thresholds: o.ThresholdsOption = None,
+    temperature: o.TemperatureOption = None,
+    seed: o.SeedOption = None,
+    max_tokens: o.MaxTokensOption = None,
+    logprobs: o.LogprobsOption = None,
+    cache: o.CacheOption = None,
+    values: o.ValuesOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Write what a stage would ask, and the cache does not hold, for `vllm run-batch`; with the options of that stage.
+
+    Questions that depend on answers come with a later export. Files of an earlier export to the same name are replaced,
+    and removed when nothing is pending any more.
+    """
+    _only_of(stage, context)
+    settings = o.configure(context)
+    found = stages.asked(settings, pending_requests(stage, settings, out, tokenizer, ConsoleObserver()))
+    files = write_requests(found, out, requests, shards)
+    if output is not Format.TABLE:
+        rows = [{"stage": stage, "file": file, "requests": count} for file, count in files]
+        print_rows(output, rows, ("stage", "file", "requests"))
+    if not files:
+        _tell_end(output, stage, out, found.failed)
+        return
+    first, last = files[0][0], files[-1][0]
+    where = f"{first}" if first == last else f"{len(files)} files, {first} to {last}"
+    say(output, f"{len(found.requests):,} requests now, in {where}; for each file")
+    say(output, f"  {_command(found.batch, first)}")
+    say(output, "run export again after the import until none is pending")
+
+
+@app.command("import")
+def import_(
+    responses: Annotated[list[Path], typer.Argument(help="What vllm run-batch wrote, one file or more.")],
+    out: o.OutOption,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Put the replies to the last export of a run's folder into its cache: all of the files, or nothing.
+
+    Exit code 3 when some replies hold no usable answer; the next export asks for those again.
+    """
+    batch = read_batch(out)
+    done = stages.asked(batch.config, import_replies(batch, out, responses, ConsoleObserver()))
+    found = [("stored", done.stored, ""), *((kind, len(all_), all_[0]) for kind, all_ in done.unusable.items())]
+    for name, listed in (("error", done.errors), ("repeated", done.repeated)):
+        if listed:
+            found.append((name, len(listed), listed[0]))
+    if output is Format.TABLE:
+        for name, count, example in found:
+            print(f"{count:>8,} {name}" + (f": as {printable(example)}" if example else ""))
+    else:
+        print_rows(output, [{"outcome": name, "count": count, "example": one or None} for name, count, one in found])
+    if done.done:
+        _tell_end(output, batch.stage, out, done.failed)
+    else:
+        say(output, "more is pending: run export again")
+    if done.unusable or done.errors:
+        raise typer.Exit(stages.FAILURES_EXIT)
+
+
+def _only_of(stage: StageName, context: typer.Context) -> None:
+    """Raise UsageError for an option that the stage's own command does not take."""
+    known = {*inspect.signature(_STAGES[stage]).parameters, *_OWN}
+    flags = {each.name: each.opts[0] for each in context.command.params}
+    for name, value in context.params.items():
+        if name not in known and value not in (None, (), []):
+            raise UsageError(f"{flags[name]}: no option of `touche-llm {stage}`, which does not go by it")
+
+
+def _command(batch: Batch, file: Path) -> str:
+    """How vLLM answers a file of requests."""
+    settings = orjson.dumps(start_options({})["structured_outputs_config"]).decode()
+    command = ["vllm", "run-batch", "-i", str(file), "-o", "responses.jsonl", "--model", "FOLDER"]
+    command += ["--served-model-name", batch.facts.model, "--max-model-len", str(batch.facts.context)]
+    return printable(shlex.join([*command, "--structured-outputs-config", settings]))
+
+
+def _tell_end(output: Format, stage: StageName, out: Path, failed: int) -> None:
+    say(
+        output, f"nothing is pending: the stage needs no server now: touche-llm {stage} --out {out} --cache-mode replay"
+    )
+    if failed:
+        say(output, f"{failed:,} questions have no usable answer after {SAMPLES} tries: a replay names them")

@@ -1,0 +1,290 @@
+"""The commands about prompts: which there are, what is wrong with one, what it sends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from touche_llm.cli import options as o
+from touche_llm.cli.console import ConsoleObserver
+from touche_llm.cli.output import Format, FormatOption, print_rows, say
+from touche_llm.cli.prompts_render import NameArgument, TokenizerOption
+from touche_llm.config import CacheConfig, SamplingConfig
+from touche_llm.errors import UsageError, printable
+from touche_llm.first_stage import Corpus, open_local
+from touche_llm.llm.answer import labels_of
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.tokenizer import ChatTokenizer
+from touche_llm.prompt_catalogue import Found, find, find_all, load_named
+from touche_llm.prompt_checks import Checked, Finding, Share, changed_since, check
+from touche_llm.prompt_material import invented, of_corpus
+from touche_llm.prompt_parts import Count, estimate
+from touche_llm.prompt_uses import Use
+from touche_llm.prompts import Prompt, examples_path
+from touche_llm.records import Topic
+from touche_llm.stages.common import check_examples
+from touche_llm.tasks import DEFAULT_TASK, TASKS, get_task
+from touche_llm.templates import read_text
+from touche_llm.topics import read_topics
+
+EveryTaskOption = Annotated[
+    str | None, typer.Option("--task", help=f"The shared task: {', '.join(TASKS)} (default: all).")
+]
+_COLUMNS = ("task", "name", "version", "hash", "answer", "fields", "purpose", "examples", "path", "error")
+_DEFAULT_CACHE = CacheConfig().file
+
+prompts_app = typer.Typer(no_args_is_help=True, help="See, check, render and try prompts, and compare them.")
+
+
+@prompts_app.command("list")
+def list_(
+    task: EveryTaskOption = None,
+    prompts_folder: o.PromptsOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Name the prompts of the tasks: the project's own, and in place of them those of a folder.
+
+    Exit code 1 when one of them does not load.
+    """
+    tasks = TASKS.values() if task is None else [get_task(task)]
+    found = [each for of_task in tasks for each in find_all(of_task, prompts_folder)]
+    _check_folder(prompts_folder, found)
+    if output is Format.TABLE:
+        table = Table("prompt", "version", "hash", "answer", "purpose", "lies in")
+        for each in found:
+            table.add_row(*(o.plain(cell) for cell in _cells(each)))
+        o.show(table)
+    else:
+        print_rows(output, [_row(each) for each in found], _COLUMNS)
+    wrong = [each for each in found if each.error]
+    for each in wrong:
+        say(output, printable(f"error: {each.error}"))
+    if wrong:
+        raise typer.Exit(1)
+
+
+@prompts_app.command("show")
+def show_(
+    name: NameArgument,
+    task: o.TaskOption = None,
+    prompts_folder: o.PromptsOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Print a prompt's template, and the files that it takes in."""
+    use, prompt = load_named(get_task(task or DEFAULT_TASK), name, prompts_folder)
+    texts = {prompt.path: read_text(prompt.path)}
+    texts |= {prompt.path.parent / part: text for part, text in prompt.files.texts.items()}
+    if output is not Format.TABLE:
+        rows = [{"prompt": prompt.label, "answer": use.purpose, "file": path, "text": texts[path]} for path in texts]
+        print_rows(output, [row | {"examples": len(prompt.examples)} for row in rows])
+        return
+    header = prompt.header
+    print(printable(f"{prompt.name}, version {header.version}, hash {prompt.hash}: {header.purpose}"))
+    print(printable(f"answer: {use.purpose}: {fields_of(use)}"))
+    if prompt.examples:
+        print(printable(f"{len(prompt.examples)} examples: {examples_path(prompt.path)}"))
+    for path, text in texts.items():
+        print(printable(f"\n── {path} ──\n{text.strip().expandtabs()}"))
+
+
+@prompts_app.command("check")
+def check_(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME|PATH]...", help="Prompts, or paths of .jinja files (default: all)."),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            "--task",
+            help=f"The shared task: {', '.join(TASKS)} (default: all; {DEFAULT_TASK} with names, topics or a corpus).",
+        ),
+    ] = None,
+    prompts_folder: o.PromptsOption = None,
+    topics: o.TopicsOption = None,
+    corpus: o.CorpusOption = None,
+    index: o.IndexOption = None,
+    skip_bad_lines: o.SkipOption = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option("--cache", help=f"Answer cache to hold versions against (default: {_DEFAULT_CACHE}, if there)."),
+    ] = None,
+    tokenizer: TokenizerOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Check prompts without a model: do they load, name all labels, share what they can with other requests.
+
+    Without topics and a corpus, invented ones stand in. Exit code 1 when there are errors; warnings leave it at 0.
+    """
+    if task is None and not (names or topics or corpus or index):
+        tasks = list(TASKS.values())
+    else:
+        tasks = [get_task(task or DEFAULT_TASK)]
+    if cache is not None:
+        o.existing(cache)
+    count = _counter(tokenizer)
+    given = [] if topics is None else read_topics(topics)
+    observer = ConsoleObserver()
+    if names:
+        found = [find(tasks[0], name, prompts_folder) for name in names]
+    else:
+        found = [each for of_task in tasks for each in find_all(of_task, prompts_folder)]
+        _check_folder(prompts_folder, found)
+    with ExitStack() as stack:
+        answers = None
+        if cache is not None or _DEFAULT_CACHE.is_file():
+            answers = stack.enter_context(Cache(cache or _DEFAULT_CACHE, CacheMode.REPLAY))
+        opened = None
+        if corpus is not None or index is not None:
+            opened = stack.enter_context(open_local(corpus, index, tasks[0], bool(skip_bad_lines), observer.notify))
+        rows = [(each, _checked(each, given, topics, opened, count, answers, observer)) for each in found]
+    _print_checks(output, rows, tokenizer)
+    if any(checked.of("error") for _, checked in rows):
+        raise typer.Exit(1)
+
+
+def _check_folder(folder: Path | None, found: Sequence[Found]) -> None:
+    """Raise UsageError for a folder of templates that has none of these."""
+    if folder is not None and not any(each.path.is_relative_to(folder) for each in found):
+        raise UsageError(
+            f"{folder}: no template is there; they lie in folders of the tasks, as {DEFAULT_TASK}/judge.jinja"
+        )
+
+
+def _checked(
+    found: Found,
+    topics: Sequence[Topic],
+    file: Path | None,
+    corpus: Corpus | None,
+    count: Count,
+    answers: Cache | None,
+    observer: ConsoleObserver,
+) -> Checked:
+    if found.loaded is None:
+        return Checked([Finding("error", found.error)])
+    use, prompt = found.loaded
+    material = invented(topics) if corpus is None else of_corpus(topics, corpus, use)
+    checked = asyncio.run(check(found.task, use, prompt, material, count))
+    if file is not None:
+        try:
+            check_examples(prompt, list(topics), file, observer.notify)
+        except UsageError as error:
+            checked.findings.append(Finding("warning", str(error)))
+    if answers is not None:
+        checked.findings += changed_since(prompt, answers)
+    return checked
+
+
+def _counter(tokenizer: Path | None) -> Count:
+    if tokenizer is None:
+        return estimate
+    return ChatTokenizer(tokenizer, SamplingConfig().chat_template_kwargs).count
+
+
+def _print_checks(output: Format, rows: Sequence[tuple[Found, Checked]], tokenizer: Path | None) -> None:
+    if output is not Format.TABLE:
+        print_rows(output, [_check_row(found, checked, tokenizer) for found, checked in rows])
+        return
+    estimated = "" if tokenizer else "about "
+    table = Table(
+        "prompt", "version and hash", f"{estimated}tokens", "two topics share", "two documents share", "result"
+    )
+    for found, checked in rows:
+        errors, warnings = len(checked.of("error")), len(checked.of("warning"))
+        tokens = "" if checked.tokens is None else f"{checked.tokens:,}"
+        shares = (_share(checked.between_topics), _share(checked.between_documents))
+        result = ", ".join([f"{errors} errors"] * bool(errors) + [f"{warnings} warnings"] * bool(warnings)) or "good"
+        name, version = (found.name, "") if found.loaded is None else _named(found.loaded[1])
+        table.add_row(*(o.plain(cell) for cell in (name, version, tokens, *shares, result)))
+    o.show(table)
+    print("tokens: of the longest topic's prompt, documents left out" + ("" if tokenizer else _ESTIMATED))
+    for found, checked in rows:
+        for finding in checked.findings:
+            print(printable(f"{finding.level}: {found.task.name} {found.name}: {finding.message}"))
+
+
+_ESTIMATED = "; estimated at four characters each, the chat template left out (--tokenizer FOLDER counts)"
+
+
+def _check_row(found: Found, checked: Checked, tokenizer: Path | None) -> dict[str, Any]:
+    prompt = found.loaded[1] if found.loaded else None
+    topics, documents = checked.between_topics, checked.between_documents
+    return {
+        "task": found.task.name,
+        "name": found.name,
+        "version": prompt and prompt.header.version,
+        "hash": prompt and prompt.hash,
+        "path": found.path,
+        "longest_topic": checked.longest_topic,
+        "tokens": checked.tokens,
+        "estimated": tokenizer is None,
+        **_share_row("topics", topics),
+        **_share_row("documents", documents),
+        "errors": len(checked.of("error")),
+        "warnings": len(checked.of("warning")),
+        "problems": "; ".join(f"{each.level}: {each.message}" for each in checked.findings) or None,
+    }
+
+
+def _share_row(name: str, share: Share | None) -> Mapping[str, Any]:
+    return {
+        f"{name}_share_characters": share and share.chars,
+        f"{name}_share_of_characters": share and share.of_chars,
+        f"{name}_share_tokens": share and share.tokens,
+        f"{name}_share_of_tokens": share and share.of_tokens,
+    }
+
+
+def _share(share: Share | None) -> str:
+    if share is None:
+        return ""
+    return f"{100 * share.chars / max(share.of_chars, 1):.0f} %, {share.tokens:,} tokens"
+
+
+def _named(prompt: Prompt) -> tuple[str, str]:
+    return prompt.name, f"{prompt.header.version} {prompt.hash}"
+
+
+def _cells(found: Found) -> tuple[str, ...]:
+    name = found.name if found.name.endswith(".jinja") else f"{found.task.name}/{found.name}"
+    place = "the project" if found.own else str(found.path.parent)
+    if found.loaded is None:
+        return name, "", "", "does not load, see below", "", place
+    use, prompt = found.loaded
+    examples = f" ({len(prompt.examples)} examples)" if prompt.examples else ""
+    answer = f"{use.purpose}: {fields_of(use)}"
+    return name, str(prompt.header.version), prompt.hash, answer, prompt.header.purpose + examples, place
+
+
+def _row(found: Found) -> dict[str, Any]:
+    row: dict[str, Any] = dict.fromkeys(_COLUMNS)
+    row |= {"task": found.task.name, "name": found.name, "path": found.path, "error": found.error or None}
+    if found.loaded is not None:
+        use, prompt = found.loaded
+        row |= {"version": prompt.header.version, "hash": prompt.hash, "answer": use.purpose, "fields": fields_of(use)}
+        row |= {"purpose": prompt.header.purpose, "examples": len(prompt.examples)}
+    return row
+
+
+def fields_of(use: Use) -> str:
+    """The fields of the answer, with what each can be."""
+    if use.depends_on == "documents":
+        what = "a label" if use.purpose == "best" else "all labels"
+        return f"{what} of the documents"
+    if use.depends_on == "topic":
+        return "first, second (words of the title)"
+    model = use.answer_for(Topic("", ""), 1)
+    labels = labels_of(model)
+    return ", ".join(f"{name} ({_told(labels[name])})" if name in labels else name for name in model.model_fields)
+
+
+def _told(labels: Sequence[int | str]) -> str:
+    if all(isinstance(label, int) for label in labels):
+        return f"{labels[0]} to {labels[-1]}"
+    return " ".join(map(str, labels))

@@ -1,0 +1,223 @@
+"""The command that holds wordings of a prompt against each other, by what people said."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from touche_llm.cli import figures as f
+from touche_llm.cli import options as o
+from touche_llm.cli.console import ConsoleObserver
+from touche_llm.cli.output import Format, FormatOption, print_rows, say
+from touche_llm.cli.stages import FAILURES_EXIT, asked
+from touche_llm.errors import UsageError, printable
+from touche_llm.stages.common import by_kind
+
+if TYPE_CHECKING:
+    from touche_llm.prompt_comparison import PromptComparison
+    from touche_llm.prompt_measures import Part
+
+# Parameters that are none of the configuration's.
+_QRELS = ("relevance", "quality", "stance", "coherence")
+_OWN = ("templates", *_QRELS, "split", "hold_out", "sample", "sample_seed", "sample_file", "html")
+_MOST_ON_PAGE = 8
+_CHANGE = ("difference", "low", "high", "p", "p_holm", "wins", "ties", "losses")
+
+
+def compare(
+    context: typer.Context,
+    templates: Annotated[
+        list[str], typer.Argument(metavar="PROMPT...", help="Judge prompts: names, or paths of .jinja files.")
+    ],
+    task: o.TaskOption = None,
+    topics: o.TopicsOption = None,
+    corpus: o.CorpusOption = None,
+    index: o.IndexOption = None,
+    config: o.ConfigOption = None,
+    relevance: f.RelevanceOption = None,
+    quality: f.QualityOption = None,
+    stance: f.StanceOption = None,
+    coherence: f.CoherenceOption = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            "--split",
+            metavar="odd|even|FILE",
+            help="Topics to choose on: at odd places (default), at even ones, or the ids in a file, one a line.",
+        ),
+    ] = None,
+    hold_out: Annotated[
+        bool | None,
+        typer.Option(
+            "--hold-out/--no-hold-out",
+            help="Confirm the choice on the other topics (default with --split, and from 8 topics). Without, and with "
+            "--split, the others are not asked about; without both, all topics are one.",
+        ),
+    ] = None,
+    sample: Annotated[
+        int | None, typer.Option("--sample", min=1, help="Documents to judge, evenly over grades (default: 200).")
+    ] = None,
+    sample_seed: Annotated[
+        int | None, typer.Option("--sample-seed", help="Another one draws others (default: 0).")
+    ] = None,
+    sample_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--sample-file",
+            help="The sample: taken from this file, or drawn and written there (default: in .touche-llm/samples).",
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write a page as well: a row for each document (matrix.html, say).")
+    ] = None,
+    limit_topics: o.LimitOption = None,
+    topic: o.TopicOption = None,
+    skip_bad_lines: o.SkipOption = None,
+    engine: o.EngineOption = None,
+    base_url: o.BaseUrlOption = None,
+    model: o.ModelOption = None,
+    revision: o.RevisionOption = None,
+    context_tokens: o.ContextOption = None,
+    cache: o.CacheOption = None,
+    cache_mode: o.CacheModeOption = None,
+    prompts_folder: o.PromptsOption = None,
+    objects_prompt: o.ObjectsPromptOption = None,
+    concurrency: o.ConcurrencyOption = None,
+    request_timeout: o.TimeoutOption = None,
+    retry_for: o.RetryOption = None,
+    temperature: o.TemperatureOption = None,
+    seed: o.SeedOption = None,
+    max_tokens: o.MaxTokensOption = None,
+    logprobs: o.LogprobsOption = None,
+    values: o.ValuesOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Judge one sample of judged documents with several prompts, and tell which agrees best with people.
+
+    Variants are chosen by nDCG@5 on one half of the topics, and the best is held against the first on the other half.
+
+    While you still try wordings, `--split odd --no-hold-out` leaves the other topics unseen.
+
+    Only what changed is asked again: all else is in the answer cache, also of a comparison that was stopped.
+
+    Exit codes as those of `run`: 3 where some questions had no usable answer.
+    """
+    from touche_llm.prompt_comparison import compare_prompts
+    from touche_llm.prompt_sample import Plan
+
+    if html is not None and len(templates) > _MOST_ON_PAGE:
+        raise UsageError(f"{len(templates)} prompts do not fit side by side; name {_MOST_ON_PAGE}, or leave --html out")
+    settings = o.configure(context, *_OWN)
+    files = {"relevance": relevance, "quality": quality, "stance": stance, "coherence": coherence}
+    qrels = f.given_qrels(settings.task, **files)
+    observer = ConsoleObserver()
+    for note in qrels.notes():
+        observer.notify(note)
+    plan = Plan(sample, sample_seed, sample_file, split, hold_out, texts=html is not None)
+    found = asked(settings, compare_prompts(settings, templates, qrels, plan, observer))
+    for note in found.notes:
+        observer.notify(note)
+    if output is Format.TABLE:
+        for part in found.parts:
+            _show(found, part)
+        _explain()
+    else:
+        print_rows(output, [row for part in found.parts for row in _rows(found, part)])
+    say(output, f"sample: {found.sample_file} ({sum(len(part.sample) for part in found.parts):,} documents)")
+    if html is not None:
+        from touche_llm.report.matrix import write_matrix
+
+        size = write_matrix(found, qrels, {name: path for name, path in files.items() if path is not None}, html)
+        say(output, f"page: {html} ({size:,} bytes)")
+    say(output, printable(found.verdict.sentence))
+    _end(output, found)
+
+
+def _show(found: PromptComparison, part: Part) -> None:
+    table = f.plain_table()
+    table.add_column("variant")
+    for name in (*map(_short, part.measures), "outside", "failures", "tokens", "requests", "cached"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for variant in found.variants:
+        said, counts = found.said[part.name, variant.name], found.said[part.name, variant.name].counts
+        outside = part.outside[variant.name]
+        cells = [f.spelled(figure.value) for figure in part.figures[variant.name].values()]
+        cells.append("–" if outside is None else f.spelled(outside))
+        numbers = (len(said.failures), counts.prompt_tokens + counts.cached_prompt_tokens, counts.asked)
+        cells += [f"{number:,}" for number in (*numbers, counts.cache_hits)]
+        table.add_row(o.plain(variant.name), *cells)
+    told = {"all": "", "choice": ", to choose on", "hold-out": ", held out"}[part.name]
+    f.show(f"{len(part.sample):,} documents of {len(part.topics)} topics{told}", table)
+    rows = []
+    for measure in part.measures:
+        for variant in found.variants[1:]:
+            change = part.differences[variant.name, measure]
+            cells = [
+                f.spelled(change["difference"], sign="+"),
+                f.spelled_interval(change["low"], change["high"], sign="+"),
+                f.spelled(change["p_holm"]),
+                f"{change['wins']}/{change['ties']}/{change['losses']}",
+            ]
+            rows.append((measure, printable(variant.name), cells))
+    first = printable(found.variants[0].name)
+    f.show_figures(f"difference to {first}", ("difference", "95 % interval", "p Holm", "+/=/-"), f.grouped(rows))
+
+
+def _short(measure: str) -> str:
+    """A measure's name for the head of a column; that of nDCG@5 is of one aspect only."""
+    return measure.split(" ", 1)[1] if measure.endswith(("@5", "macro-F1")) else measure
+
+
+def _explain() -> None:
+    print("kappa: with quadratic weights, of whole grades; outside: mean probability that was on no label")
+    print(
+        "tokens: of the prompts, also where the answer was in the cache; requests: sent now; cached: answers from there"
+    )
+    print("p Holm: of a paired randomisation test over topics, corrected for the number of variants")
+
+
+def _rows(found: PromptComparison, part: Part) -> list[dict[str, Any]]:
+    """A row for each variant: its figures, each with how it differs from the first variant's, and what it cost."""
+    rows = []
+    for variant in found.variants:
+        prompt, said = variant.prompt, found.said[part.name, variant.name]
+        best = variant.name == found.verdict.winner
+        row: dict[str, Any] = {
+            "part": part.name,
+            "topics": len(part.topics),
+            "documents": len(part.sample),
+            "variant": variant.name,
+            "prompt": prompt.name,
+            "version": prompt.header.version,
+            "hash": prompt.hash,
+            "best": best,
+            "confirmed": found.verdict.confirmed if best else None,
+        }
+        for measure, figure in part.figures[variant.name].items():
+            name = re.sub(r"\W+", "_", measure.lower())
+            change = part.differences.get((variant.name, measure), {})
+            row |= {name: figure.value, **{f"{name}_{each}": change.get(each) for each in _CHANGE}}
+        row |= {
+            "outside": part.outside[variant.name],
+            "failures": len(said.failures),
+            "prompt_tokens": said.counts.prompt_tokens + said.counts.cached_prompt_tokens,
+            "requests": said.counts.asked,
+            "cache_hits": said.counts.cache_hits,
+        }
+        rows.append(row)
+    return rows
+
+
+def _end(output: Format, found: PromptComparison) -> None:
+    """Say what failed, and exit with code 3 where something did."""
+    failures = found.all_failures()
+    if failures:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in by_kind(failures).items())
+        reasons = Counter(failure.attempts[-1].reason for failure in failures)
+        say(output, f"failures: {kinds}; most often: {printable(reasons.most_common(1)[0][0])}")
+        say(output, "documents without an answer are ranked last; the same command asks for them again")
+        raise typer.Exit(FAILURES_EXIT)

@@ -1,0 +1,176 @@
+"""The command that shows what a prompt sends, and which parts of it requests share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from touche_llm.cli import options as o
+from touche_llm.cli.console import ConsoleObserver
+from touche_llm.cli.output import Format, FormatOption, print_rows
+from touche_llm.config import Config
+from touche_llm.engines import assumed_facts
+from touche_llm.errors import printable
+from touche_llm.llm.dry import DryEngine, OverlayCache
+from touche_llm.llm.language_model import LanguageModel
+from touche_llm.llm.tokenizer import ChatTokenizer
+from touche_llm.prompt_parts import (
+    MeasuringEngine,
+    Part,
+    Shared,
+    estimate,
+    other_subject,
+    parts_of,
+    rendered,
+)
+from touche_llm.prompts import Prompt
+from touche_llm.records import Cut
+from touche_llm.stages.common import asking_of
+from touche_llm.trial import Bench, open_bench
+
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME|PATH", help="A prompt's name, or the path of a .jinja file.")
+]
+TopicOption = Annotated[str, typer.Option("--topic", help="The topic's id.")]
+DocumentsOption = Annotated[
+    list[str] | None,
+    typer.Option("--doc", metavar="ID", help="A document; repeatable. Prompts about a topic alone have none."),
+]
+TokenizerOption = Annotated[
+    Path | None,
+    typer.Option("--tokenizer", help="Folder with the model's tokeniser; without it, tokens are four characters each."),
+]
+# Parameters of commands about one topic that say nothing of the configuration.
+OWN = ("name", "documents", "tokenizer", "tokens")
+_NAMES: dict[Shared, str] = {"all": "shared by all", "topic": "shared by the topic", "nobody": "this request alone"}
+_STYLES: dict[Shared, str] = {"all": "cyan", "topic": "green", "nobody": "yellow"}
+_COLUMNS = ("prompt", "topic", "documents", "message", "role", "shared", "characters", "tokens", "estimated", "text")
+# What stands for the place of documents where none are asked about.
+_NO_INDEX = Path(".touche-llm/index/none")
+
+
+def render(
+    context: typer.Context,
+    name: NameArgument,
+    topic: TopicOption,
+    documents: DocumentsOption = None,
+    tokens: Annotated[
+        bool,
+        typer.Option("--tokens", help="Colour what requests share with all others, with those of the topic, or not."),
+    ] = False,
+    tokenizer: TokenizerOption = None,
+    task: o.TaskOption = None,
+    topics: o.TopicsOption = None,
+    corpus: o.CorpusOption = None,
+    index: o.IndexOption = None,
+    skip_bad_lines: o.SkipOption = None,
+    config: o.ConfigOption = None,
+    prompts_folder: o.PromptsOption = None,
+    objects_prompt: o.ObjectsPromptOption = None,
+    aim: o.AimOption = None,
+    model: o.ModelOption = None,
+    revision: o.RevisionOption = None,
+    context_tokens: o.ContextOption = None,
+    cache: o.CacheOption = None,
+    values: o.ValuesOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Print the messages as they would be sent about a topic and documents. Nothing is sent.
+
+    Documents are cut where the context is known, from --context or from the cache: as the engine measured it, where the
+    cache holds that, and else by the tokeniser or an estimate.
+    """
+    settings = configured(context)
+    counting = None if tokenizer is None else ChatTokenizer(tokenizer, settings.sampling.chat_template_kwargs)
+    observer = ConsoleObserver()
+    with open_bench(settings, name, documents or (), observer.notify) as bench:
+        prompt, found = asyncio.run(_rendered(bench, counting, observer))
+    rows: list[dict[str, Any]] = []
+    for ids, parts in found:
+        if output is Format.TABLE:
+            _show(prompt, topic, ids, parts, tokens, counting is None)
+        label = {"prompt": prompt.label, "topic": topic, "documents": " ".join(ids) or None}
+        for part in parts:
+            row = {"message": part.message, "role": part.role, "shared": part.shared, "characters": len(part.text)}
+            rows.append(label | row | {"tokens": part.tokens, "estimated": counting is None, "text": part.text})
+    if output is not Format.TABLE:
+        print_rows(output, rows, _COLUMNS)
+
+
+def configured(context: typer.Context, *others: str) -> Config:
+    """The configuration of a command about one topic; without documents no corpus has to be named."""
+    given = context.params
+    if not given["documents"] and all(given[each] is None for each in ("corpus", "index", "config")):
+        given["index"] = _NO_INDEX
+    return o.configure(context, *OWN, *others)
+
+
+async def _rendered(
+    bench: Bench, tokenizer: ChatTokenizer | None, observer: ConsoleObserver
+) -> tuple[Prompt, list[tuple[tuple[str, ...], list[Part]]]]:
+    """The prompt, and for each request its documents and its parts."""
+    config = bench.config
+    use, prompt = bench.load()
+    engine = DryEngine("first") if tokenizer is None else MeasuringEngine(tokenizer)
+    count = estimate if tokenizer is None else tokenizer.count
+    with OverlayCache(config.cache.file) as cache:
+        facts = assumed_facts(config, cache)
+        subject = await bench.subject(use, asking_of(config, LanguageModel(facts=facts, engine=None, cache=cache)))
+        asking = asking_of(config, LanguageModel(facts=facts, engine=engine, cache=cache))
+        how: dict[str, Any] = {"aim": config.aim, "document_tokens": config.ranking.document_tokens}
+        mine, same_topic, other_topic = [
+            await rendered(prompt, each, asking, **how)
+            for each in (subject, other_subject(subject, topic=False), other_subject(subject, topic=True))
+        ]
+    if bench.ids and not (facts.engine or config.engine.context):
+        observer.notify("the context is not known (--context, or a cache with answers), so no document is cut to it")
+    found = []
+    for (trial, messages), (_, same), (_, other) in zip(mine, same_topic, other_topic, strict=True):
+        for document_id, cut in trial.cut.items():
+            observer.notify(f"document {document_id} is not shown whole: {told(cut)}")
+        found.append((trial.ids, parts_of(messages, same, other, count)))
+    return prompt, found
+
+
+def told(cut: Cut) -> str:
+    """What of a document is shown."""
+    pieces = f" in {len(cut.parts)} pieces" if cut.parts else ""
+    return f"{cut.kept_chars:,} of {cut.of_chars:,} characters{pieces}"
+
+
+def print_messages(messages: Iterable[tuple[str, str]]) -> None:
+    """Print messages of a chat, each its role and its text."""
+    for role, text in messages:
+        print(printable(f"── {role} ──\n{text.expandtabs()}\n"))
+
+
+def _show(prompt: Prompt, topic: str, ids: tuple[str, ...], parts: list[Part], marked: bool, estimated: bool) -> None:
+    print(printable(f"{prompt.label}, topic {topic}" + (f", {' '.join(ids)}" if ids else "")) + "\n")
+    messages: dict[int, list[Part]] = {}
+    for part in parts:
+        messages.setdefault(part.message, []).append(part)
+    if not marked:
+        print_messages((of[0].role, "".join(part.text for part in of)) for of in messages.values())
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    coloured = console.color_system is not None and not console.no_color
+    before: Shared | None = None
+    for of in messages.values():
+        text = Text(f"── {of[0].role} ──\n", style="bold")
+        for part in of:
+            if not coloured and part.shared != before:
+                text.append(f"‹{_NAMES[part.shared]}› ")
+            text.append(printable(part.text.expandtabs()), style=f"not bold {_STYLES[part.shared]}")
+            before = part.shared
+        console.print(text, end="\n\n")
+    for shared, named in _NAMES.items():
+        of_kind = [part for part in parts if part.shared == shared]
+        chars, number = sum(len(part.text) for part in of_kind), sum(part.tokens for part in of_kind)
+        about = "about " if estimated else ""
+        console.print(Text(f"{named}: {chars:,} characters, {about}{number:,} tokens", style=_STYLES[shared]))

@@ -1,0 +1,280 @@
+"""The command that asks a prompt now, and asks again when its files are saved."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Mapping
+from typing import Annotated, Any
+
+import orjson
+import typer
+
+from touche_llm.cli import figures as f
+from touche_llm.cli import options as o
+from touche_llm.cli.console import ConsoleObserver
+from touche_llm.cli.output import Format, FormatOption, print_rows
+from touche_llm.cli.prompts_render import (
+    DocumentsOption,
+    NameArgument,
+    TopicOption,
+    configured,
+    print_messages,
+    told,
+)
+from touche_llm.cli.stages import FAILURES_EXIT, asked
+from touche_llm.engines import open_model
+from touche_llm.errors import DataError, PromptError, ReplayMiss, UsageError, printable
+from touche_llm.llm.language_model import Answered
+from touche_llm.prompt_catalogue import find
+from touche_llm.prompts import Prompt
+from touche_llm.qrels import STANCE, Qrels
+from touche_llm.ranking.comparing import LABELS
+from touche_llm.records import Reading
+from touche_llm.stages.common import asking_of
+from touche_llm.trial import Bench, Subject, Trial, ask, open_bench
+from touche_llm.watching import Saved
+
+_QRELS = ("relevance", "quality", "stance", "coherence")
+# Of a label with all of the probability.
+_BAR_CELLS = 8
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+# An answer with more labels shows the most probable ones.
+_MOST_LABELS = 6
+_COLUMNS = (
+    *("prompt", "topic", "documents", "field", "value", "people", "probabilities", "outside"),
+    *("answer", "failure", "cached", "prompt_tokens", "completion_tokens"),
+)
+
+
+def try_(
+    context: typer.Context,
+    name: NameArgument,
+    topic: TopicOption,
+    documents: DocumentsOption = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Ask again whenever the template, or a file that it takes in, is saved.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the messages that are sent too.")] = False,
+    task: o.TaskOption = None,
+    topics: o.TopicsOption = None,
+    corpus: o.CorpusOption = None,
+    index: o.IndexOption = None,
+    skip_bad_lines: o.SkipOption = None,
+    config: o.ConfigOption = None,
+    prompts_folder: o.PromptsOption = None,
+    objects_prompt: o.ObjectsPromptOption = None,
+    aim: o.AimOption = None,
+    relevance: f.RelevanceOption = None,
+    quality: f.QualityOption = None,
+    stance: f.StanceOption = None,
+    coherence: f.CoherenceOption = None,
+    engine: o.EngineOption = None,
+    base_url: o.BaseUrlOption = None,
+    model: o.ModelOption = None,
+    revision: o.RevisionOption = None,
+    context_tokens: o.ContextOption = None,
+    concurrency: o.ConcurrencyOption = None,
+    request_timeout: o.TimeoutOption = None,
+    retry_for: o.RetryOption = None,
+    temperature: o.TemperatureOption = None,
+    seed: o.SeedOption = None,
+    max_tokens: o.MaxTokensOption = None,
+    logprobs: o.LogprobsOption = None,
+    cache: o.CacheOption = None,
+    cache_mode: o.CacheModeOption = None,
+    values: o.ValuesOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Ask the model now, as a run would, and show its answers: grades, probabilities, and what people said.
+
+    Answers go into the cache and come from it, as ever. Exit code 3 when one could not be used.
+    """
+    if watch and output is not Format.TABLE:
+        raise UsageError("--watch is for people: leave --format out")
+    settings = configured(context, "watch", "verbose", *_QRELS)
+    files = {"relevance": relevance, "quality": quality, "stance": stance, "coherence": coherence}
+    given = any(path is not None for path in files.values())
+    qrels = f.given_qrels(settings.task, **files) if given else None
+    with open_bench(settings, name, documents or (), ConsoleObserver().notify) as bench:
+        if watch:
+            try:
+                asyncio.run(_watch(bench, qrels, verbose, changes(bench)))
+            except KeyboardInterrupt:
+                print("\nstopped watching")
+            return
+        bench.load()  # what does not load is told before the engine starts
+        tried = asked(settings, _once(bench))
+    if output is Format.TABLE:
+        _show(*tried, qrels, verbose)
+    else:
+        print_rows(output, _rows(*tried, qrels), _COLUMNS)
+    if not all(isinstance(trial.result, Answered) for trial in tried[2]):
+        raise typer.Exit(FAILURES_EXIT)
+
+
+def changes(bench: Bench) -> AsyncIterator[None]:
+    """A step each time that the files of the prompt have been saved, from now on."""
+    return Saved(find(bench.task, bench.name, bench.config.prompts.folder).path)
+
+
+_Tried = tuple[Prompt, Subject, list[Trial]]
+
+
+async def _once(bench: Bench) -> _Tried:
+    async with open_model(bench.config) as model:
+        asking = asking_of(bench.config, model)
+        use, prompt = bench.load()
+        subject = await bench.subject(use, asking)
+        config = bench.config
+        document_tokens = config.ranking.document_tokens
+        return prompt, subject, await ask(prompt, subject, asking, aim=config.aim, document_tokens=document_tokens)
+
+
+async def _watch(bench: Bench, qrels: Qrels | None, verbose: bool, saved: AsyncIterator[None]) -> None:
+    """Ask, and again after each change; what cannot be asked is told, and waits for the next change."""
+    config = bench.config
+    how: dict[str, Any] = {"aim": config.aim, "document_tokens": config.ranking.document_tokens}
+    before: _Tried | None = None
+    async with open_model(config) as model:
+        asking = asking_of(config, model)
+        while True:
+            try:
+                use, prompt = bench.load()
+                if before is not None and prompt.hash == before[0].hash:
+                    print("saved, with the same text")
+                else:
+                    subject = await bench.subject(use, asking)
+                    tried = prompt, subject, await ask(prompt, subject, asking, **how)
+                    _show(*tried, qrels, verbose)
+                    if before is not None:
+                        print("\n".join(_differences(before, tried)))
+                    before = tried
+            except (PromptError, UsageError, DataError, ReplayMiss) as error:
+                print(f"error: {error}")
+            print("waiting for the template to be saved; Ctrl-C ends", flush=True)
+            try:
+                await anext(saved)
+            except StopAsyncIteration:
+                return
+            print()
+
+
+def _differences(before: _Tried, after: _Tried) -> list[str]:
+    """What changed in the answers, for people."""
+    lines = [f"changes, {before[0].label} → {after[0].label}:"]
+    known = {trial.ids: trial for trial in before[2]}
+    for trial in after[2]:
+        old = known[trial.ids].values if trial.ids in known else {}
+        names = list(dict.fromkeys((*old, *trial.values)))
+        changed = [
+            f"{name} {_value(old.get(name))} → {_value(trial.values.get(name))}"
+            for name in names
+            if _value(old.get(name)) != _value(trial.values.get(name))
+        ]
+        lines.append(printable(f"  {_about(trial)}: {', '.join(changed) or 'none'}"))
+    return lines
+
+
+def _show(prompt: Prompt, subject: Subject, trials: list[Trial], qrels: Qrels | None, verbose: bool) -> None:
+    topic = subject.topic
+    objects = f" ({topic.objects[0]} or {topic.objects[1]})" if topic.objects else ""
+    print(printable(f"{prompt.label}, topic {topic.id}: {topic.title}{objects}"))
+    for trial in trials:
+        print()
+        if verbose and trial.request is not None:
+            print_messages((each.role, each.content) for each in trial.request.messages)
+        print(printable("\n".join(_lines(trial, topic.id, qrels))))
+
+
+def _lines(trial: Trial, topic_id: str, qrels: Qrels | None) -> list[str]:
+    """What one answer says."""
+    lines = [_about(trial)]
+    lines += [f"  {document_id} is not shown whole: {told(cut)}" for document_id, cut in trial.cut.items()]
+    if not isinstance(trial.result, Answered):
+        for attempt in trial.result.attempts:
+            lines.append(f"  no usable answer ({attempt.kind}): {attempt.reason}")
+            lines += [f"    came back: {attempt.text}"] if attempt.text else []
+        return lines
+    width = max(len(name) for name in trial.values)
+    for name, value in trial.values.items():
+        reading = trial.readings.get(name)
+        parts = [f"  {name:<{width}}  {_value(value)}"]
+        people = _people(trial, topic_id, name, qrels)
+        if qrels is not None and (name in qrels.grades or (name == STANCE and qrels.stances)):
+            parts.append(f"people: {'not judged' if people is None else _value(people, 0)}")
+        if reading is not None:
+            parts += [_bars(reading)] if reading.probabilities else ["no probabilities"]
+        lines.append("   ".join(parts))
+    answer = trial.result.answer
+    outside = [each.outside for each in trial.readings.values() if each.outside is not None]
+    facts = [f"outside of the labels: {max(outside):.2%} at most"] if outside else []
+    facts.append(f"tokens: {answer.prompt_tokens:,} + {answer.completion_tokens:,}")
+    facts.append("from the cache" if trial.cached else "asked now")
+    if trial.result.sample:
+        facts.append(f"try {trial.result.sample + 1}: those before gave no usable answer")
+    return [*lines, f"  answer: {answer.text}", f"  {'; '.join(facts)}"]
+
+
+def _bars(reading: Reading) -> str:
+    """The labels with their probabilities, each as a bar."""
+    shares = list((reading.probabilities or {}).items())
+    if len(shares) > _MOST_LABELS:
+        shares = sorted(shares, key=lambda item: -item[1])[:_MOST_LABELS]
+    return "  ".join(f"{label} {_bar(share)} {share:.0%}" for label, share in shares)
+
+
+def _bar(share: float) -> str:
+    eighths = round(share * _BAR_CELLS * 8)
+    return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "") or "▏"
+
+
+def _people(trial: Trial, topic_id: str, name: str, qrels: Qrels | None) -> float | str | None:
+    """What people said, of an answer about one document."""
+    if qrels is None or len(trial.ids) != 1:
+        return None
+    judged: Mapping[str, Mapping[str, Any]] = qrels.stances if name == STANCE else qrels.grades.get(name, {})
+    found: float | str | None = judged.get(topic_id, {}).get(trial.ids[0])
+    return found
+
+
+def _rows(prompt: Prompt, subject: Subject, trials: list[Trial], qrels: Qrels | None) -> list[dict[str, Any]]:
+    rows = []
+    for trial in trials:
+        row: dict[str, Any] = dict.fromkeys(_COLUMNS)
+        row |= {"prompt": prompt.label, "topic": subject.topic.id, "documents": " ".join(trial.ids) or None}
+        if not isinstance(trial.result, Answered):
+            attempts = trial.result.attempts
+            rows.append(row | {"failure": attempts[-1].kind, "answer": attempts[-1].text, "cached": False})
+            continue
+        answer = trial.result.answer
+        row |= {"answer": answer.text, "cached": trial.cached}
+        row |= {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.completion_tokens}
+        for name, value in trial.values.items():
+            reading = trial.readings.get(name)
+            known = reading is not None and reading.probabilities is not None
+            rows.append(
+                row
+                | {
+                    "field": name,
+                    "value": value,
+                    "people": _people(trial, subject.topic.id, name, qrels),
+                    "probabilities": orjson.dumps(reading.probabilities).decode() if reading and known else None,
+                    "outside": reading.outside if reading else None,
+                }
+            )
+    return rows
+
+
+def _about(trial: Trial) -> str:
+    if len(trial.ids) > 1:
+        return ", ".join(f"{label}: {document_id}" for label, document_id in zip(LABELS, trial.ids, strict=False))
+    return trial.ids[0] if trial.ids else "the topic"
+
+
+def _value(value: float | str | None, digits: int = 2) -> str:
+    if value is None:
+        return "no answer"
+    if isinstance(value, str):
+        return value
+    return f"{value:g}" if not digits or math.isnan(value) else f"{value:.{digits}f}"

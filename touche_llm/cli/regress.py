@@ -1,0 +1,135 @@
+"""The commands that keep a run as a test."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from touche_llm.cli import figures as f
+from touche_llm.cli.output import Format, FormatOption, print_rows, say
+from touche_llm.errors import UsageError
+
+if TYPE_CHECKING:
+    from touche_llm.regression.differences import Finding
+    from touche_llm.regression.record import Recording
+
+_DEFAULT = Path("regress")
+DirOption = Annotated[Path, typer.Option("--dir", help="The folder of the recorded runs.")]
+NamesArgument = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Recorded runs (default: all).")]
+PromptsOption = Annotated[
+    Path | None,
+    typer.Option("--prompts", help="A folder of templates, TASK/NAME.jinja, that go before the project's own."),
+]
+
+regress_app = typer.Typer(no_args_is_help=True, help="Keep runs as tests: record them, replay them offline, compare.")
+
+
+@regress_app.command("record")
+def record_(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a finished run.")],
+    name: Annotated[str | None, typer.Argument(help="What to call it (default: the name of the folder).")] = None,
+    root: DirOption = _DEFAULT,
+    relevance: f.RelevanceOption = None,
+    quality: f.QualityOption = None,
+    stance: f.StanceOption = None,
+    coherence: f.CoherenceOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Store a finished run, small, with all that a replay needs: DIR/NAME.
+
+    Its first stage is kept as it is and never run again. With judgments, a check also tells how far figures move.
+    """
+    from touche_llm.regression.record import finished_run, record
+    from touche_llm.regression.recorded import check_name
+
+    target = root / check_name(run_dir.resolve().name if name is None else name)
+    if target.exists() or target.is_symlink():
+        raise UsageError(
+            f"{target}: is there already; `touche-llm regress update {target.name} --dir {root} --run {run_dir}` shows "
+            "what would change and replaces it"
+        )
+    config = finished_run(run_dir)
+    files = {"relevance": relevance, "quality": quality, "stance": stance, "coherence": coherence}
+    given = any(path is not None for path in files.values())
+    qrels = f.given_qrels(config.task, **files) if given else None
+    made = asyncio.run(record(config, run_dir, target, qrels))
+    if output is Format.TABLE:
+        print(_told(target, made))
+    else:
+        print_rows(output, [{"folder": target, **asdict(made)}])
+
+
+@regress_app.command("check")
+def check_(
+    names: NamesArgument = None,
+    root: DirOption = _DEFAULT,
+    prompts: PromptsOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Replay recorded runs offline, with the program and the templates of now, and say what differs.
+
+    Exit code 0 where each run comes out as it was recorded, byte for byte, and 1 where one does not.
+    """
+    from touche_llm.regression.check import check
+    from touche_llm.regression.differences import COLUMNS
+    from touche_llm.regression.recorded import find_recorded, open_recorded
+    from touche_llm.regression.telling import told
+
+    found: list[Finding] = []
+    for folder in find_recorded(root, names or []):
+        findings = asyncio.run(check(open_recorded(folder), prompts))
+        say(output, told(folder.name, findings))
+        found += findings
+    if output is not Format.TABLE:
+        print_rows(output, [each.row() for each in found], COLUMNS)
+    if found:
+        raise typer.Exit(1)
+
+
+@regress_app.command("update")
+def update_(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Recorded runs.")],
+    root: DirOption = _DEFAULT,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="The folder of a new run, where answers are missing; for one NAME.")
+    ] = None,
+    prompts: PromptsOption = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Store without asking.")] = False,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """After a wanted change: show what differs, then ask, and store the new expectation.
+
+    Where only the ranking changed, the replay's own run is stored. Where answers are missing, make a new run and name
+    its folder with --run.
+    """
+    from touche_llm.regression.differences import COLUMNS
+    from touche_llm.regression.recorded import find_recorded, open_recorded
+    from touche_llm.regression.telling import told
+    from touche_llm.regression.update import check_answers, preview, update
+
+    if run is not None and len(names) > 1:
+        raise UsageError("--run gives the new run of one recorded run; name that one alone")
+    found: list[Finding] = []
+    for folder in find_recorded(root, names):
+        recorded = open_recorded(folder)
+        findings = asyncio.run(preview(recorded, prompts, run))
+        found += findings
+        say(output, told(folder.name, findings))
+        if not findings:
+            say(output, "nothing to update")
+            continue
+        if run is None:
+            check_answers(recorded, findings)
+        if yes or typer.confirm(f"store this as {folder}?", err=True):
+            say(output, _told(folder, asyncio.run(update(recorded, prompts, run))))
+    if output is not Format.TABLE:
+        print_rows(output, [each.row() for each in found], COLUMNS)
+
+
+def _told(target: Path, made: Recording) -> str:
+    counts = f"{made.topics:,} topics, {made.documents:,} documents, {made.answers:,} answers, {made.size:,} bytes"
+    return f"recorded: {target} ({counts})"

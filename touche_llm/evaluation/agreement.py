@@ -1,0 +1,47 @@
+"""How well expected grades agree with those of people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from touche_llm.evaluation.figure import Array, Figure
+
+
+def level(grade: float) -> int:
+    """The whole grade that a grade is nearest to, halves upwards; below 0 there is none, as nDCG has it."""
+    return max(math.floor(grade + 0.5), 0)
+
+
+def kappa_figure(pairs: Mapping[str, Iterable[tuple[float, float]]]) -> Figure:
+    """Cohen's kappa with quadratic weights of two gradings of the same documents, rounded to whole grades.
+
+    kappa = 1 - (observed disagreement) / (disagreement expected by chance), where a disagreement counts as the square
+    of the difference (J. Cohen, Weighted kappa, Psychological Bulletin 70, 1968). With such weights sums of grades, of
+    their squares and of their products say all that the table of both gradings says; so topics add up.
+
+    Where all grades of both are one and the same it is 0 / 0; it counts as 1, since they agree.
+
+    Args:
+        pairs: by topic, the two grades of each document; topics without one take no part.
+    """
+    kept = {topic: list(found) for topic, grades in pairs.items() if (found := list(grades))}
+    counts = np.array(
+        [_sums(np.array([(level(a), level(b)) for a, b in grades], dtype=np.float64)) for grades in kept.values()]
+    ).reshape(len(kept), 5)
+    return Figure(tuple(kept), counts, _kappa, int(counts[:, 0].sum()))
+
+
+def _sums(grades: Array) -> list[float]:
+    one, other = grades[:, 0], grades[:, 1]
+    return [float(len(grades)), one.sum(), other.sum(), (one**2 + other**2).sum(), (one * other).sum()]
+
+
+def _kappa(counts: Array) -> Array:
+    n, one, other, squares, products = np.moveaxis(counts, -1, 0)
+    # Both times the square of the number of documents.
+    observed, expected = n * (squares - 2.0 * products), n * squares - 2.0 * one * other
+    share: Array = np.divide(observed, expected, out=np.zeros_like(observed), where=expected > 0.0)
+    return np.asarray(1.0 - share)

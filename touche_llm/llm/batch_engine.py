@@ -1,0 +1,128 @@
+"""What a batch asks instead of a server: replies that came in files, and what has none is noted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from touche_llm.errors import UsageError
+from touche_llm.excerpts import Excerpts
+from touche_llm.llm.answer import FailureKind, Unusable
+from touche_llm.llm.batch_replies import Replies
+from touche_llm.llm.chat_reply import completion_of
+from touche_llm.llm.engine import Completion
+from touche_llm.llm.language_model import LanguageModel, Unanswered
+from touche_llm.llm.request import Message, Request
+from touche_llm.llm.tokenizer import ChatTokenizer
+from touche_llm.records import Cut
+
+_ValueT = TypeVar("_ValueT")
+
+
+class UnusableAnswer(BaseModel):
+    """An answer of a batch that could not be used: the next export asks for another sample."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    key: str
+    sample: int
+    kind: FailureKind
+    reason: str
+    text: str
+
+
+class _NoTokenizer(Exception):
+    """A text has to be measured, and there is nothing to measure it with."""
+
+
+class BatchEngine:
+    """Answers with replies, and keeps what it has none to; the caller's task is ended as cancelled then.
+
+    Attributes:
+        pending: requests without an answer.
+        taken: keys of those that were answered now.
+        fingerprint: what vLLM called itself, if it did.
+    """
+
+    def __init__(
+        self,
+        replies: Replies,
+        unusable: Mapping[str, UnusableAnswer],
+        tokenizer: ChatTokenizer | None,
+        *,
+        importing: bool,
+    ) -> None:
+        """Nothing is answered yet.
+
+        Args:
+            replies: by key.
+            unusable: by key what was known before to be of no use.
+            tokenizer: measures texts.
+            importing: without a tokeniser, whoever has to measure waits; else that is an error.
+        """
+        self._replies, self._unusable, self._tokenizer, self._importing = replies, unusable, tokenizer, importing
+        self.pending: dict[str, Request] = {}
+        self.taken: set[str] = set()
+        self.fingerprint: str | None = None
+
+    async def complete(self, request: Request) -> Completion:
+        """Answer one request; raises Unusable for one that is known to have had no usable answer."""
+        key = request.key
+        before = self._unusable.get(key)
+        if before is not None:
+            raise Unusable(before.kind, before.reason, before.text)
+        reply = self._replies.answer(key)
+        if reply is None:
+            self.pending[key] = request
+            raise asyncio.CancelledError
+        self.taken.add(key)
+        completion = completion_of(reply, logprobs=request.sampling.top_logprobs > 0)
+        self.fingerprint = self.fingerprint or completion.fingerprint
+        return completion
+
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        """Number of prompt tokens of a chat, template included."""
+        return self._measured(lambda tokenizer: tokenizer.count(messages))
+
+    async def head(self, text: str, tokens: int) -> str:
+        """The beginning of `text` that has about this many tokens."""
+        return self._measured(lambda tokenizer: tokenizer.head(text, tokens))
+
+    def _measured(self, measure: Callable[[ChatTokenizer], _ValueT]) -> _ValueT:
+        if self._tokenizer is not None:
+            return measure(self._tokenizer)
+        if self._importing:
+            raise asyncio.CancelledError  # the next export measures it
+        raise _NoTokenizer
+
+
+class BatchModel(LanguageModel):
+    """A language model that names what it could not measure."""
+
+    async def shorten(
+        self, request: Callable[[str], Request], whole: Request, document: str | Excerpts, room: int
+    ) -> tuple[str, Cut | None] | Unanswered:
+        """As that of the language model."""
+        try:
+            return await super().shorten(request, whole, document, room)
+        except _NoTokenizer as error:
+            raise _unmeasured(whole, f"may have more than the {room:,} prompt tokens that it can have") from error
+
+    async def count_tokens(self, request: Request) -> int | Unanswered:
+        """As that of the language model."""
+        try:
+            return await super().count_tokens(request)
+        except _NoTokenizer as error:
+            raise _unmeasured(request, "the room for documents has to be counted") from error
+
+
+def _unmeasured(request: Request, what: str) -> UsageError:
+    origin = request.origin
+    where = f"topic {origin.topic_id}" + (f", document {origin.document_id}" if origin.document_id else "")
+    return UsageError(
+        f"prompt {origin.prompt}, {where}: {what}: give a folder with the model's tokeniser (--tokenizer FOLDER) or "
+        "more room (--context; in comparisons --set ranking.document_tokens=…)"
+    )

@@ -1,0 +1,210 @@
+"""Several wordings of a prompt over one sample: each judges the same documents, and each is held against people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from touche_llm.config import Config
+from touche_llm.engines import open_model
+from touche_llm.errors import DataError, UsageError
+from touche_llm.first_stage import choose_topics, open_corpus
+from touche_llm.judging import Asking, Documents, find_objects, judge
+from touche_llm.llm.language_model import Counts, LanguageModel
+from touche_llm.prompt_catalogue import load_named
+from touche_llm.prompt_measures import Part, Verdict, measure_part, verdict_of
+from touche_llm.prompt_sample import Plan, Sampled, parts_of, sample_of
+from touche_llm.prompt_uses import load, uses_of
+from touche_llm.prompts import Prompt, check_overlay
+from touche_llm.qrels import Qrels, some
+from touche_llm.records import Failure, Judgment, Topic
+from touche_llm.stages.common import Observer, asking_of, check_examples
+from touche_llm.tasks import get_task
+from touche_llm.tasks.base import Task
+
+PURPOSE = "judge"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One of the wordings, by the name or path that it was given as."""
+
+    name: str
+    prompt: Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What one variant said of the documents of one part, what failed, and what it cost."""
+
+    judgments: dict[tuple[str, str], Judgment]
+    failures: list[Failure]
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class PromptComparison:
+    """What came of a comparison.
+
+    Attributes:
+        task: whose prompts.
+        variants: in the order given; the others are held against the first.
+        model: that judged.
+        topics: with sampled documents, in the order of the topics' file, with the objects that the model found.
+        sample_file: where the sample is.
+        parts: of the sample; two where topics are held out, of which the first is the one to choose on.
+        said: by part and variant.
+        failures: of finding a topic's objects.
+        verdict: which variant is the best, and whether that was confirmed.
+        texts: of the documents, by id, where they were asked for.
+        notes: what people should know.
+    """
+
+    task: Task
+    variants: list[Variant]
+    model: str
+    topics: list[Topic]
+    sample_file: Path
+    parts: list[Part]
+    said: dict[tuple[str, str], Said]
+    failures: list[Failure]
+    verdict: Verdict
+    texts: Mapping[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def all_failures(self) -> list[Failure]:
+        """Of all variants, and of the topics."""
+        return [*self.failures, *(failure for said in self.said.values() for failure in said.failures)]
+
+
+async def compare_prompts(
+    config: Config, names: Sequence[str], qrels: Qrels, plan: Plan, observer: Observer
+) -> PromptComparison:
+    """Judge one sample with several prompts, and measure each by what people said.
+
+    Args:
+        config: says how to ask, and where the documents are.
+        names: of two prompts or more, or paths of templates.
+        qrels: of people, with grades.
+        plan: what is compared.
+        observer: is told how it goes.
+
+    Raises:
+        PromptError: a prompt is not there, or not as it should be.
+        UsageError: what is asked for cannot be done: prompts that do not judge, examples from the sample.
+        DataError: judgments or a sample that do not fit the topics and the corpus.
+        ReplayMiss: in replay, when the cache lacks an answer.
+    """
+    task = get_task(config.task)
+    if not qrels.grades:
+        raise UsageError("documents are drawn by their grades; give --relevance or others of them")
+    variants = load_variants(names, config, task)
+    topics = choose_topics(config)
+    with open_corpus(config, task, observer.notify) as corpus:
+        sample, path, notes = sample_of(plan, qrels, topics, corpus, task)
+        sampled = {each.topic_id for each in sample}
+        topics = [topic for topic in topics if topic.id in sampled]
+        prompts = [variant.prompt for variant in variants]
+        if task.objects_answer is not None and any(topic.objects is None for topic in topics):
+            finding = load(task, uses_of(task)["objects"], config.prompts.objects, config.prompts.folder)
+            prompts.append(finding)
+        for prompt in prompts:
+            check_examples(prompt, topics, config.topics, observer.notify)
+        parted, remark = parts_of(plan, sample)  # before the engine starts, since it may not work
+        notes += remark
+        async with open_model(config) as model:
+            asking = asking_of(config, model)
+            failures: list[Failure] = []
+            if len(prompts) > len(variants):
+                topics, failures = await _with_objects(topics, task, prompts[-1], asking, observer)
+                known = {topic.id for topic in topics}
+                sample = [each for each in sample if each.topic_id in known]
+                parted, _ = parts_of(plan, sample)
+            by_id = {topic.id: topic for topic in topics}
+            said = await ask_variants(variants, parted, by_id, corpus.documents, task, asking, observer)
+        texts = _texts(sample, corpus.documents) if plan.texts else {}
+    parts = [
+        measure_part(
+            name,
+            documents,
+            {each.name: said[name, each.name].judgments for each in variants},
+            qrels,
+            task,
+        )
+        for name, documents in parted.items()
+    ]
+    useless = [each for part in parts for each in part.topics if not part.counts(each)]
+    if useless:
+        notes.append(f"topics without a grade above 0 among their sampled documents, left out of nDCG: {some(useless)}")
+    return PromptComparison(
+        task, variants, model.facts.model, topics, path, parts, said, failures, verdict_of(parts), texts, notes
+    )
+
+
+def load_variants(names: Sequence[str], config: Config, task: Task) -> list[Variant]:
+    """The prompts that are compared; raises UsageError where one of them does not judge, or is given twice."""
+    folder = config.prompts.folder
+    if len(names) < 2:
+        raise UsageError(f"{', '.join(names) or 'no prompt'} alone cannot be compared; name two prompts or more")
+    if folder is not None:
+        check_overlay(folder, task.name, {each for each in (*uses_of(task), *names) if not each.endswith(".jinja")})
+    variants: list[Variant] = []
+    for name in names:
+        use, prompt = load_named(task, name, folder)
+        if use.purpose != PURPOSE:
+            asked = "documents" if task.sentence_question is None else "pairs of sentences"
+            raise UsageError(
+                f"{name}: is a prompt for {use.purpose!r}; only those for {PURPOSE!r}, which judge {asked} one by one, "
+                "can be compared"
+            )
+        if any(prompt.path.resolve() == each.prompt.path.resolve() for each in variants):
+            raise UsageError(f"{name}: is given twice; name each prompt once")
+        variants.append(Variant(name, prompt))
+    return variants
+
+
+async def ask_variants(
+    variants: Sequence[Variant],
+    parts: Mapping[str, Sequence[Sampled]],
+    topics: Mapping[str, Topic],
+    documents: Documents,
+    task: Task,
+    asking: Asking,
+    observer: Observer,
+) -> dict[tuple[str, str], Said]:
+    """What each variant says of each part, by part and variant; what the cache holds is not asked again.
+
+    Raises:
+        ReplayMiss: in replay, when the cache lacks an answer to any of them.
+    """
+    model, said = asking.model, dict[tuple[str, str], Said]()
+    for variant in variants:
+        with observer.stage(f"judging with {variant.name}", sum(map(len, parts.values())), model.counts) as done:
+            for name, sample in parts.items():
+                before = replace(model.counts)
+                work = [(topics[each.topic_id], each.document_id) for each in sample]
+                judgments, failures = await judge(work, documents, task.question, variant.prompt, asking, done)
+                found = {(each.topic_id, each.document_id): each for each in judgments}
+                said[name, variant.name] = Said(found, failures, model.counts.since(before))
+    model.raise_on_misses()
+    return said
+
+
+async def _with_objects(
+    topics: list[Topic], task: Task, prompt: Prompt, asking: Asking, observer: Observer
+) -> tuple[list[Topic], list[Failure]]:
+    """The topics that can be asked about, with their objects, and failures to find some."""
+    model: LanguageModel = asking.model
+    without = sum(topic.objects is None for topic in topics)
+    with observer.stage("finding objects", without, model.counts) as done:
+        found, failures = await find_objects(topics, task, prompt, asking, done)
+    model.raise_on_misses()
+    found = [topic for topic in found if topic.objects is not None]
+    if not found:
+        raise DataError("the model found no two objects in the title of any topic; name them in <objects>")
+    return found, failures
+
+
+def _texts(sample: Iterable[Sampled], documents: Documents) -> dict[str, str]:
+    return {each.document_id: documents.get(each.document_id).text for each in sample}

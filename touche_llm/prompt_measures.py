@@ -1,0 +1,200 @@
+"""How well the wordings of a prompt agree with people, part by part, and which of them is the best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from touche_llm.evaluation.agreement import kappa_figure
+from touche_llm.evaluation.certainty import compare
+from touche_llm.evaluation.figure import Figure, mean_figure
+from touche_llm.evaluation.measures import CUTOFF, NDCG, graded_figures
+from touche_llm.evaluation.stance_measures import paired_stance_figures, stance_figures
+from touche_llm.prompt_sample import Sampled
+from touche_llm.qrels import Grades, Qrels
+from touche_llm.ranking.pointwise import by_judgment
+from touche_llm.records import Candidate, Judgment, Scored
+from touche_llm.runs import ReadRun
+from touche_llm.stages.judge import mean_outside
+from touche_llm.tasks.base import Task
+
+# A choice is confirmed where p on the topics that are held out is below.
+CONFIRMED_BELOW = 0.05
+MACRO_F1 = "stance macro-F1"
+Judgments = Mapping[tuple[str, str], Judgment]
+
+ValueT = TypeVar("ValueT", str, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What was measured over some of the topics.
+
+    Attributes:
+        name: all, choice or hold-out.
+        sample: its documents.
+        figures: by variant and measure: nDCG@5 by the first aspect's grades, kappa by those of each, macro-F1 of the
+            stance where people gave it.
+        differences: to the first variant, by variant and measure: the rows of `certainty.compare`.
+        outside: by variant, the mean probability that was on no label; None where no engine told.
+    """
+
+    name: str
+    sample: list[Sampled]
+    figures: dict[str, dict[str, Figure]]
+    differences: dict[tuple[str, str], Mapping[str, Any]]
+    outside: dict[str, float | None]
+
+    @property
+    def topics(self) -> list[str]:
+        """Those of its documents."""
+        return list(dict.fromkeys(each.topic_id for each in self.sample))
+
+    def counts(self, topic: str) -> bool:
+        """Whether the topic takes part in nDCG."""
+        return topic in next(iter(self.figures.values()))[self.measures[0]].topics
+
+    @property
+    def measures(self) -> list[str]:
+        """By which it was measured; the first is the one that variants are chosen by."""
+        return list(next(iter(self.figures.values())))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Which variant is the best by nDCG@5, and whether that holds where it was not chosen.
+
+    Attributes:
+        winner: its name.
+        confirmed: whether it is better than the first on topics that were held out; None where that was not asked.
+        sentence: all of it in words.
+    """
+
+    winner: str
+    confirmed: bool | None
+    sentence: str
+
+
+def measure_part(
+    name: str, sample: Sequence[Sampled], judgments: Mapping[str, Judgments], qrels: Qrels, task: Task
+) -> Part:
+    """Measure what several variants said of the documents of a part.
+
+    nDCG@5 is that of the documents of each topic, ranked by the task's own weights, documents without a judgment last;
+    the ideal ranking is one of these documents, and topics without a grade above 0 among them take no part. The others
+    are over the documents that a variant judged, and differences over those that both judged.
+
+    Args:
+        name: of the part.
+        sample: its documents.
+        judgments: by variant.
+        qrels: of people.
+        task: theirs.
+    """
+    sampled = {(each.topic_id, each.document_id) for each in sample}
+    given = Qrels(
+        {aspect: _kept(grades, sampled) for aspect, grades in qrels.grades.items()},
+        _kept(qrels.stances, sampled),
+        qrels.labels,
+        {},
+        [],
+    )
+    runs = {variant: _ranked(sample, said, task) for variant, said in judgments.items()}
+    figures = {
+        variant: _figures(runs[variant], said, given, stances=bool(qrels.stances))
+        for variant, said in judgments.items()
+    }
+    first = next(iter(judgments))
+    common: dict[str, dict[str, tuple[Figure, Figure]]] = {}
+    for variant, said in judgments.items():
+        both = said.keys() & judgments[first].keys()
+        common[variant] = {
+            f"{aspect} kappa": (_kappa(said, grades, aspect, both), _kappa(judgments[first], grades, aspect, both))
+            for aspect, grades in given.grades.items()
+        }
+        if given.stances:
+            common[variant][MACRO_F1] = paired_stance_figures(runs[variant], runs[first], given)[MACRO_F1]
+    rows = compare(first, figures, common=common).to_dict("records")
+    return Part(
+        name,
+        list(sample),
+        figures,
+        {(row["run"], row["measure"]): row for row in rows},
+        {variant: mean_outside(list(said.values())) for variant, said in judgments.items()},
+    )
+
+
+def verdict_of(parts: Sequence[Part]) -> Verdict:
+    """Which variant is the best in the first part, and whether it is better than the first variant in the second."""
+    choice, measure = parts[0], parts[0].measures[0]
+    values = {variant: figures[measure].value for variant, figures in choice.figures.items()}
+    first = next(iter(values))
+    # NaN is below everything; of equal ones the one that was given first.
+    winner = max(values, key=lambda each: (values[each] == values[each], values[each]))
+    on = f"the {len(choice.topics)} topics that it was chosen on" if len(parts) > 1 else f"{len(choice.topics)} topics"
+    if winner == first:
+        sentence = f"No variant has a better {measure} than {first}, the first ({values[first]:.4f}), on {on}"
+        return Verdict(winner, None, f"{sentence}: there is no choice to confirm.")
+    best = (
+        f"{winner} has the best {measure} on {on}: {values[winner]:.4f}, and {first}, the first, {values[first]:.4f}."
+    )
+    if len(parts) == 1:
+        chance = "Not confirmed: no topics were held out, and the best of several can be it by chance."
+        return Verdict(winner, None, f"{best} {chance}")
+    row = parts[1].differences[winner, measure]
+    confirmed = row["difference"] > 0.0 and row["p"] < CONFIRMED_BELOW
+    told = (
+        f"on the {len(parts[1].topics)} topics held out the difference is {row['difference']:+.4f} "
+        f"(95 % interval {row['low']:+.4f} to {row['high']:+.4f}), p = {row['p']:.4f}"
+    )
+    # All signs alike are two of 2^n ways.
+    least = 2.0 / 2 ** row["n"]
+    short = f"; with {row['n']} topics p cannot be below {least:.4f}" if least >= CONFIRMED_BELOW else ""
+    return Verdict(winner, confirmed, f"{best} {'Confirmed' if confirmed else 'Not confirmed'}: {told}{short}.")
+
+
+def _kept(judged: Mapping[str, Mapping[str, ValueT]], sampled: Set[tuple[str, str]]) -> dict[str, dict[str, ValueT]]:
+    """What people said of the documents of a sample."""
+    found = {
+        topic: {document: value for document, value in of_topic.items() if (topic, document) in sampled}
+        for topic, of_topic in judged.items()
+    }
+    return {topic: of_topic for topic, of_topic in found.items() if of_topic}
+
+
+def _ranked(sample: Sequence[Sampled], said: Judgments, task: Task) -> ReadRun:
+    """The documents of each topic by their judgments; equal ones keep the order of the sample."""
+    rankings: dict[str, list[Candidate]] = {}
+    for topic in dict.fromkeys(each.topic_id for each in sample):
+        documents = [Scored(each.document_id, 0.0) for each in sample if each.topic_id == topic]
+        own = {document: judgment for (of, document), judgment in said.items() if of == topic}
+        ranking = by_judgment(documents, own, task.weights)
+        rankings[topic] = [
+            Candidate(topic, each.document_id, rank, each.score) for rank, each in enumerate(ranking, start=1)
+        ]
+    return ReadRun(rankings, {key: judgment.stance for key, judgment in said.items()})
+
+
+def _figures(run: ReadRun, said: Judgments, given: Qrels, *, stances: bool) -> dict[str, Figure]:
+    first, grades = next(iter(given.grades.items()))
+    useful = {topic: judged for topic, judged in grades.items() if max(judged.values()) > 0.0}
+    figures = {f"{first} {NDCG}": graded_figures(run, useful, CUTOFF)[NDCG] if useful else mean_figure({})}
+    figures |= {f"{aspect} kappa": _kappa(said, of, aspect, said.keys()) for aspect, of in given.grades.items()}
+    if stances:
+        figures[MACRO_F1] = stance_figures(run, given, CUTOFF)[MACRO_F1] if given.stances else mean_figure({})
+    return figures
+
+
+def _kappa(said: Judgments, grades: Grades, aspect: str, documents: Set[tuple[str, str]]) -> Figure:
+    """Over those of the documents that people graded."""
+    return kappa_figure(
+        {
+            topic: [
+                (said[topic, each].grades[aspect], grade)
+                for each, grade in judged.items()
+                if (topic, each) in documents
+            ]
+            for topic, judged in grades.items()
+        }
+    )

@@ -1,0 +1,166 @@
+"""The files of a recorded run, each in a form that the program reads anyway; the same run gives the same bytes."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import orjson
+import yaml
+from pydantic import BaseModel
+
+from touche_llm.config import FILE_NAME, Config, EngineConfig, load_config
+from touche_llm.corpus.args_me import HEADER
+from touche_llm.corpus.store import DocumentStore
+from touche_llm.engines import remember
+from touche_llm.errors import DataError
+from touche_llm.files import read_records, whole_file
+from touche_llm.first_stage import listed
+from touche_llm.judging import Documents
+from touche_llm.llm.answer import Answer
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.cutting import Fit
+from touche_llm.prompts import Prompt, examples_path
+from touche_llm.qrels import STANCE, Qrels
+from touche_llm.records import Candidate, Judgment, Topic
+from touche_llm.regression.recorded import CASSETTE, DECIDE, TOPICS, corpus_file, qrels_file
+from touche_llm.regression.replaying import Walk
+from touche_llm.run_files import SENTENCE_JUDGMENTS
+from touche_llm.stages.common import candidates_of, first_stage_file
+from touche_llm.tasks import get_task
+from touche_llm.tasks.base import Task
+
+
+def copy_template(prompt: Prompt, folder: Path) -> None:
+    """Copy a template with all that it pulls in and its examples."""
+    names = [prompt.path.name, *prompt.files.texts]
+    if (examples := examples_path(prompt.path)).exists():
+        names.append(examples.name)
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(prompt.path.parent / name, folder / name)
+
+
+def write_config(config: Config, target: Path, folder: Path) -> None:
+    """Write what differs from the defaults, so that a change of a default is seen in the replay.
+
+    Names of people, addresses and places on this machine are left out; paths of templates are relative to the folder.
+    """
+    places = {"topics": TOPICS, "corpus": corpus_file(get_task(config.task))}
+    defaults = load_config(None, {"task": config.task, "aim": config.aim, **places})
+    known = {"model": config.engine.model_name, "revision": config.engine.revision, "context": config.engine.context}
+    config = config.model_copy(update={"engine": EngineConfig.model_validate(known)})
+    values = {"task": config.task, **places, **_differing(config, defaults, DECIDE)}
+    prompts = {
+        name: os.path.relpath(value, target) if name == "folder" or value.endswith(".jinja") else value
+        for name, value in config.prompts.model_dump(mode="json").items()
+        if value is not None and value != type(config.prompts).model_fields[name].default
+    }
+    if prompts:
+        values["prompts"] = prompts
+    values["cache"] = {"file": CASSETTE, "mode": CacheMode.REPLAY.value}
+    with whole_file(folder / FILE_NAME) as stream:
+        stream.write(yaml.safe_dump(values, sort_keys=False, allow_unicode=True).encode())
+
+
+def _differing(values: BaseModel, defaults: BaseModel, names: Iterable[str]) -> dict[str, Any]:
+    """The values that are not the defaults, section by section."""
+    dumped = values.model_dump(mode="json")
+    found: dict[str, Any] = {}
+    for name in names:
+        value, default = getattr(values, name), getattr(defaults, name)
+        if isinstance(value, BaseModel) and isinstance(default, BaseModel):
+            if section := _differing(value, default, type(value).model_fields):
+                found[name] = section
+        elif value != default:
+            found[name] = dumped[name]
+    return found
+
+
+def write_topics(topics: list[Topic], path: Path) -> None:
+    """Write topics in TIRA's form, which takes any text."""
+    with whole_file(path) as stream:
+        for topic in topics:
+            fields: dict[str, Any] = {
+                "title": topic.title,
+                "description": topic.description,
+                "narrative": topic.narrative,
+                "objects": topic.objects,
+            }
+            original = {name: value for name, value in fields.items() if value}
+            line = {"qid": topic.id, "query": topic.title, "original_query": original}
+            stream.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+
+
+def first_stage_of(config: Config, run: Path, task: Task, topics: list[Topic]) -> list[list[Candidate]]:
+    """The candidates of the run's topics; of sentences those that were judged, since the others were not looked at."""
+    found = candidates_of(run / first_stage_file(task), config, "retrieve")
+    chosen = [found.get(topic.id, []) for topic in topics]
+    if task.sentence_question is None:
+        return chosen
+    judgments = read_records(run / SENTENCE_JUDGMENTS, Judgment, "judgments of sentences")
+    judged = {(each.topic_id, each.document_id) for each in judgments}
+    return [[each for each in ranking if (each.topic_id, each.document_id) in judged] for ranking in chosen]
+
+
+def write_documents(ids: list[str], documents: Documents, stream: IO[bytes]) -> None:
+    """Write documents whole, as they were read."""
+    for document_id in ids:
+        line = {"id": document_id, "contents": documents.get(document_id).text}
+        stream.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+
+
+class _Rows:
+    """What csv writes to, as UTF-8."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(text.encode())
+
+
+def write_arguments(sentences: set[str], store: DocumentStore, stream: IO[bytes]) -> None:
+    """Write the arguments that sentences are of, with these sentences alone, in the order of the corpus."""
+    places: dict[int, list[tuple[int, str]]] = {}
+    for sentence in sentences:
+        argument, place = store.parts.place(sentence)
+        places.setdefault(argument, []).append((place, sentence))
+    rows = sorted(places)
+    writer = csv.writer(_Rows(stream), lineterminator="\n")
+    writer.writerow(HEADER)
+    for row, argument_id in zip(rows, store.ids_of(rows), strict=True):
+        whole = store.get(argument_id)
+        parts = [{"sent_id": each, "sent_text": store.parts.get(each).text} for _, each in sorted(places[row])]
+        premises = [{"text": "", "stance": whole.side, "annotations": list[str]()}]
+        writer.writerow([argument_id, whole.title, repr(premises), "", repr(parts)])
+
+
+def write_qrels(qrels: Qrels, topics: list[str], folder: Path) -> None:
+    """Write the judgments of these topics, a file for each aspect; raises DataError for one that has none of them."""
+    judged: dict[str, Mapping[str, Mapping[str, float | str]]] = {**qrels.grades}
+    if qrels.stances:
+        judged[STANCE] = qrels.stances
+    for aspect, of_aspect in judged.items():
+        if not of_aspect.keys() & set(topics):
+            raise DataError(f"the {aspect} qrels judge none of the run's topics: {listed(topics)}")
+        with whole_file(folder / qrels_file(aspect)) as stream:
+            for topic in topics:
+                for document, value in of_aspect.get(topic, {}).items():
+                    text = value if isinstance(value, str) else f"{value:g}"
+                    stream.write(f"{topic} 0 {document} {text}\n".encode())
+
+
+def write_cassette(found: Walk, source: Path, work: Path, cassette: Path) -> int:
+    """Write the entries that a replay read, and the facts of its engine; returns how many."""
+    with Cache(source, CacheMode.REPLAY) as cache, Cache(work) as chosen:
+        remember(found.facts, chosen)
+        for kind, model in (("answer", Answer), ("fit", Fit)):
+            for key in found.used:
+                for entry in cache.find(kind, key=key):
+                    chosen.put(entry, model)
+        return chosen.export_cassette(cassette)
