@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from touche_llm import cli
 from touche_llm.cli import main
 from touche_llm.errors import ToucheError
 
@@ -22,10 +24,22 @@ class Done:
 Touche = Callable[..., Done]
 
 
+@pytest.fixture(scope="session")
+def made_app() -> Callable[..., object]:
+    """The command line, made once: reading the signatures of all commands takes longer than most of them."""
+    return get_command(cli.app)
+
+
 @pytest.fixture
-def touche(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Touche:
+def touche(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    made_app: Callable[..., object],
+) -> Touche:
     """Calls the command line in this process, with the temporary folder as current one."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "app", made_app)
 
     def call(*arguments: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["touche-llm", *arguments])

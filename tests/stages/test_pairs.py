@@ -211,7 +211,8 @@ async def test_a_replay_needs_no_other_answer_whatever_the_weights(tmp_path: Pat
     replayed, _ = await run(tmp_path, unreachable, pairs__judged=40, weights__coherence=9.0)
     assert replayed == weighted
     # Both orders are there for whoever wants to choose by other grades.
-    both = [each for _, each in judgments(tmp_path) if (_, ",".join(reversed(each.split(",")))) in judgments(tmp_path)]
+    judged = judgments(tmp_path)
+    both = [pair for topic, pair in judged if (topic, ",".join(reversed(pair.split(",")))) in judged]
     assert len(both) == 2 * 2 * 20
 
 

@@ -217,11 +217,12 @@ def _randomisation(figure: Figure, ours: Array, theirs: Array, seed: int) -> flo
 
 def _holm(p: Array) -> Array:
     """Holm's step-down correction of the values that are defined; the others are no tests and stay NaN."""
-    # Only here, since it takes a quarter of a second to load, and one run alone does not need it.
+    defined = ~np.isnan(p)
+    if defined.sum() < 2:
+        return p
+    # Only here, since it takes a quarter of a second to load, and a comparison of two runs does not need it.
     from statsmodels.stats.multitest import multipletests
 
     corrected = np.full_like(p, np.nan)
-    defined = ~np.isnan(p)
-    if defined.any():
-        corrected[defined] = multipletests(p[defined], method="holm")[1]
+    corrected[defined] = multipletests(p[defined], method="holm")[1]
     return corrected
