@@ -13,7 +13,8 @@ from touche_llm import pipeline
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.config import Config, load_config
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.language_model import Counts, LanguageModel
+from touche_llm.llm.counts import Counts
+from touche_llm.llm.language_model import LanguageModel
 from touche_llm.records import RunLine
 from touche_llm.stages.judge import Outcome, judge_stage
 from touche_llm.stages.rank import rank_stage

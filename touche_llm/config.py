@@ -13,7 +13,6 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
     field_serializer,
@@ -21,11 +20,11 @@ from pydantic import (
 )
 
 from touche_llm.corpus.chatnoir_cache import ChatNoirSettings
+from touche_llm.engine_config import EngineConfig, SamplingConfig, Section
 from touche_llm.errors import UsageError
 from touche_llm.expansion import ExpansionSettings
 from touche_llm.files import whole_file
 from touche_llm.llm.cache import CacheMode
-from touche_llm.llm.vllm_common import model_name
 from touche_llm.pairing import PairSettings
 from touche_llm.ranking.chain import JUDGE, RankingSettings, Step, check_fusion, parse_steps
 from touche_llm.retrieval.bm25 import Bm25Settings
@@ -36,7 +35,6 @@ from touche_llm.tasks.base import Aim, Task
 
 FILE_NAME = "config.yaml"
 _INDEX_ROOT = Path(".touche-llm/index")
-_OFFLINE_CONCURRENCY = 256
 
 
 QueryField = Literal["title", "description", "narrative", "objects"]
@@ -46,14 +44,6 @@ def _one_word(tag: str) -> str:
     if tag.split() != [tag] or not tag.isprintable():
         raise ValueError("must be one word: a run line has six columns")
     return tag
-
-
-def _without_password(url: str) -> str:
-    if "@" in url:
-        raise ValueError("must not hold a password, since it is written to files: give the key in VLLM_API_KEY")
-    if not url.startswith(("http://", "https://")):
-        raise ValueError("must begin with http:// or https://")
-    return url
 
 
 def _texts(value: Any) -> Any:
@@ -77,11 +67,6 @@ def _not_empty(fields: tuple[QueryField, ...]) -> tuple[QueryField, ...]:
     return fields
 
 
-class _Section(BaseModel):
-    # What was given is not repeated in errors: it may be a key in the wrong place.
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-
 class RetrieverConfig(Bm25Settings):
     """The first stage. `method`, `k1` and `b` belong to the index."""
 
@@ -94,66 +79,7 @@ class RetrieverConfig(Bm25Settings):
         return Bm25Settings(method=self.method, k1=self.k1, b=self.b)
 
 
-def _engine_options(options: dict[str, Any]) -> dict[str, Any]:
-    for name in options:
-        if not name.isidentifier():
-            raise ValueError(f"{name!r} is no name of an argument of vllm.LLM, as enforce_eager is")
-        if name in ("hf_token", "api_key"):
-            raise ValueError(f"must not hold {name}, since it is written to files: set it in the environment")
-        if name in ("model", "max_model_len", "served_model_name", "host", "port"):
-            raise ValueError(f"must not hold {name}, which the program sets: see engine.model and engine.context")
-    return options
-
-
-class EngineConfig(_Section):
-    """The engine: a vLLM server at `base_url`, one that is `started` for the run, or vLLM in process (`offline`).
-
-    For the latter two, `model` is a local folder, known by its last name, and `options` are further arguments of
-    `vllm.LLM`, as in `{tensor_parallel_size: 2}`; to a server that runs already they say nothing.
-    Times are in seconds and are the server's alone; `context` is in tokens, the model's own where left out.
-    `concurrency` is 256 for `offline` where left out: so many requests are in vLLM's batch.
-    """
-
-    name: Literal["server", "offline", "started"] = "server"
-    base_url: Annotated[str, AfterValidator(_without_password)] = "http://127.0.0.1:8000"
-    model: str | None = None
-    options: Annotated[dict[str, Any], AfterValidator(_engine_options)] = {}
-    revision: str = ""
-    context: int | None = Field(None, ge=1)
-    concurrency: int = Field(64, ge=1, le=4096)
-    request_timeout: float = Field(300.0, gt=0.0)
-    retry_for: float = Field(600.0, ge=0.0)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _wide_batch(cls, values: Any) -> Any:
-        offline = isinstance(values, dict) and values.get("name") == "offline"
-        return {"concurrency": _OFFLINE_CONCURRENCY, **values} if offline else values
-
-    @property
-    def model_name(self) -> str | None:
-        """The name that the model has in keys and files."""
-        return model_name(self.model) if self.model and self.name != "server" else self.model
-
-
-class SamplingConfig(_Section):
-    """How answers are drawn: greedily, and an answer that cannot be used again with `resample_temperature`."""
-
-    temperature: float = Field(0.0, ge=0.0, le=2.0)
-    resample_temperature: float = Field(0.7, ge=0.0, le=2.0)
-    seed: int = Field(0, ge=0, lt=2**31)
-    max_tokens: int = Field(64, ge=1, le=65536)
-    logprobs: bool = True
-    # Qwen3, DeepSeek V3 and others look at one of these two; templates that know neither ignore them.
-    chat_template_kwargs: dict[str, Any] = {"enable_thinking": False, "thinking": False}
-
-    @property
-    def top_logprobs(self) -> int:
-        """Alternatives a token to ask for; 20 is the most that vLLM sends by default."""
-        return 20 if self.logprobs else 0
-
-
-class PromptsConfig(_Section):
+class PromptsConfig(Section):
     """Names of the task's prompts, or paths of `.jinja` files.
 
     `folder` holds templates that are taken in place of the project's own, as `folder/task/name.jinja`.
@@ -178,14 +104,14 @@ def _mode(value: Any) -> Any:
     return CacheMode.OFF if value is False else value
 
 
-class CacheConfig(_Section):
+class CacheConfig(Section):
     """The answer cache."""
 
     file: Path = Path(".touche-llm/answers.sqlite")
     mode: Annotated[CacheMode, BeforeValidator(_mode)] = CacheMode.REUSE
 
 
-class ActorConfig(_Section):
+class ActorConfig(Section):
     """Who makes the run, for its metadata; what is left out is not written."""
 
     team: str | None = None
@@ -196,7 +122,7 @@ class ActorConfig(_Section):
     github: str | None = None
 
 
-class Config(_Section):
+class Config(Section):
     """Everything that a run is asked for."""
 
     task: str

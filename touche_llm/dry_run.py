@@ -14,8 +14,9 @@ from touche_llm.config import Config
 from touche_llm.engines import assumed_facts
 from touche_llm.errors import ToucheError
 from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.counts import Counts
 from touche_llm.llm.dry import DryEngine, OverlayCache, Spent
-from touche_llm.llm.language_model import Counts, LanguageModel
+from touche_llm.llm.language_model import LanguageModel
 from touche_llm.stages.common import Observer
 from touche_llm.stages.judge import judge_stage
 from touche_llm.stages.rank import rank_stage

@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from touche_llm.config import Config, EngineConfig, SamplingConfig
+from touche_llm.config import Config
+from touche_llm.engine_config import EngineConfig, SamplingConfig
 from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.llm.cache import Cache, CacheMode, Entry
 from touche_llm.llm.engine import Engine, EngineFacts

@@ -11,7 +11,8 @@ from touche_llm.engines import open_model
 from touche_llm.errors import DataError, UsageError
 from touche_llm.first_stage import choose_topics, open_corpus
 from touche_llm.judging import Asking, Documents, find_objects, judge
-from touche_llm.llm.language_model import Counts, LanguageModel
+from touche_llm.llm.counts import Counts
+from touche_llm.llm.language_model import LanguageModel
 from touche_llm.prompt_catalogue import load_named
 from touche_llm.prompt_measures import Part, Verdict, measure_part, verdict_of
 from touche_llm.prompt_sample import Plan, Sampled, parts_of, sample_of

@@ -25,7 +25,7 @@ from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.config import load_config
 from touche_llm.errors import DataError
-from touche_llm.llm.language_model import Counts
+from touche_llm.llm.counts import Counts
 
 SAMPLE = SAMPLES / "comparative"
 DATA = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl")]

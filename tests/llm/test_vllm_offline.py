@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.llm.fake_vllm import CONTEXT, Answered, FakeVllm, first_labels
-from touche_llm.config import Config, EngineConfig
+from touche_llm.config import Config
+from touche_llm.engine_config import EngineConfig
 from touche_llm.engines import open_model, remember
 from touche_llm.errors import EngineError, UsageError
 from touche_llm.llm.answer import schema_of

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from touche_llm.errors import printable
-from touche_llm.llm.language_model import Counts
+from touche_llm.llm.counts import Counts
 
 _PLAIN_SECONDS = 10.0
 # The rate is that of the last half minute, so that answers from the cache do not promise what the engine cannot hold.

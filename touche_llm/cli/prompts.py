@@ -15,7 +15,8 @@ from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.cli.prompts_render import NameArgument, TokenizerOption
-from touche_llm.config import CacheConfig, SamplingConfig
+from touche_llm.config import CacheConfig
+from touche_llm.engine_config import SamplingConfig
 from touche_llm.errors import UsageError, printable
 from touche_llm.first_stage import Corpus, open_local
 from touche_llm.llm.answer import labels_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -15,6 +15,7 @@ from touche_llm.errors import DataError, EngineError, ReplayMiss
 from touche_llm.excerpts import Excerpts
 from touche_llm.llm.answer import Answer, AnswerModel, AnswerT, Unusable, labels_of, parse
 from touche_llm.llm.cache import Cache, CacheMode, Entry, kept
+from touche_llm.llm.counts import Counts
 from touche_llm.llm.cutting import Fit, measure, shown
 from touche_llm.llm.engine import Completion, Engine, EngineFacts, Rejected, Transient, Unreachable
 from touche_llm.llm.labels import label_tokens
@@ -30,43 +31,6 @@ _KEPT_TEXT = 2000
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0
 # So many requests in a row without an answer are the engine's fault, not theirs.
 _MOST_GIVEN_UP = 32
-
-
-@dataclass(slots=True)
-class Counts:
-    """What a stage cost. `problem` is the reason of the last retry; cached tokens are those of answers in the cache.
-
-    `prefix_cached_tokens` are those of `prompt_tokens` that the engine took from its prefix cache, as far as it told:
-    `prefix_told` is the number of replies with which it did.
-    """
-
-    cache_hits: int = 0
-    asked: int = 0
-    retries: int = 0
-    asked_again: int = 0
-    failures: int = 0
-    cut: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_prompt_tokens: int = 0
-    cached_completion_tokens: int = 0
-    prefix_cached_tokens: int = 0
-    prefix_told: int = 0
-    problem: str = ""
-
-    def as_dict(self) -> dict[str, int | None]:
-        """The counts by name; the tokens from the prefix cache are None where the engine told of none."""
-        counts = {name: value for name, value in asdict(self).items() if name not in ("problem", "prefix_told")}
-        return counts | {"prefix_cached_tokens": self.prefix_cached_tokens if self.prefix_told else None}
-
-    def since(self, before: Counts) -> Counts:
-        """What was added to these counts after `before` was copied from them."""
-        numbers = {
-            each.name: getattr(self, each.name) - getattr(before, each.name)
-            for each in fields(self)
-            if each.name != "problem"
-        }
-        return Counts(**numbers, problem=self.problem)
 
 
 @dataclass(frozen=True, slots=True)

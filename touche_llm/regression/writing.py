@@ -13,9 +13,10 @@ import orjson
 import yaml
 from pydantic import BaseModel
 
-from touche_llm.config import FILE_NAME, Config, EngineConfig, load_config
+from touche_llm.config import FILE_NAME, Config, load_config
 from touche_llm.corpus.args_me import HEADER
 from touche_llm.corpus.store import DocumentStore
+from touche_llm.engine_config import EngineConfig
 from touche_llm.engines import remember
 from touche_llm.errors import DataError
 from touche_llm.files import read_records, whole_file

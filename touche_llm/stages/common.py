@@ -14,7 +14,8 @@ from touche_llm.config import Config
 from touche_llm.errors import DataError, UsageError
 from touche_llm.first_stage import check_topics, choose_topics
 from touche_llm.judging import Asking
-from touche_llm.llm.language_model import Counts, LanguageModel
+from touche_llm.llm.counts import Counts
+from touche_llm.llm.language_model import LanguageModel
 from touche_llm.llm.request import Sampling
 from touche_llm.prompt_uses import load, uses_of
 from touche_llm.prompts import Prompt, check_overlay, examples_path, prompts_folder

@@ -13,7 +13,8 @@ from touche_llm.errors import DataError
 from touche_llm.files import write_records
 from touche_llm.first_stage import check_candidates, choose_topics, open_corpus
 from touche_llm.judging import Asking, find_objects, judge
-from touche_llm.llm.language_model import Counts, LanguageModel
+from touche_llm.llm.counts import Counts
+from touche_llm.llm.language_model import LanguageModel
 from touche_llm.metadata import record_stage
 from touche_llm.prompts import Prompt
 from touche_llm.ranking.pointwise import by_first_stage, by_judgment
