@@ -15,8 +15,16 @@ from touche_llm.llm.request import Request
 Line = dict[str, Any]
 
 
-def body(text: str, tokens: Iterable[Token] = (), finish_reason: str = "stop", **message: Any) -> dict[str, Any]:
-    """A chat completion."""
+def body(
+    text: str,
+    tokens: Iterable[Token] | None = None,
+    finish_reason: str = "stop",
+    model: str = "scripted",
+    **message: Any,
+) -> dict[str, Any]:
+    """A chat completion; one token a character, as that of the fake server, where no tokens are given."""
+    if tokens is None:
+        tokens = [Token(at=0, token=each, logprob=-0.1, top=[(each, -0.1)]) for each in text]
     content = [
         {
             **_alternative(token.token, token.logprob),
@@ -35,7 +43,7 @@ def body(text: str, tokens: Iterable[Token] = (), finish_reason: str = "stop", *
         "id": "chatcmpl-1",
         "object": "chat.completion",
         "created": 1,
-        "model": "scripted",
+        "model": model,
         "choices": [choice],
         "usage": {"prompt_tokens": 100, "total_tokens": 109, "completion_tokens": 9, "prompt_tokens_details": None},
         "system_fingerprint": "vllm-0.32.0-01234567",

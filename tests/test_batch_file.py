@@ -13,9 +13,11 @@ from typing import Any
 
 import orjson
 import pytest
+from aiohttp import web
 
 from tests import batch_replies as b
-from tests.fake_server import FakeServer
+from tests.fake_server import GOOD as GOOD_ANSWER
+from tests.fake_server import FakeServer, good, says
 from tests.sample_runs import Silent, config_for, run_on
 from tests.scripted_engine import FACTS, Label, Script, ScriptedEngine
 from tests.write_demo_cassette import script_of
@@ -25,13 +27,20 @@ from touche_llm.config import Config
 from touche_llm.dry_run import StageName
 from touche_llm.engines import open_model
 from touche_llm.errors import DataError, EngineError, ReplayMiss, UsageError
+from touche_llm.files import read_records
+from touche_llm.first_stage import open_corpus
+from touche_llm.llm.batch_engine import BatchEngine
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.chat_reply import chat_body
+from touche_llm.llm.engine import Completion
 from touche_llm.llm.language_model import SAMPLES, LanguageModel
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.tokenizer import ChatTokenizer
-from touche_llm.pipeline import judge_alone, rank_alone, retrieve_alone, run_stages
+from touche_llm.pipeline import judge_alone, rank_alone, retrieve_alone, run_all, run_stages
+from touche_llm.records import Failure
+from touche_llm.runs import read_candidates
 from touche_llm.stages.retrieve import retrieve_stage
+from touche_llm.tasks import get_task
 
 STAGES: tuple[StageName, ...] = ("retrieve", "judge", "rank")
 SHORT: Mapping[str, Mapping[str, Any]] = {
@@ -91,11 +100,14 @@ async def by_files(
     return rounds
 
 
-async def replay(stage: StageName, config: Config, out: Path) -> None:
+def replaying(config: Config) -> Config:
+    return config.model_copy(update={"cache": config.cache.model_copy(update={"mode": CacheMode.REPLAY})})
+
+
+async def replay(stage: StageName, config: Config, out: Path) -> Any:
     """The stage's normal command without a server."""
-    mode = config.cache.model_copy(update={"mode": CacheMode.REPLAY})
-    alone = {"retrieve": retrieve_alone, "judge": judge_alone, "rank": rank_alone}[stage]
-    await alone(config.model_copy(update={"cache": mode}), out, Silent())
+    alone: Mapping[str, Any] = {"retrieve": retrieve_alone, "judge": judge_alone, "rank": rank_alone}
+    return await alone[stage](replaying(config), out, Silent())
 
 
 async def asked(config: Config, out: Path, engine: ScriptedEngine, facts: Any = FACTS) -> None:
@@ -187,7 +199,7 @@ async def test_an_export_writes_nothing_but_its_files(waiting: Waiting, tmp_path
 async def test_an_answer_is_stored_as_one_of_a_server(waiting: Waiting) -> None:
     config, out, requests = waiting
     done = await imported(out, b.write(out / "r.jsonl", b.answers(requests, COMPARATIVE)))
-    assert (done.stored, done.unusable, done.errors, done.repeated, done.done) == (4, {}, [], [], True)
+    assert (done.stored, done.unusable, done.errors, done.repeated, done.done) == (4, {}, {}, [], True)
     engine = ScriptedEngine(COMPARATIVE)
     await asked(config.model_copy(update={"rank": ("judge",)}), out.parent / "direct", engine)
     with Cache(config.cache.file, CacheMode.REPLAY) as cache, Cache(out.parent / "direct.sqlite") as direct:
@@ -251,29 +263,152 @@ async def test_after_the_last_sample_a_question_has_failed_and_a_replay_names_it
     assert (done.done, done.failed) == (True, 1)
     assert (await exported(config, out)).failed == 1
     assert not (out / "requests.jsonl").exists()
+    await replay("judge", config, out)
+    (failure,) = read_records(out / "failures.jsonl", Failure, "failures")
+    assert (failure.document_id, [each.sample for each in failure.attempts]) == (
+        requests[0].origin.document_id,
+        [0, 1, 2],
+    )
+
+
+async def test_errors_are_counted_by_kind_and_asked_for_again(waiting: Waiting) -> None:
+    config, out, requests = waiting
+    # As newer and older versions write them, and as the format has it; a status of the request's fault, as text alone,
+    # is one that `vllm run-batch` itself makes.
+    text, late = {"error": "Request must not be sent in stream mode"}, {"code": "expired", "message": "late"}
+    lines = [
+        b.refused(requests[0].key, 500),
+        b.refused(requests[1].key) | text,
+        {"id": "1", "custom_id": requests[2].key, "response": None, "error": late},
+        b.replied(requests[3].key, b.body("", finish_reason="abort")),
+    ]
+    done = await imported(out, b.write(out / "r.jsonl", lines))
+    assert (done.stored, done.unusable, done.done, done.refused) == (0, {}, False, 0)
+    assert done.errors == {
+        "status_500": ["HTTP 500 from /v1/chat/completions: too long"],
+        "status_400": ["HTTP 400 from /v1/chat/completions: Request must not be sent in stream mode"],
+        "error": ["late"],
+        "finish_abort": ["the answer ended with 'abort'"],
+    }
+    assert [each.key for each in (await exported(config, out)).requests] == [each.key for each in requests]
+    assert not config.cache.file.exists()
+
+
+@pytest.mark.parametrize("code", [401, 403, 404, 408, 429, 500, 503])
+async def test_a_status_that_is_not_the_requests_fault_does_not_give_it_up(waiting: Waiting, code: int) -> None:
+    config, out, requests = waiting
+    done = await imported(out, b.write(out / "r.jsonl", [b.refused(each.key, code) for each in requests]))
+    assert ({kind: len(each) for kind, each in done.errors.items()}, done.refused) == ({f"status_{code}": 4}, 0)
+    assert len((await exported(config, out)).requests) == 4
+
+
+async def test_an_answer_of_another_model_or_without_log_probabilities_is_not_stored(waiting: Waiting) -> None:
+    config, out, requests = waiting
+    lines = b.answers(requests, COMPARATIVE)
+    lines[0]["response"]["body"]["model"] = "other"
+    del lines[1]["response"]["body"]["model"]
+    lines[2]["response"]["body"]["choices"][0]["logprobs"] = None
+    done = await imported(out, b.write(out / "r.jsonl", lines))
+    assert (done.stored, {kind: len(each) for kind, each in done.errors.items()}) == (
+        1,
+        {"other_model": 2, "no_logprobs": 1},
+    )
+    assert done.errors["other_model"][0].startswith("the answer is of the model 'other', not of scripted")
+    assert stored(config) == {requests[3].key}
+    assert [each.key for each in (await exported(config, out)).requests] == [each.key for each in requests[:3]]
+
+
+async def test_without_log_probabilities_none_are_wanted(tmp_path: Path) -> None:
+    config, out = simple(tmp_path, sampling__logprobs=False), tmp_path / "out"
+    await retrieve_stage(config, out, Silent())
+    requests = (await exported(config, out)).requests
+    lines = [b.replied(each.key, b.body(GOOD_ANSWER, [])) for each in requests]
+    assert (await imported(out, b.write(out / "r.jsonl", lines))).stored == len(requests)
+
+
+async def test_what_fails_by_files_fails_as_it_does_with_a_server(tmp_path: Path) -> None:
+    flags = {"engine__model": "fake", "engine__context": FACTS.context, "rank": ("judge", "pairwise:3")}
+    config = simple(tmp_path, **flags)
+    out = tmp_path / "out"
+    await retrieve_stage(config, out, Silent())
+    refused, useless = (each.document_id for each in read_candidates(out / "candidates.run.txt", depth=4)["3"][1:3])
+    with open_corpus(config, get_task("comparative"), Silent().notify) as corpus:
+        texts = {each: corpus.documents.get(each).text for each in (refused, useless)}
+
+    def fails(body: Mapping[str, Any]) -> str | None:
+        """What becomes of a request: a document that the engine refuses, and one that it says nothing usable about."""
+        shown = [each for each, text in texts.items() if text in body["messages"][-1]["content"]]
+        return "too long" if refused in shown else "Well" if useless in shown else None
+
+    async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        failed = fails(body)
+        if failed == "too long":
+            return web.json_response({"error": {"message": failed}}, status=400)
+        return await (says(failed) if failed else good)(request, body)
+
+    direct = tmp_path / "direct"
+    server = FakeServer(rest=answer, models=[{"id": "fake", "max_model_len": FACTS.context}])
+    file = config.cache.model_copy(update={"file": tmp_path / "direct.sqlite"})
+    failures = (await run_on(server, config.model_copy(update={"cache": file}), direct)).failures
+    assert Counter(len(each.attempts) for each in failures)[SAMPLES] >= 1
+
+    def line(request: Request) -> dict[str, Any]:
+        body = chat_body(request)
+        failed = fails(body)
+        if failed == "too long":
+            return b.refused(request.key)
+        labels = {name: each["enum"][0] for name, each in request.schema["properties"].items()}
+        return b.replied(request.key, b.body(failed or orjson.dumps(labels).decode(), model="fake"))
+
+    came: list[Failure] = []
+    for stage in STAGES[1:]:
+        while found := (await exported(config, out, stage)).requests:
+            await imported(out, b.write(out / "replies.jsonl", map(line, found)))
+        came += (await replay(stage, config, out)).failures
+    assert sorted(map(repr, came)) == sorted(map(repr, failures))
+    for name in ("run.txt", "judgments.jsonl", "failures.jsonl", "comparisons.jsonl", "comparison_failures.jsonl"):
+        assert (out / name).read_bytes() == (direct / name).read_bytes()
+    # Nor by one command for all the way.
+    whole = await run_all(replaying(config), out, Silent())
+    assert sorted(map(repr, whole.failures)) == sorted(map(repr, failures))
+
+
+async def test_where_no_question_has_an_answer_the_replay_says_so_too(waiting: Waiting) -> None:
+    config, out, requests = waiting
+    done = await imported(out, b.write(out / "r.jsonl", [b.refused(each.key) for each in requests]))
+    assert (done.refused, done.failed, done.done) == (4, 4, True)
+    assert len((await imported(out, out / "r.jsonl")).repeated) == 4
+    await replay("judge", config, out)
+    assert len(read_records(out / "failures.jsonl", Failure, "failures")) == 4
+
+
+async def test_what_is_still_to_be_asked_again_is_a_miss(waiting: Waiting) -> None:
+    config, out, requests = waiting
+    lines = [b.replied(requests[0].key, UNUSABLE["not_json"]), *b.answers(requests[1:], COMPARATIVE)]
+    await imported(out, b.write(out / "r.jsonl", lines))
     with pytest.raises(ReplayMiss, match=f"topic 3 document {requests[0].origin.document_id}"):
         await replay("judge", config, out)
 
 
-async def test_errors_are_told_and_asked_for_again(waiting: Waiting) -> None:
-    config, out, requests = waiting
-    # As newer and older versions write them, and as the format has it.
-    lines = [
-        b.refused(requests[0].key),
-        b.refused(requests[1].key) | {"error": "Request must not be sent in stream mode"},
-        {"id": "1", "custom_id": requests[2].key, "response": None, "error": {"code": "expired", "message": "late"}},
-        b.replied(requests[3].key, b.body("", finish_reason="abort")),
-    ]
-    done = await imported(out, b.write(out / "r.jsonl", lines))
-    assert (done.stored, done.unusable, done.done) == (0, {}, False)
-    assert done.errors == [
-        "status 400: too long",
-        "status 400: Request must not be sent in stream mode",
-        "late",
-        "the answer ended with 'abort'",
-    ]
-    assert [each.key for each in (await exported(config, out)).requests] == [each.key for each in requests]
-    assert not config.cache.file.exists()
+async def test_where_the_stage_ends_early_what_was_reached_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, out = simple(tmp_path, engine__concurrency=1), tmp_path / "out"
+    await retrieve_stage(config, out, Silent())
+    requests = (await exported(config, out)).requests
+    answered = BatchEngine.complete
+
+    async def complete(self: BatchEngine, request: Request) -> Completion:
+        if request.key == requests[2].key:
+            raise DataError("the third is bad")
+        return await answered(self, request)
+
+    monkeypatch.setattr(BatchEngine, "complete", complete)
+    observer, path = Silent(), b.write(out / "r.jsonl", b.answers(requests, COMPARATIVE))
+    with pytest.raises(DataError, match="the third is bad"):
+        await import_replies(read_batch(out), out, [path], observer)
+    assert stored(config) == {each.key for each in requests[:2]}
+    assert observer.notices == ["2 replies were not reached and are not stored: import them again afterwards"]
 
 
 async def test_of_two_replies_the_first_answer_stands(waiting: Waiting) -> None:
@@ -283,7 +418,7 @@ async def test_of_two_replies_the_first_answer_stands(waiting: Waiting) -> None:
     lines = [*b.answers([first], COMPARATIVE), b.refused(other.key), *last, *b.answers([other], COMPARATIVE)]
     path = b.write(out / "r.jsonl", [*lines, b.refused(third.key), b.refused(third.key)])
     done = await imported(out, path)
-    assert (done.stored, len(done.errors)) == (2, 1)
+    assert (done.stored, {kind: len(each) for kind, each in done.errors.items()}) == (2, {"status_400": 1})
     assert sorted(done.repeated) == [f"{path}:2", f"{path}:3", f"{path}:6"]
     with Cache(config.cache.file, CacheMode.REPLAY) as cache:
         texts = {entry.key: entry.value["text"] for entry in cache.find("answer")}

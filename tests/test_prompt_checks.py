@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,37 @@ def test_a_document_or_topic_that_is_used_and_not_shown_is_an_error(tmp_path: Pa
     assert "nothing of the document" in checked(template(tmp_path, RULES + ANSWER, unshown)).of("error")[0]
 
 
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_objects_that_labels_speak_of_and_that_are_not_shown_are_an_error(tmp_path: Path, name: str) -> None:
+    words = SHOWN.replace("{{ " + name + " }}", "the object that the title names")
+    (found,) = checked(template(tmp_path, RULES + ANSWER, words + "{{ document }}")).findings
+    assert (
+        found.level == "error" and f"nothing of the object `{name}`" in found.message and name.upper() in found.message
+    )
+    used = words + "{% if " + name + " %}A question.{% endif %}\n{{ document }}"
+    assert [each.level for each in checked(template(tmp_path, RULES + ANSWER, used)).findings] == ["error"]
+    # The objects of a topic are the same two.
+    shown = words + "{{ topic.objects[0] }} or {{ topic.objects[1] }}\n{{ document }}"
+    assert checked(template(tmp_path, RULES + ANSWER, shown)).findings == []
+
+
+def test_a_variable_that_is_offered_and_not_used_is_warned_of(tmp_path: Path) -> None:
+    own = (prompts_folder() / "comparative" / "best.jinja").read_text()
+    assert "{{ first }}" in own
+    path = tmp_path / "best.jinja"
+    path.write_text(own.replace("{{ first }}", "the first"))
+    (found,) = checked(path).findings
+    assert found.level == "warning" and "does not use the variable 'first'" in found.message
+
+
+def test_what_is_no_file_does_not_keep_anybody_waiting(tmp_path: Path) -> None:
+    (tmp_path / "comparative").mkdir()
+    os.mkfifo(tmp_path / "comparative" / "judge.jinja")
+    found = find(get_task("comparative"), "judge", tmp_path)
+    assert found.loaded is None and "judge.jinja: not a regular file" in found.error
+    assert find_all(get_task("comparative"), tmp_path)
+
+
 def test_a_template_that_fails_for_some_topic_is_an_error_that_names_it(tmp_path: Path) -> None:
     path = template(tmp_path, RULES + ANSWER, SHOWN + "{{ topic.narrative.split()[0] }}\n{{ document }}")
     (bare,) = checked(path).of("error")
@@ -140,17 +172,36 @@ def entry(key: str, version: int, digest: str, prompt: str = "comparative/mine",
     )
 
 
-def test_a_text_that_changed_without_its_version_is_told_from_the_cache(tmp_path: Path) -> None:
+def test_a_text_that_changed_without_its_version_is_told_from_the_cache_until_it_was_asked(tmp_path: Path) -> None:
     path = template(tmp_path, RULES + ANSWER, SHOWN + "{{ document }}")
     _, prompt = load_named(get_task("comparative"), str(path))
     with Cache(tmp_path / "answers.sqlite") as cache:
-        entries = [entry("a", 1, prompt.hash), entry("b", 2, "before"), entry("c", 1, "other", prompt="comparative/x")]
+        entries = [entry("b", 2, "before"), entry("c", 1, "other", prompt="comparative/x")]
         cache.import_cassette(cassette(tmp_path, [*entries, entry("d", 1, "before", kind="fit")]))
         assert changed_since(prompt, cache) == []
         cache.import_cassette(cassette(tmp_path, [entry("e", 1, "before"), entry("f", 1, "before")]))
         (found,) = changed_since(prompt, cache)
-    assert found.level == "warning"
-    assert "version 1 was asked with hash before: 2 answers" in found.message and "raise the version" in found.message
+        assert found.level == "warning" and "raise the version" in found.message
+        assert "2 answers" in found.message and "not the project's own (hash before)" in found.message
+        # Both are asked from now on, such as two people's prompts of one name.
+        cache.import_cassette(cassette(tmp_path, [entry("a", 1, prompt.hash)]))
+        assert changed_since(prompt, cache) == []
+
+
+def test_a_copy_is_told_that_the_answers_are_to_the_project_s_own_text_and_not_the_other_way_round(
+    tmp_path: Path,
+) -> None:
+    text = (prompts_folder() / "comparative" / "judge.jinja").read_text()
+    (tmp_path / "judge.jinja").write_text(text.replace("assessor", "strict assessor"))
+    _, mine = load_named(get_task("comparative"), str(tmp_path / "judge.jinja"))
+    _, own = load_named(get_task("comparative"), "judge")
+    with Cache(tmp_path / "answers.sqlite") as cache:
+        cache.import_cassette(cassette(tmp_path, [entry("a", 1, own.hash, prompt="comparative/judge")]))
+        assert changed_since(own, cache) == []
+        (found,) = changed_since(mine, cache)
+        assert f"the project's own (hash {own.hash})" in found.message
+        cache.import_cassette(cassette(tmp_path, [entry("b", 1, mine.hash, prompt="comparative/judge")]))
+        assert changed_since(own, cache) == changed_since(mine, cache) == []
 
 
 def cassette(folder: Path, entries: Iterable[Entry]) -> Path:

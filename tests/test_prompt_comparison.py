@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,18 @@ from tests.scripted_engine import ScriptedEngine
 from touche_llm.config import load_config
 from touche_llm.errors import DataError, EngineError, PromptError, ReplayMiss, UsageError
 from touche_llm.evaluation.agreement import level
+from touche_llm.evaluation.measures import graded_figures
 from touche_llm.files import read_records
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.engine import Rejected
 from touche_llm.prompt_comparison import PromptComparison, compare_prompts
-from touche_llm.prompt_sample import Plan, Sampled, draw_sample, judged_pool, read_sample, split_topics, write_sample
+from touche_llm.prompt_draw import Sampled, draw_sample
+from touche_llm.prompt_measures import chance_ndcg
+from touche_llm.prompt_sample import Plan, judged_pool, read_sample, split_topics, write_sample
 from touche_llm.prompts import prompts_folder
 from touche_llm.qrels import Grades, read_qrels
-from touche_llm.records import Document, Judgment, Topic
+from touche_llm.records import Candidate, Document, Judgment, Topic
+from touche_llm.runs import ReadRun
 from touche_llm.tasks import get_task
 
 NDCG = "relevance nDCG@5"
@@ -57,9 +62,8 @@ class Bench:
         config = config_of(self.folder, self.files, **self.flags)
         qrels = read_qrels({aspect: self.files[aspect] for aspect in aspects}, get_task("comparative"))
         observer = Silent()
-        found = await compare_prompts(config, list(map(str, names)), qrels, Plan(**plan), observer)
         self.notices = observer.notices
-        return found
+        return await compare_prompts(config, list(map(str, names)), qrels, Plan(**plan), observer)
 
     def wording(self, name: str, words: str) -> Path:
         return wording(self.folder / "mine" / f"{name}.jinja", words)
@@ -127,7 +131,7 @@ async def test_with_few_topics_held_out_it_is_said_that_they_cannot_confirm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(tmp_path, monkeypatch, collection(tmp_path, topics=8))
-    found = await bench.compare(bench.wording("blunt", BLUNT), bench.wording("sharp", SHARP))
+    found = await bench.compare(bench.wording("blunt", BLUNT), bench.wording("sharp", SHARP), hold_out=True)
     assert found.verdict.confirmed is False
     assert "with 4 topics p cannot be below 0.1250" in found.verdict.sentence
 
@@ -176,18 +180,110 @@ async def test_a_topic_half_alone_leaves_the_other_half_unseen(bench: Bench, blu
     assert "no topics were held out" in found.verdict.sentence
 
 
+async def test_a_topic_is_in_one_half_whatever_is_drawn_found_or_asked_about(
+    bench: Bench, blunt: Path, sharp: Path
+) -> None:
+    odd = {str(number) for number in range(1, 17, 2)}
+    lines = bench.files["passages.jsonl"].read_text().splitlines(keepends=True)
+    bench.files["passages.jsonl"].write_text("".join(line for line in lines if "passage 1-" not in line))
+    for plan in ({}, {"size": 60, "seed": 1}, {"hold_out": False}):
+        found = await bench.compare(blunt, sharp, split="odd", **plan)
+        assert set(found.parts[0].topics) <= odd - {"1"}
+        assert all(odd.isdisjoint(part.topics) for part in found.parts[1:])
+    bench.flags = {"topic": ("2", "3", "5", "8")}
+    found = await bench.compare(blunt, sharp, hold_out=True)
+    assert [part.topics for part in found.parts] == [["3", "5"], ["2", "8"]]
+
+
+async def test_judgments_of_every_second_topic_are_parted_too(bench: Bench, blunt: Path, sharp: Path) -> None:
+    lines = bench.files["relevance"].read_text().splitlines(keepends=True)
+    bench.files["relevance"].write_text("".join(line for line in lines if int(line.split()[0]) % 2))
+    found = await bench.compare(blunt, sharp, hold_out=True)
+    assert [part.topics for part in found.parts] == [["1", "5", "9", "13"], ["3", "7", "11", "15"]]
+
+
+async def test_a_topic_whose_objects_are_not_found_leaves_the_others_in_their_halves(
+    bench: Bench, blunt: Path, sharp: Path
+) -> None:
+    topics = bench.files["topics.xml"]
+    topics.write_text(topics.read_text().replace("<objects>tea, coffee</objects>", "", 1))
+    script = bench.engine.script
+
+    def answer(request: Any) -> Any:
+        return {"first": "none", "second": "none"} if "first" in request.schema["properties"] else script(request)
+
+    bench.engine = ScriptedEngine(answer)
+    found = await bench.compare(blunt, sharp)
+    assert [part.topics for part in found.parts] == [
+        [str(number) for number in range(3, 17, 2)],
+        [str(number) for number in range(2, 17, 2)],
+    ]
+
+
+async def test_documents_are_ranked_by_the_weights_of_the_run(bench: Bench, blunt: Path, sharp: Path) -> None:
+    script = bench.engine.script
+
+    def answer(request: Any) -> Any:
+        said: Any = script(request)
+        return said if SHARP in request.messages[0].content.split() else said | {"quality": 2 - said["quality"]}
+
+    bench.engine = ScriptedEngine(answer)
+    bench.flags = {"weights__quality": 0.0}
+    values = (await bench.compare("judge", sharp)).parts[0].figures
+    assert [of[NDCG].value for of in values.values()] == [1.0, 1.0]
+    bench.flags = {"weights__relevance": 0.0}
+    values = (await bench.compare("judge", sharp)).parts[0].figures
+    assert values["judge"][NDCG].value < values[str(sharp)][NDCG].value == 1.0
+
+
+async def test_it_is_told_before_the_engine_starts_that_nothing_can_be_confirmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, monkeypatch, collection(tmp_path, topics=11))
+    bench.engine = Shut(reader({}).script)
+    with pytest.raises(EngineError):
+        await bench.compare("judge", bench.wording("sharp", SHARP), hold_out=True)
+    assert "5 topics held out with a grade above 0: p cannot be below 0.0625" in bench.notices[-1]
+    with pytest.raises(EngineError):
+        await bench.compare("judge", bench.wording("sharp", SHARP))
+    assert "so that none is held out" in bench.notices[-1]
+
+
+async def test_topics_of_which_ndcg_leaves_no_document_out_are_told(bench: Bench, blunt: Path, sharp: Path) -> None:
+    lines = bench.files["relevance"].read_text().splitlines(keepends=True)
+    bench.files["relevance"].write_text("".join(line for line in lines if not line.startswith("2 0 2-3")))
+    found = await bench.compare(blunt, sharp)
+    assert found.notes[-1].startswith("topics with 5 sampled documents or fewer") and found.notes[-1].endswith(": 2")
+    assert found.notes == bench.notices[-len(found.notes) :]
+
+
+def test_the_chance_level_is_the_mean_over_all_orders() -> None:
+    judged = {"a": 2.0, "b": 1.0, "c": 0.0, "d": -2.0, "e": 0.333, "f": 2.0}
+    for documents in (judged, {name: judged[name] for name in "abc"}):
+        orders = {str(number): order for number, order in enumerate(permutations(documents))}
+        run = ReadRun(
+            {
+                topic: [Candidate(topic, name, rank, -float(rank)) for rank, name in enumerate(order, start=1)]
+                for topic, order in orders.items()
+            },
+            {},
+        )
+        mean = graded_figures(run, dict.fromkeys(orders, documents), 5)["nDCG@5"].value
+        assert chance_ndcg({"1": documents}).value == pytest.approx(mean)
+
+
 async def test_it_is_told_whether_topics_are_held_out_where_nobody_said(bench: Bench, blunt: Path, sharp: Path) -> None:
     assert "16 topics: every second one is held out" in (await bench.compare(blunt, sharp)).notes[0]
     assert (await bench.compare(blunt, sharp, hold_out=True)).notes == []
-    bench.flags = {"limit_topics": 7}
+    bench.flags = {"limit_topics": 11}
     found = await bench.compare(blunt, sharp)
-    assert "7 topics: fewer than 8, so that none is held out" in found.notes[0]
+    assert "11 topics: fewer than 6 with a grade above 0 at odd places" in found.notes[0]
     assert [part.name for part in found.parts] == ["all"]
 
 
 async def test_a_sample_without_a_relevant_document_is_refused(bench: Bench, blunt: Path, sharp: Path) -> None:
     bench.files["relevance"].write_text("1 0 1-0 0\n1 0 1-1 -2\n")
-    with pytest.raises(UsageError, match="no sampled document has a grade above 0"):
+    with pytest.raises(UsageError, match="no sampled document of these topics has a grade above 0"):
         await bench.compare(blunt, sharp)
     assert bench.engine.requests == []
 
@@ -252,6 +348,13 @@ async def test_halves_that_are_too_small_are_told_before_anything_is_asked(
     with pytest.raises(UsageError, match="1 topics to choose on and 15 to confirm"):
         await bench.compare(blunt, sharp, split="half")
     assert bench.engine.requests == []
+
+
+class Shut(ScriptedEngine):
+    """Lets nobody in."""
+
+    async def complete(self, request: Any) -> Any:
+        raise Rejected(401, "no key")
 
 
 class Leaving(ScriptedEngine):
@@ -363,6 +466,30 @@ def test_the_sample_is_as_even_over_grades_as_it_can_be(sizes: tuple[int, ...], 
 def test_the_sample_is_even_over_topics_too() -> None:
     sample = draw_sample(pool_of(20, 20, 20), 60, 0)
     assert set(Counter((each.topic_id, each.grade) for each in sample).values()) == {4}
+
+
+def test_few_topics_with_10_documents_are_drawn_rather_than_many_with_fewer() -> None:
+    sample = draw_sample(pool_of(30, 3, 4, topics=50), 200, 0)
+    assert list(Counter(each.topic_id for each in sample).values()) == [10] * 20
+    assert Counter(each.grade for each in sample) == {0.0: 70, 1.0: 60, 2.0: 70}
+
+
+def test_topics_with_enough_judgments_come_before_others_and_those_before_none() -> None:
+    enough = {f"enough {topic}": judged for topic, judged in pool_of(10, 10, topics=3).items()}
+    few = {f"few {topic}": judged for topic, judged in pool_of(1, 3, topics=40).items()}
+    nothing = {f"nothing {topic}": judged for topic, judged in pool_of(30, topics=40).items()}
+    for seed in range(5):
+        assert {each.topic_id for each in draw_sample(nothing | few | enough, 30, seed)} == set(enough)
+    # No topic has a part of its documents only.
+    assert len(draw_sample(few, 50, 0)) == 12 * 4
+    assert len(draw_sample(enough, 4, 0)) == 4
+
+
+def test_grades_are_even_where_topics_have_few_of_them() -> None:
+    low = {f"low {topic}": judged for topic, judged in pool_of(20, 20).items()}
+    high = {f"high {topic}": judged for topic, judged in pool_of(0, 20, 20).items()}
+    counts = Counter(each.grade for each in draw_sample(low | high, 100, 0))
+    assert sorted(counts.values()) == [33, 33, 34]
 
 
 def test_the_sample_depends_on_the_seed_and_not_on_the_order_of_the_file() -> None:

@@ -80,10 +80,11 @@ async def main() -> None:
                 print(task, await record(finished_run(run), run, target, made_up_qrels(task, run, Path(name))))
                 continue
             recorded = open_recorded(target)
-            findings = await preview(recorded, None, run)
-            print(told(task, findings))
-            if findings:
-                print(task, await update(recorded, None, run))
+            (work := Path(name) / "work").mkdir()
+            found = await preview(recorded, None, run, work)
+            print(told(task, found.findings))
+            if found.findings:
+                print(task, await update(recorded, found))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Zero-shot argument retrieval for the Touché shared tasks, with open-weight models served by vLLM.
 
-from touche_llm import evaluate, get_task, read_qrels, read_run
+from touche_llm import evaluate, read_qrels, read_run
 
-qrels = read_qrels({"relevance": Path("qrels.txt")}, get_task("comparative"))
-table = evaluate(read_run(Path("run.txt")), qrels)
+qrels = read_qrels({"relevance": "qrels.txt"}, "comparative")
+table = evaluate(read_run("run.txt"), qrels)
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ from touche_llm.config import Config
 from touche_llm.dry_run import STAGES, Quiet, StageName, copy_of
 from touche_llm.engines import assumed_facts, remember
 from touche_llm.errors import DataError, ToucheError, UsageError
-from touche_llm.files import read_record, read_records, whole_file, write_records
+from touche_llm.files import read_record, whole_file, write_records
 from touche_llm.llm.answer import Answer
-from touche_llm.llm.batch_engine import BatchEngine, BatchModel, UnusableAnswer
+from touche_llm.llm.batch_engine import BatchEngine, BatchModel, UnusableAnswer, known_unusable
 from touche_llm.llm.batch_replies import Replies, read_replies
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.chat_reply import CHAT_PATH, chat_body
@@ -77,7 +77,8 @@ class Import:
     Attributes:
         stored: answers that are in the cache now.
         unusable: answers that could not be used, by kind, each with its reason.
-        errors: of replies that hold no answer, each with what was said.
+        errors: of replies that hold no answer, by kind, each with what was said.
+        refused: how many of those the engine refused for good: their questions are given up.
         repeated: the place of each reply to a request that has an answer already, or another reply before it.
         done: whether nothing is left to ask.
         failed: questions that no sample gave a usable answer to.
@@ -85,7 +86,8 @@ class Import:
 
     stored: int = 0
     unusable: dict[str, list[str]] = field(default_factory=dict)
-    errors: list[str] = field(default_factory=list)
+    errors: dict[str, list[str]] = field(default_factory=dict)
+    refused: int = 0
     repeated: list[str] = field(default_factory=list)
     done: bool = False
     failed: int = 0
@@ -108,7 +110,7 @@ async def pending_requests(
             the cache cannot be added to. Says which option to give.
     """
     _check(config)
-    known = _known_unusable(folder)
+    known = known_unusable(folder)
     with copy_of(folder) as there, OverlayCache(config.cache.file) as cache:
         counter = None
         if tokenizer is not None:
@@ -183,8 +185,8 @@ async def import_replies(batch: Batch, folder: Path, paths: Sequence[Path], obse
     """
     config = batch.config
     _check(config)
-    known = _known_unusable(folder)
-    replies = read_replies(paths)
+    known = known_unusable(folder)
+    replies = read_replies(paths, batch.facts.model, logprobs=config.sampling.top_logprobs > 0)
     result = Import(repeated=list(replies.repeated))
     with copy_of(folder) as there, OverlayCache(config.cache.file) as cache:
         engine = BatchEngine(replies, known, None, importing=True)
@@ -195,23 +197,28 @@ async def import_replies(batch: Batch, folder: Path, paths: Sequence[Path], obse
         except ToucheError as error:
             problem = error  # what the answers lead to is no reason to lose them
         new = {key: each for key, each in model.unusable.items() if key not in known}
+        unreached = 0
         for key, reply in replies.by_key.items():
             if key in engine.taken:
                 continue
             if key in known or cache.get(key, Answer) is not None:
                 result.repeated.append(reply.place)
-            elif key in engine.pending:
-                result.errors.append(reply.problem or "no answer")
+            elif reply.problem is not None and (key in engine.pending or key in new):
+                result.errors.setdefault(reply.problem.kind, []).append(reply.problem.reason)
+                result.refused += key in new
+            elif problem is not None:
+                unreached += 1
             else:
-                raise problem or DataError(
+                raise DataError(
                     f"{reply.place}: {key:.80}: no request that was exported for {folder} and could be asked now has "
                     "this id, and no answer in the cache; nothing of these files is stored"
                 )
-        for each in new.values():
-            result.unusable.setdefault(each.kind, []).append(each.reason)
-        result.stored = len(engine.taken) - len(new)
+        for key, each in new.items():
+            if key in engine.taken:
+                result.unusable.setdefault(each.kind, []).append(each.reason)
+        result.stored = len(engine.taken - new.keys())
         result.failed = model.counts.failures
-        if result.stored:
+        if result.stored or new:
             told = f"{_ENGINE}, {engine.fingerprint}" if engine.fingerprint else _ENGINE
             remember(batch.facts.model_copy(update={"engine": told}), cache)
         _store(cache, config)
@@ -219,6 +226,8 @@ async def import_replies(batch: Batch, folder: Path, paths: Sequence[Path], obse
         more = [UnusableAnswer(key=key, **attempt.model_dump()) for key, attempt in new.items()]
         write_records(folder / BATCH_UNUSABLE, [*known.values(), *more])
     if problem is not None:
+        if unreached:
+            observer.notify(f"{unreached:,} replies were not reached and are not stored: import them again afterwards")
         raise problem
     return result
 
@@ -283,13 +292,6 @@ def _store(new: Cache, config: Config) -> None:
         if new.export_cassette(learnt):
             with Cache(config.cache.file, CacheMode.REUSE) as cache:
                 cache.import_cassette(learnt)
-
-
-def _known_unusable(folder: Path) -> dict[str, UnusableAnswer]:
-    path = folder / BATCH_UNUSABLE
-    if not path.exists():
-        return {}
-    return {each.key: each for each in read_records(path, UnusableAnswer, "unusable answers")}
 
 
 def _together(requests: Iterable[Request]) -> list[Request]:

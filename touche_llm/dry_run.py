@@ -110,7 +110,16 @@ def copy_of(folder: Path | None) -> Iterator[Path]:
         try:
             yield Path(name)
         except ToucheError as error:
-            raise type(error)(str(error).replace(name, str(folder or "the run's folder"))) from error
+            rename(error, {name: str(folder or "the run's folder")})
+            raise
+
+
+def rename(error: ToucheError, names: Mapping[str, str]) -> None:
+    """Put other names for folders into an error's message, one after the other; all else of the error stays."""
+    message = str(error)
+    for name, shown in names.items():
+        message = message.replace(name, shown)
+    error.args = (message,)
 
 
 def _cache(config: Config) -> Cache:

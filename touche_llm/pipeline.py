@@ -26,7 +26,7 @@ async def run_all(config: Config, folder: Path, observer: Observer) -> Outcome:
         if path is not None and not path.is_file():
             raise DataError(f"{path}: no such file")
     folder.mkdir(parents=True, exist_ok=True)
-    async with open_model(config) as model:
+    async with open_model(config, folder) as model:
         return await run_stages(_with_facts(config, model), folder, observer, model)
 
 
@@ -42,13 +42,13 @@ async def retrieve_alone(config: Config, folder: Path, observer: Observer) -> li
     """The first stage, with a model of its own where it needs one."""
     if not config.expansion.use:
         return await retrieve_stage(config, folder, observer)
-    async with open_model(config) as model:
+    async with open_model(config, folder) as model:
         return await retrieve_stage(_with_facts(config, model), folder, observer, model)
 
 
 async def judge_alone(config: Config, folder: Path, observer: Observer) -> Outcome:
     """The judge stage with a model of its own."""
-    async with open_model(config) as model:
+    async with open_model(config, folder) as model:
         return await judge_stage(_with_facts(config, model), folder, observer, model)
 
 
@@ -56,7 +56,7 @@ async def rank_alone(config: Config, folder: Path, observer: Observer) -> Rankin
     """The last stage, with a model of its own where it needs one."""
     if not compares(config):
         return await rank_stage(config, folder, observer)
-    async with open_model(config) as model:
+    async with open_model(config, folder) as model:
         return await rank_stage(_with_facts(config, model), folder, observer, model)
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from touche_llm.errors import PromptError, UsageError
 from touche_llm.prompt_uses import Use, load, uses_of
-from touche_llm.prompts import Prompt, check_overlay, examples_path, prompts_folder
+from touche_llm.prompts import Prompt, check_overlay, examples_path, prompts_folder, read_header, template_path
 from touche_llm.tasks.base import Task
 from touche_llm.templates import HEADER, read_text
 
@@ -93,7 +90,7 @@ def _check_folder(task: Task, name: str, folder: Path | None) -> None:
 
 
 def _found(task: Task, name: str, folder: Path | None) -> Found:
-    path = _path(task, name, folder)
+    path = template_path(task.name, name, folder)
     try:
         return Found(task, name, path, _loaded(task, name, folder))
     except PromptError as error:
@@ -102,7 +99,7 @@ def _found(task: Task, name: str, folder: Path | None) -> Found:
 
 def _loaded(task: Task, name: str, folder: Path | None) -> tuple[Use, Prompt]:
     uses = uses_of(task)
-    path = _path(task, name, folder)
+    path = template_path(task.name, name, folder)
     answer = name if name in uses else _answer(path)
     if answer is not None and answer not in uses:
         raise PromptError(
@@ -111,14 +108,6 @@ def _loaded(task: Task, name: str, folder: Path | None) -> tuple[Use, Prompt]:
     # Where the front matter does not say what it is for, loading it for anything tells why.
     use = uses[answer or next(iter(uses))]
     return use, load(task, use, name, folder)
-
-
-def _path(task: Task, name: str, folder: Path | None) -> Path:
-    """Where the template lies, as `load_prompt` looks for it."""
-    if name.endswith(".jinja"):
-        return Path(name)
-    file = Path(task.name, f"{name}.jinja")
-    return (folder if folder is not None and os.path.lexists(folder / file) else prompts_folder()) / file
 
 
 def _prompts_in(folder: Path) -> Iterator[str]:
@@ -136,14 +125,12 @@ def _references(path: Path) -> list[str]:
 
 
 def _answer(path: Path) -> str | None:
-    """The answer that the front matter names; None where that cannot be told."""
+    """The answer that the front matter names; None where that cannot be told, and loading it tells why."""
     header = HEADER.match(_text(path))
     try:
-        values = yaml.safe_load(header.group(1)) if header else None
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return None  # loading it tells what is wrong
-    answer = values.get("answer") if isinstance(values, dict) else None
-    return answer if isinstance(answer, str) else None
+        return read_header(path, header.group(1)).answer if header else None
+    except PromptError:
+        return None
 
 
 def _text(path: Path) -> str:

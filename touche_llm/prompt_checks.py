@@ -11,6 +11,7 @@ from touche_llm.errors import DataError, PromptError
 from touche_llm.judging import Documents
 from touche_llm.llm.answer import labels_of, schema_of
 from touche_llm.llm.cache import Cache
+from touche_llm.prompt_catalogue import find
 from touche_llm.prompt_material import Material, Texts
 from touche_llm.prompt_parts import (
     Count,
@@ -102,6 +103,7 @@ async def check(task: Task, use: Use, prompt: Prompt, material: Material, count:
     lengths = await _lengths(task, use, prompt, material.topics, count, result)
     try:
         await _check_order(task, use, prompt, plain, result)
+        await _check_variables(task, use, prompt, plain, result)
         if lengths:
             result.longest_topic, result.tokens = max(lengths, key=lambda each: each[1])
             topics = [topic for topic in material.topics if topic.id in dict(lengths)]
@@ -112,19 +114,31 @@ async def check(task: Task, use: Use, prompt: Prompt, material: Material, count:
 
 
 def changed_since(prompt: Prompt, cache: Cache) -> list[Finding]:
-    """Warnings where a cache holds answers to another text of the prompt under the same name and version."""
+    """Warnings where a cache holds answers to other texts of this name and version, and none to this text.
+
+    Where this text was asked too, the others may be templates of other people or of other folders.
+    """
     asked: dict[str, int] = {}
     for kind, _, name, version, digest, entries in cache.counts():
-        if kind == "answer" and (name, version) == (prompt.name, prompt.header.version) and digest != prompt.hash:
+        if kind == "answer" and (name, version) == (prompt.name, prompt.header.version):
             asked[str(digest)] = asked.get(str(digest), 0) + entries
-    return [
-        Finding(
-            "warning",
-            f"version {prompt.header.version} was asked with hash {digest}: {entries:,} answers in {cache.path}; the "
-            f"text has changed since (hash {prompt.hash}): raise the version",
+    if prompt.hash in asked:
+        return []
+    found = []
+    for digest, entries in asked.items():
+        other = (
+            f"another text of {prompt.name} version {prompt.header.version}, {_whose(prompt, digest)} (hash {digest})"
         )
-        for digest, entries in asked.items()
-    ]
+        told = f"{entries:,} answers in {cache.path} are to {other}, and none to this one (hash {prompt.hash})"
+        found.append(Finding("warning", f"{told}: raise the version"))
+    return found
+
+
+def _whose(prompt: Prompt, digest: str) -> str:
+    """Whose text has this hash: the project's own, or one that is not known any more."""
+    task, _, name = prompt.name.partition("/")
+    own = find(TASKS[task], name).loaded if name in uses_of(TASKS[task]) else None
+    return "the project's own" if own is not None and own[1].hash == digest else "which is not the project's own"
 
 
 def schema_problems(schema: Mapping[str, Any]) -> list[str]:
@@ -207,6 +221,26 @@ def _check_labels(task: Task, use: Use, plain: tuple[Subject, Messages], result:
         result.findings.append(
             Finding("warning", f"the text names {', '.join(strange)}: of another task, and no answer here can be that")
         )
+
+
+async def _check_variables(
+    task: Task, use: Use, prompt: Prompt, plain: tuple[Subject, Messages], result: Checked
+) -> None:
+    """What is offered should be used, and objects that labels speak of must be shown."""
+    subject, messages = plain
+    unused = sorted(each for each in use.variables if each not in prompt.files.used)
+    labels = {label for of in labels_of(use.answer_for(subject.topic, len(subject.ids))).values() for label in of}
+    for place, name in enumerate(("first", "second")):
+        if name in use.variables and name.upper() in labels:
+            objects = list(subject.topic.objects or ())
+            objects[place] = "another"
+            changed = replace(subject.topic, objects=(objects[0], objects[1]))
+            if (await _one(task, use, prompt, changed, subject.ids, subject.documents))[1] == messages:
+                told = f"shows nothing of the object `{name}`, of which the label {name.upper()} speaks"
+                result.findings.append(Finding("error", f"{told}; insert {{{{ {name} }}}}"))
+            unused = [each for each in unused if each != name]
+    for name in unused:
+        result.findings.append(Finding("warning", f"does not use the variable {name!r}, so its text is never sent"))
 
 
 def _words_of(task: Task) -> set[str]:

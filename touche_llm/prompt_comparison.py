@@ -14,8 +14,9 @@ from touche_llm.judging import Asking, Documents, find_objects, judge
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.language_model import LanguageModel
 from touche_llm.prompt_catalogue import load_named
+from touche_llm.prompt_draw import Sampled
 from touche_llm.prompt_measures import Part, Verdict, measure_part, verdict_of
-from touche_llm.prompt_sample import Plan, Sampled, parts_of, sample_of
+from touche_llm.prompt_sample import ODD, Plan, check_parts, parts_of, sample_of, split_topics
 from touche_llm.prompt_uses import load, uses_of
 from touche_llm.prompts import Prompt, check_overlay
 from touche_llm.qrels import Qrels, some
@@ -23,6 +24,7 @@ from touche_llm.records import Failure, Judgment, Topic
 from touche_llm.stages.common import Observer, asking_of, check_examples
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
+from touche_llm.topics import read_topics
 
 PURPOSE = "judge"
 
@@ -89,7 +91,7 @@ async def compare_prompts(
         names: of two prompts or more, or paths of templates.
         qrels: of people, with grades.
         plan: what is compared.
-        observer: is told how it goes.
+        observer: is told how it goes, and the notes as they come up, most of them before an engine starts.
 
     Raises:
         PromptError: a prompt is not there, or not as it should be.
@@ -102,8 +104,11 @@ async def compare_prompts(
         raise UsageError("documents are drawn by their grades; give --relevance or others of them")
     variants = load_variants(names, config, task)
     topics = choose_topics(config)
+    judged = next(iter(qrels.grades.values()))
+    known = [topic.id for topic in read_topics(config.topics) if topic.id in judged]
+    halves = split_topics(known, plan.split or ODD)
     with open_corpus(config, task, observer.notify) as corpus:
-        sample, path, notes = sample_of(plan, qrels, topics, corpus, task)
+        sample, path, notes = sample_of(plan, qrels, topics, halves, corpus, task)
         sampled = {each.topic_id for each in sample}
         topics = [topic for topic in topics if topic.id in sampled]
         prompts = [variant.prompt for variant in variants]
@@ -112,32 +117,38 @@ async def compare_prompts(
             prompts.append(finding)
         for prompt in prompts:
             check_examples(prompt, topics, config.topics, observer.notify)
-        parted, remark = parts_of(plan, sample)  # before the engine starts, since it may not work
-        notes += remark
+        parted, remarks = parts_of(plan, sample, halves)  # before the engine starts, since it may not work
+        notes += remarks
+        for note in notes:
+            observer.notify(note)
         async with open_model(config) as model:
             asking = asking_of(config, model)
             failures: list[Failure] = []
             if len(prompts) > len(variants):
                 topics, failures = await _with_objects(topics, task, prompts[-1], asking, observer)
-                known = {topic.id for topic in topics}
-                sample = [each for each in sample if each.topic_id in known]
-                parted, _ = parts_of(plan, sample)
+                left = {topic.id for topic in topics}
+                parted = {
+                    name: [each for each in documents if each.topic_id in left] for name, documents in parted.items()
+                }
+                check_parts(parted)
             by_id = {topic.id: topic for topic in topics}
             said = await ask_variants(variants, parted, by_id, corpus.documents, task, asking, observer)
-        texts = _texts(sample, corpus.documents) if plan.texts else {}
+        asked = [each for documents in parted.values() for each in documents]
+        texts = _texts(asked, corpus.documents) if plan.texts else {}
     parts = [
         measure_part(
             name,
             documents,
             {each.name: said[name, each.name].judgments for each in variants},
             qrels,
-            task,
+            config.weights,
         )
         for name, documents in parted.items()
     ]
     useless = [each for part in parts for each in part.topics if not part.counts(each)]
     if useless:
         notes.append(f"topics without a grade above 0 among their sampled documents, left out of nDCG: {some(useless)}")
+        observer.notify(notes[-1])
     return PromptComparison(
         task, variants, model.facts.model, topics, path, parts, said, failures, verdict_of(parts), texts, notes
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -11,7 +12,9 @@ from touche_llm.evaluation.certainty import compare
 from touche_llm.evaluation.figure import Figure, mean_figure
 from touche_llm.evaluation.measures import CUTOFF, NDCG, graded_figures
 from touche_llm.evaluation.stance_measures import paired_stance_figures, stance_figures
-from touche_llm.prompt_sample import Sampled
+from touche_llm.prompt_draw import Sampled
+from touche_llm.prompt_sample import CONFIRMED_BELOW, least_p
+from touche_llm.prompt_uses import uses_of
 from touche_llm.qrels import Grades, Qrels
 from touche_llm.ranking.pointwise import by_judgment
 from touche_llm.records import Candidate, Judgment, Scored
@@ -19,8 +22,6 @@ from touche_llm.runs import ReadRun
 from touche_llm.stages.judge import mean_outside
 from touche_llm.tasks.base import Task
 
-# A choice is confirmed where p on the topics that are held out is below.
-CONFIRMED_BELOW = 0.05
 MACRO_F1 = "stance macro-F1"
 Judgments = Mapping[tuple[str, str], Judgment]
 
@@ -37,6 +38,7 @@ class Part:
         figures: by variant and measure: nDCG@5 by the first aspect's grades, kappa by those of each, macro-F1 of the
             stance where people gave it.
         differences: to the first variant, by variant and measure: the rows of `certainty.compare`.
+        chance: nDCG@5 that a random order of the sample has on average, see `chance_ndcg`.
         outside: by variant, the mean probability that was on no label; None where no engine told.
     """
 
@@ -44,6 +46,7 @@ class Part:
     sample: list[Sampled]
     figures: dict[str, dict[str, Figure]]
     differences: dict[tuple[str, str], Mapping[str, Any]]
+    chance: float
     outside: dict[str, float | None]
 
     @property
@@ -76,12 +79,24 @@ class Verdict:
     sentence: str
 
 
+def named(measure: str) -> str:
+    """A measure's name for people, where it must be told whose stance is measured."""
+    return f"judge prompt's {measure}" if measure == MACRO_F1 else measure
+
+
+def stance_told(task: Task) -> str:
+    """What people should know of the stance that is measured."""
+    if "stance" not in uses_of(task):
+        return "macro-F1: of the judge prompt's stance."
+    return "macro-F1: of the judge prompt's stance; in a run it counts only below stance.depth (--stance-depth)."
+
+
 def measure_part(
-    name: str, sample: Sequence[Sampled], judgments: Mapping[str, Judgments], qrels: Qrels, task: Task
+    name: str, sample: Sequence[Sampled], judgments: Mapping[str, Judgments], qrels: Qrels, weights: Mapping[str, float]
 ) -> Part:
     """Measure what several variants said of the documents of a part.
 
-    nDCG@5 is that of the documents of each topic, ranked by the task's own weights, documents without a judgment last;
+    nDCG@5 is that of the documents of each topic, ranked by the weights, documents without a judgment last;
     the ideal ranking is one of these documents, and topics without a grade above 0 among them take no part. The others
     are over the documents that a variant judged, and differences over those that both judged.
 
@@ -90,7 +105,7 @@ def measure_part(
         sample: its documents.
         judgments: by variant.
         qrels: of people.
-        task: theirs.
+        weights: of the grades and of the first stage, those of a run.
     """
     sampled = {(each.topic_id, each.document_id) for each in sample}
     given = Qrels(
@@ -100,7 +115,7 @@ def measure_part(
         {},
         [],
     )
-    runs = {variant: _ranked(sample, said, task) for variant, said in judgments.items()}
+    runs = {variant: _ranked(sample, said, weights) for variant, said in judgments.items()}
     figures = {
         variant: _figures(runs[variant], said, given, stances=bool(qrels.stances))
         for variant, said in judgments.items()
@@ -121,6 +136,7 @@ def measure_part(
         list(sample),
         figures,
         {(row["run"], row["measure"]): row for row in rows},
+        chance_ndcg(_useful(given)).value,
         {variant: mean_outside(list(said.values())) for variant, said in judgments.items()},
     )
 
@@ -148,10 +164,33 @@ def verdict_of(parts: Sequence[Part]) -> Verdict:
         f"on the {len(parts[1].topics)} topics held out the difference is {row['difference']:+.4f} "
         f"(95 % interval {row['low']:+.4f} to {row['high']:+.4f}), p = {row['p']:.4f}"
     )
-    # All signs alike are two of 2^n ways.
-    least = 2.0 / 2 ** row["n"]
+    least = least_p(row["n"])
     short = f"; with {row['n']} topics p cannot be below {least:.4f}" if least >= CONFIRMED_BELOW else ""
     return Verdict(winner, confirmed, f"{best} {'Confirmed' if confirmed else 'Not confirmed'}: {told}{short}.")
+
+
+def chance_ndcg(grades: Grades) -> Figure:
+    """nDCG@5 that a random order of each topic's documents has on average, all orders being as likely.
+
+    On every place stands the mean gain, so that it is this mean times the sum of the discounts of the first 5 places,
+    or of as many as there are documents, over the ideal; gains and discounts are those of `measures.graded_figures`.
+
+    Args:
+        grades: by topic, of all documents that are ranked; each topic has one above 0.
+    """
+    values = {}
+    for topic, judged in grades.items():
+        gains = sorted((max(grade, 0.0) for grade in judged.values()), reverse=True)
+        discounts = [1.0 / math.log2(rank + 1) for rank in range(1, min(CUTOFF, len(gains)) + 1)]
+        ideal = sum(gain * discount for gain, discount in zip(gains, discounts, strict=False))
+        values[topic] = sum(gains) / len(gains) * sum(discounts) / ideal
+    return mean_figure(values)
+
+
+def _useful(given: Qrels) -> Grades:
+    """The first aspect's grades of the topics that take part in nDCG."""
+    grades = next(iter(given.grades.values()))
+    return {topic: judged for topic, judged in grades.items() if max(judged.values()) > 0.0}
 
 
 def _kept(judged: Mapping[str, Mapping[str, ValueT]], sampled: Set[tuple[str, str]]) -> dict[str, dict[str, ValueT]]:
@@ -163,13 +202,13 @@ def _kept(judged: Mapping[str, Mapping[str, ValueT]], sampled: Set[tuple[str, st
     return {topic: of_topic for topic, of_topic in found.items() if of_topic}
 
 
-def _ranked(sample: Sequence[Sampled], said: Judgments, task: Task) -> ReadRun:
+def _ranked(sample: Sequence[Sampled], said: Judgments, weights: Mapping[str, float]) -> ReadRun:
     """The documents of each topic by their judgments; equal ones keep the order of the sample."""
     rankings: dict[str, list[Candidate]] = {}
     for topic in dict.fromkeys(each.topic_id for each in sample):
         documents = [Scored(each.document_id, 0.0) for each in sample if each.topic_id == topic]
         own = {document: judgment for (of, document), judgment in said.items() if of == topic}
-        ranking = by_judgment(documents, own, task.weights)
+        ranking = by_judgment(documents, own, weights)
         rankings[topic] = [
             Candidate(topic, each.document_id, rank, each.score) for rank, each in enumerate(ranking, start=1)
         ]
@@ -177,8 +216,8 @@ def _ranked(sample: Sequence[Sampled], said: Judgments, task: Task) -> ReadRun:
 
 
 def _figures(run: ReadRun, said: Judgments, given: Qrels, *, stances: bool) -> dict[str, Figure]:
-    first, grades = next(iter(given.grades.items()))
-    useful = {topic: judged for topic, judged in grades.items() if max(judged.values()) > 0.0}
+    first = next(iter(given.grades))
+    useful = _useful(given)
     figures = {f"{first} {NDCG}": graded_figures(run, useful, CUTOFF)[NDCG] if useful else mean_figure({})}
     figures |= {f"{aspect} kappa": _kappa(said, of, aspect, said.keys()) for aspect, of in given.grades.items()}
     if stances:

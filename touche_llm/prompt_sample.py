@@ -1,19 +1,19 @@
-"""The documents that the prompts of a comparison judge: drawn from the judged ones, evenly over their grades."""
+"""The documents that the prompts of a comparison judge: drawn, kept in a file, and parted by topics."""
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from touche_llm.corpus.passages import corpus_lines, is_word
 from touche_llm.errors import DataError, UsageError
-from touche_llm.evaluation.agreement import level
 from touche_llm.files import whole_file
 from touche_llm.first_stage import Corpus, listed
 from touche_llm.judging import Documents
+from touche_llm.prompt_draw import Sampled, draw_sample, shares
 from touche_llm.qrels import MAX_LINE, Grades, Qrels, some
 from touche_llm.records import Topic
 from touche_llm.tasks.base import Task
@@ -22,21 +22,18 @@ COLUMNS = ("topic", "document", "grade")
 ODD, EVEN = "odd", "even"
 # The parts of a sample, as rows name them.
 ALL, CHOICE, HOLD_OUT = "all", "choice", "hold-out"
-# Topics; with fewer, half of them say next to nothing.
-LEAST_FOR_HOLD_OUT = 8
+# A choice is confirmed where p on the topics that are held out is below.
+CONFIRMED_BELOW = 0.05
+# Topics in each half; with fewer held out no choice can be confirmed, see `least_p`.
+LEAST_IN_HALF = 6
+# Documents of a topic that nDCG@5 leaves none of out.
+_ALL_COUNT = 5
 SIZE = 200
 _SAMPLES = Path(".touche-llm/samples")
+# Ids of all judged topics of the topics' file: those to choose on, and the others.
+Halves = tuple[list[str], list[str]]
 # Lines; a comparison of so many documents is a run.
 _MOST = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """A document for a topic, with the grade that people gave it."""
-
-    topic_id: str
-    document_id: str
-    grade: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,7 @@ class Plan:
         file: the sample is read from it where it is there, and else written to it; None: a name made of its content.
         split: which topics variants are chosen on, see `split_topics`; None: those at odd places.
         hold_out: whether the other topics are held out, to confirm the choice on; None: where topics are parted by
-            `split`, or there are at least 8.
+            `split`, or at least 6 of the sample with a grade above 0 are at odd places and as many at even ones.
         texts: whether the documents' texts are wanted.
     """
 
@@ -59,6 +56,12 @@ class Plan:
     split: str | None = None
     hold_out: bool | None = None
     texts: bool = False
+
+    def holds_out(self, sample: Sequence[Sampled], halves: Halves) -> bool:
+        """Whether topics of this sample are held out."""
+        if self.hold_out is not None:
+            return self.hold_out
+        return self.split is not None or min(map(len, _useful(sample, halves))) >= LEAST_IN_HALF
 
 
 def judged_pool(grades: Grades, topics: Iterable[Topic], documents: Documents) -> tuple[Grades, list[str]]:
@@ -92,42 +95,6 @@ def judged_pool(grades: Grades, topics: Iterable[Topic], documents: Documents) -
     if missing := sum(document in unknown for document in judged):
         notes.append(f"judged documents that are not in the corpus: {missing:,} of {len(judged):,}")
     return pool, notes
-
-
-def draw_sample(pool: Grades, size: int, seed: int) -> list[Sampled]:
-    """Draw documents, as many of each whole grade as of any other, as far as there are so many; and so over the topics.
-
-    What is drawn depends on the seed, the pool and nothing else: documents come in the order of a digest of seed, topic
-    and document, so that no generator of random numbers need stay the same.
-
-    Args:
-        pool: see `judged_pool`.
-        size: documents to draw; fewer where the pool has fewer.
-        seed: another one draws others.
-
-    Returns:
-        topic by topic in the order of the pool, in an order that does not tell the grade.
-    """
-
-    def digest(topic: str, document: str) -> bytes:
-        return hashlib.sha256(f"{seed} {topic} {document}".encode()).digest()
-
-    found: dict[int, list[tuple[int, bytes, Sampled]]] = defaultdict(list)
-    for topic, judged in pool.items():
-        places: Counter[int] = Counter()
-        for document in sorted(judged, key=lambda each: digest(topic, each)):
-            of = level(judged[document])
-            # The first one of each topic comes before the second one of any.
-            found[of].append((places[of], digest(topic, document), Sampled(topic, document, judged[document])))
-            places[of] += 1
-    left, drawn = size, list[tuple[int, bytes, Sampled]]()
-    for number, of in enumerate(sorted(found, key=lambda each: (len(found[each]), each))):
-        share = min(len(found[of]), left // (len(found) - number))
-        drawn += sorted(found[of])[:share] if share else []
-        left -= share
-    order = {topic: place for place, topic in enumerate(pool)}
-    drawn.sort(key=lambda each: (order[each[2].topic_id], each[1]))
-    return [each for _, _, each in drawn]
 
 
 def write_sample(path: Path, sample: Iterable[Sampled]) -> None:
@@ -182,11 +149,12 @@ def read_sample(path: Path, grades: Grades) -> list[Sampled]:
     return list(found.values())
 
 
-def split_topics(topics: Sequence[str], split: str) -> tuple[list[str], list[str]]:
+def split_topics(topics: Sequence[str], split: str) -> Halves:
     """Part topics in two: those that are named, and the others; both in the given order.
 
     Args:
-        topics: of a sample.
+        topics: all judged ones of the topics' file, so that a topic is in one half whatever is drawn or asked about.
+            Those that nobody judged have no place: judgments of every second topic of the file could not be parted.
         split: `odd` or `even`, for the topics at such places, counted from 1, or the path of a file with ids, one a
             line.
 
@@ -207,14 +175,12 @@ def split_topics(topics: Sequence[str], split: str) -> tuple[list[str], list[str
                 raise DataError(f"{split}:{number}: must be the id of a topic, one a line")
             chosen.add(name)
         if not chosen.intersection(topics):
-            raise UsageError(
-                f"{split}: none of the topics with sampled documents is in this file: {some(list(topics))}"
-            )
+            raise UsageError(f"{split}: none of the judged topics is in this file: {some(list(topics))}")
     return [each for each in topics if each in chosen], [each for each in topics if each not in chosen]
 
 
 def sample_of(
-    plan: Plan, qrels: Qrels, topics: list[Topic], corpus: Corpus, task: Task
+    plan: Plan, qrels: Qrels, topics: list[Topic], halves: Halves, corpus: Corpus, task: Task
 ) -> tuple[list[Sampled], Path, list[str]]:
     """The sample, the file that it is in, and what people should know of it.
 
@@ -231,12 +197,24 @@ def sample_of(
             )
         return (*_again(plan.file, grades, topics, corpus), [])
     pool, notes = judged_pool(grades, topics, corpus.documents)
-    sample = draw_sample(pool, SIZE if plan.size is None else plan.size, plan.seed or 0)
+    sample = _drawn(plan, pool, halves)
     text = "\n".join(f"{each.topic_id} {each.document_id}" for each in sample)
     name = f"{task.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.tsv"
     path = plan.file or _SAMPLES / name
     write_sample(path, sample)
     return sample, path, notes
+
+
+def _drawn(plan: Plan, pool: Grades, halves: Halves) -> list[Sampled]:
+    """As many documents of either half, as far as there are so many; where topics are not parted, of all as one."""
+    size, seed = SIZE if plan.size is None else plan.size, plan.seed or 0
+    sides = [{topic: judged for topic, judged in pool.items() if topic in half} for half in halves]
+    sizes = shares(size, {side: sum(map(len, judged.values())) for side, judged in enumerate(sides)})
+    sample = [each for side, judged in enumerate(sides) for each in draw_sample(judged, sizes[side], seed)]
+    if plan.split is None and not plan.holds_out(sample, halves):
+        return draw_sample(pool, size, seed)
+    places = {topic: place for place, topic in enumerate(pool)}
+    return sorted(sample, key=lambda each: places[each.topic_id])
 
 
 def _again(path: Path, grades: Grades, topics: list[Topic], corpus: Corpus) -> tuple[list[Sampled], Path]:
@@ -254,35 +232,67 @@ def _again(path: Path, grades: Grades, topics: list[Topic], corpus: Corpus) -> t
     return sorted(kept, key=lambda each: places[each.topic_id]), path
 
 
-def parts_of(plan: Plan, sample: Sequence[Sampled]) -> tuple[dict[str, list[Sampled]], list[str]]:
-    """The parts of a sample, by name: all, or those to choose on and those held out; and notes of what none asked for.
+def parts_of(plan: Plan, sample: Sequence[Sampled], halves: Halves) -> tuple[dict[str, list[Sampled]], list[str]]:
+    """The parts of a sample, by name: all, or those to choose on and those held out; and what people should know.
 
     Raises:
-        UsageError: topics that cannot be parted so, or too few of them that have a document to be found.
-        DataError: as `split_topics`.
+        UsageError: as `check_parts`.
     """
-    topics = list(dict.fromkeys(each.topic_id for each in sample))
-    useful = {each.topic_id for each in sample if each.grade > 0.0}
-    if not useful:
-        raise UsageError("no sampled document has a grade above 0, so no order of them is better; draw more of them")
-    hold_out, notes = plan.hold_out, list[str]()
-    if hold_out is None:
-        hold_out = plan.split is not None or len(topics) >= LEAST_FOR_HOLD_OUT
+    counts, notes = Counter(each.topic_id for each in sample), list[str]()
+    hold_out = plan.holds_out(sample, halves)
+    if plan.hold_out is None and plan.split is None:
         many = "every second one is held out (--split, --no-hold-out)"
-        few = f"fewer than {LEAST_FOR_HOLD_OUT}, so that none is held out (--hold-out does it all the same)"
-        notes = [f"{len(topics)} topics: {many if hold_out else few}"] if plan.split is None else []
-    if plan.split is None and not hold_out:
-        return {ALL: list(sample)}, notes
-    chosen, others = split_topics(topics, plan.split or ODD)
-    parts = {CHOICE: [each for each in sample if each.topic_id in chosen]}
-    if hold_out:
-        parts[HOLD_OUT] = [each for each in sample if each.topic_id in others]
-        counts = [len(useful.intersection(each)) for each in (chosen, others)]
-        if min(counts) < 2:
-            raise UsageError(
-                f"{counts[0]} topics to choose on and {counts[1]} to confirm the choice on, with a document above "
-                "grade 0: each side needs two; give --no-hold-out, another --split, or judgments of more topics"
-            )
-    elif not useful.intersection(chosen):
-        raise UsageError(f"--split {plan.split}: no sampled document of these topics has a grade above 0")
+        few = (
+            f"fewer than {LEAST_IN_HALF} with a grade above 0 at odd places of the judged topics, or at even ones, so "
+            "that none is held out (--hold-out does it all the same)"
+        )
+        notes.append(f"{len(counts)} topics: {many if hold_out else few}")
+    parts = {ALL: list(sample)}
+    if plan.split is not None or hold_out:
+        named = zip((CHOICE, HOLD_OUT), halves, strict=True)
+        parts = {name: [each for each in sample if each.topic_id in half] for name, half in named}
+        if not hold_out:
+            del parts[HOLD_OUT]
+    check_parts(parts)
+    if hold_out and (least := least_p(held := len(_useful(sample, halves)[1]))) >= CONFIRMED_BELOW:
+        notes.append(
+            f"{held} topics held out with a grade above 0: p cannot be below {least:.4f}, so that no choice can be "
+            f"confirmed; that takes {LEAST_IN_HALF} (a larger --sample, or judgments of more topics)"
+        )
+    if thin := [topic for topic, count in counts.items() if count <= _ALL_COUNT]:
+        notes.append(
+            f"topics with {_ALL_COUNT} sampled documents or fewer, of which any order has a high nDCG@5: {some(thin)}"
+        )
     return parts, notes
+
+
+def check_parts(parts: Mapping[str, Sequence[Sampled]]) -> None:
+    """Raise UsageError where a part has too few topics with a document to be found."""
+    counts = {name: len(_topics_to_find(sample)) for name, sample in parts.items()}
+    if HOLD_OUT in counts:
+        if min(counts.values()) < 2:
+            raise UsageError(
+                f"{counts[CHOICE]} topics to choose on and {counts[HOLD_OUT]} to confirm the choice on, with a "
+                "document above grade 0: each side needs two; give --no-hold-out, another --split, or judgments of "
+                "more topics"
+            )
+    elif not min(counts.values()):
+        raise UsageError(
+            "no sampled document of these topics has a grade above 0, so no order of them is better; draw more of "
+            "them, or give another --split"
+        )
+
+
+def least_p(topics: int) -> float:
+    """The least p of a paired randomisation test over so many topics: all signs alike are two of 2^n ways."""
+    return float(2.0 ** (1 - topics))
+
+
+def _useful(sample: Sequence[Sampled], halves: Halves) -> list[set[str]]:
+    found = _topics_to_find(sample)
+    return [found.intersection(half) for half in halves]
+
+
+def _topics_to_find(sample: Sequence[Sampled]) -> set[str]:
+    """Those with a document above grade 0, which take part in nDCG."""
+    return {each.topic_id for each in sample if each.grade > 0.0}

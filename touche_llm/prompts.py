@@ -137,6 +137,15 @@ def examples_path(template: Path) -> Path:
     return template.with_name(template.stem + EXAMPLES_ENDING)
 
 
+def template_path(task: str, name: str, folder: Path | None = None) -> Path:
+    """Where the template of a name lies, in `folder` or else among the project's own; a name may be a path itself."""
+    if name.endswith(".jinja"):
+        return Path(name)
+    file = Path(task, f"{name}.jinja")
+    # A link that leads nowhere is there, and an error.
+    return (folder if folder is not None and os.path.lexists(folder / file) else prompts_folder()) / file
+
+
 def check_overlay(folder: Path, task: str, names: Collection[str]) -> None:
     """Raise UsageError unless a folder of templates has at least one of those that are asked for, `TASK/NAME.jinja`."""
     mine = folder / task
@@ -176,15 +185,9 @@ def load_prompt(
         PromptError: no such template, or its front matter, syntax, blocks or examples are not as they should be.
     """
     own = prompts_folder()
-    if name.endswith(".jinja"):
-        path = Path(name)
-    elif not name.isidentifier():
+    if not name.endswith(".jinja") and not name.isidentifier():
         raise PromptError(f"{name}: neither the name of a prompt nor the path of a .jinja file")
-    else:
-        path = own / task / f"{name}.jinja"
-        # A link that leads nowhere is there, and an error.
-        if folder is not None and os.path.lexists(folder / task / path.name):
-            path = folder / task / path.name
+    path = template_path(task, name, folder)
     try:
         source = read_text(path)
     except OSError as error:
@@ -195,7 +198,7 @@ def load_prompt(
     found = HEADER.match(source)
     if found is None:
         raise PromptError(f"{path}: must begin with front matter between two lines of `---`")
-    header = _header(path, found.group(1))
+    header = read_header(path, found.group(1))
     if header.answer != answer:
         raise PromptError(f"{path}: front matter: asks for the answer {header.answer!r}, but {answer!r} is read here")
     files = TemplateFiles(path, source, variables, lambda value: neutralise(str(value)))
@@ -231,7 +234,8 @@ def _stems(folder: Path) -> list[str]:
     return sorted(each.stem for each in folder.glob("*.jinja"))
 
 
-def _header(path: Path, text: str) -> PromptHeader:
+def read_header(path: Path, text: str) -> PromptHeader:
+    """The front matter of the template `path`; raises PromptError where it is not as it should be."""
     try:
         return PromptHeader.model_validate(yaml.safe_load(text))
     except ValidationError as error:

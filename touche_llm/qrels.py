@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from touche_llm.corpus.passages import corpus_lines, is_word
 from touche_llm.errors import DataError, UsageError
 from touche_llm.records import HIGHEST_GRADE
+from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 
 # Bytes of a line: four short columns.
@@ -63,6 +65,14 @@ class Qrels:
     repeated: dict[str, int]
     gaps: list[Gap]
 
+    def only(self, topics: Collection[str]) -> Qrels:
+        """The judgments of these topics alone; aspects that have none of them stay, without a topic."""
+        return replace(
+            self,
+            grades={aspect: _chosen(judged, topics) for aspect, judged in self.grades.items()},
+            stances=_chosen(self.stances, topics),
+        )
+
     def notes(self) -> list[str]:
         """What people should know of the files: repeated lines, and topics or documents that not all of them have."""
         said = [f"{aspect} qrels: {lines} lines say again what others say" for aspect, lines in self.repeated.items()]
@@ -75,23 +85,30 @@ class Qrels:
         return said
 
 
+def _chosen(judged: dict[str, dict[str, ValueT]], topics: Collection[str]) -> dict[str, dict[str, ValueT]]:
+    return {topic: documents for topic, documents in judged.items() if topic in topics}
+
+
 def some(names: list[str], most: int = 10) -> str:
     """The first of some names for a message, and how many there are."""
     shown = ", ".join(names[:most])
     return f"{shown}, … ({len(names)} in all)" if len(names) > most else shown
 
 
-def read_qrels(files: Mapping[str, Path], task: Task) -> Qrels:
+def read_qrels(files: Mapping[str, Path | str], task: Task | str) -> Qrels:
     """The judgments of several files, joined.
 
     Args:
         files: the file of each aspect: of grades, named as the task's judge prompt names them, and of `stance`.
-        task: has the aspects and the labels.
+        task: has the aspects and the labels; also its name.
 
     Raises:
         UsageError: no file, or an aspect that the task does not have.
         DataError: as `read_grades` and `read_stances`.
     """
+    if isinstance(task, str):
+        task = get_task(task)
+    paths = {aspect: Path(file) for aspect, file in files.items()}
     aspects = (*task.question.grades, STANCE)
     if not files:
         raise UsageError(f"no qrels are given; give those of {', '.join(aspects)}, one of them at least")
@@ -104,9 +121,9 @@ def read_qrels(files: Mapping[str, Path], task: Task) -> Qrels:
         if aspect not in files:
             continue
         if aspect == STANCE:
-            stances, again = _read(files[aspect], "stance", "label", lambda text: _label(text, task))
+            stances, again = _read(paths[aspect], "stance", "label", partial(_label, task=task))
         else:
-            grades[aspect], again = _read(files[aspect], "grade", "grade", _grade)
+            grades[aspect], again = _read(paths[aspect], "grade", "grade", _grade)
         if again:
             repeated[aspect] = again
     pools = {aspect: {topic: set(judged) for topic, judged in each.items()} for aspect, each in grades.items()}
@@ -138,7 +155,7 @@ def read_stances(path: Path, task: Task) -> dict[str, dict[str, str]]:
             of columns, an id that cannot be printed, a label that the task does not have, or one for a document that
             has another label already. Names file and line.
     """
-    return _read(path, "stance", "label", lambda text: _label(text, task))[0]
+    return _read(path, "stance", "label", partial(_label, task=task))[0]
 
 
 def _label(text: str, task: Task) -> str:

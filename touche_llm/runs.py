@@ -113,7 +113,7 @@ def read_candidates(path: Path, depth: int) -> dict[str, list[Candidate]]:
     return {topic: candidates[:depth] for topic, candidates in read_run(path).rankings.items()}
 
 
-def read_run(path: Path, labels: Collection[str] | None = None) -> ReadRun:
+def read_run(path: Path | str, labels: Collection[str] | None = None) -> ReadRun:
     """A run that any tool wrote, whole, with its stances; read as `read_candidates` reads it.
 
     Args:
@@ -123,6 +123,7 @@ def read_run(path: Path, labels: Collection[str] | None = None) -> ReadRun:
     Raises:
         DataError: as `read_candidates`, and for a stance that is none of the labels.
     """
+    path = Path(path)
     rows = _rerank_rows(path) if path.name.endswith((".jsonl", ".jsonl.gz")) else _run_rows(path)
     topics: dict[str, list[_Row]] = {}
     seen: dict[tuple[str, str], int] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,11 +90,12 @@ class TemplateFiles:
 
     def render(self, role: str, variables: Mapping[str, Any]) -> str:
         """The text of the block `role`. What the template does wrong when it runs is raised as Jinja raises it."""
+        self._environment.meter.reset()
         context = self._chain[0].template.new_context(dict(variables))
         for file in self._chain[1:]:
             for name, block in file.template.blocks.items():
                 context.blocks.setdefault(name, []).append(block)
-        return "".join(context.blocks[role][0](context))
+        return self._environment.concat(context.blocks[role][0](context))
 
     def place(self, error: BaseException) -> str:
         """Where in the files an error of rendering arose: `line 7`, `macros.jinja:7`, or nothing."""
@@ -200,9 +202,13 @@ def read_text(path: Path) -> str:
     """The text of a file of a template, bounded; line ends as in Unix, without a byte order mark.
 
     Raises:
-        PromptError: it is too large, or not UTF-8.
+        PromptError: it is too large, not UTF-8, or something else than a file, such as a pipe.
         OSError: it cannot be read.
     """
+    mode = path.stat().st_mode
+    # Opening a pipe waits for somebody who writes; a folder has an error of its own.
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise PromptError(f"{path}: not a regular file")
     with path.open("rb") as stream:
         content = stream.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:

@@ -25,7 +25,7 @@ def retrieved(touche: Touche) -> None:
 
 
 def replied(requests: Path, text: str = GOOD) -> list[b.Line]:
-    return [b.replied(line["custom_id"], b.body(text)) for line in b.read(requests)]
+    return [b.replied(line["custom_id"], b.body(text, model="served")) for line in b.read(requests)]
 
 
 @pytest.mark.usefixtures("retrieved")
@@ -58,14 +58,14 @@ def test_rows_for_programs_are_alone_on_standard_output(touche: Touche, tmp_path
         {"stage": "judge", "file": "requests-00002-of-00002.jsonl", "requests": 1},
     ]
     first, second = sorted(tmp_path.glob("requests-*"))
-    lines = [*replied(first), *replied(first), b.refused(b.read(second)[0]["custom_id"])]
+    lines = [*replied(first), *replied(first), b.refused(b.read(second)[0]["custom_id"], 500, "out of memory")]
     b.write(tmp_path / "responses.jsonl", lines)
     done = touche("batch", "import", "responses.jsonl", "--out", "run", "--format", "tsv")
     assert done.returncode == 3
     assert done.stdout.splitlines() == [
         "outcome\tcount\texample",
         "stored\t2\t",
-        "error\t1\tstatus 400: too long",
+        "status_500\t1\tHTTP 500 from /v1/chat/completions: out of memory",
         "repeated\t2\tresponses.jsonl:3",
     ]
     assert "run export again" in done.stderr
@@ -83,6 +83,42 @@ def test_unusable_answers_are_counted_by_kind_with_an_example(touche: Touche, tm
     assert done.stdout.splitlines()[0].split() == ["0", "stored"]
     assert done.stdout.splitlines()[1].startswith("       3 not_json: as ") and "\x1b" not in done.stdout
     assert "3 requests now" in touche(*EXPORT).stdout
+
+
+@pytest.mark.usefixtures("retrieved")
+def test_a_refused_question_is_given_up_and_the_run_is_made_without_it(touche: Touche, tmp_path: Path) -> None:
+    touche(*EXPORT)
+    first, *rest = replied(tmp_path / "requests.jsonl")
+    b.write(tmp_path / "responses.jsonl", [b.refused(first["custom_id"]), *rest])
+    done = touche("batch", "import", "responses.jsonl", "--out", "run")
+    assert done.returncode == 3
+    assert [line.split()[:2] for line in done.stdout.splitlines()[:2]] == [["2", "stored"], ["1", "status_400:"]]
+    assert "1 requests were refused and are not asked again" in done.stdout
+    assert "remove run/batch_unusable.jsonl and run export again" in done.stdout
+    assert "1 questions have no usable answer" in done.stdout
+    again = touche(*EXPORT)
+    assert (again.returncode, again.stdout.partition(":")[0]) == (0, "nothing is pending")
+    assert touche("judge", *REPLAY).returncode == 3
+    assert touche("rank", "--out", "run").returncode == 3
+    assert len((tmp_path / "run" / "run.txt").read_text().splitlines()) == 3
+    (failure,) = b.read(tmp_path / "run" / "failures.jsonl")
+    assert [each["reason"] for each in failure["attempts"]] == ["HTTP 400 from /v1/chat/completions: too long"]
+    (tmp_path / "run" / "batch_unusable.jsonl").unlink()
+    assert "1 requests now" in touche(*EXPORT).stdout
+
+
+def test_a_bad_line_of_the_corpus_is_named(touche: Touche, tmp_path: Path) -> None:
+    corpus = tmp_path / "grown.jsonl"
+    corpus.write_bytes((SAMPLE / "passages.jsonl").read_bytes())
+    data = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", "grown.jsonl", "--out", "run"]
+    assert touche("retrieve", *data, "--topic", "3", "--depth", "3").returncode == 0
+    with corpus.open("a") as stream:
+        stream.write("bad\n")
+    lines = len(corpus.read_text().splitlines())
+    for given in (EXPORT, ["run", *data, "--dry-run"]):
+        done = touche(*given)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert f"grown.jsonl:{lines}: " in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.usefixtures("retrieved")

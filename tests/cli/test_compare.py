@@ -72,6 +72,24 @@ def test_each_run_is_held_against_the_baseline(touche: Touche, runs: Path) -> No
     assert mixed["low"] <= mixed["difference"] <= mixed["high"]
 
 
+def test_the_baseline_need_not_be_named_twice(touche: Touche, runs: Path) -> None:
+    once, twice = (
+        touche("compare", *names, "--baseline", "base", *QRELS, "--format", "json")
+        for names in (("best",), ("base", "best"))
+    )
+    assert once.stdout == twice.stdout and once.returncode == 0
+
+
+def test_topics_of_all_runs_can_be_compared_alone(touche: Touche, runs: Path) -> None:
+    lines = (runs / "best" / "run.txt").read_text().splitlines(keepends=True)
+    (runs / "part").write_text("".join(line for line in lines if line[0] in "01"))
+    arguments = ("compare", "part", "--baseline", "base", *QRELS, "--format", "json")
+    whole, part = (rows_of(touche(*arguments, *more).stdout) for more in ((), ("--run-topics",)))
+    key = ("part", "relevance nDCG@5")
+    assert (whole[key]["n"], part[key]["n"]) == (TOPICS, 2)
+    assert part[key]["value"] == pytest.approx(1.0) and whole[key]["value"] == pytest.approx(2 / TOPICS)
+
+
 def test_tsv_is_what_json_is(touche: Touche, runs: Path) -> None:
     arguments = ("compare", "best", "base", *QRELS, "--baseline", "base", "--format")
     table = pd.read_csv(io.StringIO(touche(*arguments, "tsv").stdout), sep="\t")
@@ -96,7 +114,7 @@ def test_the_table_names_the_baseline_and_shows_signs(touche: Touche, runs: Path
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["best", "mixed", "--baseline", "base", *QRELS], 2, "--baseline base: is none of the runs: best, mixed"),
+        (["best", "--baseline", "nowhere", *QRELS], 1, "nowhere: cannot read the run"),
         (["best", "mixed", *QRELS], 2, "--baseline"),
         (["best", "--baseline", "best", *QRELS], 2, "best alone cannot be compared"),
         (["best", "best/", "--baseline", "best", *QRELS], 2, "given twice"),

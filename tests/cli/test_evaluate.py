@@ -85,7 +85,7 @@ def test_the_first_stage_stands_before_the_run_of_its_folder(touche: Touche, jud
 
 
 def test_the_run_file_of_a_folder_has_its_first_stage_too(touche: Touche, judged: Path) -> None:
-    (judged / "mine" / "config.yaml").write_text("task: comparative\n")
+    (judged / "mine" / "config.yaml").write_text("task: comparative\ntopics: t.xml\ncorpus: c.jsonl\n")
     by_folder, by_file = (
         touche("evaluate", name, *GRADED, "--leaderboard", "--format", "json") for name in ("mine", "mine/run.txt")
     )
@@ -102,6 +102,36 @@ def test_pairs_of_sentences_that_were_chosen_by_the_model_are_no_first_stage(tou
     done = touche("evaluate", "mine", "--task", "sentence_pairs", "--relevance", "relevance", "--format", "json")
     assert done.returncode == 0, done.stderr
     assert {run for run, _ in rows_of(done.stdout)} == {"mine (pairs before they are judged)", "mine"}
+
+
+def test_a_leaderboard_without_bounds_is_shown_too(touche: Touche, judged: Path) -> None:
+    stances = touche("evaluate", "other", "mine", *TASK, "--stance", "stance", "--leaderboard")
+    assert stances.returncode == 0 and "→" in stances.stdout
+    done = touche("evaluate", "mine", "--task", "controversial", "--relevance", "relevance", "--leaderboard")
+    assert done.returncode == 0 and "→" in done.stdout, done.stderr
+
+
+def test_a_run_of_another_task_is_told(touche: Touche, judged: Path) -> None:
+    (judged / "mine" / "config.yaml").write_text("task: comparative\ntopics: t.xml\ncorpus: c.jsonl\n")
+    done = touche("evaluate", "mine", "--task", "controversial", "--relevance", "relevance")
+    assert done.returncode == 2 and "is a run of comparative, and --task is controversial" in done.stderr
+
+
+def test_qrels_of_another_corpus_and_runs_without_stances_are_told(touche: Touche, judged: Path) -> None:
+    (judged / "foreign").write_text("1 0 z1 3\n2 0 z2 1\n")
+    assert "no document of the run is judged" in touche("evaluate", "mine", *TASK, "--relevance", "foreign").stderr
+    done = touche("evaluate", "other", *TASK, "--stance", "stance")
+    assert "the run has no stances" in done.stderr and "without a label" not in done.stderr
+
+
+def test_a_run_of_some_topics_can_be_measured_by_these(touche: Touche, judged: Path) -> None:
+    (judged / "part").write_text("1 Q0 a 1 3 t\n1 Q0 b 2 2 t\n")
+    whole, part = (
+        rows_of(touche("evaluate", "part", *GRADED, "--format", "json", *more).stdout)["part", "relevance nDCG@5"]
+        for more in ((), ("--run-topics",))
+    )
+    assert (whole["n"], part["n"]) == (3, 1)
+    assert part["value"] == pytest.approx(3 * whole["value"]) == pytest.approx(1.0)
 
 
 def test_the_confusion_matrix_counts_judged_documents(touche: Touche, judged: Path) -> None:
@@ -152,10 +182,11 @@ def test_what_should_be_known_of_the_figures_is_told(touche: Touche, judged: Pat
     # The same words of both aspects and all runs are one note.
     assert told.count("judged, but not in the run") == 1
     assert "relevance, quality, stance: topics judged, but not in the run" not in told
-    assert "note: relevance, quality: topics judged, but not in the run, so that they count 0: 4" in told
+    missing = "topics judged, but not in the run, so that they count 0 (not with --run-topics): 4"
+    assert f"note: relevance, quality: {missing}" in told
     assert "note: quality qrels: lack documents that other qrels have: topic 2 document b" in told
     assert "note: mine: relevance nDCG@5: unjudged documents among the first 5, which count 0: 1 in 1 topics" in told
-    assert "note: other: stance: judged documents without a label" in told
+    assert "note: other: stance: the run has no stances" in told
     assert "note: mine: stances that are imputed, since no answer could be used: 3" in told
     assert "imputed" not in touche("evaluate", "mine", *GRADED).stderr
 
@@ -254,6 +285,9 @@ def test_the_command_gives_the_values_of_the_independent_implementation(touche: 
 def test_python_gets_the_rows_of_the_command(touche: Touche, judged: Path) -> None:
     qrels = read_qrels({aspect: judged / aspect for aspect in ("relevance", "quality")}, get_task("comparative"))
     table = touche_llm.evaluate(read_run(judged / "other"), qrels, name="other")
+    files = {aspect: str(judged / aspect) for aspect in ("relevance", "quality")}
+    assert touche_llm.read_qrels(files, "comparative") == qrels
+    assert touche_llm.read_run(str(judged / "other")) == read_run(judged / "other")
     output = touche("evaluate", "other", *GRADED, "--format", "tsv").stdout
     pd.testing.assert_frame_equal(table, pd.read_csv(io.StringIO(output), sep="\t"), check_dtype=False, atol=1e-12)
 

@@ -260,6 +260,10 @@ CASES = {
     ),
     "prompts list": Case(f"prompts list {TASK}", listed),
     "prompts check": Case(f"prompts check judge stance {TASK}", found_good),
+    "prompts copy": Case(
+        f"prompts copy judge mine.jinja {TASK}",
+        lambda _: [{"prompt": load_named(get_task("comparative"), "judge")[1].label, "file": "mine.jinja"}],
+    ),
     "prompts try": Case(f"prompts try judge --topic 3 --doc {DOCUMENT} {DATA} --index o/index {REPLAY}", tried),
     "cache stats": Case(f"cache stats --cache {CASSETTE}", counted),
     "cache export": Case(

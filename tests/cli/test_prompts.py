@@ -24,7 +24,7 @@ from touche_llm.config import Config
 from touche_llm.engines import remember
 from touche_llm.llm.answer import Token
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.engine import Completion
+from touche_llm.llm.engine import Completion, Rejected
 from touche_llm.llm.language_model import LanguageModel
 from touche_llm.llm.request import Request
 from touche_llm.prompts import prompts_folder
@@ -175,12 +175,12 @@ def test_a_text_that_changed_without_its_version_is_told_from_the_cache(
     (folder / "comparative" / "shown.jinja").write_text("{{ document }} ")
     # The default cache is looked at where it is there.
     done = touche("prompts", "check", "judge", "--prompts", str(folder))
-    assert done.returncode == 0 and "1 answers in .touche-llm/answers.sqlite; the text has changed since" in done.stdout
+    assert done.returncode == 0 and "1 answers in .touche-llm/answers.sqlite are to another text" in done.stdout
     done = touche("prompts", "check", "judge", "--cache", "none")
     assert done.returncode == 2 and "none: no such cache" in done.stderr
 
 
-def test_an_example_about_a_given_topic_is_warned_of(touche: Touche, folder: Path) -> None:
+def test_an_example_about_a_given_topic_is_an_error_as_in_a_run(touche: Touche, folder: Path) -> None:
     (folder / "comparative" / "judge.examples.yaml").write_text(
         "- topic: {id: 99, title: 'Which is better for heating an old house, a heat pump or a gas boiler?'}\n"
         "  document: Some text.\n  first: heat pump\n  second: gas boiler\n"
@@ -189,7 +189,54 @@ def test_an_example_about_a_given_topic_is_warned_of(touche: Touche, folder: Pat
     given = ["prompts", "check", "judge", "--prompts", str(folder)]
     assert "good" in touche(*given).stdout
     done = touche(*given, *DATA[:2])
-    assert done.returncode == 0 and "is topic 3 of" in done.stdout
+    assert done.returncode == 1 and "is topic 3 of" in done.stdout
+    assert "error: comparative judge: " in done.stdout
+
+
+def test_a_copy_is_the_same_prompt_with_all_that_it_takes_in(touche: Touche, folder: Path, tmp_path: Path) -> None:
+    place = folder / "comparative"
+    (place / "deep").mkdir()
+    (place / "deep" / "more.jinja").write_text("")
+    (place / "shown.jinja").write_text('{{ document }}{% include "deep/more.jinja" %}')
+    (place / "judge.examples.yaml").write_text(
+        "- topic: {id: 99, title: 'Tea or coffee?'}\n  document: Tea – it is better.\n  first: tea\n  second: coffee\n"
+        "  answer: {relevance: 3, quality: 2, stance: FIRST}\n"
+    )
+    given = ["prompts", "copy", "judge", "new/mine.jinja", "--prompts", str(folder)]
+    done = touche(*given)
+    assert done.returncode == 0 and "raise its version, 1 to 2" in done.stdout, done.stderr
+    assert "touche-llm prompts check new/mine.jinja --task comparative" in done.stdout
+    written = {str(path.relative_to(tmp_path / "new")) for path in (tmp_path / "new").rglob("*") if path.is_file()}
+    assert written == {"mine.jinja", "shown.jinja", "deep/more.jinja", "mine.examples.yaml"}
+    assert {f"wrote new/{name}" for name in written} <= set(done.stdout.splitlines())
+    for name in written:
+        assert (tmp_path / "new" / name).read_text() == (place / name.replace("mine", "judge")).read_text()
+    (row,) = rows(touche("prompts", "check", "new/mine.jinja", "--format", "json"))
+    assert row["errors"] == 0
+    (tmp_path / "new" / "shown.jinja").write_text("mine")
+    (tmp_path / "new" / "mine.jinja").unlink()
+    done = touche(*given)
+    assert (
+        done.returncode == 2
+        and "new/shown.jinja" in done.stderr
+        and "there already" in done.stderr
+        and done.stdout == ""
+    )
+    assert (tmp_path / "new" / "shown.jinja").read_text() == "mine" and not (tmp_path / "new" / "mine.jinja").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (["judge", "mine.txt"], "mine.txt: the name of a template ends in .jinja"),
+        (["jugde"], "cannot read the prompt"),
+        (["judge", "a-file/mine.jinja"], "a-file/mine.jinja: cannot write it"),
+    ],
+)
+def test_what_cannot_be_copied_is_told(touche: Touche, tmp_path: Path, given: list[str], problem: str) -> None:
+    (tmp_path / "a-file").write_text("")
+    done = touche("prompts", "copy", *given)
+    assert done.returncode in (1, 2) and problem in done.stderr and done.stdout == ""
 
 
 async def asked_by_a_run(task: str, folder: Path, context: int, **flags: Any) -> list[Request]:
@@ -431,6 +478,31 @@ def test_watching_ends_with_a_word(
     monkeypatch.setattr(prompts_try, "changes", lambda bench: changes())
     done = touche("prompts", "try", "judge", *ABOUT, *DATA, "--watch")
     assert done.returncode == 0 and done.stdout.endswith("\nstopped watching\n")
+
+
+def test_watching_goes_on_when_the_engine_was_away(
+    touche: Touche, folder: Path, monkeypatch: pytest.MonkeyPatch, scripted: Callable[[Script], list[Request]]
+) -> None:
+    template = folder / "comparative" / "judge.jinja"
+    text, asked = template.read_text(), []
+    complete = ScriptedEngine.complete
+
+    async def failing(self: ScriptedEngine, request: Request) -> Completion:
+        asked.append(request)
+        if len(asked) == 1:
+            raise Rejected(401, "the server starts anew")
+        return await complete(self, request)
+
+    async def changes() -> AsyncIterator[None]:
+        template.write_text(text)
+        yield
+
+    scripted(script_of("comparative"))
+    monkeypatch.setattr(ScriptedEngine, "complete", failing)
+    monkeypatch.setattr(prompts_try, "changes", lambda bench: changes())
+    done = touche("prompts", "try", str(template), *ABOUT, *DATA, "--watch")
+    assert done.returncode == 0 and "error: the engine does not serve this run any more" in done.stdout, done.stderr
+    assert len(asked) == 2 and "relevance  2.61" in done.stdout
 
 
 def test_a_template_that_does_not_load_at_first_is_waited_for(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import re
@@ -63,6 +64,22 @@ def test_a_person_reads_tables_and_the_verdict(touche: Touche, engine: Engine) -
     last = done.stdout.strip().splitlines()[-1]
     assert last.startswith("mine/sharp.jinja has the best relevance nDCG@5 on the 6 topics that it was chosen on")
     assert "Confirmed: on the 6 topics held out the difference is +" in last
+
+
+def test_the_chance_level_stands_below_the_figures(touche: Touche, engine: Engine) -> None:
+    done = compare(touche)
+    (chance,) = {row["random_ndcg_5"] for row in rows_of(compare(touche, "--format", "json")).values()}
+    assert 0.0 < chance < 1.0
+    assert re.findall(r"^ *random order +(\S+) *$", done.stdout, re.MULTILINE) == [f"{chance:.4f}"] * 2
+
+
+def test_it_is_told_whose_stance_is_measured(touche: Touche, engine: Engine) -> None:
+    done = compare(touche, "--html", "matrix.html")
+    told = "macro-F1: of the judge prompt's stance; in a run it counts only below stance.depth (--stance-depth)"
+    assert told in done.stdout and "judge prompt's stance macro-F1" in done.stdout
+    page = html.unescape(Path("matrix.html").read_text())
+    assert told in page and "<th>judge prompt's stance macro-F1" in page and "<th>random order" in page
+    assert "macro-F1" not in touche("prompts", "compare", *WORDINGS, *DATA, *QRELS[:2]).stdout
 
 
 def test_the_second_call_asks_nobody_and_a_changed_wording_alone(touche: Touche, engine: Engine) -> None:

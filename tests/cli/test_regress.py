@@ -59,6 +59,77 @@ def test_all_runs_are_checked_and_the_exit_code_tells(touche: Touche, copies: Pa
     assert touche("regress", "check", "controversial").returncode == 0
 
 
+def test_a_damaged_run_and_one_of_an_odd_name_are_told_and_the_others_checked(touche: Touche, copies: Path) -> None:
+    (copies / "comparative" / "recorded.json").unlink()
+    shutil.copytree(copies / "controversial", copies / "my run")
+    done = touche("regress", "check")
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert lines[0] == "comparative: differs" and "comparative/recorded.json: cannot read" in lines[1]
+    assert lines[2:] == ["controversial: as recorded", "my run: as recorded"]
+    (row,) = json.loads(touche("regress", "check", "--format", "json").stdout)
+    assert (row["run"], row["kind"]) == ("comparative", "error")
+    assert touche("regress", "check", "my run").stdout == "my run: as recorded\n"
+
+
+def test_a_run_with_queries_of_the_model_says_what_no_check_sees(touche: Touche, tmp_path: Path) -> None:
+    run = asyncio.run(make_run("comparative", tmp_path, depth=3, rank=("judge",)))
+    edit(run / "config.yaml", "expansion:\n  use: false", "expansion:\n  use: true")
+    note = "note: the first stage is kept as it was found, so no check sees a change of the prompt `queries`\n"
+    assert touche("regress", "record", str(run), "first").stdout.endswith(note)
+    assert touche("regress", "check").stdout == f"first: as recorded\n  {note}"
+    assert not (tmp_path / "regress/first/prompts/queries").exists()
+    # It is not forgotten by an update.
+    edit(tmp_path / "regress/first/config.yaml", "tag: regress", "tag: other")
+    assert touche("regress", "update", "first", "--yes").returncode == 0
+    assert touche("regress", "check").stdout == f"first: as recorded\n  {note}"
+
+
+def test_an_update_leaves_nothing_else_behind(touche: Touche, copies: Path, tmp_path: Path) -> None:
+    edit(copies / "comparative" / "config.yaml", "- pairwise:3\n", "")
+    done = touche("regress", "update", "comparative", "--yes")
+    assert done.returncode == 0 and "recorded:" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["regress"]
+    assert sorted(path.name for path in copies.iterdir()) == ["comparative", "controversial"]
+
+
+def test_a_template_that_changes_after_the_question_is_not_stored_unseen(
+    touche: Touche, copies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = overlay(tmp_path / "mine", "comparative", stance=("You are", "You are"))
+    template = mine / "comparative" / "stance.jinja"
+    folder = copies / "comparative"
+    edit(folder / "config.yaml", "- pairwise:3\n", "")
+    before = (folder / "recorded.json").read_bytes()
+    text = template.read_text()
+
+    def saved(*_: object, **__: object) -> bool:
+        template.write_text(text.replace("You are an assessor", "You assess"))
+        return True
+
+    monkeypatch.setattr("typer.confirm", saved)
+    done = touche("regress", "update", "comparative", "--prompts", str(mine))
+    assert done.returncode != 0 and "setting rank: " in done.stdout and "does not come out again" in done.stderr
+    assert (folder / "recorded.json").read_bytes() == before
+
+
+def test_an_update_stores_what_was_shown_whatever_is_saved_after_the_question(
+    touche: Touche, copies: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copies / "comparative"
+    edit(folder / "config.yaml", "tag: regress", "tag: shown")
+
+    def saved(*_: object, **__: object) -> bool:
+        edit(folder / "config.yaml", "tag: shown", "tag: unseen")
+        return True
+
+    monkeypatch.setattr("typer.confirm", saved)
+    done = touche("regress", "update", "comparative")
+    assert done.returncode == 0 and "setting tag: regress → shown" in done.stdout
+    assert "tag: shown" in (folder / "config.yaml").read_text()
+    assert {line.split()[-1] for line in (folder / "run.txt").read_text().splitlines()} == {"shown"}
+
+
 def test_findings_are_rows_for_other_programs(touche: Touche, copies: Path, tmp_path: Path) -> None:
     mine = overlay(tmp_path / "mine", "controversial", judge=("You are an assessor", "You assess"))
     given = ("regress", "check", "controversial", "--prompts", str(mine), "--format")

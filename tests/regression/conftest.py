@@ -11,7 +11,7 @@ import pytest
 
 from tests.write_regressions import FOLDER, make_run
 from touche_llm.prompts import prompts_folder
-from touche_llm.regression.check import check
+from touche_llm.regression.check import Outcome, check, check_all
 from touche_llm.regression.differences import Finding
 from touche_llm.regression.recorded import open_recorded
 
@@ -39,6 +39,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def checked(folder: Path, prompts: Path | None = None) -> list[Finding]:
     return asyncio.run(check(open_recorded(folder), prompts))
+
+
+def all_checked(folders: list[Path], prompts: Path | None = None) -> list[Outcome]:
+    async def collected() -> list[Outcome]:
+        return [each async for each in check_all(folders, prompts)]
+
+    return asyncio.run(collected())
 
 
 def overlay(folder: Path, task: str, **changed: tuple[str, str]) -> Path:

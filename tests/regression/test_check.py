@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.regression.conftest import Copy, checked, edit, overlay
+from tests.regression.conftest import Copy, all_checked, checked, edit, overlay
 from tests.write_regressions import FOLDER
+from touche_llm.errors import UsageError
 from touche_llm.llm.answer import AnswerModel, schema_of
 from touche_llm.prompts import neutralise, prompts_folder
 from touche_llm.regression.differences import Finding, by_kind
+from touche_llm.regression.recorded import QUERIES_UNSEEN
 from touche_llm.regression.telling import told
 from touche_llm.tasks import TASKS
 
@@ -45,7 +48,7 @@ def test_a_changed_sentence_of_a_template_fails_with_the_diff_of_that_prompt_alo
     new = f"Indeed. {old}"
     findings = checked(FOLDER / task, overlay(tmp_path / "mine", task, **{purpose: (old, new)}))
     found = by_kind(findings)
-    assert set(found) == {"prompt", "missing"}
+    assert set(found) == {"prompt", "version", "missing"}
     (prompt,) = found["prompt"]
     assert (prompt.name, prompt.count) == (purpose, prompt.of)
     assert {each.name for each in found["missing"]} == {purpose}
@@ -73,6 +76,81 @@ def test_only_the_requests_that_change_are_counted_and_shown(tmp_path: Path) -> 
     of_topic = [each for each in findings if each.kind == "missing"]
     assert {each.topic for each in of_topic} == {"20"} and prompt.topic == "20"
     assert prompt.count == len(of_topic) and prompt.of is not None and 0 < len(of_topic) < prompt.of
+
+
+@pytest.mark.parametrize(("now", "told_of"), [(1, True), (2, False), (3, False)])
+def test_a_version_that_was_not_raised_is_told_with_both_labels(
+    copy_of: Copy, tmp_path: Path, now: int, told_of: bool
+) -> None:
+    mine = overlay(tmp_path / "mine", "controversial", judge=("You are an assessor", "You assess"))
+    template = mine / "controversial" / "judge.jinja"
+    (version,) = re.findall(r"^version: (\d+)$", template.read_text(), re.MULTILINE)
+    edit(template, f"version: {version}\n", f"version: {int(version) - 1 + now}\n")
+    findings = checked(FOLDER / "controversial", mine)
+    (prompt,) = by_kind(findings)["prompt"]
+    versions = by_kind(findings).get("version", [])
+    assert versions == ([Finding("controversial", "version", "judge", old=prompt.old, new=prompt.new)] * told_of)
+    assert prompt.old != prompt.new
+    assert (f"version of judge not raised: {prompt.old} → {prompt.new};" in told("x", findings)) is told_of
+
+
+def test_a_given_folder_goes_before_a_path_that_was_recorded(copy_of: Copy, tmp_path: Path) -> None:
+    folder = copy_of("controversial")
+    theirs = overlay(tmp_path / "theirs", "controversial", judge=("You", "You"), best=("You", "You"))
+    for name in ("judge", "best"):
+        (theirs / "controversial" / f"{name}.jinja").rename(theirs / f"my_{name}.jinja")
+    with (folder / "config.yaml").open("a") as stream:
+        stream.write("prompts: {judge: ../../theirs/my_judge.jinja, best: ../../theirs/my_best.jinja}\n")
+    assert not checked(folder)
+    mine = overlay(tmp_path / "mine", "controversial", judge=("You are an assessor", "You assess"))
+    (prompt,) = by_kind(checked(folder, mine))["prompt"]
+    assert prompt.name == "judge" and "+You assess" in prompt.text
+    edit(theirs / "my_best.jinja", "You are an assessor", "You assess")
+    assert {each.name for each in by_kind(checked(folder, mine))["prompt"]} == {"judge", "best"}
+
+
+def test_a_given_folder_goes_before_a_name_that_it_does_not_have(copy_of: Copy, tmp_path: Path) -> None:
+    folder = copy_of("controversial")
+    theirs = overlay(tmp_path / "theirs", "controversial", judge=("You are", "You are"))
+    (theirs / "controversial" / "judge.jinja").rename(theirs / "controversial" / "strict.jinja")
+    with (folder / "config.yaml").open("a") as stream:
+        stream.write("prompts: {judge: strict, folder: ../../theirs}\n")
+    assert not checked(folder)
+    mine = overlay(tmp_path / "mine", "controversial", judge=("You are an assessor", "You assess"))
+    (prompt,) = by_kind(checked(folder, mine))["prompt"]
+    assert prompt.name == "judge" and "+You assess" in prompt.text
+    (mine / "controversial" / "judge.jinja").rename(mine / "controversial" / "strict.jinja")
+    assert by_kind(checked(folder, mine))["prompt"][0].text.replace("strict", "judge") == prompt.text
+
+
+def test_templates_of_one_task_say_nothing_of_the_runs_of_others(tmp_path: Path) -> None:
+    folders = [FOLDER / task for task in ("comparative", "controversial")]
+    mine = overlay(tmp_path / "mine", "controversial", judge=("You are an assessor", "You assess"))
+    first, second = all_checked(folders, mine)
+    assert not first.findings and {each.kind for each in second.findings} == {"prompt", "version", "missing"}
+    with pytest.raises(UsageError, match=r"mine: no templates for these runs; theirs would be comparative/NAME.jinja$"):
+        all_checked(folders[:1], mine)
+    with pytest.raises(UsageError, match="nowhere: no such folder of templates"):
+        all_checked(folders, tmp_path / "nowhere")
+    # A folder for the task that has none of its prompts is a mistake.
+    (mine / "comparative").mkdir()
+    (mine / "comparative" / "jugde.jinja").touch()
+    first, second = all_checked(folders, mine)
+    (finding,) = first.findings
+    assert finding.kind == "error" and "comparative has jugde" in finding.text
+
+
+def test_a_check_says_that_it_does_not_see_a_change_of_the_prompt_for_queries(copy_of: Copy, tmp_path: Path) -> None:
+    folder = copy_of("controversial")
+    mine = overlay(tmp_path / "mine", "controversial", judge=("You are", "You are"))
+    assert [each.note for each in all_checked([folder], mine)] == [""]
+    overlay(mine, "controversial", queries=("You", "Indeed, you"))
+    (outcome,) = all_checked([folder], mine)
+    assert not outcome.findings and outcome.note == QUERIES_UNSEEN and "`queries`" in QUERIES_UNSEEN
+    with (folder / "config.yaml").open("a") as stream:
+        stream.write("expansion: {use: true}\n")
+    (outcome,) = all_checked([folder])
+    assert not outcome.findings and outcome.note == QUERIES_UNSEEN
 
 
 def test_a_change_that_renders_the_same_is_none(tmp_path: Path) -> None:

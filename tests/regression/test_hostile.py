@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.regression.conftest import Copy, checked, edit
+from tests.regression.conftest import Copy, all_checked, checked, edit
 from tests.write_regressions import FOLDER
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.regression.recorded import find_recorded, open_recorded
@@ -57,6 +58,41 @@ def test_a_folder_without_recorded_runs_is_told(tmp_path: Path) -> None:
     (tmp_path / ".name.building-x" / "recorded.json").write_text("{}")
     with pytest.raises(UsageError, match="no recorded run; `touche-llm regress record"):
         find_recorded(tmp_path, [])
+
+
+@pytest.mark.parametrize(
+    "name", ["recorded.json", "config.yaml", "topics.jsonl", "cassette.jsonl", "prompts/best/best.jinja", "run.txt"]
+)
+def test_a_damaged_run_is_an_error_of_that_run_and_the_others_are_checked(copy_of: Copy, name: str) -> None:
+    damaged, odd = copy_of("comparative"), copy_of("controversial")
+    (damaged / name).unlink()
+    odd = odd.rename(odd.with_name("my run"))
+    folders = find_recorded(damaged.parent, [])
+    assert folders == [damaged, odd]
+    first, second = all_checked(folders)
+    (finding,) = first.findings
+    assert finding.kind == "error" and str(damaged / name) in finding.text
+    assert second.name == "my run" and not second.findings
+    assert find_recorded(damaged.parent, ["my run"]) == [odd]
+
+
+def test_an_expected_run_that_is_damaged_is_an_error_of_that_run(copy_of: Copy) -> None:
+    folder = copy_of("comparative")
+    (folder / "run.txt").write_text("3 NO x\n")
+    first, second = all_checked([folder, FOLDER / "comparative"])
+    (finding,) = first.findings
+    assert finding.kind == "error" and "run.txt" in finding.text and not second.findings
+
+
+@pytest.mark.parametrize("name", ["topics.jsonl", "candidates.run.txt", "prompts", "cassette.jsonl", "run.txt"])
+def test_whatever_is_left_of_a_recorded_run_is_found(copy_of: Copy, name: str) -> None:
+    folder = copy_of("comparative")
+    (folder / name).rename(folder.parent / "kept")
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder.parent / "kept").rename(folder / name)
+    (folder.parent / "notes").mkdir()
+    assert find_recorded(folder.parent, []) == [folder]
 
 
 @pytest.mark.parametrize(

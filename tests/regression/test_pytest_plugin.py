@@ -54,6 +54,14 @@ def test_a_damaged_run_fails_with_the_error_alone(project: pytest.Pytester, copy
     result.stdout.no_fnmatch_line("*Traceback*")
 
 
+def test_a_run_that_lost_its_manifest_fails_and_the_others_pass(project: pytest.Pytester, copy_of: Copy) -> None:
+    (copy_of("comparative") / "recorded.json").unlink()
+    folder = copy_of("controversial")
+    result = project.runpytest(f"--touche-regress={folder.parent}")
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(["error: *comparative/recorded.json: cannot read the recorded run: *"])
+
+
 def test_a_folder_that_is_none_is_wrong_usage(project: pytest.Pytester) -> None:
     result = project.runpytest("--touche-regress=nowhere")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

@@ -24,8 +24,10 @@ Compared = tuple[PromptComparison, Qrels]
 class Refusing(ScriptedEngine):
     """Takes no request of the blunt wording about one document."""
 
+    word = "BLUNT"
+
     async def complete(self, request: Any) -> Any:
-        if request.origin.document_id == "2-4" and "BLUNT" in request.messages[0].content:
+        if request.origin.document_id == "2-4" and self.word in request.messages[0].content:
             raise Rejected(400, ATTACKS[1])
         return await super().complete(request)
 
@@ -51,6 +53,16 @@ async def test_a_document_without_an_answer_comes_first_then_those_that_variants
     assert {row.document_id for row in rows[1:9]} == {f"{topic}-{n}" for topic in range(1, 5) for n in (0, 2)}
     assert [bool(row.differs) for row in rows] == [True] * 9 + [False] * 15
     assert {(tuple(row.differs), row.spread) for row in rows[1:9]} == {(("relevance", "quality", "stance"), 3.0)}
+
+
+async def test_a_document_that_no_variant_has_an_answer_about_is_not_one_that_they_agree_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Refusing, "word", "")
+    found, qrels = await compared(tmp_path, monkeypatch)
+    head, _, tail = render(found, qrels, {}).partition('id="t3"')
+    assert "No variant has an answer" in tail and "2-4" in tail.partition("</details>")[0]
+    assert tail.count('class="doc"') == 1 and '<span class="id">2-4' not in head.partition('id="t1"')[2]
 
 
 async def test_a_cell_says_what_a_variant_said_and_whether_people_say_so_too(

@@ -11,6 +11,7 @@ import pytest
 
 from tests.report.reports import ATTACKS
 from tests.report.test_write import Page, count
+from touche_llm.config import load_config, write_config
 from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.measures import compare_runs, evaluate_run
 from touche_llm.qrels import Qrels
@@ -39,6 +40,8 @@ def runs(comparative: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Gi
     """The sample's run, one with the best ten the other way round and no position, and a file with an own document."""
     folder = tmp_path_factory.mktemp("runs")
     shutil.copytree(comparative, folder / "turned")
+    config = load_config(folder / "turned" / "config.yaml", {"weights.quality": 3.0})
+    write_config(config, folder / "turned" / "config.yaml")
     turned, alone = [], []
     for topic, ranking in read_run(comparative / "run.txt").rankings.items():
         ordered = [each.document_id for each in (*ranking[9::-1], *ranking[10:])]
@@ -140,6 +143,11 @@ def test_only_folders_tell_what_failed_and_what_it_cost(found: SideBySide) -> No
     assert any(note.startswith("C: only a run file") for note in found.notes)
     text = " ".join(Page(render(found)).text.split())
     assert "None of A B : every question had a usable answer." in text
+
+
+def test_settings_in_which_the_runs_differ_are_told_of_each(found: SideBySide) -> None:
+    own = [side.facts.get("settings of its own") for side in found.sides]
+    assert own == ["weights.quality 0.5", "weights.quality 3.0", None]
 
 
 def test_run_files_alone_make_a_page_too(runs: list[GivenRun], qrels: Qrels) -> None:

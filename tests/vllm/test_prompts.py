@@ -37,6 +37,41 @@ def rows(folder: Path, *arguments: str, python: Path | str = sys.executable) -> 
     return found
 
 
+def test_a_changed_prompt_s_own_requests_are_all_that_a_comparison_sends(vllm_url: str, tmp_path: Path) -> None:
+    template, relevance = tmp_path / "mine.jinja", tmp_path / "relevance.txt"
+    text = (prompts_folder() / "comparative" / "judge.jinja").read_text()
+    template.write_text(text.replace("assessor", "strict assessor"))
+    names = ["heating-01___3", "heating-02___1"], ["commute-01___2", "commute-02___6"]
+    judged = [(topic, f"sample-{name}") for topic, of_topic in zip("37", names, strict=True) for name in of_topic]
+    relevance.write_text("".join(f"{topic} 0 {name} {n % 2}\n" for n, (topic, name) in enumerate(judged)))
+    places = ["--index", str(tmp_path / "index"), "--cache", str(tmp_path / "answers.sqlite")]
+    places += ["--sample-file", str(tmp_path / "sample.tsv"), "--relevance", str(relevance), "--base-url", vllm_url]
+
+    def compare() -> tuple[dict[str, dict[str, Any]], int]:
+        """The rows, and how many requests the server had beside the one that checks whether it enforces schemas."""
+        before = finished_requests(vllm_url)
+        arguments = ["-m", "touche_llm", "prompts", "compare", "judge", str(template), *DATA, *places]
+        done = subprocess.run(
+            [sys.executable, *arguments, "--format", "json"], capture_output=True, text=True, cwd=ROOT
+        )
+        assert done.returncode == 0, done.stderr
+        return {row["prompt"]: row for row in json.loads(done.stdout)}, finished_requests(vllm_url) - before - 1
+
+    def counted(rows: dict[str, dict[str, Any]], name: str) -> list[tuple[int, int]]:
+        return [(row[name], row["failures"]) for row in rows.values()]
+
+    first, sent = compare()
+    assert list(first) == ["comparative/judge", "comparative/mine"]
+    assert counted(first, "requests") == [(4, 0), (4, 0)] and sent == 8
+    template.write_text(text.replace("version: 1", "version: 2").replace("assessor", "very strict assessor"))
+    changed, sent = compare()
+    assert counted(changed, "requests") == [(0, 0), (4, 0)] and sent == 4
+    assert counted(changed, "cache_hits") == [(4, 0), (0, 0)]
+    assert changed["comparative/judge"]["relevance_ndcg_5"] == first["comparative/judge"]["relevance_ndcg_5"]
+    again, sent = compare()
+    assert counted(again, "cache_hits") == [(4, 0), (4, 0)] and sent == 0
+
+
 def up_to_waiting(stream: IO[str]) -> str:
     """What a watching command prints until it waits."""
     said = ""

@@ -19,6 +19,7 @@ from touche_llm.cli import (
     fuse,
     prompts,
     prompts_compare,
+    prompts_copy,
     prompts_render,
     prompts_try,
     regress,
@@ -52,6 +53,7 @@ for command in (*STAGES, *OTHERS):
 app.add_typer(files.cache_app, name="cache")
 app.add_typer(regress.regress_app, name="regress")
 app.add_typer(batch.app, name="batch")
+prompts.prompts_app.command("copy")(prompts_copy.copy)
 prompts.prompts_app.command("render")(prompts_render.render)
 prompts.prompts_app.command("try")(prompts_try.try_)
 prompts.prompts_app.command("compare")(prompts_compare.compare)

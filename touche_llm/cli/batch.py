@@ -18,8 +18,8 @@ from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.dry_run import StageName
 from touche_llm.errors import UsageError, printable
-from touche_llm.llm.language_model import SAMPLES
 from touche_llm.llm.vllm_common import start_options
+from touche_llm.run_files import BATCH_UNUSABLE
 
 _STAGES: Mapping[StageName, Callable[..., None]] = {
     "retrieve": stages.retrieve,
@@ -123,15 +123,19 @@ def import_(
     """
     batch = read_batch(out)
     done = stages.asked(batch.config, import_replies(batch, out, responses, ConsoleObserver()))
-    found = [("stored", done.stored, ""), *((kind, len(all_), all_[0]) for kind, all_ in done.unusable.items())]
-    for name, listed in (("error", done.errors), ("repeated", done.repeated)):
-        if listed:
-            found.append((name, len(listed), listed[0]))
+    kinds = {**done.unusable, **done.errors, **({"repeated": done.repeated} if done.repeated else {})}
+    found = [("stored", done.stored, ""), *((kind, len(all_), all_[0]) for kind, all_ in kinds.items())]
     if output is Format.TABLE:
         for name, count, example in found:
             print(f"{count:>8,} {name}" + (f": as {printable(example)}" if example else ""))
     else:
         print_rows(output, [{"outcome": name, "count": count, "example": one or None} for name, count, one in found])
+    if done.refused:
+        say(
+            output,
+            f"{done.refused:,} requests were refused and are not asked again; where vLLM's settings were the cause, "
+            f"mend them, remove {out / BATCH_UNUSABLE} and run export again",
+        )
     if done.done:
         _tell_end(output, batch.stage, out, done.failed)
     else:
@@ -162,4 +166,7 @@ def _tell_end(output: Format, stage: StageName, out: Path, failed: int) -> None:
         output, f"nothing is pending: the stage needs no server now: touche-llm {stage} --out {out} --cache-mode replay"
     )
     if failed:
-        say(output, f"{failed:,} questions have no usable answer after {SAMPLES} tries: a replay names them")
+        say(
+            output,
+            f"{failed:,} questions have no usable answer: the replay goes on without and names them (exit code 3)",
+        )

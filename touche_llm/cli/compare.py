@@ -27,6 +27,7 @@ def compare(
     coherence: f.CoherenceOption = None,
     output: FormatOption = Format.TABLE,
     depth: f.DepthOption = None,
+    run_topics: f.RunTopicsOption = False,
     html: Annotated[
         Path | None,
         typer.Option("--html", help="Write a page as well, with 2 to 8 runs side by side (report.html, say)."),
@@ -46,7 +47,7 @@ def compare(
     from touche_llm.evaluation.measures import compare_runs
 
     if baseline not in runs:
-        raise UsageError(f"--baseline {baseline}: is none of the runs: {', '.join(map(str, runs))}; name one of them")
+        runs = [baseline, *runs]
     if len(runs) < 2:
         raise UsageError(f"{baseline} alone cannot be compared; name another run")
     files = {"relevance": relevance, "quality": quality, "stance": stance, "coherence": coherence}
@@ -62,6 +63,8 @@ def compare(
             raise UsageError(f"--html {html}: is one of the files that are read; name another")
         shown = [GivenRun(each.name, each.run, each.folder) for each in kept]
         check_runs(shown, get_task(task))
+    if run_topics:
+        qrels = f.of_all_runs(qrels, kept)
     evaluations = f.evaluate_runs(kept, qrels, depth or f.recall_depth(given))
     name = printable(str(baseline))
     held = next(each for each in evaluations if each.name == name)

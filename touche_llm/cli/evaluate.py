@@ -49,6 +49,7 @@ def evaluate(
         typer.Option("--first-stage", help="The first stage of the runs, where they are of another program."),
     ] = None,
     depth: f.DepthOption = None,
+    run_topics: f.RunTopicsOption = False,
 ) -> None:
     """Measure runs by judgments of people, with 95 % intervals from a bootstrap over topics.
 
@@ -62,6 +63,8 @@ def evaluate(
     if confusion and not qrels.stances:
         raise UsageError("--confusion is about stances; give --stance with their qrels")
     given = f.given_runs(runs, qrels, get_task(task), first_stage)
+    if run_topics:
+        qrels = f.of_all_runs(qrels, given)
     evaluations = f.evaluate_runs(given, qrels, depth or f.recall_depth(given))
     if per_topic:
         frame = _by_topic(evaluations)

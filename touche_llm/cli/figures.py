@@ -18,6 +18,7 @@ from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.output import Format, print_rows
 from touche_llm.config import FILE_NAME as CONFIG
+from touche_llm.config import load_config
 from touche_llm.errors import DataError, UsageError, printable
 from touche_llm.metadata import FILE_NAME as METADATA
 from touche_llm.qrels import Qrels, read_qrels
@@ -48,6 +49,13 @@ CoherenceOption = Annotated[Path | None, typer.Option("--coherence", help="Coher
 DepthOption = Annotated[
     int | None,
     typer.Option("--depth", min=1, help="Of the recall (default: the first stage's, else the longest ranking's)."),
+]
+RunTopicsOption = Annotated[
+    bool,
+    typer.Option(
+        "--run-topics",
+        help="Only topics that every run has, for runs of some of them; else a judged topic that a run lacks counts 0.",
+    ),
 ]
 
 
@@ -98,6 +106,10 @@ def given_runs(paths: Iterable[Path], qrels: Qrels, task: Task, first_stage: Pat
         if any(name == each.name for each in runs):
             raise UsageError(f"{path}: is given twice; name each run once")
         folder = _folder_of(path)
+        if folder is not None and (folder / CONFIG).exists():
+            own = load_config(folder / CONFIG, {}).task
+            if own != task.name:
+                raise UsageError(f"{path}: is a run of {own}, and --task is {task.name}; give --task {own}")
         if folder is not None and qrels.grades and (folder / CANDIDATES).exists():
             before = f"{name} ({task.before_judging})"
             runs.append(Given(before, read_run(folder / CANDIDATES), folder, first_stage=True))
@@ -118,6 +130,12 @@ def recall_depth(runs: Sequence[Given]) -> int:
     """The one depth at which the recall of all runs is taken: the deepest first stage's, else the longest ranking's."""
     deepest = [each for each in runs if each.first_stage] or runs
     return max(len(ranking) for each in deepest for ranking in each.run.rankings.values())
+
+
+def of_all_runs(qrels: Qrels, runs: Sequence[Given]) -> Qrels:
+    """The judgments of the topics that every run has."""
+    first, *others = (each.run.rankings.keys() for each in runs)
+    return qrels.only(set(first).intersection(*others))
 
 
 def evaluate_runs(runs: Sequence[Given], qrels: Qrels, depth: int) -> list[Evaluation]:

@@ -176,7 +176,7 @@ def _checked(
         try:
             check_examples(prompt, list(topics), file, observer.notify)
         except UsageError as error:
-            checked.findings.append(Finding("warning", str(error)))
+            checked.findings.append(Finding("error", str(error)))
     if answers is not None:
         checked.findings += changed_since(prompt, answers)
     return checked

@@ -20,6 +20,7 @@ from touche_llm.stages.common import by_kind
 if TYPE_CHECKING:
     from touche_llm.prompt_comparison import PromptComparison
     from touche_llm.prompt_measures import Part
+    from touche_llm.qrels import Qrels
 
 # Parameters that are none of the configuration's.
 _QRELS = ("relevance", "quality", "stance", "coherence")
@@ -47,19 +48,23 @@ def compare(
         typer.Option(
             "--split",
             metavar="odd|even|FILE",
-            help="Topics to choose on: at odd places (default), at even ones, or the ids in a file, one a line.",
+            help="Topics to choose on: those at odd places among the judged ones of the topics' file (default), at "
+            "even ones, or the ids in a file, one a line.",
         ),
     ] = None,
     hold_out: Annotated[
         bool | None,
         typer.Option(
             "--hold-out/--no-hold-out",
-            help="Confirm the choice on the other topics (default with --split, and from 8 topics). Without, and with "
-            "--split, the others are not asked about; without both, all topics are one.",
+            help="Confirm the choice on the other topics (default with --split, and from 12 topics, 6 in each half). "
+            "Without, and with --split, the others are not asked about; without both, all topics are one.",
         ),
     ] = None,
     sample: Annotated[
-        int | None, typer.Option("--sample", min=1, help="Documents to judge, evenly over grades (default: 200).")
+        int | None,
+        typer.Option(
+            "--sample", min=1, help="Documents to judge, evenly over grades, 10 or more a topic (default: 200)."
+        ),
     ] = None,
     sample_seed: Annotated[
         int | None, typer.Option("--sample-seed", help="Another one draws others (default: 0).")
@@ -119,12 +124,10 @@ def compare(
         observer.notify(note)
     plan = Plan(sample, sample_seed, sample_file, split, hold_out, texts=html is not None)
     found = asked(settings, compare_prompts(settings, templates, qrels, plan, observer))
-    for note in found.notes:
-        observer.notify(note)
     if output is Format.TABLE:
         for part in found.parts:
             _show(found, part)
-        _explain()
+        _explain(found, qrels)
     else:
         print_rows(output, [row for part in found.parts for row in _rows(found, part)])
     say(output, f"sample: {found.sample_file} ({sum(len(part.sample) for part in found.parts):,} documents)")
@@ -138,6 +141,8 @@ def compare(
 
 
 def _show(found: PromptComparison, part: Part) -> None:
+    from touche_llm.prompt_measures import named
+
     table = f.plain_table()
     table.add_column("variant")
     for name in (*map(_short, part.measures), "outside", "failures", "tokens", "requests", "cached"):
@@ -150,6 +155,7 @@ def _show(found: PromptComparison, part: Part) -> None:
         numbers = (len(said.failures), counts.prompt_tokens + counts.cached_prompt_tokens, counts.asked)
         cells += [f"{number:,}" for number in (*numbers, counts.cache_hits)]
         table.add_row(o.plain(variant.name), *cells)
+    table.add_row("random order", f.spelled(part.chance), *[""] * (len(part.measures) + 4))
     told = {"all": "", "choice": ", to choose on", "hold-out": ", held out"}[part.name]
     f.show(f"{len(part.sample):,} documents of {len(part.topics)} topics{told}", table)
     rows = []
@@ -162,7 +168,7 @@ def _show(found: PromptComparison, part: Part) -> None:
                 f.spelled(change["p_holm"]),
                 f"{change['wins']}/{change['ties']}/{change['losses']}",
             ]
-            rows.append((measure, printable(variant.name), cells))
+            rows.append((named(measure), printable(variant.name), cells))
     first = printable(found.variants[0].name)
     f.show_figures(f"difference to {first}", ("difference", "95 % interval", "p Holm", "+/=/-"), f.grouped(rows))
 
@@ -172,7 +178,12 @@ def _short(measure: str) -> str:
     return measure.split(" ", 1)[1] if measure.endswith(("@5", "macro-F1")) else measure
 
 
-def _explain() -> None:
+def _explain(found: PromptComparison, qrels: Qrels) -> None:
+    from touche_llm.prompt_measures import stance_told
+
+    print("random order: nDCG@5 that the same documents have on average, in any order")
+    if qrels.stances:
+        print(stance_told(found.task).removesuffix("."))
     print("kappa: with quadratic weights, of whole grades; outside: mean probability that was on no label")
     print(
         "tokens: of the prompts, also where the answer was in the cache; requests: sent now; cached: answers from there"
@@ -201,6 +212,7 @@ def _rows(found: PromptComparison, part: Part) -> list[dict[str, Any]]:
             name = re.sub(r"\W+", "_", measure.lower())
             change = part.differences.get((variant.name, measure), {})
             row |= {name: figure.value, **{f"{name}_{each}": change.get(each) for each in _CHANGE}}
+        row["random_ndcg_5"] = part.chance
         row |= {
             "outside": part.outside[variant.name],
             "failures": len(said.failures),

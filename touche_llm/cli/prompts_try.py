@@ -24,7 +24,7 @@ from touche_llm.cli.prompts_render import (
 )
 from touche_llm.cli.stages import FAILURES_EXIT, asked
 from touche_llm.engines import open_model
-from touche_llm.errors import DataError, PromptError, ReplayMiss, UsageError, printable
+from touche_llm.errors import DataError, EngineError, PromptError, ReplayMiss, UsageError, printable
 from touche_llm.llm.language_model import Answered
 from touche_llm.prompt_catalogue import find
 from touche_llm.prompts import Prompt
@@ -150,7 +150,7 @@ async def _watch(bench: Bench, qrels: Qrels | None, verbose: bool, saved: AsyncI
                     if before is not None:
                         print("\n".join(_differences(before, tried)))
                     before = tried
-            except (PromptError, UsageError, DataError, ReplayMiss) as error:
+            except (PromptError, UsageError, DataError, ReplayMiss, EngineError) as error:
                 print(f"error: {error}")
             print("waiting for the template to be saved; Ctrl-C ends", flush=True)
             try:

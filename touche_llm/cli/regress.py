@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -44,7 +45,7 @@ def record_(
     Its first stage is kept as it is and never run again. With judgments, a check also tells how far figures move.
     """
     from touche_llm.regression.record import finished_run, record
-    from touche_llm.regression.recorded import check_name
+    from touche_llm.regression.recorded import QUERIES_UNSEEN, check_name
 
     target = root / check_name(run_dir.resolve().name if name is None else name)
     if target.exists() or target.is_symlink():
@@ -61,6 +62,8 @@ def record_(
         print(_told(target, made))
     else:
         print_rows(output, [{"folder": target, **asdict(made)}])
+    if config.expansion.use:
+        say(output, f"note: {QUERIES_UNSEEN}")
 
 
 @regress_app.command("check")
@@ -74,16 +77,19 @@ def check_(
 
     Exit code 0 where each run comes out as it was recorded, byte for byte, and 1 where one does not.
     """
-    from touche_llm.regression.check import check
+    from touche_llm.regression.check import check_all
     from touche_llm.regression.differences import COLUMNS
-    from touche_llm.regression.recorded import find_recorded, open_recorded
+    from touche_llm.regression.recorded import find_recorded
     from touche_llm.regression.telling import told
 
     found: list[Finding] = []
-    for folder in find_recorded(root, names or []):
-        findings = asyncio.run(check(open_recorded(folder), prompts))
-        say(output, told(folder.name, findings))
-        found += findings
+
+    async def check() -> None:
+        async for each in check_all(find_recorded(root, names or []), prompts):
+            say(output, told(each.name, each.findings) + (f"\n  note: {each.note}" if each.note else ""))
+            found.extend(each.findings)
+
+    asyncio.run(check())
     if output is not Format.TABLE:
         print_rows(output, [each.row() for each in found], COLUMNS)
     if found:
@@ -107,25 +113,25 @@ def update_(
     its folder with --run.
     """
     from touche_llm.regression.differences import COLUMNS
-    from touche_llm.regression.recorded import find_recorded, open_recorded
+    from touche_llm.regression.recorded import find_recorded, open_recorded, templates_for
     from touche_llm.regression.telling import told
-    from touche_llm.regression.update import check_answers, preview, update
+    from touche_llm.regression.update import new_run, preview, update
 
     if run is not None and len(names) > 1:
         raise UsageError("--run gives the new run of one recorded run; name that one alone")
     found: list[Finding] = []
-    for folder in find_recorded(root, names):
-        recorded = open_recorded(folder)
-        findings = asyncio.run(preview(recorded, prompts, run))
-        found += findings
-        say(output, told(folder.name, findings))
-        if not findings:
-            say(output, "nothing to update")
-            continue
-        if run is None:
-            check_answers(recorded, findings)
-        if yes or typer.confirm(f"store this as {folder}?", err=True):
-            say(output, _told(folder, asyncio.run(update(recorded, prompts, run))))
+    runs = [open_recorded(folder) for folder in find_recorded(root, names)]
+    for recorded, templates in zip(runs, templates_for(runs, prompts), strict=True):
+        with tempfile.TemporaryDirectory() as work:
+            seen = asyncio.run(preview(recorded, templates, run, Path(work)))
+            found += seen.findings
+            say(output, told(recorded.name, seen.findings))
+            if not seen.findings:
+                say(output, "nothing to update")
+                continue
+            new_run(recorded, seen)
+            if yes or typer.confirm(f"store this as {recorded.folder}?", err=True):
+                say(output, _told(recorded.folder, asyncio.run(update(recorded, seen))))
     if output is not Format.TABLE:
         print_rows(output, [each.row() for each in found], COLUMNS)
 

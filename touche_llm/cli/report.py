@@ -24,6 +24,7 @@ def report(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help=f"The page to write (default: {_FILE} in the run's folder).")
     ] = None,
+    run_topics: f.RunTopicsOption = False,
     top: Annotated[int, typer.Option("--top", min=1, help="Documents of each topic that are shown with texts.")] = _TOP,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -39,7 +40,7 @@ def report(
     files = {"relevance": relevance, "quality": quality, "stance": stance, "coherence": coherence}
     given = any(path is not None for path in files.values())
     qrels = f.given_qrels(config_of(run_dir).task, **files) if given else None
-    found = gather(run_dir, qrels, top)
+    found = gather(run_dir, qrels, top, run_topics=run_topics)
     for note in found.notes:
         ConsoleObserver().notify(note)
     target = out or run_dir / _FILE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 from touche_llm.cli import figures as f
@@ -61,17 +62,17 @@ def standings(task: str, summary: DataFrame, evaluations: Sequence[Evaluation]) 
     return pd.DataFrame(rows)
 
 
-def _reach(task: str, table: Table, evaluation: Evaluation) -> dict[str, float | None]:
-    """The places that unjudged documents leave open."""
+def _reach(task: str, table: Table, evaluation: Evaluation) -> dict[str, float]:
+    """The places that unjudged documents leave open; NaN where that is not known."""
     from touche_llm.evaluation.measures import JUDGED
 
     bounds = evaluation.bounds[evaluation.bounds["measure"] == _ours(table)]
     known = not bounds.empty
     share = evaluation.figures.get(f"{table.measure} {JUDGED}")
     return {
-        "best_place": place(task, table.measure, bounds["highest"].mean()) if known else None,
-        "worst_place": place(task, table.measure, bounds["lowest"].mean()) if known else None,
-        JUDGED: None if share is None else share.value,
+        "best_place": place(task, table.measure, bounds["highest"].mean()) if known else nan,
+        "worst_place": place(task, table.measure, bounds["lowest"].mean()) if known else nan,
+        JUDGED: nan if share is None else share.value,
     }
 
 

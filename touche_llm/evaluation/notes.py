@@ -36,7 +36,9 @@ def graded_notes(
     """
     highest = {topic: max(judged.values()) for topic, judged in grades.items()}
     topics = {
-        "judged, but not in the run, so that they count 0": [topic for topic in grades if topic not in run.rankings],
+        "judged, but not in the run, so that they count 0 (not with --run-topics)": [
+            topic for topic in grades if topic not in run.rankings
+        ],
         "without a grade above 0, so that they count 0": [topic for topic, most in highest.items() if most <= 0.0],
         f"without a grade of 1 or more, so that they count 0 for P@{cutoff} and recall": [
             topic for topic, most in highest.items() if 0.0 < most < 1.0
@@ -51,6 +53,9 @@ def graded_notes(
         "with a grade of 1 or more": [topic for topic in grades if topic not in official],
     }
     notes = [Note(aspect, f"topics {what}: {some(names)}") for what, names in topics.items() if names]
+    shared = grades.keys() & run.rankings.keys()
+    if not any(each.document_id in grades[topic] for topic in shared for each in run.rankings[topic]):
+        notes.append(Note(aspect, "no document of the run is judged; look whether the qrels are those of its corpus"))
     if unjudged := int(bounds["unjudged"].sum()):
         notes.append(
             Note(
@@ -65,6 +70,8 @@ def graded_notes(
 
 def stance_notes(run: ReadRun, qrels: Qrels) -> list[Note]:
     """Judged documents of the run that it has no label for."""
+    if not run.stances:
+        return [Note(STANCE, "the run has no stances, only Q0 in its second column")]
     without = [
         f"topic {topic} document {candidate.document_id}"
         for topic, truth in qrels.stances.items()

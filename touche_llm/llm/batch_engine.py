@@ -4,34 +4,48 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TypeVar
-
-from pydantic import BaseModel, ConfigDict
 
 from touche_llm.errors import UsageError
 from touche_llm.excerpts import Excerpts
+from touche_llm.files import read_records
 from touche_llm.llm.answer import FailureKind, Unusable
 from touche_llm.llm.batch_replies import Replies
 from touche_llm.llm.chat_reply import completion_of
-from touche_llm.llm.engine import Completion
+from touche_llm.llm.engine import Completion, Rejected
 from touche_llm.llm.language_model import LanguageModel, Unanswered
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.tokenizer import ChatTokenizer
-from touche_llm.records import Cut
+from touche_llm.records import Attempt, Cut
+from touche_llm.run_files import BATCH_UNUSABLE
 
 _ValueT = TypeVar("_ValueT")
+# Which status it was is in the reason.
+_REFUSED = 400
 
 
-class UnusableAnswer(BaseModel):
-    """An answer of a batch that could not be used: the next export asks for another sample."""
+class UnusableAnswer(Attempt):
+    """A reply of a batch that could not be used, and the key of its request: the next export asks for another sample.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    Where `kind` is "server_error", the request itself was refused, and the question is given up.
+    """
 
     key: str
-    sample: int
     kind: FailureKind
-    reason: str
-    text: str
+
+    @property
+    def attempt(self) -> Attempt:
+        """What a failure says of it."""
+        return Attempt(sample=self.sample, kind=self.kind, reason=self.reason, text=self.text)
+
+
+def known_unusable(folder: Path) -> dict[str, UnusableAnswer]:
+    """What the imports for a run's folder could not use, by key; raises DataError for a file of another form."""
+    path = folder / BATCH_UNUSABLE
+    if not path.exists():
+        return {}
+    return {each.key: each for each in read_records(path, UnusableAnswer, "unusable answers")}
 
 
 class _NoTokenizer(Exception):
@@ -69,11 +83,16 @@ class BatchEngine:
         self.fingerprint: str | None = None
 
     async def complete(self, request: Request) -> Completion:
-        """Answer one request; raises Unusable for one that is known to have had no usable answer."""
+        """Answer one request; raises Unusable or Rejected for one that is known to have had no usable answer."""
         key = request.key
         before = self._unusable.get(key)
         if before is not None:
+            if before.kind == "server_error":
+                raise Rejected(_REFUSED, before.reason)
             raise Unusable(before.kind, before.reason, before.text)
+        problem = self._replies.problem(key)
+        if problem is not None and problem.final:
+            raise Rejected(_REFUSED, problem.reason)
         reply = self._replies.answer(key)
         if reply is None:
             self.pending[key] = request

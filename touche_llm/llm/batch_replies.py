@@ -12,10 +12,13 @@ from pydantic import BaseModel, Field, ValidationError
 
 from touche_llm.errors import DataError, printable
 from touche_llm.files import MAX_LINE, bounded_lines
-from touche_llm.llm.chat_reply import ChatReply, completion_of
+from touche_llm.llm.chat_reply import CHAT_PATH, ChatReply, completion_of
 from touche_llm.llm.engine import Transient
 
 _LONGEST_REASON = 300
+_LONGEST_KIND = 40
+# Of these the way to the model is the cause, not the request.
+_NOT_FINAL = (401, 403, 404, 408, 429)
 
 
 class _Response(BaseModel):
@@ -30,13 +33,28 @@ class _Line(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a reply holds no answer.
+
+    Attributes:
+        kind: for counting: `status_500`, `finish_abort`, `other_model` …
+        reason: what was said.
+        final: whether the engine refused the request itself, so that asking again would not help.
+    """
+
+    kind: str
+    reason: str
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """Where a reply is, and why it holds no answer, if so."""
 
     file: Path
     line: int
     offset: int
-    problem: str | None
+    problem: Problem | None
 
     @property
     def place(self) -> str:
@@ -51,6 +69,11 @@ class Replies:
     by_key: dict[str, Reply] = field(default_factory=dict)
     repeated: list[str] = field(default_factory=list)
 
+    def problem(self, key: str) -> Problem | None:
+        """Why the reply to the request of this key holds no answer; None where it does, or none came."""
+        reply = self.by_key.get(key)
+        return reply.problem if reply is not None else None
+
     def answer(self, key: str) -> ChatReply | None:
         """The reply to the request of this key, where it holds an answer."""
         reply = self.by_key.get(key)
@@ -58,14 +81,19 @@ class Replies:
             return None
         with reply.file.open("rb") as stream:
             stream.seek(reply.offset)
-            found_key, answer, _ = _parsed(reply.file, reply.line, stream.readline(MAX_LINE + 1))
-        if found_key != key or answer is None:
+            found_key, answer = _parsed(reply.file, reply.line, stream.readline(MAX_LINE + 1))
+        if found_key != key or isinstance(answer, Problem):
             raise DataError(f"{reply.place}: changed while it was read; import the file again")
         return answer
 
 
-def read_replies(paths: Sequence[Path]) -> Replies:
+def read_replies(paths: Sequence[Path], model: str, *, logprobs: bool) -> Replies:
     """The replies of all files; of several to the same request the first that holds an answer stands, or the first.
+
+    Args:
+        paths: the files.
+        model: the name of the model that was to answer; an answer of another one is none.
+        logprobs: whether log-probabilities were asked for; an answer without any is none then.
 
     Raises:
         DataError: a file that cannot be read, or a line that is none of `vllm run-batch`; names file and line.
@@ -76,7 +104,8 @@ def read_replies(paths: Sequence[Path]) -> Replies:
             with path.open("rb") as stream:
                 offset = 0
                 for number, line in bounded_lines(stream, MAX_LINE):
-                    key, _, problem = _parsed(path, number, line)
+                    key, answer = _parsed(path, number, line)
+                    problem = answer if isinstance(answer, Problem) else _unfit(answer, model, logprobs)
                     reply = Reply(path, number, offset, problem)
                     before = replies.by_key.setdefault(key, reply)
                     if before is not reply and before.problem is not None and problem is None:
@@ -89,7 +118,7 @@ def read_replies(paths: Sequence[Path]) -> Replies:
     return replies
 
 
-def _parsed(path: Path, number: int, line: bytes) -> tuple[str, ChatReply | None, str | None]:
+def _parsed(path: Path, number: int, line: bytes) -> tuple[str, ChatReply | Problem]:
     """The key of a line's request, and its answer or why it holds none."""
     place = f"{path}:{number}"
     if len(line) > MAX_LINE:
@@ -98,9 +127,7 @@ def _parsed(path: Path, number: int, line: bytes) -> tuple[str, ChatReply | None
         found = _Line.model_validate_json(line)
         response = found.response
         if response is None or response.status_code != 200 or found.error is not None:
-            status = "" if response is None else f"status {response.status_code}: "
-            body = None if response is None else response.body
-            return found.custom_id, None, status + _said(found.error if found.error is not None else body)
+            return found.custom_id, _error(response, found.error)
         reply = ChatReply.model_validate(response.body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
@@ -109,8 +136,30 @@ def _parsed(path: Path, number: int, line: bytes) -> tuple[str, ChatReply | None
     try:
         completion_of(reply, logprobs=False)
     except Transient as transient:
-        return found.custom_id, None, transient.reason
-    return found.custom_id, reply, None
+        kind = f"finish_{reply.choices[0].finish_reason}" if reply.choices else "no_choices"
+        return found.custom_id, Problem(printable(kind)[:_LONGEST_KIND], transient.reason)
+    return found.custom_id, reply
+
+
+def _error(response: _Response | None, error: Any) -> Problem:
+    if response is None:
+        return Problem("error", _said(error))
+    status, said = response.status_code, error if error is not None else response.body
+    # Texts alone are errors of `vllm run-batch` itself, as of an address that it does not know.
+    final = 400 <= status < 500 and status not in _NOT_FINAL and isinstance(said, dict)
+    return Problem(f"status_{status}", f"HTTP {status} from {CHAT_PATH}: {_said(said)}", final)
+
+
+def _unfit(reply: ChatReply, model: str, logprobs: bool) -> Problem | None:
+    """Why an answer is none to what was asked."""
+    if reply.model != model:
+        reason = f"the answer is of the model {reply.model!r:.120}, not of {model}: see to --served-model-name"
+        return Problem("other_model", printable(reason))
+    completion = completion_of(reply, logprobs=False)
+    if logprobs and completion.text.strip() and not (reply.choices[0].logprobs and reply.choices[0].logprobs.content):
+        reason = "log-probabilities were asked for and none came; export with --no-logprobs where none can be had"
+        return Problem("no_logprobs", reason)
+    return None
 
 
 def _said(error: Any) -> str:

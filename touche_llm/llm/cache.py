@@ -88,7 +88,10 @@ class Cache:
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, with all that was written in it: not in the log beside it, which copies leave behind."""
+        if self.mode in (CacheMode.REUSE, CacheMode.REFRESH):
+            # Closing does this by itself unless somebody reads; passive, it waits for nobody.
+            self._database.execute("PRAGMA wal_checkpoint(PASSIVE)")
         self._database.close()
 
     def get(self, key: str, model: type[ValueT], *, refreshed: bool = False) -> ValueT | None:

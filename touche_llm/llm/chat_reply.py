@@ -54,6 +54,7 @@ class _Usage(BaseModel):
 class ChatReply(BaseModel):
     """A chat completion, of which only what is used is looked at."""
 
+    model: str | None = None
     choices: list[_Choice]
     usage: _Usage = _Usage()
     system_fingerprint: str | None = None

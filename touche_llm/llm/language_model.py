@@ -59,7 +59,9 @@ class LanguageModel:
         engine: None in replay.
         retry_for: seconds after which a request that keeps failing is given up.
         resample_temperature: an unusable answer is asked for again at this temperature; at 0 it would come back.
-        unusable: what came back that could not be used, by the key of the sample.
+        known_unusable: in replay, what is known from a batch to be of no use, by the key of the sample: a question of
+            which no other answer is to come has failed, and is no miss.
+        unusable: what came back that could not be used or was refused, by the key of the sample.
     """
 
     facts: EngineFacts
@@ -67,6 +69,7 @@ class LanguageModel:
     cache: Cache
     retry_for: float = 600.0
     resample_temperature: float = 0.7
+    known_unusable: Mapping[str, Attempt] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
     misses: list[Request] = field(default_factory=list)
     unusable: dict[str, Attempt] = field(default_factory=dict)
@@ -199,10 +202,13 @@ class LanguageModel:
                 self.counts.cached_completion_tokens += cached.completion_tokens
                 return _answered(cached, sample, model)
         engine = self.engine
+        attempts: list[Attempt] = []
         if engine is None:
+            attempts += (found for each in self._samples(request) if (found := self.known_unusable.get(each.key)))
+            if len(attempts) == SAMPLES or any(each.kind == "server_error" for each in attempts):
+                return self._failed(attempts)
             self.misses.append(request)
             return Unanswered([])
-        attempts: list[Attempt] = []
         for sample in self._samples(request):
             self.counts.asked += 1
             try:
@@ -227,6 +233,7 @@ class LanguageModel:
                         f"{kept(self.cache.path, self.cache.mode)}"
                     ) from rejected
                 attempts.append(Attempt(sample=sample.sample, kind="server_error", reason=str(rejected)))
+                self.unusable[sample.key] = attempts[-1]
                 break
             except Transient as transient:
                 attempts.append(self._lost(transient, sample.sample))

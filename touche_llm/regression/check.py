@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from touche_llm.config import Config
 from touche_llm.errors import PromptError, ToucheError
 from touche_llm.regression import differences
 from touche_llm.regression.differences import Finding
-from touche_llm.regression.recorded import Recorded, settings_of
+from touche_llm.regression.recorded import Recorded, open_recorded, settings_of, templates_for
 from touche_llm.regression.replaying import Walk, walk
 from touche_llm.runs import read_run
 
@@ -21,13 +22,55 @@ class Checked:
 
     Attributes:
         findings: what differs; none where the run is what was recorded, byte for byte, and no answer was missing.
-        config: of the replay.
+        config: of the replay, with the index of its documents in the folder to work in.
         walk: the way that was gone; None where it could not be.
     """
 
     findings: list[Finding]
     config: Config
     walk: Walk | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a check says of one recorded run: what differs, and what it could not see."""
+
+    name: str
+    findings: list[Finding]
+    note: str = ""
+
+
+async def check_all(folders: Sequence[Path], prompts: Path | None = None) -> AsyncIterator[Outcome]:
+    """Check recorded runs, one after the other; one that cannot be opened or read has that as its only finding.
+
+    Args:
+        folders: of the runs.
+        prompts: a folder of templates that go before the project's own; runs of a task that it has no folder for are
+            replayed without it.
+
+    Raises:
+        UsageError: that folder has nothing for any of the runs.
+    """
+    opened = [_opened(folder) for folder in folders]
+    runs = [each for each in opened if isinstance(each, Recorded)]
+    templates = iter(templates_for(runs, prompts))
+    for folder, each in zip(folders, opened, strict=True):
+        if isinstance(each, Finding):
+            yield Outcome(folder.name, [each])
+            continue
+        given = next(templates)
+        try:
+            outcome = Outcome(each.name, await check(each, given), each.unseen(given))
+        except ToucheError as error:
+            outcome = Outcome(each.name, [Finding(each.name, "error", text=str(error))])
+        yield outcome
+
+
+def _opened(folder: Path) -> Recorded | Finding:
+    try:
+        return open_recorded(folder)
+    except ToucheError as error:
+        return Finding(folder.name, "error", text=str(error))
 
 
 async def check(recorded: Recorded, prompts: Path | None = None) -> list[Finding]:
@@ -50,10 +93,11 @@ async def check(recorded: Recorded, prompts: Path | None = None) -> list[Finding
 async def check_in(recorded: Recorded, prompts: Path | None, work: Path) -> Checked:
     """As `check`, with an empty folder to work in, where the run that comes out stays."""
     name, examples = recorded.name, recorded.manifest.examples
-    config = recorded.config(prompts)
+    folder = _folder(work, "now")
+    config = recorded.config(prompts).model_copy(update={"index": folder / "index"})
     settings = differences.values(name, "setting", recorded.manifest.settings, settings_of(config))
     try:
-        now = await walk(config, recorded.first_stage, _folder(work, "now"), recorded.folder)
+        now = await walk(config, recorded.first_stage, folder, recorded.folder)
     except ToucheError as error:
         return Checked([Finding(name, "error", text=str(error)), *settings], config, None)
     if now.missing:

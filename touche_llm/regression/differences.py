@@ -8,12 +8,13 @@ from difflib import unified_diff
 from typing import Any, Literal
 
 from touche_llm.llm.request import Request
+from touche_llm.prompts import Prompt
 from touche_llm.qrels import STANCE, Qrels
 from touche_llm.regression.recorded import Example, parameters_of
 from touche_llm.regression.replaying import Place, Walk
 from touche_llm.runs import ReadRun
 
-Kind = Literal["error", "setting", "prompt", "request", "missing", "rank", "stance", "run", "measure"]
+Kind = Literal["error", "setting", "prompt", "version", "request", "missing", "rank", "stance", "run", "measure"]
 Messages = list[tuple[str, str]]
 # A document that is shown otherwise can have thousands of lines.
 _MOST_LINES = 80
@@ -27,8 +28,9 @@ class Finding:
     Attributes:
         run: the name of the recorded run.
         kind: `error`: it cannot be replayed; `setting`: a value of the configuration; `prompt`: it renders otherwise;
-            `request`: a schema or a parameter; `missing`: an answer; `rank` and `stance`: of a document in the run;
-            `run`: the run file in another way; `measure`: a figure of the run.
+            `version`: not raised, though the template renders otherwise; `request`: a schema or a parameter;
+            `missing`: an answer; `rank` and `stance`: of a document in the run; `run`: the run file in another way;
+            `measure`: a figure of the run.
         name: of the setting, the purpose of the prompt, the parameter or the measure.
         topic: which, where it is about one.
         document: which, where it is about one.
@@ -74,6 +76,8 @@ def values(run: str, kind: Kind, old: Mapping[str, Any], new: Mapping[str, Any],
 def prompts(run: str, before: Walk | None, now: Walk, examples: Mapping[str, Example]) -> list[Finding]:
     """For each prompt that renders otherwise one diff, for the first topic and document where it does.
 
+    Beside it stands whether the template's version was not raised.
+
     Args:
         run: the name of the recorded run.
         before: the way with the recorded templates; None where those cannot be used any more.
@@ -96,6 +100,7 @@ def prompts(run: str, before: Walk | None, now: Walk, examples: Mapping[str, Exa
         if not changed:
             continue
         first = changed[0]
+        was, current = before.prompts.get(purpose) if before is not None else None, now.prompts[purpose]
         findings.append(
             Finding(
                 run,
@@ -103,13 +108,15 @@ def prompts(run: str, before: Walk | None, now: Walk, examples: Mapping[str, Exa
                 purpose,
                 first.topic,
                 first.document,
-                old=before.prompts[purpose].label if before is not None and purpose in before.prompts else None,
-                new=now.prompts[purpose].label,
+                old=was.label if was is not None else None,
+                new=current.label,
                 count=count,
                 of=len(asked),
-                text=_diff(old[first], asked[first], str(now.prompts[purpose].path)),
+                text=_diff(old[first], asked[first], str(current.path)),
             )
         )
+        if was is not None and count is not None and _not_raised(was, current):
+            findings.append(Finding(run, "version", purpose, old=was.label, new=current.label))
     return findings
 
 
@@ -174,6 +181,11 @@ def measures(run: str, old: ReadRun, new: ReadRun, qrels: Qrels) -> list[Finding
     before, now = (evaluate_run(run, each, qrels).figures for each in (old, new))
     names = [f"{aspect} {NDCG}" for aspect in qrels.grades] + ([f"{STANCE} macro-F1"] if qrels.stances else [])
     return [Finding(run, "measure", name, old=before[name].value, new=now[name].value) for name in names]
+
+
+def _not_raised(was: Prompt, now: Prompt) -> bool:
+    """Whether another text goes by the same name and version, or by an older one."""
+    return was.hash != now.hash and was.name == now.name and now.header.version <= was.header.version
 
 
 def _messages(request: Request) -> Messages:

@@ -12,12 +12,14 @@ from touche_llm.errors import DataError
 from touche_llm.files import whole_file, whole_folder
 from touche_llm.first_stage import check_candidates, choose_topics, open_corpus
 from touche_llm.llm.cache import CacheMode
+from touche_llm.prompt_uses import uses_of
 from touche_llm.qrels import Qrels
 from touche_llm.records import Topic
 from touche_llm.regression.differences import missing, moves
 from touche_llm.regression.recorded import (
     CASSETTE,
     PROMPTS,
+    QUERIES,
     TOPICS,
     Example,
     Manifest,
@@ -105,7 +107,7 @@ async def record(config: Config, run: Path, target: Path, qrels: Qrels | None) -
         if qrels is not None:
             write_qrels(qrels, [topic.id for topic in topics], folder)
         shutil.copyfile(run / RUN, folder / RUN)
-        prompts = {name: each for name, each in prompts_of(config, task).items() if name != "queries"}
+        prompts = prompts_of(config, task, *(purpose for purpose in uses_of(task) if purpose != QUERIES))
         for purpose, prompt in prompts.items():
             copy_template(prompt, folder / PROMPTS / purpose)
         templates = {purpose: prompt.path.name for purpose, prompt in prompts.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,12 +18,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from touche_llm.config import FILE_NAME, CacheConfig, Config, PromptsConfig, RetrieverConfig, load_config
 from touche_llm.errors import DataError, UsageError
-from touche_llm.expansion import ExpansionSettings
 from touche_llm.files import whole_file
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.request import Request
+from touche_llm.prompt_uses import uses_of
 from touche_llm.qrels import STANCE, Qrels, read_qrels
-from touche_llm.run_files import RUN
+from touche_llm.run_files import CANDIDATES, RUN, SENTENCES
 from touche_llm.stages.common import first_stage_file
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
@@ -32,6 +32,12 @@ MANIFEST = "recorded.json"
 TOPICS = "topics.jsonl"
 CASSETTE = "cassette.jsonl"
 PROMPTS = "prompts"
+DOCUMENTS = "documents.jsonl"
+ARGUMENTS = "arguments.csv"
+# A folder with any of them is a recorded run, if perhaps a damaged one.
+_OURS = (MANIFEST, FILE_NAME, TOPICS, CASSETTE, PROMPTS, DOCUMENTS, ARGUMENTS, CANDIDATES, SENTENCES, RUN)
+QUERIES = "queries"
+QUERIES_UNSEEN = f"the first stage is kept as it was found, so no check sees a change of the prompt `{QUERIES}`"
 # The whole of a manifest is an example of each prompt, of which the longest shows twenty documents.
 _MOST_BYTES = 16 * 2**20
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
@@ -112,7 +118,8 @@ class Recorded:
         """The configuration of a replay with the current templates.
 
         Those are the project's own, or what the recorded configuration names; `prompts` is a folder that goes before
-        them. Paths of templates are relative to the recorded folder, all others are fixed.
+        them, also before a path: what it has under the name of a purpose is taken for that purpose. Paths of templates
+        are relative to the recorded folder, all others are fixed.
         """
         config = load_config(self.folder / FILE_NAME, {"prompts.folder": prompts and str(prompts.absolute())})
         of_templates: dict[str, Any] = {
@@ -122,6 +129,8 @@ class Recorded:
         }
         if config.prompts.folder is not None:
             of_templates["folder"] = _shortly(self.folder / config.prompts.folder)
+        if prompts is not None:
+            of_templates |= self._named_in(prompts, config.prompts)
         return config.model_copy(
             update={
                 "topics": self.folder / TOPICS,
@@ -132,11 +141,24 @@ class Recorded:
                 "topic": (),
                 "limit_topics": None,
                 "retriever": RetrieverConfig(),
-                "expansion": ExpansionSettings(),
                 "prompts": config.prompts.model_copy(update=of_templates),
                 "cache": CacheConfig(file=self.folder / CASSETTE, mode=CacheMode.REPLAY),
             }
         )
+
+    def _named_in(self, prompts: Path, settings: PromptsConfig) -> dict[str, str]:
+        """The name of the template that a folder has for a purpose: that of the configuration, else the purpose's."""
+        found = {}
+        for purpose in uses_of(self.task):
+            for name in (purpose, getattr(settings, purpose)):
+                if not name.endswith(".jinja") and os.path.lexists(prompts / self.task.name / f"{name}.jinja"):
+                    found[purpose] = name
+        return found
+
+    def unseen(self, prompts: Path | None = None) -> str:
+        """What a check cannot see, where the run or a folder of templates has it; else nothing."""
+        given = prompts is not None and os.path.lexists(prompts / self.task.name / f"{QUERIES}.jinja")
+        return QUERIES_UNSEEN if given or load_config(self.folder / FILE_NAME, {}).expansion.use else ""
 
     def as_recorded(self, config: Config) -> Config:
         """The same configuration with the templates that were recorded."""
@@ -158,7 +180,7 @@ class Recorded:
 
 def corpus_file(task: Task) -> str:
     """The name of the file with the documents of a recorded run, in the form that the task's reader reads."""
-    return "documents.jsonl" if task.sentence_question is None else "arguments.csv"
+    return DOCUMENTS if task.sentence_question is None else ARGUMENTS
 
 
 def qrels_file(aspect: str) -> str:
@@ -208,19 +230,44 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def find_recorded(root: Path, names: list[str]) -> list[Path]:
     """The folders of recorded runs below a folder: those of these names, or all.
 
+    Whatever holds one of a recorded run's files is one, also where others are gone; opening it tells. Hidden folders
+    are what is being recorded, or nobody's.
+
     Raises:
         UsageError: no such folder, no recorded run in it, or a name that is none.
     """
     if not root.is_dir():
         raise UsageError(f"{root}: no such folder; `touche-llm regress record RUN_DIR --dir {root}` makes it")
-    there = sorted(path.name for path in root.iterdir() if (path / MANIFEST).is_file() and _NAME.fullmatch(path.name))
+    there = sorted(
+        path.name
+        for path in root.iterdir()
+        if not path.name.startswith(".") and any(os.path.lexists(path / name) for name in _OURS)
+    )
     for name in names:
-        if check_name(name) not in there:
+        if name not in there:
+            check_name(name)
             known = ", ".join(there) or "none"
             raise UsageError(f"{root / name}: no recorded run; there: {known}")
     if not there:
         raise UsageError(f"{root}: no recorded run; `touche-llm regress record RUN_DIR --dir {root}` makes one")
     return [root / name for name in names or there]
+
+
+def templates_for(runs: Sequence[Recorded], prompts: Path | None) -> list[Path | None]:
+    """For each run a folder of templates, if it has a folder for the run's task; else None.
+
+    Raises:
+        UsageError: it has none for any of the runs.
+    """
+    if prompts is None:
+        return [None for _ in runs]
+    if not prompts.is_dir():
+        raise UsageError(f"{prompts}: no such folder of templates")
+    found = [prompts if os.path.lexists(prompts / run.task.name) else None for run in runs]
+    if runs and not any(found):
+        wanted = ", ".join(dict.fromkeys(f"{run.task.name}/NAME.jinja" for run in runs))
+        raise UsageError(f"{prompts}: no templates for these runs; theirs would be {wanted}")
+    return found
 
 
 def check_name(name: str) -> str:

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from touche_llm.config import Config
+from touche_llm.dry_run import rename
 from touche_llm.engines import open_model
-from touche_llm.errors import DataError, ToucheError
+from touche_llm.errors import ToucheError
 from touche_llm.excerpts import Excerpts
+from touche_llm.expansion import ExpansionSettings
 from touche_llm.llm.answer import Answer, AnswerT, Unusable, parse
 from touche_llm.llm.cache import Cache, CacheMode, Entry, ValueT
 from touche_llm.llm.counts import Counts
@@ -88,8 +90,10 @@ async def walk(config: Config, first_stage: Path, work: Path, place: Path) -> Wa
     folder = work / "run"
     folder.mkdir()
     shutil.copyfile(first_stage, folder / first_stage.name)
-    config = config.model_copy(update={"index": work / "index"})
+    # The first stage is there: nothing is searched for any more.
+    config = config.model_copy(update={"index": work / "index", "expansion": ExpansionSettings()})
     problem = ""
+    names = {str(folder): str(place), str(work): str(place)}
     try:
         prompts = prompts_of(config, get_task(config.task))
         async with open_model(config) as opened:
@@ -103,20 +107,16 @@ async def walk(config: Config, first_stage: Path, work: Path, place: Path) -> Wa
                 except ToucheError as error:
                     if not model.unknown:
                         raise
-                    problem = _renamed(error, work, place)
+                    rename(error, names)
+                    problem = str(error)
         # Two templates from different folders can have one name.
         purposes = {(prompt.name, prompt.hash): purpose for purpose, prompt in prompts.items()}
         asked, missing = _placed(model, purposes)
         unmeasured = {_purpose(request, purposes) for request in model.unmeasured.values()}
         return Walk(folder, prompts, asked, missing, unmeasured, cache.used, model.facts, problem)
     except ToucheError as error:
-        # A bad line of a corpus is made of other parts than a message.
-        kind = DataError if isinstance(error, DataError) else type(error)
-        raise kind(_renamed(error, work, place)) from error
-
-
-def _renamed(error: ToucheError, work: Path, place: Path) -> str:
-    return str(error).replace(str(work / "run"), str(place)).replace(str(work), str(place))
+        rename(error, names)
+        raise
 
 
 _Purposes = Mapping[tuple[str, str], str]

@@ -26,6 +26,10 @@ def told(name: str, findings: list[Finding]) -> str:
             what = f"{each.count:,} of {each.of:,} requests render otherwise{labels}, first"
         lines.append(f"  prompt {each.name}: {what} {_place(each)}:")
         lines += [f"    {line}" for line in each.text.split("\n")]
+    lines += [
+        f"  version of {each.name} not raised: {each.old} → {each.new}; raise it in the template's front matter"
+        for each in found.get("version", [])
+    ]
     lines += [f"  request {each.name}: {_value(each.old)} → {_value(each.new)}" for each in found.get("request", [])]
     for purpose, of_purpose in _grouped(found.get("missing", [])).items():
         lines.append(f"  answers missing: {len(of_purpose):,} of {purpose}: {_first(of_purpose)}")

@@ -55,7 +55,7 @@ def write_config(config: Config, target: Path, folder: Path) -> None:
     defaults = load_config(None, {"task": config.task, "aim": config.aim, **places})
     known = {"model": config.engine.model_name, "revision": config.engine.revision, "context": config.engine.context}
     config = config.model_copy(update={"engine": EngineConfig.model_validate(known)})
-    values = {"task": config.task, **places, **_differing(config, defaults, DECIDE)}
+    values = {"task": config.task, **places, **_differing(config, defaults, (*DECIDE, "expansion"))}
     prompts = {
         name: os.path.relpath(value, target) if name == "folder" or value.endswith(".jinja") else value
         for name, value in config.prompts.model_dump(mode="json").items()

@@ -15,13 +15,14 @@ from touche_llm.report.sources import prompts_at_hand, rendered
 _LISTED = 100
 
 
-def gather(folder: Path, qrels: Qrels | None, top: int) -> Report:
+def gather(folder: Path, qrels: Qrels | None, top: int, *, run_topics: bool = False) -> Report:
     """What the report of a run shows.
 
     Args:
         folder: the run's.
         qrels: judgments of people; None: the report has no figures that need them.
         top: so many documents of each topic are shown with their texts.
+        run_topics: the figures are over the judged topics that the run has; else one that it lacks counts 0.
 
     Raises:
         DataError: a file of the run is not there or not as the program wrote it, or the corpus lacks its documents.
@@ -30,6 +31,8 @@ def gather(folder: Path, qrels: Qrels | None, top: int) -> Report:
     with open_folder(folder) as opened:
         run, task, notes = opened.run, opened.task, list[str]()
         measured = None
+        if qrels is not None and run_topics:
+            qrels = qrels.only(run.rankings)
         if qrels is None:
             notes.append("No judgments of people were given, so no figure says how good the run is.")
         else:

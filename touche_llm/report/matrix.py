@@ -10,7 +10,8 @@ from typing import Any
 
 from touche_llm.evaluation.agreement import level
 from touche_llm.prompt_comparison import PromptComparison
-from touche_llm.prompt_sample import Sampled
+from touche_llm.prompt_draw import Sampled
+from touche_llm.prompt_measures import named, stance_told
 from touche_llm.qrels import STANCE, Qrels
 from touche_llm.records import HIGHEST_GRADE, Failure, Judgment, Topic
 from touche_llm.report.figures import LETTERS
@@ -122,13 +123,23 @@ def write_matrix(found: PromptComparison, qrels: Qrels, judged_by: Mapping[str, 
 def render(found: PromptComparison, qrels: Qrels, judged_by: Mapping[str, Path]) -> str:
     """The page."""
     rows = rows_of(found, qrels)
-    differ = [row for row in rows if row.differs]
+    # Neither agreed nor differed: nobody has said anything of these.
+    lost = [row for row in rows if not any(cell.grades for cell in row.cells)]
+    said = [row for row in rows if any(cell.grades for cell in row.cells)]
+    groups = [
+        ("The variants differ", [row for row in said if row.differs]),
+        ("The variants agree", [row for row in said if not row.differs]),
+    ]
+    if lost:
+        groups.append(("No variant has an answer", lost))
     values: dict[str, Any] = {
         "found": found,
         "labels": found.task.stances,
         "letters": LETTERS,
         "judged_by": judged_by,
-        "groups": [("The variants differ", differ), ("The variants agree", [row for row in rows if not row.differs])],
+        "groups": groups,
+        "named": named,
+        "told": stance_told(found.task) if qrels.stances else "",
         "fields": [*found.task.question.grades, STANCE],
         "aspect": next(iter(qrels.grades)),
         "failures": Counter(failure.kind for failure in found.all_failures()),

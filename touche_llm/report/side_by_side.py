@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from touche_llm.config import FILE_NAME
 from touche_llm.errors import DataError, UsageError
 from touche_llm.qrels import Qrels
 from touche_llm.records import Candidate, Topic
+from touche_llm.regression.recorded import settings_of
 from touche_llm.report.compared import compared
 from touche_llm.report.figures import LETTERS
 from touche_llm.report.folder import RunFolder, config_of, open_folder
@@ -98,9 +99,10 @@ def gather_runs(
         for folder in folders:
             if folder is not None:
                 folder.check_documents(ranking[:top] for ranking in folder.run.rankings.values())
+        settings = [None if folder is None else settings_of(folder.config) for folder in folders]
         sides = [
-            _side(letter, each, folder, task, qrels)
-            for letter, each, folder in zip(LETTERS, runs, folders, strict=False)
+            _side(letter, each, folder, task, qrels, _own(values, settings))
+            for letter, each, folder, values in zip(LETTERS, runs, folders, settings, strict=False)
         ]
         ids = list(dict.fromkeys(topic for each in runs for topic in each.run.rankings))
         topics = [_topic(each, runs, folders, qrels, top) for each in ids]
@@ -121,7 +123,17 @@ def gather_runs(
         )
 
 
-def _side(letter: str, given: GivenRun, folder: RunFolder | None, task: Task, qrels: Qrels) -> Side:
+def _own(values: Mapping[str, Any] | None, settings: Sequence[Mapping[str, Any] | None]) -> str:
+    """The settings of a run that are not those of all runs, in words; empty for a run file, which has none."""
+    if values is None:
+        return ""
+    known = [each for each in settings if each is not None]
+    names = dict.fromkeys(name for each in known for name in each)
+    differ = [name for name in names if any(each.get(name) != known[0].get(name) for each in known)]
+    return ", ".join(f"{name} {values.get(name)}" for name in differ)
+
+
+def _side(letter: str, given: GivenRun, folder: RunFolder | None, task: Task, qrels: Qrels, settings: str) -> Side:
     if folder is None:
         lines = sum(map(len, given.run.rankings.values()))
         facts = {"given as": "a run file", "topics": f"{len(given.run.rankings):,}", "lines": f"{lines:,}"}
@@ -129,6 +141,8 @@ def _side(letter: str, given: GivenRun, folder: RunFolder | None, task: Task, qr
     else:
         facts = facts_of(folder.config, task, folder.stages, given.run)
         del facts["task"]
+        if settings:
+            facts["settings of its own"] = settings
         failures = Counter((each.kind, name) for name, of_file in folder.failures.items() for each in of_file)
         costs = {name: cost_of(stage) for name, stage in folder.stages.items()}
     return Side(letter, given.name, facts, label_sets(given.run), *confusion_of(given.run, qrels), failures, costs)

@@ -1,0 +1,66 @@
+"""The command that makes a prompt one's own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from touche_llm.cli import options as o
+from touche_llm.cli.output import Format, FormatOption, print_rows, say
+from touche_llm.cli.prompts_render import NameArgument
+from touche_llm.errors import UsageError, printable
+from touche_llm.prompt_catalogue import load_named
+from touche_llm.prompts import examples_path
+from touche_llm.tasks import DEFAULT_TASK, get_task
+from touche_llm.templates import read_text
+
+
+def copy(
+    name: NameArgument,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="The template to write (default: NAME.jinja, here).")
+    ] = None,
+    task: o.TaskOption = None,
+    prompts_folder: o.PromptsOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Write a prompt as a file of your own to change, with the files that it takes in and its examples beside it.
+
+    Nothing that is there is overwritten.
+    """
+    of_task = get_task(task or DEFAULT_TASK)
+    _, prompt = load_named(of_task, name, prompts_folder)
+    mine = file or Path(prompt.path.name)
+    if mine.suffix != ".jinja":
+        raise UsageError(f"{mine}: the name of a template ends in .jinja")
+    texts = [(mine, read_text(prompt.path))]
+    texts += [(mine.parent / part, text) for part, text in prompt.files.texts.items()]
+    if prompt.examples:
+        texts.append((examples_path(mine), read_text(examples_path(prompt.path))))
+    for path in (path for path, _ in texts[1:] if path == mine):
+        raise UsageError(f"{path}: {prompt.path} takes in a file of this name; give the copy another")
+    there = [str(path) for path, _ in texts if os.path.lexists(path)]
+    if there:
+        raise UsageError(f"{', '.join(there)}: there already; give another FILE, in another folder if need be")
+    for path, text in texts:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("x", encoding="utf-8", newline="") as stream:
+                stream.write(text)
+        except OSError as error:
+            raise UsageError(f"{path}: cannot write it: {error.strerror}") from error
+    if output is not Format.TABLE:
+        print_rows(output, [{"prompt": prompt.label, "file": path} for path, _ in texts])
+    for path, _ in texts if output is Format.TABLE else ():
+        print(printable(f"wrote {path}"))
+    version = prompt.header.version
+    say(
+        output,
+        printable(
+            f"next: change a sentence of {mine} and raise its version, {version} to {version + 1}; then\n"
+            f"  touche-llm prompts check {mine} --task {of_task.name}"
+        ),
+    )
