@@ -25,13 +25,15 @@ from touche_llm.cli.prompts_render import (
 from touche_llm.cli.stages import FAILURES_EXIT, asked
 from touche_llm.engines import open_model
 from touche_llm.errors import DataError, EngineError, PromptError, ReplayMiss, UsageError, printable
+from touche_llm.first_stage import choose_topics
 from touche_llm.llm.language_model import Answered
 from touche_llm.prompt_catalogue import find
+from touche_llm.prompt_uses import Use
 from touche_llm.prompts import Prompt
 from touche_llm.qrels import STANCE, Qrels
 from touche_llm.ranking.comparing import LABELS
 from touche_llm.records import Reading
-from touche_llm.stages.common import asking_of
+from touche_llm.stages.common import asking_of, check_examples
 from touche_llm.trial import Bench, Subject, Trial, ask, open_bench
 from touche_llm.watching import Saved
 
@@ -103,7 +105,7 @@ def try_(
             except KeyboardInterrupt:
                 print("\nstopped watching")
             return
-        bench.load()  # what does not load is told before the engine starts
+        _loaded(bench)  # what does not load is told before the engine starts
         tried = asked(settings, _once(bench))
     if output is Format.TABLE:
         _show(*tried, qrels, verbose)
@@ -118,13 +120,20 @@ def changes(bench: Bench) -> AsyncIterator[None]:
     return Saved(find(bench.task, bench.name, bench.config.prompts.folder).path)
 
 
+def _loaded(bench: Bench) -> tuple[Use, Prompt]:
+    """The prompt, which must not give the answer away."""
+    use, prompt = bench.load()
+    check_examples(prompt, choose_topics(bench.config), bench.config.topics, ConsoleObserver().notify)
+    return use, prompt
+
+
 _Tried = tuple[Prompt, Subject, list[Trial]]
 
 
 async def _once(bench: Bench) -> _Tried:
     async with open_model(bench.config) as model:
         asking = asking_of(bench.config, model)
-        use, prompt = bench.load()
+        use, prompt = _loaded(bench)
         subject = await bench.subject(use, asking)
         config = bench.config
         document_tokens = config.ranking.document_tokens
@@ -140,7 +149,7 @@ async def _watch(bench: Bench, qrels: Qrels | None, verbose: bool, saved: AsyncI
         asking = asking_of(config, model)
         while True:
             try:
-                use, prompt = bench.load()
+                use, prompt = _loaded(bench)
                 if before is not None and prompt.hash == before[0].hash:
                     print("saved, with the same text")
                 else:
