@@ -558,7 +558,7 @@ def test_topics_are_parted_by_their_places_or_by_a_file(tmp_path: Path) -> None:
     path.write_text("5\n\n3\n77\n")
     assert split_topics(topics, str(path)) == (["3", "5"], ["7", "9", "1"])
     path.write_text("77\n")
-    with pytest.raises(UsageError, match="none of the topics"):
+    with pytest.raises(UsageError, match="none of the judged topics"):
         split_topics(topics, str(path))
     path.write_text("7 3\n")
     with pytest.raises(DataError, match=":1: must be the id of a topic"):

@@ -296,9 +296,13 @@ def test_the_parts_of_a_prompt_are_named_where_there_are_no_colours(touche: Touc
 
 
 def test_an_answer_that_the_prompt_gives_away_is_not_tried(folder: Path, touche: Touche) -> None:
-    example = {"topic": {"id": "9", "title": "Which is better for heating an old house, a heat pump or a gas boiler?"}}
-    example |= {"document": "A pump.", "first": "pump", "second": "boiler"}
-    example |= {"answer": {"relevance": 3, "quality": 2, "stance": "FIRST"}}
+    example = {
+        "topic": {"id": "9", "title": "Which is better for heating an old house, a heat pump or a gas boiler?"},
+        "document": "A pump.",
+        "first": "pump",
+        "second": "boiler",
+        "answer": {"relevance": 3, "quality": 2, "stance": "FIRST"},
+    }
     (folder / "comparative" / "judge.examples.yaml").write_text(json.dumps([example]))
     done = touche("prompts", "try", "judge", "--prompts", str(folder), *ABOUT, *DATA, *REPLAY)
     assert done.returncode == 2 and "is topic 3 of" in done.stderr and not done.stdout

@@ -231,7 +231,7 @@ def test_a_question_of_any_stage_without_a_usable_answer_ends_with_3_and_names_i
         return answers(request)
 
     @asynccontextmanager
-    async def scripted(config: Config) -> AsyncIterator[LanguageModel]:
+    async def scripted(config: Config, folder: Path | None = None) -> AsyncIterator[LanguageModel]:
         with Cache(config.cache.file, config.cache.mode) as cache:
             yield LanguageModel(facts=FACTS, engine=ScriptedEngine(script), cache=cache)
 
