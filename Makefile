@@ -18,7 +18,7 @@ CHROMIUM := /usr/bin/chromium
 help:
 	@echo "make demo       set up everything and run every task on its sample, offline"
 	@echo "make test       set up everything and run the tests (offline, under two minutes)"
-	@echo "make check      format, lint, types, tests"
+	@echo "make check      format, lint, types, all of the tests that need neither a browser nor vLLM"
 	@echo "make test-vllm  install the CPU build of vLLM and run the tests against a real server"
 	@echo "make test-browser  open a report in Debian's Chromium and use it"
 	@echo "make test-wheel build the wheel and run the demo from an empty environment"
@@ -41,7 +41,7 @@ check: $(STAMP)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -n auto
+	@$(BIN)/python -m pytest -n auto -m 'not vllm and not browser'
 
 format: $(STAMP)
 	@$(BIN)/ruff format .

@@ -124,6 +124,7 @@ def stored(config: Config, kind: str = "answer") -> set[str]:
 
 
 @pytest.mark.parametrize("task", SHORT)
+@pytest.mark.slow
 async def test_by_files_the_run_is_the_one_of_an_engine_and_no_question_is_asked_in_vain(
     tmp_path: Path, task: str
 ) -> None:

@@ -190,6 +190,7 @@ def ranked_by(config: Config, method: str) -> Config:
 
 @settings(deadline=None, max_examples=9, derandomize=True)
 @given(method=st.sampled_from(["setwise", "insertion", "sliding"]), seed=st.integers(0, 2**32))
+@pytest.mark.slow
 def test_whatever_is_preferred_the_requests_lie_in_the_span(
     judged: tuple[Path, dict[str, DryRun]], method: str, seed: int
 ) -> None:

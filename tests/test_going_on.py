@@ -32,6 +32,7 @@ async def start(server: FakeServer, folder: Path, out: str, *more: str) -> async
     )
 
 
+@pytest.mark.slow
 async def test_a_run_that_is_killed_goes_on_and_asks_only_for_what_is_missing(tmp_path: Path) -> None:
     async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         await asyncio.sleep(0.02)

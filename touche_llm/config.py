@@ -23,7 +23,7 @@ from touche_llm.corpus.chatnoir_cache import ChatNoirSettings
 from touche_llm.engine_config import EngineConfig, SamplingConfig, Section
 from touche_llm.errors import UsageError
 from touche_llm.expansion import ExpansionSettings
-from touche_llm.files import whole_file
+from touche_llm.files import to_yaml, whole_file
 from touche_llm.llm.cache import CacheMode
 from touche_llm.pairing import PairSettings
 from touche_llm.ranking.chain import JUDGE, RankingSettings, Step, check_fusion, parse_steps
@@ -319,7 +319,7 @@ def _names(section: type[BaseModel], prefix: str = "") -> list[str]:
 def write_config(config: Config, path: Path) -> None:
     """Write every value used, defaults included, in the form that `load_config` reads."""
     with whole_file(path) as stream:
-        stream.write(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True).encode())
+        stream.write(to_yaml(config.model_dump(mode="json")))
 
 
 def _read(file: Path) -> dict[str, Any]:

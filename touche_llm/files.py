@@ -9,9 +9,10 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 import orjson
+import yaml
 from pydantic import BaseModel, ValidationError
 
 from touche_llm.errors import DataError
@@ -20,6 +21,9 @@ from touche_llm.errors import DataError
 MAX_LINE = 16 * 2**20
 
 RecordT = TypeVar("RecordT", bound=BaseModel)
+
+# What is read stays with the slow one, which is in Python: the one in C ends the process where lists nest deeply.
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 @contextmanager
@@ -129,3 +133,9 @@ def iterate_records(path: Path, parse: Callable[[bytes], RecordT], what: str) ->
                     raise DataError(f"{path}:{number}: not one of the {what}: {where}: {first['msg']}") from error
     except OSError as error:
         raise DataError(f"{path}: cannot read the {what}: {error.strerror}") from error
+
+
+def to_yaml(value: Any) -> bytes:
+    """A value of the program's own, of plain types, as YAML; keys stay in their order."""
+    text: str = yaml.dump(value, Dumper=_DUMPER, sort_keys=False, allow_unicode=True)
+    return text.encode()

@@ -16,7 +16,7 @@ import yaml
 from touche_llm.config import FILE_NAME as CONFIG_NAME
 from touche_llm.config import Config
 from touche_llm.errors import DataError
-from touche_llm.files import whole_file
+from touche_llm.files import to_yaml, whole_file
 from touche_llm.ranking.chain import JUDGE
 from touche_llm.retrieval import analysis
 from touche_llm.tasks import get_task
@@ -69,7 +69,7 @@ def record_stage(folder: Path, config: Config, stage: str, facts: Mapping[str, A
         "stages": stages,
     }
     with whole_file(path) as stream:
-        stream.write(yaml.safe_dump(content, sort_keys=False, allow_unicode=True).encode())
+        stream.write(to_yaml(content))
 
 
 def _training(config: Config) -> str:

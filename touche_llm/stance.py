@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from touche_llm.errors import UsageError
-from touche_llm.files import whole_file
+from touche_llm.files import to_yaml, whole_file
 from touche_llm.tasks.base import Task
 
 # A file of thresholds has a few hundred bytes.
@@ -137,4 +137,4 @@ def write_thresholds(path: Path, thresholds: Mapping[str, float], topics: list[s
     """Write thresholds, the topics and the prompt they were fitted on as a configuration, whole or not at all."""
     values = {"stance": {"thresholds": dict(thresholds), "calibrated_on": topics, "calibrated_for": prompt}}
     with whole_file(path) as stream:
-        stream.write(yaml.safe_dump(values, sort_keys=False, allow_unicode=True).encode())
+        stream.write(to_yaml(values))

@@ -116,6 +116,7 @@ def test_an_error_is_one_line_and_an_exit_code(
     assert not (tmp_path / "o" / "run.txt").exists()
 
 
+@pytest.mark.slow
 async def test_a_run_with_failures_ends_with_3_and_ctrl_c_with_130(tmp_path: Path) -> None:
     async def slow_and_bad(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         await asyncio.sleep(0.05)

@@ -55,6 +55,7 @@ def assert_same_scores(ours: list[Candidate], theirs: list[Candidate], factor: f
     assert {each.document_id: each.score * factor for each in ours} == pytest.approx(reference, rel=TOLERANCE, abs=0)
 
 
+@pytest.mark.slow
 def test_real_rankings_are_the_same(tmp_path: Path) -> None:
     if not (REAL / "passages.jsonl.gz").exists():
         pytest.skip(f"no {REAL / 'passages.jsonl.gz'}")

@@ -412,6 +412,7 @@ def test_text_cannot_make_the_expressions_go_back_and_forth() -> None:
             args_me._entries(field, args_me._SENTENCE, ("sent_id", "sent_text"))
 
 
+@pytest.mark.slow
 def test_the_real_arguments_are_read_as_literal_eval_reads_them() -> None:
     if not REAL.exists():
         pytest.skip(f"no {REAL}")

@@ -242,9 +242,9 @@ async def test_the_second_sample_counts_when_it_is_usable_and_is_found_again(
 
 
 async def test_the_failure_keeps_what_came_back_but_not_endlessly(tmp_path: Path) -> None:
-    result, _ = await ask(FakeServer(rest=says("word " * 10_000)), tmp_path)
+    result, _ = await ask(FakeServer(rest=says("word " * 1_000)), tmp_path)
     assert isinstance(result, Unanswered)
-    assert result.attempts[0].text == ("word " * 10_000)[:2000]
+    assert result.attempts[0].text == ("word " * 1_000)[:2000]
 
 
 async def test_a_reply_without_end_is_cut_off_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,6 +105,7 @@ def real() -> tuple[dict[str, list[str]], dict[str, dict[str, float]]]:
 
 
 @pytest.mark.parametrize("topics", [synthetic, real])
+@pytest.mark.slow
 def test_with_errors_and_a_strong_position_bias_both_orders_beat_one(topics: Topics) -> None:
     rankings, grades = topics()
 

@@ -204,6 +204,7 @@ def test_the_same_runs_give_the_same_page(found: SideBySide) -> None:
 
 
 @pytest.mark.parametrize("documents", [20, 70])
+@pytest.mark.slow
 def test_fifty_topics_stay_below_the_limit(found: SideBySide, documents: int) -> None:
     """With 70 documents a topic there is no room for what the models said, and none for all of the documents."""
     topic = found.topics[0]

@@ -105,6 +105,7 @@ def test_failures_are_counted_by_kind_and_the_first_are_shown(judged: Report) ->
     assert "The first 50 with what came back" in text and "x" * 301 not in page.text
 
 
+@pytest.mark.slow
 def test_fifty_topics_of_twenty_long_documents_stay_below_the_limit(judged: Report, tmp_path: Path) -> None:
     long = 'Ein "langer" Text <mit> Zeichen & 長い文章。 ' * 400
     view = judged.topics[0]

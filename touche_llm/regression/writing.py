@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import orjson
-import yaml
 from pydantic import BaseModel
 
 from touche_llm.config import FILE_NAME, Config, load_config
@@ -19,7 +18,7 @@ from touche_llm.corpus.store import DocumentStore
 from touche_llm.engine_config import EngineConfig
 from touche_llm.engines import remember
 from touche_llm.errors import DataError
-from touche_llm.files import read_records, whole_file
+from touche_llm.files import read_records, to_yaml, whole_file
 from touche_llm.first_stage import listed
 from touche_llm.judging import Documents
 from touche_llm.llm.answer import Answer
@@ -65,7 +64,7 @@ def write_config(config: Config, target: Path, folder: Path) -> None:
         values["prompts"] = prompts
     values["cache"] = {"file": CASSETTE, "mode": CacheMode.REPLAY.value}
     with whole_file(folder / FILE_NAME) as stream:
-        stream.write(yaml.safe_dump(values, sort_keys=False, allow_unicode=True).encode())
+        stream.write(to_yaml(values))
 
 
 def _differing(values: BaseModel, defaults: BaseModel, names: Iterable[str]) -> dict[str, Any]:
