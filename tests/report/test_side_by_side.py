@@ -153,6 +153,8 @@ def test_settings_in_which_the_runs_differ_are_told_of_each(found: SideBySide) -
 def test_run_files_alone_make_a_page_too(runs: list[GivenRun], qrels: Qrels) -> None:
     page = Page(render(gathered([replace(each, folder=None) for each in runs], qrels)))
     text = " ".join(page.text.split())
+    # The third run has no stances, so that nothing can be said of a difference.
+    assert "difference – (no interval)" in text and "nan" not in text
     assert "Topics without a title" in text and "Run files do not tell what failed" in text
     assert sum("doc" == attributes.get("class") for _, attributes in page.elements) > 0
 
