@@ -338,9 +338,8 @@ class LanguageModel:
 
     def raise_on_misses(self) -> None:
         """Raise ReplayMiss when replay asked for something that the cache does not hold."""
-        if not self.misses:
-            return
-        raise ReplayMiss(explained(self.misses, self.cache))
+        if self.misses:
+            raise ReplayMiss(explained(self.misses, self.cache))
 
 
 def _answered(answer: Answer, request: Request, model: type[AnswerT]) -> Answered[AnswerT]:
@@ -354,9 +353,8 @@ def _usable(completion: Completion, model: type[AnswerModel]) -> Answer:
     if completion.refusal or completion.finish_reason == "content_filter":
         raise Unusable("refused", "the model refused", completion.refusal or completion.text)
     if completion.finish_reason == "length":
-        raise Unusable(
-            "cut_off", f"the answer did not end within {completion.completion_tokens} tokens", completion.text
-        )
+        reason = f"the answer did not end within {completion.completion_tokens} tokens"
+        raise Unusable("cut_off", reason, completion.text)
     if not completion.text.strip() and completion.reasoning:
         raise Unusable(
             "not_json", "the answer is empty and the reasoning is not: switch thinking off", completion.reasoning
