@@ -31,7 +31,7 @@ def test_a_run_is_recorded_checked_and_not_recorded_twice(touche: Touche, tmp_pa
     assert done.returncode == 0, done.stderr
     size = sum(path.stat().st_size for path in (tmp_path / "regress").rglob("*") if path.is_file())
     assert done.stdout.startswith("recorded: regress/first (2 topics, 8 documents, ")
-    assert done.stdout.endswith(f" answers, {size:,} bytes)\n")
+    assert done.stdout.endswith(f" cassette entries, {size:,} bytes)\n")
     assert (tmp_path / "regress/first/qrels-relevance.txt").read_bytes() == qrels["relevance"].read_bytes()
     assert touche("regress", "check").stdout == "first: as recorded\n"
     again = touche("regress", "record", str(run), "first")

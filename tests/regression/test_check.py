@@ -194,7 +194,7 @@ def test_a_changed_weight_moves_ranks_and_figures(copy_of: Copy) -> None:
     assert [each.name for each in found["measure"]] == ["relevance nDCG@5", "quality nDCG@5", "stance macro-F1"]
     text = told("x", checked(folder))
     assert "setting weights.quality: 0.5 → 0.0" in text and f"ranks moved: {len(wanted)} documents of 2 topics" in text
-    assert "relevance nDCG@5: " in text
+    assert "relevance nDCG@5, over the recorded topics: " in text
 
 
 def test_a_changed_threshold_turns_stances_without_moving_ranks(copy_of: Copy) -> None:

@@ -137,5 +137,7 @@ def update_(
 
 
 def _told(target: Path, made: Recording) -> str:
-    counts = f"{made.topics:,} topics, {made.documents:,} documents, {made.answers:,} answers, {made.size:,} bytes"
+    counts = (
+        f"{made.topics:,} topics, {made.documents:,} documents, {made.answers:,} cassette entries, {made.size:,} bytes"
+    )
     return f"recorded: {target} ({counts})"

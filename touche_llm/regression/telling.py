@@ -49,7 +49,8 @@ def told(name: str, findings: list[Finding]) -> str:
         else:
             lines.append(f"  run.txt: {each.text}")
     for each in found.get("measure", []):
-        lines.append(f"  {each.name}: {each.old:.4f} → {each.new:.4f} ({each.new - each.old:+.4f})")
+        change = f"{each.old:.4f} → {each.new:.4f} ({each.new - each.old:+.4f})"
+        lines.append(f"  {each.name}, over the recorded topics: {change}")
     return printable("\n".join(lines))
 
 
