@@ -56,6 +56,7 @@ class TemplateFiles:
     """A template with all that it pulls in from its own folder, compiled; nothing is read when it is rendered.
 
     Attributes:
+        text: the template's own.
         texts: of the files that are pulled in, by their names; the template's own is not among them.
         used: which of the variables are used in any of the files.
     """
@@ -85,6 +86,7 @@ class TemplateFiles:
         self.used: set[str] = set()
         self._seen: set[tuple[str, frozenset[str]]] = set()
         self._check_names(path.name, frozenset(variables), frozenset(variables))
+        self.text = text
         self.texts = {name: file.text for name, file in self._files.items() if name != path.name}
         self._environment.loader = Loader({name: file.template for name, file in self._files.items()})
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,9 @@ async def test_the_page_has_everything_and_nothing_that_is_not_escaped(
     for said in ("sharp.jinja", "passage 3-2", "server_error", "The variants differ", found.variants[0].prompt.label):
         assert said in page
     assert page.count('class="doc"') == 24
+    # The wordings: the first whole, of the others what is otherwise.
+    assert "its text" in page and page.count("how it differs from A") == 2
+    assert re.search(r"^-.*BLUNT.*$", page, re.MULTILINE) and re.search(r"^\+.*SHARP.*$", page, re.MULTILINE)
 
 
 async def test_a_page_that_would_be_too_large_has_shorter_texts_and_then_no_probabilities(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from touche_llm.evaluation.agreement import level
 from touche_llm.prompt_comparison import PromptComparison
 from touche_llm.prompt_draw import Sampled
 from touche_llm.prompt_measures import named, stance_told
+from touche_llm.prompts import Prompt
 from touche_llm.qrels import STANCE, Qrels
 from touche_llm.records import HIGHEST_GRADE, Failure, Judgment, Topic
 from touche_llm.report.figures import LETTERS
@@ -111,6 +113,22 @@ def rows_of(found: PromptComparison, qrels: Qrels) -> list[MatrixRow]:
     return sorted(rows, key=lambda row: -row.spread)
 
 
+def _wordings(prompts: Iterable[Prompt]) -> list[tuple[str, str]]:
+    """Of the first prompt its text, of each other what it has otherwise; each with a title."""
+    first, *others = map(_text, prompts)
+    changes = [
+        "\n".join(list(unified_diff(first.splitlines(), other.splitlines(), lineterm=""))[2:]) or "the same text"
+        for other in others
+    ]
+    return [("its text", first), *((f"how it differs from {LETTERS[0]}", change) for change in changes)]
+
+
+def _text(prompt: Prompt) -> str:
+    """A template and what it pulls in."""
+    files = prompt.files
+    return "\n".join([files.text, *(f"== {name} ==\n{text}" for name, text in sorted(files.texts.items()))])
+
+
 def write_matrix(found: PromptComparison, qrels: Qrels, judged_by: Mapping[str, Path], path: Path) -> int:
     """Write the page as one HTML file, whole or not at all; returns its bytes.
 
@@ -136,6 +154,7 @@ def render(found: PromptComparison, qrels: Qrels, judged_by: Mapping[str, Path])
         "found": found,
         "labels": found.task.stances,
         "letters": LETTERS,
+        "wordings": _wordings(each.prompt for each in found.variants),
         "judged_by": judged_by,
         "groups": groups,
         "named": named,
