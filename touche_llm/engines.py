@@ -17,10 +17,8 @@ from touche_llm.llm.cache import Cache, CacheMode, Entry
 from touche_llm.llm.engine import Engine, EngineFacts
 from touche_llm.llm.language_model import LanguageModel
 from touche_llm.llm.request import content_key
-from touche_llm.llm.serving import serve
 from touche_llm.llm.vllm_common import model_folder
 from touche_llm.llm.vllm_offline import VllmOffline
-from touche_llm.llm.vllm_server import VllmServer
 
 # What a server that is started for the run writes, beside the answer cache.
 _LOG = "vllm.log"
@@ -81,6 +79,9 @@ async def _offline(asked: EngineConfig, sampling: SamplingConfig) -> AsyncIterat
 async def _started(
     asked: EngineConfig, sampling: SamplingConfig, log: Path
 ) -> AsyncIterator[tuple[Engine, EngineFacts]]:
+    # As `_server`.
+    from touche_llm.llm.serving import serve
+
     async with serve(model_folder(asked.model), asked.options, log, context=asked.context) as url:
         there = asked.model_copy(update={"base_url": url, "model": asked.model_name})
         async with _server(there, sampling) as opened:
@@ -89,6 +90,9 @@ async def _started(
 
 @asynccontextmanager
 async def _server(asked: EngineConfig, sampling: SamplingConfig) -> AsyncIterator[tuple[Engine, EngineFacts]]:
+    # Only here, since the libraries of HTTP take a while to load, and most commands ask nobody.
+    from touche_llm.llm.vllm_server import VllmServer
+
     async with VllmServer(
         asked.base_url,
         concurrency=asked.concurrency,

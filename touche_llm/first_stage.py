@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from touche_llm.config import Config, QueryField, index_folder
-from touche_llm.corpus.chatnoir import retrieve_chatnoir
 from touche_llm.corpus.chatnoir_cache import ChatNoirDocuments
 from touche_llm.corpus.store import DocumentStore, Units, ensure_store
 from touche_llm.errors import DataError, UsageError
@@ -174,6 +173,9 @@ async def _search(
 ) -> list[list[Candidate]]:
     """The candidates of each topic for the query made of these fields."""
     if config.chatnoir is not None:
+        # Only here and where an engine is opened, since the libraries of HTTP take a while to load.
+        from touche_llm.corpus.chatnoir import retrieve_chatnoir
+
         return await retrieve_chatnoir(topics, config.chatnoir, fields, config.depth, notify, done)
     assert corpus.store is not None
     candidates = []
