@@ -130,22 +130,25 @@ def read_run(path: Path | str, labels: Collection[str] | None = None) -> ReadRun
     stances: dict[tuple[str, str], str] = {}
     for row in rows:
         key = row.topic, row.document
-        where = f"{path}:{row.line}: topic {row.topic}, document {row.document}"
         if key in seen:
-            raise DataError(f"{where}: already in line {seen[key]}")
+            raise DataError(f"{_where(path, row)}: already in line {seen[key]}")
         seen[key] = row.line
         topics.setdefault(row.topic, []).append(row)
         if row.stance == NO_STANCE_COLUMN:
             continue
         if labels is not None and row.stance not in labels:
             raise DataError(
-                f"{where}: stance {row.stance!r:.40} is none of {', '.join(labels)}; correct it, or write "
+                f"{_where(path, row)}: stance {row.stance!r:.40} is none of {', '.join(labels)}; correct it, or write "
                 f"{NO_STANCE_COLUMN} where there is none"
             )
         stances[key] = row.stance
     if not topics:
         raise DataError(f"{path}: an empty run")
     return ReadRun({topic: _ordered(path, topic, rows) for topic, rows in topics.items()}, stances)
+
+
+def _where(path: Path, row: _Row) -> str:
+    return f"{path}:{row.line}: topic {row.topic}, document {row.document}"
 
 
 def _run_rows(path: Path) -> Iterator[_Row]:
