@@ -1,0 +1,74 @@
+"""What every benchmark prints: figures beside their targets and their peers, and the machine that they are of."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A row of a table.
+
+    Attributes:
+        what: was measured.
+        value: with its unit.
+        target: what is aimed at, as "< 5 s"; empty where nothing is.
+        peer: the same of another program, measured in the same run; empty where there is none.
+        holds: whether the target is reached; None where there is none, or the size is not the target's.
+    """
+
+    what: str
+    value: str
+    target: str = ""
+    peer: str = ""
+    holds: bool | None = None
+
+
+def show(title: str, figures: Iterable[Figure]) -> None:
+    """Print a table of figures; the machine stands below it."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
+    for column in ("what", "measured", "target", "peer", ""):
+        table.add_column(column, overflow="fold")
+    for each in figures:
+        reached = {None: "", True: "reached", False: "NOT reached"}[each.holds]
+        table.add_row(each.what, each.value, each.target, each.peer, reached)
+    console = Console(highlight=False, markup=False, width=140)
+    console.print(table)
+    console.print(machine(), end="\n\n")
+
+
+def machine() -> str:
+    """The machine, in a line: processor, cores that may be used, memory, versions."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB
+    return f"{_processor()}, {cores} cores, {memory:.0f} GiB, {platform.system()}, Python {platform.python_version()}"
+
+
+def peak_gib(of: int = resource.RUSAGE_CHILDREN) -> float:
+    """The most memory that a process of the given kind held, in GiB: `RUSAGE_SELF` or the largest of the children."""
+    return resource.getrusage(of).ru_maxrss * 1024 / _GIB
+
+
+def spread(seconds: Sequence[float]) -> str:
+    """Repeated measurements as the fastest, and the slowest in brackets."""
+    return f"{min(seconds):.2f} s" + (f" (slowest {max(seconds):.2f})" if len(seconds) > 1 else "")
+
+
+def _processor() -> str:
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        for line in information.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
