@@ -33,7 +33,6 @@ from touche_llm.stance import StanceSettings
 from touche_llm.tasks import DEFAULT_TASK, get_task
 from touche_llm.tasks.base import Aim, Task
 
-FILE_NAME = "config.yaml"
 _INDEX_ROOT = Path(".touche-llm/index")
 
 

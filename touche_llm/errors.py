@@ -1,5 +1,7 @@
 """What can go wrong, by who has to act. Every message says what, where, and what to do next."""
 
+from pathlib import Path
+
 
 def printable(text: str) -> str:
     """Text from outside with nothing in it that a terminal would act on but line feeds."""
@@ -17,6 +19,14 @@ class ToucheError(Exception):
 
 class DataError(ToucheError):
     """A file that was given does not hold what it should: the person with the file has to act."""
+
+
+class BadLine(DataError):
+    """A line, or a row that begins in it, that is not a document; `path` and `line` say where."""
+
+    def __init__(self, path: Path, line: int, reason: str) -> None:
+        super().__init__(f"{path}:{line}: {reason}")
+        self.path, self.line, self.reason = path, line, reason
 
 
 class UsageError(ToucheError):

@@ -13,16 +13,15 @@ from typing import Any
 
 import yaml
 
-from touche_llm.config import FILE_NAME as CONFIG_NAME
 from touche_llm.config import Config
 from touche_llm.errors import DataError
 from touche_llm.files import to_yaml, whole_file
 from touche_llm.ranking.chain import JUDGE
 from touche_llm.retrieval import analysis
+from touche_llm.run_files import CONFIG, METADATA
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 
-FILE_NAME = "ir-metadata.yml"
 STAGES = ("retrieve", "judge", "rank")
 _LIBRARIES = ("bm25s", "rank-bm25", "PyStemmer", "sentencex", "jinja2", "pydantic", "aiohttp")
 
@@ -32,7 +31,7 @@ def record_stage(folder: Path, config: Config, stage: str, facts: Mapping[str, A
 
     `facts` must hold plain values. Peak memory of this process so far, in MiB, is added.
     """
-    path = folder / FILE_NAME
+    path = folder / METADATA
     stages = {name: each for name, each in _stages(path).items() if STAGES.index(name) < STAGES.index(stage)}
     # ru_maxrss is in KiB on Linux and in bytes on macOS.
     unit = 2**20 if sys.platform == "darwin" else 2**10
@@ -54,7 +53,7 @@ def record_stage(folder: Path, config: Config, stage: str, facts: Mapping[str, A
             },
         },
         "implementation": {
-            "executable": {"cmd": f"touche-llm run --config {folder / CONFIG_NAME} --out {folder}"},
+            "executable": {"cmd": f"touche-llm run --config {folder / CONFIG} --out {folder}"},
             "source": {"lang": ["python"]},
         },
         "data": {

@@ -1,5 +1,7 @@
 """The names of the files in a run's folder."""
 
+CONFIG = "config.yaml"
+METADATA = "ir-metadata.yml"
 CANDIDATES = "candidates.run.txt"
 # Where pairs are made of them, the first stage finds sentences.
 SENTENCES = "sentences.run.txt"

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from touche_llm.corpus.passages import MAX_LINE_BYTES, BadLine, corpus_lines, is_word, json_object, open_packed
-from touche_llm.errors import DataError
+from touche_llm.corpus.passages import MAX_LINE_BYTES, corpus_lines, is_word, json_object, open_packed
+from touche_llm.errors import BadLine, DataError
 from touche_llm.files import bounded_lines, whole_file
 from touche_llm.records import Candidate, RunLine
 

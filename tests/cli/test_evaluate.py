@@ -292,10 +292,24 @@ def test_python_gets_the_rows_of_the_command(touche: Touche, judged: Path) -> No
     pd.testing.assert_frame_equal(table, pd.read_csv(io.StringIO(output), sep="\t"), check_dtype=False, atol=1e-12)
 
 
-def test_other_commands_do_not_wait_for_the_libraries_of_the_evaluation() -> None:
+def test_commands_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("1 NO a 1 1 t\n")
     code = (
         "import sys, touche_llm, touche_llm.cli\n"
-        "print({'pandas', 'scipy', 'statsmodels', 'ir_measures'} & set(sys.modules), touche_llm.evaluate.__name__)"
+        "sys.argv = ['touche-llm', 'validate', 'run', '--task', 'comparative']\n"
+        "try:\n    touche_llm.cli.main()\nexcept SystemExit:\n    pass\n"
+        "print({'pandas', 'scipy', 'ir_measures', 'touche_llm.stages', 'aiohttp'} & set(sys.modules))\n"
+        "print(touche_llm.evaluate.__name__)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set() evaluate\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.splitlines()[-2:] == ["set()", "evaluate"]
+
+
+def test_the_intervals_do_not_wait_for_scipy(judged: Path) -> None:
+    code = (
+        "import sys\nfrom touche_llm import evaluate, read_qrels, read_run\n"
+        "evaluate(read_run('other'), read_qrels({'relevance': 'relevance'}, 'comparative'))\n"
+        "print('pandas' in sys.modules, 'scipy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=judged)
+    assert done.stdout == "True False\n"

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from touche_llm.corpus import passages
-from touche_llm.corpus.passages import BadLine, read_passages
-from touche_llm.errors import DataError
+from touche_llm.corpus.passages import read_passages
+from touche_llm.errors import BadLine, DataError
 from touche_llm.records import Document
 
 LINES = [json.dumps({"id": f"d{n}", "contents": f"Text {n}, ä."}).encode() + b"\n" for n in range(1, 401)]

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from touche_llm.corpus.passages import BadLine
 from touche_llm.corpus.rerank import read_rerank_documents
-from touche_llm.errors import DataError
+from touche_llm.errors import BadLine, DataError
 from touche_llm.records import Document
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from touche_llm.corpus.passages import BadLine, read_passages
+from touche_llm.corpus.passages import read_passages
 from touche_llm.corpus.store import DocumentStore, Reader, ensure_store
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import BadLine, DataError, UsageError
 from touche_llm.records import Document, Part
 
 TEXTS = {"b": "second letter", "a": "first letter ", "c": "third\nletter \U0001f600\x00"}

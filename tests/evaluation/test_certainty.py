@@ -6,12 +6,13 @@ from itertools import product
 import ir_measures
 import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.evaluation.judged_runs import qrels_of, run_of
 from touche_llm.errors import UsageError
-from touche_llm.evaluation.certainty import bounds, compare, interval
+from touche_llm.evaluation.certainty import RESAMPLES, bounds, compare, interval
 from touche_llm.evaluation.figure import Figure, mean_figure
 from touche_llm.evaluation.stance_measures import stance_figures
 
@@ -46,6 +47,21 @@ def test_the_interval_is_that_of_the_textbook() -> None:
     values = np.random.default_rng(1).beta(2, 3, size=50)
     drawn = np.random.default_rng(2).choice(values, (20_000, 50)).mean(axis=1)
     assert interval(means(*values)) == pytest.approx(np.quantile(drawn, (0.025, 0.975)), abs=0.005)
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_the_interval_is_that_of_scipy(seed: int) -> None:
+    values = np.random.default_rng(3).beta(2, 3, size=(50, 1))
+    figure = means(*values.ravel())
+    expected = scipy.stats.bootstrap(
+        (values.ravel(),),
+        np.mean,
+        method="percentile",
+        n_resamples=RESAMPLES,
+        batch=500,
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    assert interval(figure, seed=seed) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
 def test_the_same_seed_gives_the_same_interval() -> None:

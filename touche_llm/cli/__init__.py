@@ -4,60 +4,86 @@ from __future__ import annotations
 
 import sqlite3
 import sys
+from collections.abc import Iterator, Mapping, MutableMapping
+from importlib import import_module
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from touche_llm.cli import (
-    batch,
-    calibrate,
-    compare,
-    demo,
-    evaluate,
-    files,
-    fuse,
-    prompts,
-    prompts_compare,
-    prompts_copy,
-    prompts_render,
-    prompts_try,
-    regress,
-    report,
-    stages,
-    tira,
-)
-from touche_llm.corpus.passages import BadLine
-from touche_llm.errors import ToucheError, printable
+from touche_llm.errors import BadLine, ToucheError, printable
+
+# Each command and the module that holds it: a function of its name, or `app`, which has commands of its own.
+COMMANDS = {
+    "run": "stages",
+    "index": "stages",
+    "retrieve": "stages",
+    "judge": "stages",
+    "rank": "stages",
+    "calibrate": "calibrate",
+    "validate": "validate",
+    "fuse": "fuse",
+    "evaluate": "evaluate",
+    "compare": "compare",
+    "report": "report",
+    "tira": "tira",
+    "demo": "demo",
+    "cache": "cache",
+    "regress": "regress",
+    "batch": "batch",
+    "prompts": "prompts",
+}
+
+
+class _Loaded(Mapping[str, TyperCommand | TyperGroup]):
+    """The commands, each loaded when it is asked for: no command waits for the libraries of the others."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, TyperCommand | TyperGroup] = {}
+
+    def __getitem__(self, name: str) -> TyperCommand | TyperGroup:
+        if name not in self._known:
+            self._known[name] = _load(name, COMMANDS[name])
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+    def __contains__(self, name: object) -> bool:
+        return name in COMMANDS
+
+
+def _load(name: str, module: str) -> TyperCommand | TyperGroup:
+    found = import_module(f"{__name__}.{module}")
+    if hasattr(found, "app"):
+        group = typer.main.get_group(found.app)
+        group.name = name
+        return group
+    alone = typer.Typer(add_completion=False)
+    alone.command(name)(getattr(found, name))
+    return cast(TyperCommand, typer.main.get_command(alone))
+
+
+class _Program(TyperGroup):
+    """The program with its commands."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = cast(MutableMapping[str, Any], _Loaded())
+
 
 app = typer.Typer(
+    cls=_Program,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Argument retrieval for the Touché shared tasks with open-weight models served by vLLM.",
     epilog="Exit codes: 0 done; 1 data, prompt or engine error; 2 wrong usage; 3 a run with failures; 130 stopped.",
 )
-STAGES = (stages.run, stages.index, stages.retrieve, stages.judge, stages.rank)
-OTHERS = (
-    calibrate.calibrate,
-    files.validate,
-    fuse.fuse,
-    evaluate.evaluate,
-    compare.compare,
-    report.report,
-    tira.tira,
-    demo.demo,
-)
-for command in (*STAGES, *OTHERS):
-    app.command()(command)
-app.add_typer(files.cache_app, name="cache")
-app.add_typer(regress.regress_app, name="regress")
-app.add_typer(batch.app, name="batch")
-prompts.prompts_app.command("copy")(prompts_copy.copy)
-prompts.prompts_app.command("render")(prompts_render.render)
-prompts.prompts_app.command("try")(prompts_try.try_)
-prompts.prompts_app.command("compare")(prompts_compare.compare)
-app.add_typer(prompts.prompts_app, name="prompts")
 
 
 def _version(wanted: bool) -> None:

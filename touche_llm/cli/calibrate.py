@@ -10,14 +10,13 @@ import typer
 from rich.table import Table
 
 from touche_llm.calibration import Examples, Report, Scores, cross_validate, measure, read_examples
-from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
-from touche_llm.cli.output import Format, FormatOption, print_rows, say
-from touche_llm.config import FILE_NAME, load_config
+from touche_llm.cli.output import Format, FormatOption, plain, print_rows, say, show_table
+from touche_llm.config import load_config
 from touche_llm.errors import DataError, UsageError
 from touche_llm.first_stage import listed
 from touche_llm.qrels import read_stances
-from touche_llm.run_files import JUDGMENTS, STANCES
+from touche_llm.run_files import CONFIG, JUDGMENTS, STANCES
 from touche_llm.stance import read_settings, write_thresholds
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
@@ -49,9 +48,9 @@ def calibrate(
         raise UsageError("give either --out FILE, to fit thresholds, or --evaluate FILE, to measure those of a file")
     if evaluate is not None and (folds is not None or seed is not None):
         raise UsageError("--folds and --seed say how to fit; --evaluate fits nothing")
-    if not (run / FILE_NAME).exists():
-        raise DataError(f"{run / FILE_NAME}: not there; give the folder of a run with --run")
-    task = get_task(load_config(run / FILE_NAME, {}).task)
+    if not (run / CONFIG).exists():
+        raise DataError(f"{run / CONFIG}: not there; give the folder of a run with --run")
+    task = get_task(load_config(run / CONFIG, {}).task)
     if not task.no_stances:
         raise UsageError(f"{task.name}: all its stances take a side, so there is no threshold to fit or measure")
     settings = read_settings(evaluate) if evaluate is not None else None
@@ -118,11 +117,11 @@ def _show_folds(report: Report) -> None:
     for number, fold in enumerate(report.folds, start=1):
         topics = f"{len(fold.topics)}: {listed(list(fold.topics))}"
         cells = (f"fold {number}", topics, f"{fold.scores.documents:,}", _spelled(fold.thresholds))
-        table.add_row(*(o.plain(cell) for cell in (*cells, *_figures(fold.scores), *_figures(fold.most_probable))))
+        table.add_row(*(plain(cell) for cell in (*cells, *_figures(fold.scores), *_figures(fold.most_probable))))
     table.add_section()
     pooled = ("all folds together", str(len(report.topics)), f"{report.scores.documents:,}", "")
     table.add_row(*pooled, *_figures(report.scores), *_figures(report.most_probable))
-    o.show(table)
+    show_table(table)
 
 
 def _show_evaluation(
@@ -142,8 +141,8 @@ def _show_evaluation(
     for name, given in ways:
         scores = measure(examples.used, given, task)
         spelled = f"{name}: {_spelled(thresholds) or 'none'}" if name == "thresholds" else name
-        table.add_row(o.plain(spelled), str(len(topics)), f"{scores.documents:,}", *_figures(scores))
-    o.show(table)
+        table.add_row(plain(spelled), str(len(topics)), f"{scores.documents:,}", *_figures(scores))
+    show_table(table)
 
 
 def _row(scores: Scores, thresholds: Mapping[str, float], labels: Iterable[str]) -> dict[str, Any]:

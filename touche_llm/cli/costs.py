@@ -8,8 +8,7 @@ from typing import Any
 
 from rich.table import Column, Table
 
-from touche_llm.cli import options as o
-from touche_llm.cli.output import Format, print_rows, say
+from touche_llm.cli.output import Format, plain, print_rows, say, show_table
 from touche_llm.config import Config
 from touche_llm.dry_run import Cost, DryRun, StageName
 from touche_llm.tasks import get_task
@@ -65,10 +64,10 @@ def _show(costs: Sequence[Cost]) -> None:
     names = ("requests", "prompt tokens, about", "of them shared")
     table = Table(Column("stage", no_wrap=True), Column("prompt", no_wrap=True), *map(number, names))
     for cost in costs:
-        table.add_row(cost.stage, o.plain(cost.prompt.partition("/")[2]), *_spans([cost]))
+        table.add_row(cost.stage, plain(cost.prompt.partition("/")[2]), *_spans([cost]))
     table.add_section()
     table.add_row("all", "", *_spans(costs))
-    o.show(table)
+    show_table(table)
 
 
 def _spans(costs: Sequence[Cost]) -> list[str]:

@@ -17,9 +17,8 @@ import typer
 from rich.table import Column, Table
 
 from touche_llm import pipeline, run_files
-from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
-from touche_llm.cli.output import Format, FormatOption, print_rows, say
+from touche_llm.cli.output import Format, FormatOption, plain, print_rows, say, show_table
 from touche_llm.config import Config, load_config
 from touche_llm.files import read_records
 from touche_llm.first_stage import open_corpus
@@ -130,10 +129,10 @@ def _show(rows: list[dict[str, Any]], task: Task) -> None:
     for _, of_topic in groupby(rows, key=itemgetter("topic")):
         first, *others = of_topic
         text = Column("text", ratio=1, no_wrap=True, overflow="ellipsis")
-        table = Table("", "stance", *task.question.grades, text, title=o.plain(first["title"]), expand=True)
+        table = Table("", "stance", *task.question.grades, text, title=plain(first["title"]), expand=True)
         table.title_justify = "left"
         for row in (first, *others):
             stance = row["stance"] if row["object"] is None else f"{row['stance']} ({row['object']})"
             grades = (f"{row[name]:.2f}" for name in task.question.grades)
-            table.add_row(*(o.plain(cell) for cell in (str(row["rank"]), stance, *grades, row["text"])))
-        o.show(table)
+            table.add_row(*(plain(cell) for cell in (str(row["rank"]), stance, *grades, row["text"])))
+        show_table(table)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from touche_llm.cli import figures as f
-from touche_llm.cli import options as o
-from touche_llm.cli.output import Format, FormatOption
+from touche_llm.cli.output import Format, FormatOption, plain
 from touche_llm.cli.standings import show_standings, standings
 from touche_llm.errors import UsageError
 from touche_llm.tasks import get_task
@@ -161,5 +160,5 @@ def _show_topics(frame: DataFrame) -> None:
                 table.add_column(f.short(measure), justify="right", min_width=6)
             for topic, *values in rows[["topic", *chosen]].itertuples(index=False, name=None):
                 if not all(map(math.isnan, values)):
-                    table.add_row(o.plain(topic), *map(f.spelled, values))
+                    table.add_row(plain(topic), *map(f.spelled, values))
             f.show(f"{aspect}: {run}", table)

@@ -14,21 +14,16 @@ import yaml
 from rich import box
 from rich.table import Table
 
-from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
-from touche_llm.cli.output import Format, print_rows
-from touche_llm.config import FILE_NAME as CONFIG
-from touche_llm.config import load_config
+from touche_llm.cli.output import Format, plain, print_rows, show_table
 from touche_llm.errors import DataError, UsageError, printable
-from touche_llm.metadata import FILE_NAME as METADATA
 from touche_llm.qrels import Qrels, read_qrels
-from touche_llm.run_files import CANDIDATES, RUN
+from touche_llm.run_files import CANDIDATES, CONFIG, METADATA, RUN
 from touche_llm.runs import ReadRun, read_run
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.base import Task
 
-# The measures, and pandas with them, are imported by the functions that need them: with scipy they take more than a
-# second, which every other command would wait for.
+# The measures, and pandas with them, are imported by the functions that need them: wrong usage is told without them.
 if TYPE_CHECKING:
     from pandas import DataFrame
 
@@ -107,6 +102,9 @@ def given_runs(paths: Iterable[Path], qrels: Qrels, task: Task, first_stage: Pat
             raise UsageError(f"{path}: is given twice; name each run once")
         folder = _folder_of(path)
         if folder is not None and (folder / CONFIG).exists():
+            # Only here: the models of a configuration take as long to make as all runs to read.
+            from touche_llm.config import load_config
+
             own = load_config(folder / CONFIG, {}).task
             if own != task.name:
                 raise UsageError(f"{path}: is a run of {own}, and --task is {task.name}; give --task {own}")
@@ -182,7 +180,7 @@ def show_figures(title: str, columns: Sequence[str], rows: Sequence[tuple[str, S
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     for name, figures in rows:
-        table.add_row(o.plain(name), *figures)
+        table.add_row(plain(name), *figures)
     show(title, table)
 
 
@@ -231,7 +229,7 @@ def plain_table() -> Table:
 def show(title: str, table: Table) -> None:
     """Print a table under a line with its title, which may be wider."""
     print(title)
-    o.show(table)
+    show_table(table)
     print()
 
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 import yaml
 from pydantic import BaseModel, ValidationError
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from touche_llm.config import FILE_NAME, Config, load_config
-from touche_llm.errors import DataError, UsageError, printable
+from touche_llm.config import Config, load_config
+from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.cache import CacheMode
 from touche_llm.ranking.chain import METHODS
+from touche_llm.run_files import CONFIG
 from touche_llm.stance import read_settings
 from touche_llm.tasks import DEFAULT_TASK, TASKS
 
@@ -215,7 +212,7 @@ def configure(context: typer.Context, *others: str) -> Config:
     file: Path | None = parameters.get("config")
     command = str(parameters.get("stage") or context.info_name)
     if file is None and command in ("judge", "rank"):
-        written = parameters["out"] / FILE_NAME
+        written = parameters["out"] / CONFIG
         if not written.exists():
             raise DataError(f"{written}: not there; run `touche-llm retrieve` for this folder first, or give --config")
         file = written
@@ -277,16 +274,3 @@ def existing(cache: Path) -> None:
     """Raise UsageError when there is no such cache, instead of making an empty one."""
     if not cache.is_file():
         raise UsageError(f"{cache}: no such cache; name one with --cache")
-
-
-def show(table: Table) -> None:
-    """Print a table in the width of the terminal, or in 140 columns where there is none; what may wrap is not cut."""
-    for column in table.columns:
-        if not column.no_wrap:
-            column.overflow = "fold"
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
-
-
-def plain(text: str) -> Text:
-    """A table cell that shows text from outside as it is: no markup, no control characters."""
-    return Text(printable(text))

@@ -12,8 +12,9 @@ import typer
 from rich.table import Table
 
 from touche_llm.cli import options as o
+from touche_llm.cli import prompts_compare, prompts_copy, prompts_render, prompts_try
 from touche_llm.cli.console import ConsoleObserver
-from touche_llm.cli.output import Format, FormatOption, print_rows, say
+from touche_llm.cli.output import Format, FormatOption, plain, print_rows, say, show_table
 from touche_llm.cli.prompts_render import NameArgument, TokenizerOption
 from touche_llm.config import CacheConfig
 from touche_llm.engine_config import SamplingConfig
@@ -40,10 +41,10 @@ EveryTaskOption = Annotated[
 _COLUMNS = ("task", "name", "version", "hash", "answer", "fields", "purpose", "examples", "path", "error")
 _DEFAULT_CACHE = CacheConfig().file
 
-prompts_app = typer.Typer(no_args_is_help=True, help="See, check, render and try prompts, and compare them.")
+app = typer.Typer(no_args_is_help=True, help="See, check, render and try prompts, and compare them.")
 
 
-@prompts_app.command("list")
+@app.command("list")
 def list_(
     task: EveryTaskOption = None,
     prompts_folder: o.PromptsOption = None,
@@ -59,8 +60,8 @@ def list_(
     if output is Format.TABLE:
         table = Table("prompt", "version", "hash", "answer", "purpose", "lies in")
         for each in found:
-            table.add_row(*(o.plain(cell) for cell in _cells(each)))
-        o.show(table)
+            table.add_row(*(plain(cell) for cell in _cells(each)))
+        show_table(table)
     else:
         print_rows(output, [_row(each) for each in found], _COLUMNS)
     wrong = [each for each in found if each.error]
@@ -70,7 +71,7 @@ def list_(
         raise typer.Exit(1)
 
 
-@prompts_app.command("show")
+@app.command("show")
 def show_(
     name: NameArgument,
     task: o.TaskOption = None,
@@ -94,7 +95,7 @@ def show_(
         print(printable(f"\n── {path} ──\n{text.strip().expandtabs()}"))
 
 
-@prompts_app.command("check")
+@app.command("check")
 def check_(
     names: Annotated[
         list[str] | None,
@@ -202,8 +203,8 @@ def _print_checks(output: Format, rows: Sequence[tuple[Found, Checked]], tokeniz
         shares = (_share(checked.between_topics), _share(checked.between_documents))
         result = ", ".join([f"{errors} errors"] * bool(errors) + [f"{warnings} warnings"] * bool(warnings)) or "good"
         name, version = (found.name, "") if found.loaded is None else _named(found.loaded[1])
-        table.add_row(*(o.plain(cell) for cell in (name, version, tokens, *shares, result)))
-    o.show(table)
+        table.add_row(*(plain(cell) for cell in (name, version, tokens, *shares, result)))
+    show_table(table)
     print("tokens: of the longest topic's prompt, documents left out" + ("" if tokenizer else _ESTIMATED))
     for found, checked in rows:
         for finding in checked.findings:
@@ -289,3 +290,12 @@ def _told(labels: Sequence[int | str]) -> str:
     if all(isinstance(label, int) for label in labels):
         return f"{labels[0]} to {labels[-1]}"
     return " ".join(map(str, labels))
+
+
+for _name, _command in (
+    ("copy", prompts_copy.copy),
+    ("render", prompts_render.render),
+    ("try", prompts_try.try_),
+    ("compare", prompts_compare.compare),
+):
+    app.command(_name)(_command)

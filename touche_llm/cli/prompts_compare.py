@@ -12,7 +12,7 @@ import typer
 from touche_llm.cli import figures as f
 from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
-from touche_llm.cli.output import Format, FormatOption, print_rows, say
+from touche_llm.cli.output import Format, FormatOption, plain, print_rows, say
 from touche_llm.cli.stages import FAILURES_EXIT, asked
 from touche_llm.errors import UsageError, printable
 from touche_llm.stages.common import by_kind
@@ -154,7 +154,7 @@ def _show(found: PromptComparison, part: Part) -> None:
         cells.append("–" if outside is None else f.spelled(outside))
         numbers = (len(said.failures), counts.prompt_tokens + counts.cached_prompt_tokens, counts.asked)
         cells += [f"{number:,}" for number in (*numbers, counts.cache_hits)]
-        table.add_row(o.plain(variant.name), *cells)
+        table.add_row(plain(variant.name), *cells)
     table.add_row("random order", f.spelled(part.chance), *[""] * (len(part.measures) + 4))
     told = {"all": "", "choice": ", to choose on", "hold-out": ", held out"}[part.name]
     f.show(f"{len(part.sample):,} documents of {len(part.topics)} topics{told}", table)

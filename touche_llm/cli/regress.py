@@ -26,10 +26,10 @@ PromptsOption = Annotated[
     typer.Option("--prompts", help="A folder of templates, TASK/NAME.jinja, that go before the project's own."),
 ]
 
-regress_app = typer.Typer(no_args_is_help=True, help="Keep runs as tests: record them, replay them offline, compare.")
+app = typer.Typer(no_args_is_help=True, help="Keep runs as tests: record them, replay them offline, compare.")
 
 
-@regress_app.command("record")
+@app.command("record")
 def record_(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a finished run.")],
     name: Annotated[str | None, typer.Argument(help="What to call it (default: the name of the folder).")] = None,
@@ -66,7 +66,7 @@ def record_(
         say(output, f"note: {QUERIES_UNSEEN}")
 
 
-@regress_app.command("check")
+@app.command("check")
 def check_(
     names: NamesArgument = None,
     root: DirOption = _DEFAULT,
@@ -96,7 +96,7 @@ def check_(
         raise typer.Exit(1)
 
 
-@regress_app.command("update")
+@app.command("update")
 def update_(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Recorded runs.")],
     root: DirOption = _DEFAULT,

@@ -7,7 +7,7 @@ from math import nan
 from typing import TYPE_CHECKING, Any
 
 from touche_llm.cli import figures as f
-from touche_llm.cli import options as o
+from touche_llm.cli.output import plain
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.leaderboard import PublishedRun, Table, board, place
 
@@ -102,7 +102,7 @@ def show_standings(task: str, places: DataFrame) -> None:
                     table.add_row("…")
                 at, interval = place(task, each.measure, run.value), f.spelled_interval(*_interval(run), digits=3)
                 judged = "" if run.judged is None else f" (n = {run.judged:,})"
-                table.add_row(str(at), o.plain(f"{_name(run)}{judged}"), f"{run.value:.3f}", interval)
+                table.add_row(str(at), plain(f"{_name(run)}{judged}"), f"{run.value:.3f}", interval)
                 before = number
         if before < len(each.runs) - 1:
             table.add_row("…")
@@ -117,7 +117,7 @@ def show_standings(task: str, places: DataFrame) -> None:
 
 def _add_ours(table: Any, row: Any) -> None:
     reach = f", judged: {row.best_place:.0f} to {row.worst_place:.0f}" if row.worst_place > row.best_place else ""
-    cells = (f"→ {row.place}", o.plain(f"{row.run} (n = {row.n:,}{reach})"), f.spelled(row.value))
+    cells = (f"→ {row.place}", plain(f"{row.run} (n = {row.n:,}{reach})"), f.spelled(row.value))
     table.add_row(*cells, f.spelled_interval(row.low, row.high), style="bold")
 
 

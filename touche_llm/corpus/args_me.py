@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
-from touche_llm.corpus.passages import BadLine, corpus_lines, good_documents, is_word, open_packed
-from touche_llm.errors import DataError
+from touche_llm.corpus.passages import corpus_lines, good_documents, is_word, open_packed
+from touche_llm.errors import BadLine, DataError
 from touche_llm.records import Document, Part
 
 HEADER = ["id", "conclusion", "premises", "context", "sentences"]

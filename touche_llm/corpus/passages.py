@@ -11,7 +11,7 @@ from typing import IO, Any, TypeGuard, TypeVar, cast
 
 import orjson
 
-from touche_llm.errors import DataError
+from touche_llm.errors import BadLine, DataError
 from touche_llm.files import bounded_lines
 from touche_llm.records import Document
 
@@ -22,14 +22,6 @@ MAX_LINE_BYTES = 16 * 2**20
 # Under these names passages (2022), TIRA's collections and ClueWeb22 have the same things.
 _ID_KEYS = ("id", "docno", "ClueWeb22-ID")
 _TEXT_KEYS = ("contents", "text", "Clean-Text")
-
-
-class BadLine(DataError):
-    """A line, or a row that begins in it, that is not a document; `path` and `line` say where."""
-
-    def __init__(self, path: Path, line: int, reason: str) -> None:
-        super().__init__(f"{path}:{line}: {reason}")
-        self.path, self.line, self.reason = path, line, reason
 
 
 def read_passages(path: Path, on_bad_line: Callable[[BadLine], None] | None = None) -> Iterator[tuple[int, Document]]:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from touche_llm.corpus.passages import (
     MAX_LINE_BYTES,
-    BadLine,
     corpus_lines,
     document_of,
     good_documents,
     json_object,
     read_passages,
 )
+from touche_llm.errors import BadLine
 from touche_llm.records import Document
 
 

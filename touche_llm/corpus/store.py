@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from touche_llm.corpus.passages import BadLine
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import BadLine, DataError, UsageError
 from touche_llm.files import read_record, sha256, whole_folder, write_records
 from touche_llm.records import Document
 

@@ -29,7 +29,7 @@ def evaluate(run: ReadRun, qrels: Qrels, *, name: str = "run", depth: int | None
         DataError: none of the run's topics is judged.
         UsageError: a depth below 1.
     """
-    # Loading pandas and scipy takes a second.
+    # Loading pandas takes a while.
     from touche_llm.evaluation.measures import evaluate_run
     from touche_llm.evaluation.notes import worded
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.stats import bootstrap, permutation_test
 
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.figure import Array, Figure
@@ -162,21 +162,28 @@ def _difference(run: Figure, baseline: Figure, seed: int) -> dict[str, Any]:
 def _interval(counts: Array, formula: Callable[[Array], Array], seed: int) -> tuple[float, float]:
     if len(counts) < 2:
         return float("nan"), float("nan")
+    # scipy.stats.bootstrap gives the same two numbers (a test holds them together), but takes a second to load.
+    times = _drawn(RESAMPLES, len(counts), seed)
+    values = np.concatenate([formula(some @ counts) for some in np.split(times, range(_BATCH, RESAMPLES, _BATCH))])
+    low, high = np.quantile(values, ((1.0 - CONFIDENCE) / 2.0, (1.0 + CONFIDENCE) / 2.0))
+    return float(low), float(high)
 
-    def value(drawn: Indices, axis: int) -> Array:
-        return formula(_sums(counts, np.moveaxis(drawn, axis, -1)))
 
-    found = bootstrap(
-        (np.arange(len(counts)),),
-        value,
-        n_resamples=RESAMPLES,
-        batch=_BATCH,
-        vectorized=True,
-        confidence_level=CONFIDENCE,
-        method="percentile",
-        rng=np.random.default_rng(seed),
-    ).confidence_interval
-    return float(found.low), float(found.high)
+@lru_cache(maxsize=4)
+def _drawn(resamples: int, rows: int, seed: int) -> NDArray[np.int32]:
+    """How often each of so many rows is drawn with replacement, in each resample: (resamples, rows)."""
+    generator = np.random.default_rng(seed)
+    times = np.empty((resamples, rows), dtype=np.int32)
+    for start in range(0, resamples, _BATCH):
+        some = times[start : start + _BATCH]
+        some[:] = _counted(generator.integers(0, rows, some.shape), rows)
+    return times
+
+
+def _counted(drawn: Indices, rows: int) -> NDArray[np.intp]:
+    """How often each row is drawn: (draws, rows drawn) to (draws, rows)."""
+    places = drawn + rows * np.arange(len(drawn))[:, np.newaxis]
+    return np.bincount(places.ravel(), minlength=len(drawn) * rows).reshape(len(drawn), rows)
 
 
 def _sums(counts: Array, drawn: Indices) -> Array:
@@ -184,16 +191,16 @@ def _sums(counts: Array, drawn: Indices) -> Array:
 
     How often each row is drawn, times the rows: several times faster than to take the rows out and add them.
     """
-    shape, rows = drawn.shape[:-1], len(counts)
-    draws = drawn.reshape(-1, drawn.shape[-1])
-    places = draws + rows * np.arange(len(draws))[:, np.newaxis]
-    times = np.bincount(places.ravel(), minlength=len(draws) * rows).reshape(len(draws), rows)
-    return (times @ counts).reshape(*shape, counts.shape[1])
+    times = _counted(drawn.reshape(-1, drawn.shape[-1]), len(counts))
+    return (times @ counts).reshape(*drawn.shape[:-1], counts.shape[1])
 
 
 def _randomisation(figure: Figure, ours: Array, theirs: Array, seed: int) -> float:
     if len(ours) < 2:
         return float("nan")
+    # Only here, since it takes a second to load, and only a comparison needs it.
+    from scipy.stats import permutation_test
+
     counts = np.concatenate([ours, theirs])
 
     def difference(one: Indices, other: Indices, axis: int) -> Array:

@@ -175,7 +175,7 @@ def moves(run: str, old: ReadRun, new: ReadRun) -> list[Finding]:
 
 def measures(run: str, old: ReadRun, new: ReadRun, qrels: Qrels) -> list[Finding]:
     """nDCG@5 of each graded aspect and the macro-F1 of the stances, before and now, also where they stay."""
-    # Only where they are asked for: pandas and scipy take a second to load.
+    # Only where they are asked for: pandas takes a while to load.
     from touche_llm.evaluation.measures import NDCG, evaluate_run
 
     before, now = (evaluate_run(run, each, qrels).figures for each in (old, new))

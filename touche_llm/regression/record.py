@@ -7,7 +7,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from touche_llm.config import FILE_NAME, CacheConfig, Config, load_config
+from touche_llm.config import CacheConfig, Config, load_config
 from touche_llm.errors import DataError
 from touche_llm.files import whole_file, whole_folder
 from touche_llm.first_stage import check_candidates, choose_topics, open_corpus
@@ -40,7 +40,7 @@ from touche_llm.regression.writing import (
     write_qrels,
     write_topics,
 )
-from touche_llm.run_files import ALL_FAILURES, RUN
+from touche_llm.run_files import ALL_FAILURES, CONFIG, RUN
 from touche_llm.runs import read_run, write_candidates
 from touche_llm.stages.common import first_stage_file, prompts_of
 from touche_llm.tasks import get_task
@@ -64,10 +64,10 @@ def finished_run(run: Path) -> Config:
     Raises:
         DataError: the folder holds no finished run, some of its questions had no usable answer, or it kept no answers.
     """
-    for name in (FILE_NAME, RUN):
+    for name in (CONFIG, RUN):
         if not (run / name).is_file():
             raise DataError(f"{run / name}: not there; give the folder of a run that is finished")
-    config = load_config(run / FILE_NAME, {})
+    config = load_config(run / CONFIG, {})
     failed = [name for name in ALL_FAILURES if (run / name).exists() and (run / name).stat().st_size]
     if failed:
         raise DataError(
@@ -76,7 +76,7 @@ def finished_run(run: Path) -> Config:
         )
     if config.cache.mode is CacheMode.OFF or not config.cache.file.is_file():
         raise DataError(
-            f"{config.cache.file}: the answers of {run} are not there; paths in its {FILE_NAME} are taken from the "
+            f"{config.cache.file}: the answers of {run} are not there; paths in its {CONFIG} are taken from the "
             "current folder"
         )
     return config

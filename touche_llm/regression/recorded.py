@@ -16,14 +16,14 @@ from typing import Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from touche_llm.config import FILE_NAME, CacheConfig, Config, PromptsConfig, RetrieverConfig, load_config
+from touche_llm.config import CacheConfig, Config, PromptsConfig, RetrieverConfig, load_config
 from touche_llm.errors import DataError, UsageError
 from touche_llm.files import whole_file
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.request import Request
 from touche_llm.prompt_uses import uses_of
 from touche_llm.qrels import STANCE, Qrels, read_qrels
-from touche_llm.run_files import CANDIDATES, RUN, SENTENCES
+from touche_llm.run_files import CANDIDATES, CONFIG, RUN, SENTENCES
 from touche_llm.stages.common import first_stage_file
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
@@ -35,7 +35,7 @@ PROMPTS = "prompts"
 DOCUMENTS = "documents.jsonl"
 ARGUMENTS = "arguments.csv"
 # A folder with any of them is a recorded run, if perhaps a damaged one.
-_OURS = (MANIFEST, FILE_NAME, TOPICS, CASSETTE, PROMPTS, DOCUMENTS, ARGUMENTS, CANDIDATES, SENTENCES, RUN)
+_OURS = (MANIFEST, CONFIG, TOPICS, CASSETTE, PROMPTS, DOCUMENTS, ARGUMENTS, CANDIDATES, SENTENCES, RUN)
 QUERIES = "queries"
 QUERIES_UNSEEN = f"the first stage is kept as it was found, so no check sees a change of the prompt `{QUERIES}`"
 # The whole of a manifest is an example of each prompt, of which the longest shows twenty documents.
@@ -121,7 +121,7 @@ class Recorded:
         them, also before a path: what it has under the name of a purpose is taken for that purpose. Paths of templates
         are relative to the recorded folder, all others are fixed.
         """
-        config = load_config(self.folder / FILE_NAME, {"prompts.folder": prompts and str(prompts.absolute())})
+        config = load_config(self.folder / CONFIG, {"prompts.folder": prompts and str(prompts.absolute())})
         of_templates: dict[str, Any] = {
             name: str(_shortly(self.folder / value))
             for name, value in config.prompts
@@ -158,7 +158,7 @@ class Recorded:
     def unseen(self, prompts: Path | None = None) -> str:
         """What a check cannot see, where the run or a folder of templates has it; else nothing."""
         given = prompts is not None and os.path.lexists(prompts / self.task.name / f"{QUERIES}.jinja")
-        return QUERIES_UNSEEN if given or load_config(self.folder / FILE_NAME, {}).expansion.use else ""
+        return QUERIES_UNSEEN if given or load_config(self.folder / CONFIG, {}).expansion.use else ""
 
     def as_recorded(self, config: Config) -> Config:
         """The same configuration with the templates that were recorded."""
@@ -286,9 +286,9 @@ def open_recorded(folder: Path) -> Recorded:
     """
     _refuse_links(folder)
     manifest = _manifest(folder / MANIFEST)
-    if not (folder / FILE_NAME).is_file():
-        raise DataError(f"{folder / FILE_NAME}: not there; record the run again")
-    task = get_task(load_config(folder / FILE_NAME, {}).task)
+    if not (folder / CONFIG).is_file():
+        raise DataError(f"{folder / CONFIG}: not there; record the run again")
+    task = get_task(load_config(folder / CONFIG, {}).task)
     templates = [f"{PROMPTS}/{purpose}/{file}" for purpose, file in manifest.templates.items()]
     for name in (TOPICS, first_stage_file(task), corpus_file(task), CASSETTE, RUN, *templates):
         if not (folder / name).is_file():

@@ -12,7 +12,7 @@ from typing import IO, Any
 import orjson
 from pydantic import BaseModel
 
-from touche_llm.config import FILE_NAME, Config, load_config
+from touche_llm.config import Config, load_config
 from touche_llm.corpus.args_me import HEADER
 from touche_llm.corpus.store import DocumentStore
 from touche_llm.engine_config import EngineConfig
@@ -29,7 +29,7 @@ from touche_llm.qrels import STANCE, Qrels
 from touche_llm.records import Candidate, Judgment, Topic
 from touche_llm.regression.recorded import CASSETTE, DECIDE, TOPICS, corpus_file, qrels_file
 from touche_llm.regression.replaying import Walk
-from touche_llm.run_files import SENTENCE_JUDGMENTS
+from touche_llm.run_files import CONFIG, SENTENCE_JUDGMENTS
 from touche_llm.stages.common import candidates_of, first_stage_file
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
@@ -63,7 +63,7 @@ def write_config(config: Config, target: Path, folder: Path) -> None:
     if prompts:
         values["prompts"] = prompts
     values["cache"] = {"file": CASSETTE, "mode": CacheMode.REPLAY.value}
-    with whole_file(folder / FILE_NAME) as stream:
+    with whole_file(folder / CONFIG) as stream:
         stream.write(to_yaml(values))
 
 

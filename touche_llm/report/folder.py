@@ -10,12 +10,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from touche_llm.config import FILE_NAME, Config, load_config
+from touche_llm.config import Config, load_config
 from touche_llm.errors import DataError
 from touche_llm.excerpts import GAP_MARK
 from touche_llm.files import RecordT, read_records
 from touche_llm.first_stage import Corpus, check_candidates, check_topics, choose_topics
-from touche_llm.metadata import FILE_NAME as METADATA
 from touche_llm.pairing import SEPARATOR
 from touche_llm.qrels import Qrels
 from touche_llm.ranking.chain import JUDGE
@@ -28,7 +27,9 @@ from touche_llm.run_files import (
     ALL_FAILURES,
     CANDIDATES,
     COMPARISONS,
+    CONFIG,
     JUDGMENTS,
+    METADATA,
     OBJECTS,
     RUN,
     SENTENCE_JUDGMENTS,
@@ -41,9 +42,9 @@ from touche_llm.tasks.base import Task
 
 def config_of(folder: Path) -> Config:
     """The configuration of the run in a folder; raises DataError where there is none."""
-    if not (folder / FILE_NAME).is_file():
-        raise DataError(f"{folder / FILE_NAME}: not there; give the folder of a run")
-    return load_config(folder / FILE_NAME, {})
+    if not (folder / CONFIG).is_file():
+        raise DataError(f"{folder / CONFIG}: not there; give the folder of a run")
+    return load_config(folder / CONFIG, {})
 
 
 @contextmanager

@@ -99,7 +99,7 @@ def measure(run: ReadRun, first_stage: ReadRun, qrels: Qrels, before: str) -> Me
     Raises:
         DataError: none of the run's topics is judged.
     """
-    # Only here, since they load pandas and scipy, which takes a second.
+    # Only here, since they load pandas and scipy, which takes a while.
     from touche_llm.evaluation.certainty import compare
     from touche_llm.evaluation.measures import evaluate_run, unlike_judged
 

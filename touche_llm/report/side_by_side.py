@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from touche_llm.config import FILE_NAME
 from touche_llm.errors import DataError, UsageError
 from touche_llm.qrels import Qrels
 from touche_llm.records import Candidate, Topic
@@ -20,6 +19,7 @@ from touche_llm.report.folder import RunFolder, config_of, open_folder
 from touche_llm.report.measured import confusion_of, notes_of
 from touche_llm.report.overview import cost_of, facts_of, label_sets, people_labels, people_of
 from touche_llm.report.sides import Place, SharedDocument, SharedTopic, Side, SideBySide
+from touche_llm.run_files import CONFIG
 from touche_llm.runs import ReadRun
 from touche_llm.tasks.base import Task
 
@@ -60,9 +60,9 @@ def check_runs(runs: Sequence[GivenRun], task: Task) -> None:
                 )
         if each.folder is None:
             continue
-        if not (each.folder / FILE_NAME).is_file():
+        if not (each.folder / CONFIG).is_file():
             raise DataError(
-                f"{each.folder}: no {FILE_NAME} in this folder, so nothing is known of the run but its ranking; name "
+                f"{each.folder}: no {CONFIG} in this folder, so nothing is known of the run but its ranking; name "
                 "its run file"
             )
         if (own := config_of(each.folder).task) != task.name:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from touche_llm.config import FILE_NAME, Config, write_config
+from touche_llm.config import Config, write_config
 from touche_llm.errors import DataError
 from touche_llm.files import write_records
 from touche_llm.first_stage import check_candidates, choose_topics, open_corpus
@@ -21,6 +21,7 @@ from touche_llm.ranking.pointwise import by_first_stage, by_judgment
 from touche_llm.records import Candidate, Failure, Judgment, Objects, StanceReading, Topic
 from touche_llm.run_files import (
     CANDIDATES,
+    CONFIG,
     FAILURES,
     JUDGMENTS,
     OBJECTS,
@@ -122,7 +123,7 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
     seconds = time.monotonic() - started
     answers = model.counts.asked + model.counts.cache_hits - before.asked - before.cache_hits
     remove(folder, *OF_JUDGE, *OF_RANK)
-    write_config(config, folder / FILE_NAME)
+    write_config(config, folder / CONFIG)
     if pairs is not None and sentences is not None:
         write_candidates(folder / CANDIDATES, pairs, config.tag)
         write_records(folder / SENTENCE_JUDGMENTS, sentences)

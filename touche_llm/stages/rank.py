@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from touche_llm.config import FILE_NAME, Config, write_config
+from touche_llm.config import Config, write_config
 from touche_llm.errors import DataError
 from touche_llm.files import read_records, write_records
 from touche_llm.first_stage import check_candidates, choose_topics, listed, open_corpus
@@ -17,7 +17,17 @@ from touche_llm.metadata import record_stage
 from touche_llm.ranking.chain import asked_kinds
 from touche_llm.ranking.topics import Comparing, Ranked, rank_topics
 from touche_llm.records import Candidate, Failure, Judgment, Objects, StanceReading, Topic
-from touche_llm.run_files import CANDIDATES, COMPARISON_FAILURES, COMPARISONS, JUDGMENTS, OBJECTS, OF_RANK, RUN, STANCES
+from touche_llm.run_files import (
+    CANDIDATES,
+    COMPARISON_FAILURES,
+    COMPARISONS,
+    CONFIG,
+    JUDGMENTS,
+    OBJECTS,
+    OF_RANK,
+    RUN,
+    STANCES,
+)
 from touche_llm.runs import write_run
 from touche_llm.stages.common import (
     Observer,
@@ -100,7 +110,7 @@ async def rank_stage(config: Config, folder: Path, observer: Observer, model: La
     if left_out:
         observer.notify(f"{left_out} documents have no judgment and are left out, since {task.name} has no such stance")
     remove(folder, *OF_RANK)
-    write_config(config, folder / FILE_NAME)
+    write_config(config, folder / CONFIG)
     if compares(config):
         write_records(folder / COMPARISONS, ranked.comparisons)
         write_records(folder / COMPARISON_FAILURES, ranked.failures)

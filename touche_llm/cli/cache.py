@@ -1,0 +1,71 @@
+"""The commands about answer caches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from touche_llm.cli import options as o
+from touche_llm.cli.output import Format, FormatOption, plain, print_rows, show_table
+from touche_llm.config import CacheConfig
+from touche_llm.errors import UsageError
+from touche_llm.llm.cache import Cache, CacheMode
+
+CacheFile = Annotated[Path, typer.Option("--cache", help="The cache.")]
+_DEFAULT_CACHE = CacheConfig().file
+
+app = typer.Typer(no_args_is_help=True, help="Look into an answer cache, write a cassette, read one.")
+
+
+@app.command()
+def stats(cache: CacheFile = _DEFAULT_CACHE, output: FormatOption = Format.TABLE) -> None:
+    """Count the entries by kind, model and prompt."""
+    o.existing(cache)
+    names = ("kind", "model", "prompt", "version", "hash", "entries")
+    with Cache(cache, CacheMode.REPLAY) as opened:
+        counts = opened.counts()
+    if output is not Format.TABLE:
+        print_rows(output, [dict(zip(names, row, strict=True)) for row in counts], names)
+        return
+    table = Table(*names)
+    for kind, model, prompt, version, digest, count in counts:
+        cells = (kind, model, prompt or "", "" if version is None else str(version), digest or "", f"{count:,}")
+        table.add_row(*(plain(cell) for cell in cells))
+    show_table(table)
+
+
+@app.command("export")
+def export_(
+    out: Annotated[Path, typer.Argument(help="The cassette to write, a .jsonl file.")],
+    cache: CacheFile = _DEFAULT_CACHE,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Write all entries as JSON Lines sorted by key: a cassette, to be kept with a run or a test."""
+    o.existing(cache)
+    if out.suffix != ".jsonl":
+        raise UsageError(f"{out}: a cassette ends in .jsonl")
+    with Cache(cache, CacheMode.REPLAY) as opened:
+        entries = opened.export_cassette(out)
+    if output is Format.TABLE:
+        print(f"{entries:,} entries written to {out}")
+    else:
+        print_rows(output, [{"file": out, "entries": entries}])
+
+
+@app.command("import")
+def import_(
+    cassette: Annotated[Path, typer.Argument(help="The cassette to read.")],
+    cache: CacheFile = _DEFAULT_CACHE,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Add the entries of a cassette to a cache: all of them, or none if one does not fit."""
+    o.existing(cassette)
+    with Cache(cache) as opened:
+        new, known = opened.import_cassette(cassette)
+    if output is Format.TABLE:
+        print(f"{new:,} new entries in {cache}, {known:,} were there already")
+    else:
+        print_rows(output, [{"file": cache, "new": new, "known": known}])
