@@ -98,7 +98,12 @@ def write_records(path: Path, records: Iterable[BaseModel]) -> None:
     """Write records as JSON Lines, whole or not at all."""
     with whole_file(path) as stream:
         for record in records:
-            stream.write(orjson.dumps(record.model_dump(mode="json"), option=orjson.OPT_APPEND_NEWLINE))
+            stream.write(line_of(record))
+
+
+def line_of(record: BaseModel) -> bytes:
+    """A record as a line of JSON."""
+    return orjson.dumps(record.model_dump(mode="json"), option=orjson.OPT_APPEND_NEWLINE)
 
 
 def read_records(path: Path, record: type[RecordT], what: str) -> list[RecordT]:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from touche_llm.excerpts import Excerpts
 from touche_llm.llm.answer import AnswerModel, labels_of, schema_of
-from touche_llm.llm.concurrency import in_order
+from touche_llm.llm.concurrency import each_in_order, in_order
 from touche_llm.llm.labels import expected_grade, most_probable, read_label
 from touche_llm.llm.language_model import Answered, LanguageModel, Unanswered
 from touche_llm.llm.request import Request, Sampling
@@ -129,6 +129,29 @@ async def judge(
     asking: Asking,
     done: Done,
 ) -> tuple[list[Judgment], list[Failure]]:
+    """The judgments and failures of `judge_each`, each in the order of `work`."""
+    judgments: list[Judgment] = []
+    failures: list[Failure] = []
+
+    def take(found: Judgment | Failure) -> None:
+        if isinstance(found, Judgment):
+            judgments.append(found)
+        else:
+            failures.append(found)
+
+    await judge_each(work, documents, question, prompt, asking, done, take)
+    return judgments, failures
+
+
+async def judge_each(
+    work: list[tuple[Topic, str]],
+    documents: Documents,
+    question: Question,
+    prompt: Prompt,
+    asking: Asking,
+    done: Done,
+    take: Callable[[Judgment | Failure], None],
+) -> None:
     """Judge documents in the order given: topic by topic, so that a server's prefix cache serves a topic's part once.
 
     Args:
@@ -138,9 +161,7 @@ async def judge(
         prompt: see `ask_question`.
         asking: how to ask.
         done: called after each document.
-
-    Returns:
-        judgments and failures, each in the order of `work`.
+        take: gets judgments and failures in the order of `work`, each as soon as it is known.
     """
 
     async def judge_one(item: tuple[Topic, str]) -> Judgment | Failure | None:
@@ -153,9 +174,11 @@ async def judge(
             return failure(topic, document_id, prompt, result.attempts)
         return None
 
-    results = await in_order(judge_one, work, asking.concurrency)
-    judgments = [result for result in results if isinstance(result, Judgment)]
-    return judgments, [result for result in results if isinstance(result, Failure)]
+    def given(found: Judgment | Failure | None) -> None:
+        if found is not None:
+            take(found)
+
+    await each_in_order(judge_one, work, asking.concurrency, given)
 
 
 def _judgment(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from touche_llm.qrels import Grades, Qrels
 from touche_llm.ranking.pointwise import by_judgment
 from touche_llm.records import Candidate, Judgment, Scored
 from touche_llm.runs import ReadRun
-from touche_llm.stages.judge import mean_outside
+from touche_llm.stages.judgments import MeanOutside
 from touche_llm.tasks.base import Task
 
 MACRO_F1 = "stance macro-F1"
@@ -137,8 +137,15 @@ def measure_part(
         figures,
         {(row["run"], row["measure"]): row for row in rows},
         chance_ndcg(_useful(given)).value,
-        {variant: mean_outside(list(said.values())) for variant, said in judgments.items()},
+        {variant: _outside(said.values()) for variant, said in judgments.items()},
     )
+
+
+def _outside(judgments: Iterable[Judgment]) -> float | None:
+    mean = MeanOutside()
+    for judgment in judgments:
+        mean.add(judgment)
+    return mean.value
 
 
 def verdict_of(parts: Sequence[Part]) -> Verdict:

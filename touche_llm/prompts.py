@@ -31,6 +31,7 @@ _HASH_DIGITS = 12
 # A bracket that could begin a control token of some chat format, in ASCII or in the full-width forms that a
 # normalising tokeniser folds into ASCII: `<|im_end|>`, `</s>`, `<start_of_turn>`, `<<SYS>>`, `<｜User｜>`, `[INST]`,
 # `[/INST]`, `[gMASK]`, `[|user|]`, `[control_8]`, `]~b]`. Also one at the end of a text, since the template goes on.
+_BRACKETS = "<＜﹤[［]］"
 _CONTROL = re.compile(r"[<＜﹤](?=\S|$)|[\[［](?=[^\s\d]|$)|[\]］](?=[~～])")
 
 
@@ -115,16 +116,32 @@ class Prompt:
         return f"{self.name}@{self.header.version}-{self.hash}"
 
 
-def neutralise(text: str) -> str:
+class Harmless(str):
+    """A text that `neutralise` gave. What is made of it (a part, another case) is a plain text again."""
+
+    __slots__ = ()
+
+
+def neutralise(text: str) -> Harmless:
     """The text with nothing in it that a tokeniser could take for chat control; applying it again changes nothing.
 
     Control and format characters go (line feeds and tabs stay), since some tokenisers drop them and join what they
     parted. A space parts each bracket that could begin a control token from what follows.
     """
+    if type(text) is Harmless:
+        return text
     # What is printable as a whole has none of them; looking at each character takes thirty times as long.
     if not text.replace("\n", " ").replace("\t", " ").isprintable():
         text = "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs"))
-    return _CONTROL.sub(r"\g<0> ", text)
+    # So does the pattern, where a text has no bracket.
+    if any(bracket in text for bracket in _BRACKETS):
+        text = _CONTROL.sub(r"\g<0> ", text)
+    return Harmless(text)
+
+
+def _inserted(value: Any) -> str:
+    """What an expression of a template inserts."""
+    return neutralise(value if type(value) in (str, Harmless) else str(value))
 
 
 def prompts_folder() -> Path:
@@ -201,7 +218,7 @@ def load_prompt(
     header = read_header(path, found.group(1))
     if header.answer != answer:
         raise PromptError(f"{path}: front matter: asks for the answer {header.answer!r}, but {answer!r} is read here")
-    files = TemplateFiles(path, source, variables, lambda value: neutralise(str(value)))
+    files = TemplateFiles(path, source, variables, _inserted)
     for unused in sorted(each for each, needed in variables.items() if needed and each not in files.used):
         raise PromptError(f"{path}: the variable {unused!r} is not used, so its text would never be sent")
     texts, examples = dict(files.texts), tuple[Example, ...]()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -23,6 +25,7 @@ class AnswerModel(BaseModel):
 
 
 AnswerT = TypeVar("AnswerT", bound=AnswerModel)
+_PAIRS = json.JSONDecoder(object_pairs_hook=list)
 
 
 Logprob = Annotated[float, Field(le=0.0, allow_inf_nan=False)]
@@ -65,7 +68,8 @@ class Unusable(Exception):
         self.text = text
 
 
-def labels_of(model: type[AnswerModel]) -> dict[str, tuple[int | str, ...]]:
+@lru_cache(maxsize=256)
+def labels_of(model: type[AnswerModel]) -> Mapping[str, tuple[int | str, ...]]:
     """The labels that each field of an answer model allows, in order of declaration; texts of a pattern have none.
 
     Raises:
@@ -82,7 +86,8 @@ def labels_of(model: type[AnswerModel]) -> dict[str, tuple[int | str, ...]]:
     return labels
 
 
-def schema_of(model: type[AnswerModel]) -> dict[str, Any]:
+@lru_cache(maxsize=256)
+def schema_of(model: type[AnswerModel]) -> Mapping[str, Any]:
     """JSON Schema of an answer model: one closed object of enumerations and patterns, keys required in order."""
     labels = labels_of(model)
     return {
@@ -106,6 +111,12 @@ def parse(text: str, model: type[AnswerT]) -> AnswerT:
     Raises:
         Unusable: `not_json` or `outside_schema`; for any text whatever.
     """
+    return cast(AnswerT, _parse(text, model))
+
+
+# There are few answers of labels, and each is read when it comes and when it is taken from the cache.
+@lru_cache(maxsize=1024)
+def _parse(text: str, model: type[AnswerModel]) -> AnswerModel:
     try:
         # A lone surrogate cannot be encoded; no engine sends one, but a cassette can.
         value = model.model_validate_json(text.encode("utf-8", errors="replace"))
@@ -118,7 +129,7 @@ def parse(text: str, model: type[AnswerT]) -> AnswerT:
         raise Unusable("outside_schema", reason[:300], text) from error
     # A flat object by now. Which of two values a reader takes for a key is not defined, so none is taken; and Python
     # holds `false` and `0.0` for equal to 0, JSON does not.
-    pairs = json.loads(text, object_pairs_hook=list)
+    pairs = _PAIRS.decode(text)
     if len(pairs) != len(model.model_fields):
         raise Unusable("outside_schema", "a key occurs twice", text)
     labels = labels_of(model)

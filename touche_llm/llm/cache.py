@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
@@ -78,6 +79,8 @@ class Cache:
                 self._database = _open(path, read_only=mode is CacheMode.REPLAY)
         except (sqlite3.Error, OSError) as error:
             raise DataError(f"{path}: not a cache, or not writable: {error}") from error
+        # Those who wait for the end of the transaction that this turn of the event loop has begun; None without one.
+        self._turn: list[asyncio.Future[None]] | None = None
         if cassette:
             self.import_cassette(path)
 
@@ -89,6 +92,7 @@ class Cache:
 
     def close(self) -> None:
         """Close the file, with all that was written in it: not in the log beside it, which copies leave behind."""
+        self._end_turn()
         if self.mode in (CacheMode.REUSE, CacheMode.REFRESH):
             # Closing does this by itself unless somebody reads; passive, it waits for nobody.
             self._database.execute("PRAGMA wal_checkpoint(PASSIVE)")
@@ -112,6 +116,52 @@ class Cache:
         stored = self._stored(entry.key, model)
         assert stored is not None
         return stored
+
+    async def store(self, entry: Entry, value: ValueT) -> ValueT:
+        """As `put`, in one transaction with all that is stored in the same turn of the event loop; back when it is in.
+
+        Args:
+            entry: holds the value as a dictionary.
+            value: the same; given back unless the key was there already.
+
+        Raises:
+            sqlite3.Error: it could not be stored.
+        """
+        if self.mode is CacheMode.OFF:
+            return value
+        loop = asyncio.get_running_loop()
+        if self._turn is None:
+            self._database.execute("BEGIN IMMEDIATE")
+            self._turn = []
+            loop.call_soon(self._end_turn)
+        if not self._insert(entry, "REPLACE" if self.mode is CacheMode.REFRESH else "IGNORE"):
+            there = self._stored(entry.key, type(value))
+            assert there is not None
+            value = there
+        ended: asyncio.Future[None] = loop.create_future()
+        self._turn.append(ended)
+        await ended
+        return value
+
+    def _end_turn(self) -> None:
+        """Commit what was stored in this turn of the event loop, and tell those who wait for it."""
+        if self._turn is None:
+            return
+        failed: sqlite3.Error | None = None
+        try:
+            self._database.execute("COMMIT")
+        except sqlite3.Error as error:
+            failed = error
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+        waiting, self._turn = self._turn, None
+        for each in waiting:
+            if each.done():
+                continue
+            if failed is None:
+                each.set_result(None)
+            else:
+                each.set_exception(failed)
 
     def forget(self, keys: Iterable[str]) -> None:
         """Remove the entries under these keys."""

@@ -16,24 +16,43 @@ ResultT = TypeVar("ResultT")
 async def in_order(
     call: Callable[[ItemT], Awaitable[ResultT]], items: Iterable[ItemT], concurrency: int
 ) -> list[ResultT]:
-    """Results of `call` in the order of `items`, with at most `concurrency` calls at a time.
+    """Results of `call` in the order of `items`; see `each_in_order`."""
+    results: list[ResultT] = []
+    await each_in_order(call, items, concurrency, results.append)
+    return results
 
-    Items are taken one by one when a call is free for them, in order, and no call waits for another to end. The first
-    exception cancels the rest and is raised itself. A call that ends as cancelled, because its answer is still to come,
-    leaves the others to go on; when they have ended, CancelledError is raised.
+
+async def each_in_order(
+    call: Callable[[ItemT], Awaitable[ResultT]],
+    items: Iterable[ItemT],
+    concurrency: int,
+    take: Callable[[ResultT], None],
+) -> None:
+    """Give the results of `call` to `take` in the order of `items`, with at most `concurrency` calls at a time.
+
+    Items are taken one by one when a call is free for them, in order, and no call waits for another to end. A result is
+    given away as soon as those before it are. The first exception cancels the rest and is raised itself. A call that
+    ends as cancelled, because its answer is still to come, leaves the others to go on; when they have ended,
+    CancelledError is raised.
     """
     listed = list(items)
     waiting = enumerate(listed)
-    results: dict[int, ResultT] = {}
+    early: dict[int, ResultT] = {}
+    given = 0
 
     async def work() -> None:
+        nonlocal given
         task = asyncio.current_task()
         for position, item in waiting:
             try:
-                results[position] = await call(item)
+                early[position] = await call(item)
             except asyncio.CancelledError:
                 if task is None or task.cancelling():
                     raise
+                continue
+            while given in early:
+                take(early.pop(given))
+                given += 1
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -41,9 +60,8 @@ async def in_order(
                 group.create_task(work())
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from errors.exceptions[0].__cause__
-    if len(results) < len(listed):
+    if given < len(listed):
         raise asyncio.CancelledError
-    return [results[position] for position in range(len(listed))]
 
 
 class Slots:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import orjson
 
@@ -14,19 +15,29 @@ from touche_llm.records import Reading
 Label = int | str
 
 
-def value_spans(text: str, fields: Sequence[str]) -> dict[str, tuple[int, int]]:
+def value_spans(text: str, fields: Sequence[str]) -> Mapping[str, tuple[int, int]]:
     """Where the value of each field stands in a flat JSON object, as byte offsets `(first, end)`.
 
     A field that occurs more than once as a key is left out: no reading can be told apart then.
     """
+    return _value_spans(text, tuple(fields))
+
+
+# There are few answers of labels, and each is looked at for each of its fields.
+@lru_cache(maxsize=1024)
+def _value_spans(text: str, fields: tuple[str, ...]) -> Mapping[str, tuple[int, int]]:
     content = text.encode("utf-8", errors="replace")
     spans: dict[str, tuple[int, int]] = {}
     for field in fields:
-        pattern = rb'"%s"\s*:\s*("(?:[^"\\]|\\.)*"|[^\s,}]+)' % re.escape(field.encode())
-        matches = list(re.finditer(pattern, content))
+        matches = list(_value_of(field).finditer(content))
         if len(matches) == 1:
             spans[field] = matches[0].span(1)
     return spans
+
+
+@lru_cache(maxsize=256)
+def _value_of(field: str) -> re.Pattern[bytes]:
+    return re.compile(rb'"%s"\s*:\s*("(?:[^"\\]|\\.)*"|[^\s,}]+)' % re.escape(field.encode()))
 
 
 def label_tokens(text: str, tokens: Sequence[Token], fields: Sequence[str]) -> list[Token]:
@@ -35,8 +46,10 @@ def label_tokens(text: str, tokens: Sequence[Token], fields: Sequence[str]) -> l
     kept = []
     for token in tokens:
         end = token.at + len(token.token.encode("utf-8", errors="replace"))
-        if any(token.at < last and first < end for first, last in spans):
-            kept.append(token)
+        for first, last in spans:
+            if token.at < last and first < end:
+                kept.append(token)
+                break
     return kept
 
 
@@ -62,38 +75,43 @@ def read_label(text: str, tokens: Sequence[Token], field: str, labels: Sequence[
         return Reading(answered=answered)
     # White space between key and value may differ from one alternative to the next; labels hold none.
     lead = _squeeze(content[path[0].at : first].decode("utf-8", errors="replace"))
-    spelled = {label: lead + orjson.dumps(label).decode() for label in labels}
-    mass: dict[Label, float] = dict.fromkeys(labels, 0.0)
+    spelled = _spelled(lead, tuple(labels))
+    mass = [0.0] * len(labels)
     followed, written, shared, unsaid = 1.0, "", 0.0, 0.0
     for token in path:
         ambiguous: float | None = None
         if not token.top:
             return Reading(answered=answered)
-        for alternative, share in _alternatives(token).items():
-            reached = written + _squeeze(alternative)
-            possible = [label for label in labels if _can_become(spelled[label], reached)]
-            probability = followed * share
+        alternatives = token.top
+        if all(text != token.token for text, _ in alternatives):
+            alternatives = [*alternatives, (token.token, token.logprob)]
+        # Several tokens can have one text (a byte and a character, with and without white space): their shares add up.
+        for alternative, logprob in alternatives:
+            possible = _reached(spelled, written, alternative)
+            if not possible:
+                continue
+            probability = followed * math.exp(logprob)
             if len(possible) > 1 and alternative == token.token:
-                ambiguous = probability
+                ambiguous = (ambiguous or 0.0) + probability
                 continue
             if len(possible) > 1:
                 shared += probability
             if len(possible) == len(labels):
                 unsaid += probability
                 continue
-            for label in possible:
-                mass[label] += probability / len(possible)
+            for place in possible:
+                mass[place] += probability / len(possible)
         if ambiguous is None:
             break
         followed, written = ambiguous, written + _squeeze(token.token)
     else:
         return Reading(answered=answered)
-    total = math.fsum(mass.values())
+    total = math.fsum(mass)
     if total <= 0.0:
         return Reading(answered=answered)
     return Reading(
         answered=answered,
-        probabilities={str(label): _rounded(value / total) for label, value in mass.items()},
+        probabilities={str(label): _rounded(value / total) for label, value in zip(labels, mass, strict=True)},
         outside=_rounded(max(0.0, 1.0 - total - unsaid)),
         shared=_rounded(shared),
     )
@@ -115,23 +133,23 @@ def most_probable(reading: Reading) -> str:
     return next(label for label, share in probabilities.items() if share == highest)
 
 
-def _alternatives(token: Token) -> dict[str, float]:
-    """The probabilities of the texts that could stand at a token, that of the token itself among them.
-
-    Several tokens can have one text (a byte and a character, with and without white space): their shares add up.
-    """
-    found: dict[str, float] = {}
-    for text, logprob in token.top:
-        found[text] = found.get(text, 0.0) + math.exp(logprob)
-    found.setdefault(token.token, math.exp(token.logprob))
-    return found
+@lru_cache(maxsize=256)
+def _spelled(lead: str, labels: tuple[Label, ...]) -> tuple[str, ...]:
+    """The labels as JSON, after what stands before the value in its first token."""
+    return tuple(lead + orjson.dumps(label).decode() for label in labels)
 
 
-def _can_become(label: str, reached: str) -> bool:
-    """Whether a text that began with `reached` can be the label, or the label with JSON after it."""
-    if label.startswith(reached):
-        return True
-    return reached.startswith(label) and reached[len(label)] in ",}"
+# The alternatives at a place are much the same from answer to answer.
+@lru_cache(maxsize=8192)
+def _reached(spelled: tuple[str, ...], written: str, alternative: str) -> tuple[int, ...]:
+    """The places of those labels that the text can be, or become, when the alternative follows what was written."""
+    reached = written + _squeeze(alternative)
+    return tuple(
+        place
+        for place, label in enumerate(spelled)
+        # The label, or the beginning of it; or the label with JSON after it.
+        if label.startswith(reached) or (reached.startswith(label) and reached[len(label)] in ",}")
+    )
 
 
 def _squeeze(text: str) -> str:

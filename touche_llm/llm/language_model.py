@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -239,7 +240,7 @@ class LanguageModel:
                 attempts.append(self._lost(transient, sample.sample))
                 break
             else:
-                stored = self.cache.put(_entry("answer", sample, answer.model_dump(exclude_none=True)), Answer)
+                stored = await self.cache.store(_entry("answer", sample, answer.model_dump(exclude_none=True)), answer)
                 return _answered(stored, sample, model)
         return self._failed(attempts)
 
@@ -272,7 +273,7 @@ class LanguageModel:
             return self._failed([Attempt(sample=0, kind="server_error", reason=str(rejected))])
         except Transient as transient:
             return self._failed([self._lost(transient, 0)])
-        return self.cache.put(_entry("fit", request, found.model_dump(exclude_none=True), key), Fit)
+        return await self.cache.store(_entry("fit", request, found.model_dump(exclude_none=True), key), found)
 
     async def most_tokens(self, request: Request) -> int | Unanswered:
         """More prompt tokens than this a request cannot have: no token is shorter than a byte."""
@@ -313,7 +314,14 @@ class LanguageModel:
 
     async def _retried(self, call: Callable[[], Awaitable[_ResultT]]) -> _ResultT:
         """Call the engine, again and again while its failures may pass. The one retry policy of all engines."""
-        given_up = stop_after_delay(self.retry_for)
+        started = time.monotonic()
+        failed: Transient | None = None
+        try:
+            # Hardly a call needs more than this, and what it takes to try again costs more than to ask.
+            return await call()
+        except Transient as error:
+            failed = error
+        given_up = stop_after_delay(max(self.retry_for - (time.monotonic() - started), 0.0))
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(Transient),
             wait=_wait,
@@ -324,6 +332,9 @@ class LanguageModel:
         try:
             async for attempt in retrying:
                 with attempt:
+                    if failed is not None:
+                        first, failed = failed, None
+                        raise first
                     return await call()
         except Unreachable as error:
             raise EngineError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import orjson
@@ -42,7 +43,7 @@ class Origin:
     document_id: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Request:
     """One question to one model, complete: everything that can change the answer is in it."""
 
@@ -55,7 +56,7 @@ class Request:
     origin: Origin
     sample: int = 0
 
-    @property
+    @cached_property
     def key(self) -> str:
         """SHA-256 in hexadecimal over the canonical JSON of all that can change the answer.
 

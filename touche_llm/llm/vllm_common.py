@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import orjson
 from pydantic import BaseModel, Field
+from typing_extensions import TypedDict
 
 from touche_llm.errors import EngineError, UsageError
 from touche_llm.llm.answer import Token
@@ -27,17 +28,23 @@ _WHITE_SPACE = b" \t\r\n"
 _PROBE_WORD = "quokka-7351"
 
 
-class Alternative(BaseModel):
-    """A token as vLLM names it. `logprob` is a natural logarithm."""
+# A natural logarithm.
+_Logprob = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Alternative(TypedDict):
+    """A token that could stand at a place, as vLLM names it; hundreds are in a reply, so it is no record."""
 
     token: str
-    logprob: float = Field(allow_inf_nan=False)
+    logprob: _Logprob
+
+
+class SentToken(BaseModel):
+    """A token of an answer as vLLM names it, with its most probable alternatives."""
+
+    token: str
+    logprob: _Logprob
     bytes: list[Annotated[int, Field(ge=0, le=255)]] | None = None
-
-
-class SentToken(Alternative):
-    """A token of an answer with its most probable alternatives."""
-
     top_logprobs: list[Alternative] = []
 
 
@@ -110,8 +117,15 @@ def placed(sent: Sequence[SentToken], text: str) -> list[Token]:
     at = -start
     for token, piece in zip(sent, pieces, strict=True):
         if piece and 0 <= at < len(places):
-            top = [(each.token, min(each.logprob, 0.0)) for each in token.top_logprobs if each.logprob > _LEAST_LOGPROB]
-            found.append(Token(at=places[at], token=token.token, logprob=min(token.logprob, 0.0), top=top))
+            top = [
+                (each["token"], min(each["logprob"], 0.0))
+                for each in token.top_logprobs
+                if each["logprob"] > _LEAST_LOGPROB
+            ]
+            # All of it was validated when it was sent.
+            found.append(
+                Token.model_construct(at=places[at], token=token.token, logprob=min(token.logprob, 0.0), top=top)
+            )
         at += len(piece)
     return found
 

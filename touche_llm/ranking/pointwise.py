@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 from touche_llm.ranking.order import scaled
-from touche_llm.records import HIGHEST_GRADE, Candidate, Judgment, Scored
+from touche_llm.records import HIGHEST_GRADE, Candidate, Scored
 from touche_llm.tasks.base import FIRST_STAGE
 
 # Below every score, so that what the model was asked about stays above what it was not.
 _INHERITED, _UNJUDGED = -1.0, -2.0
+
+
+class Graded(Protocol):
+    """A judgment, or what the ranking needs of it."""
+
+    @property
+    def grades(self) -> Mapping[str, float]:
+        """By name, from 0 to 3."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """See Judgment."""
+        ...
 
 
 def by_first_stage(candidates: list[Candidate]) -> list[Scored]:
@@ -19,7 +34,7 @@ def by_first_stage(candidates: list[Candidate]) -> list[Scored]:
 
 
 def by_judgment(
-    first_stage: list[Scored], judgments: Mapping[str, Judgment], weights: Mapping[str, float]
+    first_stage: list[Scored], judgments: Mapping[str, Graded], weights: Mapping[str, float]
 ) -> list[Scored]:
     """The same documents by their judgments.
 
@@ -43,7 +58,7 @@ def by_judgment(
     return sorted(scored, key=lambda each: -each.score)
 
 
-def graded(judgment: Judgment, weights: Mapping[str, float], first_stage: float | None = None) -> float:
+def graded(judgment: Graded, weights: Mapping[str, float], first_stage: float | None = None) -> float:
     """The weighted mean of a judgment's grades/3 and, if given, of the first-stage score, all between 0 and 1.
 
     It is 0 where all that the judgment has weighs nothing.

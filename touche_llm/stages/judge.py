@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,9 +11,9 @@ from typing import Any
 
 from touche_llm.config import Config, write_config
 from touche_llm.errors import DataError
-from touche_llm.files import write_records
+from touche_llm.files import whole_file, write_records
 from touche_llm.first_stage import check_candidates, choose_topics, open_corpus
-from touche_llm.judging import Asking, find_objects, judge
+from touche_llm.judging import Asking, find_objects, judge_each
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.language_model import LanguageModel
 from touche_llm.metadata import record_stage
@@ -41,6 +42,7 @@ from touche_llm.stages.common import (
     prompts_of,
     remove,
 )
+from touche_llm.stages.judgments import Grades, JudgmentFile
 from touche_llm.stages.pairs import judge_pairs
 from touche_llm.stages.stances import ask_stances
 from touche_llm.tasks import get_task
@@ -76,8 +78,9 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
     objects: list[Objects] = []
     stances: list[StanceReading] = []
     pairs: list[list[Candidate]] | None = None
-    sentences: list[Judgment] | None = None
-    with open_corpus(config, task, observer.notify) as corpus:
+    sentences: list[Judgment] = []
+    with open_corpus(config, task, observer.notify) as corpus, whole_file(folder / JUDGMENTS) as stream:
+        file = JudgmentFile(stream, keep_grades="stance" in prompts)
         check_candidates(folder / first_stage_file(task), found.values(), corpus.candidates, corpus.name)
         if "objects" in prompts:
             topics, failures, objects = await _with_objects(topics, task, prompts, asking, observer)
@@ -85,13 +88,19 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
         if task.sentence_question is None:
             chosen = {topic_id: ranking[: config.depth] for topic_id, ranking in found.items()}
             work = [(topic, each.document_id) for topic in topics for each in chosen.get(topic.id, [])]
+
+            def take(each: Judgment | Failure) -> None:
+                if isinstance(each, Judgment):
+                    file.write(each)
+                else:
+                    failures.append(each)
+
             with observer.stage("judging", len(work), model.counts) as done:
-                judgments, failed = await judge(work, corpus.documents, task.question, prompts["judge"], asking, done)
+                await judge_each(work, corpus.documents, task.question, prompts["judge"], asking, done, take)
             model.raise_on_misses()
             if "stance" in prompts and config.stance is not None:
-                work = _best(topics, chosen, judgments, task, config.stance.depth)
                 stances, unread = await ask_stances(
-                    work,
+                    _best(topics, chosen, file.grades, task, config.stance.depth),
                     corpus.documents,
                     task,
                     prompts["stance"],
@@ -100,7 +109,7 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
                     partial(observer.stage, counts=model.counts),
                 )
                 model.raise_on_misses()
-                failed += unread
+                failures += unread
         else:
             assert corpus.store is not None
             judged = await judge_pairs(
@@ -114,26 +123,27 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
                 asking,
                 partial(observer.stage, counts=model.counts),
             )
-            judgments, failed = judged.judgments, judged.failures
+            failures += judged.failures
             pairs, sentences = judged.candidates, judged.sentences
             facts |= judged.facts()
+            for each in sentences:
+                file.count(each)
+            for each in judged.judgments:
+                file.write(each)
             for topic_id, count in judged.too_few.items():
                 observer.notify(f"topic {topic_id}: {count} pairs, fewer than the {task.least_per_topic} wanted")
-    failures += failed
-    seconds = time.monotonic() - started
+        seconds = time.monotonic() - started
+        remove(folder, *OF_JUDGE, *OF_RANK)
+        write_config(config, folder / CONFIG)
+        if pairs is not None:
+            write_candidates(folder / CANDIDATES, pairs, config.tag)
+            write_records(folder / SENTENCE_JUDGMENTS, sentences)
+        if "objects" in prompts:
+            write_records(folder / OBJECTS, objects)
+        if "stance" in prompts:
+            write_records(folder / STANCES, stances)
+        write_records(folder / FAILURES, failures)
     answers = model.counts.asked + model.counts.cache_hits - before.asked - before.cache_hits
-    remove(folder, *OF_JUDGE, *OF_RANK)
-    write_config(config, folder / CONFIG)
-    if pairs is not None and sentences is not None:
-        write_candidates(folder / CANDIDATES, pairs, config.tag)
-        write_records(folder / SENTENCE_JUDGMENTS, sentences)
-    if "objects" in prompts:
-        write_records(folder / OBJECTS, objects)
-    write_records(folder / JUDGMENTS, judgments)
-    if "stance" in prompts:
-        write_records(folder / STANCES, stances)
-    write_records(folder / FAILURES, failures)
-    asked = [*(sentences or []), *(each for each in judgments if each.source != "inherited")]
     record_stage(
         folder,
         config,
@@ -141,14 +151,14 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
         {
             **facts_of(model, prompts, before),
             **facts,
-            "judgments": len(asked),
-            "judgments without probabilities": sum(judgment.source == "value" for judgment in asked),
+            "judgments": file.asked,
+            "judgments without probabilities": file.by_value,
             **({"documents asked for their stance": len(stances)} if "stance" in prompts else {}),
             "failures": by_kind(failures),
-            "mean probability outside the labels": mean_outside(asked),
+            "mean probability outside the labels": file.outside.value,
             "requests per topic": round(answers / max(len(topics), 1), 1),
             "seconds": round(seconds, 3),
-            "judgments per second": round(len(asked) / seconds, 2) if seconds else None,
+            "judgments per second": round(file.asked / seconds, 2) if seconds else None,
         },
     )
     if pairs is not None and not any(pairs):
@@ -156,7 +166,7 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
             f"{folder / SENTENCE_JUDGMENTS}: no topic has two sentences on one side, so there is no pair; see what the "
             "model says of them there, or set pairs.no_side_above higher"
         )
-    return Outcome(len(asked), failures, model.counts)
+    return Outcome(file.asked, failures, model.counts)
 
 
 async def _with_objects(
@@ -177,29 +187,20 @@ async def _with_objects(
 
 
 def _best(
-    topics: list[Topic], chosen: dict[str, list[Candidate]], judgments: list[Judgment], task: Task, depth: int
+    topics: list[Topic],
+    chosen: dict[str, list[Candidate]],
+    judged: Mapping[str, Mapping[str, Grades]],
+    task: Task,
+    depth: int,
 ) -> list[tuple[Topic, str]]:
     """The best judged documents of each topic.
 
     By the task's weights, not the run's: ranking by others must not change what was asked.
     """
-    judged: dict[str, dict[str, Judgment]] = {topic.id: {} for topic in topics}
-    for judgment in judgments:
-        judged[judgment.topic_id][judgment.document_id] = judgment
     work = []
     for topic in topics:
-        ranking = by_judgment(by_first_stage(chosen.get(topic.id, [])), judged[topic.id], task.weights)
-        best = [each.document_id for each in ranking if each.document_id in judged[topic.id]]
+        grades = judged.get(topic.id, {})
+        ranking = by_judgment(by_first_stage(chosen.get(topic.id, [])), grades, task.weights)
+        best = [each.document_id for each in ranking if each.document_id in grades]
         work += [(topic, document_id) for document_id in best[:depth]]
     return work
-
-
-def mean_outside(judgments: list[Judgment]) -> float | None:
-    """The mean probability that was on no label, over all fields; None where no engine told."""
-    shares = [
-        reading.outside
-        for judgment in judgments
-        for reading in judgment.readings.values()
-        if reading.outside is not None
-    ]
-    return round(sum(shares) / len(shares), 6) if shares else None

@@ -1,0 +1,318 @@
+"""Requests a second of the judge stage, from template to stored judgment, where the engine costs nothing.
+
+    python -m benchmarks.judging [--topics 50] [--depth 1000] [--passages 50000] [--profile]
+
+Synthetic passages are judged for synthetic topics by engines that answer at once: one in process, with one core for
+all, and a server on a core of its own, over HTTP; their answers have the size of a vLLM's, with twenty alternatives
+for each token. Then the same again from the cache. Memory is looked at after a tenth of the requests and at the end.
+The figures say what this program costs, and nothing about a model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import json
+import math
+import multiprocessing
+import os
+import pstats
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from benchmarks.figures import Figure, peak_gib, show
+from benchmarks.synthetic import write_passages, write_topics
+from touche_llm.config import Config, load_config
+from touche_llm.corpus.store import DocumentStore
+from touche_llm.llm.cache import Cache
+from touche_llm.llm.chat_reply import ChatReply, completion_of
+from touche_llm.llm.counts import Counts
+from touche_llm.llm.engine import Completion, EngineFacts
+from touche_llm.llm.language_model import LanguageModel
+from touche_llm.llm.request import Message, Request
+from touche_llm.records import Candidate
+from touche_llm.run_files import CANDIDATES
+from touche_llm.runs import write_candidates
+from touche_llm.stages.judge import judge_stage
+from touche_llm.topics import read_topics
+
+_TOPICS, _DEPTH = 50, 1000
+_FACTS = EngineFacts(model="none", revision="", context=32768, overhead=32, engine="answers at once")
+_ALTERNATIVES = 20
+_ANSWERS = 64
+PARTS = ("in process", "HTTP", "cache")
+
+
+def replies() -> list[bytes]:
+    """Chat completions as a vLLM sends them for the judge prompt: a token for each word and sign."""
+    generator = random.Random(0)
+    found = []
+    for _ in range(_ANSWERS):
+        stance = generator.choice(("FIRST", "SECOND", "NEUTRAL", "NO"))
+        pieces = ['{"', "relev", "ance", '":', str(generator.randrange(4)), ',"', "quality", '":']
+        pieces += [str(generator.randrange(4)), ',"', "st", "ance", '":"', *_cut(stance), '"}', ""]
+        tokens = [_sent(piece, generator) for piece in pieces]
+        body = {
+            "id": f"chatcmpl-{generator.randrange(2**64):016x}",
+            "object": "chat.completion",
+            "created": 1_800_000_000,
+            "model": _FACTS.model,
+            "choices": [
+                {
+                    "index": 0,
+                    "message": {"role": "assistant", "content": "".join(pieces), "refusal": None, "tool_calls": []},
+                    "logprobs": {"content": tokens},
+                    "finish_reason": "stop",
+                    "stop_reason": None,
+                }
+            ],
+            "usage": {"prompt_tokens": 900, "total_tokens": 916, "completion_tokens": len(pieces)},
+        }
+        found.append(orjson.dumps(body))
+    return found
+
+
+def _cut(label: str) -> list[str]:
+    return [label[:2], label[2:]] if len(label) > 2 else [label]
+
+
+def _sent(piece: str, generator: random.Random) -> dict[str, Any]:
+    # What may stand at its place: other grades or labels, and words that the grammar rules out.
+    others = [other for other in ("0", "1", "2", "3", "FI", "SE", "NE", "NO") if other != piece]
+    others += [f"word{number}" for number in range(_ALTERNATIVES)]
+    weights = [math.exp(-place * generator.uniform(0.5, 2.0)) for place in range(_ALTERNATIVES)]
+    top = [
+        {"token": text, "logprob": math.log(weight / sum(weights)), "bytes": list(text.encode())}
+        for text, weight in zip([piece, *others], weights, strict=False)
+    ]
+    return {**top[0], "top_logprobs": top}
+
+
+class _AtOnce:
+    """An engine in process that has its answers ready."""
+
+    def __init__(self) -> None:
+        found = [completion_of(ChatReply.model_validate_json(each), logprobs=True) for each in replies()]
+        self._answers: Iterator[Completion] = cycle(found)
+
+    async def complete(self, request: Request) -> Completion:
+        return next(self._answers)
+
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        raise AssertionError("no document is too long here")
+
+    async def head(self, text: str, tokens: int) -> str:
+        raise AssertionError("no document is too long here")
+
+
+def serve(port: multiprocessing.Queue[int]) -> None:
+    """A server that has its answers ready; tells its port."""
+    answers = cycle(replies())
+    probe = orjson.loads(replies()[0])
+    word = "quokka-7351"
+    spelled = _sent(json.dumps({"word": word}, separators=(",", ":")), random.Random(0))
+    probe["choices"][0]["message"]["content"] = spelled["token"]
+    probe["choices"][0]["logprobs"]["content"] = [spelled]
+    asked = 0
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        nonlocal asked
+        body = await request.read()
+        if request.path == "/v1/models":
+            return web.json_response({"data": [{"id": _FACTS.model, "max_model_len": _FACTS.context}]})
+        if request.path == "/version":
+            return web.json_response({"version": "0"})
+        if request.path == "/tokenize":
+            return web.json_response({"count": _FACTS.overhead, "tokens": [0] * _FACTS.overhead})
+        asked += 1
+        content = orjson.dumps(probe) if asked == 1 else next(answers)
+        assert body
+        return web.Response(body=content, content_type="application/json")
+
+    async def run() -> None:
+        runner = web.ServerRunner(web.Server(answer, access_log=None))
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        assert site._server is not None
+        port.put(site._server.sockets[0].getsockname()[1])  # type: ignore[attr-defined]
+        await asyncio.Event().wait()
+
+    asyncio.run(run())
+
+
+class _Watch:
+    """An observer that looks at the time and at the memory."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.mib: list[float] = []
+
+    def notify(self, message: str) -> None:
+        pass
+
+    @contextmanager
+    def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[Callable[[], None]]:
+        marks = {total // 10, total}
+
+        def step() -> None:
+            self.done += 1
+            if self.done in marks:
+                self.mib.append(_resident_mib())
+
+        yield step
+
+
+def _resident_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def prepare(folder: Path, topics: int, depth: int, passages: int) -> None:
+    """Write corpus, topics, configuration and candidates into the folder, and store the corpus."""
+    write_passages(folder / "passages.jsonl", passages)
+    write_topics(folder / "topics.xml", topics)
+    config = _config(folder, folder / "cold.sqlite", depth)
+    subprocess.run(
+        [sys.executable, "-m", "touche_llm", "index", "--corpus", str(config.corpus), "--index", str(config.index)],
+        check=True,
+        capture_output=True,
+    )
+    generator = random.Random(0)
+    with DocumentStore(folder / "index") as store:
+        rankings = []
+        for topic in read_topics(folder / "topics.xml"):
+            rows = generator.sample(range(len(store)), depth)
+            ids = store.ids_of(rows)
+            rankings.append([Candidate(topic.id, each, rank, -float(rank)) for rank, each in enumerate(ids, start=1)])
+    for part in PARTS:
+        (folder / part).mkdir()
+        write_candidates(folder / part / CANDIDATES, rankings, "benchmark")
+
+
+def _config(folder: Path, cache: Path, depth: int) -> Config:
+    given: dict[str, Any] = {"topics": folder / "topics.xml", "corpus": folder / "passages.jsonl", "depth": depth}
+    given |= {"index": folder / "index", "cache.file": cache, "stance.depth": 0}
+    return load_config(None, given)
+
+
+def judge(part: str, folder: Path, depth: int, profile: Path | None) -> dict[str, Any]:
+    """Judge all candidates in this process; returns the seconds, requests and memory."""
+    config = _config(folder, folder / ("HTTP.sqlite" if part == "HTTP" else "cold.sqlite"), depth)
+    watch = _Watch()
+    profiler = cProfile.Profile(time.process_time)  # others may use the cores too
+    counts: list[Counts] = []
+
+    async def run() -> float:
+        started = time.perf_counter()
+        with Cache(config.cache.file) as cache:
+            model = LanguageModel(facts=_FACTS, engine=_AtOnce(), cache=cache)
+            await judge_stage(config, folder / part, watch, model)
+            counts.append(model.counts)
+        return time.perf_counter() - started
+
+    async def run_http(url: str) -> float:
+        from touche_llm.engines import open_model
+
+        engine = config.engine.model_copy(update={"base_url": url})
+        async with open_model(config.model_copy(update={"engine": engine})) as model:
+            started = time.perf_counter()
+            await judge_stage(config, folder / part, watch, model)
+            counts.append(model.counts)
+            return time.perf_counter() - started
+
+    if part == "HTTP":
+        told: multiprocessing.Queue[int] = multiprocessing.get_context("spawn").Queue()
+        server = multiprocessing.get_context("spawn").Process(target=serve, args=(told,), daemon=True)
+        server.start()
+        work = run_http(f"http://127.0.0.1:{told.get(timeout=60)}")
+    else:
+        work = run()
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    if part == "HTTP":
+        assert server.pid is not None
+        os.sched_setaffinity(server.pid, {max(cores)})
+    if profile is not None:
+        profiler.enable()
+    processor = time.process_time()
+    seconds = asyncio.run(work)
+    processor = time.process_time() - processor
+    if profile is not None:
+        profiler.disable()
+        profiler.dump_stats(profile)
+    (spent,) = counts
+    hits = spent.cache_hits
+    return {
+        "seconds": seconds,
+        "processor": processor,
+        "done": watch.done,
+        "asked": spent.asked,
+        "hits": hits,
+        "mib": watch.mib,
+    }
+
+
+def main() -> None:
+    """Measure each part in a process of its own."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--topics", type=int, default=_TOPICS)
+    parser.add_argument("--depth", type=int, default=_DEPTH)
+    parser.add_argument("--passages", type=int, default=50_000)
+    parser.add_argument("--profile", action="store_true", help="Print where the time of the first part goes.")
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.part:
+        profile = options.folder / "profile" if options.profile else None
+        print(json.dumps(judge(options.part, options.folder, options.depth, profile)))
+        return
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        prepare(folder, options.topics, options.depth, options.passages)
+        found = {}
+        for part in PARTS:
+            command = [sys.executable, "-m", "benchmarks.judging", "--part", part, "--folder", name]
+            command += ["--depth", str(options.depth)] + ["--profile"] * (options.profile and part == PARTS[0])
+            found[part] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+            if options.profile and part == PARTS[0]:
+                pstats.Stats(str(folder / "profile")).sort_stats("tottime").print_stats(45)
+    real = (options.topics, options.depth) == (_TOPICS, _DEPTH)
+    figures = []
+    for part, least in (("in process", 3000), ("HTTP", 1000)):
+        rate = found[part]["asked"] / found[part]["seconds"]
+        target = f">= {least:,} requests/s"
+        where = "engine in process, all on one core" if part == "in process" else "engine behind HTTP on another core"
+        figures.append(Figure(where, f"{rate:,.0f} requests/s", target, holds=rate >= least if real else None))
+        spent = found[part]["processor"] / found[part]["asked"]
+        figures.append(Figure("  processor time of a request", f"{spent * 1e6:,.0f} µs"))
+        early, late = found[part]["mib"]
+        figures.append(Figure("  memory after a tenth, at the end", f"{early:,.0f} MiB, {late:,.0f} MiB", "flat"))
+    warm = found["cache"]
+    assert warm["asked"] == 0 and warm["hits"] == warm["done"]
+    figures.append(
+        Figure(
+            f"{warm['hits']:,} judgments from the cache",
+            f"{warm['seconds']:.1f} s",
+            "< 15 s",
+            holds=warm["seconds"] < 15 if real else None,
+        )
+    )
+    figures.append(Figure("most memory of a process", f"{peak_gib():.2f} GiB"))
+    show(f"The judge stage: {options.topics} topics of {options.depth:,} documents", figures)
+
+
+if __name__ == "__main__":
+    main()
