@@ -86,6 +86,9 @@ class FakeServer:
         body = orjson.loads(await request.read())
         return web.json_response({"prompt": bytes(body["tokens"]).decode("utf-8", "replace")})
 
+    def add_routes(self, app: web.Application) -> None:
+        """For what else a server answers."""
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[FakeServer]:
         """Serve on a free port of this machine."""
@@ -102,6 +105,7 @@ class FakeServer:
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_post("/tokenize", self.tokenize)
         app.router.add_post("/detokenize", self.detokenize)
+        self.add_routes(app)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from touche_llm.llm.adaptive import MOST_AT_ONCE
 from touche_llm.llm.vllm_common import model_name
 
-_OFFLINE_CONCURRENCY = 256
+_MOST_GIVEN = 65536
+# Of a server as many are sent as it takes (llm/adaptive.py); in process, so many are in vLLM's batch.
+_MOST_AT_ONCE = {"server": MOST_AT_ONCE, "started": MOST_AT_ONCE, "offline": 256}
 
 
 class Section(BaseModel):
@@ -37,13 +40,23 @@ def _engine_options(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
+def _concurrency(given: Any) -> int | Literal["auto"]:
+    if given == "auto":
+        return "auto"
+    text = str(given)
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_GIVEN):
+        raise ValueError(f"must be auto, or a number from 1 to {_MOST_GIVEN}")
+    return int(text)
+
+
 class EngineConfig(Section):
     """The engine: a vLLM server at `base_url`, one that is `started` for the run, or vLLM in process (`offline`).
 
     For the latter two, `model` is a local folder, known by its last name, and `options` are further arguments of
     `vllm.LLM`, as in `{tensor_parallel_size: 2}`; to a server that runs already they say nothing.
     Times are in seconds and are the server's alone; `context` is in tokens, the model's own where left out.
-    `concurrency` is 256 for `offline` where left out: so many requests are in vLLM's batch.
+    `concurrency` is the number of requests at a time; "auto" finds out what a server takes, and is 256 for `offline`:
+    so many requests are in vLLM's batch.
     """
 
     name: Literal["server", "offline", "started"] = "server"
@@ -52,15 +65,14 @@ class EngineConfig(Section):
     options: Annotated[dict[str, Any], AfterValidator(_engine_options)] = {}
     revision: str = ""
     context: int | None = Field(None, ge=1)
-    concurrency: int = Field(64, ge=1, le=4096)
+    concurrency: Annotated[int | Literal["auto"], BeforeValidator(_concurrency)] = "auto"
     request_timeout: float = Field(300.0, gt=0.0)
     retry_for: float = Field(600.0, ge=0.0)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _wide_batch(cls, values: Any) -> Any:
-        offline = isinstance(values, dict) and values.get("name") == "offline"
-        return {"concurrency": _OFFLINE_CONCURRENCY, **values} if offline else values
+    @property
+    def at_once(self) -> int:
+        """Requests that may be under way at a time, at most."""
+        return _MOST_AT_ONCE[self.name] if self.concurrency == "auto" else self.concurrency
 
     @property
     def model_name(self) -> str | None:

@@ -327,9 +327,9 @@ async def test_replay_takes_the_folder_or_the_name(model: str | None, tmp_path: 
 
 
 def test_offline_asks_more_at_a_time_unless_told_otherwise() -> None:
-    assert EngineConfig.model_validate({"name": "offline"}).concurrency == 256
-    assert EngineConfig.model_validate({"name": "offline", "concurrency": 5}).concurrency == 5
-    assert EngineConfig().concurrency == 64
+    assert EngineConfig.model_validate({"name": "offline"}).at_once == 256
+    assert EngineConfig.model_validate({"name": "offline", "concurrency": "5"}).at_once == 5
+    assert EngineConfig().at_once == 1024 and EngineConfig().concurrency == "auto"
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,12 @@ ContextOption = Annotated[
     int | None, typer.Option("--context", help="Context in tokens that documents are cut to (default: the server's).")
 ]
 ConcurrencyOption = Annotated[
-    int | None, typer.Option("--concurrency", help="Requests at a time (default: 64, with --engine offline 256).")
+    str | None,
+    typer.Option(
+        "--concurrency",
+        metavar="NUMBER",
+        help="Requests at a time, or auto (default): of a server as many as it takes, with --engine offline 256.",
+    ),
 ]
 TimeoutOption = Annotated[
     float | None, typer.Option("--request-timeout", help="Seconds for one request, queueing included (default: 300).")

@@ -65,18 +65,29 @@ async def each_in_order(
 
 
 class Slots:
-    """At most so many at a time. A slot that is given back goes to the waiting one of the lowest priority number."""
+    """At most so many at a time. A slot that is given back goes to the waiting one of the lowest priority number.
+
+    Attributes:
+        most: how many slots there are.
+        held_now: how many are held; more than there are for a while where their number became smaller.
+    """
 
     def __init__(self, most: int) -> None:
-        self._free = most
+        self.most = most
+        self.held_now = 0
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._numbers = count()
 
+    def resize(self, most: int) -> None:
+        """Change the number of slots. Whoever holds one keeps it."""
+        self.most = most
+        self._hand_out()
+
     @asynccontextmanager
-    async def held(self, priority: int) -> AsyncIterator[None]:
+    async def held(self, priority: int = 0) -> AsyncIterator[None]:
         """Hold a slot for as long as the block runs; equal priorities are served in the order in which they came."""
-        if self._free:
-            self._free -= 1
+        if self.held_now < self.most:
+            self.held_now += 1
         else:
             given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             heapq.heappush(self._waiting, (priority, next(self._numbers), given))
@@ -92,9 +103,12 @@ class Slots:
             self._give_back()
 
     def _give_back(self) -> None:
-        while self._waiting:
+        self.held_now -= 1
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        while self._waiting and self.held_now < self.most:
             given = heapq.heappop(self._waiting)[2]
             if not given.done():
+                self.held_now += 1
                 given.set_result(None)
-                return
-        self._free += 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -11,7 +13,9 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from touche_llm.errors import EngineError
+from touche_llm.llm.adaptive import AT_ONCE_UNSEEN, MOST_AT_ONCE, AdaptiveSlots
 from touche_llm.llm.chat_reply import CHAT_PATH, ChatReply, chat_body, completion_of
+from touche_llm.llm.concurrency import Slots
 from touche_llm.llm.engine import Completion, EngineFacts, Rejected, Transient, Unreachable
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.vllm_common import BROKEN_TRIES, chat, head_of, introduce
@@ -19,6 +23,8 @@ from touche_llm.llm.vllm_common import BROKEN_TRIES, chat, head_of, introduce
 # The server's own variable for its key, so that both sides can be set at once. The key is never written anywhere.
 API_KEY_VARIABLE = "VLLM_API_KEY"
 _MAX_BODY = 16 * 2**20
+_LOOK_SECONDS = 1.0
+_QUEUE = re.compile(rb"^vllm:num_requests_waiting(?:\{[^}\n]*\})? ([0-9.]+(?:e[+-]?[0-9]+)?)$", re.MULTILINE)
 
 ReplyT = TypeVar("ReplyT", bound=BaseModel)
 
@@ -52,14 +58,22 @@ class VllmServer:
         self,
         base_url: str,
         *,
-        concurrency: int,
+        concurrency: int | None,
         request_timeout: float,
         chat_template_kwargs: Mapping[str, Any],
     ) -> None:
-        """Nothing is sent yet. `request_timeout` is in seconds and covers waiting in the server's queue."""
+        """Nothing is sent yet.
+
+        Args:
+            base_url: with or without `/v1`.
+            concurrency: requests at a time; None to find out what the server takes.
+            request_timeout: in seconds; covers waiting in the server's queue.
+            chat_template_kwargs: of the run.
+        """
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self.model = ""
-        self._concurrency = concurrency
+        self.slots: Slots = AdaptiveSlots(MOST_AT_ONCE) if concurrency is None else Slots(concurrency)
+        self._watching: asyncio.Task[None] | None = None
         self._timeout = aiohttp.ClientTimeout(total=request_timeout, connect=min(30.0, request_timeout))
         self._chat_template_kwargs = dict(chat_template_kwargs)
         self._session: aiohttp.ClientSession | None = None
@@ -69,13 +83,16 @@ class VllmServer:
         if not (key.isascii() and key.isprintable()):
             raise EngineError(f"{API_KEY_VARIABLE}: the key holds a character that no HTTP header can carry")
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=self._concurrency),
+            connector=aiohttp.TCPConnector(limit=0),
             timeout=self._timeout,
             headers={"Authorization": f"Bearer {key}"} if key else {},
         )
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
         assert self._session is not None
         await self._session.close()
 
@@ -95,6 +112,7 @@ class VllmServer:
             version = (await self._get("/version", _Version)).version
             chosen = self._choose(served, model)
             self.model = chosen.id
+            await self._watch_queue()
             if chosen.max_model_len is None:
                 raise EngineError(f"{self.base_url}: does not tell the context length of {chosen.id}; is it vLLM?")
             return await introduce(
@@ -150,12 +168,43 @@ class VllmServer:
         raise EngineError(f"{self.base_url}: serves {', '.join(names) or 'no model'}, not {model!r}; see --model")
 
     async def _get(self, path: str, reply: type[ReplyT]) -> ReplyT:
-        return await self._call("GET", path, None, reply)
+        return _read(path, await self._call("GET", path, None), reply)
 
     async def _post(self, path: str, body: dict[str, Any], reply: type[ReplyT]) -> ReplyT:
-        return await self._call("POST", path, orjson.dumps(body), reply)
+        async with self.slots.held():
+            content = await self._call("POST", path, orjson.dumps(body))
+        return _read(path, content, reply)
 
-    async def _call(self, method: str, path: str, body: bytes | None, reply: type[ReplyT]) -> ReplyT:
+    async def _watch_queue(self) -> None:
+        """Begin to adapt the number of requests at a time to the server's queue, if it is to be found out."""
+        slots = self.slots
+        if not isinstance(slots, AdaptiveSlots):
+            return
+        if await self._queued() is None:
+            # Only refusals tell then that there are too many, and vLLM refuses nothing.
+            self.slots = Slots(AT_ONCE_UNSEEN)
+            return
+
+        async def watch() -> None:
+            while True:
+                await asyncio.sleep(_LOOK_SECONDS)
+                queued = await self._queued() if slots.held_now else None
+                if queued is not None:
+                    slots.look(queued)
+
+        self._watching = asyncio.create_task(watch())
+
+    async def _queued(self) -> int | None:
+        """How many requests wait in the server's queue, of all its engines; None where it does not tell."""
+        try:
+            content = await self._call("GET", "/metrics", None)
+        # A router need not have it, and a server that is in trouble tells so to those who ask for answers.
+        except (Transient, Rejected):
+            return None
+        found = _QUEUE.findall(content)
+        return round(sum(map(float, found))) if found else None
+
+    async def _call(self, method: str, path: str, body: bytes | None) -> bytes:
         assert self._session is not None, "use the server as an asynchronous context manager"
         headers = {"Content-Type": "application/json"}
         try:
@@ -165,20 +214,31 @@ class VllmServer:
         except aiohttp.ClientConnectorError as error:
             raise Unreachable("server_error", f"cannot connect ({error.strerror or error})") from error
         except TimeoutError as error:
+            self._refused()
             raise Transient("timeout", f"no answer within {self._timeout.total:g} s") from error
         except aiohttp.InvalidURL as error:
             raise EngineError(f"{self.base_url}: not a URL; give --base-url like http://127.0.0.1:8000") from error
         except (aiohttp.ClientError, OSError) as error:
             raise Transient("server_error", f"the connection broke: {type(error).__name__}: {error}") from error
+        if status in (429, 503):
+            self._refused()
         if status == 429 or status >= 500:
             raise Transient("server_error", f"HTTP {status}: {_problem(content)}", _seconds(retry_after))
         if status >= 400:
             raise Rejected(status, f"HTTP {status} from {path}: {_problem(content)}")
-        try:
-            return reply.model_validate_json(content)
-        except ValidationError as error:
-            reason = f"{path} sent a reply of another form: {error.errors()[0]['msg']}"
-            raise Transient("server_error", reason, most_tries=BROKEN_TRIES) from error
+        return content
+
+    def _refused(self) -> None:
+        if isinstance(self.slots, AdaptiveSlots):
+            self.slots.refused()
+
+
+def _read(path: str, content: bytes, reply: type[ReplyT]) -> ReplyT:
+    try:
+        return reply.model_validate_json(content)
+    except ValidationError as error:
+        reason = f"{path} sent a reply of another form: {error.errors()[0]['msg']}"
+        raise Transient("server_error", reason, most_tries=BROKEN_TRIES) from error
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:

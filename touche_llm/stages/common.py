@@ -58,7 +58,7 @@ def asking_of(config: Config, model: LanguageModel) -> Asking:
             top_logprobs=sampling.top_logprobs,
         ),
         chat_template_kwargs=sampling.chat_template_kwargs,
-        concurrency=config.engine.concurrency,
+        concurrency=config.engine.at_once,
     )
 
 
