@@ -104,7 +104,9 @@ class _AtOnce:
     """An engine in process that has its answers ready."""
 
     def __init__(self) -> None:
-        found = [completion_of(ChatReply.model_validate_json(each), logprobs=True) for each in replies()]
+        found = [
+            completion_of(ChatReply.model_validate_json(each), ("relevance", "quality", "stance")) for each in replies()
+        ]
         self._answers: Iterator[Completion] = cycle(found)
 
     async def complete(self, request: Request) -> Completion:
@@ -129,7 +131,9 @@ def serve(port: multiprocessing.Queue[int]) -> None:
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         nonlocal asked
-        body = await request.read()
+        await request.read()
+        if request.path == "/metrics":
+            return web.Response(text="vllm:num_requests_waiting 0.0\n")
         if request.path == "/v1/models":
             return web.json_response({"data": [{"id": _FACTS.model, "max_model_len": _FACTS.context}]})
         if request.path == "/version":
@@ -138,7 +142,6 @@ def serve(port: multiprocessing.Queue[int]) -> None:
             return web.json_response({"count": _FACTS.overhead, "tokens": [0] * _FACTS.overhead})
         asked += 1
         content = orjson.dumps(probe) if asked == 1 else next(answers)
-        assert body
         return web.Response(body=content, content_type="application/json")
 
     async def run() -> None:
@@ -271,7 +274,7 @@ def main() -> None:
     parser.add_argument("--topics", type=int, default=_TOPICS)
     parser.add_argument("--depth", type=int, default=_DEPTH)
     parser.add_argument("--passages", type=int, default=50_000)
-    parser.add_argument("--profile", action="store_true", help="Print where the time of the first part goes.")
+    parser.add_argument("--profile", action="store_true", help="Print where the time goes, which takes longer then.")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -285,9 +288,9 @@ def main() -> None:
         found = {}
         for part in PARTS:
             command = [sys.executable, "-m", "benchmarks.judging", "--part", part, "--folder", name]
-            command += ["--depth", str(options.depth)] + ["--profile"] * (options.profile and part == PARTS[0])
+            command += ["--depth", str(options.depth)] + ["--profile"] * options.profile
             found[part] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-            if options.profile and part == PARTS[0]:
+            if options.profile:
                 pstats.Stats(str(folder / "profile")).sort_stats("tottime").print_stats(45)
     real = (options.topics, options.depth) == (_TOPICS, _DEPTH)
     figures = []

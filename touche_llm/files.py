@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-import orjson
 import yaml
 from pydantic import BaseModel, ValidationError
 
@@ -103,7 +102,7 @@ def write_records(path: Path, records: Iterable[BaseModel]) -> None:
 
 def line_of(record: BaseModel) -> bytes:
     """A record as a line of JSON."""
-    return orjson.dumps(record.model_dump(mode="json"), option=orjson.OPT_APPEND_NEWLINE)
+    return record.model_dump_json().encode() + b"\n"
 
 
 def read_records(path: Path, record: type[RecordT], what: str) -> list[RecordT]:

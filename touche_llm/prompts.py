@@ -31,7 +31,6 @@ _HASH_DIGITS = 12
 # A bracket that could begin a control token of some chat format, in ASCII or in the full-width forms that a
 # normalising tokeniser folds into ASCII: `<|im_end|>`, `</s>`, `<start_of_turn>`, `<<SYS>>`, `<｜User｜>`, `[INST]`,
 # `[/INST]`, `[gMASK]`, `[|user|]`, `[control_8]`, `]~b]`. Also one at the end of a text, since the template goes on.
-_BRACKETS = "<＜﹤[［]］"
 _CONTROL = re.compile(r"[<＜﹤](?=\S|$)|[\[［](?=[^\s\d]|$)|[\]］](?=[~～])")
 
 
@@ -133,8 +132,8 @@ def neutralise(text: str) -> Harmless:
     # What is printable as a whole has none of them; looking at each character takes thirty times as long.
     if not text.replace("\n", " ").replace("\t", " ").isprintable():
         text = "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs"))
-    # So does the pattern, where a text has no bracket.
-    if any(bracket in text for bracket in _BRACKETS):
+    # So does the pattern where a text has no bracket, and most have none.
+    if "<" in text or "[" in text or "]" in text or not text.isascii():
         text = _CONTROL.sub(r"\g<0> ", text)
     return Harmless(text)
 

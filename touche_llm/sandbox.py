@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
 from typing import Any
 
 from jinja2 import BaseLoader, Environment, StrictUndefined, Template, TemplateNotFound, nodes
@@ -12,7 +13,10 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import BlockReference, Context, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from touche_llm.records import LabelledDocument, Topic
 from touche_llm.template_limits import Meter, size_of
+
+_FIELDS = {kind: frozenset(each.name for each in fields(kind)) for kind in (Topic, LabelledDocument)}
 
 
 class _Words(str):
@@ -32,6 +36,18 @@ class _Super(BlockReference):
 
 
 class _Context(Context):
+    environment: Sandbox
+
+    def resolve_or_missing(self, key: str) -> Any:
+        """The value of a name."""
+        self.environment.looked_up.add(key)
+        return Context.resolve_or_missing(self, key)
+
+    def get_all(self) -> dict[str, Any]:
+        """All values, for a file that is included: which of them it looks at is not seen here."""
+        self.environment.looked_up |= self.parent.keys()
+        return Context.get_all(self)
+
     def super(self, name: str, current: Any) -> BlockReference | Undefined:
         """The block of the base."""
         return _with_words(Context.super(self, name, current))
@@ -82,6 +98,7 @@ class _Code(CodeGenerator):
 class Sandbox(ImmutableSandboxedEnvironment):
     """A Jinja environment in which what is unsafe cannot be reached, and a rendering costs what its `meter` lets.
 
+    `looked_up` holds the names whose values templates have asked for since somebody emptied it.
     Products and powers are not computed while a template is compiled, so that a constant expression is bounded too.
     """
 
@@ -92,6 +109,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def __init__(self, finalize: Callable[[Any], str]) -> None:
         """What an expression inserts passes `finalize`."""
         self.meter = Meter()
+        self.looked_up: set[str] = set()
 
         def counted(value: Any) -> str:
             self.meter.text(len(value) if isinstance(value, str) else size_of(value))
@@ -102,6 +120,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters = {name: self._counted(name, each) for name, each in self.filters.items()}
         # Makes any amount of text, and another one each time.
         del self.globals["lipsum"]
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """An attribute for a template. The fields of our own records are safe."""
+        if attribute in _FIELDS.get(type(obj), ()):
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
 
     def step(self) -> bool:
         """Count a round of a loop; True."""

@@ -77,6 +77,8 @@ class TemplateFiles:
         """
         self._path, self._folder = path, path.parent
         self._files: dict[str, _File] = {}
+        # The text of a block that looks at no variable: most systems' messages.
+        self._constant: dict[str, str] = {}
         self._environment = sandbox(finalize)
         self._load(path.name, path, text, ())
         self._chain = self._extended()
@@ -92,12 +94,18 @@ class TemplateFiles:
 
     def render(self, role: str, variables: Mapping[str, Any]) -> str:
         """The text of the block `role`. What the template does wrong when it runs is raised as Jinja raises it."""
+        if role in self._constant:
+            return self._constant[role]
         self._environment.meter.reset()
+        self._environment.looked_up.clear()
         context = self._chain[0].template.new_context(dict(variables))
         for file in self._chain[1:]:
             for name, block in file.template.blocks.items():
                 context.blocks.setdefault(name, []).append(block)
-        return self._environment.concat(context.blocks[role][0](context))
+        text = self._environment.concat(context.blocks[role][0](context))
+        if self._environment.looked_up.isdisjoint(variables):
+            self._constant[role] = text
+        return text
 
     def place(self, error: BaseException) -> str:
         """Where in the files an error of rendering arose: `line 7`, `macros.jinja:7`, or nothing."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import sqlite3
 from pathlib import Path
@@ -191,3 +192,45 @@ def test_several_processes_can_write_at_once(tmp_path: Path) -> None:
     assert [writer.exitcode for writer in writers] == [0, 0, 0]
     with Cache(tmp_path / "c.sqlite") as cache:
         assert len(list(cache.entries())) == 400
+
+
+async def test_what_is_stored_in_one_turn_is_in_when_the_call_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "answers.sqlite"
+    seen: list[list[bool]] = []
+    with Cache(path) as cache, Cache(path) as other:
+
+        async def store(digit: str) -> None:
+            value = answer(text=digit)
+            assert await cache.store(entry(digit, text=digit), value) is value
+            seen.append([other.get(each * 64, Answer) is not None for each in "abc"])
+
+        await asyncio.gather(*map(store, "abc"))
+        assert seen == [[True, True, True]] * 3
+        # The first one stored stays, and is what comes back.
+        assert (await other.store(entry("a", text="late"), answer(text="late"))).text == "a"
+
+
+async def test_what_cannot_be_stored_is_an_error_of_each_that_waits_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "answers.sqlite"
+    with Cache(path) as cache:
+        cache._database.set_authorizer(
+            lambda action, *_: sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_INSERT else sqlite3.SQLITE_OK
+        )
+        results = await asyncio.gather(*(cache.store(entry(digit), answer()) for digit in "ab"), return_exceptions=True)
+        assert [type(each) for each in results] == [sqlite3.DatabaseError] * 2
+        cache._database.set_authorizer(None)
+        await asyncio.sleep(0)
+        await cache.store(entry("a"), answer())
+    with Cache(path, CacheMode.REPLAY) as cache:
+        assert cache.get("a" * 64, Answer) == answer() and cache.get("b" * 64, Answer) is None
+
+
+async def test_what_was_stored_is_kept_when_the_cache_is_closed_in_the_same_turn(tmp_path: Path) -> None:
+    path = tmp_path / "answers.sqlite"
+    cache = Cache(path)
+    waiting = asyncio.create_task(cache.store(entry("a"), answer()))
+    await asyncio.sleep(0)
+    cache.close()
+    await waiting
+    with Cache(path, CacheMode.REPLAY) as again:
+        assert again.get("a" * 64, Answer) == answer()

@@ -101,14 +101,14 @@ async def test_tokens_have_the_alternatives_that_a_server_would_send(monkeypatch
     FakeVllm().install(monkeypatch)
     async with engine() as offline:
         completion = await offline.complete(question(schema=labels("é")))
-    # Masked alternatives are left out, and places are in bytes.
-    assert [(token.at, token.token, token.logprob) for token in completion.tokens][-3:] == [
+    # Masked alternatives are left out, so are tokens outside of the label, and places are in bytes.
+    assert [(token.at, token.token, token.logprob) for token in completion.tokens] == [
+        (8, '"', -0.5),
         (9, "é", -0.5),
         (11, '"', -0.5),
-        (12, "}", -0.5),
     ]
-    assert completion.tokens[0].top == [("{", -0.5)]
-    assert completion.completion_tokens == len(completion.tokens)
+    assert completion.tokens[1].top == [("é", -0.5)]
+    assert completion.completion_tokens == len(completion.text)
     assert completion.prompt_tokens == length_of("Judge.", "A question.")
     assert completion.fingerprint is None
 

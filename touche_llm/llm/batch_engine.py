@@ -98,7 +98,7 @@ class BatchEngine:
             self.pending[key] = request
             raise asyncio.CancelledError
         self.taken.add(key)
-        completion = completion_of(reply, logprobs=request.sampling.top_logprobs > 0)
+        completion = completion_of(reply, request.read_fields)
         self.fingerprint = self.fingerprint or completion.fingerprint
         return completion
 

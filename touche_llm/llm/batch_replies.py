@@ -134,7 +134,7 @@ def _parsed(path: Path, number: int, line: bytes) -> tuple[str, ChatReply | Prob
         where = ".".join(str(part) for part in first["loc"]) or "line"
         raise DataError(f"{place}: no reply of vllm run-batch: {where}: {first['msg']}") from error
     try:
-        completion_of(reply, logprobs=False)
+        completion_of(reply)
     except Transient as transient:
         kind = f"finish_{reply.choices[0].finish_reason}" if reply.choices else "no_choices"
         return found.custom_id, Problem(printable(kind)[:_LONGEST_KIND], transient.reason)
@@ -155,7 +155,7 @@ def _unfit(reply: ChatReply, model: str, logprobs: bool) -> Problem | None:
     if reply.model != model:
         reason = f"the answer is of the model {reply.model!r:.120}, not of {model}: see to --served-model-name"
         return Problem("other_model", printable(reason))
-    completion = completion_of(reply, logprobs=False)
+    completion = completion_of(reply)
     if logprobs and completion.text.strip() and not (reply.choices[0].logprobs and reply.choices[0].logprobs.content):
         reason = "log-probabilities were asked for and none came; export with --no-logprobs where none can be had"
         return Problem("no_logprobs", reason)

@@ -79,6 +79,7 @@ class Cache:
                 self._database = _open(path, read_only=mode is CacheMode.REPLAY)
         except (sqlite3.Error, OSError) as error:
             raise DataError(f"{path}: not a cache, or not writable: {error}") from error
+        self._resampled: bool | None = None
         # Those who wait for the end of the transaction that this turn of the event loop has begun; None without one.
         self._turn: list[asyncio.Future[None]] | None = None
         if cassette:
@@ -103,6 +104,16 @@ class Cache:
         if self.mode is CacheMode.OFF or (self.mode is CacheMode.REFRESH and not refreshed):
             return None
         return self._stored(key, model)
+
+    def holds_resampled(self) -> bool:
+        """Whether there are answers of a second or third sample: they are few, and most caches have none.
+
+        What another process stores later is not seen; `store` finds it.
+        """
+        if self._resampled is None:
+            (found,) = self._database.execute("SELECT EXISTS (SELECT 1 FROM entries WHERE sample > 0)").fetchone()
+            self._resampled = bool(found)
+        return self._resampled
 
     def put(self, entry: Entry, model: type[ValueT]) -> ValueT:
         """Store an entry at once and return the value that the cache now holds under its key.
@@ -221,6 +232,8 @@ class Cache:
         return new, known
 
     def _insert(self, entry: Entry, conflict: str) -> bool:
+        if entry.sample:
+            self._resampled = True
         values = [getattr(entry, column) for column in _COLUMNS[:-1]]
         marks = ",".join("?" * len(_COLUMNS))
         cursor = self._database.execute(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from pydantic import BaseModel, Field, model_validator
@@ -77,8 +78,8 @@ def chat_body(request: Request) -> dict[str, Any]:
     return body
 
 
-def completion_of(reply: ChatReply, *, logprobs: bool) -> Completion:
-    """What a reply says, with the tokens where log-probabilities were asked for; raises Transient for half a reply."""
+def completion_of(reply: ChatReply, fields: Collection[str] = ()) -> Completion:
+    """What a reply says, with the tokens that carry the values of `fields`; raises Transient for half a reply."""
     if not reply.choices:
         raise Transient("server_error", "the reply has no choices", most_tries=BROKEN_TRIES)
     choice = reply.choices[0]
@@ -90,7 +91,7 @@ def completion_of(reply: ChatReply, *, logprobs: bool) -> Completion:
         finish_reason=finish_reason,
         prompt_tokens=reply.usage.prompt_tokens,
         completion_tokens=reply.usage.completion_tokens,
-        tokens=placed(sent, text) if logprobs else [],
+        tokens=placed(sent, text, fields),
         refusal=choice.message.refusal,
         reasoning=choice.message.reasoning or choice.message.reasoning_content,
         fingerprint=reply.system_fingerprint,

@@ -147,6 +147,10 @@ class OverlayCache(Cache):
         if self._file is not None:
             self._file.close()
 
+    def holds_resampled(self) -> bool:
+        """Whether there are answers of a second or third sample."""
+        return super().holds_resampled() or (self._file is not None and self._file.holds_resampled())
+
     def find(self, kind: str, **columns: Any) -> list[Entry]:
         """All entries of a kind with these columns, by key."""
         found = {entry.key: entry for entry in (self._file.find(kind, **columns) if self._file else [])}

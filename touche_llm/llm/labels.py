@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import orjson
@@ -13,6 +13,8 @@ from touche_llm.llm.answer import Token
 from touche_llm.records import Reading
 
 Label = int | str
+# Far below what log-probabilities carry; keeps files readable and stable.
+_DIGITS = 9
 
 
 def value_spans(text: str, fields: Sequence[str]) -> Mapping[str, tuple[int, int]]:
@@ -43,14 +45,16 @@ def _value_of(field: str) -> re.Pattern[bytes]:
 def label_tokens(text: str, tokens: Sequence[Token], fields: Sequence[str]) -> list[Token]:
     """Those of an answer's tokens that overlap the value of a field: all that the readings need."""
     spans = value_spans(text, fields).values()
-    kept = []
-    for token in tokens:
-        end = token.at + len(token.token.encode("utf-8", errors="replace"))
-        for first, last in spans:
-            if token.at < last and first < end:
-                kept.append(token)
-                break
-    return kept
+    return [token for token in tokens if overlaps(token.at, token.token, spans)]
+
+
+def overlaps(at: int, token: str, spans: Iterable[tuple[int, int]]) -> bool:
+    """Whether a token whose first byte is at `at` shares a byte with one of the spans."""
+    end = at + len(token.encode("utf-8", errors="replace"))
+    for first, last in spans:
+        if at < last and first < end:
+            return True
+    return False
 
 
 def read_label(text: str, tokens: Sequence[Token], field: str, labels: Sequence[Label], answered: Label) -> Reading:
@@ -111,9 +115,9 @@ def read_label(text: str, tokens: Sequence[Token], field: str, labels: Sequence[
         return Reading(answered=answered)
     return Reading(
         answered=answered,
-        probabilities={str(label): _rounded(value / total) for label, value in zip(labels, mass, strict=True)},
-        outside=_rounded(max(0.0, 1.0 - total - unsaid)),
-        shared=_rounded(shared),
+        probabilities={str(label): round(value / total, _DIGITS) for label, value in zip(labels, mass, strict=True)},
+        outside=round(max(0.0, 1.0 - total - unsaid), _DIGITS),
+        shared=round(shared, _DIGITS),
     )
 
 
@@ -121,7 +125,7 @@ def expected_grade(reading: Reading) -> float:
     """The mean of the integer grades under their probabilities, or the answered grade where there are none."""
     if reading.probabilities is None:
         return float(reading.answered)
-    return _rounded(math.fsum(int(grade) * share for grade, share in reading.probabilities.items()))
+    return round(math.fsum(int(grade) * share for grade, share in reading.probabilities.items()), _DIGITS)
 
 
 def most_probable(reading: Reading) -> str:
@@ -154,8 +158,3 @@ def _reached(spelled: tuple[str, ...], written: str, alternative: str) -> tuple[
 
 def _squeeze(text: str) -> str:
     return "".join(text.split())
-
-
-def _rounded(value: float) -> float:
-    # Nine digits are far below what log-probabilities carry, and keep files readable and stable.
-    return round(value, 9)

@@ -195,7 +195,7 @@ class LanguageModel:
             # Or a replay would find an old first sample before the new second one.
             self.cache.forget(sample.key for sample in self._samples(request))
             self._refreshed.add(request.key)
-        for sample in self._samples(request):
+        for sample in self._samples(request) if self.cache.holds_resampled() else (request,):
             cached = self.cache.get(sample.key, Answer, refreshed=refreshed)
             if cached is not None:
                 self.counts.cache_hits += 1

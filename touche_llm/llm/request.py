@@ -78,6 +78,11 @@ class Request:
             sample=self.sample,
         )
 
+    @property
+    def read_fields(self) -> tuple[str, ...]:
+        """The fields of the answer whose probabilities are asked for."""
+        return tuple(self.schema["properties"]) if self.sampling.top_logprobs else ()
+
     def resampled(self, sample: int, temperature: float) -> Request:
         """The same question for another sample: drawn at `temperature` with a seed of its own."""
         sampling = replace(self.sampling, temperature=temperature, seed=self.sampling.seed + sample)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +14,7 @@ from typing_extensions import TypedDict
 from touche_llm.errors import EngineError, UsageError
 from touche_llm.llm.answer import Token
 from touche_llm.llm.engine import Engine, EngineFacts, Transient
+from touche_llm.llm.labels import overlaps, value_spans
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 
 # A grammar that allows white space between tokens lets weak models write it without end; the switch exists for this
@@ -98,12 +99,15 @@ def head_of(text: str, decoded: str) -> str:
     return text[: len(decoded.rstrip("\ufffd"))]
 
 
-def placed(sent: Sequence[SentToken], text: str) -> list[Token]:
-    """The tokens of the answer with their places in its text; empty where they do not spell the text.
+def placed(sent: Sequence[SentToken], text: str, fields: Collection[str]) -> list[Token]:
+    """The tokens of the answer that carry the values of fields, with their places in its text.
 
-    White space is not compared: some tokenisers keep it in their tokens and lose it in the tokens' texts. Tokens before
-    the answer (reasoning), after it (the end token) and of white space alone are left out.
+    Empty where the tokens do not spell the text. White space is not compared: some tokenisers keep it in their tokens
+    and lose it in the tokens' texts. Tokens before the answer (reasoning), after it (the end token) and of white space
+    alone are left out.
     """
+    if not fields:
+        return []
     content = text.encode("utf-8", "replace")
     places = [place for place, byte in enumerate(content) if byte not in _WHITE_SPACE]
     pieces = [
@@ -114,18 +118,16 @@ def placed(sent: Sequence[SentToken], text: str) -> list[Token]:
     if start < 0 or not places:
         return []
     found: list[Token] = []
+    spans = value_spans(text, tuple(fields)).values()
     at = -start
     for token, piece in zip(sent, pieces, strict=True):
-        if piece and 0 <= at < len(places):
+        if piece and 0 <= at < len(places) and overlaps(places[at], token.token, spans):
             top = [
-                (each["token"], min(each["logprob"], 0.0))
+                (each["token"], logprob if logprob < 0.0 else 0.0)
                 for each in token.top_logprobs
-                if each["logprob"] > _LEAST_LOGPROB
+                if (logprob := each["logprob"]) > _LEAST_LOGPROB
             ]
-            # All of it was validated when it was sent.
-            found.append(
-                Token.model_construct(at=places[at], token=token.token, logprob=min(token.logprob, 0.0), top=top)
-            )
+            found.append(Token(at=places[at], token=token.token, logprob=min(token.logprob, 0.0), top=top))
         at += len(piece)
     return found
 

@@ -121,7 +121,7 @@ class VllmOffline:
         if self._stepping is None:
             self._stepping = asyncio.create_task(self._step())
         try:
-            return _completion(await future, request.sampling.top_logprobs)
+            return _completion(await future, request)
         finally:
             self._waiting.pop(number, None)
 
@@ -250,9 +250,10 @@ def _imported() -> SimpleNamespace:
     )
 
 
-def _completion(output: Any, top_logprobs: int) -> Completion:
+def _completion(output: Any, request: Request) -> Completion:
     answer = output.outputs[0]
     try:
+        top_logprobs = request.sampling.top_logprobs
         sent = _sent(answer, top_logprobs) if top_logprobs else []
     except ValidationError as error:
         reason = f"a token of another form: {error.errors()[0]['msg']}"
@@ -262,7 +263,7 @@ def _completion(output: Any, top_logprobs: int) -> Completion:
         finish_reason=finished(answer.finish_reason),
         prompt_tokens=len(output.prompt_token_ids),
         completion_tokens=len(answer.token_ids),
-        tokens=placed(sent, answer.text),
+        tokens=placed(sent, answer.text, request.read_fields),
         cached_tokens=output.num_cached_tokens,
     )
 

@@ -136,7 +136,7 @@ class VllmServer:
     async def complete(self, request: Request) -> Completion:
         """Answer one request; raises Transient or Rejected."""
         reply = await self._post(CHAT_PATH, chat_body(request), ChatReply)
-        return completion_of(reply, logprobs=request.sampling.top_logprobs > 0)
+        return completion_of(reply, request.read_fields)
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Number of prompt tokens of a chat, template included."""
