@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from touche_llm.corpus.chatnoir_cache import ChatNoirSettings
+from touche_llm.corpus.elastic import ElasticsearchSettings
 from touche_llm.engine_config import EngineConfig, SamplingConfig, Section
 from touche_llm.errors import UsageError
 from touche_llm.expansion import ExpansionSettings
@@ -69,7 +70,7 @@ def _not_empty(fields: tuple[QueryField, ...]) -> tuple[QueryField, ...]:
 class RetrieverConfig(Bm25Settings):
     """The first stage. `method`, `k1` and `b` belong to the index."""
 
-    name: Literal["bm25", "okapi", "chatnoir"] = "bm25"
+    name: Literal["bm25", "okapi", "chatnoir", "elasticsearch"] = "bm25"
     query: Annotated[tuple[QueryField, ...], BeforeValidator(_texts), AfterValidator(_not_empty)] = ("title",)
 
     @property
@@ -152,6 +153,8 @@ class Config(Section):
     pairs: PairSettings | None = None
     # Only with ChatNoir as first stage.
     chatnoir: ChatNoirSettings | None = None
+    # Only with Elasticsearch as first stage.
+    elasticsearch: ElasticsearchSettings | None = None
     cache: CacheConfig = CacheConfig()
     tag: Annotated[str, AfterValidator(_one_word)] = "touche-llm"
     actor: ActorConfig = ActorConfig()
@@ -177,6 +180,18 @@ class Config(Section):
             raise ValueError("retriever.name: chatnoir holds web documents: for a task over those, without a corpus")
         if (self.chatnoir is not None) is not (self.retriever.name == "chatnoir"):
             raise ValueError("chatnoir: settings of another retriever than the one chosen; see --retriever")
+        if self.retriever.name == "elasticsearch":
+            if task.sentence_question is not None:
+                raise ValueError(f"retriever.name: {self.task} ranks pairs of sentences, for which there is bm25")
+            if self.corpus or self.index:
+                raise ValueError(
+                    "retriever.name: elasticsearch holds the documents: load them with `touche-llm index --retriever "
+                    "elasticsearch`, and leave corpus and index out here"
+                )
+            if self.retriever.method != "lucene":
+                raise ValueError("retriever.method: Elasticsearch scores as Lucene does: lucene")
+        if (self.elasticsearch is not None) is not (self.retriever.name == "elasticsearch"):
+            raise ValueError("elasticsearch: settings of another retriever than the one chosen; see --retriever")
         if self.stance is not None and task.stance_question is None:
             raise ValueError(f"stance: every document of {self.task} takes a side")
         if self.stance is not None:
@@ -241,6 +256,9 @@ def load_config(file: Path | None, flags: Mapping[str, Any]) -> Config:
     retriever = values.get("retriever")
     if isinstance(retriever, dict) and retriever.get("name") == "chatnoir":
         values["chatnoir"] = values.get("chatnoir") or {}
+    elif isinstance(retriever, dict) and retriever.get("name") == "elasticsearch":
+        values["elasticsearch"] = values.get("elasticsearch") or {}
+        retriever.setdefault("method", "lucene")
     elif not values.get("index"):
         if not values.get("corpus"):
             raise UsageError(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from touche_llm.config import Config, QueryField, index_folder
 from touche_llm.corpus.chatnoir_cache import ChatNoirDocuments
+from touche_llm.corpus.elastic_search import ElasticIndex
 from touche_llm.corpus.store import DocumentStore, Units, ensure_store
 from touche_llm.errors import DataError, UsageError
 from touche_llm.expansion import fused
@@ -57,6 +58,10 @@ def open_corpus(config: Config, task: Task, notify: Notify) -> Iterator[Corpus]:
         with ChatNoirDocuments(config.chatnoir) as found:
             place = {"search engine": config.chatnoir.base_url, "index": config.chatnoir.index}
             yield Corpus(found, found, None, place)
+    elif config.elasticsearch is not None:
+        k1, b = config.retriever.k1, config.retriever.b
+        with ElasticIndex(config.elasticsearch, k1=k1, b=b, notify=notify) as index:
+            yield Corpus(index, index, None, index.description)
     else:
         with open_local(config.corpus, config.index, task, config.skip_bad_lines, notify) as corpus:
             yield corpus
@@ -155,6 +160,9 @@ async def find_candidates(
         return candidates
     if config.chatnoir is not None:
         raise DataError(f"{config.chatnoir.base_url}: no page for any topic in {config.chatnoir.index}; see --query")
+    if config.elasticsearch is not None:
+        place = f"{config.elasticsearch.url}, index {config.elasticsearch.index}"
+        raise DataError(f"{place}: no document has a word of any topic; see --query")
     short = "; or no sentence can stand alone (sentences.least_words, most_chars)" if config.sentences else ""
     raise DataError(
         "the first stage found nothing for any topic: no word of a query is in the corpus, or each is in more than "
@@ -177,9 +185,13 @@ async def _search(
         from touche_llm.corpus.chatnoir import retrieve_chatnoir
 
         return await retrieve_chatnoir(topics, config.chatnoir, fields, config.depth, notify, done)
-    assert corpus.store is not None
+    if isinstance(corpus.candidates, ElasticIndex):
+        rankings = corpus.candidates.retrieve(topics, fields=fields, depth=config.depth)
+    else:
+        assert corpus.store is not None
+        rankings = _retrieve(config, task, topics, fields, corpus.store, notify)
     candidates = []
-    for ranking in _retrieve(config, task, topics, fields, corpus.store, notify):
+    for ranking in rankings:
         candidates.append(ranking)
         done()
     return candidates

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from touche_llm.config import Config
+from touche_llm.corpus import elastic
 from touche_llm.errors import DataError
 from touche_llm.files import to_yaml, whole_file
 from touche_llm.ranking.chain import JUDGE
@@ -118,6 +119,9 @@ def _method(config: Config, task: Task, judged: bool) -> dict[str, Any]:
         first |= {"method": "ChatNoir", "params": {"index": config.chatnoir.index, **params}}
         return {"retrieval": retrieval}
     params |= {"k1": retriever.k1, "b": retriever.b}
+    if config.elasticsearch is not None:
+        first |= {"method": "Elasticsearch BM25", "params": {"index": config.elasticsearch.index, **params}}
+        return {"indexing": {"tokenizer": elastic.ANALYSIS}, "retrieval": retrieval}
     if retriever.name == "bm25":
         first |= {"method": "bm25s.BM25", "params": {"variant": retriever.method, **params}}
     else:

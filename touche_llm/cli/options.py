@@ -26,6 +26,8 @@ _PLACES = {
     "k1": "retriever.k1",
     "b": "retriever.b",
     "query": "retriever.query",
+    "elasticsearch": "elasticsearch.url",
+    "elasticsearch_index": "elasticsearch.index",
     "engine": "engine.name",
     "base_url": "engine.base_url",
     "model": "engine.model",
@@ -88,7 +90,16 @@ CandidatesOption = Annotated[
 ]
 RetrieverOption = Annotated[
     str | None,
-    typer.Option("--retriever", help="bm25 (index on disk, the default), okapi (rank-bm25) or chatnoir (online)."),
+    typer.Option(
+        "--retriever", help="bm25 (index on disk, the default), okapi (rank-bm25), elasticsearch or chatnoir."
+    ),
+]
+ElasticsearchOption = Annotated[
+    str | None,
+    typer.Option("--elasticsearch", metavar="URL", help="Where Elasticsearch is (default: http://127.0.0.1:9200)."),
+]
+ElasticsearchIndexOption = Annotated[
+    str | None, typer.Option("--elasticsearch-index", help="Name of the index there (default: touche-llm).")
 ]
 MethodOption = Annotated[str | None, typer.Option("--bm25-method", help="robertson (default), lucene or atire.")]
 K1Option = Annotated[float | None, typer.Option("--k1", help="Term frequency saturation of BM25 (default: 1.5).")]
@@ -101,7 +112,10 @@ QueryOption = Annotated[
 ]
 EngineOption = Annotated[
     str | None,
-    typer.Option("--engine", help="server (default); started: one for this run alone; offline: vLLM in this process."),
+    typer.Option(
+        "--engine",
+        help="server (default); started: one for this run alone; offline: vLLM in this process; ray: under Ray Data.",
+    ),
 ]
 BaseUrlOption = Annotated[
     str | None, typer.Option("--base-url", help="The vLLM server (default: http://127.0.0.1:8000).")
@@ -109,7 +123,7 @@ BaseUrlOption = Annotated[
 ModelOption = Annotated[
     str | None,
     typer.Option(
-        "--model", help="Served name, not needed where there is one; the folder for --engine started and offline."
+        "--model", help="Served name, not needed where there is one; the folder for --engine started, offline and ray."
     ),
 ]
 RevisionOption = Annotated[str | None, typer.Option("--revision", help="Your name for the version of the weights.")]
@@ -231,11 +245,15 @@ def configure(context: typer.Context, *others: str) -> Config:
         settings = read_settings(thresholds)
         given = {"calibrated_on": list(settings.calibrated_on), "calibrated_for": settings.calibrated_for}
         flags |= {f"stance.{name}": value for name, value in {"thresholds": settings.thresholds, **given}.items()}
-    return load_config(file, flags | _values(parameters.get("values") or [], command))
+    return load_config(file, flags | set_values(parameters.get("values") or [], command))
 
 
 # What belongs to the stages before a command: to set it then would make the configuration tell what was not done.
-_OF_RETRIEVE = ("task", "topics", "corpus", "index", "candidates", "retriever", "expansion", "sentences", "chatnoir")
+# Where Elasticsearch is asked for the documents can change, which index cannot.
+_OF_RETRIEVE = (
+    *("task", "topics", "corpus", "index", "candidates", "retriever", "expansion", "sentences", "chatnoir"),
+    *("elasticsearch.index", "elasticsearch.shards"),
+)
 _OF_JUDGE = ("depth", "pairs", "sampling", "stance.depth", "stance.both_orders")
 _PROMPTS_OF_JUDGE = tuple(f"prompts.{name}" for name in ("folder", "judge", "objects", "sentence", "stance", "queries"))
 _DONE_BEFORE = {
@@ -244,7 +262,7 @@ _DONE_BEFORE = {
 }
 
 
-def _values(given: list[str], command: str) -> dict[str, Any]:
+def set_values(given: list[str], command: str) -> dict[str, Any]:
     """The values that `--set` names, read as in a configuration.
 
     Raises:

@@ -16,10 +16,11 @@ from touche_llm import pipeline, run_files
 from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.costs import print_cost
+from touche_llm.cli.elastic import load_elasticsearch
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.config import Config
 from touche_llm.dry_run import StageName, dry_cost
-from touche_llm.errors import printable
+from touche_llm.errors import UsageError, printable
 from touche_llm.files import read_records
 from touche_llm.first_stage import build_index
 from touche_llm.llm.cache import kept
@@ -37,15 +38,32 @@ def index(
     corpus: o.CorpusOption = None,
     task: o.TaskOption = None,
     folder: o.IndexOption = None,
+    retriever: o.RetrieverOption = None,
     bm25_method: o.MethodOption = None,
     k1: o.K1Option = None,
     b: o.BOption = None,
+    elasticsearch: o.ElasticsearchOption = None,
+    elasticsearch_index: o.ElasticsearchIndexOption = None,
     skip_bad_lines: o.SkipOption = None,
+    values: o.ValuesOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Store a corpus and build its BM25 index. Does nothing where both are there and up to date."""
+    """Store a corpus and build its BM25 index. Does nothing where both are there and up to date.
+
+    With `--retriever elasticsearch` the corpus is loaded into an index there; a load that was stopped goes on.
+    """
     if corpus is None:
         raise typer.BadParameter("give the corpus", param_hint="--corpus")
+    if retriever == "elasticsearch":
+        if folder is not None or bm25_method not in (None, "lucene"):
+            raise UsageError("--retriever elasticsearch: keeps its index itself and scores as --bm25-method lucene")
+        given = {"url": elasticsearch, "index": elasticsearch_index, "k1": k1, "b": b}
+        load_elasticsearch(corpus, task, given, values or [], bool(skip_bad_lines), output)
+        return
+    if retriever not in (None, "bm25"):
+        raise UsageError(f"--retriever {retriever}: has no index to build here; bm25 and elasticsearch have")
+    if elasticsearch is not None or elasticsearch_index is not None or values:
+        raise UsageError("--elasticsearch, --elasticsearch-index, --set: only with --retriever elasticsearch")
     given = {"method": bm25_method, "k1": k1, "b": b}
     settings = o.checked(Bm25Settings, {name: value for name, value in given.items() if value is not None})
     observer = ConsoleObserver()
@@ -76,6 +94,8 @@ def retrieve(
     bm25_method: o.MethodOption = None,
     k1: o.K1Option = None,
     b: o.BOption = None,
+    elasticsearch: o.ElasticsearchOption = None,
+    elasticsearch_index: o.ElasticsearchIndexOption = None,
     query: o.QueryOption = None,
     expand: o.ExpandOption = None,
     prompts_folder: o.PromptsOption = None,
@@ -222,6 +242,8 @@ def run(
     bm25_method: o.MethodOption = None,
     k1: o.K1Option = None,
     b: o.BOption = None,
+    elasticsearch: o.ElasticsearchOption = None,
+    elasticsearch_index: o.ElasticsearchIndexOption = None,
     query: o.QueryOption = None,
     expand: o.ExpandOption = None,
     skip_bad_lines: o.SkipOption = None,

@@ -137,6 +137,7 @@ class Recorded:
                 "corpus": self.folder / corpus_file(self.task),
                 "candidates": None,
                 "chatnoir": None,
+                "elasticsearch": None,
                 "skip_bad_lines": False,
                 "topic": (),
                 "limit_topics": None,

@@ -42,7 +42,8 @@ def stages_of(path: Path) -> dict[str, dict[str, Any]]:
 def facts_of(config: Config, task: Task, stages: Mapping[str, Mapping[str, Any]], run: ReadRun) -> dict[str, str]:
     """What a run is, by name."""
     judge = stages.get("judge", {})
-    corpus = config.corpus or config.index or (config.chatnoir.index if config.chatnoir is not None else "")
+    engine = config.chatnoir or config.elasticsearch
+    corpus = config.corpus or config.index or (engine.index if engine is not None else "")
     facts = {
         "task": task.title,
         "model": " ".join(str(judge.get(name, "")) for name in ("model", "revision")).strip(),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from touche_llm.config import Config
-from touche_llm.errors import PromptError, UsageError
+from touche_llm.errors import PromptError, ToucheError, UsageError
 from touche_llm.first_stage import Corpus, Notify, open_corpus
 from touche_llm.llm.answer import Answer
 from touche_llm.llm.cache import Cache, CacheMode
@@ -40,7 +40,10 @@ class RenderedPrompt:
 @contextmanager
 def corpus_at_hand(config: Config, task: Task, stages: Mapping[str, Any], notes: list[str]) -> Iterator[Corpus | None]:
     """The run's documents, or None where they are not there; what people should know of that is added to `notes`."""
-    if config.chatnoir is not None:
+    if config.elasticsearch is not None:
+        # Whether it is there is known when it is asked.
+        there, place = True, config.elasticsearch.url
+    elif config.chatnoir is not None:
         there, place = config.chatnoir.cache.is_file(), str(config.chatnoir.cache)
     else:
         there, place = config.corpus is not None and config.corpus.is_file(), f"{config.corpus} nor {config.index}"
@@ -51,7 +54,15 @@ def corpus_at_hand(config: Config, task: Task, stages: Mapping[str, Any], notes:
         yield None
         return
     tell: Notify = notes.append
-    with open_corpus(config, task, tell) as corpus:
+    with ExitStack() as stack:
+        try:
+            corpus = stack.enter_context(open_corpus(config, task, tell))
+        except ToucheError as error:
+            if config.elasticsearch is None:
+                raise
+            notes.append(f"No texts of documents: {error}.")
+            yield None
+            return
         before = stages.get("retrieve", {}).get("corpus", {}).get("sha256")
         if before is not None and before != corpus.description.get("sha256"):
             notes.append(f"The corpus {corpus.name} is not the one that the run was made from: texts can differ.")

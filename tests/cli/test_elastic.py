@@ -1,0 +1,216 @@
+"""Elasticsearch as first stage, as a user meets it: load, retrieve, judge, rank, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cli.conftest import Touche
+from tests.fake_elasticsearch import FakeElasticsearch, refuses
+from touche_llm.cli.demo import SAMPLES
+from touche_llm.corpus import elastic_load, elastic_server
+from touche_llm.corpus.elastic import ANALYSIS
+
+CORPUS = {
+    "comparative": SAMPLES / "comparative" / "passages.jsonl",
+    "controversial": SAMPLES / "controversial" / "documents.jsonl",
+}
+PASSWORD = "not to be told"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeElasticsearch]:
+    """A server with a password, which the environment has."""
+    monkeypatch.setattr(elastic_server, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(elastic_load, "_BATCH", 10)
+    monkeypatch.delenv("ELASTICSEARCH_API_KEY", raising=False)
+    monkeypatch.setenv("ELASTICSEARCH_USER", "elastic")
+    monkeypatch.setenv("ELASTICSEARCH_PASSWORD", PASSWORD)
+    with FakeElasticsearch(password=PASSWORD).running() as running:
+        yield running
+
+
+def at(server: FakeElasticsearch, task: str = "comparative") -> list[str]:
+    return ["--task", task, "--retriever", "elasticsearch", "--elasticsearch", server.url]
+
+
+def topics(task: str = "comparative") -> list[str]:
+    return ["--topics", str(SAMPLES / task / "topics.xml")]
+
+
+def replay(task: str = "comparative") -> list[str]:
+    return ["--cache", str(SAMPLES / task / "cassette.jsonl"), "--cache-mode", "replay"]
+
+
+# As deep as the samples have answers.
+@pytest.mark.parametrize(("task", "depth"), [("comparative", 9), ("controversial", 4)])
+def test_a_run_needs_no_corpus_on_disk_and_is_that_of_the_index_on_disk(
+    touche: Touche, tmp_path: Path, server: FakeElasticsearch, task: str, depth: int
+) -> None:
+    corpus = tmp_path / CORPUS[task].name
+    shutil.copy(CORPUS[task], corpus)
+    usual = ["--depth", str(depth), "--weight-first-stage", "0"]
+    done = touche("run", "--task", task, *topics(task), *replay(task), *usual, "--corpus", str(corpus), "--out", "disk",
+                  "--bm25-method", "lucene")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    done = touche("index", *at(server, task), "--corpus", str(corpus))
+    assert done.returncode == 0, done.stderr
+    count = len(corpus.read_text().splitlines())
+    assert done.stdout == f"{count} documents of {corpus} are in {server.url}, index touche-llm\n"
+    shutil.rmtree(tmp_path / ".touche-llm")
+    corpus.unlink()
+    done = touche("retrieve", *at(server, task), *topics(task), *usual[:2], "--out", "there")
+    assert done.returncode == 0, done.stderr
+    assert touche("judge", *replay(task), "--out", "there").returncode == 0
+    assert touche("rank", *usual[2:], "--out", "there").returncode == 0
+    assert touche("run", *at(server, task), *topics(task), *replay(task), *usual, "--out", "whole").returncode == 0
+    for name in ("judgments.jsonl", "run.txt"):
+        assert (tmp_path / "there" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+        assert (tmp_path / "there" / name).read_bytes() == (tmp_path / "disk" / name).read_bytes()
+    assert not list(tmp_path.rglob("documents.sqlite*"))[1:]
+    assert not any(PASSWORD.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+
+def test_the_metadata_tells_what_was_searched(touche: Touche, tmp_path: Path, server: FakeElasticsearch) -> None:
+    corpus = str(CORPUS["comparative"])
+    touche("index", *at(server), "--corpus", corpus, "--elasticsearch-index", "mine", "--k1", "0.9", "--b", "0.4")
+    given = ["--elasticsearch-index", "mine", "--k1", "0.9", "--b", "0.4"]
+    done = touche("retrieve", *at(server), *topics(), *given, "--out", "out")
+    assert done.returncode == 0, done.stderr
+    facts = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]["retrieve"]["corpus"]
+    assert (facts["search engine"], facts["engine"], facts["index"]) == (server.url, "Elasticsearch 9.1.0", "mine")
+    assert facts["loaded from"] == "passages.jsonl" and len(facts["sha256"]) == 64
+    config = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
+    assert config["elasticsearch"]["url"] == server.url and config["elasticsearch"]["index"] == "mine"
+    retriever = config["retriever"]
+    assert [retriever[each] for each in ("name", "method", "k1", "b")] == ["elasticsearch", "lucene", 0.9, 0.4]
+
+
+def test_a_load_that_stopped_goes_on_with_the_same_command(
+    touche: Touche, tmp_path: Path, server: FakeElasticsearch
+) -> None:
+    server.behaviours["bulk"] = [None, refuses(500, "node_closed_exception")]
+    load = ["index", *at(server), "--corpus", str(CORPUS["comparative"])]
+    done = touche(*load)
+    assert done.returncode == 1 and "documents of lines 11 to 20 of" in done.stderr
+    done = touche("retrieve", *at(server), *topics(), "--out", "out")
+    assert done.returncode == 1 and "not complete, the load of passages.jsonl did not end" in done.stderr
+    assert not (tmp_path / "out" / "candidates.run.txt").exists()
+    done = touche(*load)
+    assert done.returncode == 0 and "10 of the documents were there from an earlier load" in done.stderr
+    assert touche("retrieve", *at(server), *topics(), "--out", "out").returncode == 0
+
+
+def test_candidates_of_another_tool_are_looked_up_there(
+    touche: Touche, tmp_path: Path, server: FakeElasticsearch
+) -> None:
+    touche("index", *at(server), "--corpus", str(CORPUS["comparative"]))
+    known = json.loads(CORPUS["comparative"].read_text().splitlines()[0])["id"]
+    (tmp_path / "good.txt").write_text(f"7 Q0 {known} 1 2.0 x\n")
+    (tmp_path / "bad.txt").write_text(f"7 Q0 {known} 1 2.0 x\n7 Q0 none 2 1.0 x\n")
+    given = [*at(server), *topics(), "--topic", "7"]
+    assert touche("retrieve", *given, "--candidates", "good.txt", "--out", "out").returncode == 0
+    done = touche("retrieve", *given, "--candidates", "bad.txt", "--out", "bad")
+    assert done.returncode == 1
+    assert f"1 of its documents are not in the corpus {server.url}: none" in done.stderr
+
+
+def test_a_server_that_moved_can_be_named_when_judging(
+    touche: Touche, tmp_path: Path, server: FakeElasticsearch
+) -> None:
+    touche("index", *at(server), "--corpus", str(CORPUS["comparative"]))
+    touche("retrieve", *at(server), *topics(), "--depth", "9", "--out", "out")
+    with FakeElasticsearch(password=PASSWORD, indices=server.indices).running() as other:
+        moved = ["--set", f"elasticsearch.url={other.url}"]
+        assert touche("judge", *replay(), *moved, "--out", "out").returncode == 0
+        assert other.of("mget")
+    done = touche("judge", *replay(), "--set", "elasticsearch.index=other", "--out", "out")
+    assert done.returncode == 2 and "a stage before `judge` went by it" in done.stderr
+
+
+def test_no_word_of_any_topic_is_an_error(touche: Touche, tmp_path: Path, server: FakeElasticsearch) -> None:
+    (tmp_path / "c.jsonl").write_text('{"id": "d", "contents": "zzz"}\n')
+    touche("index", *at(server), "--corpus", "c.jsonl")
+    done = touche("retrieve", *at(server), *topics(), "--out", "out")
+    assert done.returncode == 1
+    assert f"{server.url}, index touche-llm: no document has a word of any topic; see --query" in done.stderr
+
+
+RETRIEVE = ["retrieve", "--retriever", "elasticsearch", "--topics", "t.xml", "--out", "o"]
+ON_DISK = ["retrieve", "--corpus", "c.jsonl", "--topics", "t.xml", "--out", "o"]
+INDEX = ["index", "--corpus", "c.jsonl"]
+THERE = ["--retriever", "elasticsearch"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*RETRIEVE, "--corpus", "c.jsonl"], "elasticsearch holds the documents: load them with `touche-llm index"),
+        ([*RETRIEVE, "--index", "folder"], "elasticsearch holds the documents"),
+        ([*RETRIEVE, "--bm25-method", "atire"], "retriever.method: Elasticsearch scores as Lucene does: lucene"),
+        ([*RETRIEVE, "--task", "sentence_pairs"], "sentence_pairs ranks pairs of sentences, for which there is bm25"),
+        ([*RETRIEVE, "--elasticsearch", "http://u:secret@h:1"], "elasticsearch.url: must not hold a password"),
+        ([*RETRIEVE, "--elasticsearch-index", "A*"], "elasticsearch.index: "),
+        ([*ON_DISK, "--elasticsearch", "http://h:1"], "elasticsearch: settings of another retriever"),
+        ([*INDEX, *THERE, "--bm25-method", "atire"], "scores as --bm25-method lucene"),
+        ([*INDEX, *THERE, "--index", "folder"], "keeps its index itself"),
+        ([*INDEX, *THERE, "--task", "sentence_pairs"], "sentence_pairs ranks pairs of sentences"),
+        ([*INDEX, *THERE, "--k1", "-1"], "--k1"),
+        ([*INDEX, *THERE, "--elasticsearch", "http://u:secret@h:1"], "elasticsearch.url: must not hold a password"),
+        ([*INDEX, *THERE, "--set", "elasticsearch.shards=0"], "elasticsearch.shards: "),
+        ([*INDEX, *THERE, "--set", "elasticsearch.shard=1"], "elasticsearch.shard: "),
+        ([*INDEX, *THERE, "--set", "retriever.k1=1"], "only the names under `elasticsearch` can be set here"),
+        ([*INDEX, "--elasticsearch", "http://h:1"], "only with --retriever elasticsearch"),
+        ([*INDEX, "--retriever", "chatnoir"], "--retriever chatnoir: has no index to build here"),
+    ],
+)
+def test_what_does_not_go_together_is_wrong_usage(touche: Touche, arguments: list[str], message: str) -> None:
+    done = touche(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr and "secret" not in done.stderr
+
+
+def test_a_wrong_password_or_address_ends_with_one_line(
+    touche: Touche, server: FakeElasticsearch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nobody = [*at(server)[:-1], "http://127.0.0.1:1"]
+    done = touche("index", *nobody, "--corpus", str(CORPUS["comparative"]))
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "error: http://127.0.0.1:1: who is there: the connection broke: " in done.stderr
+    monkeypatch.setenv("ELASTICSEARCH_PASSWORD", "wrong one")
+    done = touche("retrieve", *at(server), *topics(), "--out", "out")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "does not let us in (HTTP 401: security_exception" in done.stderr and "wrong one" not in done.stderr
+
+
+def test_the_shards_can_be_set_when_the_index_is_made(touche: Touche, server: FakeElasticsearch) -> None:
+    done = touche("index", *at(server), "--corpus", str(CORPUS["comparative"]), "--set", "elasticsearch.shards=6",
+                  "--format", "json")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)[0]["url"] == server.url
+    assert server.indices["touche-llm"].settings["index"]["number_of_shards"] == 6
+
+
+def test_a_run_can_be_reported_and_kept_also_when_the_server_is_gone(
+    touche: Touche, tmp_path: Path, server: FakeElasticsearch
+) -> None:
+    touche("index", *at(server), "--corpus", str(CORPUS["comparative"]))
+    done = touche("run", *at(server), *topics(), *replay(), "--depth", "9", "--out", "out")
+    assert done.returncode == 0, done.stderr
+    method = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["method"]
+    assert method["retrieval"][0]["method"] == "Elasticsearch BM25"
+    assert method["retrieval"][0]["params"]["index"] == "touche-llm"
+    assert method["indexing"] == {"tokenizer": ANALYSIS}
+    assert touche("report", "out", "-o", "there.html").returncode == 0
+    assert touche("regress", "record", "out", "kept").returncode == 0
+    server.password = "changed"
+    assert touche("regress", "check", "kept").returncode == 0
+    done = touche("report", "out", "-o", "gone.html")
+    assert done.returncode == 0 and f"No texts of documents: {server.url}: does not let us in" in done.stderr
+    there, gone = ((tmp_path / name).read_text() for name in ("there.html", "gone.html"))
+    assert "No texts of documents" in gone and "No texts of documents" not in there and len(there) > len(gone)

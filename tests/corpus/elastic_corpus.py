@@ -1,0 +1,72 @@
+"""A small corpus and a server for it: what the tests of Elasticsearch share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.fake_elasticsearch import FakeElasticsearch, settings_for
+from touche_llm.corpus.elastic import META, ElasticManifest
+from touche_llm.corpus.elastic_load import load_corpus
+from touche_llm.corpus.elastic_search import ElasticIndex
+from touche_llm.corpus.passages import read_passages
+
+SOME = {"d1": "Tea is better than coffee.", "d2": "Coffee wakes people up.", "d3": "Cars are fast."}
+
+
+def corpus_file(folder: Path, lines: dict[str, str] | list[tuple[str, str]]) -> Path:
+    path = folder / "corpus.jsonl"
+    pairs = lines.items() if isinstance(lines, dict) else lines
+    path.write_text("".join(json.dumps({"id": ident, "contents": text}) + "\n" for ident, text in pairs))
+    return path
+
+
+def numbered(count: int) -> dict[str, str]:
+    return {f"d{n:03d}": f"text number{n} of water" for n in range(count)}
+
+
+class Loader:
+    """Loads a corpus and keeps what it was told."""
+
+    def __init__(self, server: FakeElasticsearch, corpus: Path) -> None:
+        self.server, self.corpus = server, corpus
+        self.notices: list[str] = []
+
+    def __call__(
+        self,
+        *,
+        k1: float = 1.5,
+        b: float = 0.75,
+        skip_bad_lines: bool = False,
+        read: Any = read_passages,
+        **changes: Any,
+    ) -> ElasticManifest:
+        return load_corpus(
+            self.corpus,
+            read,
+            settings_for(self.server, **changes),
+            k1=k1,
+            b=b,
+            skip_bad_lines=skip_bad_lines,
+            notify=self.notices.append,
+        )
+
+
+@contextmanager
+def opened(server: FakeElasticsearch, *, k1: float = 1.5, b: float = 0.75, **changes: Any) -> Iterator[ElasticIndex]:
+    with ElasticIndex(settings_for(server, **changes), k1=k1, b=b, notify=print) as index:
+        yield index
+
+
+def texts_in(server: FakeElasticsearch, name: str = "touche-llm") -> dict[str, str]:
+    """The documents that the server holds."""
+    return {ident: each["text"] for ident, each in server.indices[name].documents.items()}
+
+
+def complete(server: FakeElasticsearch, name: str = "touche-llm") -> bool:
+    """Whether the index says that all is there."""
+    manifest = server.indices[name].mappings.get("_meta", {}).get(META, {})
+    return manifest.get("documents") is not None

@@ -1,0 +1,112 @@
+"""A corpus in Elasticsearch: where it is, and what the index is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from touche_llm.retrieval.analysis import STOP_WORDS
+
+FORMAT = 1
+# As retrieval/analysis.py, in Elasticsearch's terms. Lucene takes no term of more than 32,766 bytes.
+ANALYSIS = (
+    "pattern (?U)\\b\\w\\w+\\b, lower case, Lucene's 33 English stop words, Snowball English stemmer, "
+    "terms cut at 255 characters"
+)
+DOCUMENTS_AT_ONCE = 32
+META = "touche-llm"
+# Statuses of a request, or of one document in it, that may be others later.
+MAY_PASS = (429, 502, 503, 504)
+
+Notify = Callable[[str], None]
+
+
+class Transient(Exception):
+    """A failure that may pass."""
+
+
+def _address(url: str) -> str:
+    parts = urlsplit(url)
+    if "@" in url or parts.query:
+        raise ValueError("must not hold a password, since it is written to files: give that in the environment")
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.fragment or parts.port == 0:
+        raise ValueError("must be an address like http://127.0.0.1:9200")
+    return url.rstrip("/")
+
+
+class ElasticsearchSettings(BaseModel):
+    """Where Elasticsearch is and how it is asked; times are in seconds.
+
+    `shards` counts when the index is made; Elasticsearch's own default is taken where it is left out.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    url: Annotated[str, AfterValidator(_address)] = "http://127.0.0.1:9200"
+    index: str = Field("touche-llm", pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=200)
+    shards: int | None = Field(None, ge=1, le=1024)
+    request_timeout: float = Field(60.0, gt=0.0, allow_inf_nan=False)
+    retry_for: float = Field(300.0, ge=0.0, allow_inf_nan=False)
+
+
+class ElasticManifest(BaseModel):
+    """What an index was made from and with; it stands in the `_meta` of its mapping.
+
+    `documents` is None until all are there.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    format: int
+    corpus: str
+    sha256: str
+    k1: float
+    b: float
+    analysis: str
+    documents: int | None = None
+    bad_lines: int | None = None
+
+
+def index_body(manifest: ElasticManifest, shards: int | None) -> dict[str, Any]:
+    """Settings and mappings of an index: one analysed field with BM25, the rest as it came.
+
+    `id` is there for the order of ties, since Elasticsearch does not sort by `_id`.
+    """
+    index: dict[str, Any] = {
+        "similarity": {"touche": {"type": "BM25", "k1": manifest.k1, "b": manifest.b}},
+        "analysis": {
+            "tokenizer": {"touche": {"type": "pattern", "pattern": r"(?U)\b\w\w+\b", "group": 0}},
+            "filter": {
+                "touche_stop": {"type": "stop", "stopwords": sorted(STOP_WORDS)},
+                "touche_stem": {"type": "snowball", "language": "English"},
+                "touche_cut": {"type": "truncate", "length": 255},
+            },
+            "analyzer": {
+                "touche": {
+                    "type": "custom",
+                    "tokenizer": "touche",
+                    "filter": ["lowercase", "touche_stop", "touche_stem", "touche_cut"],
+                }
+            },
+        },
+    }
+    if shards is not None:
+        index["number_of_shards"] = shards
+    text = {"type": "text", "analyzer": "touche", "similarity": "touche", "index_options": "freqs"}
+    properties = {
+        "id": {"type": "keyword"},
+        "text": text,
+        "line": {"type": "long", "index": False, "doc_values": False},
+    }
+    return {
+        "settings": {"index": index},
+        "mappings": {"dynamic": "strict", "_meta": meta_of(manifest), "properties": properties},
+    }
+
+
+def meta_of(manifest: ElasticManifest) -> dict[str, Any]:
+    """The `_meta` of the mapping."""
+    return {META: manifest.model_dump()}
