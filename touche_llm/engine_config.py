@@ -11,7 +11,8 @@ from touche_llm.llm.vllm_common import model_name
 
 _MOST_GIVEN = 65536
 # Of a server as many are sent as it takes (llm/adaptive.py); in process, so many are in vLLM's batch.
-_MOST_AT_ONCE = {"server": MOST_AT_ONCE, "started": MOST_AT_ONCE, "offline": 256}
+# Ray is given what waits, and loads the model for each data set: as good as all of it.
+_MOST_AT_ONCE = {"server": MOST_AT_ONCE, "started": MOST_AT_ONCE, "offline": 256, "ray": 65536}
 
 
 class Section(BaseModel):
@@ -50,16 +51,19 @@ def _concurrency(given: Any) -> int | Literal["auto"]:
 
 
 class EngineConfig(Section):
-    """The engine: a vLLM server at `base_url`, one that is `started` for the run, or vLLM in process (`offline`).
+    """The engine: a vLLM server at `base_url`, one `started` for the run, vLLM in process (`offline`) or under `ray`.
 
-    For the latter two, `model` is a local folder, known by its last name, and `options` are further arguments of
-    `vllm.LLM`, as in `{tensor_parallel_size: 2}`; to a server that runs already they say nothing.
+    For the latter three, `model` is a local folder, known by its last name, and `options` are further arguments of
+    `vllm.LLM`, as in `{tensor_parallel_size: 2}`; to a server that runs already they say nothing. For `ray` they may
+    also be those of `ray.data.llm.vLLMEngineProcessorConfig`, as in `{concurrency: [4, 4]}` for four replicas, and
+    `context` has to be given.
     Times are in seconds and are the server's alone; `context` is in tokens, the model's own where left out.
-    `concurrency` is the number of requests at a time; "auto" finds out what a server takes, and is 256 for `offline`:
-    so many requests are in vLLM's batch.
+    `concurrency` is the number of requests at a time; "auto" finds out what a server takes, is 256 for `offline`
+    (so many are in vLLM's batch) and 65536 for `ray`: what waits becomes one data set, for each of which the model is
+    loaded.
     """
 
-    name: Literal["server", "offline", "started"] = "server"
+    name: Literal["server", "offline", "started", "ray"] = "server"
     base_url: Annotated[str, AfterValidator(_without_password)] = "http://127.0.0.1:8000"
     model: str | None = None
     options: Annotated[dict[str, Any], AfterValidator(_engine_options)] = {}

@@ -16,11 +16,12 @@ from touche_llm.llm.batch_engine import known_unusable
 from touche_llm.llm.cache import Cache, CacheMode, Entry
 from touche_llm.llm.engine import Engine, EngineFacts
 from touche_llm.llm.language_model import LanguageModel
+from touche_llm.llm.ray_engine import RayEngine
 from touche_llm.llm.request import content_key
 from touche_llm.llm.vllm_common import model_folder
 from touche_llm.llm.vllm_offline import VllmOffline
 
-# What a server that is started for the run writes, beside the answer cache.
+# What vLLM writes where it is started for the run as another process, beside the answer cache.
 _LOG = "vllm.log"
 # Tokens; more than any document has.
 _ENDLESS = 2**30
@@ -62,6 +63,8 @@ def _engine(asked: EngineConfig, sampling: SamplingConfig, log: Path) -> _Opened
             return _started(asked, sampling, log)
         case "offline":
             return _offline(asked, sampling)
+        case "ray":
+            return _ray(asked, sampling, log)
 
 
 @asynccontextmanager
@@ -73,6 +76,18 @@ async def _offline(asked: EngineConfig, sampling: SamplingConfig) -> AsyncIterat
         chat_template_kwargs=sampling.chat_template_kwargs,
     ) as offline:
         yield offline, await offline.connect(asked.revision, sampling.top_logprobs)
+
+
+@asynccontextmanager
+async def _ray(asked: EngineConfig, sampling: SamplingConfig, log: Path) -> AsyncIterator[tuple[Engine, EngineFacts]]:
+    async with RayEngine(
+        model_folder(asked.model),
+        log,
+        context=asked.context,
+        options=asked.options,
+        chat_template_kwargs=sampling.chat_template_kwargs,
+    ) as ray:
+        yield ray, await ray.connect(asked.revision, sampling.top_logprobs)
 
 
 @asynccontextmanager
