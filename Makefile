@@ -13,7 +13,8 @@ PIP := -m pip --disable-pip-version-check -qq
 
 CHROMIUM := /usr/bin/chromium
 
-.PHONY: help setup demo test test-vllm test-browser check format demo-cassette regress wheel test-wheel clean
+.PHONY: help setup demo test test-vllm test-browser check format demo-cassette regress wheel test-wheel clean \
+	bench bench-small
 
 help:
 	@echo "make demo       set up everything and run every task on its sample, offline"
@@ -22,6 +23,8 @@ help:
 	@echo "make test-vllm  install the CPU build of vLLM and run the tests against a real server"
 	@echo "make test-browser  open a report in Debian's Chromium and use it"
 	@echo "make test-wheel build the wheel and run the demo from an empty environment"
+	@echo "make bench-small run every benchmark at a small size: do they work?"
+	@echo "make bench      run them at the real sizes, which takes up to an hour"
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11")'
@@ -80,6 +83,23 @@ wheel: $(STAMP)
 
 test-wheel: wheel
 	@sh tests/wheel/run.sh "$(PYTHON)" "$(abspath constraints.txt)" "$(abspath dist)"
+
+# Sizes at which nothing can be said, to see that the scripts work; then those of the shared tasks.
+bench-small: $(STAMP) $(VLLM_STAMP)
+	$(BIN)/python -m benchmarks.first_stage --passages 3000 --sentences 6000 --topics 3 --depth 50
+	$(BIN)/python -m benchmarks.judging --topics 3 --depth 50 --passages 500
+	$(BIN)/python -m benchmarks.evaluation --topics 5 --depth 50
+	$(BIN)/python -m benchmarks.growth --topics 1 2 --passages 300 600 --depth 20
+	$(BIN)/python -m benchmarks.serving --topics 2 --depth 10 --rounds 1
+	$(BIN)/python -m benchmarks.gpu --cpu --size tiny --vocabulary 4096 --topics 2 --depth 10 --passages 500 --rounds 1
+
+bench: $(STAMP) $(VLLM_STAMP)
+	$(BIN)/python -m benchmarks.first_stage
+	$(BIN)/python -m benchmarks.judging
+	$(BIN)/python -m benchmarks.evaluation
+	$(BIN)/python -m benchmarks.serving
+	$(BIN)/python -m benchmarks.gpu --cpu --size tiny --vocabulary 4096 --topics 10 --depth 20
+	$(BIN)/python -m benchmarks.growth --write docs
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) dist .touche-llm .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -123,7 +123,8 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
     """End the server and all processes that it has started."""
     try:
         if process.returncode is None:
-            process.send_signal(signal.SIGINT)
+            # A process that was started in the background of a script does not hear SIGINT.
+            process.send_signal(signal.SIGTERM)
             with suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), _STOP_SECONDS)
     finally:

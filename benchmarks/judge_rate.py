@@ -1,0 +1,260 @@
+"""The judge stage against a vLLM server, by turns with vLLM's own load generator and a bare loop of requests.
+
+What `benchmarks.serving` and `benchmarks.gpu` share. Each turn begins with an empty prefix cache and an empty answer
+cache; `touche-llm judge` runs as users run it, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+from uuid import uuid4
+
+import orjson
+import yaml
+
+from benchmarks.figures import Figure
+from benchmarks.load import (
+    Body,
+    bare_loop,
+    load_generator,
+    metrics,
+    possible_hits,
+    reset_prefix_cache,
+    server_seconds,
+    token_ids,
+)
+from tests.vllm.server import OPTIONS, READY_SECONDS, ROOT, VENV, vllm_environment
+from touche_llm.errors import UsageError
+from touche_llm.llm.serving import serve
+
+OURS, GENERATOR, BARE = "judge stage", "vllm bench serve", "bare loop"
+_SHARE = 0.95
+# Enough that what a server does once, as compiling the grammar, is done.
+_WARM_UP = 8
+_READY_ON_GPU = 3600.0
+
+
+@dataclass
+class Measured:
+    """What came of all turns.
+
+    Attributes:
+        rates: requests a second of each client, turn by turn.
+        server: processor seconds of the server for each client, turn by turn; zeros where it runs elsewhere. In
+            them is a second of busy waiting for what comes next, for the judge stage two, as its start-up check comes
+            before.
+        client: those of the client with its start.
+        requests: of one turn.
+        prompt_tokens: of one turn.
+        output_tokens: of one turn of the judge stage.
+        hits: prompt tokens of one turn that the prefix cache served, the fewest of all turns.
+        possible: those that it could have served.
+        capacity: tokens that it holds.
+        load: the load averages of the machine at the begin of each turn.
+    """
+
+    rates: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    server: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    client: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    requests: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    hits: int = sys.maxsize
+    possible: int = 0
+    capacity: int = 0
+    load: list[float] = field(default_factory=list)
+
+
+@contextmanager
+def vllm_settings(cpu: bool) -> Iterator[None]:
+    """The environment for vLLM: as it is, or that of the CPU build in `.venv-vllm`; the prefix cache can be emptied."""
+    with ExitStack() as stack:
+        if cpu:
+            stack.enter_context(vllm_environment())
+        stack.enter_context(patch.dict(os.environ, {"VLLM_SERVER_DEV_MODE": "1"}))
+        yield
+
+
+@contextmanager
+def served(model: Path, options: Mapping[str, Any], log: Path, cpu: bool) -> Iterator[str]:
+    """Serve a model with the program's own function, within `vllm_settings`; yields the base URL."""
+    asked = (OPTIONS if cpu else {}) | dict(options)
+    with asyncio.Runner() as runner:
+        serving = serve(model, asked, log, ready_within=READY_SECONDS if cpu else _READY_ON_GPU)
+        url = runner.run(serving.__aenter__())
+        try:
+            yield url
+        finally:
+            runner.run(serving.__aexit__(None, None, None))
+
+
+def random_model(folder: Path, cpu: bool, **settings: Any) -> None:
+    """Write a model with `benchmarks.random_model`, in the Python that vLLM is installed for."""
+    python = VENV / "bin" / "python" if cpu else Path(sys.executable)
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    subprocess.run([python, "-m", "benchmarks.random_model", folder, *flags], check=True, cwd=ROOT)
+
+
+def measure(
+    work: Path, topics: Path, corpus: Path, url: str, *, limit: int, depth: int, concurrency: int, rounds: int
+) -> Measured:
+    """Judge the best passages of the comparative task's topics, and have the two others ask the same.
+
+    Args:
+        work: an empty folder.
+        topics: of the comparative task.
+        corpus: its passages.
+        url: of a server; where its prefix cache cannot be emptied, only one round is measured, and only where nothing
+            of the kind was asked before are its figures those of a cold cache.
+        limit: topics.
+        depth: passages for each.
+        concurrency: requests at a time.
+        rounds: how often each client has its turn; the order changes from round to round.
+
+    Raises:
+        UsageError: more than one round of a server whose prefix cache cannot be emptied.
+    """
+    model, context = _served_model(url)
+    bodies = _prepare(work, topics, corpus, limit, depth, model, context)
+    resettable = reset_prefix_cache(url)
+    if resettable:
+        bare_loop(url, bodies[:_WARM_UP], concurrency, uuid4().hex)
+    elif rounds > 1:
+        raise UsageError(
+            f"{url}: its prefix cache cannot be emptied: start it with VLLM_SERVER_DEV_MODE=1, or ask for one round"
+        )
+    found = Measured(requests=len(bodies), capacity=metrics(url).capacity)
+
+    def ours() -> float:
+        before = metrics(url)
+        stage = _judge(work, url, model, concurrency)
+        after = metrics(url)
+        asked = stage["requests"]
+        if asked["asked"] != len(bodies):
+            raise UsageError(
+                f"{url}: {asked['asked']} requests were sent instead of {len(bodies)}: {stage['failures']}"
+            )
+        found.prompt_tokens, found.output_tokens = asked["prompt_tokens"], asked["completion_tokens"]
+        found.hits = min(found.hits, after.hits - before.hits)
+        return float(stage["seconds"])
+
+    clients: list[tuple[str, Callable[[], float]]] = [
+        (OURS, ours),
+        (GENERATOR, lambda: load_generator(url, bodies, concurrency, uuid4().hex, work)),
+        (BARE, lambda: bare_loop(url, bodies, concurrency, uuid4().hex)),
+    ]
+    for number in range(rounds):
+        turn = number % len(clients)
+        for name, client in clients[turn:] + clients[:turn]:
+            if resettable:
+                reset_prefix_cache(url)
+            found.load.append(os.getloadavg()[0])
+            server, own = server_seconds(), _own_seconds()
+            found.rates[name].append(len(bodies) / client())
+            found.server[name].append(server_seconds() - server)
+            found.client[name].append(_own_seconds() - own)
+            print(f"  round {number + 1}, {name}: {found.rates[name][-1]:.1f} requests/s", file=sys.stderr, flush=True)
+    found.possible = possible_hits(asyncio.run(token_ids(url, bodies)), metrics(url).block)
+    return found
+
+
+def figures(found: Measured, real_size: bool) -> list[Figure]:
+    """The rows of the table; targets are held against them only at their real size."""
+    ours = found.rates[OURS]
+    turns = statistics.median(ours) / found.requests  # a second
+    served, possible = found.hits / found.prompt_tokens, found.possible / found.prompt_tokens
+    of_possible = found.hits / found.possible if found.possible else 1.0
+    share = [mine / its for mine, its in zip(ours, found.rates[GENERATOR], strict=True)]
+    bare = [mine / its for mine, its in zip(ours, found.rates[BARE], strict=True)]
+    return [
+        Figure(f"{OURS}, {found.requests:,} requests", f"{_range(ours, '.1f')} requests/s"),
+        Figure("prompt tokens", f"{found.prompt_tokens * turns:,.0f} tokens/s"),
+        Figure("output tokens", f"{found.output_tokens * turns:,.0f} tokens/s"),
+        Figure(
+            f"share of the rate of `{GENERATOR}`",
+            _range(share, ".1%"),
+            f">= {_SHARE:.0%}",
+            f"{_range(found.rates[GENERATOR], '.1f')} requests/s",
+            statistics.median(share) >= _SHARE if real_size else None,
+        ),
+        Figure(
+            f"share of the rate of a {BARE}", _range(bare, ".1%"), "", f"{_range(found.rates[BARE], '.1f')} requests/s"
+        ),
+        _processor_time("server", found.server, found.requests),
+        _processor_time("client, its start included", found.client, found.requests),
+        Figure("prompt tokens from the prefix cache", f"{served:.2%}", "", f"possible {possible:.2%}"),
+        Figure(
+            "share of what it could serve",
+            f"{of_possible:.2%}",
+            f">= {_SHARE:.0%}",
+            "",
+            of_possible >= _SHARE if real_size else None,
+        ),
+        Figure("prefix cache holds", f"{found.capacity:,} tokens"),
+        Figure("load average when each turn began", f"{min(found.load):.1f} to {max(found.load):.1f}"),
+    ]
+
+
+def _processor_time(whose: str, seconds: Mapping[str, Sequence[float]], requests: int) -> Figure:
+    ours, generator, bare = (1000 * statistics.median(seconds[name]) / requests for name in (OURS, GENERATOR, BARE))
+    peers = f"{generator:.1f} ms, {BARE} {bare:.1f} ms"
+    return Figure(f"processor time of the {whose}", f"{ours:.1f} ms a request", "", peers)
+
+
+def _range(values: Sequence[float], form: str) -> str:
+    """The median and, of several, the extremes."""
+    middle = format(statistics.median(values), form)
+    return middle if len(values) == 1 else f"{middle} ({min(values):{form}} to {max(values):{form}})"
+
+
+def _own_seconds() -> float:
+    """Processor seconds of this process and of those that it has started and that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def _served_model(url: str) -> tuple[str, int]:
+    """Name and context of the one model that is served."""
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=30) as response:
+        (model,) = orjson.loads(response.read())["data"]
+    return str(model["id"]), int(model["max_model_len"])
+
+
+def _prepare(work: Path, topics: Path, corpus: Path, limit: int, depth: int, model: str, context: int) -> list[Body]:
+    """Make the candidates, and write what the judge stage will ask."""
+    run, requests = work / "run", work / "requests.jsonl"
+    where = ["--task", "comparative", "--topics", topics, "--corpus", corpus, "--index", work / "index"]
+    _call("retrieve", *where, "--limit-topics", limit, "--depth", depth, "--out", run)
+    asked = ["--model", model, "--context", context, "--cache", work / "export.sqlite", "--stance-depth", 0]
+    _call("batch", "export", "judge", *asked, "--out", run, "-o", requests)
+    return [orjson.loads(line)["body"] for line in requests.read_bytes().splitlines()]
+
+
+def _judge(work: Path, url: str, model: str, concurrency: int) -> dict[str, Any]:
+    """Judge with an empty answer cache; returns what the metadata says of the stage."""
+    run = work / "run"
+    with tempfile.TemporaryDirectory(dir=work) as name:
+        server = ["--base-url", url, "--model", model, "--concurrency", concurrency]
+        _call("judge", *server, "--stance-depth", 0, "--cache", Path(name) / "answers.sqlite", "--out", run)
+    stage: dict[str, Any] = yaml.safe_load((run / "ir-metadata.yml").read_text())["stages"]["judge"]
+    return stage
+
+
+def _call(*arguments: Any) -> None:
+    """Run a command of the program in a process of its own."""
+    done = subprocess.run([sys.executable, "-m", "touche_llm", *map(str, arguments)], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stderr + done.stdout)

@@ -1,0 +1,83 @@
+"""What the benchmarks against vLLM compute from token lists, metrics and the load generator's result."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.load import possible_hits, read_metrics, read_result
+from touche_llm.errors import DataError, EngineError
+
+INFO = 'vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="%d",num_gpu_blocks="100"} 1.0\n'
+COUNTERS = """# HELP vllm:prefix_cache_queries_total Prefix cache queries, in terms of number of queried tokens.
+# TYPE vllm:prefix_cache_queries_total counter
+vllm:prefix_cache_queries_total{engine="%d",model_name="tiny"} %s
+vllm:prefix_cache_queries_created{engine="0",model_name="tiny"} 1.795264902671125e+09
+vllm:prefix_cache_hits_total{engine="%d",model_name="tiny"} %s
+vllm:external_prefix_cache_hits_total{engine="0",model_name="tiny"} 7.0
+python_gc_objects_collected_total{generation="0"} 5.0
+"""
+
+
+def test_nothing_is_shared_with_prompts_that_come_later() -> None:
+    assert possible_hits([[1, 2, 3, 4, 5]], block=2) == 0
+    assert possible_hits([[1, 2, 3, 4, 5], [1, 2, 3, 9, 9]], block=2) == 2
+
+
+def test_only_whole_blocks_from_the_beginning_are_served() -> None:
+    assert possible_hits([[1, 2, 3, 4, 5, 6], [1, 2, 3, 9, 5, 6, 7]], block=2) == 2
+    assert possible_hits([[1, 2, 3, 4, 5, 6], [9, 2, 3, 4, 5, 6]], block=2) == 0
+
+
+def test_the_last_token_of_a_prompt_is_always_computed() -> None:
+    assert possible_hits([[1, 2, 3, 4], [1, 2, 3, 4]], block=2) == 2
+    assert possible_hits([[1, 2, 3, 4, 5], [1, 2, 3, 4, 5]], block=2) == 4
+
+
+@given(st.lists(st.lists(st.integers(0, 1), max_size=12), max_size=8), st.integers(1, 4))
+def test_the_longest_common_beginning_counts_whichever_earlier_prompt_has_it(
+    prompts: list[list[int]], block: int
+) -> None:
+    shared = {later: 0 for later in range(len(prompts))}
+    for earlier, later in combinations(range(len(prompts)), 2):
+        first, second = prompts[earlier], prompts[later]
+        common = next(
+            (place for place, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),
+            min(len(first), len(second)),
+        )
+        shared[later] = max(shared[later], min(common, len(second) - 1) // block * block)
+    assert possible_hits(prompts, block) == sum(shared.values())
+
+
+def test_metrics_are_summed_over_the_engines_of_a_server() -> None:
+    text = INFO % 0 + INFO % 1 + COUNTERS % (0, "1.516592e+06", 0, "1.0432e+06") + COUNTERS % (1, "8.0", 1, "0.0")
+    found = read_metrics(text)
+    assert (found.queried, found.hits) == (1_516_600, 1_043_200)
+    assert (found.block, found.capacity) == (16, 1600)
+
+
+@pytest.mark.parametrize("text", ["", "<html></html>", INFO % 0, COUNTERS % (0, "1.0", 0, "0.0")])
+def test_metrics_without_a_prefix_cache_are_an_error(text: str) -> None:
+    with pytest.raises(DataError, match="prefix cache"):
+        read_metrics(text)
+
+
+def test_the_seconds_of_the_load_generator_count_where_all_was_answered(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps({"duration": 12.5, "completed": 20, "failed": 0, "request_throughput": 1.6}))
+    assert read_result(file, 20) == 12.5
+    with pytest.raises(EngineError, match="20 of 21"):
+        read_result(file, 21)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"duration": "soon", "completed": 20}'])
+def test_a_file_that_is_no_result_of_the_load_generator_is_an_error(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    file.write_text(content)
+    with pytest.raises(DataError, match=r"result\.json"):
+        read_result(file, 20)
