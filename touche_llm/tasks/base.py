@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 from touche_llm.corpus.store import Reader
@@ -49,9 +50,12 @@ class Question:
     @property
     def grades(self) -> tuple[str, ...]:
         """The fields of the answer that are grades."""
-        return tuple(
-            name for name, labels in labels_of(self.answer).items() if all(isinstance(each, int) for each in labels)
-        )
+        return _grades_of(self.answer)
+
+
+@lru_cache(maxsize=64)
+def _grades_of(answer: type[AnswerModel]) -> tuple[str, ...]:
+    return tuple(name for name, labels in labels_of(answer).items() if all(isinstance(each, int) for each in labels))
 
 
 @dataclass(frozen=True, slots=True)
