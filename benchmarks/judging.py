@@ -4,7 +4,10 @@
 
 Synthetic passages are judged for synthetic topics by engines that answer at once: one in process, with one core for
 all, and a server on a core of its own, over HTTP; their answers have the size of a vLLM's, with twenty alternatives
-for each token. Then the same again from the cache. Memory is looked at after a tenth of the requests and at the end.
+for each token. The engine in process gives completions that were read beforehand, so that what reading a reply costs
+is in the figures of HTTP alone; 64 requests are under way at a time. Then the same again from the cache. Memory is
+looked at after a tenth of the requests and at the end.
+
 The figures say what this program costs, and nothing about a model.
 """
 
@@ -51,7 +54,8 @@ from touche_llm.topics import read_topics
 _TOPICS, _DEPTH = 50, 1000
 _FACTS = EngineFacts(model="none", revision="", context=32768, overhead=32, engine="answers at once")
 _ALTERNATIVES = 20
-_ANSWERS = 64
+# So many different answers, and words from which most of their alternatives are drawn, as from a vocabulary.
+_ANSWERS, _WORDS = 512, 50_000
 PARTS = ("in process", "HTTP", "cache")
 
 
@@ -91,7 +95,7 @@ def _cut(label: str) -> list[str]:
 def _sent(piece: str, generator: random.Random) -> dict[str, Any]:
     # What may stand at its place: other grades or labels, and words that the grammar rules out.
     others = [other for other in ("0", "1", "2", "3", "FI", "SE", "NE", "NO") if other != piece]
-    others += [f"word{number}" for number in range(_ALTERNATIVES)]
+    others += [f"word{generator.randrange(_WORDS)}" for _ in range(_ALTERNATIVES)]
     weights = [math.exp(-place * generator.uniform(0.5, 2.0)) for place in range(_ALTERNATIVES)]
     top = [
         {"token": text, "logprob": math.log(weight / sum(weights)), "bytes": list(text.encode())}
@@ -207,7 +211,7 @@ def prepare(folder: Path, topics: int, depth: int, passages: int) -> None:
 
 def _config(folder: Path, cache: Path, depth: int) -> Config:
     given: dict[str, Any] = {"topics": folder / "topics.xml", "corpus": folder / "passages.jsonl", "depth": depth}
-    given |= {"index": folder / "index", "cache.file": cache, "stance.depth": 0}
+    given |= {"index": folder / "index", "cache.file": cache, "stance.depth": 0, "engine.concurrency": 64}
     return load_config(None, given)
 
 

@@ -277,6 +277,13 @@ def test_a_system_s_message_that_looks_at_the_document_is_made_anew_for_each(wri
     assert first != second and first == again
 
 
+def test_a_block_that_asks_whether_there_is_a_variable_is_no_constant(write: Write) -> None:
+    body = "{% block system %}{% if first is defined %}{{ first }}{% else %}none{% endif %}{% endblock %}"
+    prompt = loaded(write(HEADER + body + "{% block user %}{{ document }}{% endblock %}"))
+    assert prompt.render(topic=TOPIC, document="d")[0].content == "none"
+    assert prompt.render(topic=TOPIC, document="d", first="tea")[0].content == "tea"
+
+
 def test_the_hash_of_a_template_alone_is_over_its_text_and_else_over_all_files(write: Write) -> None:
     path = write(blocks("{{ document }}"))
     assert loaded(path).hash == hashlib.sha256(path.read_bytes()).hexdigest()[:12]

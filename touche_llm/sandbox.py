@@ -118,8 +118,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         super().__init__(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=counted)
         self.concat = self._concat  # type: ignore[method-assign]
         self.filters = {name: self._counted(name, each) for name, each in self.filters.items()}
-        # Makes any amount of text, and another one each time.
-        del self.globals["lipsum"]
+        # Makes any amount of text, and another one each time; so does the other, and no answer would be found again.
+        del self.globals["lipsum"], self.filters["random"]
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """An attribute for a template. The fields of our own records are safe."""

@@ -77,6 +77,7 @@ class TemplateFiles:
         """
         self._path, self._folder = path, path.parent
         self._files: dict[str, _File] = {}
+        self._variables = frozenset(variables)
         # The text of a block that looks at no variable: most systems' messages.
         self._constant: dict[str, str] = {}
         self._environment = sandbox(finalize)
@@ -103,7 +104,7 @@ class TemplateFiles:
             for name, block in file.template.blocks.items():
                 context.blocks.setdefault(name, []).append(block)
         text = self._environment.concat(context.blocks[role][0](context))
-        if self._environment.looked_up.isdisjoint(variables):
+        if self._environment.looked_up.isdisjoint(self._variables):
             self._constant[role] = text
         return text
 

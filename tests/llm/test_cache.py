@@ -210,19 +210,36 @@ async def test_what_is_stored_in_one_turn_is_in_when_the_call_comes_back(tmp_pat
         assert (await other.store(entry("a", text="late"), answer(text="late"))).text == "a"
 
 
-async def test_what_cannot_be_stored_is_an_error_of_each_that_waits_for_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("denied", [("COMMIT",), ("COMMIT", "ROLLBACK")])
+async def test_what_cannot_be_committed_is_an_error_of_each_that_waits_for_it(
+    tmp_path: Path, denied: tuple[str, ...]
+) -> None:
     path = tmp_path / "answers.sqlite"
-    with Cache(path) as cache:
-        cache._database.set_authorizer(
-            lambda action, *_: sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_INSERT else sqlite3.SQLITE_OK
-        )
-        results = await asyncio.gather(*(cache.store(entry(digit), answer()) for digit in "ab"), return_exceptions=True)
-        assert [type(each) for each in results] == [sqlite3.DatabaseError] * 2
-        cache._database.set_authorizer(None)
-        await asyncio.sleep(0)
-        await cache.store(entry("a"), answer())
-    with Cache(path, CacheMode.REPLAY) as cache:
-        assert cache.get("a" * 64, Answer) == answer() and cache.get("b" * 64, Answer) is None
+
+    def authorize(action: int, what: str | None, *_: object) -> int:
+        return sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_TRANSACTION and what in denied else sqlite3.SQLITE_OK
+
+    cache = Cache(path)
+    cache._database.set_authorizer(authorize)
+    results = await asyncio.wait_for(
+        asyncio.gather(*(cache.store(entry(digit), answer()) for digit in "ab"), return_exceptions=True), 30
+    )
+    assert [type(each) for each in results] == [sqlite3.DatabaseError] * 2
+    cache._database.set_authorizer(None)
+    if denied == ("COMMIT",):
+        # What comes later is stored as ever.
+        await cache.store(entry("c"), answer())
+    cache.close()
+    with Cache(path, CacheMode.REPLAY) as again:
+        assert [again.get(each * 64, Answer) is not None for each in "abc"] == [False, False, denied == ("COMMIT",)]
+
+
+def test_a_second_sample_that_another_process_stores_is_seen(tmp_path: Path) -> None:
+    with Cache(tmp_path / "c.sqlite") as one, Cache(tmp_path / "c.sqlite") as other:
+        one.put(entry("a"), Answer)
+        assert not one.holds_resampled() and not other.holds_resampled()
+        other.put(entry("b", sample=1), Answer)
+        assert one.holds_resampled() and other.holds_resampled()
 
 
 async def test_what_was_stored_is_kept_when_the_cache_is_closed_in_the_same_turn(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from touche_llm.llm import ray_engine
 from touche_llm.llm.answer import schema_of
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.engine import Rejected, Transient
-from touche_llm.llm.language_model import Answered
+from touche_llm.llm.language_model import Answered, Unanswered
 from touche_llm.llm.ray_engine import RayEngine
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.tasks.comparative import ComparativeJudgment
@@ -60,14 +60,16 @@ def from_items(rows, override_num_blocks):
 """
 RAY_DATA_LLM = """
 import json, math, os, time
+from itertools import count
 from types import SimpleNamespace
 from ray import behaviour, see
+data_sets = count()
 def vLLMEngineProcessorConfig(**given):
     see(config=given)
 def build_processor(config):
     return lambda rows: SimpleNamespace(iter_rows=lambda: answers(rows))
 def answers(rows):
-    how = behaviour()
+    how, data_set = behaviour(), next(data_sets)
     if how.get("fails"):
         raise RuntimeError("a long way to it\\n" * 100 + "not enough memory")
     for done, row in enumerate(rows):
@@ -77,7 +79,11 @@ def answers(rows):
             os._exit(3)
         if done == how.get("hangs_after"):
             time.sleep(60)
-        yield {"number": row["number"]} | answer(row, how)
+        asked = "".join(map(chr, row["tokenized_prompt"]))
+        if any(text in asked and data_set < number for text, number in how.get("breaks_until", {}).items()):
+            yield {"number": row["number"], "__inference_error__": "RuntimeError: the request is not finished"}
+        else:
+            yield {"number": row["number"]} | answer(row, how)
 def answer(row, how):
     params = row["sampling_params"]
     schema = json.loads(params["structured_outputs"]["json"])
@@ -250,8 +256,9 @@ async def test_a_row_is_the_completion_that_a_server_would_send(libraries: Libra
         whole, just, short, cut = await asyncio.gather(*map(engine.complete, asked))
     assert whole.text == text
     assert whole.prompt_tokens == len("<system>Judge.<user>A question.<assistant>")
-    assert [each.token for each in whole.tokens] == [c for c in text if c != " "]
-    assert whole.tokens[0].top == [("{", -0.5)]  # without those that the grammar forbids
+    # Those that carry the label.
+    assert [each.token for each in whole.tokens] == list('"yes"')
+    assert whole.tokens[0].top == [(chr(34), -0.5)]  # without those that the grammar forbids
     # The end token tells an answer that ended with its last token from one that was cut off there.
     assert [each.finish_reason for each in (whole, just, short, cut)] == ["stop", "stop", "length", "length"]
     assert [each.completion_tokens for each in (whole, just, short, cut)] == [16, 16, 15, 4]
@@ -269,11 +276,34 @@ async def test_a_row_without_an_answer_is_refused_or_may_come_again_and_the_othe
     assert isinstance(refused, Rejected) and refused.status == 400 and "allOf" in str(refused)
     assert isinstance(broken, Transient) and "not finished" in str(broken)
     assert isinstance(untold, Rejected) and "takes no such role" in str(untold)
+    assert [len(rows) for rows in libraries.seen("rows")] == [4, 1, 1]  # the last has no tokens, and is not sent
+
+
+@pytest.mark.parametrize("broken", ["Say hello.", "Question 1."])
+async def test_a_row_that_breaks_is_asked_for_again_though_its_time_is_over(broken: str, libraries: Libraries) -> None:
+    libraries.behave(breaks_until={broken: 2})
+    async with open_model(libraries.config(retry_for=0.0)) as model:
+        asked = (question(f"Question {number}.") for number in range(3))
+        answers = await asyncio.gather(*(model.ask(each, ComparativeJudgment) for each in asked))
+    assert all(isinstance(each, Answered) for each in answers)
+    assert [len(rows) for rows in libraries.seen("rows")] == [4, 1, 1]
+
+
+async def test_a_row_that_breaks_in_every_data_set_is_given_up_after_three(libraries: Libraries) -> None:
+    libraries.behave(breaks_until={"Question 1.": 9})
+    async with open_model(libraries.config()) as model:
+        asked = (question(f"Question {number}.") for number in range(2))
+        answered, lost = await asyncio.gather(*(model.ask(each, ComparativeJudgment) for each in asked))
+    assert isinstance(answered, Answered) and isinstance(lost, Unanswered)
+    (attempt,) = lost.attempts
+    assert attempt.kind == "server_error" and "not finished (3 data sets)" in attempt.reason
+    assert [len(rows) for rows in libraries.seen("rows")] == [3, 1, 1]
 
 
 @pytest.mark.parametrize(
     ("behaviour", "message"),
     [
+        ({"breaks_until": {"Say hello.": 9}}, "did not answer the start-up check: .*not finished.*vllm.log"),
         ({"says": "Hello."}, "does not enforce JSON schemas"),
         ({"no_logprobs": True}, "sends no log-probabilities"),
         ({"fails": True}, "RuntimeError: … .*not enough memory.*vllm.log"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from touche_llm.llm.concurrency import Slots
 
-# Requests at a time at most where the server's queue says how many it takes, and always where it does not tell.
+# Requests at a time at most: where the server's queue says how many it takes, and where it does not tell.
 MOST_AT_ONCE, AT_ONCE_UNSEEN = 1024, 64
 # At first the steps are large, until there were too many for the first time.
 _FIRST, _FIRST_STEP, _STEP = 32, 16, 2
@@ -16,19 +16,29 @@ class AdaptiveSlots(Slots):
     """Slots whose number follows what the server takes: additive increase, less where requests queue or are refused.
 
     It begins with 32. Each time the server's queue is looked at, there are 2 more if all are held, and 16 more until
-    there were too many for the first time. Where more than a sixteenth of the requests (and more than 4) wait in the
-    queue, there are as many fewer as wait beyond that, but no less than half. A refusal halves them, once for all that
-    were under way then.
+    there were too many for the first time. Where more than a sixteenth of ours (and more than 4) wait in the queue,
+    there are as many fewer as wait beyond that, but no less than half. A refusal halves them, once for all that were
+    under way then.
     """
 
     def __init__(self, most: int) -> None:
-        """There are never more than `most`."""
+        """There are never more than `most`, and no more than 64 before the queue was seen for the first time."""
         super().__init__(min(_FIRST, most))
-        self._ceiling, self._step = most, _FIRST_STEP
+        self._most_ever, self._ceiling, self._step = most, min(AT_ONCE_UNSEEN, most), _FIRST_STEP
         self._deaf = 0
 
-    def look(self, waiting: int) -> None:
-        """Take in how many requests wait in the server's queue."""
+    def look(self, waiting: int, running: int) -> None:
+        """Take in how many requests wait in the server's queue and how many it works on; others may ask it too."""
+        self._ceiling = self._most_ever
+        total = waiting + running
+        self._adapt(waiting * min(self.held_now, total) // total if total else 0)
+
+    def look_away(self) -> None:
+        """Take in that nothing can be seen of the queue."""
+        if self._ceiling < self._most_ever:
+            self._adapt(0)
+
+    def _adapt(self, waiting: int) -> None:
         # After there became fewer, what was under way before has to end first.
         if self.held_now > self.most:
             return
@@ -36,7 +46,7 @@ class AdaptiveSlots(Slots):
         if beyond > 0:
             self._fewer(max(self.most - beyond, self.most // 2))
         elif self.held_now == self.most:
-            self.resize(min(self.most + self._step, self._ceiling))
+            self.resize(max(self.most, min(self.most + self._step, self._ceiling)))
 
     def refused(self) -> None:
         """Take in that the server refused a request since there are too many, or did not get round to it."""

@@ -25,6 +25,8 @@ class AnswerModel(BaseModel):
 
 
 AnswerT = TypeVar("AnswerT", bound=AnswerModel)
+# Characters; longer texts are not remembered.
+_SHORT = 1000
 _PAIRS = json.JSONDecoder(object_pairs_hook=list)
 
 
@@ -111,7 +113,8 @@ def parse(text: str, model: type[AnswerT]) -> AnswerT:
     Raises:
         Unusable: `not_json` or `outside_schema`; for any text whatever.
     """
-    return cast(AnswerT, _parse(text, model))
+    parsed = _parse if len(text) <= _SHORT else _parse.__wrapped__
+    return cast(AnswerT, parsed(text, model))
 
 
 # There are few answers of labels, and each is read when it comes and when it is taken from the cache.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +24,8 @@ _APPLICATION = 0x746C6C6D
 # Waiting for another process that writes; each of its writes takes well under a millisecond.
 _LOCK_SECONDS = 60.0
 _KEY = r"^[0-9a-f]{64}$"
+# So that it is known at once whether there are any; older caches get it when they are opened to write.
+_INDEX_OF_SAMPLES = "CREATE INDEX IF NOT EXISTS samples ON entries (sample) WHERE sample > 0"
 
 ValueT = TypeVar("ValueT", bound=BaseModel)
 
@@ -79,7 +82,7 @@ class Cache:
                 self._database = _open(path, read_only=mode is CacheMode.REPLAY)
         except (sqlite3.Error, OSError) as error:
             raise DataError(f"{path}: not a cache, or not writable: {error}") from error
-        self._resampled: bool | None = None
+        self._resampled, self._seen_version = False, -1
         # Those who wait for the end of the transaction that this turn of the event loop has begun; None without one.
         self._turn: list[asyncio.Future[None]] | None = None
         if cassette:
@@ -94,7 +97,7 @@ class Cache:
     def close(self) -> None:
         """Close the file, with all that was written in it: not in the log beside it, which copies leave behind."""
         self._end_turn()
-        if self.mode in (CacheMode.REUSE, CacheMode.REFRESH):
+        if self.mode in (CacheMode.REUSE, CacheMode.REFRESH) and not self._database.in_transaction:
             # Closing does this by itself unless somebody reads; passive, it waits for nobody.
             self._database.execute("PRAGMA wal_checkpoint(PASSIVE)")
         self._database.close()
@@ -106,13 +109,12 @@ class Cache:
         return self._stored(key, model)
 
     def holds_resampled(self) -> bool:
-        """Whether there are answers of a second or third sample: they are few, and most caches have none.
-
-        What another process stores later is not seen; `store` finds it.
-        """
-        if self._resampled is None:
+        """Whether there are answers of a second or third sample: they are few, and most caches have none."""
+        # Asked again only where another process has stored something since: this one notices what it stores itself.
+        (version,) = self._database.execute("PRAGMA data_version").fetchone()
+        if not self._resampled and version != self._seen_version:
             (found,) = self._database.execute("SELECT EXISTS (SELECT 1 FROM entries WHERE sample > 0)").fetchone()
-            self._resampled = bool(found)
+            self._resampled, self._seen_version = bool(found), version
         return self._resampled
 
     def put(self, entry: Entry, model: type[ValueT]) -> ValueT:
@@ -156,16 +158,17 @@ class Cache:
 
     def _end_turn(self) -> None:
         """Commit what was stored in this turn of the event loop, and tell those who wait for it."""
-        if self._turn is None:
+        waiting, self._turn = self._turn, None
+        if waiting is None:
             return
         failed: sqlite3.Error | None = None
         try:
             self._database.execute("COMMIT")
         except sqlite3.Error as error:
             failed = error
-            if self._database.in_transaction:
-                self._database.execute("ROLLBACK")
-        waiting, self._turn = self._turn, None
+            # What is told is why the answers could not be stored.
+            with suppress(sqlite3.Error):
+                self._database.rollback()
         for each in waiting:
             if each.done():
                 continue
@@ -292,6 +295,7 @@ def _open(path: Path | None, read_only: bool = False) -> sqlite3.Connection:
         )
         retrying(database.execute, "PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = NORMAL")
+        retrying(database.execute, _INDEX_OF_SAMPLES)
     except BaseException:
         database.close()
         raise
@@ -336,7 +340,10 @@ def _create(database: sqlite3.Connection, path: Path | None) -> None:
     columns = ", ".join(
         f"{column} {'INTEGER' if column in ('prompt_version', 'sample') else 'TEXT'}" for column in _COLUMNS[1:]
     )
-    database.execute(f"CREATE TABLE entries (key TEXT PRIMARY KEY, {columns}) WITHOUT ROWID")
+    # Rows in the order in which they come, with an index of their keys: keys are random, and rows between those that
+    # are there already would be twice the work.
+    database.execute(f"CREATE TABLE entries (key TEXT PRIMARY KEY, {columns})")
     database.execute("CREATE INDEX origins ON entries (topic, document)")
+    database.execute(_INDEX_OF_SAMPLES)
     database.execute(f"PRAGMA application_id = {_APPLICATION}")
     database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")

@@ -6,10 +6,13 @@ import asyncio
 import heapq
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from itertools import count
 from typing import TypeVar
 
 ItemT = TypeVar("ItemT")
+# The priority number of what a task asks, where not all can go at once: the lowest goes first.
+PRIORITY: ContextVar[int] = ContextVar("priority", default=0)
 ResultT = TypeVar("ResultT")
 
 

@@ -44,17 +44,24 @@ class Completion:
 class Transient(Exception):
     """A failure that may pass: worth another try.
 
-    `retry_after` is what the server asks for, in seconds; `most_tries` bounds the tries where time alone should not.
+    `retry_after` is what the server asks for, in seconds; `most_tries` bounds the tries where time alone should not;
+    `crowded` says that fewer requests at a time would help.
     """
 
     def __init__(
-        self, kind: FailureKind, reason: str, retry_after: float | None = None, most_tries: int | None = None
+        self,
+        kind: FailureKind,
+        reason: str,
+        retry_after: float | None = None,
+        most_tries: int | None = None,
+        crowded: bool = False,
     ) -> None:
         super().__init__(reason)
         self.kind: FailureKind = kind
         self.reason = reason
         self.retry_after = retry_after
         self.most_tries = most_tries
+        self.crowded = crowded
 
 
 class Unreachable(Transient):

@@ -15,6 +15,8 @@ from touche_llm.records import Reading
 Label = int | str
 # Far below what log-probabilities carry; keeps files readable and stable.
 _DIGITS = 9
+# Characters of a text from outside, and number of such texts, up to which they are remembered.
+_SHORT, _MOST_KNOWN = 1000, 20_000
 
 
 def value_spans(text: str, fields: Sequence[str]) -> Mapping[str, tuple[int, int]]:
@@ -22,7 +24,8 @@ def value_spans(text: str, fields: Sequence[str]) -> Mapping[str, tuple[int, int
 
     A field that occurs more than once as a key is left out: no reading can be told apart then.
     """
-    return _value_spans(text, tuple(fields))
+    spans = _value_spans if len(text) <= _SHORT else _value_spans.__wrapped__
+    return spans(text, tuple(fields))
 
 
 # There are few answers of labels, and each is looked at for each of its fields.
@@ -90,8 +93,9 @@ def read_label(text: str, tokens: Sequence[Token], field: str, labels: Sequence[
         if all(text != token.token for text, _ in alternatives):
             alternatives = [*alternatives, (token.token, token.logprob)]
         # Several tokens can have one text (a byte and a character, with and without white space): their shares add up.
+        reached = _reached(spelled, written)
         for alternative, logprob in alternatives:
-            possible = _reached(spelled, written, alternative)
+            possible = reached[alternative]
             if not possible:
                 continue
             probability = followed * math.exp(logprob)
@@ -143,17 +147,30 @@ def _spelled(lead: str, labels: tuple[Label, ...]) -> tuple[str, ...]:
     return tuple(lead + orjson.dumps(label).decode() for label in labels)
 
 
-# The alternatives at a place are much the same from answer to answer.
-@lru_cache(maxsize=8192)
-def _reached(spelled: tuple[str, ...], written: str, alternative: str) -> tuple[int, ...]:
-    """The places of those labels that the text can be, or become, when the alternative follows what was written."""
-    reached = written + _squeeze(alternative)
-    return tuple(
-        place
-        for place, label in enumerate(spelled)
-        # The label, or the beginning of it; or the label with JSON after it.
-        if label.startswith(reached) or (reached.startswith(label) and reached[len(label)] in ",}")
-    )
+class _Reached(dict[str, tuple[int, ...]]):
+    """By alternative, the places of those labels that the text can be, or become, when it follows what was written."""
+
+    def __init__(self, spelled: tuple[str, ...], written: str) -> None:
+        super().__init__()
+        self._spelled, self._written = spelled, written
+
+    def __missing__(self, alternative: str) -> tuple[int, ...]:
+        reached = self._written + _squeeze(alternative)
+        places = tuple(
+            place
+            for place, label in enumerate(self._spelled)
+            # The label, or the beginning of it; or the label with JSON after it.
+            if label.startswith(reached) or (reached.startswith(label) and reached[len(label)] in ",}")
+        )
+        if len(alternative) <= _SHORT and len(self) < _MOST_KNOWN:
+            self[alternative] = places
+        return places
+
+
+# A model's vocabulary is much the same from answer to answer.
+@lru_cache(maxsize=32)
+def _reached(spelled: tuple[str, ...], written: str) -> _Reached:
+    return _Reached(spelled, written)
 
 
 def _squeeze(text: str) -> str:

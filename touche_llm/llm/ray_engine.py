@@ -3,6 +3,9 @@
 Ray is driven by a process of its own, `ray_driver`, to which requests go and from which replies come, both as they
 would over HTTP. Ray ends the replicas with their data set and loads the model anew for the next, so all that can be
 asked at a time is asked together, and where the cache holds every answer nothing is loaded.
+
+A row that came back without an answer is asked for again here, with the next data set: by the end of the first one
+`retry_for`, which the other engines' tries are bounded by, may long be over.
 """
 
 from __future__ import annotations
@@ -154,9 +157,10 @@ class RayEngine:
         return facts
 
     async def complete(self, request: Request) -> Completion:
-        """Answer one request; raises Transient or Rejected, and EngineError once Ray has failed.
+        """Answer one request; raises Transient after three data sets in vain, Rejected, and EngineError.
 
         It waits until nobody else has asked for a moment, and for the end of the data set that Ray is at work on.
+        EngineError is raised once Ray has failed, or the start-up check.
         """
         if self._proof is None:
             self._proof = asyncio.create_task(self._proved())
@@ -177,10 +181,22 @@ class RayEngine:
         try:
             await self._prove()
         except (Rejected, Transient) as error:
-            raise EngineError(f"{self._folder}: vLLM refused the start-up check: {error}") from error
+            raise EngineError(
+                f"{self._folder}: vLLM did not answer the start-up check: {error}; {self._log} holds what Ray and vLLM "
+                "said"
+            ) from error
 
     async def _ask(self, request: Request, *, first: bool = False) -> Completion:
         """As `complete`, without the proof; the proof itself goes `first`, since all answers wait for it."""
+        for _ in range(BROKEN_TRIES):
+            try:
+                return await self._ask_once(request, first)
+            except Transient as error:
+                failed = error
+        raise Transient(failed.kind, f"{failed.reason} ({BROKEN_TRIES} data sets)", most_tries=1) from failed
+
+    async def _ask_once(self, request: Request, first: bool) -> Completion:
+        """Wait for a row of the next data set."""
         if self._failure is not None:
             raise self._failure
         number = next(self._numbers)

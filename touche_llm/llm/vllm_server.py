@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
+import resource
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -13,9 +15,9 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from touche_llm.errors import EngineError
-from touche_llm.llm.adaptive import AT_ONCE_UNSEEN, MOST_AT_ONCE, AdaptiveSlots
+from touche_llm.llm.adaptive import MOST_AT_ONCE, AdaptiveSlots
 from touche_llm.llm.chat_reply import CHAT_PATH, ChatReply, chat_body, completion_of
-from touche_llm.llm.concurrency import Slots
+from touche_llm.llm.concurrency import PRIORITY, Slots
 from touche_llm.llm.engine import Completion, EngineFacts, Rejected, Transient, Unreachable
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.vllm_common import BROKEN_TRIES, chat, head_of, introduce
@@ -24,7 +26,9 @@ from touche_llm.llm.vllm_common import BROKEN_TRIES, chat, head_of, introduce
 API_KEY_VARIABLE = "VLLM_API_KEY"
 _MAX_BODY = 16 * 2**20
 _LOOK_SECONDS = 1.0
-_QUEUE = re.compile(rb"^vllm:num_requests_waiting(?:\{[^}\n]*\})? ([0-9.]+(?:e[+-]?[0-9]+)?)$", re.MULTILINE)
+_LOAD = re.compile(rb"^vllm:num_requests_(waiting|running)(?:\{[^}\n]*\})? (\d{1,9})(?:\.\d*)?$", re.MULTILINE)
+# Files of other kinds that a run has open: the cache, the index, what it writes.
+_OTHER_FILES = 128
 
 ReplyT = TypeVar("ReplyT", bound=BaseModel)
 
@@ -72,7 +76,7 @@ class VllmServer:
         """
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self.model = ""
-        self.slots: Slots = AdaptiveSlots(MOST_AT_ONCE) if concurrency is None else Slots(concurrency)
+        self._slots: Slots = AdaptiveSlots(min(MOST_AT_ONCE, _sockets())) if concurrency is None else Slots(concurrency)
         self._watching: asyncio.Task[None] | None = None
         self._timeout = aiohttp.ClientTimeout(total=request_timeout, connect=min(30.0, request_timeout))
         self._chat_template_kwargs = dict(chat_template_kwargs)
@@ -112,7 +116,8 @@ class VllmServer:
             version = (await self._get("/version", _Version)).version
             chosen = self._choose(served, model)
             self.model = chosen.id
-            await self._watch_queue()
+            if isinstance(self._slots, AdaptiveSlots):
+                self._watching = asyncio.create_task(self._watch_queue(self._slots))
             if chosen.max_model_len is None:
                 raise EngineError(f"{self.base_url}: does not tell the context length of {chosen.id}; is it vLLM?")
             return await introduce(
@@ -171,38 +176,29 @@ class VllmServer:
         return _read(path, await self._call("GET", path, None), reply)
 
     async def _post(self, path: str, body: dict[str, Any], reply: type[ReplyT]) -> ReplyT:
-        async with self.slots.held():
-            content = await self._call("POST", path, orjson.dumps(body))
+        async with self._slots.held(PRIORITY.get()):
+            try:
+                content = await self._call("POST", path, orjson.dumps(body))
+            except Transient as error:
+                if error.crowded and isinstance(self._slots, AdaptiveSlots):
+                    self._slots.refused()
+                raise
         return _read(path, content, reply)
 
-    async def _watch_queue(self) -> None:
-        """Begin to adapt the number of requests at a time to the server's queue, if it is to be found out."""
-        slots = self.slots
-        if not isinstance(slots, AdaptiveSlots):
-            return
-        if await self._queued() is None:
-            # Only refusals tell then that there are too many, and vLLM refuses nothing.
-            self.slots = Slots(AT_ONCE_UNSEEN)
-            return
-
-        async def watch() -> None:
-            while True:
-                await asyncio.sleep(_LOOK_SECONDS)
-                queued = await self._queued() if slots.held_now else None
-                if queued is not None:
-                    slots.look(queued)
-
-        self._watching = asyncio.create_task(watch())
-
-    async def _queued(self) -> int | None:
-        """How many requests wait in the server's queue, of all its engines; None where it does not tell."""
-        try:
-            content = await self._call("GET", "/metrics", None)
-        # A router need not have it, and a server that is in trouble tells so to those who ask for answers.
-        except (Transient, Rejected):
-            return None
-        found = _QUEUE.findall(content)
-        return round(sum(map(float, found))) if found else None
+    async def _watch_queue(self, slots: AdaptiveSlots) -> None:
+        """Adapt the number of requests at a time to the server's queue, for ever."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            if slots.held_now:
+                try:
+                    load = _load(await self._call("GET", "/metrics", None))
+                # A router need not have it, and a server that is in trouble tells so to those who ask for answers.
+                except (Transient, Rejected):
+                    load = None
+                if load is None:
+                    slots.look_away()
+                else:
+                    slots.look(*load)
 
     async def _call(self, method: str, path: str, body: bytes | None) -> bytes:
         assert self._session is not None, "use the server as an asynchronous context manager"
@@ -212,25 +208,40 @@ class VllmServer:
                 content = await _bounded(response)
                 status, retry_after = response.status, response.headers.get("Retry-After")
         except aiohttp.ClientConnectorError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise Transient("server_error", "too many open files (ulimit -n)", crowded=True) from error
             raise Unreachable("server_error", f"cannot connect ({error.strerror or error})") from error
         except TimeoutError as error:
-            self._refused()
-            raise Transient("timeout", f"no answer within {self._timeout.total:g} s") from error
+            raise Transient("timeout", f"no answer within {self._timeout.total:g} s", crowded=True) from error
         except aiohttp.InvalidURL as error:
             raise EngineError(f"{self.base_url}: not a URL; give --base-url like http://127.0.0.1:8000") from error
         except (aiohttp.ClientError, OSError) as error:
             raise Transient("server_error", f"the connection broke: {type(error).__name__}: {error}") from error
-        if status in (429, 503):
-            self._refused()
         if status == 429 or status >= 500:
-            raise Transient("server_error", f"HTTP {status}: {_problem(content)}", _seconds(retry_after))
+            reason, crowded = f"HTTP {status}: {_problem(content)}", status in (429, 503)
+            raise Transient("server_error", reason, _seconds(retry_after), crowded=crowded)
         if status >= 400:
             raise Rejected(status, f"HTTP {status} from {path}: {_problem(content)}")
         return content
 
-    def _refused(self) -> None:
-        if isinstance(self.slots, AdaptiveSlots):
-            self.slots.refused()
+
+def _load(metrics: bytes) -> tuple[int, int] | None:
+    """How many requests wait and how many are worked on, of all the server's engines; None where it does not tell."""
+    found = {b"waiting": 0, b"running": 0}
+    rows = _LOAD.findall(metrics)
+    for name, number in rows:
+        found[name] += int(number)
+    return (found[b"waiting"], found[b"running"]) if rows else None
+
+
+def _sockets() -> int:
+    """How many connections there may be, once the limit of open files is as high as this process may set it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_AT_ONCE + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return MOST_AT_ONCE if soft == resource.RLIM_INFINITY else max(soft - _OTHER_FILES, 1)
 
 
 def _read(path: str, content: bytes, reply: type[ReplyT]) -> ReplyT:

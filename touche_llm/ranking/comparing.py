@@ -19,7 +19,7 @@ from pydantic import BeforeValidator, Field, create_model
 from touche_llm.errors import PromptError
 from touche_llm.judging import Asking, Documents, failure, harmless
 from touche_llm.llm.answer import AnswerModel, schema_of
-from touche_llm.llm.concurrency import ItemT, ResultT, Slots, in_order
+from touche_llm.llm.concurrency import PRIORITY, ItemT, ResultT, Slots, in_order
 from touche_llm.llm.cutting import CUT_MARK
 from touche_llm.llm.labels import read_label
 from touche_llm.llm.language_model import Answered, Unanswered
@@ -197,6 +197,8 @@ class Comparer:
         async with self._under_way[kind, documents]:
             if (kind, documents) not in self._known:
                 async with self.slots.held(self.position):
+                    # Where the engine cannot take all of them at once, it goes by the same order.
+                    PRIORITY.set(self.position)
                     self._known[kind, documents] = await self._ask(kind, documents)
         return self._known[kind, documents]
 
