@@ -1,7 +1,11 @@
 """The judge stage against a vLLM server, by turns with vLLM's own load generator and a bare loop of requests.
 
 What `benchmarks.serving` and `benchmarks.gpu` share. Each turn begins with an empty prefix cache and an empty answer
-cache; `touche-llm judge` runs as users run it, in a process of its own.
+cache; `touche-llm judge` runs as users run it, in a process of its own, once with as many requests at a time as the
+others and once with `--concurrency auto`, its default.
+
+The load generator has its answers streamed, which costs it and the server more than a whole reply does; the bare loop
+asks exactly as the judge stage does. So the judge stage's share is told of both, against the same target.
 """
 
 from __future__ import annotations
@@ -40,7 +44,8 @@ from tests.vllm.server import OPTIONS, READY_SECONDS, ROOT, VENV, vllm_environme
 from touche_llm.errors import UsageError
 from touche_llm.llm.serving import serve
 
-OURS, GENERATOR, BARE = "judge stage", "vllm bench serve", "bare loop"
+OURS, AUTO = "judge stage", "judge stage, --concurrency auto"
+GENERATOR, BARE = "vllm bench serve", "bare loop"
 _SHARE = 0.95
 # Enough that what a server does once, as compiling the grammar, is done.
 _WARM_UP = 8
@@ -60,7 +65,7 @@ class Measured:
         requests: of one turn.
         prompt_tokens: of one turn.
         output_tokens: of one turn of the judge stage.
-        hits: prompt tokens of one turn that the prefix cache served, the fewest of all turns.
+        hits: prompt tokens that the prefix cache served in one turn of the judge stage, the fewest of all its turns.
         possible: those that it could have served.
         capacity: tokens that it holds.
         load: the load averages of the machine at the begin of each turn.
@@ -121,7 +126,7 @@ def measure(
             of the kind was asked before are its figures those of a cold cache.
         limit: topics.
         depth: passages for each.
-        concurrency: requests at a time.
+        concurrency: requests at a time, except where `AUTO` finds that out.
         rounds: how often each client has its turn; the order changes from round to round.
 
     Raises:
@@ -138,9 +143,9 @@ def measure(
         )
     found = Measured(requests=len(bodies), capacity=metrics(url).capacity)
 
-    def ours() -> float:
+    def ours(at_once: int | str) -> float:
         before = metrics(url)
-        stage = _judge(work, url, model, concurrency)
+        stage = _judge(work, url, model, at_once)
         after = metrics(url)
         asked = stage["requests"]
         if asked["asked"] != len(bodies):
@@ -152,7 +157,8 @@ def measure(
         return float(stage["seconds"])
 
     clients: list[tuple[str, Callable[[], float]]] = [
-        (OURS, ours),
+        (OURS, lambda: ours(concurrency)),
+        (AUTO, lambda: ours("auto")),
         (GENERATOR, lambda: load_generator(url, bodies, concurrency, uuid4().hex, work)),
         (BARE, lambda: bare_loop(url, bodies, concurrency, uuid4().hex)),
     ]
@@ -176,36 +182,43 @@ def figures(found: Measured, real_size: bool) -> list[Figure]:
     ours = found.rates[OURS]
     turns = statistics.median(ours) / found.requests  # a second
     served, possible = found.hits / found.prompt_tokens, found.possible / found.prompt_tokens
-    of_possible = found.hits / found.possible if found.possible else 1.0
-    share = [mine / its for mine, its in zip(ours, found.rates[GENERATOR], strict=True)]
-    bare = [mine / its for mine, its in zip(ours, found.rates[BARE], strict=True)]
+    of_possible = found.hits / found.possible if found.possible else None
     return [
         Figure(f"{OURS}, {found.requests:,} requests", f"{_range(ours, '.1f')} requests/s"),
         Figure("prompt tokens", f"{found.prompt_tokens * turns:,.0f} tokens/s"),
         Figure("output tokens", f"{found.output_tokens * turns:,.0f} tokens/s"),
-        Figure(
-            f"share of the rate of `{GENERATOR}`",
-            _range(share, ".1%"),
-            f">= {_SHARE:.0%}",
-            f"{_range(found.rates[GENERATOR], '.1f')} requests/s",
-            statistics.median(share) >= _SHARE if real_size else None,
-        ),
-        Figure(
-            f"share of the rate of a {BARE}", _range(bare, ".1%"), "", f"{_range(found.rates[BARE], '.1f')} requests/s"
-        ),
+        _share(found, OURS, GENERATOR, real_size),
+        _share(found, OURS, BARE, real_size),
+        Figure(f"{AUTO}, the default", f"{_range(found.rates[AUTO], '.1f')} requests/s"),
+        _share(found, AUTO, GENERATOR, real_size),
+        _share(found, AUTO, BARE, real_size),
         _processor_time("server", found.server, found.requests),
         _processor_time("client, its start included", found.client, found.requests),
         Figure("prompt tokens from the prefix cache", f"{served:.2%}", "", f"possible {possible:.2%}"),
         Figure(
             "share of what it could serve",
-            f"{of_possible:.2%}",
+            "" if of_possible is None else f"{of_possible:.2%}",
             f">= {_SHARE:.0%}",
             "",
-            of_possible >= _SHARE if real_size else None,
+            of_possible >= _SHARE if real_size and of_possible is not None else None,
         ),
         Figure("prefix cache holds", f"{found.capacity:,} tokens"),
         Figure("load average when each turn began", f"{min(found.load):.1f} to {max(found.load):.1f}"),
     ]
+
+
+def _share(found: Measured, client: str, peer: str, real_size: bool) -> Figure:
+    """The rate of one of our clients as a share of a peer's in the same round, against the target."""
+    rates = found.rates[peer]
+    shares = [mine / its for mine, its in zip(found.rates[client], rates, strict=True)]
+    who = f"`{GENERATOR}`, which streams" if peer == GENERATOR else f"a {BARE}, which does not stream"
+    return Figure(
+        f"{client}: share of the rate of {who}",
+        _range(shares, ".1%"),
+        f">= {_SHARE:.0%}",
+        f"{_range(rates, '.1f')} requests/s",
+        statistics.median(shares) >= _SHARE if real_size else None,
+    )
 
 
 def _processor_time(whose: str, seconds: Mapping[str, Sequence[float]], requests: int) -> Figure:
@@ -243,7 +256,7 @@ def _prepare(work: Path, topics: Path, corpus: Path, limit: int, depth: int, mod
     return [orjson.loads(line)["body"] for line in requests.read_bytes().splitlines()]
 
 
-def _judge(work: Path, url: str, model: str, concurrency: int) -> dict[str, Any]:
+def _judge(work: Path, url: str, model: str, concurrency: int | str) -> dict[str, Any]:
     """Judge with an empty answer cache; returns what the metadata says of the stage."""
     run = work / "run"
     with tempfile.TemporaryDirectory(dir=work) as name:

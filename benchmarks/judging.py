@@ -222,10 +222,10 @@ def judge(part: str, folder: Path, depth: int, profile: Path | None) -> dict[str
     profiler = cProfile.Profile(time.process_time)  # others may use the cores too
     counts: list[Counts] = []
 
-    async def run() -> float:
+    async def run(engine: _AtOnce) -> float:
         started = time.perf_counter()
         with Cache(config.cache.file) as cache:
-            model = LanguageModel(facts=_FACTS, engine=_AtOnce(), cache=cache)
+            model = LanguageModel(facts=_FACTS, engine=engine, cache=cache)
             await judge_stage(config, folder / part, watch, model)
             counts.append(model.counts)
         return time.perf_counter() - started
@@ -246,7 +246,7 @@ def judge(part: str, folder: Path, depth: int, profile: Path | None) -> dict[str
         server.start()
         work = run_http(f"http://127.0.0.1:{told.get(timeout=60)}")
     else:
-        work = run()
+        work = run(_AtOnce())
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
     if part == "HTTP":

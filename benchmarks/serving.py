@@ -5,10 +5,11 @@
 The comparative task's real topics and passages in `../shared/data`, or the project's sample where they are not there,
 are judged by a tiny random model (`benchmarks.random_model --size tiny`, with a context that no passage exceeds).
 Three clients ask for the same, by turns and each with an empty prefix cache: `touche-llm judge`, which renders,
-checks, reads the probabilities and stores; `vllm bench serve`, which has the answers streamed and looks at their
-times; and a loop that only sends and reads. Client and server share the cores, so that what a client costs is missing
-to the server: with a GPU it is not. Needs `.venv-vllm` (`make test-vllm` installs it) with pandas, which `vllm bench
-serve` reads prompts with.
+checks, reads the probabilities and stores, with that many requests at a time and with `--concurrency auto`, its
+default; `vllm bench serve`, which has the answers streamed and looks at their times; and a loop that only sends and
+reads, so that it is the harder one to keep up with. Client and server share the cores, so that what a client costs is
+missing to the server: with a GPU it is not. Needs `.venv-vllm` (`make test-vllm` installs it) with pandas, which
+`vllm bench serve` reads prompts with. Targets are held against figures of the real data alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.figures import show
-from benchmarks.judge_rate import figures, measure, random_model, served, vllm_settings
+from benchmarks.judge_rate import Measured, figures, measure, random_model, served, vllm_settings
 from tests.vllm.real_data import input_of
 from tests.vllm.server import MODEL_NAME
 
@@ -52,8 +53,13 @@ def main() -> None:
             )
     title = f"Judge stage against vLLM on the CPU: {'the real topics and passages' if real else 'the sample'}, "
     title += f"depth {options.depth}, {options.concurrency} requests at a time, {options.rounds} rounds, median (range)"
-    real_size = options.topics >= _TOPICS and options.depth >= _DEPTH and options.rounds >= _ROUNDS
-    show(title, figures(found, real_size))
+    show(title, figures(found, real_size(options, found, real)))
+
+
+def real_size(options: argparse.Namespace, found: Measured, real: bool) -> bool:
+    """Whether the size is the target's: the real data, and as many requests of it as were asked for."""
+    enough = options.topics >= _TOPICS and options.depth >= _DEPTH and options.rounds >= _ROUNDS
+    return real and enough and found.requests == options.topics * options.depth
 
 
 if __name__ == "__main__":

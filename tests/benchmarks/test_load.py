@@ -1,8 +1,9 @@
-"""What the benchmarks against vLLM compute from token lists, metrics and the load generator's result."""
+"""What the benchmarks against vLLM make of token lists, metrics and clients' rates, and what they hold it against."""
 
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from itertools import combinations
 from pathlib import Path
 
@@ -10,7 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.figures import Figure
+from benchmarks.judge_rate import AUTO, BARE, GENERATOR, OURS, Measured, figures
 from benchmarks.load import possible_hits, read_metrics, read_result
+from benchmarks.serving import real_size
 from touche_llm.errors import DataError, EngineError
 
 INFO = 'vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="%d",num_gpu_blocks="100"} 1.0\n'
@@ -81,3 +85,49 @@ def test_a_file_that_is_no_result_of_the_load_generator_is_an_error(content: str
     file.write_text(content)
     with pytest.raises(DataError, match=r"result\.json"):
         read_result(file, 20)
+
+
+def rows(real_size: bool = True, possible: int = 1_000) -> dict[str, Figure]:
+    rates = {OURS: [90.0, 94.0, 99.0], AUTO: [95.0, 95.0, 99.0], GENERATOR: [90.0, 100.0, 100.0], BARE: [100.0] * 3}
+    seconds = dict.fromkeys(rates, [1.0] * 3)
+    measured = Measured(rates, seconds, seconds, 1_000, 5_000, 100, 960 if possible else 0, possible, load=[1.0])
+    return {row.what: row for row in figures(measured, real_size)}
+
+
+def test_both_ways_to_judge_are_held_against_both_peers_round_by_round() -> None:
+    shares = {what: row for what, row in rows().items() if "share of the rate" in what}
+    assert all(row.target == ">= 95%" for row in shares.values())
+    assert {what: (row.value, row.holds) for what, row in shares.items()} == {
+        f"{OURS}: share of the rate of `vllm bench serve`, which streams": ("99.0% (94.0% to 100.0%)", True),
+        f"{OURS}: share of the rate of a bare loop, which does not stream": ("94.0% (90.0% to 99.0%)", False),
+        f"{AUTO}: share of the rate of `vllm bench serve`, which streams": ("99.0% (95.0% to 105.6%)", True),
+        f"{AUTO}: share of the rate of a bare loop, which does not stream": ("95.0% (95.0% to 99.0%)", True),
+    }
+
+
+def test_nothing_is_said_of_a_target_at_another_size() -> None:
+    assert all(row.holds is None for row in rows(real_size=False).values())
+
+
+def test_a_prefix_cache_that_can_serve_nothing_reaches_nothing() -> None:
+    what = "share of what it could serve"
+    assert (rows()[what].value, rows()[what].holds) == ("96.00%", True)
+    assert (rows(possible=0)[what].value, rows(possible=0)[what].holds) == ("", None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "requests", "real", "held"),
+    [
+        ({}, 1_000, True, True),
+        ({"depth": 40}, 2_000, True, True),
+        ({}, 1_000, False, False),
+        ({}, 36, True, False),
+        ({"rounds": 2}, 1_000, True, False),
+        ({"topics": 10, "depth": 100}, 1_000, True, False),
+    ],
+)
+def test_targets_are_held_against_real_data_of_the_full_size_alone(
+    changes: dict[str, int], requests: int, real: bool, held: bool
+) -> None:
+    options = Namespace(**({"topics": 50, "depth": 20, "rounds": 3} | changes))
+    assert real_size(options, Measured(requests=requests), real) is held

@@ -152,6 +152,43 @@ def test_documents_come_several_at_a_time_in_the_order_of_the_candidates(
         assert len(server.of("mget")) - before == 4
 
 
+def test_a_text_that_does_not_come_is_not_waited_for_as_long_as_a_search(
+    server: FakeElasticsearch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The event loop stands still while a text is fetched.
+    monkeypatch.setattr(elastic_search, "_PATIENCE", 0.0)
+    loaded(server, tmp_path, SOME)
+    with opened(server) as index:
+        server.behaviours["mget"] = [refuses(503), refuses(429), None]
+        assert index.unknown(SOME) == []
+        server.behaviours["mget"] = [refuses(503)]
+        with pytest.raises(EngineError, match=r"documents d1 and 2 more: HTTP 503.*go on with the same command$"):
+            index.get("d1")
+        assert index.get("d1").text == SOME["d1"]
+
+
+def test_a_text_is_tried_again_for_a_while(server: FakeElasticsearch, tmp_path: Path) -> None:
+    loaded(server, tmp_path, SOME)
+    with opened(server) as index:
+        server.behaviours["mget"] = [refuses(503), refuses(429), None]
+        assert index.get("d1").text == SOME["d1"]
+        server.behaviours["mget"] = [refuses(503), None]
+    with opened(server, retry_for=0.0) as index, pytest.raises(EngineError, match="for 0 s"):
+        index.get("d1")
+
+
+def test_what_the_server_says_of_itself_is_told_once(
+    server: FakeElasticsearch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded(server, tmp_path, SOME)
+    info = {"version": {"number": "9.1.0"}}
+    said = {"Warning": '299 Elasticsearch-9.1.0 "security is off"'}
+    server.behaviours["info"] = [says(info, **said), says(info, **said)]
+    with opened(server):
+        pass
+    assert capsys.readouterr().out.count("security is off") == 1
+
+
 def test_a_document_can_be_had_without_its_neighbours(server: FakeElasticsearch, tmp_path: Path) -> None:
     loaded(server, tmp_path, SOME)
     with opened(server) as index:

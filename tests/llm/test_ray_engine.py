@@ -276,7 +276,7 @@ async def test_a_row_without_an_answer_is_refused_or_may_come_again_and_the_othe
     assert isinstance(refused, Rejected) and refused.status == 400 and "allOf" in str(refused)
     assert isinstance(broken, Transient) and "not finished" in str(broken)
     assert isinstance(untold, Rejected) and "takes no such role" in str(untold)
-    assert [len(rows) for rows in libraries.seen("rows")] == [4, 1, 1]  # the last has no tokens, and is not sent
+    assert [len(rows) for rows in libraries.seen("rows")] == [4, 1, 1]  # the untold one has no tokens, and is not sent
 
 
 @pytest.mark.parametrize("broken", ["Say hello.", "Question 1."])

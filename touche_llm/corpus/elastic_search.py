@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -18,7 +19,7 @@ from touche_llm.corpus.elastic import (
     Notify,
 )
 from touche_llm.corpus.passages import is_word
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.records import Candidate, Document, Topic
 from touche_llm.retrieval.top import query_text
 
@@ -30,6 +31,9 @@ SourceT = TypeVar("SourceT", bound=BaseModel)
 _IDS_AT_ONCE = 1000
 # Texts kept beside those of the last request, in characters.
 _KEPT = 32 * 2**20
+# Seconds for which texts that do not come are asked for again. Requests to the model are under way meanwhile, and
+# nothing hears their replies; `elasticsearch.retry_for` is for what comes before them.
+_PATIENCE = 20.0
 
 
 class _Reply(BaseModel):
@@ -132,7 +136,8 @@ class ElasticIndex:
     """An index that is complete: searched, and a source of documents. A context manager.
 
     Documents are fetched several at a time: the one that is wanted and those after it in the order in which
-    `unknown` was last asked, which is that of the candidates.
+    `unknown` was last asked, which is that of the candidates. They are asked for again for 20 s at most, and no longer
+    than `retry_for`, since the event loop stands still until they come; all else is for `retry_for`.
     """
 
     def __init__(self, settings: ElasticsearchSettings, *, k1: float, b: float, notify: Notify) -> None:
@@ -144,12 +149,23 @@ class ElasticIndex:
             EngineError: the server cannot be asked.
         """
         self._name = settings.index
-        self._server = open_server(settings, notify)
-        try:
+        told: set[str] = set()
+
+        def tell(message: str) -> None:
+            told.add(message)
+            notify(message)
+
+        def tell_new(message: str) -> None:
+            if message not in told:
+                notify(message)
+
+        hasty = settings.model_copy(update={"retry_for": min(settings.retry_for, _PATIENCE)})
+        with ExitStack() as stack:
+            self._server = stack.enter_context(open_server(settings, tell))
+            # The same server, which says the same about itself.
+            self._hasty = stack.enter_context(open_server(hasty, tell_new))
             self.manifest = self._checked(settings, k1, b)
-        except BaseException:
-            self._server.close()
-            raise
+            self._close = stack.pop_all().close
         self.description: dict[str, str | int] = {
             "search engine": settings.url,
             "engine": f"Elasticsearch {self._server.version}",
@@ -168,7 +184,7 @@ class ElasticIndex:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.close()
+        self._close()
 
     def retrieve(self, topics: list[Topic], *, fields: tuple[str, ...], depth: int) -> Iterator[list[Candidate]]:
         """The best documents of each topic, topic by topic; empty where none matches.
@@ -191,7 +207,7 @@ class ElasticIndex:
         return [each for each in wanted if each not in known]
 
     def get(self, document_id: str) -> Document:
-        """The document of this id; raises DataError where there is none."""
+        """The document of this id; raises DataError where there is none, EngineError where it does not come."""
         if document_id not in self._texts:
             place = self._place.get(document_id)
             after = [] if place is None else self._order[place + 1 : place + DOCUMENTS_AT_ONCE]
@@ -203,7 +219,13 @@ class ElasticIndex:
 
     def _fetch(self, ids: list[str]) -> None:
         """Fetch texts, and let go of the oldest where there are many."""
-        got = _get(self._server, self._name, ids, _Text)
+        try:
+            got = _get(self._hasty, self._name, ids, _Text)
+        except EngineError as error:
+            raise EngineError(
+                f"{error}. While the model is at work, documents are waited for no longer than {_PATIENCE:g} s. Every "
+                "answer so far is in the cache, unless that is off: go on with the same command"
+            ) from None
         while self._texts and self._size > _KEPT:
             _, text = self._texts.popitem(last=False)
             self._size -= len(text)
