@@ -25,7 +25,7 @@ from tests.fake_server import (
     status,
 )
 from touche_llm.errors import EngineError
-from touche_llm.llm import language_model
+from touche_llm.llm import retries
 from touche_llm.llm.answer import schema_of
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.language_model import Answered, LanguageModel, Unanswered
@@ -36,7 +36,7 @@ from touche_llm.tasks.comparative import ComparativeJudgment
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(language_model, "_FIRST_WAIT", 0.01)
+    monkeypatch.setattr(retries, "_FIRST_WAIT", 0.01)
 
 
 @asynccontextmanager

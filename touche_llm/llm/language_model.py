@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
-
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay
 
 from touche_llm.errors import DataError, EngineError, ReplayMiss
 from touche_llm.excerpts import Excerpts
@@ -22,6 +18,7 @@ from touche_llm.llm.engine import Completion, Engine, EngineFacts, Rejected, Tra
 from touche_llm.llm.labels import label_tokens
 from touche_llm.llm.misses import explained
 from touche_llm.llm.request import Message, Request, content_key
+from touche_llm.llm.retries import retried
 from touche_llm.records import Attempt, Cut
 
 _ResultT = TypeVar("_ResultT")
@@ -29,7 +26,6 @@ _ResultT = TypeVar("_ResultT")
 # An unusable answer is asked for again at most twice.
 SAMPLES = 3
 _KEPT_TEXT = 2000
-_FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0
 # So many requests in a row without an answer are the engine's fault, not theirs.
 _MOST_GIVEN_UP = 32
 
@@ -313,39 +309,19 @@ class LanguageModel:
         return Attempt(sample=sample, kind=transient.kind, reason=transient.reason)
 
     async def _retried(self, call: Callable[[], Awaitable[_ResultT]]) -> _ResultT:
-        """Call the engine, again and again while its failures may pass. The one retry policy of all engines."""
-        started = time.monotonic()
-        failed: Transient | None = None
+        """Call the engine, again and again while its failures may pass."""
+
+        def note(problem: Transient) -> None:
+            self.counts.retries += 1
+            self.counts.problem = str(problem)
+
         try:
-            # Hardly a call needs more than this, and what it takes to try again costs more than to ask.
-            return await call()
-        except Transient as error:
-            failed = error
-        given_up = stop_after_delay(max(self.retry_for - (time.monotonic() - started), 0.0))
-        retrying = AsyncRetrying(
-            retry=retry_if_exception_type(Transient),
-            wait=_wait,
-            stop=lambda state: given_up(state) or _tried_enough(state),
-            before_sleep=self._count_retry,
-            reraise=True,
-        )
-        try:
-            async for attempt in retrying:
-                with attempt:
-                    if failed is not None:
-                        first, failed = failed, None
-                        raise first
-                    return await call()
+            return await retried(call, self.retry_for, note)
         except Unreachable as error:
             raise EngineError(
                 f"the engine has not been reachable for {self.retry_for:g} s ({error.reason}); "
                 f"start the server; {kept(self.cache.path, self.cache.mode)}"
             ) from error
-        raise AssertionError("tenacity ended without a result")
-
-    def _count_retry(self, state: RetryCallState) -> None:
-        self.counts.retries += 1
-        self.counts.problem = str(state.outcome.exception()) if state.outcome else ""
 
     def raise_on_misses(self) -> None:
         """Raise ReplayMiss when replay asked for something that the cache does not hold."""
@@ -379,19 +355,6 @@ def _usable(completion: Completion, model: type[AnswerModel]) -> Answer:
         completion_tokens=completion.completion_tokens,
         fingerprint=completion.fingerprint,
     )
-
-
-def _wait(state: RetryCallState) -> float:
-    """Seconds before the next try: doubling, with jitter, and no less than the server asks for."""
-    error = state.outcome.exception() if state.outcome else None
-    backoff = min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** min(state.attempt_number - 1, 16)) * random.uniform(0.5, 1.0)
-    asked = error.retry_after if isinstance(error, Transient) else None
-    return max(backoff, min(asked or 0.0, _LONGEST_WAIT))
-
-
-def _tried_enough(state: RetryCallState) -> bool:
-    error = state.outcome.exception() if state.outcome else None
-    return isinstance(error, Transient) and error.most_tries is not None and state.attempt_number >= error.most_tries
 
 
 def _entry(kind: str, request: Request, value: Mapping[str, Any], key: str | None = None) -> Entry:
