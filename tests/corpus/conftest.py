@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from touche_llm.corpus import chatnoir_transport
+from touche_llm.corpus import chatnoir_transport, elastic_server
 
 
 @pytest.fixture
@@ -26,3 +26,11 @@ def chatnoir_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         return database
 
     monkeypatch.setattr(sqlite3, "connect", hasty)
+
+
+@pytest.fixture
+def elasticsearch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of this machine's settings counts, and nobody waits between two tries."""
+    monkeypatch.setattr(elastic_server, "_FIRST_WAIT", 0.001)
+    for name in ("ELASTICSEARCH_API_KEY", "ELASTICSEARCH_USER", "ELASTICSEARCH_PASSWORD"):
+        monkeypatch.delenv(name, raising=False)

@@ -299,7 +299,7 @@ def test_a_folder_without_an_index_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "fragment"),
     [
-        (lambda text: text.replace('"format":2', '"format":99'), "index format 99"),
+        (lambda text: text.replace('"format":3', '"format":99'), "index format 99"),
         (lambda text: text.replace('"documents":3', '"documents":"three"'), "documents"),
         (lambda text: text[:40], "manifest.json:1"),
         (lambda text: "", "manifest.json"),

@@ -179,7 +179,7 @@ def test_a_corpus_without_words_is_a_data_error(make_store: MakeStore, retrieve:
         retrieve(store, Topic("1", "laptop"))
 
 
-@given(st.lists(st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]), max_size=30), st.integers(1, 40), st.randoms())
+@given(st.lists(st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0, 3.0]), max_size=200), st.integers(1, 40), st.randoms())
 def test_the_best_are_those_of_a_full_sort(values: list[float], depth: int, random: Any) -> None:
     names = [f"d{n}" for n in range(len(values))]
     random.shuffle(names)

@@ -81,13 +81,14 @@ def test_scores_are_joined_by_their_shares() -> None:
     arguments, sentences = np.array([4.0, 2.0, 1.0]), np.array([0.0, 5.0, 10.0, 0.0])
     parents = np.array([0, 1, 2, 2])
     settings = SentenceSettings(arguments=2, argument_share=0.4)
-    scores = joined(arguments, sentences, parents, settings)
-    assert scores.tolist() == pytest.approx([0.4 * 1.0, 0.6 * 0.5 + 0.4 * 0.5, 0.6, 0.0])
+    rows, scores = joined(arguments, sentences, parents, settings)
+    assert rows.tolist() == [0, 1, 2]
+    assert scores.tolist() == pytest.approx([0.4 * 1.0, 0.6 * 0.5 + 0.4 * 0.5, 0.6])
 
 
-def test_where_nothing_matches_all_scores_are_zero() -> None:
-    scores = joined(np.zeros(2), np.zeros(3), np.array([0, 0, 1]), SentenceSettings())
-    assert scores.tolist() == [0.0, 0.0, 0.0]
+def test_where_nothing_matches_there_is_no_sentence() -> None:
+    rows, scores = joined(np.zeros(2), np.zeros(3), np.array([0, 0, 1]), SentenceSettings())
+    assert (rows.tolist(), scores.tolist()) == ([], [])
 
 
 @pytest.mark.parametrize(

@@ -5,20 +5,22 @@ from __future__ import annotations
 import sqlite3
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from touche_llm.corpus.ids import IdList, Ids
 from touche_llm.errors import BadLine, DataError, UsageError
 from touche_llm.files import read_record, sha256, whole_folder, write_records
 from touche_llm.records import Document
 
-FORMAT = 2
+FORMAT = 3
+_DATABASE = "documents.sqlite"
 _PARENTS = "parents.npy"
-_Item = TypeVar("_Item", int, str)
 _SQL_VARIABLES = 500  # placeholders in one query; SQLite's own limit was 999 for long
 
 
@@ -58,6 +60,9 @@ class Units:
         """Use `DocumentStore`."""
         self.folder, self.manifest = folder, manifest
         self._database = database
+        self._ids = Ids(folder, self.table)
+        if not len(self) == len(self._ids) == self._rows():
+            raise ValueError(f"{self._rows()} {self.table} and {len(self._ids)} ids, not {len(self)}")
 
     def __len__(self) -> int:
         size: int = getattr(self.manifest, self.table)
@@ -76,11 +81,7 @@ class Units:
 
     def ids_of(self, rows: list[int]) -> list[str]:
         """Ids of the given rows, in the order given."""
-        found: dict[int, str] = {}
-        for part in _slices(rows):
-            marks = ",".join("?" * len(part))
-            found.update(self._database.execute(f"SELECT row, id FROM {self.table} WHERE row IN ({marks})", part))
-        return [found[row] for row in rows]
+        return self._ids.of(rows)
 
     def texts_of(self, ids: list[str]) -> Iterator[str]:
         """Texts of the given ids, all of them in the corpus, in the order given; read as they are wanted."""
@@ -89,10 +90,20 @@ class Units:
             found = dict(self._database.execute(f"SELECT id, text FROM {self.table} WHERE id IN ({marks})", part))
             yield from (found[each] for each in part)
 
-    def texts(self) -> Iterator[str]:
-        """What is indexed of each, in row order, one in memory at a time."""
-        for (text,) in self._database.execute(f"SELECT {self._indexed} FROM {self.table} ORDER BY row"):
+    def texts(self, start: int = 0, stop: int | None = None) -> Iterator[str]:
+        """What is indexed of each from row `start` to before `stop`, in row order, one in memory at a time."""
+        query = f"SELECT {self._indexed} FROM {self.table} WHERE row >= ? AND row < ? ORDER BY row"
+        for (text,) in self._database.execute(query, (start, len(self) if stop is None else stop)):
             yield text
+
+    @property
+    def database_bytes(self) -> int:
+        """Size of the database that the texts are in; that of a store and of its parts is the same."""
+        return (self.folder / _DATABASE).stat().st_size
+
+    def _rows(self) -> int:
+        (rows,) = self._database.execute(f"SELECT ifnull(max(row) + 1, 0) FROM {self.table}").fetchone()
+        return int(rows)
 
     _indexed = "text"
 
@@ -137,20 +148,15 @@ class DocumentStore(Units):
     def __init__(self, folder: Path) -> None:
         """Open the store in `folder`; raises DataError when there is none."""
         manifest = _read_manifest(folder)
-        place = f"{(folder / 'documents.sqlite').absolute().as_uri()}?mode=ro"
-        try:
-            super().__init__(folder, manifest, sqlite3.connect(place, uri=True))
-        except sqlite3.Error as error:
-            raise DataError(f"{folder}: damaged index ({error}); delete the folder and index again") from error
-        self.parts = Parts(folder, manifest, self._database)
-        try:
-            for units in (self, self.parts):
-                (rows,) = self._database.execute(f"SELECT ifnull(max(row) + 1, 0) FROM {units.table}").fetchone()
-                if rows != len(units):
-                    raise sqlite3.DatabaseError(f"{rows} {units.table}, not {len(units)}")
-        except sqlite3.Error as error:
-            self.close()
-            raise DataError(f"{folder}: damaged index ({error}); delete the folder and index again") from error
+        place = f"{(folder / _DATABASE).absolute().as_uri()}?mode=ro"
+        with ExitStack() as undo:
+            try:
+                database = undo.enter_context(closing(sqlite3.connect(place, uri=True)))
+                super().__init__(folder, manifest, database)
+                self.parts = Parts(folder, manifest, database)
+            except (sqlite3.Error, OSError, EOFError, ValueError) as error:
+                raise DataError(f"{folder}: damaged index ({error}); delete the folder and index again") from error
+            undo.pop_all()
 
     def __enter__(self) -> DocumentStore:
         return self
@@ -170,7 +176,7 @@ class DocumentStore(Units):
         return Document(document_id, *row)
 
 
-def _slices(items: list[_Item]) -> Iterator[list[_Item]]:
+def _slices(items: list[str]) -> Iterator[list[str]]:
     for start in range(0, len(items), _SQL_VARIABLES):
         yield items[start : start + _SQL_VARIABLES]
 
@@ -234,7 +240,7 @@ def _build(corpus: Path, folder: Path, read: Reader, skip_bad_lines: bool, notif
     before = corpus.stat()
     bad_lines: list[BadLine] = []
     with whole_folder(folder) as building:
-        database = sqlite3.connect(building / "documents.sqlite", isolation_level=None)
+        database = sqlite3.connect(building / _DATABASE, isolation_level=None)
         try:
             # The folder appears only when it is complete, so a crash needs no journal.
             database.executescript("PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-200000; BEGIN;")
@@ -246,31 +252,26 @@ def _build(corpus: Path, folder: Path, read: Reader, skip_bad_lines: bool, notif
                 "CREATE TABLE parts (row INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, document INTEGER NOT NULL, "
                 "text TEXT NOT NULL)"
             )
-            count = 0
+            ids, part_ids = IdList(), IdList()
             parents: array[int] = array("q")
             for line, document in read(corpus, bad_lines.append if skip_bad_lines else None):
-                taken = _taken(database, document)
+                taken = _insert(database, document, line, len(ids), len(part_ids))
                 if taken:
                     bad = BadLine(corpus, line, taken)
                     if not skip_bad_lines:
                         raise bad
                     bad_lines.append(bad)
                     continue
-                database.execute(
-                    "INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?)",
-                    (count, document.id, line, document.text, document.title, document.side),
-                )
-                rows = enumerate(document.parts, start=len(parents))
-                database.executemany(
-                    "INSERT INTO parts VALUES (?, ?, ?, ?)", ((row, each.id, count, each.text) for row, each in rows)
-                )
-                parents.extend([count] * len(document.parts))
-                count += 1
+                parents.extend([len(ids)] * len(document.parts))
+                ids.extend([document.id])
+                part_ids.extend(each.id for each in document.parts)
             database.execute("COMMIT")
             np.save(building / _PARENTS, np.frombuffer(parents, dtype=np.int64))
+            ids.write(building, DocumentStore.table)
+            part_ids.write(building, Parts.table)
         finally:
             database.close()
-        if not count:
+        if not len(ids):
             raise DataError(f"{corpus}: no usable document in it")
         if bad_lines:
             (building / "bad_lines.txt").write_text("".join(f"{bad}\n" for bad in bad_lines), encoding="utf-8")
@@ -283,7 +284,7 @@ def _build(corpus: Path, folder: Path, read: Reader, skip_bad_lines: bool, notif
             size=after.st_size,
             mtime_ns=after.st_mtime_ns,
             sha256=sha256(corpus),
-            documents=count,
+            documents=len(ids),
             parts=len(parents),
             bad_lines=len(bad_lines),
         )
@@ -294,15 +295,35 @@ def _build(corpus: Path, folder: Path, read: Reader, skip_bad_lines: bool, notif
         notify(f"left out {len(bad_lines)} bad lines of {corpus}, all listed in {folder / 'bad_lines.txt'}")
 
 
-def _taken(database: sqlite3.Connection, document: Document) -> str:
-    """What speaks against storing a document: its id, or that of a part, was there before. Empty if nothing does."""
-    found = database.execute("SELECT line FROM documents WHERE id = ?", (document.id,)).fetchone()
-    if found:
-        return f"document {document.id}: the id occurs already in line {found[0]}"
-    for part in document.parts:
-        found = database.execute(
-            "SELECT line FROM parts JOIN documents ON documents.row = document WHERE parts.id = ?", (part.id,)
+def _insert(database: sqlite3.Connection, document: Document, line: int, row: int, part_row: int) -> str:
+    """Store a document in row `row` and its parts from `part_row` on, or nothing.
+
+    Returns:
+        what speaks against storing it: its id, or that of a part, was there before. Empty if nothing does.
+    """
+    # Ids are looked up only where a row was left out: a look-up of each takes as long as storing it.
+    stored = database.execute(
+        "INSERT OR IGNORE INTO documents VALUES (?, ?, ?, ?, ?, ?)",
+        (row, document.id, line, document.text, document.title, document.side),
+    )
+    if stored.rowcount == 0:
+        (before,) = database.execute("SELECT line FROM documents WHERE id = ?", (document.id,)).fetchone()
+        return f"document {document.id}: the id occurs already in line {before}"
+    if not document.parts:
+        return ""
+    stored = database.executemany(
+        "INSERT OR IGNORE INTO parts VALUES (?, ?, ?, ?)",
+        [(place, each.id, row, each.text) for place, each in enumerate(document.parts, start=part_row)],
+    )
+    if stored.rowcount == len(document.parts):
+        return ""
+    for place, part in enumerate(document.parts, start=part_row):
+        other, before = database.execute(
+            "SELECT parts.row, line FROM parts JOIN documents ON documents.row = document WHERE parts.id = ?",
+            (part.id,),
         ).fetchone()
-        if found:
-            return f"document {document.id}: the id of its part {part.id} occurs already in line {found[0]}"
-    return ""
+        if other != place:
+            break
+    database.execute("DELETE FROM parts WHERE row >= ?", (part_row,))
+    database.execute("DELETE FROM documents WHERE row = ?", (row,))
+    return f"document {document.id}: the id of its part {part.id} occurs already in line {before}"

@@ -11,7 +11,7 @@ STOP_WORDS = frozenset(
     "a an and are as at be but by for if in into is it no not of on or such that the their then there these they "
     "this to was will with".split()
 )
-_WORD = re.compile(r"(?u)\b\w\w+\b")
+_WORD = re.compile(r"\w\w+")
 NAME = "lower case, words of two or more letters or digits, Lucene's 33 English stop words, Snowball English stemmer"
 
 
@@ -19,18 +19,37 @@ class Analyser:
     """Turns text into index terms. Stems of words are remembered, so one analyser serves a whole corpus."""
 
     def __init__(self) -> None:
-        # The stemmer's own cache is off: ours maps straight to the term.
-        self._stem = Stemmer.Stemmer("english", 0).stemWord
-        self._terms: dict[str, str | None] = {}
+        self._terms = _Terms()
 
     def terms(self, text: str) -> list[str]:
         """The index terms of a text, in order, with repetitions."""
-        terms = []
-        for word in _WORD.findall(text.lower()):
-            try:
-                term = self._terms[word]
-            except KeyError:
-                term = self._terms[word] = None if word in STOP_WORDS else self._stem(word)
-            if term is not None:
-                terms.append(term)
-        return terms
+        return [term for term in map(self._terms.__getitem__, words(text)) if term is not None]
+
+
+def words(text: str) -> list[str]:
+    """What a text is cut into before stop words are left out and stems are taken."""
+    return _WORD.findall(text.lower())
+
+
+class Stems:
+    """The term of a word, computed each time."""
+
+    def __init__(self) -> None:
+        # The stemmer's own cache is off: those who use this remember what they make of the term.
+        self._stem = Stemmer.Stemmer("english", 0).stemWord
+
+    def term(self, word: str) -> str | None:
+        """The term of one of the `words` of a text; None of a stop word."""
+        return None if word in STOP_WORDS else self._stem(word)
+
+
+class _Terms(dict[str, str | None]):
+    """The term of each word that was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stems = Stems()
+
+    def __missing__(self, word: str) -> str | None:
+        term = self[word] = self._stems.term(word)
+        return term

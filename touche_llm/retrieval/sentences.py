@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 from math import ceil
 from typing import Any
 
@@ -15,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from touche_llm.corpus.store import Parts
 from touche_llm.records import Candidate, Topic
 from touche_llm.retrieval.analysis import Analyser
-from touche_llm.retrieval.top import FirstStage, query_text, top_candidates
+from touche_llm.retrieval.top import FirstStage, best_rows, query_text, top_candidates
 
 _ENDINGS = (".com", ".org", ".net", ".edu", ".gov", ".htm", ".html", ".pdf")
 _PUNCTUATION = ".,;:!?()[]{}<>\"'“”‘’"
@@ -65,8 +66,8 @@ def retrieve_sentences(
     parents = parts.parents()
     for topic in topics:
         query = query_text(topic, fields)
-        scores = joined(arguments.scores(query), sentences.scores(query), parents, settings)
-        ranking = top_candidates(topic, scores, parts.ids_of, settings.pool * _LOOK_THROUGH)
+        rows, scores = joined(arguments.scores(query), sentences.scores(query), parents, settings)
+        ranking = top_candidates(topic, scores, _ids_among(rows, parts), settings.pool * _LOOK_THROUGH)
         yield distinct(ranking, parts, settings, analyser)
 
 
@@ -82,41 +83,49 @@ def distinct(ranking: list[Candidate], parts: Parts, settings: SentenceSettings,
     return chosen
 
 
+def _ids_among(rows: NDArray[np.int64], parts: Parts) -> Callable[[list[int]], list[str]]:
+    return lambda places: parts.ids_of(rows[places].tolist())
+
+
 def joined(
     arguments: NDArray[np.floating[Any]],
     sentences: NDArray[np.floating[Any]],
     parents: NDArray[np.int64],
     settings: SentenceSettings,
-) -> NDArray[np.float64]:
-    """The joined score of each sentence, between 0 and 1.
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The rows of the sentences that match or are of a good argument, ascending, and their joined scores, 0 to 1.
 
     Args:
         arguments: one score an argument.
         sentences: one score a sentence.
-        parents: for each sentence the row of its argument.
+        parents: for each sentence the row of its argument, ascending.
         settings: only the `arguments` best arguments count, ties with the last of them included.
     """
-    arguments = np.asarray(arguments, dtype=np.float64)
-    if settings.arguments < len(arguments):
-        ordered = np.sort(arguments)[::-1]
-        least = ordered[settings.arguments - 1] if settings.arguments else np.inf
-        arguments = np.where(arguments >= least, arguments, 0.0)
-    of_sentence = np.asarray(sentences, dtype=np.float64) / max(float(sentences.max(initial=0.0)), 1e-12)
-    of_argument = (arguments / max(float(arguments.max(initial=0.0)), 1e-12))[parents]
+    best = best_rows(arguments, settings.arguments)
+    of_argument = np.zeros(len(arguments), dtype=np.float64)
+    of_argument[best] = arguments[best].astype(np.float64) / max(float(arguments.max(initial=0.0)), 1e-12)
+    scored = sentences > 0
+    firsts, ends = np.searchsorted(parents, best), np.searchsorted(parents, best, side="right")
+    for first, end in zip(firsts.tolist(), ends.tolist(), strict=True):
+        scored[first:end] = True
+    rows = np.flatnonzero(scored)
+    of_sentence = sentences[rows].astype(np.float64) / max(float(sentences.max(initial=0.0)), 1e-12)
     share = settings.argument_share
-    result: NDArray[np.float64] = (1.0 - share) * of_sentence + share * of_argument
-    return result
+    return rows, (1.0 - share) * of_sentence + share * of_argument[parents[rows]]
 
 
 def stands_alone(text: str, settings: SentenceSettings) -> bool:
     """Whether a sentence has enough words (of two letters or more, links left out) and is not overlong."""
     if len(text) > settings.most_chars:
         return False
-    words = [token for token in text.split() if _WORD.search(token) and not _is_link(token)]
-    return len(words) >= settings.least_words
+    words = (token for token in text.split() if _WORD.search(token) and not _is_link(token))
+    # Most sentences have so many words in their beginning.
+    return len(list(islice(words, settings.least_words))) == settings.least_words
 
 
 def _is_link(token: str) -> bool:
+    if "." not in token and "/" not in token:
+        return False
     name = token.casefold().strip(_PUNCTUATION)
     return "/" in name or name.startswith("www.") or name.endswith(_ENDINGS)
 
@@ -131,26 +140,24 @@ class NearDuplicates:
 
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold
-        # By size and a term of the prefix.
-        self._kept: dict[tuple[int, str], list[frozenset[str]]] = defaultdict(list)
+        # By a term of the prefix.
+        self._kept: dict[str, list[frozenset[str]]] = defaultdict(list)
 
     def add(self, terms: frozenset[str]) -> bool:
         """Keep a set unless it is empty or a near-duplicate of one that was kept; returns whether it was kept."""
         if not terms:
             return False
         # Long terms first: they are rare, so that few sets share them.
-        ordered = sorted(terms, key=lambda term: (-len(term), term))
+        ordered = sorted(sorted(terms), key=len, reverse=True)
         # Rounded a little less eagerly: 0.8 * 5 must not become 5 by a rounding error of the machine.
         least = ceil(self._threshold * len(terms) - 1e-9)
         most = int(len(terms) / self._threshold + 1e-9)
         prefix = ordered[: len(terms) - least + 1]
-        near = {
-            other for size in range(least, most + 1) for term in prefix for other in self._kept.get((size, term), ())
-        }
+        near = {other for term in prefix for other in self._kept.get(term, ()) if least <= len(other) <= most}
         if any(jaccard(terms, other) >= self._threshold for other in near):
             return False
         for term in prefix:
-            self._kept[len(terms), term].append(terms)
+            self._kept[term].append(terms)
         return True
 
 

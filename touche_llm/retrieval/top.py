@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from touche_llm.corpus.store import Units
 from touche_llm.records import Candidate, Topic
 
+_GROUP = 64
+
 
 class FirstStage(ABC):
     """Scores the documents of a store, or their parts, for a query."""
@@ -44,13 +46,29 @@ def top_candidates(
         candidates by descending score, equal scores by ascending document id (compared as strings), also where the
         last place is tied. Ranks start at 1.
     """
-    rows = np.flatnonzero(scores > 0)
-    if len(rows) > depth:
-        least = np.partition(scores[rows], len(rows) - depth)[len(rows) - depth]
-        rows = rows[scores[rows] >= least]
+    rows = best_rows(scores, depth)
     ids = ids_of(rows.tolist())
-    ordered = sorted(zip(scores[rows].tolist(), ids, strict=True), key=lambda pair: (-pair[0], pair[1]))
-    return [Candidate(topic.id, ident, rank, score) for rank, (score, ident) in enumerate(ordered[:depth], start=1)]
+    ordered = sorted(zip((-scores[rows]).tolist(), ids, strict=True))
+    return [Candidate(topic.id, ident, rank, -score) for rank, (score, ident) in enumerate(ordered[:depth], start=1)]
+
+
+def best_rows(scores: NDArray[np.floating[Any]], number: int) -> NDArray[np.int64]:
+    """The rows of the best `number` scores above 0, and of those tied with the last of them; ascending."""
+    if number == 0:
+        return np.empty(0, dtype=np.int64)
+    # Each of the n best of disjoint groups is the score of a row, so that the n-th best of these is no better than the
+    # n-th best score of all: nearly all other rows are out by one comparison.
+    groups = len(scores) // _GROUP
+    best = scores[: groups * _GROUP].reshape(_GROUP, groups).max(axis=0)
+    least = _nth_best(best, number) if groups >= number else 0.0
+    rows = np.flatnonzero(scores >= least if least > 0 else scores > 0)
+    if len(rows) > number:
+        rows = rows[scores[rows] >= _nth_best(scores[rows], number)]
+    return rows
+
+
+def _nth_best(scores: NDArray[np.floating[Any]], number: int) -> float:
+    return float(np.partition(scores, len(scores) - number)[len(scores) - number])
 
 
 def query_text(topic: Topic, fields: tuple[str, ...]) -> str:

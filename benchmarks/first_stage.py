@@ -1,0 +1,422 @@
+"""Seconds, memory and bytes of storing, indexing and searching synthetic corpora of the real sizes.
+
+    python -m benchmarks.first_stage [--passages 868655] [--sentences 6100000] [--topics 50] [--depth 1000]
+                                     [--peer-topics 10] [--keep FOLDER]
+
+Each measurement runs in processes of its own. Memory of indexing is the most that the process and those it started held
+together, mapped files counted once (Linux); looked at five times a second, and no less than the most that one of them
+ever held. The peer is rank-bm25 over the same terms of the same passages; it holds
+the corpus in memory, 3 GB of it at the real size. A size of 0 leaves a corpus out; the sizes default to those of the
+targets. `benchmarks.synthetic` says what the corpora are like.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import multiprocessing
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+
+from benchmarks.figures import Figure, peak_gib, show
+from benchmarks.synthetic import PASSAGES, SENTENCES, write_arguments, write_passages, write_topics
+from touche_llm.corpus.store import DocumentStore, Units, ensure_store
+from touche_llm.records import Candidate, Topic
+from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index, open_index
+from touche_llm.retrieval.okapi import OkapiIndex
+from touche_llm.retrieval.sentences import SentenceSettings, retrieve_sentences
+from touche_llm.retrieval.top import FirstStage
+from touche_llm.tasks import get_task
+from touche_llm.topics import read_topics
+
+ResultT = TypeVar("ResultT")
+TaskName = Literal["comparative", "sentence_pairs"]
+
+_BY_ID = 1_000
+# Of two scores of which one is added in 32 bits: as in tests/comparison.
+_TOLERANCE = 5e-7
+
+
+@dataclass(frozen=True)
+class Place:
+    """A synthetic corpus, its topics and its index."""
+
+    task: TaskName
+    folder: Path
+    depth: int
+
+    @property
+    def corpus(self) -> Path:
+        """The file of the corpus."""
+        return self.folder / ("passages.jsonl.gz" if self.task == "comparative" else "args_processed_04_01.csv")
+
+    @property
+    def topics(self) -> Path:
+        """The file of the topics."""
+        return self.folder / f"topics-{self.task}.xml"
+
+    @property
+    def index(self) -> Path:
+        """The folder of the index."""
+        return self.folder / f"index-{self.task}"
+
+    def units(self, store: DocumentStore) -> list[Units]:
+        """What is indexed."""
+        return [store] if self.task == "comparative" else [store, store.parts]
+
+    def search(self, store: DocumentStore, topics: list[Topic]) -> Iterator[list[Candidate]]:
+        """The candidates of each topic, as the program finds them."""
+        stages = [open_index(units, Bm25Settings()) for units in self.units(store)]
+        if self.task == "comparative":
+            return stages[0].retrieve(topics, fields=("title",), depth=self.depth)
+        settings = SentenceSettings(pool=self.depth)
+        return retrieve_sentences(topics, stages[0], stages[1], store.parts, settings, ("title",))
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What searching took, in a process that was just started: seconds, and MiB held afterwards."""
+
+    opening: float
+    first_round: float
+    second_round: list[float]
+    anonymous: float
+    mapped: float
+
+
+def stored(place: Place) -> float:
+    """Seconds to store the corpus."""
+    started = time.perf_counter()
+    ensure_store(place.corpus, place.index, get_task(place.task).read_corpus, notify=lambda _: None).close()
+    return time.perf_counter() - started
+
+
+def indexed(place: Place) -> float:
+    """Seconds to tokenise the stored corpus and to index it."""
+    started = time.perf_counter()
+    with DocumentStore(place.index) as store:
+        for units in place.units(store):
+            ensure_index(units, Bm25Settings(), lambda _: None)
+    return time.perf_counter() - started
+
+
+def searched(place: Place) -> Searched:
+    """Open the index and search for each topic twice."""
+    topics = read_topics(place.topics)
+    started = time.perf_counter()
+    with DocumentStore(place.index) as store:
+        found = place.search(store, topics)
+        opened = time.perf_counter()
+        # Kept until the end, as the program does.
+        rankings = list(found)
+        done = time.perf_counter()
+        seconds = []
+        again = place.search(store, topics)
+        for _ in rankings:
+            before = time.perf_counter()
+            next(again)
+            seconds.append(time.perf_counter() - before)
+        held = _status(Path("/proc/self/status"))
+    return Searched(opened - started, done - opened, seconds, held["RssAnon"] / 2**10, held["RssFile"] / 2**10)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Of the first topics: seconds of a query in the mean, how many rankings are the same, and GiB of the peer."""
+
+    ours: float
+    theirs: float
+    equal: int
+    gib: float
+
+
+def compared(place: Place, count: int) -> Compared:
+    """Search for the first topics with the index, with rank-bm25 and with the index again, one after the other."""
+    topics = read_topics(place.topics)[:count]
+    with DocumentStore(place.index) as store:
+        index = open_index(store, Bm25Settings())
+        before = _status(Path("/proc/self/status"))["VmRSS"]
+        peer = OkapiIndex(store, k1=1.5, b=0.75)
+        gib = (_status(Path("/proc/self/status"))["VmRSS"] - before) / 2**20
+        # Otherwise each of the two waits now and then until Python has looked through the millions of objects.
+        gc.collect()
+        gc.freeze()
+        timed_rankings(index, topics, place.depth)
+        first, ours = timed_rankings(index, topics, place.depth)
+        theirs, rankings = timed_rankings(peer, topics, place.depth)
+        last, _ = timed_rankings(index, topics, place.depth)
+    return Compared((first + last) / 2 / count, theirs / count, sum(map(same, ours, rankings)), gib)
+
+
+def timed_rankings(stage: FirstStage, topics: list[Topic], depth: int) -> tuple[float, list[list[tuple[str, float]]]]:
+    """Seconds to search for the topics, and what was found: ids and scores."""
+    started = time.perf_counter()
+    found = list(stage.retrieve(topics, fields=("title",), depth=depth))
+    seconds = time.perf_counter() - started
+    return seconds, [[(each.document_id, each.score) for each in ranking] for ranking in found]
+
+
+def chosen_ids(place: Place) -> list[str]:
+    """Ids of so many of the corpus, drawn at random."""
+    with DocumentStore(place.index) as store:
+        units = place.units(store)[-1]
+        return units.ids_of(random.Random(0).choices(range(len(units)), k=_BY_ID))
+
+
+def read_by_id(place: Place, ids: list[str]) -> float:
+    """Seconds to open the store and read documents by their ids, one after the other."""
+    started = time.perf_counter()
+    with DocumentStore(place.index) as store:
+        held: Any = store if place.task == "comparative" else store.parts
+        for each in ids:
+            held.get(each)
+    return time.perf_counter() - started
+
+
+def command(place: Place) -> tuple[float, float]:
+    """Seconds of `touche-llm retrieve` over the index, and those of them before its stage began."""
+    out = place.folder / f"run-{place.task}"
+    flags = {"task": place.task, "topics": place.topics, "corpus": place.corpus, "index": place.index, "out": out}
+    given = [str(each) for name, value in flags.items() for each in (f"--{name}", value)]
+    given += ["--depth", str(place.depth)]
+    if place.task == "sentence_pairs":
+        given += ["--set", f"sentences.pool={place.depth}"]
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "touche_llm", "retrieve", *given],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent.parent,
+    )
+    seconds = time.perf_counter() - started
+    if done.returncode:
+        raise SystemExit(done.stderr + done.stdout)
+    stage = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["retrieve"]
+    return seconds, seconds - stage["seconds"]
+
+
+@dataclass(frozen=True)
+class Used:
+    """What a process and those it started used: GiB held at once at most, and seconds of all cores together."""
+
+    peak: float
+    cpu: float
+
+    def __str__(self) -> str:
+        return f"{self.cpu:.1f} s of the cores, peak {self.peak:.2f} GiB"
+
+
+def alone(function: Callable[..., ResultT], *arguments: Any) -> tuple[ResultT, Used]:
+    """The result of a function in a process of its own, and what that used."""
+    peak = 0.0
+    before = os.times()
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        future = pool.submit(_with_most, function, *arguments)
+        (process,) = [each.pid for each in multiprocessing.active_children() if each.pid]
+        while not future.done():
+            peak = max(peak, _held_kib(_tree(process)) / 2**20)
+            time.sleep(0.2)
+        result, most = future.result()
+    after = os.times()
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    return result, Used(max(peak, most), cpu)
+
+
+def _with_most(function: Callable[..., ResultT], *arguments: Any) -> tuple[ResultT, float]:
+    """The result, and the most that this process, which does nothing else, or one that it started ever held, in GiB."""
+    result = function(*arguments)
+    # The most of a process includes what the one that started it held then: not its own, so not `ru_maxrss` of that.
+    most = _status(Path("/proc/self/status"))["VmHWM"] / 2**20
+    return result, max(most, peak_gib())
+
+
+def forget(folder: Path) -> None:
+    """Drop the files of a folder from the page cache, so that the next process reads them from disk."""
+    os.sync()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            handle = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(handle)
+
+
+def same(ours: list[tuple[str, float]], theirs: list[tuple[str, float]]) -> bool:
+    """Whether two rankings are the same, but for documents whose scores by the peer are the same to 7 digits."""
+    reference = dict(theirs)
+    lowest = theirs[-1][1] if theirs else 0.0
+    scores = [reference.get(name, lowest) for name, _ in ours]
+    ordered = all(above >= below * (1 - _TOLERANCE) for above, below in zip(scores, scores[1:], strict=False))
+    left_out = set(reference) - {name for name, _ in ours}
+    return (
+        len(ours) == len(theirs) and ordered and all(reference[each] <= lowest * (1 + _TOLERANCE) for each in left_out)
+    )
+
+
+def _tree(process: int) -> Iterator[int]:
+    yield process
+    for children in Path(f"/proc/{process}/task").glob("*/children"):
+        with _gone_is_nothing():
+            for child in children.read_text().split():
+                yield from _tree(int(child))
+
+
+def _held_kib(processes: Iterable[int]) -> int:
+    """What processes hold for themselves, and the mapped files of that which maps most: they map the same ones."""
+    own, mapped = 0, [0]
+    for process in processes:
+        with _gone_is_nothing():
+            # Not smaps_rollup, which would be exact: reading it stops the process while its pages are counted.
+            held = _status(Path(f"/proc/{process}/status"))
+            own += held["RssAnon"] + held["RssShmem"]
+            mapped.append(held["RssFile"])
+    return own + max(mapped)
+
+
+def _status(path: Path) -> dict[str, int]:
+    lines = (line.split() for line in path.read_text().splitlines())
+    return {words[0].rstrip(":"): int(words[1]) for words in lines if words[-1] == "kB"}
+
+
+@contextmanager
+def _gone_is_nothing() -> Iterator[None]:
+    """A process can end while it is looked at."""
+    try:
+        yield
+    except (FileNotFoundError, ProcessLookupError, KeyError):
+        pass
+
+
+def _megabytes(*paths: Path) -> float:
+    files = [each for path in paths for each in (path.rglob("*") if path.is_dir() else [path])]
+    return sum(each.stat().st_size for each in files if each.is_file()) / 1e6
+
+
+def measured(place: Place, size: int, real: int, limits: tuple[int, int], peer_topics: int) -> Iterator[Figure]:
+    """All figures of a corpus; `limits` are the targets of the cold start and of indexing, in seconds."""
+    targets = size >= real
+    start_limit, index_limit = limits
+
+    def held(reached: bool) -> bool | None:
+        return reached if targets else None
+
+    storing, used = alone(stored, place)
+    yield Figure("store the corpus", f"{storing:.1f} s ({used})")
+    indexing, used_to_index = alone(indexed, place)
+    yield Figure("tokenise and index", f"{indexing:.1f} s ({used_to_index})")
+    total, peak = storing + indexing, max(used.peak, used_to_index.peak)
+    yield Figure("both", f"{total:.1f} s", f"< {index_limit} s", holds=held(total < index_limit))
+    yield Figure("peak memory of both", f"{peak:.2f} GiB", "< 6 GiB", holds=held(peak < 6))
+    bm25 = list(place.index.glob("bm25-*"))
+    yield Figure(
+        "on disk",
+        f"{_megabytes(place.index):,.0f} MB, of it {_megabytes(*bm25):,.0f} MB of BM25",
+        peer=f"the corpus file has {_megabytes(place.corpus):,.0f} MB",
+    )
+
+    # It reads all that searching needs, so that no row but those that say so waits for the disk.
+    alone(searched, place)
+    result, _ = alone(searched, place)
+    (seconds, before), used = alone(command, place)
+    count = len(result.second_round)
+    yield Figure(
+        f"touche-llm retrieve, {count} topics, {place.depth:,} each, index in the page cache",
+        f"{seconds:.2f} s ({used.cpu:.2f} s of the cores)",
+        f"< {start_limit} s",
+        holds=held(seconds < start_limit),
+    )
+    yield Figure("  of it Python and its imports", f"{before:.2f} s")
+    yield Figure("  open the index, in another process", f"{result.opening:.2f} s")
+    yield Figure("  find the candidates, in that process", f"{result.first_round:.2f} s")
+    mean = sum(result.second_round) / count
+    yield Figure("queries per second, topics asked again", f"{1 / mean:,.0f} ({1000 * mean:.2f} ms each)")
+    memory = result.anonymous + result.mapped
+    yield Figure("memory after the queries", f"{memory:,.0f} MiB", "< 1,024 MiB", holds=held(memory < 1024))
+    yield Figure("  its own", f"{result.anonymous:,.0f} MiB")
+    yield Figure("  mapped files: pages of the system's cache", f"{result.mapped:,.0f} MiB")
+    forget(place.index)
+    (seconds, _), _ = alone(command, place)
+    yield Figure(
+        "touche-llm retrieve with no file of the index in the page cache",
+        f"{seconds:.2f} s",
+        f"< {start_limit} s",
+        holds=held(seconds < start_limit),
+    )
+    if peer_topics and place.task == "comparative":
+        asked = min(peer_topics, count)
+        both, _ = alone(compared, place, asked)
+        ratio = both.theirs / both.ours
+        yield Figure(
+            f"queries per second, {asked} topics",
+            f"{1 / both.ours:,.0f} ({1000 * both.ours:.2f} ms each), {ratio:,.0f} times the peer's",
+            ">= 500 times",
+            f"rank-bm25: {1 / both.theirs:.2f} ({both.theirs:.2f} s each), {both.gib:.1f} GiB",
+            held(ratio >= 500),
+        )
+        yield Figure("rankings equal to the peer's", f"{both.equal} of {asked}", "all", holds=both.equal == asked)
+
+    ids, _ = alone(chosen_ids, place)
+    what = "passages" if place.task == "comparative" else "sentences"
+    alone(read_by_id, place, ids)
+    for where in ("index in the page cache", "no file of the index in the page cache"):
+        if where.startswith("no"):
+            forget(place.index)
+        seconds, _ = alone(read_by_id, place, ids)
+        yield Figure(
+            f"open the store, {_BY_ID:,} random {what} by id, {where}",
+            f"{seconds:.3f} s",
+            "< 0.2 s",
+            holds=held(seconds < 0.2),
+        )
+
+
+def made(folder: Path) -> Path:
+    """The folder, which is there afterwards, without an index."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for index in folder.glob("index-*"):
+        shutil.rmtree(index)
+    return folder
+
+
+def main() -> None:
+    """Write the corpora and measure both."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--passages", type=int, default=PASSAGES)
+    parser.add_argument("--sentences", type=int, default=SENTENCES)
+    parser.add_argument("--topics", type=int, default=50)
+    parser.add_argument("--depth", type=int, default=1000)
+    parser.add_argument("--peer-topics", type=int, default=10, help="0 leaves rank-bm25 out")
+    parser.add_argument("--keep", type=Path, help="Leave corpora and indexes in this folder, and use corpora there.")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = (options.keep or Path(name)).resolve()
+        if options.passages:
+            place = Place("comparative", made(folder / f"passages-{options.passages}"), options.depth)
+            if not place.corpus.exists():
+                write_passages(place.corpus, options.passages)
+            write_topics(place.topics, options.topics)
+            figures = measured(place, options.passages, PASSAGES, (5, 240), options.peer_topics)
+            show(f"First stage, {options.passages:,} passages", figures)
+        if options.sentences:
+            place = Place("sentence_pairs", made(folder / f"sentences-{options.sentences}"), options.depth)
+            if not place.corpus.exists():
+                write_arguments(place.corpus, options.sentences)
+            write_topics(place.topics, options.topics, task="sentence_pairs")
+            figures = measured(place, options.sentences, SENTENCES, (15, 480), 0)
+            show(f"First stage, {options.sentences:,} sentences", figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from touche_llm.corpus.ids import IdList, Ids
+from touche_llm.corpus.passages import read_passages
+from touche_llm.corpus.store import DocumentStore, ensure_store
+from touche_llm.errors import DataError
+
+
+@given(ids=st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=20), data=st.data())
+def test_ids_come_back_in_the_order_of_the_rows_asked_for(
+    tmp_path_factory: pytest.TempPathFactory, ids: list[str], data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("ids")
+    written = IdList()
+    written.extend(ids[:3])
+    written.extend(ids[3:])
+    assert len(written) == len(ids)
+    written.write(folder, "documents")
+    found = Ids(folder, "documents")
+    assert len(found) == len(ids)
+    rows = data.draw(st.lists(st.integers(0, len(ids) - 1), max_size=30)) if ids else []
+    assert found.of(rows) == [ids[row] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("documents.ids.npy", lambda content: content[:-1]),
+        ("documents.id_ends.npy", lambda content: content[:-8]),
+        ("documents.id_ends.npy", lambda content: b""),
+        ("parts.ids.npy", None),
+    ],
+)
+def test_ids_that_are_damaged_or_gone_are_an_error_that_says_what_to_do(
+    tmp_path: Path, name: str, change: Callable[[bytes], bytes] | None
+) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"id": "a", "contents": "one"}\n{"id": "b", "contents": "two"}\n')
+    folder = tmp_path / "index"
+    ensure_store(corpus, folder, read_passages, notify=lambda _: None).close()
+    file = folder / name
+    if change is None:
+        file.unlink()
+    else:
+        file.write_bytes(change(file.read_bytes()))
+    with pytest.raises(DataError, match="damaged index .*; delete the folder and index again"):
+        DocumentStore(folder)
+
+
+def written(folder: Path, *ids: str) -> Path:
+    names = IdList()
+    names.extend(ids)
+    names.write(folder, "documents")
+    return folder
+
+
+@pytest.mark.parametrize("ends", [[0, 2, 1, 4], [0, 5, 3, 4], [0, -3, 3, 4]])
+def test_ends_that_do_not_rise_are_an_error_and_no_other_id(tmp_path: Path, ends: list[int]) -> None:
+    np.save(written(tmp_path, "a", "bc", "d") / "documents.id_ends.npy", np.array(ends))
+    with pytest.raises(DataError, match=r"damaged index \(row \d has no id\); delete the folder and index again"):
+        Ids(tmp_path, "documents").of([2, 0, 1])
+
+
+def test_ends_that_do_not_begin_with_the_first_id_are_refused(tmp_path: Path) -> None:
+    np.save(written(tmp_path, "a", "bc", "d") / "documents.id_ends.npy", np.array([1, 2, 3, 4]))
+    with pytest.raises(ValueError, match="do not fit together"):
+        Ids(tmp_path, "documents")
+
+
+def test_an_end_within_a_letter_is_an_error(tmp_path: Path) -> None:
+    np.save(written(tmp_path, "ä", "b") / "documents.id_ends.npy", np.array([0, 1, 3]))
+    with pytest.raises(DataError, match="damaged index .*; delete the folder and index again"):
+        Ids(tmp_path, "documents").of([0])

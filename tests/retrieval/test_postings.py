@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import bm25s
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from touche_llm.corpus.passages import read_passages
+from touche_llm.corpus.store import DocumentStore, ensure_store
+from touche_llm.errors import DataError
+from touche_llm.retrieval import postings
+from touche_llm.retrieval.analysis import Analyser
+from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index, folder_of, open_index
+from touche_llm.retrieval.top import best_rows
+
+TEXTS = [f"common word{n % 7} word{n % 7} of the rare{n}" for n in range(200)] + ["the of", "common"]
+
+
+def store_of(folder: Path, texts: list[str]) -> DocumentStore:
+    folder.mkdir(exist_ok=True)
+    corpus = folder / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"id": f"d{n}", "contents": text}) + "\n" for n, text in enumerate(texts)))
+    return ensure_store(corpus, folder / "index", read_passages, notify=lambda _: None)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[DocumentStore]:
+    with store_of(tmp_path, TEXTS) as opened:
+        yield opened
+
+
+@pytest.fixture
+def small_blocks(store: DocumentStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postings, "BLOCK_BYTES", store.database_bytes // 5)
+
+
+def index_files(store: DocumentStore) -> dict[str, bytes]:
+    ensure_index(store, Bm25Settings(), lambda _: None)
+    return {path.name: path.read_bytes() for path in folder_of(store).iterdir()}
+
+
+def test_a_block_says_where_each_term_is_and_how_often(store: DocumentStore) -> None:
+    vocabulary, (block,) = postings.read_postings(store)
+    names = list(vocabulary)
+    assert list(vocabulary.values()) == list(range(len(names)))
+    terms = [names[term] for term in np.repeat(block.terms, block.rows_of_term)]
+    found = set(zip(block.rows.tolist(), terms, block.frequencies.tolist(), strict=True))
+    analysed = [Analyser().terms(text) for text in TEXTS]
+    assert found == {(row, *item) for row, each in enumerate(analysed) for item in Counter(each).items()}
+    assert block.lengths.tolist() == [len(each) for each in analysed]
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_index_is_the_same_to_the_byte_in_any_number_of_processes(
+    store: DocumentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(postings, "cores", lambda: count)
+    in_parts = index_files(store)
+    monkeypatch.setattr(postings, "BLOCK_BYTES", 2**40)
+    with store_of(tmp_path / "whole", TEXTS) as whole:
+        assert index_files(whole) == in_parts
+
+
+word = st.sampled_from([f"w{n}" for n in range(12)] + ["the"])
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    texts=st.lists(st.lists(word, min_size=1, max_size=15).map(" ".join), min_size=1, max_size=20),
+    method=st.sampled_from(get_args(Bm25Settings.model_fields["method"].annotation)),
+    k1=st.floats(0.1, 3.0),
+    b=st.floats(0.0, 1.0),
+)
+def test_scores_are_those_that_bm25s_computes(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], method: Any, k1: float, b: float
+) -> None:
+    analysed = [Analyser().terms(text) for text in texts]
+    vocabulary = {term: number for number, term in enumerate(sorted({term for each in analysed for term in each}))}
+    rows = [[vocabulary[term] for term in each] for each in analysed]
+    with store_of(tmp_path_factory.mktemp("generated"), texts) as store:
+        if not vocabulary:
+            with pytest.raises(DataError, match="no word to index"):
+                ensure_index(store, Bm25Settings(), lambda _: None)
+            return
+        ours = ensure_index(store, Bm25Settings(method=method, k1=k1, b=b), lambda _: None)._index
+    theirs = bm25s.BM25(method=method, k1=k1, b=b)
+    theirs.index((rows, vocabulary), show_progress=False)
+    assert {term: number for term, number in theirs.vocab_dict.items() if term} == ours.vocab_dict
+    for name in ("data", "indices", "indptr"):
+        assert np.array_equal(ours.scores[name], theirs.scores[name])
+        assert ours.scores[name].dtype == theirs.scores[name].dtype
+
+
+def test_a_corpus_without_what_is_to_be_indexed_has_no_word(store: DocumentStore) -> None:
+    assert len(store.parts) == 0
+    with pytest.raises(DataError, match="no word to index in it"):
+        ensure_index(store.parts, Bm25Settings(), lambda _: None)
+
+
+@given(
+    scores=st.lists(st.integers(-1, 8), max_size=400),
+    number=st.integers(0, 6),
+    kind=st.sampled_from([np.float32, np.float64]),
+)
+@example(scores=[0] * 200 + [3] * 3 + [0] * 200, number=2, kind=np.float32)
+@example(scores=[*range(1, 390)], number=6, kind=np.float32)
+@example(scores=[0] * 384 + [1, 2, 3], number=1, kind=np.float64)
+def test_the_best_rows_are_those_no_worse_than_the_last_of_them(scores: list[int], number: int, kind: Any) -> None:
+    ranked = sorted((score for score in scores if score > 0), reverse=True)[:number]
+    expected = [row for row, score in enumerate(scores) if ranked and score >= ranked[-1]]
+    assert best_rows(np.array(scores, dtype=kind) / 3, number).tolist() == expected
+
+
+def test_a_term_in_more_than_half_of_the_documents_is_passed_over(store: DocumentStore) -> None:
+    index = ensure_index(store, Bm25Settings(), lambda _: None)
+    assert not index.scores("common").any()
+    assert np.array_equal(index.scores("common rare7"), index.scores("rare7"))
+
+
+def ends_at_once(*_: Any) -> None:
+    os._exit(9)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_process_that_is_killed_is_an_error_and_no_index(
+    store: DocumentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postings, "_work", ends_at_once)
+    with pytest.raises(DataError, match="a process that tokenises ended too early"):
+        ensure_index(store, Bm25Settings(), lambda _: None)
+    with pytest.raises(DataError, match="no BM25 index"):
+        open_index(store, Bm25Settings())
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_an_error_in_another_process_is_raised_here(store: DocumentStore) -> None:
+    (store.folder / "manifest.json").unlink()
+    with pytest.raises(DataError, match="no index here"):
+        postings.read_postings(store)
+
+
+# Slow enough to be interrupted, and it says when the first block has come.
+INDEXING = """
+import sys, time
+from touche_llm.cli import main
+from touche_llm.retrieval import postings
+
+blocks = postings._in_processes
+
+def slowly(*arguments):
+    for block in blocks(*arguments):
+        print("block", flush=True)
+        time.sleep(0.2)
+        yield block
+
+postings.BLOCK_BYTES = 4096
+postings._in_processes = slowly
+sys.argv = ["touche-llm", "index", "--corpus", sys.argv[1], "--index", sys.argv[2], "--k1", "0.9"]
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_indexing_leaves_the_old_index_and_no_process(store: DocumentStore, ending: int) -> None:
+    before = index_files(store)
+    arguments = [sys.executable, "-c", INDEXING, store.manifest.corpus, str(store.folder)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout and process.stderr
+        assert process.stdout.readline() == b"block\n"
+        # Ctrl-C reaches all processes of the terminal, a kill the one that is named.
+        (os.killpg if ending == signal.SIGINT else os.kill)(process.pid, ending)
+        code = process.wait(timeout=30)
+        said = process.stderr.read()
+    assert code == (130 if ending == signal.SIGINT else -ending)
+    assert b"Traceback" not in said
+    deadline = time.monotonic() + 30
+    while group_lives(process.pid):
+        assert time.monotonic() < deadline, "a process was left behind"
+        time.sleep(0.05)
+    assert index_files(store) == before
+
+
+def group_lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
