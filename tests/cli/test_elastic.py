@@ -196,6 +196,7 @@ def test_the_shards_can_be_set_when_the_index_is_made(touche: Touche, server: Fa
     assert server.indices["touche-llm"].settings["index"]["number_of_shards"] == 6
 
 
+@pytest.mark.slow
 def test_a_run_can_be_reported_and_kept_also_when_the_server_is_gone(
     touche: Touche, tmp_path: Path, server: FakeElasticsearch
 ) -> None:

@@ -134,6 +134,7 @@ def ends_at_once(*_: Any) -> None:
     os._exit(9)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_blocks")
 def test_a_process_that_is_killed_is_an_error_and_no_index(
     store: DocumentStore, monkeypatch: pytest.MonkeyPatch
