@@ -153,9 +153,13 @@ class _Reached(dict[str, tuple[int, ...]]):
     def __init__(self, spelled: tuple[str, ...], written: str) -> None:
         super().__init__()
         self._spelled, self._written = spelled, written
+        self._firsts = {label[0] for label in spelled}
 
     def __missing__(self, alternative: str) -> tuple[int, ...]:
         reached = self._written + _squeeze(alternative)
+        # Most alternatives are words that lead nowhere.
+        if reached and reached[0] not in self._firsts:
+            return ()
         places = tuple(
             place
             for place, label in enumerate(self._spelled)
