@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from touche_llm.boilerplate import content_lines, lines_of
 from touche_llm.excerpts import GAP_MARK, PASSAGE_CHARS, Excerpts, excerpts
-from touche_llm.prompts import neutralise
+from touche_llm.harmless import neutralise
 from touche_llm.records import Topic
 from touche_llm.retrieval.analysis import Analyser
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from touche_llm import template_limits
 from touche_llm.corpus.passages import MAX_LINE_BYTES
 from touche_llm.errors import PromptError
+from touche_llm.harmless import neutralise
 from touche_llm.llm.answer import labels_of
-from touche_llm.prompts import load_prompt, neutralise, prompts_folder
+from touche_llm.prompts import load_prompt, prompts_folder
 from touche_llm.records import Document, Topic
 from touche_llm.tasks import TASKS
 from touche_llm.tasks.base import Question

@@ -15,7 +15,7 @@ from functools import cached_property
 from sentencex import segment  # type: ignore[import-untyped]
 
 from touche_llm.boilerplate import Span, content_lines, ends_sentence, lines_of
-from touche_llm.prompts import neutralise
+from touche_llm.harmless import neutralise
 from touche_llm.records import Topic
 from touche_llm.retrieval.analysis import Analyser
 from touche_llm.retrieval.top import query_text

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
-import unicodedata
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from touche_llm.errors import PromptError, UsageError
 from touche_llm.examples import ENDING as EXAMPLES_ENDING
 from touche_llm.examples import Example, parse_examples
+from touche_llm.harmless import Harmless, neutralise
 from touche_llm.llm.answer import AnswerModel
 from touche_llm.llm.request import Message, Origin
 from touche_llm.records import Topic
@@ -27,11 +26,6 @@ from touche_llm.templates import HEADER, ROLES, TemplateFiles, pulled_in, read_t
 _INSTALLED = Path(__file__).parent / "_prompts"
 _CHECKOUT = Path(__file__).parent.parent / "prompts"
 _HASH_DIGITS = 12
-
-# A bracket that could begin a control token of some chat format, in ASCII or in the full-width forms that a
-# normalising tokeniser folds into ASCII: `<|im_end|>`, `</s>`, `<start_of_turn>`, `<<SYS>>`, `<｜User｜>`, `[INST]`,
-# `[/INST]`, `[gMASK]`, `[|user|]`, `[control_8]`, `]~b]`. Also one at the end of a text, since the template goes on.
-_CONTROL = re.compile(r"[<＜﹤](?=\S|$)|[\[［](?=[^\s\d]|$)|[\]］](?=[~～])")
 
 
 class PromptHeader(BaseModel):
@@ -113,29 +107,6 @@ class Prompt:
     def label(self) -> str:
         """Name, version and hash in one word, as judgments carry it."""
         return f"{self.name}@{self.header.version}-{self.hash}"
-
-
-class Harmless(str):
-    """A text that `neutralise` gave. What is made of it (a part, another case) is a plain text again."""
-
-    __slots__ = ()
-
-
-def neutralise(text: str) -> Harmless:
-    """The text with nothing in it that a tokeniser could take for chat control; applying it again changes nothing.
-
-    Control and format characters go (line feeds and tabs stay), since some tokenisers drop them and join what they
-    parted. A space parts each bracket that could begin a control token from what follows.
-    """
-    if type(text) is Harmless:
-        return text
-    # What is printable as a whole has none of them; looking at each character takes thirty times as long.
-    if not text.replace("\n", " ").replace("\t", " ").isprintable():
-        text = "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs"))
-    # So does the pattern where a text has no bracket, and most have none.
-    if "<" in text or "[" in text or "]" in text or not text.isascii():
-        text = _CONTROL.sub(r"\g<0> ", text)
-    return Harmless(text)
 
 
 def _inserted(value: Any) -> str:

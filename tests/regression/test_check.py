@@ -12,8 +12,9 @@ import pytest
 from tests.regression.conftest import Copy, all_checked, checked, edit, overlay
 from tests.write_regressions import FOLDER
 from touche_llm.errors import UsageError
+from touche_llm.harmless import neutralise
 from touche_llm.llm.answer import AnswerModel, schema_of
-from touche_llm.prompts import neutralise, prompts_folder
+from touche_llm.prompts import prompts_folder
 from touche_llm.regression.differences import Finding, by_kind
 from touche_llm.regression.recorded import QUERIES_UNSEEN
 from touche_llm.regression.telling import told

@@ -1,0 +1,34 @@
+"""Text from outside that cannot act as chat control."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+# A bracket that could begin a control token of some chat format, in ASCII or in the full-width forms that a
+# normalising tokeniser folds into ASCII: `<|im_end|>`, `</s>`, `<start_of_turn>`, `<<SYS>>`, `<｜User｜>`, `[INST]`,
+# `[/INST]`, `[gMASK]`, `[|user|]`, `[control_8]`, `]~b]`. Also one at the end of a text, since the template goes on.
+_CONTROL = re.compile(r"[<＜﹤](?=\S|$)|[\[［](?=[^\s\d]|$)|[\]］](?=[~～])")
+
+
+class Harmless(str):
+    """A text that `neutralise` gave. What is made of it (a part, another case) is a plain text again."""
+
+    __slots__ = ()
+
+
+def neutralise(text: str) -> Harmless:
+    """The text with nothing in it that a tokeniser could take for chat control; applying it again changes nothing.
+
+    Control and format characters go (line feeds and tabs stay), since some tokenisers drop them and join what they
+    parted. A space parts each bracket that could begin a control token from what follows.
+    """
+    if type(text) is Harmless:
+        return text
+    # What is printable as a whole has none of them; looking at each character takes thirty times as long.
+    if not text.replace("\n", " ").replace("\t", " ").isprintable():
+        text = "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs"))
+    # So does the pattern where a text has no bracket, and most have none.
+    if "<" in text or "[" in text or "]" in text or not text.isascii():
+        text = _CONTROL.sub(r"\g<0> ", text)
+    return Harmless(text)
