@@ -41,6 +41,7 @@ from benchmarks.figures import Figure, peak_gib, show
 from benchmarks.synthetic import write_passages, write_topics
 from touche_llm.config import Config, load_config
 from touche_llm.corpus.store import DocumentStore
+from touche_llm.decoding import decoded
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.chat_reply import ChatReply, completion_of
 from touche_llm.llm.counts import Counts
@@ -110,9 +111,7 @@ class _AtOnce:
     """An engine in process that has its answers ready."""
 
     def __init__(self) -> None:
-        found = [
-            completion_of(ChatReply.model_validate_json(each), ("relevance", "quality", "stance")) for each in replies()
-        ]
+        found = [completion_of(decoded(each, ChatReply), ("relevance", "quality", "stance")) for each in replies()]
         self._answers: Iterator[Completion] = cycle(found)
 
     async def complete(self, request: Request) -> Completion:

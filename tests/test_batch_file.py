@@ -466,6 +466,9 @@ HOSTILE = {
     "an endless log-probability": orjson.dumps(GOOD).replace(
         b'"content":[]', b'"content":[{"token":"a","logprob":1e999}]'
     ),
+    "an alternative that is none": orjson.dumps(GOOD).replace(
+        b'"content":[]', b'"content":[{"token":"a","logprob":-0.1,"top_logprobs":[7]}]'
+    ),
     "too long": b'{"custom_id": "' + b"a" * (16 * 2**20) + b'"}',
 }
 

@@ -7,9 +7,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from touche_llm.config import Config
+from touche_llm.decoding import Malformed
 from touche_llm.engine_config import EngineConfig, SamplingConfig
 from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.llm.batch_engine import known_unusable
@@ -185,6 +184,6 @@ def _one_of(fitting: list[EngineFacts], cache: Cache) -> EngineFacts:
 
 def _facts(entry: Entry, cache: Cache) -> EngineFacts:
     try:
-        return EngineFacts.model_validate(entry.value)
-    except ValidationError as error:
+        return entry.read(EngineFacts)
+    except Malformed as error:
         raise DataError(f"{cache.path}: entry {entry.key} holds no facts about an engine: record it anew") from error

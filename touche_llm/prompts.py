@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from touche_llm.templates import HEADER, ROLES, TemplateFiles, pulled_in, read_t
 _INSTALLED = Path(__file__).parent / "_prompts"
 _CHECKOUT = Path(__file__).parent.parent / "prompts"
 _HASH_DIGITS = 12
+# Characters.
+_SHORT = 10_000
 
 
 class PromptHeader(BaseModel):
@@ -111,7 +114,14 @@ class Prompt:
 
 def _inserted(value: Any) -> str:
     """What an expression of a template inserts."""
-    return neutralise(value if type(value) in (str, Harmless) else str(value))
+    if type(value) is Harmless:
+        return value
+    text = value if type(value) is str else str(value)
+    return _neutralised(text) if len(text) <= _SHORT else neutralise(text)
+
+
+# A topic's texts are inserted anew for each of its documents.
+_neutralised = lru_cache(maxsize=1024)(neutralise)
 
 
 def prompts_folder() -> Path:

@@ -1,10 +1,14 @@
-"""The nouns that pass from stage to stage; all frozen."""
+"""The nouns that pass from stage to stage; all frozen.
+
+Those of which a run has fifty thousand are of msgspec, which makes them in a tenth of the time.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 
@@ -50,8 +54,7 @@ class LabelledDocument:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """A document that the first stage proposes for a topic; ranks start at 1."""
 
     topic_id: str
@@ -60,16 +63,14 @@ class Candidate:
     score: float
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
+class Scored(msgspec.Struct, frozen=True):
     """A document of a ranking with its score; a ranking is a list of them, best first."""
 
     document_id: str
     score: float
 
 
-@dataclass(frozen=True, slots=True)
-class RunLine:
+class RunLine(msgspec.Struct, frozen=True):
     """One line of a run: `qid stance doc rank score tag`."""
 
     topic_id: str

@@ -16,12 +16,14 @@ from touche_llm.llm.cache import Cache, CacheMode, Entry
 
 
 def answer(text: str = "{}") -> Answer:
-    return Answer(text=text, finish_reason="stop", prompt_tokens=1, completion_tokens=1)
+    return Answer(text=text, finish_reason="stop", tokens=[], prompt_tokens=1, completion_tokens=1)
 
 
 def entry(digit: str = "a", text: str = "{}", **columns: Any) -> Entry:
     given = {"prompt": "comparative/judge", "prompt_version": 1, "prompt_hash": "h", "topic": "1", "document": "d"}
-    return Entry(key=digit * 64, kind="answer", model="m", value=answer(text).model_dump(), **{**given, **columns})
+    return Entry(
+        key=digit * 64, kind="answer", model="m", value=orjson.loads(answer(text).to_json()), **{**given, **columns}
+    )
 
 
 def test_what_is_put_is_there_for_the_next_process_at_once(tmp_path: Path) -> None:
@@ -201,13 +203,13 @@ async def test_what_is_stored_in_one_turn_is_in_when_the_call_comes_back(tmp_pat
 
         async def store(digit: str) -> None:
             value = answer(text=digit)
-            assert await cache.store(entry(digit, text=digit), value) is value
+            assert await cache.store(entry(digit).heading, value) is value
             seen.append([other.get(each * 64, Answer) is not None for each in "abc"])
 
         await asyncio.gather(*map(store, "abc"))
         assert seen == [[True, True, True]] * 3
         # The first one stored stays, and is what comes back.
-        assert (await other.store(entry("a", text="late"), answer(text="late"))).text == "a"
+        assert (await other.store(entry("a").heading, answer(text="late"))).text == "a"
 
 
 @pytest.mark.parametrize("denied", [("COMMIT",), ("COMMIT", "ROLLBACK")])
@@ -222,13 +224,13 @@ async def test_what_cannot_be_committed_is_an_error_of_each_that_waits_for_it(
     cache = Cache(path)
     cache._database.set_authorizer(authorize)
     results = await asyncio.wait_for(
-        asyncio.gather(*(cache.store(entry(digit), answer()) for digit in "ab"), return_exceptions=True), 30
+        asyncio.gather(*(cache.store(entry(digit).heading, answer()) for digit in "ab"), return_exceptions=True), 30
     )
     assert [type(each) for each in results] == [sqlite3.DatabaseError] * 2
     cache._database.set_authorizer(None)
     if denied == ("COMMIT",):
         # What comes later is stored as ever.
-        await cache.store(entry("c"), answer())
+        await cache.store(entry("c").heading, answer())
     cache.close()
     with Cache(path, CacheMode.REPLAY) as again:
         assert [again.get(each * 64, Answer) is not None for each in "abc"] == [False, False, denied == ("COMMIT",)]
@@ -245,7 +247,7 @@ def test_a_second_sample_that_another_process_stores_is_seen(tmp_path: Path) -> 
 async def test_what_was_stored_is_kept_when_the_cache_is_closed_in_the_same_turn(tmp_path: Path) -> None:
     path = tmp_path / "answers.sqlite"
     cache = Cache(path)
-    waiting = asyncio.create_task(cache.store(entry("a"), answer()))
+    waiting = asyncio.create_task(cache.store(entry("a").heading, answer()))
     await asyncio.sleep(0)
     cache.close()
     await waiting

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -137,6 +138,16 @@ def test_without_matching_log_probabilities_the_plain_value_is_taken_and_said_so
     reading = read_label('{"relevance":2,"quality":1,"stance":"NO"}', tokens, "relevance", LABELS["relevance"], 2)
     assert reading == Reading(answered=2)
     assert (expected_grade(reading), most_probable(reading)) == (2.0, "2")
+
+
+def test_all_white_space_may_come_before_a_label_and_nothing_else() -> None:
+    spaces = {chr(code) for code in range(sys.maxunicode + 1) if chr(code).isspace()}
+    for before in [*spaces, "", "x", "\u200b", "\ufeff"]:
+        top = [("1", math.log(0.5)), (f"{before}2", math.log(0.25))]
+        reading = read_label(
+            '{"relevance":1}', [Token(at=13, token="1", logprob=-0.1, top=top)], "relevance", LABELS["relevance"], 1
+        )
+        assert reading.outside == pytest.approx(0.25 if before in spaces or not before else 0.5)
 
 
 def test_the_most_probable_label_can_differ_from_the_one_written_but_a_tie_does_not_move_it() -> None:

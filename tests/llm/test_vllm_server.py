@@ -122,8 +122,23 @@ async def test_a_failure_that_lasts_is_typed_and_not_cached(
         assert not list(cache.entries())
 
 
-@pytest.mark.parametrize(("old", "new"), [(b'"logprob":-0.1', b'"logprob":NaN'), (b'"bytes":[123]', b'"bytes":[999]')])
-async def test_a_reply_with_impossible_numbers_is_tried_three_times_and_typed(
+# How the alternatives of the relevance begin: what they hold is read later than the rest, and only there.
+_OF_RELEVANCE = b'"top_logprobs":[{"token":"0"'
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"logprob":-0.1', b'"logprob":NaN'),
+        (b'"bytes":[123]', b'"bytes":[999]'),
+        (_OF_RELEVANCE, _OF_RELEVANCE.replace(b'"0"', b"0")),
+        (_OF_RELEVANCE, _OF_RELEVANCE.replace(b'"0"', b'"\xff"')),
+        (_OF_RELEVANCE, b'"top_logprobs":["0",{"token":"0"'),
+        (_OF_RELEVANCE, b'"top_logprobs":' + b"[" * 100_000 + b'{"token":"0"'),
+        (_OF_RELEVANCE + b',"logprob":-0.1', _OF_RELEVANCE + b',"logprob":-1e999'),
+    ],
+)
+async def test_a_reply_with_impossible_parts_is_tried_three_times_and_typed(
     old: bytes, new: bytes, tmp_path: Path
 ) -> None:
     async def impossible(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:

@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+import msgspec
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
+
+from touche_llm.decoding import decoded
 
 # The answer was withheld; it ended at the length limit; it is no JSON; it is JSON of another form; the server
 # answered with an error or broke off; it did not answer in time.
@@ -30,34 +33,43 @@ _SHORT = 1000
 _PAIRS = json.JSONDecoder(object_pairs_hook=list)
 
 
-Logprob = Annotated[float, Field(le=0.0, allow_inf_nan=False)]
+# JSON has no word for what is infinite or no number.
+Logprob = Annotated[float, msgspec.Meta(le=0.0)]
 
 
-class Token(BaseModel):
+class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A token of an answer: its first byte's place in the text, and its most probable alternatives, itself included.
 
-    Log-probabilities are natural logarithms.
+    Log-probabilities are natural logarithms. What is read is checked, what the program makes is not.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    at: int = Field(ge=0)
+    at: Annotated[int, msgspec.Meta(ge=0)]
     token: str
     logprob: Logprob
     top: list[tuple[str, Logprob]]
 
 
-class Answer(BaseModel):
+class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """An answer that could be used, as it is cached. `tokens` are those that carry the labels, if any were sent."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     text: str
     finish_reason: str
-    tokens: list[Token] = []
+    tokens: list[Token]
     prompt_tokens: int
     completion_tokens: int
     fingerprint: str | None = None
+
+    @classmethod
+    def from_json(cls, text: str) -> Answer:
+        """What `to_json` gave; raises Malformed."""
+        return decoded(text, cls)
+
+    def to_json(self) -> str:
+        """As it is cached."""
+        return _ENCODER.encode(self).decode()
+
+
+_ENCODER = msgspec.json.Encoder()
 
 
 class Unusable(Exception):

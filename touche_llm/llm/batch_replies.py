@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError
+import msgspec
 
+from touche_llm.decoding import Malformed, decoded
 from touche_llm.errors import DataError, printable
 from touche_llm.files import MAX_LINE, bounded_lines
 from touche_llm.llm.chat_reply import CHAT_PATH, ChatReply, completion_of
@@ -21,12 +22,12 @@ _LONGEST_KIND = 40
 _NOT_FINAL = (401, 403, 404, 408, 429)
 
 
-class _Response(BaseModel):
-    status_code: int = Field(strict=True)
-    body: dict[str, Any] | None = None
+class _Response(msgspec.Struct):
+    status_code: int
+    body: msgspec.Raw = msgspec.Raw(b"null")
 
 
-class _Line(BaseModel):
+class _Line(msgspec.Struct):
     custom_id: str
     response: _Response | None
     error: Any = None
@@ -124,15 +125,14 @@ def _parsed(path: Path, number: int, line: bytes) -> tuple[str, ChatReply | Prob
     if len(line) > MAX_LINE:
         raise DataError(f"{place}: longer than {MAX_LINE:,} bytes; no reply of vllm run-batch")
     try:
-        found = _Line.model_validate_json(line)
+        found = decoded(line, _Line)
         response = found.response
         if response is None or response.status_code != 200 or found.error is not None:
             return found.custom_id, _error(response, found.error)
-        reply = ChatReply.model_validate(response.body)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "line"
-        raise DataError(f"{place}: no reply of vllm run-batch: {where}: {first['msg']}") from error
+        reply = decoded(response.body, ChatReply)
+        reply.check()
+    except Malformed as error:
+        raise DataError(f"{place}: no reply of vllm run-batch: {error}") from error
     try:
         completion_of(reply)
     except Transient as transient:
@@ -144,7 +144,7 @@ def _parsed(path: Path, number: int, line: bytes) -> tuple[str, ChatReply | Prob
 def _error(response: _Response | None, error: Any) -> Problem:
     if response is None:
         return Problem("error", _said(error))
-    status, said = response.status_code, error if error is not None else response.body
+    status, said = response.status_code, error if error is not None else decoded(response.body, Any)
     # Texts alone are errors of `vllm run-batch` itself, as of an address that it does not know.
     final = 400 <= status < 500 and status not in _NOT_FINAL and isinstance(said, dict)
     return Problem(f"status_{status}", f"HTTP {status} from {CHAT_PATH}: {_said(said)}", final)

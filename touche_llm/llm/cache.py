@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 
+from touche_llm.decoding import Malformed
 from touche_llm.errors import DataError, UsageError
 from touche_llm.files import iterate_records, whole_file
+from touche_llm.llm.cached import Cached
 
 # `PRAGMA user_version` of the file.
 SCHEMA_VERSION = 1
@@ -27,7 +29,7 @@ _KEY = r"^[0-9a-f]{64}$"
 # So that it is known at once whether there are any; older caches get it when they are opened to write.
 _INDEX_OF_SAMPLES = "CREATE INDEX IF NOT EXISTS samples ON entries (sample) WHERE sample > 0"
 
-ValueT = TypeVar("ValueT", bound=BaseModel)
+ValueT = TypeVar("ValueT", bound=Cached)
 
 
 class CacheMode(StrEnum):
@@ -37,6 +39,20 @@ class CacheMode(StrEnum):
     REPLAY = "replay"  # take what is there; a miss is an error; no engine is needed
     REFRESH = "refresh"  # ask for everything and store it in place of what is there
     OFF = "off"  # neither read nor write
+
+
+class Heading(NamedTuple):
+    """What an entry says beside its value: its key, what it is, and what it was asked for."""
+
+    key: str
+    kind: str
+    model: str
+    prompt: str | None = None
+    prompt_version: int | None = None
+    prompt_hash: str | None = None
+    topic: str | None = None
+    document: str | None = None
+    sample: int = 0
 
 
 class Entry(BaseModel):
@@ -55,8 +71,23 @@ class Entry(BaseModel):
     sample: int = 0
     value: dict[str, Any]
 
+    @property
+    def heading(self) -> Heading:
+        """All but the value."""
+        return Heading(*(getattr(self, column) for column in Heading._fields))
+
+    @property
+    def text(self) -> str:
+        """The value as it is stored."""
+        return orjson.dumps(self.value).decode()
+
+    def read(self, model: type[ValueT]) -> ValueT:
+        """The value; raises Malformed."""
+        return model.from_json(self.text)
+
 
 _COLUMNS = tuple(Entry.model_fields)
+_SAMPLE = _COLUMNS.index("sample")
 
 
 class Cache:
@@ -83,8 +114,8 @@ class Cache:
         except (sqlite3.Error, OSError) as error:
             raise DataError(f"{path}: not a cache, or not writable: {error}") from error
         self._resampled, self._seen_version = False, -1
-        # Those who wait for the end of the transaction that this turn of the event loop has begun; None without one.
-        self._turn: list[asyncio.Future[None]] | None = None
+        # What is to be stored at the end of this turn of the event loop.
+        self._turn: list[tuple[tuple[Any, ...], asyncio.Future[bool]]] = []
         if cassette:
             self.import_cassette(path)
 
@@ -124,18 +155,14 @@ class Cache:
         finds. In mode `refresh` the new value takes its place.
         """
         if self.mode is CacheMode.OFF:
-            return model.model_validate(entry.value)
-        self._insert(entry, "REPLACE" if self.mode is CacheMode.REFRESH else "IGNORE")
+            return entry.read(model)
+        self._insert([(*entry.heading, entry.text)])
         stored = self._stored(entry.key, model)
         assert stored is not None
         return stored
 
-    async def store(self, entry: Entry, value: ValueT) -> ValueT:
+    async def store(self, heading: Heading, value: ValueT) -> ValueT:
         """As `put`, in one transaction with all that is stored in the same turn of the event loop; back when it is in.
-
-        Args:
-            entry: holds the value as a dictionary.
-            value: the same; given back unless the key was there already.
 
         Raises:
             sqlite3.Error: it could not be stored.
@@ -143,39 +170,40 @@ class Cache:
         if self.mode is CacheMode.OFF:
             return value
         loop = asyncio.get_running_loop()
-        if self._turn is None:
-            self._database.execute("BEGIN IMMEDIATE")
-            self._turn = []
+        if not self._turn:
             loop.call_soon(self._end_turn)
-        if not self._insert(entry, "REPLACE" if self.mode is CacheMode.REFRESH else "IGNORE"):
-            there = self._stored(entry.key, type(value))
-            assert there is not None
-            value = there
-        ended: asyncio.Future[None] = loop.create_future()
-        self._turn.append(ended)
-        await ended
-        return value
+        all_new: asyncio.Future[bool] = loop.create_future()
+        self._turn.append(((*heading, value.to_json()), all_new))
+        if await all_new:
+            return value
+        stored = self._stored(heading.key, type(value))
+        assert stored is not None
+        return stored
 
     def _end_turn(self) -> None:
-        """Commit what was stored in this turn of the event loop, and tell those who wait for it."""
-        waiting, self._turn = self._turn, None
-        if waiting is None:
+        """Store what came in this turn of the event loop, and tell those who wait whether all of it was new."""
+        turn, self._turn = self._turn, []
+        if not turn:
             return
-        failed: sqlite3.Error | None = None
+        all_new = False
+        failed: Exception | None = None
         try:
+            self._database.execute("BEGIN IMMEDIATE")
+            all_new = self._insert([row for row, _ in turn]) == len(turn)
             self._database.execute("COMMIT")
-        except sqlite3.Error as error:
+        # Whatever it is, those who wait have to be told.
+        except Exception as error:
             failed = error
             # What is told is why the answers could not be stored.
             with suppress(sqlite3.Error):
                 self._database.rollback()
-        for each in waiting:
-            if each.done():
+        for _, waiting in turn:
+            if waiting.done():
                 continue
             if failed is None:
-                each.set_result(None)
+                waiting.set_result(all_new)
             else:
-                each.set_exception(failed)
+                waiting.set_exception(failed)
 
     def forget(self, keys: Iterable[str]) -> None:
         """Remove the entries under these keys."""
@@ -219,7 +247,7 @@ class Cache:
         self._database.execute("BEGIN IMMEDIATE")
         try:
             for entry in iterate_records(path, Entry.model_validate_json, "cache entries"):
-                if self._insert(entry, "IGNORE"):
+                if self._insert([(*entry.heading, entry.text)], "IGNORE"):
                     new += 1
                     continue
                 known += 1
@@ -234,25 +262,21 @@ class Cache:
         self._database.execute("COMMIT")
         return new, known
 
-    def _insert(self, entry: Entry, conflict: str) -> bool:
-        if entry.sample:
-            self._resampled = True
-        values = [getattr(entry, column) for column in _COLUMNS[:-1]]
+    def _insert(self, rows: Sequence[tuple[Any, ...]], conflict: str | None = None) -> int:
+        """Add rows, headings with the JSON of their values, and tell how many are there now."""
+        self._resampled = self._resampled or any(row[_SAMPLE] for row in rows)
+        conflict = conflict or ("REPLACE" if self.mode is CacheMode.REFRESH else "IGNORE")
         marks = ",".join("?" * len(_COLUMNS))
-        cursor = self._database.execute(
-            f"INSERT OR {conflict} INTO entries VALUES ({marks})", (*values, orjson.dumps(entry.value).decode())
-        )
-        return cursor.rowcount == 1
+        return self._database.executemany(f"INSERT OR {conflict} INTO entries VALUES ({marks})", rows).rowcount
 
     def _stored(self, key: str, model: type[ValueT]) -> ValueT | None:
         row = self._database.execute("SELECT value FROM entries WHERE key = ?", (key,)).fetchone()
         if row is None:
             return None
         try:
-            return model.model_validate_json(row[0])
-        except ValidationError as error:
-            problem = error.errors()[0]["msg"]
-            raise DataError(f"{self.path}: entry {key} does not hold a valid {model.__name__}: {problem}") from error
+            return model.from_json(row[0])
+        except Malformed as error:
+            raise DataError(f"{self.path}: entry {key} does not hold a valid {model.__name__}: {error}") from error
 
 
 def kept(path: Path, mode: CacheMode) -> str:

@@ -2,40 +2,65 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Collection
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, model_validator
+import msgspec
 
+from touche_llm.decoding import Malformed, decoded
 from touche_llm.llm.engine import Completion, Transient
 from touche_llm.llm.request import Request
-from touche_llm.llm.vllm_common import BROKEN_TRIES, SentToken, chat, finished, placed
+from touche_llm.llm.vllm_common import BROKEN_TRIES, chat, finished, placed
 
 CHAT_PATH = "/v1/chat/completions"
 
 
-class _Logprobs(BaseModel):
-    content: list[SentToken] | None = None
+class _Alternative(msgspec.Struct):
+    token: str
+    logprob: float
 
 
-class _Message(BaseModel):
+class _Token(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[Annotated[int, msgspec.Meta(ge=0, le=255)]] | None = None
+    # Twenty for each token, and few tokens are those of labels.
+    top_logprobs: msgspec.Raw = msgspec.Raw(b"[]")
+
+    @property
+    def spelled(self) -> builtins.bytes:
+        """Its bytes, where vLLM tells them."""
+        return builtins.bytes(self.bytes or ())
+
+    @property
+    def alternatives(self) -> list[tuple[str, float]]:
+        """The most probable tokens at its place; raises Malformed."""
+        return [(each.token, each.logprob) for each in decoded(self.top_logprobs, list[_Alternative])]
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Token] | None = None
+
+
+class _Message(msgspec.Struct):
     content: str | None = None
     refusal: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
 
 
-class _Choice(BaseModel):
+class _Choice(msgspec.Struct):
     message: _Message
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
 
 
-class _PromptDetails(BaseModel):
-    cached_tokens: int | None = Field(default=None, ge=0, strict=True)
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
-class _Usage(BaseModel):
+class _Usage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     # Only of a server with --enable-prompt-tokens-details.
@@ -45,20 +70,24 @@ class _Usage(BaseModel):
     def cached_tokens(self) -> int | None:
         return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
 
-    @model_validator(mode="after")
-    def _no_more_than_there_are(self) -> _Usage:
+    def __post_init__(self) -> None:
         if self.cached_tokens is not None and self.cached_tokens > self.prompt_tokens:
             raise ValueError(f"{self.cached_tokens} of {self.prompt_tokens} prompt tokens came from the prefix cache")
-        return self
 
 
-class ChatReply(BaseModel):
+class ChatReply(msgspec.Struct):
     """A chat completion, of which only what is used is looked at."""
 
-    model: str | None = None
     choices: list[_Choice]
-    usage: _Usage = _Usage()
+    model: str | None = None
+    usage: _Usage = msgspec.field(default_factory=_Usage)
     system_fingerprint: str | None = None
+
+    def check(self) -> None:
+        """Look also at what is read where it is needed only; raises Malformed."""
+        for choice in self.choices:
+            for token in (choice.logprobs and choice.logprobs.content) or ():
+                decoded(token.top_logprobs, list[_Alternative])
 
 
 def chat_body(request: Request) -> dict[str, Any]:
@@ -86,12 +115,16 @@ def completion_of(reply: ChatReply, fields: Collection[str] = ()) -> Completion:
     finish_reason = finished(choice.finish_reason)
     text = choice.message.content or ""
     sent = choice.logprobs.content if choice.logprobs and choice.logprobs.content else []
+    try:
+        tokens = placed(sent, text, fields)
+    except Malformed as error:
+        raise Transient("server_error", f"alternatives of another form: {error}", most_tries=BROKEN_TRIES) from error
     return Completion(
         text=text,
         finish_reason=finish_reason,
         prompt_tokens=reply.usage.prompt_tokens,
         completion_tokens=reply.usage.completion_tokens,
-        tokens=placed(sent, text, fields),
+        tokens=tokens,
         refusal=choice.message.refusal,
         reasoning=choice.message.reasoning or choice.message.reasoning_content,
         fingerprint=reply.system_fingerprint,

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from pydantic import BaseModel, ConfigDict
-
 from touche_llm.errors import PromptError
 from touche_llm.excerpts import Excerpts
+from touche_llm.llm.cached import CachedModel
 from touche_llm.llm.request import Message, Request
 from touche_llm.records import Cut
 
@@ -19,13 +18,11 @@ CUT_MARK = " …"
 _SENTENCE_ENDS = (". ", "! ", "? ", ".\n", "!\n", "?\n", '." ', '!" ', '?" ')
 
 
-class Fit(BaseModel):
+class Fit(CachedModel):
     """How much of a document fits: all of it where nothing else is said. `prompt_tokens` is 0 where not counted.
 
     Else so many of its best `passages`, or the first `kept_chars` characters: of the best passage if both are there.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     prompt_tokens: int
     kept_chars: int | None = None

@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pydantic import BaseModel, ConfigDict
-
 from touche_llm.llm.answer import FailureKind, Token
+from touche_llm.llm.cached import CachedModel
 from touche_llm.llm.request import Message, Request
 
 
-class EngineFacts(BaseModel):
+class EngineFacts(CachedModel):
     """What is known of an engine. `context` is in tokens; `overhead` is what the chat template adds to two messages."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str
     revision: str

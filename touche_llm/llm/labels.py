@@ -15,6 +15,11 @@ from touche_llm.records import Reading
 Label = int | str
 # Far below what log-probabilities carry; keeps files readable and stable.
 _DIGITS = 9
+# What `str.split` splits at.
+_WHITE_SPACE = (
+    "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+    "\u2028\u2029\u202f\u205f\u3000"
+)
 # Characters of a text from outside, and number of such texts, up to which they are remembered.
 _SHORT, _MOST_KNOWN = 1000, 20_000
 
@@ -94,9 +99,10 @@ def read_label(text: str, tokens: Sequence[Token], field: str, labels: Sequence[
             alternatives = [*alternatives, (token.token, token.logprob)]
         # Several tokens can have one text (a byte and a character, with and without white space): their shares add up.
         reached = _reached(spelled, written)
+        leading = reached.leading
         for alternative, logprob in alternatives:
-            possible = reached[alternative]
-            if not possible:
+            # Most alternatives are words that lead nowhere.
+            if alternative[:1] not in leading or not (possible := reached[alternative]):
                 continue
             probability = followed * math.exp(logprob)
             if len(possible) > 1 and alternative == token.token:
@@ -148,18 +154,21 @@ def _spelled(lead: str, labels: tuple[Label, ...]) -> tuple[str, ...]:
 
 
 class _Reached(dict[str, tuple[int, ...]]):
-    """By alternative, the places of those labels that the text can be, or become, when it follows what was written."""
+    """By alternative, the places of those labels that the text can be, or become, when it follows what was written.
+
+    Attributes:
+        leading: what the first character of an alternative must be for it to lead to a label; "" is for one without.
+    """
 
     def __init__(self, spelled: tuple[str, ...], written: str) -> None:
         super().__init__()
         self._spelled, self._written = spelled, written
-        self._firsts = {label[0] for label in spelled}
+        following = {label[len(written) :][:1] for label in spelled if label.startswith(written)}
+        # After a label comes what ends its value.
+        self.leading = frozenset(_WHITE_SPACE) | following | ({",", "}"} if "" in following else set()) | {""}
 
     def __missing__(self, alternative: str) -> tuple[int, ...]:
         reached = self._written + _squeeze(alternative)
-        # Most alternatives are words that lead nowhere.
-        if reached and reached[0] not in self._firsts:
-            return ()
         places = tuple(
             place
             for place, label in enumerate(self._spelled)

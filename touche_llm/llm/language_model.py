@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from touche_llm.errors import DataError, EngineError, ReplayMiss
 from touche_llm.excerpts import Excerpts
 from touche_llm.llm.answer import Answer, AnswerModel, AnswerT, Unusable, labels_of, parse
-from touche_llm.llm.cache import Cache, CacheMode, Entry, kept
+from touche_llm.llm.cache import Cache, CacheMode, Heading, kept
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.cutting import Fit, measure, shown
 from touche_llm.llm.engine import Completion, Engine, EngineFacts, Rejected, Transient, Unreachable
@@ -191,8 +191,10 @@ class LanguageModel:
             # Or a replay would find an old first sample before the new second one.
             self.cache.forget(sample.key for sample in self._samples(request))
             self._refreshed.add(request.key)
-        for sample in self._samples(request) if self.cache.holds_resampled() else (request,):
+        for sample in self._samples(request):
             cached = self.cache.get(sample.key, Answer, refreshed=refreshed)
+            if cached is None and not self.cache.holds_resampled():
+                break
             if cached is not None:
                 self.counts.cache_hits += 1
                 self.counts.cached_prompt_tokens += cached.prompt_tokens
@@ -236,7 +238,7 @@ class LanguageModel:
                 attempts.append(self._lost(transient, sample.sample))
                 break
             else:
-                stored = await self.cache.store(_entry("answer", sample, answer.model_dump(exclude_none=True)), answer)
+                stored = await self.cache.store(_heading("answer", sample, sample.key), answer)
                 return _answered(stored, sample, model)
         return self._failed(attempts)
 
@@ -269,7 +271,7 @@ class LanguageModel:
             return self._failed([Attempt(sample=0, kind="server_error", reason=str(rejected))])
         except Transient as transient:
             return self._failed([self._lost(transient, 0)])
-        return await self.cache.store(_entry("fit", request, found.model_dump(exclude_none=True), key), found)
+        return await self.cache.store(_heading("fit", request, key), found)
 
     async def most_tokens(self, request: Request) -> int | Unanswered:
         """More prompt tokens than this a request cannot have: no token is shorter than a byte."""
@@ -357,10 +359,10 @@ def _usable(completion: Completion, model: type[AnswerModel]) -> Answer:
     )
 
 
-def _entry(kind: str, request: Request, value: Mapping[str, Any], key: str | None = None) -> Entry:
+def _heading(kind: str, request: Request, key: str) -> Heading:
     origin = request.origin
-    return Entry(
-        key=key or request.key,
+    return Heading(
+        key=key,
         kind=kind,
         model=request.model,
         prompt=origin.prompt,
@@ -369,5 +371,4 @@ def _entry(kind: str, request: Request, value: Mapping[str, Any], key: str | Non
         topic=origin.topic_id,
         document=origin.document_id,
         sample=request.sample,
-        value=dict(value),
     )

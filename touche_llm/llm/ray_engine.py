@@ -24,9 +24,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import orjson
-from pydantic import BaseModel
 
+from touche_llm.decoding import decoded
 from touche_llm.errors import EngineError, UsageError, printable
 from touche_llm.llm.chat_reply import ChatReply, chat_body, completion_of
 from touche_llm.llm.engine import Completion, Engine, EngineFacts, Rejected, Transient
@@ -49,7 +50,7 @@ _OF_RAY = (
 _REFUSALS = ("VLLMValidationError", "ValueError", "TypeError", "OverflowError", "NotImplementedError")
 
 
-class _Line(BaseModel):
+class _Line(msgspec.Struct):
     """What the process that drives Ray says: a reply, why there is none, that it has failed, or nothing at an end."""
 
     number: int | None = None
@@ -246,7 +247,7 @@ class RayEngine:
         requests.write(b"\n")
         await requests.drain()
         while line := await replies.readline():
-            said = _Line.model_validate_json(line)
+            said = decoded(line, _Line)
             if said.failed is not None:
                 raise EngineError(printable(said.failed))
             if said.number is None:

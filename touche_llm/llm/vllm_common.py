@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, Protocol
 
 import orjson
-from pydantic import BaseModel, Field
-from typing_extensions import TypedDict
 
 from touche_llm.errors import EngineError, UsageError
 from touche_llm.llm.answer import Token
@@ -29,24 +27,28 @@ _WHITE_SPACE = b" \t\r\n"
 _PROBE_WORD = "quokka-7351"
 
 
-# A natural logarithm.
-_Logprob = Annotated[float, Field(allow_inf_nan=False)]
+class SentToken(Protocol):
+    """A token of an answer as vLLM names it. Log-probabilities are finite natural logarithms."""
 
+    @property
+    def token(self) -> str:
+        """Its text."""
+        ...
 
-class Alternative(TypedDict):
-    """A token that could stand at a place, as vLLM names it; hundreds are in a reply, so it is no record."""
+    @property
+    def logprob(self) -> float:
+        """Its own."""
+        ...
 
-    token: str
-    logprob: _Logprob
+    @property
+    def spelled(self) -> bytes:
+        """Its bytes, as far as vLLM tells them."""
+        ...
 
-
-class SentToken(BaseModel):
-    """A token of an answer as vLLM names it, with its most probable alternatives."""
-
-    token: str
-    logprob: _Logprob
-    bytes: list[Annotated[int, Field(ge=0, le=255)]] | None = None
-    top_logprobs: list[Alternative] = []
+    @property
+    def alternatives(self) -> Sequence[tuple[str, float]]:
+        """The most probable tokens at its place, itself included."""
+        ...
 
 
 def start_options(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,10 +112,7 @@ def placed(sent: Sequence[SentToken], text: str, fields: Collection[str]) -> lis
         return []
     content = text.encode("utf-8", "replace")
     places = [place for place, byte in enumerate(content) if byte not in _WHITE_SPACE]
-    pieces = [
-        (bytes(token.bytes) if token.bytes else token.token.encode("utf-8", "replace")).translate(None, _WHITE_SPACE)
-        for token in sent
-    ]
+    pieces = [(token.spelled or token.token.encode("utf-8", "replace")).translate(None, _WHITE_SPACE) for token in sent]
     start = b"".join(pieces).rfind(content.translate(None, _WHITE_SPACE))
     if start < 0 or not places:
         return []
@@ -123,9 +122,9 @@ def placed(sent: Sequence[SentToken], text: str, fields: Collection[str]) -> lis
     for token, piece in zip(sent, pieces, strict=True):
         if piece and 0 <= at < len(places) and overlaps(places[at], token.token, spans):
             top = [
-                (each["token"], logprob if logprob < 0.0 else 0.0)
-                for each in token.top_logprobs
-                if (logprob := each["logprob"]) > _LEAST_LOGPROB
+                (text, logprob if logprob < 0.0 else 0.0)
+                for text, logprob in token.alternatives
+                if logprob > _LEAST_LOGPROB
             ]
             found.append(Token(at=places[at], token=token.token, logprob=min(token.logprob, 0.0), top=top))
         at += len(piece)

@@ -11,18 +11,16 @@ from contextlib import contextmanager
 from itertools import count, islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 
 from jinja2 import TemplateError
-from pydantic import ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from touche_llm.errors import EngineError
 from touche_llm.llm.engine import Completion, EngineFacts, Rejected, Transient
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.vllm_common import (
     BROKEN_TRIES,
-    Alternative,
-    SentToken,
     chat,
     finished,
     head_of,
@@ -36,6 +34,22 @@ from touche_llm.llm.vllm_common import (
 _MASKED = -9999.0
 # Besides vLLM's own, what it raises for a request that it does not take; its server answers these with status 400.
 _REFUSALS = (ValueError, TypeError, OverflowError, NotImplementedError, TemplateError)
+
+
+_Logprob = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Sent(BaseModel):
+    """A token of an answer as vLLM holds it, with its alternatives."""
+
+    token: str
+    logprob: _Logprob
+    alternatives: list[tuple[str, _Logprob]]
+
+    @property
+    def spelled(self) -> bytes:
+        """Nothing: no bytes are told."""
+        return b""
 
 
 class VllmOffline:
@@ -268,15 +282,14 @@ def _completion(output: Any, request: Request) -> Completion:
     )
 
 
-def _sent(answer: Any, top_logprobs: int) -> list[SentToken]:
+def _sent(answer: Any, top_logprobs: int) -> list[_Sent]:
     """The tokens as the server sends them: of the alternatives, the drawn token comes first, then by rank."""
     return [
-        SentToken(
+        _Sent(
             token=step[token].decoded_token,
             logprob=max(step[token].logprob, _MASKED),
-            top_logprobs=[
-                Alternative(token=each.decoded_token, logprob=max(each.logprob, _MASKED))
-                for each in islice(step.values(), top_logprobs)
+            alternatives=[
+                (each.decoded_token, max(each.logprob, _MASKED)) for each in islice(step.values(), top_logprobs)
             ],
         )
         for token, step in zip(answer.token_ids, answer.logprobs, strict=True)

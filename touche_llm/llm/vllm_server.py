@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import aiohttp
+import msgspec
 import orjson
-from pydantic import BaseModel, ValidationError
 
+from touche_llm.decoding import Malformed, decoded
 from touche_llm.errors import EngineError
 from touche_llm.llm.adaptive import MOST_AT_ONCE, AdaptiveSlots
 from touche_llm.llm.chat_reply import CHAT_PATH, ChatReply, chat_body, completion_of
@@ -30,28 +31,28 @@ _LOAD = re.compile(rb"^vllm:num_requests_(waiting|running)(?:\{[^}\n]*\})? (\d{1
 # Files of other kinds that a run has open: the cache, the index, what it writes.
 _OTHER_FILES = 128
 
-ReplyT = TypeVar("ReplyT", bound=BaseModel)
+ReplyT = TypeVar("ReplyT")
 
 
-class _Model(BaseModel):
+class _Model(msgspec.Struct):
     id: str
     max_model_len: int | None = None
 
 
-class _ModelList(BaseModel):
+class _ModelList(msgspec.Struct):
     data: list[_Model]
 
 
-class _Version(BaseModel):
+class _Version(msgspec.Struct):
     version: str
 
 
-class _Tokens(BaseModel):
+class _Tokens(msgspec.Struct):
     count: int
     tokens: list[int]
 
 
-class _Text(BaseModel):
+class _Text(msgspec.Struct):
     prompt: str
 
 
@@ -246,9 +247,9 @@ def _sockets() -> int:
 
 def _read(path: str, content: bytes, reply: type[ReplyT]) -> ReplyT:
     try:
-        return reply.model_validate_json(content)
-    except ValidationError as error:
-        reason = f"{path} sent a reply of another form: {error.errors()[0]['msg']}"
+        return decoded(content, reply)
+    except Malformed as error:
+        reason = f"{path} sent a reply of another form: {error}"
         raise Transient("server_error", reason, most_tries=BROKEN_TRIES) from error
 
 

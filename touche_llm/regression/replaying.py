@@ -189,7 +189,7 @@ class _StandIn(LanguageModel):
             return result
         self.unknown[request.key] = request
         for entry in self._near("answer", request):
-            answer = Answer.model_validate(entry.value)
+            answer = entry.read(Answer)
             try:
                 return Answered(parse(answer.text, model), answer, request.key, request.sample)
             except Unusable:
@@ -205,7 +205,7 @@ class _StandIn(LanguageModel):
             return found
         self.unmeasured[whole.key] = whole
         near = self._near("fit", whole)
-        return shown(document, Fit.model_validate(near[0].value) if near else Fit(prompt_tokens=0))
+        return shown(document, near[0].read(Fit) if near else Fit(prompt_tokens=0))
 
     async def count_tokens(self, request: Request) -> int | Unanswered:
         """The number of prompt tokens, or that of the recorded prompt, or about four characters a token."""
@@ -215,7 +215,7 @@ class _StandIn(LanguageModel):
         self.unmeasured[request.key] = request
         near = self._near("fit", request)
         if near:
-            return Fit.model_validate(near[0].value).prompt_tokens
+            return near[0].read(Fit).prompt_tokens
         return self.facts.overhead + sum(len(message.content) for message in request.messages) // _TOKEN_CHARS
 
     def raise_on_misses(self) -> None:

@@ -47,14 +47,14 @@ class JudgmentFile:
 
     def __init__(self, stream: IO[bytes], *, keep_grades: bool) -> None:
         """Lines go to `stream`."""
-        self._stream, self._keep_grades = stream, keep_grades
+        self._write, self._keep_grades = stream.write, keep_grades
         self.asked = self.by_value = 0
         self.outside = MeanOutside()
         self.grades: dict[str, dict[str, Grades]] = defaultdict(dict)
 
     def write(self, judgment: Judgment) -> None:
         """Write a judgment, and count it unless the model was not asked for it."""
-        self._stream.write(line_of(judgment))
+        self._write(line_of(judgment))
         if self._keep_grades:
             self.grades[judgment.topic_id][judgment.document_id] = Grades(judgment.grades, judgment.source)
         if judgment.source != "inherited":

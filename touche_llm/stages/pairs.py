@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from touche_llm.config import Config
 from touche_llm.corpus.store import Parts
@@ -158,7 +160,7 @@ async def judge_pairs(
                 if value(other) > value(judgment):
                     result.turned += 1
                     judgment = other
-            ranking.append(replace(each, document_id=judgment.document_id))
+            ranking.append(msgspec.structs.replace(each, document_id=judgment.document_id))
         result.candidates.append(ranking)
         if len(ranking) < least:
             result.too_few[topic.id] = len(ranking)
