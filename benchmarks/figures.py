@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 _GIB = 2**30
+_STATISTICS = Path("/proc/stat")
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def show(title: str, figures: Iterable[Figure]) -> None:
         table.add_row(each.what, each.value, each.target, each.peer, reached)
     console = Console(highlight=False, markup=False, width=140)
     console.print(table)
-    console.print(machine(), end="\n\n")
+    console.print(f"{machine()}{_taken()}", end="\n\n")
 
 
 def machine() -> str:
@@ -63,6 +64,26 @@ def peak_gib(of: int = resource.RUSAGE_CHILDREN) -> float:
 def spread(seconds: Sequence[float]) -> str:
     """Repeated measurements as the fastest, and the slowest in brackets."""
     return f"{min(seconds):.2f} s" + (f" (slowest {max(seconds):.2f})" if len(seconds) > 1 else "")
+
+
+def _ticks() -> tuple[int, int]:
+    """Of all cores since the machine started: time that was to be had, and what other machines of its host took."""
+    user, nice, system, idle, waiting, interrupts, soft, stolen = map(
+        int, _STATISTICS.read_text().splitlines()[0].split()[1:9]
+    )
+    return user + nice + system + idle + waiting + interrupts + soft + stolen, stolen
+
+
+_AT_START = _ticks() if _STATISTICS.exists() else None
+
+
+def _taken() -> str:
+    """What others took of the processors since this module was loaded, for a machine that is one of several."""
+    if _AT_START is None:
+        return ""
+    (total_before, stolen_before), (total, stolen) = _AT_START, _ticks()
+    share = (stolen - stolen_before) / max(total - total_before, 1)
+    return f"; {share:.0%} of its processors' time went to others on its host meanwhile"
 
 
 def _processor() -> str:
