@@ -33,7 +33,8 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as stream:
         try:
-            yield stream
+            # Without the wrapper, which goes a long way round for each line.
+            yield stream.file
             stream.flush()
             os.fsync(stream.fileno())
             os.chmod(stream.name, 0o666 & ~_umask())
