@@ -41,7 +41,7 @@ from benchmarks.figures import Figure, peak_gib, show
 from benchmarks.synthetic import write_passages, write_topics
 from touche_llm.config import Config, load_config
 from touche_llm.corpus.store import DocumentStore
-from touche_llm.decoding import decoded
+from touche_llm.json_records import decoded
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.chat_reply import ChatReply, completion_of
 from touche_llm.llm.counts import Counts

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from touche_llm import calibration
 from touche_llm.calibration import GRID, Example, cross_validate, fit, measure, read_examples
@@ -266,7 +267,7 @@ def test_where_the_stance_prompt_was_asked_the_judge_is_not_looked_at(tmp_path: 
 
 def test_readings_without_probabilities_are_not_fitted_on(tmp_path: Path) -> None:
     write_records(tmp_path / "j", [judgment("1", "a", JUDGED)])
-    certain = stance_reading("1", "a", shares(0, 0, 0, 1)).model_copy(update={"source": "value"})
+    certain = replace(stance_reading("1", "a", shares(0, 0, 0, 1)), source="value")
     write_records(tmp_path / "s", [certain, stance_reading("1", "b", ASKED)])
     examples = read_examples(tmp_path / "j", tmp_path / "s", {"1": {"a": "NO", "b": "FIRST"}}, TASK)
     assert (examples.used, examples.without) == ([Example("1", "b", ASKED, "FIRST")], ["1 a"])
@@ -323,5 +324,7 @@ def test_a_run_without_a_judged_document_is_told(tmp_path: Path) -> None:
 def test_a_bad_line_of_the_stances_is_told_with_its_number(tmp_path: Path) -> None:
     write_records(tmp_path / "j", [judgment("1", "a", JUDGED)])
     (tmp_path / "s").write_text('{"topic_id": "1"}\n')
-    with pytest.raises(DataError, match=r"s:1: not one of the stance readings: document_id: Field required"):
+    with pytest.raises(
+        DataError, match=r"s:1: not one of the stance readings: Object missing required field `document_id`"
+    ):
         read_examples(tmp_path / "j", tmp_path / "s", {"1": {"a": "NO"}}, TASK)

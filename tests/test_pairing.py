@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from touche_llm.pairing import (
     PairSettings,
@@ -71,8 +72,8 @@ def test_the_side_is_the_more_probable_one_unless_none_is_probable_enough() -> N
 
 def test_without_probabilities_the_answered_side_holds() -> None:
     readings = {"stance": Reading(answered="CON"), "role": Reading(answered="CLAIM")}
-    plain = judgment("a", {"PRO": 1.0}).model_copy(update={"readings": readings, "source": "value"})
-    none = plain.model_copy(update={"document_id": "b", "readings": readings | {"stance": Reading(answered="NONE")}})
+    plain = replace(judgment("a", {"PRO": 1.0}), readings=readings, source="value")
+    none = replace(plain, document_id="b", readings=readings | {"stance": Reading(answered="NONE")})
     assert sides([plain, none]) == {"a": "CON"}
     assert sides([plain, none], PairSettings(no_side_above=1.0)) == {"a": "CON"}
 

@@ -16,14 +16,15 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+import msgspec
 import orjson
-from pydantic import BaseModel, ConfigDict
 
 from touche_llm.config import Config
 from touche_llm.dry_run import STAGES, Quiet, StageName, copy_of
 from touche_llm.engines import assumed_facts, remember
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.files import read_record, whole_file, write_records
+from touche_llm.json_records import JsonModel
 from touche_llm.llm.answer import Answer
 from touche_llm.llm.batch_engine import BatchEngine, BatchModel, UnusableAnswer, known_unusable
 from touche_llm.llm.batch_replies import Replies, read_replies
@@ -45,10 +46,8 @@ _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 _FIRST_BYTES = b'{"custom_id":"'
 
 
-class Batch(BaseModel):
+class Batch(JsonModel):
     """What the last export into a run's folder was made of: an import needs the same."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     stage: StageName
     facts: EngineFacts
@@ -223,7 +222,7 @@ async def import_replies(batch: Batch, folder: Path, paths: Sequence[Path], obse
             remember(batch.facts.model_copy(update={"engine": told}), cache)
         _store(cache, config)
     if new:
-        more = [UnusableAnswer(key=key, **attempt.model_dump()) for key, attempt in new.items()]
+        more = [UnusableAnswer(key=key, **msgspec.structs.asdict(attempt)) for key, attempt in new.items()]
         write_records(folder / BATCH_UNUSABLE, [*known.values(), *more])
     if problem is not None:
         if unreached:

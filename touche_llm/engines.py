@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from touche_llm.config import Config
-from touche_llm.decoding import Malformed
 from touche_llm.engine_config import EngineConfig, SamplingConfig
 from touche_llm.errors import DataError, EngineError, UsageError
+from touche_llm.json_records import Malformed
 from touche_llm.llm.batch_engine import known_unusable
 from touche_llm.llm.cache import Cache, CacheMode, Entry
 from touche_llm.llm.engine import Engine, EngineFacts

@@ -6,20 +6,20 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
 
 from touche_llm.errors import DataError
+from touche_llm.json_records import JsonRecord, Malformed
 
 # Longest line of a file of records: an answer with its label tokens has a few kilobytes.
 MAX_LINE = 16 * 2**20
 
-RecordT = TypeVar("RecordT", bound=BaseModel)
+RecordT = TypeVar("RecordT", bound=JsonRecord)
 
 # What is read stays with the slow one, which is in Python: the one in C ends the process where lists nest deeply.
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -94,16 +94,16 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def write_records(path: Path, records: Iterable[BaseModel]) -> None:
+def write_records(path: Path, records: Iterable[JsonRecord]) -> None:
     """Write records as JSON Lines, whole or not at all."""
     with whole_file(path) as stream:
         for record in records:
             stream.write(line_of(record))
 
 
-def line_of(record: BaseModel) -> bytes:
+def line_of(record: JsonRecord) -> bytes:
     """A record as a line of JSON."""
-    return record.model_dump_json().encode() + b"\n"
+    return record.to_json() + b"\n"
 
 
 def read_records(path: Path, record: type[RecordT], what: str) -> list[RecordT]:
@@ -112,7 +112,7 @@ def read_records(path: Path, record: type[RecordT], what: str) -> list[RecordT]:
     Raises:
         DataError: no such file, or a line that is not such a record; names file, line and field.
     """
-    return list(iterate_records(path, record.model_validate_json, what))
+    return list(iterate_records(path, record, what))
 
 
 def read_record(path: Path, record: type[RecordT], what: str) -> RecordT:
@@ -123,7 +123,7 @@ def read_record(path: Path, record: type[RecordT], what: str) -> RecordT:
     return records[0]
 
 
-def iterate_records(path: Path, parse: Callable[[bytes], RecordT], what: str) -> Iterator[RecordT]:
+def iterate_records(path: Path, record: type[RecordT], what: str) -> Iterator[RecordT]:
     """Yield one parsed record a line, for files that need not fit into memory."""
     try:
         with path.open("rb") as stream:
@@ -131,11 +131,9 @@ def iterate_records(path: Path, parse: Callable[[bytes], RecordT], what: str) ->
                 if len(line) > MAX_LINE:
                     raise DataError(f"{path}:{number}: longer than {MAX_LINE:,} bytes; not one of the {what}")
                 try:
-                    yield parse(line)
-                except ValidationError as error:
-                    first = error.errors()[0]
-                    where = ".".join(str(part) for part in first["loc"]) or "line"
-                    raise DataError(f"{path}:{number}: not one of the {what}: {where}: {first['msg']}") from error
+                    yield record.from_json(line)
+                except Malformed as error:
+                    raise DataError(f"{path}:{number}: not one of the {what}: {error}") from error
     except OSError as error:
         raise DataError(f"{path}: cannot read the {what}: {error.strerror}") from error
 

@@ -1,7 +1,4 @@
-"""The nouns that pass from stage to stage; all frozen.
-
-Those of which a run has fifty thousand are of msgspec, which makes them in a tenth of the time.
-"""
+"""The nouns that pass from stage to stage; all frozen. Those that are of msgspec come by the ten thousand."""
 
 from __future__ import annotations
 
@@ -9,7 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+
+from touche_llm.json_records import JsonStruct
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +81,10 @@ class RunLine(msgspec.Struct, frozen=True):
 
 HIGHEST_GRADE = 3
 # A grade or the mean of grades.
-Grade = Annotated[float, Field(ge=0.0, le=HIGHEST_GRADE, allow_inf_nan=False)]
+Grade = Annotated[float, msgspec.Meta(ge=0.0, le=HIGHEST_GRADE)]
 
 
-class _FileRecord(BaseModel):
-    """A record that is also a line of a JSON Lines file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Reading(_FileRecord):
+class Reading(JsonStruct, frozen=True, kw_only=True):
     """What one field of an answer says.
 
     `answered` is the label that was written. `probabilities` are those of all labels of the field, renormalised to
@@ -111,7 +103,7 @@ class Reading(_FileRecord):
         return self.probabilities or {str(self.answered): 1.0}
 
 
-class Cut(_FileRecord):
+class Cut(JsonStruct, frozen=True, kw_only=True):
     """A document of which the model saw a part: how much, in characters and in prompt tokens (0 where not counted).
 
     `parts` are the spans of the document's characters that it saw, or None where it saw the first `kept_chars`.
@@ -125,7 +117,7 @@ class Cut(_FileRecord):
     only_boilerplate: bool = False
 
 
-class Judgment(_FileRecord):
+class Judgment(JsonStruct, frozen=True, kw_only=True):
     """What the model says of one document for one topic.
 
     `grades` (relevance, quality, and for pairs coherence) are expected grades where `source` is "probabilities", the
@@ -146,7 +138,7 @@ class Judgment(_FileRecord):
     sample: int = 0
 
 
-class Comparison(_FileRecord):
+class Comparison(JsonStruct, frozen=True, kw_only=True):
     """What the model says of several documents of a topic, for a step of the ranking.
 
     `documents` are in the order shown, labelled A, B, …; `best` reads which of them is the best, or `order` is the
@@ -164,7 +156,7 @@ class Comparison(_FileRecord):
     sample: int = 0
 
 
-class Objects(_FileRecord):
+class Objects(JsonStruct, frozen=True, kw_only=True):
     """The two objects that the model found in the title of a topic that names none; `prompt` is what it was asked with.
 
     Files of older runs do not name it.
@@ -175,7 +167,7 @@ class Objects(_FileRecord):
     prompt: str = ""
 
 
-class Queries(_FileRecord):
+class Queries(JsonStruct, frozen=True, kw_only=True):
     """The queries that the model found for a topic beside its own; `key` is the answer's key in the cache."""
 
     topic_id: str
@@ -184,7 +176,7 @@ class Queries(_FileRecord):
     key: str
 
 
-class StanceReading(_FileRecord):
+class StanceReading(JsonStruct, frozen=True, kw_only=True):
     """What the stance prompt says of one document for one topic.
 
     `probabilities` are those of the task's labels, the mean over the `orders` asked (1, or 2 where the objects were
@@ -194,14 +186,14 @@ class StanceReading(_FileRecord):
 
     topic_id: str
     document_id: str
-    probabilities: dict[str, Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]]
+    probabilities: dict[str, Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]]
     source: Literal["probabilities", "value"] = "probabilities"
-    orders: int = Field(ge=1)
+    orders: Annotated[int, msgspec.Meta(ge=1)]
     prompt: str
     keys: list[str]
 
 
-class Attempt(_FileRecord):
+class Attempt(JsonStruct, frozen=True, kw_only=True):
     """One answer that could not be used: `kind` names why, `text` is what came back (shortened)."""
 
     sample: int
@@ -210,7 +202,7 @@ class Attempt(_FileRecord):
     text: str = ""
 
 
-class Failure(_FileRecord):
+class Failure(JsonStruct, frozen=True, kw_only=True):
     """A request that gave no usable answer.
 
     `document_id` is None for a request about the topic alone; of several documents, it holds their ids, parted by

@@ -78,7 +78,7 @@ def test_what_the_stance_prompt_said_is_used(judged: Path, touche: Touche) -> No
 
 def test_documents_that_are_not_used_are_named(judged: Path, touche: Touche) -> None:
     with (judged / "run/judgments.jsonl").open("a") as stream:
-        stream.write(judgment("1", "plain[red]", None).model_dump_json() + "\n")
+        stream.write(judgment("1", "plain[red]", None).to_json().decode() + "\n")
     with (judged / "qrels.txt").open("a") as stream:
         stream.write("1 0 plain[red] NO\n1 0 gone NO\n")
     done = touche(*FIT, "--out", "t.yaml")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -18,16 +19,19 @@ def candidates(*scores: float) -> list[Candidate]:
     return [Candidate("1", f"d{rank:02}", rank, score) for rank, score in enumerate(scores, start=1)]
 
 
-def judgment(document: str, relevance: float, quality: float, source: str = "probabilities") -> Judgment:
-    return Judgment.model_validate(
-        {
-            "topic_id": "1",
-            "document_id": document,
-            "grades": {"relevance": relevance, "quality": quality},
-            "stance": "NO",
-            "source": source,
-            "prompt": "test",
-        }
+def judgment(
+    document: str,
+    relevance: float,
+    quality: float,
+    source: Literal["probabilities", "value", "inherited"] = "probabilities",
+) -> Judgment:
+    return Judgment(
+        topic_id="1",
+        document_id=document,
+        grades={"relevance": relevance, "quality": quality},
+        stance="NO",
+        source=source,
+        prompt="test",
     )
 
 

@@ -11,11 +11,11 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
 
 from touche_llm.corpus.ids import IdList, Ids
 from touche_llm.errors import BadLine, DataError, UsageError
 from touche_llm.files import read_record, sha256, whole_folder, write_records
+from touche_llm.json_records import JsonModel
 from touche_llm.records import Document
 
 FORMAT = 3
@@ -34,10 +34,8 @@ class Reader(Protocol):
         ...
 
 
-class StoreManifest(BaseModel):
+class StoreManifest(JsonModel):
     """What the documents in a folder were made from; `mtime_ns` only saves hashing a file that was not touched."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: int
     corpus: str

@@ -11,7 +11,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
-from touche_llm.decoding import decoded
+from touche_llm.json_records import JsonStruct
 
 # The answer was withheld; it ended at the length limit; it is no JSON; it is JSON of another form; the server
 # answered with an error or broke off; it did not answer in time.
@@ -49,7 +49,7 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top: list[tuple[str, Logprob]]
 
 
-class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Answer(JsonStruct, frozen=True, omit_defaults=True):
     """An answer that could be used, as it is cached. `tokens` are those that carry the labels, if any were sent."""
 
     text: str
@@ -58,18 +58,6 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     prompt_tokens: int
     completion_tokens: int
     fingerprint: str | None = None
-
-    @classmethod
-    def from_json(cls, text: str) -> Answer:
-        """What `to_json` gave; raises Malformed."""
-        return decoded(text, cls)
-
-    def to_json(self) -> str:
-        """As it is cached."""
-        return _ENCODER.encode(self).decode()
-
-
-_ENCODER = msgspec.json.Encoder()
 
 
 class Unusable(Exception):

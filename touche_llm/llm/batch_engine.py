@@ -25,7 +25,7 @@ _ValueT = TypeVar("_ValueT")
 _REFUSED = 400
 
 
-class UnusableAnswer(Attempt):
+class UnusableAnswer(Attempt, frozen=True, kw_only=True):
     """A reply of a batch that could not be used, and the key of its request: the next export asks for another sample.
 
     Where `kind` is "server_error", the request itself was refused, and the question is given up.

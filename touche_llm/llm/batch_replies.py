@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from touche_llm.decoding import Malformed, decoded
 from touche_llm.errors import DataError, printable
 from touche_llm.files import MAX_LINE, bounded_lines
+from touche_llm.json_records import Malformed, decoded
 from touche_llm.llm.chat_reply import CHAT_PATH, ChatReply, completion_of
 from touche_llm.llm.engine import Transient
 

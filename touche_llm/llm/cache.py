@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 
-from touche_llm.decoding import Malformed
 from touche_llm.errors import DataError, UsageError
 from touche_llm.files import iterate_records, whole_file
-from touche_llm.llm.cached import Cached
+from touche_llm.json_records import JsonModel, JsonRecord, Malformed
 
 # `PRAGMA user_version` of the file.
 SCHEMA_VERSION = 1
@@ -29,7 +28,7 @@ _KEY = r"^[0-9a-f]{64}$"
 # So that it is known at once whether there are any; older caches get it when they are opened to write.
 _INDEX_OF_SAMPLES = "CREATE INDEX IF NOT EXISTS samples ON entries (sample) WHERE sample > 0"
 
-ValueT = TypeVar("ValueT", bound=Cached)
+ValueT = TypeVar("ValueT", bound=JsonRecord)
 
 
 class CacheMode(StrEnum):
@@ -55,10 +54,8 @@ class Heading(NamedTuple):
     sample: int = 0
 
 
-class Entry(BaseModel):
+class Entry(JsonModel):
     """One line of a cassette: something that an engine said, and what it was asked for."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     key: str = Field(pattern=_KEY)
     kind: str
@@ -173,7 +170,7 @@ class Cache:
         if not self._turn:
             loop.call_soon(self._end_turn)
         all_new: asyncio.Future[bool] = loop.create_future()
-        self._turn.append(((*heading, value.to_json()), all_new))
+        self._turn.append(((*heading, value.to_json().decode()), all_new))
         if await all_new:
             return value
         stored = self._stored(heading.key, type(value))
@@ -246,7 +243,7 @@ class Cache:
         new = known = 0
         self._database.execute("BEGIN IMMEDIATE")
         try:
-            for entry in iterate_records(path, Entry.model_validate_json, "cache entries"):
+            for entry in iterate_records(path, Entry, "cache entries"):
                 if self._insert([(*entry.heading, entry.text)], "IGNORE"):
                     new += 1
                     continue

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from touche_llm.decoding import Malformed, decoded
+from touche_llm.json_records import Malformed, decoded
 from touche_llm.llm.engine import Completion, Transient
 from touche_llm.llm.request import Request
 from touche_llm.llm.vllm_common import BROKEN_TRIES, chat, finished, placed

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+import msgspec
+
 from touche_llm.errors import PromptError
 from touche_llm.excerpts import Excerpts
-from touche_llm.llm.cached import CachedModel
+from touche_llm.json_records import JsonStruct
 from touche_llm.llm.request import Message, Request
 from touche_llm.records import Cut
 
@@ -18,7 +20,7 @@ CUT_MARK = " …"
 _SENTENCE_ENDS = (". ", "! ", "? ", ".\n", "!\n", "?\n", '." ', '!" ', '?" ')
 
 
-class Fit(CachedModel):
+class Fit(JsonStruct, frozen=True, omit_defaults=True):
     """How much of a document fits: all of it where nothing else is said. `prompt_tokens` is 0 where not counted.
 
     Else so many of its best `passages`, or the first `kept_chars` characters: of the best passage if both are there.
@@ -99,7 +101,7 @@ async def measure(
     if found is not None:
         return found
     fit = await _measure_head(count, head, request, document.passage, room)
-    return fit.model_copy(update={"passages": 1})
+    return msgspec.structs.replace(fit, passages=1)
 
 
 async def _measure_head(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from touche_llm.json_records import JsonModel
 from touche_llm.llm.answer import FailureKind, Token
-from touche_llm.llm.cached import CachedModel
 from touche_llm.llm.request import Message, Request
 
 
-class EngineFacts(CachedModel):
+class EngineFacts(JsonModel):
     """What is known of an engine. `context` is in tokens; `overhead` is what the chat template adds to two messages."""
 
     model: str

@@ -27,8 +27,8 @@ from typing import Any, cast
 import msgspec
 import orjson
 
-from touche_llm.decoding import decoded
 from touche_llm.errors import EngineError, UsageError, printable
+from touche_llm.json_records import decoded
 from touche_llm.llm.chat_reply import ChatReply, chat_body, completion_of
 from touche_llm.llm.engine import Completion, Engine, EngineFacts, Rejected, Transient
 from touche_llm.llm.request import Message, Request

@@ -14,8 +14,8 @@ import aiohttp
 import msgspec
 import orjson
 
-from touche_llm.decoding import Malformed, decoded
 from touche_llm.errors import EngineError
+from touche_llm.json_records import Malformed, decoded
 from touche_llm.llm.adaptive import MOST_AT_ONCE, AdaptiveSlots
 from touche_llm.llm.chat_reply import CHAT_PATH, ChatReply, chat_body, completion_of
 from touche_llm.llm.concurrency import PRIORITY, Slots

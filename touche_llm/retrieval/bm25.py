@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from touche_llm.corpus.store import Units
 from touche_llm.errors import DataError
 from touche_llm.files import read_record, whole_folder, write_records
+from touche_llm.json_records import JsonModel
 from touche_llm.retrieval import analysis
 from touche_llm.retrieval.postings import Block, read_postings
 from touche_llm.retrieval.top import FirstStage
@@ -33,10 +34,8 @@ class Bm25Settings(BaseModel):
     b: float = Field(default=0.75, ge=0.0, le=1.0)
 
 
-class Bm25Manifest(BaseModel):
+class Bm25Manifest(JsonModel):
     """What a BM25 index was made from and with."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: int
     settings: Bm25Settings
