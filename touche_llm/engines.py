@@ -10,7 +10,6 @@ from typing import Any
 from touche_llm.config import Config
 from touche_llm.engine_config import EngineConfig, SamplingConfig
 from touche_llm.errors import DataError, EngineError, UsageError
-from touche_llm.json_records import Malformed
 from touche_llm.llm.batch_engine import known_unusable
 from touche_llm.llm.cache import Cache, CacheMode, Entry
 from touche_llm.llm.engine import Engine, EngineFacts
@@ -185,5 +184,5 @@ def _one_of(fitting: list[EngineFacts], cache: Cache) -> EngineFacts:
 def _facts(entry: Entry, cache: Cache) -> EngineFacts:
     try:
         return entry.read(EngineFacts)
-    except Malformed as error:
+    except DataError as error:
         raise DataError(f"{cache.path}: entry {entry.key} holds no facts about an engine: record it anew") from error

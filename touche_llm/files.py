@@ -110,7 +110,7 @@ def read_records(path: Path, record: type[RecordT], what: str) -> list[RecordT]:
     """Read JSON Lines written by `write_records`.
 
     Raises:
-        DataError: no such file, or a line that is not such a record; names file, line and field.
+        DataError: no such file, or a line that is not such a record; names file, line and what is wrong with it.
     """
     return list(iterate_records(path, record, what))
 

@@ -1,12 +1,13 @@
 """Records that are JSON in files and in the cache.
 
-pydantic reads those of which there are few; msgspec those that come by the ten thousand, in a tenth of the time.
+Those that people write by hand or that nest settings are pydantic's; those of which a run makes ten thousands, and
+their like, are msgspec's, which takes a tenth of the time.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Protocol, Self, TypeVar
+from typing import Annotated, Any, Protocol, Self, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -23,7 +24,7 @@ class JsonRecord(Protocol):
 
     @classmethod
     def from_json(cls, content: bytes | str) -> Self:
-        """The record that `to_json` made; raises Malformed, for any content whatever."""
+        """The record that a text is; raises Malformed for any other."""
         ...
 
     def to_json(self) -> bytes:
@@ -32,13 +33,13 @@ class JsonRecord(Protocol):
 
 
 class JsonModel(BaseModel):
-    """Base of records of which there are few."""
+    """Base of records that pydantic checks, also when the program makes them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @classmethod
     def from_json(cls, content: bytes | str) -> Self:
-        """The record that `to_json` made; raises Malformed, for any content whatever."""
+        """The record that a text is; raises Malformed for any other."""
         try:
             return cls.model_validate_json(content)
         except ValidationError as error:
@@ -52,11 +53,11 @@ class JsonModel(BaseModel):
 
 
 class JsonStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of records that come by the ten thousand. What is read is checked; what the program makes is not."""
+    """Base of records that msgspec checks when they are read, and nobody when the program makes them."""
 
     @classmethod
     def from_json(cls, content: bytes | str) -> Self:
-        """The record that `to_json` made; raises Malformed, for any content whatever."""
+        """The record that a text is; raises Malformed for any other."""
         return decoded(content, cls)
 
     def to_json(self) -> bytes:
@@ -65,14 +66,16 @@ class JsonStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _ENCODER = msgspec.json.Encoder()
+# A number of tokens or characters. Larger integers are not the same in all that reads JSON.
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
 def decoded(content: bytes | str | msgspec.Raw, form: type[ValueT]) -> ValueT:
-    """The value of the type `form` (of msgspec's) that `content` is; raises Malformed, for any content whatever."""
+    """The value of the type `form` (of msgspec's) that `content` is; raises Malformed for any other."""
     try:
         value: ValueT = _decoder(form).decode(content)  # type: ignore[arg-type]
-    # The last two are what msgspec raises for bytes that are no UTF-8, and for lists in lists in lists.
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    # The last two are what msgspec raises for what is no UTF-8, and for lists in lists in lists.
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise Malformed(str(error)) from error
     return value
 

@@ -1,4 +1,4 @@
-"""The nouns that pass from stage to stage; all frozen. Those that are of msgspec come by the ten thousand."""
+"""The nouns that pass from stage to stage; all frozen."""
 
 from __future__ import annotations
 

@@ -253,3 +253,27 @@ async def test_what_was_stored_is_kept_when_the_cache_is_closed_in_the_same_turn
     await waiting
     with Cache(path, CacheMode.REPLAY) as again:
         assert again.get("a" * 64, Answer) == answer()
+
+
+async def test_what_was_there_is_what_comes_back_though_the_cache_is_closed_or_it_is_forgotten_at_once(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "answers.sqlite"
+    with Cache(path) as before:
+        before.put(entry("a", text="first"), Answer)
+    cache = Cache(path)
+    waiting = [asyncio.create_task(cache.store(entry(each).heading, answer(text="late"))) for each in "ab"]
+    await asyncio.sleep(0)
+    cache.close()
+    with Cache(path, CacheMode.REFRESH) as other:
+        other.forget([entry("a").key])
+    assert [each.text for each in await asyncio.gather(*waiting)] == ["first", "late"]
+
+
+def test_a_damaged_value_is_named_by_its_key(tmp_path: Path) -> None:
+    with Cache(tmp_path / "c.sqlite") as cache:
+        cache.put(entry(), Answer)
+        for damaged in ("NULL", "7", "x'ff'"):
+            cache._database.execute(f"UPDATE entries SET value = {damaged}")
+            with pytest.raises(DataError, match=f"entry {'a' * 64} does not hold a valid Answer"):
+                cache.get("a" * 64, Answer)

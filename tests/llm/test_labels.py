@@ -150,6 +150,15 @@ def test_all_white_space_may_come_before_a_label_and_nothing_else() -> None:
         assert reading.outside == pytest.approx(0.25 if before in spaces or not before else 0.5)
 
 
+def test_no_grade_is_above_the_highest_though_shares_are_rounded_up() -> None:
+    top = [("3", 0.0), ("2", math.log(5.000000344e-10))]
+    reading = read_label(
+        '{"relevance":3}', [Token(at=13, token="3", logprob=0.0, top=top)], "relevance", LABELS["relevance"], 3
+    )
+    assert reading.probabilities is not None and sum(reading.probabilities.values()) > 1
+    assert expected_grade(reading) == 3.0
+
+
 def test_the_most_probable_label_can_differ_from_the_one_written_but_a_tie_does_not_move_it() -> None:
     assert most_probable(Reading(answered="NO", probabilities={"FIRST": 0.6, "NO": 0.4})) == "FIRST"
     assert most_probable(Reading(answered="NO", probabilities={"FIRST": 0.5, "NO": 0.5})) == "NO"

@@ -131,6 +131,8 @@ _OF_RELEVANCE = b'"top_logprobs":[{"token":"0"'
     [
         (b'"logprob":-0.1', b'"logprob":NaN'),
         (b'"bytes":[123]', b'"bytes":[999]'),
+        (b'"prompt_tokens":10', b'"prompt_tokens":9007199254740992'),
+        (b'"prompt_tokens":10', b'"prompt_tokens":-1'),
         (_OF_RELEVANCE, _OF_RELEVANCE.replace(b'"0"', b"0")),
         (_OF_RELEVANCE, _OF_RELEVANCE.replace(b'"0"', b'"\xff"')),
         (_OF_RELEVANCE, b'"top_logprobs":["0",{"token":"0"'),

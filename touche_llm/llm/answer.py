@@ -11,7 +11,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
-from touche_llm.json_records import JsonStruct
+from touche_llm.json_records import Count, JsonStruct
 
 # The answer was withheld; it ended at the length limit; it is no JSON; it is JSON of another form; the server
 # answered with an error or broke off; it did not answer in time.
@@ -33,7 +33,7 @@ _SHORT = 1000
 _PAIRS = json.JSONDecoder(object_pairs_hook=list)
 
 
-# JSON has no word for what is infinite or no number.
+# Finite: JSON has no word for what is not, and nothing else is read.
 Logprob = Annotated[float, msgspec.Meta(le=0.0)]
 
 
@@ -43,7 +43,7 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Log-probabilities are natural logarithms. What is read is checked, what the program makes is not.
     """
 
-    at: Annotated[int, msgspec.Meta(ge=0)]
+    at: Count
     token: str
     logprob: Logprob
     top: list[tuple[str, Logprob]]
@@ -55,8 +55,8 @@ class Answer(JsonStruct, frozen=True, omit_defaults=True):
     text: str
     finish_reason: str
     tokens: list[Token]
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: Count
+    completion_tokens: Count
     fingerprint: str | None = None
 
 

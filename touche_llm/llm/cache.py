@@ -31,6 +31,10 @@ _INDEX_OF_SAMPLES = "CREATE INDEX IF NOT EXISTS samples ON entries (sample) WHER
 ValueT = TypeVar("ValueT", bound=JsonRecord)
 
 
+# What a column of SQLite holds can be of any type.
+_Row = tuple[Any]
+
+
 class CacheMode(StrEnum):
     """How the cache is used."""
 
@@ -79,11 +83,15 @@ class Entry(JsonModel):
         return orjson.dumps(self.value).decode()
 
     def read(self, model: type[ValueT]) -> ValueT:
-        """The value; raises Malformed."""
-        return model.from_json(self.text)
+        """The value; raises DataError where it is none."""
+        try:
+            return model.from_json(self.text)
+        except Malformed as error:
+            raise DataError(f"entry {self.key} does not hold a valid {model.__name__}: {error}") from error
 
 
-_COLUMNS = tuple(Entry.model_fields)
+# In their order in the table.
+_COLUMNS = (*Heading._fields, "value")
 _SAMPLE = _COLUMNS.index("sample")
 
 
@@ -112,7 +120,7 @@ class Cache:
             raise DataError(f"{path}: not a cache, or not writable: {error}") from error
         self._resampled, self._seen_version = False, -1
         # What is to be stored at the end of this turn of the event loop.
-        self._turn: list[tuple[tuple[Any, ...], asyncio.Future[bool]]] = []
+        self._turn: list[tuple[tuple[Any, ...], asyncio.Future[_Row | None]]] = []
         if cassette:
             self.import_cassette(path)
 
@@ -162,31 +170,31 @@ class Cache:
         """As `put`, in one transaction with all that is stored in the same turn of the event loop; back when it is in.
 
         Raises:
-            sqlite3.Error: it could not be stored.
+            DataError: what is there already is of another form.
+            Exception: what kept this turn's values from being stored, all of them: mostly sqlite3.Error.
         """
         if self.mode is CacheMode.OFF:
             return value
         loop = asyncio.get_running_loop()
         if not self._turn:
             loop.call_soon(self._end_turn)
-        all_new: asyncio.Future[bool] = loop.create_future()
-        self._turn.append(((*heading, value.to_json().decode()), all_new))
-        if await all_new:
-            return value
-        stored = self._stored(heading.key, type(value))
-        assert stored is not None
-        return stored
+        stored: asyncio.Future[_Row | None] = loop.create_future()
+        self._turn.append(((*heading, value.to_json().decode()), stored))
+        there = await stored
+        return value if there is None else self._read(heading.key, there, type(value))
 
     def _end_turn(self) -> None:
-        """Store what came in this turn of the event loop, and tell those who wait whether all of it was new."""
+        """Store what came in this turn of the event loop, and tell those who wait what else is there, if it was."""
         turn, self._turn = self._turn, []
         if not turn:
             return
-        all_new = False
+        there: dict[str, _Row | None] = {}
         failed: Exception | None = None
         try:
             self._database.execute("BEGIN IMMEDIATE")
-            all_new = self._insert([row for row, _ in turn]) == len(turn)
+            if self._insert([row for row, _ in turn]) < len(turn):
+                # Now, since another process may replace them as soon as the transaction has ended.
+                there = {key: self._row(key) for (key, *_), _ in turn}
             self._database.execute("COMMIT")
         # Whatever it is, those who wait have to be told.
         except Exception as error:
@@ -194,11 +202,11 @@ class Cache:
             # What is told is why the answers could not be stored.
             with suppress(sqlite3.Error):
                 self._database.rollback()
-        for _, waiting in turn:
+        for (key, *_), waiting in turn:
             if waiting.done():
                 continue
             if failed is None:
-                waiting.set_result(all_new)
+                waiting.set_result(there.get(key))
             else:
                 waiting.set_exception(failed)
 
@@ -266,12 +274,20 @@ class Cache:
         marks = ",".join("?" * len(_COLUMNS))
         return self._database.executemany(f"INSERT OR {conflict} INTO entries VALUES ({marks})", rows).rowcount
 
+    def _row(self, key: str) -> _Row | None:
+        row: _Row | None = self._database.execute("SELECT value FROM entries WHERE key = ?", (key,)).fetchone()
+        return row
+
     def _stored(self, key: str, model: type[ValueT]) -> ValueT | None:
-        row = self._database.execute("SELECT value FROM entries WHERE key = ?", (key,)).fetchone()
-        if row is None:
-            return None
+        row = self._row(key)
+        return None if row is None else self._read(key, row, model)
+
+    def _read(self, key: str, row: _Row, model: type[ValueT]) -> ValueT:
+        (text,) = row
         try:
-            return model.from_json(row[0])
+            if not isinstance(text, str):
+                raise Malformed(f"a text was expected, not {type(text).__name__}")
+            return model.from_json(text)
         except Malformed as error:
             raise DataError(f"{self.path}: entry {key} does not hold a valid {model.__name__}: {error}") from error
 

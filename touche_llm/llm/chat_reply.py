@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from touche_llm.json_records import Malformed, decoded
+from touche_llm.json_records import Count, Malformed, decoded
 from touche_llm.llm.engine import Completion, Transient
 from touche_llm.llm.request import Request
 from touche_llm.llm.vllm_common import BROKEN_TRIES, chat, finished, placed
@@ -57,12 +57,12 @@ class _Choice(msgspec.Struct):
 
 
 class _PromptDetails(msgspec.Struct):
-    cached_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    cached_tokens: Count | None = None
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
     # Only of a server with --enable-prompt-tokens-details.
     prompt_tokens_details: _PromptDetails | None = None
 

@@ -11,7 +11,7 @@ import msgspec
 
 from touche_llm.errors import PromptError
 from touche_llm.excerpts import Excerpts
-from touche_llm.json_records import JsonStruct
+from touche_llm.json_records import Count, JsonStruct
 from touche_llm.llm.request import Message, Request
 from touche_llm.records import Cut
 
@@ -26,9 +26,9 @@ class Fit(JsonStruct, frozen=True, omit_defaults=True):
     Else so many of its best `passages`, or the first `kept_chars` characters: of the best passage if both are there.
     """
 
-    prompt_tokens: int
-    kept_chars: int | None = None
-    passages: int | None = None
+    prompt_tokens: Count
+    kept_chars: Count | None = None
+    passages: Count | None = None
 
     @property
     def whole(self) -> bool:

@@ -10,7 +10,7 @@ from functools import lru_cache
 import orjson
 
 from touche_llm.llm.answer import Token
-from touche_llm.records import Reading
+from touche_llm.records import HIGHEST_GRADE, Reading
 
 Label = int | str
 # Nine digits: far below what log-probabilities carry; keeps files readable and stable.
@@ -135,7 +135,9 @@ def expected_grade(reading: Reading) -> float:
     """The mean of the integer grades under their probabilities, or the answered grade where there are none."""
     if reading.probabilities is None:
         return float(reading.answered)
-    return _rounded(math.fsum([int(grade) * share for grade, share in reading.probabilities.items()]))
+    # Rounded shares can add up to a little more than 1.
+    mean = math.fsum([int(grade) * share for grade, share in reading.probabilities.items()])
+    return _rounded(min(mean, float(HIGHEST_GRADE)))
 
 
 def most_probable(reading: Reading) -> str:

@@ -193,13 +193,13 @@ class LanguageModel:
             self._refreshed.add(request.key)
         for sample in self._samples(request):
             cached = self.cache.get(sample.key, Answer, refreshed=refreshed)
-            if cached is None and not self.cache.holds_resampled():
-                break
             if cached is not None:
                 self.counts.cache_hits += 1
                 self.counts.cached_prompt_tokens += cached.prompt_tokens
                 self.counts.cached_completion_tokens += cached.completion_tokens
                 return _answered(cached, sample, model)
+            if not self.cache.holds_resampled():
+                break
         engine = self.engine
         attempts: list[Attempt] = []
         if engine is None:

@@ -28,7 +28,7 @@ import msgspec
 import orjson
 
 from touche_llm.errors import EngineError, UsageError, printable
-from touche_llm.json_records import decoded
+from touche_llm.json_records import Malformed, decoded
 from touche_llm.llm.chat_reply import ChatReply, chat_body, completion_of
 from touche_llm.llm.engine import Completion, Engine, EngineFacts, Rejected, Transient
 from touche_llm.llm.request import Message, Request
@@ -54,7 +54,7 @@ class _Line(msgspec.Struct):
     """What the process that drives Ray says: a reply, why there is none, that it has failed, or nothing at an end."""
 
     number: int | None = None
-    reply: ChatReply | None = None
+    reply: msgspec.Raw = msgspec.Raw(b"null")
     error: str | None = None
     failed: str | None = None
 
@@ -292,8 +292,12 @@ def _installed() -> str:
 
 
 def _completion(said: _Line, request: Request) -> Completion:
-    if said.reply is not None:
-        return completion_of(said.reply, request.read_fields)
+    if bytes(said.reply) != b"null":
+        try:
+            return completion_of(decoded(said.reply, ChatReply), request.read_fields)
+        except Malformed as error:
+            reason = f"a reply of another form: {error}"
+            raise Transient("server_error", reason, most_tries=BROKEN_TRIES) from error
     reason = printable(said.error or "a row without a reply")
     if reason.partition(":")[0] in _REFUSALS:
         raise Rejected(400, f"vLLM refused it: {reason}")

@@ -15,7 +15,7 @@ import msgspec
 import orjson
 
 from touche_llm.errors import EngineError
-from touche_llm.json_records import Malformed, decoded
+from touche_llm.json_records import Count, Malformed, decoded
 from touche_llm.llm.adaptive import MOST_AT_ONCE, AdaptiveSlots
 from touche_llm.llm.chat_reply import CHAT_PATH, ChatReply, chat_body, completion_of
 from touche_llm.llm.concurrency import PRIORITY, Slots
@@ -36,7 +36,7 @@ ReplyT = TypeVar("ReplyT")
 
 class _Model(msgspec.Struct):
     id: str
-    max_model_len: int | None = None
+    max_model_len: Count | None = None
 
 
 class _ModelList(msgspec.Struct):
@@ -48,7 +48,7 @@ class _Version(msgspec.Struct):
 
 
 class _Tokens(msgspec.Struct):
-    count: int
+    count: Count
     tokens: list[int]
 
 
