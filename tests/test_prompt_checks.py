@@ -206,7 +206,7 @@ def test_a_copy_is_told_that_the_answers_are_to_the_project_s_own_text_and_not_t
 
 def cassette(folder: Path, entries: Iterable[Entry]) -> Path:
     path = folder / "some.jsonl"
-    path.write_text("".join(each.model_dump_json() + "\n" for each in entries))
+    path.write_text("".join(each.to_json().decode() + "\n" for each in entries))
     return path
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
@@ -300,7 +301,7 @@ async def test_a_cached_answer_that_cannot_be_used_is_an_error_that_names_it(tmp
         await model.ask(request, ComparativeJudgment)
         (entry,) = cache.entries()
         cache.forget([entry.key])
-        cache.put(entry.model_copy(update={"value": {**entry.value, "text": "{}"}}), Answer)
+        cache.put(msgspec.structs.replace(entry, value={**entry.value, "text": "{}"}), Answer)
         with pytest.raises(DataError, match=f"cached answer {request.key} cannot be used"):
             await model.ask(request, ComparativeJudgment)
 

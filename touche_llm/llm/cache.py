@@ -8,15 +8,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 import orjson
-from pydantic import Field
+from msgspec.structs import asdict, astuple
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 
 from touche_llm.errors import DataError, UsageError
 from touche_llm.files import iterate_records, whole_file
-from touche_llm.json_records import JsonModel, JsonRecord, Malformed
+from touche_llm.json_records import JsonRecord, JsonStruct, Malformed
 
 # `PRAGMA user_version` of the file.
 SCHEMA_VERSION = 1
@@ -24,7 +25,6 @@ SCHEMA_VERSION = 1
 _APPLICATION = 0x746C6C6D
 # Waiting for another process that writes; each of its writes takes well under a millisecond.
 _LOCK_SECONDS = 60.0
-_KEY = r"^[0-9a-f]{64}$"
 # So that it is known at once whether there are any; older caches get it when they are opened to write.
 _INDEX_OF_SAMPLES = "CREATE INDEX IF NOT EXISTS samples ON entries (sample) WHERE sample > 0"
 
@@ -44,10 +44,10 @@ class CacheMode(StrEnum):
     OFF = "off"  # neither read nor write
 
 
-class Heading(NamedTuple):
+class Heading(JsonStruct, frozen=True, kw_only=True):
     """What an entry says beside its value: its key, what it is, and what it was asked for."""
 
-    key: str
+    key: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
     kind: str
     model: str
     prompt: str | None = None
@@ -58,40 +58,27 @@ class Heading(NamedTuple):
     sample: int = 0
 
 
-class Entry(JsonModel):
+class Entry(Heading, frozen=True, kw_only=True):
     """One line of a cassette: something that an engine said, and what it was asked for."""
 
-    key: str = Field(pattern=_KEY)
-    kind: str
-    model: str
-    prompt: str | None = None
-    prompt_version: int | None = None
-    prompt_hash: str | None = None
-    topic: str | None = None
-    document: str | None = None
-    sample: int = 0
     value: dict[str, Any]
 
     @property
-    def heading(self) -> Heading:
-        """All but the value."""
-        return Heading(*(getattr(self, column) for column in Heading._fields))
-
-    @property
-    def text(self) -> str:
-        """The value as it is stored."""
-        return orjson.dumps(self.value).decode()
+    def row(self) -> tuple[Any, ...]:
+        """As it is stored."""
+        *heading, value = astuple(self)
+        return (*heading, _text(value))
 
     def read(self, model: type[ValueT]) -> ValueT:
         """The value; raises DataError where it is none."""
         try:
-            return model.from_json(self.text)
+            return model.from_json(_text(self.value))
         except Malformed as error:
             raise DataError(f"entry {self.key} does not hold a valid {model.__name__}: {error}") from error
 
 
 # In their order in the table.
-_COLUMNS = (*Heading._fields, "value")
+_COLUMNS = Entry.__struct_fields__
 _SAMPLE = _COLUMNS.index("sample")
 
 
@@ -161,7 +148,7 @@ class Cache:
         """
         if self.mode is CacheMode.OFF:
             return entry.read(model)
-        self._insert([(*entry.heading, entry.text)])
+        self._insert([entry.row])
         stored = self._stored(entry.key, model)
         assert stored is not None
         return stored
@@ -179,7 +166,7 @@ class Cache:
         if not self._turn:
             loop.call_soon(self._end_turn)
         stored: asyncio.Future[_Row | None] = loop.create_future()
-        self._turn.append(((*heading, value.to_json().decode()), stored))
+        self._turn.append(((*astuple(heading), value.to_json().decode()), stored))
         there = await stored
         return value if there is None else self._read(heading.key, there, type(value))
 
@@ -238,7 +225,8 @@ class Cache:
         count = 0
         with whole_file(path) as stream:
             for entry in self.entries():
-                stream.write(orjson.dumps(entry.model_dump(exclude_none=True), option=orjson.OPT_APPEND_NEWLINE))
+                given = {column: value for column, value in asdict(entry).items() if value is not None}
+                stream.write(orjson.dumps(given, option=orjson.OPT_APPEND_NEWLINE))
                 count += 1
         return count
 
@@ -252,7 +240,7 @@ class Cache:
         self._database.execute("BEGIN IMMEDIATE")
         try:
             for entry in iterate_records(path, Entry, "cache entries"):
-                if self._insert([(*entry.heading, entry.text)], "IGNORE"):
+                if self._insert([entry.row], "IGNORE"):
                     new += 1
                     continue
                 known += 1
@@ -299,6 +287,10 @@ def kept(path: Path, mode: CacheMode) -> str:
     if mode is CacheMode.REFRESH:
         return f"every answer so far is in {path}: go on with the same command and --cache-mode reuse"
     return f"every answer so far is in {path}: go on with the same command"
+
+
+def _text(value: dict[str, Any]) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def _entry(row: tuple[Any, ...]) -> Entry:
