@@ -123,6 +123,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(deadline=None, max_examples=50)
 @given(flags=st.fixed_dictionaries({}, optional=flags_given))
+@pytest.mark.slow
 def test_a_written_configuration_reads_back_the_same(folder: Path, flags: dict[str, Any]) -> None:
     config = load_config(None, NEEDED | flags)
     write_config(config, folder / "config.yaml")

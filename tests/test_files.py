@@ -188,6 +188,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(deadline=None, max_examples=30)
 @given(records=st.lists(judgments, max_size=5))
+@pytest.mark.slow
 def test_written_judgments_read_back_the_same(folder: Path, records: list[Judgment]) -> None:
     path = folder / "judgments.jsonl"
     write_records(path, records)

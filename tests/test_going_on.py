@@ -63,6 +63,7 @@ async def test_a_run_that_is_killed_goes_on_and_asks_only_for_what_is_missing(tm
     assert (tmp_path / "whole" / "run.txt").read_bytes() == first
 
 
+@pytest.mark.slow
 async def test_replay_gives_the_same_bytes_with_the_server_gone(tmp_path: Path) -> None:
     server = FakeServer()
     async with server.running():

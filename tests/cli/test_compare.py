@@ -48,6 +48,7 @@ def rows_of(output: str) -> dict[tuple[str, str], dict[str, float]]:
     return {(row["run"], row["measure"]): row for row in json.loads(output)}
 
 
+@pytest.mark.slow
 def test_each_run_is_held_against_the_baseline(touche: Touche, runs: Path) -> None:
     arguments = ("best", "base/run.txt", "mixed", *QRELS)
     done = touche("compare", *arguments, "--baseline", "base/run.txt", "--format", "json")

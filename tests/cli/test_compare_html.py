@@ -33,6 +33,7 @@ def arguments(sample: Path, tmp_path: Path) -> list[str]:
     return ["compare", run, "other.txt", "--task", "comparative", "--baseline", "other.txt", *qrels]
 
 
+@pytest.mark.slow
 def test_the_page_is_written_beside_what_is_printed_as_ever(
     touche: Touche, arguments: list[str], tmp_path: Path
 ) -> None:

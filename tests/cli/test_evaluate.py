@@ -292,6 +292,7 @@ def test_python_gets_the_rows_of_the_command(touche: Touche, judged: Path) -> No
     pd.testing.assert_frame_equal(table, pd.read_csv(io.StringIO(output), sep="\t"), check_dtype=False, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_commands_do_not_wait_for_each_other(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("1 NO a 1 1 t\n")
     code = (

@@ -81,6 +81,7 @@ word = st.integers(0, 143).map(lambda n: WORDS[int(n**0.5)])
     k1=st.floats(0.1, 3.0),
     b=st.floats(0.0, 1.0),
 )
+@pytest.mark.slow
 def test_generated_rankings_are_the_same_up_to_ties(
     tmp_path_factory: pytest.TempPathFactory, documents: list[list[str]], query: list[str], k1: float, b: float
 ) -> None:

@@ -171,6 +171,7 @@ async def test_a_client_beside_one_that_keeps_to_its_number_gets_its_share() -> 
     assert slots.most >= 4
 
 
+@pytest.mark.slow
 async def test_the_load_of_a_server_is_looked_at_while_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_server, "_LOOK_SECONDS", 0.02)
     server = Queueing(5)
@@ -179,6 +180,7 @@ async def test_the_load_of_a_server_is_looked_at_while_it_works(monkeypatch: pyt
         assert engine._slots.most < 32
 
 
+@pytest.mark.slow
 async def test_a_load_that_cannot_be_read_or_fails_later_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_server, "_LOOK_SECONDS", 0.01)
     for said in ("vllm:num_requests_waiting 1e999\n", "vllm:num_requests_waiting 1.2.3\n", None):

@@ -186,6 +186,7 @@ def _open_many(folder: Path) -> None:
         Cache(folder / f"{number}.sqlite").close()
 
 
+@pytest.mark.slow
 def test_several_processes_can_make_the_same_cache_at_once(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     openers = [context.Process(target=_open_many, args=(tmp_path,)) for _ in range(4)]
@@ -196,6 +197,7 @@ def test_several_processes_can_make_the_same_cache_at_once(tmp_path: Path) -> No
     assert [opener.exitcode for opener in openers] == [0] * 4
 
 
+@pytest.mark.slow
 def test_several_processes_can_write_at_once(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     writers = [context.Process(target=_write, args=(tmp_path / "c.sqlite", first)) for first in (0, 100, 200)]

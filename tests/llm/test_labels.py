@@ -196,6 +196,7 @@ def split_answers(draw: st.DrawFn) -> tuple[str, list[Token], Mapping[str, int |
 
 
 @given(split_answers())
+@pytest.mark.slow
 def test_any_split_gives_a_distribution_over_the_labels(case: tuple[str, list[Token], Mapping[str, int | str]]) -> None:
     text, tokens, answered = case
     for field, labels in LABELS.items():

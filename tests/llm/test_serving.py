@@ -104,6 +104,7 @@ async def test_a_server_that_ends_at_once_gives_the_end_of_its_log(place: Path, 
     assert gone(place)
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_never_ready_is_given_up_and_ended(place: Path, tmp_path: Path) -> None:
     (place / "behaviour").write_text("slow")
     with pytest.raises(EngineError, match=r"did not start within 1 s"):

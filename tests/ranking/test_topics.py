@@ -176,6 +176,7 @@ async def test_a_repeated_label_is_recorded_by_its_kind_and_leaves_the_window_as
     assert compared == {"3", "12", "20"}
 
 
+@pytest.mark.slow
 async def test_a_run_with_an_order_that_cannot_be_used_is_written_and_ends_with_3(tmp_path: Path) -> None:
     async def bad_orders(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         if "order" in body["structured_outputs"]["json"]["properties"]:

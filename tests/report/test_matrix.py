@@ -99,6 +99,7 @@ async def test_the_page_has_everything_and_nothing_that_is_not_escaped(
     assert re.search(r"^-.*BLUNT.*$", page, re.MULTILINE) and re.search(r"^\+.*SHARP.*$", page, re.MULTILINE)
 
 
+@pytest.mark.slow
 async def test_a_page_that_would_be_too_large_has_shorter_texts_and_then_no_probabilities(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,6 +150,7 @@ def test_settings_in_which_the_runs_differ_are_told_of_each(found: SideBySide) -
     assert own == ["weights.quality 0.5", "weights.quality 3.0", None]
 
 
+@pytest.mark.slow
 def test_run_files_alone_make_a_page_too(runs: list[GivenRun], qrels: Qrels) -> None:
     page = Page(render(gathered([replace(each, folder=None) for each in runs], qrels)))
     text = " ".join(page.text.split())
@@ -201,6 +202,7 @@ def test_hostile_texts_stay_texts(hostile: Path, tmp_path: Path) -> None:
     assert all(page.text.count(attack) >= 2 for attack in ATTACKS)
 
 
+@pytest.mark.slow
 def test_the_same_runs_give_the_same_page(found: SideBySide) -> None:
     assert render(found) == render(found)
 

@@ -73,6 +73,7 @@ def test_the_policy_allows_the_page_s_own_style_and_script_alone(hostile_page: s
     assert "http://" not in hostile_page.split("<body>")[0] and "unsafe" not in hostile_page.split("<body>")[0]
 
 
+@pytest.mark.slow
 def test_the_same_run_gives_the_same_page(judged: Report) -> None:
     assert render(judged) == render(judged)
 
