@@ -11,6 +11,9 @@ import pytest
 from tests.cli.conftest import Touche
 from tests.report.reports import sample_run, write_qrels
 
+# Pages of several runs take a while to make.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +36,6 @@ def arguments(sample: Path, tmp_path: Path) -> list[str]:
     return ["compare", run, "other.txt", "--task", "comparative", "--baseline", "other.txt", *qrels]
 
 
-@pytest.mark.slow
 def test_the_page_is_written_beside_what_is_printed_as_ever(
     touche: Touche, arguments: list[str], tmp_path: Path
 ) -> None:

@@ -22,6 +22,10 @@ from touche_llm.tasks import get_task
 Compared = tuple[PromptComparison, Qrels]
 
 
+# Pages of several runs take a while to make.
+pytestmark = pytest.mark.slow
+
+
 class Refusing(ScriptedEngine):
     """Takes no request of the blunt wording about one document."""
 
@@ -99,7 +103,6 @@ async def test_the_page_has_everything_and_nothing_that_is_not_escaped(
     assert re.search(r"^-.*BLUNT.*$", page, re.MULTILINE) and re.search(r"^\+.*SHARP.*$", page, re.MULTILINE)
 
 
-@pytest.mark.slow
 async def test_a_page_that_would_be_too_large_has_shorter_texts_and_then_no_probabilities(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

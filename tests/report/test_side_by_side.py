@@ -24,6 +24,10 @@ from touche_llm.report.write_side_by_side import render
 from touche_llm.runs import read_run
 from touche_llm.tasks import get_task
 
+# Pages of several runs take a while to make.
+pytestmark = pytest.mark.slow
+
+
 TASK = get_task("comparative")
 TOP = 6
 
@@ -150,7 +154,6 @@ def test_settings_in_which_the_runs_differ_are_told_of_each(found: SideBySide) -
     assert own == ["weights.quality 0.5", "weights.quality 3.0", None]
 
 
-@pytest.mark.slow
 def test_run_files_alone_make_a_page_too(runs: list[GivenRun], qrels: Qrels) -> None:
     page = Page(render(gathered([replace(each, folder=None) for each in runs], qrels)))
     text = " ".join(page.text.split())
@@ -202,13 +205,11 @@ def test_hostile_texts_stay_texts(hostile: Path, tmp_path: Path) -> None:
     assert all(page.text.count(attack) >= 2 for attack in ATTACKS)
 
 
-@pytest.mark.slow
 def test_the_same_runs_give_the_same_page(found: SideBySide) -> None:
     assert render(found) == render(found)
 
 
 @pytest.mark.parametrize("documents", [20, 70])
-@pytest.mark.slow
 def test_fifty_topics_stay_below_the_limit(found: SideBySide, documents: int) -> None:
     """With 70 documents a topic there is no room for what the models said, and none for all of the documents."""
     topic = found.topics[0]
