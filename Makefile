@@ -18,7 +18,7 @@ CHROMIUM := /usr/bin/chromium
 
 help:
 	@echo "make demo       set up everything and run every task on its sample, offline"
-	@echo "make test       set up everything and run the tests (offline, under two minutes)"
+	@echo "make test       set up everything and run the tests (offline, about two minutes)"
 	@echo "make check      format, lint, types, all of the tests that need neither a browser nor vLLM"
 	@echo "make test-vllm  install the CPU build of vLLM and run the tests against a real server"
 	@echo "make test-browser  open a report in Debian's Chromium and use it"
