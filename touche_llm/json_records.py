@@ -6,11 +6,14 @@ their like, are msgspec's, which takes a tenth of the time.
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import Annotated, Any, Protocol, Self, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+from touche_llm.errors import printable
 
 ValueT = TypeVar("ValueT")
 
@@ -58,7 +61,10 @@ class JsonStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @classmethod
     def from_json(cls, content: bytes | str) -> Self:
         """The record that a text is; raises Malformed for any other."""
-        return decoded(content, cls)
+        try:
+            return decoded(content, cls)
+        except Malformed as error:
+            raise Malformed(_with_key(str(error), content, cls)) from error
 
     def to_json(self) -> bytes:
         """The record in one line, without its end."""
@@ -66,6 +72,9 @@ class JsonStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _ENCODER = msgspec.json.Encoder()
+_IN_MAPPING = re.compile(r"`\$\.(\w+)\[\.\.\.\]")
+# Characters; a key is text from outside.
+_LONGEST_KEY = 80
 # A number of tokens or characters. Larger integers are not the same in all that reads JSON.
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
@@ -78,6 +87,21 @@ def decoded(content: bytes | str | msgspec.Raw, form: type[ValueT]) -> ValueT:
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise Malformed(str(error)) from error
     return value
+
+
+def _with_key(problem: str, content: bytes | str, form: type[JsonStruct]) -> str:
+    """The problem with the key of the mapping in which it is: msgspec says `$.grades[...]` for each of them."""
+    place = _IN_MAPPING.search(problem)
+    if place is None:
+        return problem
+    record = decoded(content, dict[str, Any])
+    mapping = record[place[1]]
+    for key in mapping:
+        try:
+            msgspec.convert(record | {place[1]: {key: mapping[key]}}, form)
+        except msgspec.ValidationError:
+            return problem.replace(f"{place[1]}[...]", f"{place[1]}.{printable(key)[:_LONGEST_KEY]}", 1)
+    return problem
 
 
 @lru_cache(maxsize=64)

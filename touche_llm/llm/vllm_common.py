@@ -122,8 +122,8 @@ def placed(sent: Sequence[SentToken], text: str, fields: Collection[str]) -> lis
     for token, piece in zip(sent, pieces, strict=True):
         if piece and 0 <= at < len(places) and overlaps(places[at], token.token, spans):
             top = [
-                (text, logprob if logprob < 0.0 else 0.0)
-                for text, logprob in token.alternatives
+                (alternative, logprob if logprob < 0.0 else 0.0)
+                for alternative, logprob in token.alternatives
                 if logprob > _LEAST_LOGPROB
             ]
             found.append(Token(at=places[at], token=token.token, logprob=min(token.logprob, 0.0), top=top))

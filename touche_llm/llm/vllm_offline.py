@@ -35,7 +35,6 @@ _MASKED = -9999.0
 # Besides vLLM's own, what it raises for a request that it does not take; its server answers these with status 400.
 _REFUSALS = (ValueError, TypeError, OverflowError, NotImplementedError, TemplateError)
 
-
 _Logprob = Annotated[float, Field(allow_inf_nan=False)]
 
 
