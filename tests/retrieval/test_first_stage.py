@@ -305,4 +305,4 @@ def test_an_index_is_mapped_into_memory_and_not_read(make_store: MakeStore) -> N
     store = make_store(CORPUS)
     ensure_index(store, Bm25Settings(), lambda _: None)
     scores = open_index(store, Bm25Settings())._index.scores
-    assert all(isinstance(scores[name], np.memmap) for name in ("data", "indices", "indptr"))
+    assert all(isinstance(scores[name].base, np.memmap) for name in ("data", "indices", "indptr"))

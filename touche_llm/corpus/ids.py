@@ -39,7 +39,7 @@ class Ids:
     def __init__(self, folder: Path, table: str) -> None:
         """Open the files; raises OSError, EOFError or ValueError where they are not there or damaged."""
         self._text = memoryview(np.load(_text(folder, table), mmap_mode="r", allow_pickle=False))
-        self._ends = np.load(_ends(folder, table), mmap_mode="r", allow_pickle=False)
+        self._ends = np.asarray(np.load(_ends(folder, table), mmap_mode="r", allow_pickle=False))
         self._folder = folder
         if len(self._ends) == 0 or self._ends[0] != 0 or self._ends[-1] != len(self._text):
             raise ValueError(f"{_text(folder, table).name} and {_ends(folder, table).name} do not fit together")
@@ -55,7 +55,7 @@ class Ids:
         try:
             if not inside.all():
                 raise ValueError(f"row {places[~inside][0]} has no id")
-            return [str(self._text[s:e], "utf-8") for s, e in zip(starts.tolist(), ends.tolist(), strict=True)]
+            return [self._text[s:e].tobytes().decode() for s, e in zip(starts.tolist(), ends.tolist(), strict=True)]
         except ValueError as error:
             raise DataError(f"{self._folder}: damaged index ({error}); delete the folder and index again") from error
 

@@ -103,7 +103,10 @@ def open_index(units: Units, settings: Bm25Settings) -> Bm25Index:
     if stale is not None:
         raise DataError(f"{folder}: {stale}; run `touche-llm index` with these settings, or ask for the index's own")
     try:
-        return Bm25Index(units, bm25s.BM25.load(folder, mmap=True))
+        index = bm25s.BM25.load(folder, mmap=True)
+        # Slices of a numpy.memmap take ten times as long as those of an array, which can have the same memory.
+        index.scores |= {name: np.asarray(index.scores[name]) for name in ("data", "indices", "indptr")}
+        return Bm25Index(units, index)
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder}: damaged BM25 index ({error!r:.80}); delete the folder and index again") from error
 
