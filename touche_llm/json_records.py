@@ -55,8 +55,11 @@ class JsonModel(BaseModel):
         return self.model_dump_json().encode()
 
 
-class JsonStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of records that msgspec checks when they are read, and nobody when the program makes them."""
+class JsonStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """Base of records that msgspec checks when they are read, and nobody when the program makes them.
+
+    Trees of texts and numbers, like all our structs: there is no cycle that the garbage collector could find (`gc`).
+    """
 
     @classmethod
     def from_json(cls, content: bytes | str) -> Self:

@@ -52,7 +52,7 @@ class LabelledDocument:
     text: str
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """A document that the first stage proposes for a topic; ranks start at 1."""
 
     topic_id: str
@@ -61,14 +61,14 @@ class Candidate(msgspec.Struct, frozen=True):
     score: float
 
 
-class Scored(msgspec.Struct, frozen=True):
+class Scored(msgspec.Struct, frozen=True, gc=False):
     """A document of a ranking with its score; a ranking is a list of them, best first."""
 
     document_id: str
     score: float
 
 
-class RunLine(msgspec.Struct, frozen=True):
+class RunLine(msgspec.Struct, frozen=True, gc=False):
     """One line of a run: `qid stance doc rank score tag`."""
 
     topic_id: str

@@ -37,7 +37,7 @@ _PAIRS = json.JSONDecoder(object_pairs_hook=list)
 Logprob = Annotated[float, msgspec.Meta(le=0.0)]
 
 
-class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """A token of an answer: its first byte's place in the text, and its most probable alternatives, itself included.
 
     Log-probabilities are natural logarithms. What is read is checked, what the program makes is not.

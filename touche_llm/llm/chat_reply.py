@@ -16,12 +16,12 @@ from touche_llm.llm.vllm_common import BROKEN_TRIES, chat, finished, placed
 CHAT_PATH = "/v1/chat/completions"
 
 
-class _Alternative(msgspec.Struct):
+class _Alternative(msgspec.Struct, gc=False):
     token: str
     logprob: float
 
 
-class _Token(msgspec.Struct):
+class _Token(msgspec.Struct, gc=False):
     token: str
     logprob: float
     bytes: list[Annotated[int, msgspec.Meta(ge=0, le=255)]] | None = None
@@ -39,28 +39,28 @@ class _Token(msgspec.Struct):
         return [(each.token, each.logprob) for each in decoded(self.top_logprobs, list[_Alternative])]
 
 
-class _Logprobs(msgspec.Struct):
+class _Logprobs(msgspec.Struct, gc=False):
     content: list[_Token] | None = None
 
 
-class _Message(msgspec.Struct):
+class _Message(msgspec.Struct, gc=False):
     content: str | None = None
     refusal: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     message: _Message
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
 
 
-class _PromptDetails(msgspec.Struct):
+class _PromptDetails(msgspec.Struct, gc=False):
     cached_tokens: Count | None = None
 
 
-class _Usage(msgspec.Struct):
+class _Usage(msgspec.Struct, gc=False):
     prompt_tokens: Count = 0
     completion_tokens: Count = 0
     # Only of a server with --enable-prompt-tokens-details.
@@ -75,7 +75,7 @@ class _Usage(msgspec.Struct):
             raise ValueError(f"{self.cached_tokens} of {self.prompt_tokens} prompt tokens came from the prefix cache")
 
 
-class ChatReply(msgspec.Struct):
+class ChatReply(msgspec.Struct, gc=False):
     """A chat completion, of which only what is used is looked at."""
 
     choices: list[_Choice]
