@@ -51,6 +51,9 @@ TASK = "--task comparative"
 FIT = "calibrate --run judged --stance stance.txt"
 EXAMPLES = gated(6)
 
+# Every command is called, most of them on a run of their own.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -15,6 +15,9 @@ from tests.report.reports import write_qrels
 from tests.write_regressions import FOLDER, make_run
 from touche_llm.regression.differences import COLUMNS
 
+# Runs are recorded and replayed whole.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def copies(tmp_path: Path) -> Path:
