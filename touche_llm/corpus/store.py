@@ -146,7 +146,8 @@ class DocumentStore(Units):
     def __init__(self, folder: Path) -> None:
         """Open the store in `folder`; raises DataError when there is none."""
         manifest = _read_manifest(folder)
-        place = f"{(folder / _DATABASE).absolute().as_uri()}?mode=ro"
+        # Nobody changes the file of a store, so that no read has to lock it or to look whether somebody did.
+        place = f"{(folder / _DATABASE).absolute().as_uri()}?mode=ro&immutable=1"
         with ExitStack() as undo:
             try:
                 database = undo.enter_context(closing(sqlite3.connect(place, uri=True)))

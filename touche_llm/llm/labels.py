@@ -105,16 +105,17 @@ def read_label(text: str, tokens: Sequence[Token], field: str, labels: Sequence[
             if alternative[:1] not in leading or not (possible := reached[alternative]):
                 continue
             probability = followed * math.exp(logprob)
-            if len(possible) > 1 and alternative == token.token:
+            if len(possible) == 1 < len(labels):
+                mass[possible[0]] += probability
+            elif alternative == token.token:
                 ambiguous = (ambiguous or 0.0) + probability
-                continue
-            if len(possible) > 1:
+            else:
                 shared += probability
-            if len(possible) == len(labels):
-                unsaid += probability
-                continue
-            for place in possible:
-                mass[place] += probability / len(possible)
+                if len(possible) == len(labels):
+                    unsaid += probability
+                else:
+                    for place in possible:
+                        mass[place] += probability / len(possible)
         if ambiguous is None:
             break
         followed, written = ambiguous, written + _squeeze(token.token)
