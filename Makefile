@@ -24,7 +24,7 @@ help:
 	@echo "make test-browser  open a report in Debian's Chromium and use it"
 	@echo "make test-wheel build the wheel and run the demo from an empty environment"
 	@echo "make bench-small run every benchmark at a small size: do they work?"
-	@echo "make bench      run them at the real sizes, which takes half an hour or more"
+	@echo "make bench      run them at the real sizes, which takes 30 to 40 minutes"
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11")'
