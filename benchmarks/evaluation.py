@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.figures import Figure, show
+from benchmarks.sizes import at_least
 from touche_llm.tasks import get_task
 
 TASK = get_task("comparative")
@@ -58,9 +59,9 @@ def figure(what: str, seconds: Sequence[float], target: float | None, real_size:
 def main() -> None:
     """Measure the run alone, and the folder: the run beside its first stage."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--topics", type=int, default=_TOPICS)
-    parser.add_argument("--depth", type=int, default=_DEPTH)
-    parser.add_argument("--judged", type=int, default=_JUDGED, help="judged documents of each topic")
+    parser.add_argument("--topics", type=at_least(1), default=_TOPICS)
+    parser.add_argument("--depth", type=at_least(1), default=_DEPTH)
+    parser.add_argument("--judged", type=at_least(1), default=_JUDGED, help="judged documents of each topic")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -32,6 +32,7 @@ from typing import Any, Literal, TypeVar
 import yaml
 
 from benchmarks.figures import Figure, peak_gib, show
+from benchmarks.sizes import at_least
 from benchmarks.synthetic import PASSAGES, SENTENCES, write_arguments, write_passages, write_topics
 from touche_llm.corpus.store import DocumentStore, Units, ensure_store
 from touche_llm.records import Candidate, Topic
@@ -393,11 +394,11 @@ def made(folder: Path) -> Path:
 def main() -> None:
     """Write the corpora and measure both."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--passages", type=int, default=PASSAGES)
-    parser.add_argument("--sentences", type=int, default=SENTENCES)
-    parser.add_argument("--topics", type=int, default=50)
-    parser.add_argument("--depth", type=int, default=1000)
-    parser.add_argument("--peer-topics", type=int, default=10, help="0 leaves rank-bm25 out")
+    parser.add_argument("--passages", type=at_least(0), default=PASSAGES)
+    parser.add_argument("--sentences", type=at_least(0), default=SENTENCES)
+    parser.add_argument("--topics", type=at_least(1), default=50)
+    parser.add_argument("--depth", type=at_least(1), default=1000)
+    parser.add_argument("--peer-topics", type=at_least(0), default=10, help="0 leaves rank-bm25 out")
     parser.add_argument("--keep", type=Path, help="Leave corpora and indexes in this folder, and use corpora there.")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

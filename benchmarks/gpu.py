@@ -30,6 +30,7 @@ import yaml
 from benchmarks.figures import Figure, show
 from benchmarks.judge_rate import Measured, figures, measure, random_model, served, vllm_settings
 from benchmarks.random_model import ARCHITECTURES, SHAPES, is_complete
+from benchmarks.sizes import at_least
 from benchmarks.synthetic import write_passages, write_topics
 from touche_llm.errors import UsageError
 
@@ -72,11 +73,11 @@ def main() -> None:
     parser.add_argument("--url", help="a server that runs already")
     parser.add_argument("--option", type=option, action="append", default=[], help="of vllm serve; repeatable")
     parser.add_argument("--cpu", action="store_true", help="the CPU build of vLLM in .venv-vllm")
-    parser.add_argument("--topics", type=int, default=_TOPICS)
-    parser.add_argument("--depth", type=int, default=_DEPTH)
-    parser.add_argument("--passages", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=_ROUNDS)
-    parser.add_argument("--concurrency", type=int, default=256)
+    parser.add_argument("--topics", type=at_least(1), default=_TOPICS)
+    parser.add_argument("--depth", type=at_least(1), default=_DEPTH)
+    parser.add_argument("--passages", type=at_least(1), default=20_000)
+    parser.add_argument("--rounds", type=at_least(1), default=_ROUNDS)
+    parser.add_argument("--concurrency", type=at_least(1), default=256)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, vllm_settings(options.cpu):
         work = Path(name)

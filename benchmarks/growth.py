@@ -28,6 +28,7 @@ from benchmarks import judging
 from benchmarks.figures import Figure, machine, peak_gib, show
 from benchmarks.first_stage import Place, alone, command, indexed, made, stored
 from benchmarks.lines import Line, draw, memory_gib
+from benchmarks.sizes import at_least
 from benchmarks.synthetic import PASSAGES, write_passages, write_topics
 
 MANY_PASSAGES, MANY_TOPICS = 200_000_000, 1_000
@@ -349,7 +350,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--topics", type=int, nargs="+", default=[1, 10, 50])
     parser.add_argument("--passages", type=int, nargs="+", default=[10_000, 100_000, PASSAGES])
-    parser.add_argument("--depth", type=int, default=1000)
+    parser.add_argument("--depth", type=at_least(1), default=1000)
     parser.add_argument("--keep", type=Path, help="Leave corpora and indexes in this folder, and use corpora there.")
     parser.add_argument("--write", type=Path, help="Write growth.md and growth.svg to this folder.")
     options = parser.parse_args()

@@ -38,6 +38,7 @@ import orjson
 from aiohttp import web
 
 from benchmarks.figures import Figure, peak_gib, show
+from benchmarks.sizes import at_least
 from benchmarks.synthetic import write_passages, write_topics
 from touche_llm.config import Config, load_config
 from touche_llm.corpus.store import DocumentStore
@@ -276,9 +277,9 @@ def judge(part: str, folder: Path, depth: int, profile: Path | None) -> dict[str
 def main() -> None:
     """Measure each part in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--topics", type=int, default=_TOPICS)
-    parser.add_argument("--depth", type=int, default=_DEPTH)
-    parser.add_argument("--passages", type=int, default=50_000)
+    parser.add_argument("--topics", type=at_least(1), default=_TOPICS)
+    parser.add_argument("--depth", type=at_least(1), default=_DEPTH)
+    parser.add_argument("--passages", type=at_least(1), default=50_000)
     parser.add_argument("--profile", action="store_true", help="Print where the time goes, which takes longer then.")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -287,6 +288,8 @@ def main() -> None:
         profile = options.folder / "profile" if options.profile else None
         print(json.dumps(judge(options.part, options.folder, options.depth, profile)))
         return
+    if options.depth > options.passages:
+        parser.error(f"--depth {options.depth}: there are {options.passages} --passages to draw that many from")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder, options.topics, options.depth, options.passages)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from benchmarks.figures import show
 from benchmarks.judge_rate import Measured, figures, measure, random_model, served, vllm_settings
+from benchmarks.sizes import at_least
 from tests.vllm.real_data import input_of
 from tests.vllm.server import MODEL_NAME
 
@@ -30,10 +31,10 @@ _VOCABULARY = 4096
 def main() -> None:
     """Measure all rounds and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--topics", type=int, default=_TOPICS)
-    parser.add_argument("--depth", type=int, default=_DEPTH)
-    parser.add_argument("--rounds", type=int, default=_ROUNDS)
-    parser.add_argument("--concurrency", type=int, default=64)
+    parser.add_argument("--topics", type=at_least(1), default=_TOPICS)
+    parser.add_argument("--depth", type=at_least(1), default=_DEPTH)
+    parser.add_argument("--rounds", type=at_least(1), default=_ROUNDS)
+    parser.add_argument("--concurrency", type=at_least(1), default=64)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, vllm_settings(cpu=True):
         work = Path(name)

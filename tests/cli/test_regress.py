@@ -75,7 +75,6 @@ def test_a_damaged_run_and_one_of_an_odd_name_are_told_and_the_others_checked(to
     assert touche("regress", "check", "my run").stdout == "my run: as recorded\n"
 
 
-@pytest.mark.slow
 def test_a_run_with_queries_of_the_model_says_what_no_check_sees(touche: Touche, tmp_path: Path) -> None:
     run = asyncio.run(make_run("comparative", tmp_path, depth=3, rank=("judge",)))
     edit(run / "config.yaml", "expansion:\n  use: false", "expansion:\n  use: true")
@@ -170,7 +169,6 @@ def test_an_update_shows_the_difference_and_stores_the_replay_only_when_told_to(
     assert done.stdout == "comparative: as recorded\nnothing to update\n"
 
 
-@pytest.mark.slow
 def test_where_answers_are_missing_an_update_wants_a_new_run(touche: Touche, copies: Path, tmp_path: Path) -> None:
     mine = overlay(tmp_path / "mine", "controversial", judge=("You are an assessor", "You assess"))
     given = ("regress", "update", "controversial", "--prompts", str(mine), "--yes")

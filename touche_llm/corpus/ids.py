@@ -39,7 +39,7 @@ class Ids:
     def __init__(self, folder: Path, table: str) -> None:
         """Open the files; raises OSError, EOFError or ValueError where they are not there or damaged."""
         self._text = memoryview(np.load(_text(folder, table), mmap_mode="r", allow_pickle=False))
-        self._ends = np.asarray(np.load(_ends(folder, table), mmap_mode="r", allow_pickle=False))
+        self._ends = np.load(_ends(folder, table), mmap_mode="r", allow_pickle=False)
         self._folder = folder
         if len(self._ends) == 0 or self._ends[0] != 0 or self._ends[-1] != len(self._text):
             raise ValueError(f"{_text(folder, table).name} and {_ends(folder, table).name} do not fit together")
