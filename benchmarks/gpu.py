@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from benchmarks.judge_rate import Measured, figures, measure, random_model, serv
 from benchmarks.random_model import ARCHITECTURES, SHAPES, is_complete
 from benchmarks.sizes import at_least
 from benchmarks.synthetic import write_passages, write_topics
-from touche_llm.errors import UsageError
+from touche_llm.errors import ToucheError, UsageError
 
 _TOPICS, _DEPTH, _ROUNDS = 50, 200, 2
 _GIB = 2**30
@@ -141,4 +142,8 @@ def _memory(model: Path | None, devices: list[tuple[str, float, float]]) -> list
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ToucheError as error:
+        # A wrong model or option: what the server said is in the message, and where in this program does not matter.
+        sys.exit(f"error: {error}")
