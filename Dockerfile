@@ -5,7 +5,7 @@
 FROM vllm/vllm-openai:v0.32.0
 ARG MODEL
 WORKDIR /touche_llm
-COPY pyproject.toml README.md my-software.sh ./
+COPY pyproject.toml README.md LICENSE my-software.sh ./
 COPY prompts prompts
 COPY touche_llm touche_llm
 RUN python3 -m pip install --no-cache-dir .

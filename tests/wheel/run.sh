@@ -9,6 +9,12 @@ trap 'rm -rf "$work"' EXIT
 cd "$work"
 samples=$("$work/venv/bin/python" -c 'import touche_llm.cli.demo as d; print(d.SAMPLES)')
 case "$samples" in "$work"/*) ;; *) echo "the package was not taken from the wheel: $samples"; exit 1 ;; esac
+"$work/venv/bin/python" -c '
+from importlib.metadata import distribution
+found = distribution("touche-llm")
+assert found.metadata["License-Expression"] == "Apache-2.0", found.metadata
+assert "Apache License" in found.read_text("licenses/LICENSE")
+'
 "$work/venv/bin/touche-llm" demo --out demo
 for run in comparative:passages.jsonl controversial:documents.jsonl sentence_pairs:args_processed_04_01.csv; do
     task=${run%%:*} corpus=${run#*:}
