@@ -9,17 +9,19 @@ VLLM_PYTHON ?= python3.11
 VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
 VLLM_PIP_ARGS ?=
+FAULT_SEED ?= 1
 PIP := -m pip --disable-pip-version-check -qq
 
 CHROMIUM := /usr/bin/chromium
 
-.PHONY: help setup demo test test-vllm test-browser check format demo-cassette regress wheel test-wheel clean \
+.PHONY: help setup demo test nightly test-vllm test-browser check format demo-cassette regress wheel test-wheel clean \
 	bench bench-small
 
 help:
 	@echo "make demo       set up everything and run every task on its sample, offline"
 	@echo "make test       set up everything and run the tests (offline, about two minutes)"
 	@echo "make check      format, lint, types, all of the tests that need neither a browser nor vLLM"
+	@echo "make nightly    kill, starve and mislead every command, and print what was tried and what held (up to two hours)"
 	@echo "make test-vllm  install the CPU build of vLLM and run the tests against a real server"
 	@echo "make test-browser  open a report in Debian's Chromium and use it"
 	@echo "make test-wheel build the wheel and run the demo from an empty environment"
@@ -44,7 +46,11 @@ check: $(STAMP)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -n auto -m 'not vllm and not browser'
+	@$(BIN)/python -m pytest -n auto -m 'not vllm and not browser and not nightly'
+
+# All of the fault harness; `make check` runs a short part of it. FAULT_SEED=N makes other trials.
+nightly: $(STAMP)
+	@$(BIN)/python -m pytest -n auto -m 'not vllm and not browser' --fault-seed $(FAULT_SEED) tests/faults
 
 format: $(STAMP)
 	@$(BIN)/ruff format .
@@ -68,7 +74,7 @@ $(VLLM_STAMP): tests/vllm/requirements.txt tests/vllm/distribution/pyproject.tom
 	@touch $@
 
 test-vllm: $(STAMP) $(VLLM_STAMP)
-	@$(BIN)/python -m pytest -m vllm tests/vllm
+	@$(BIN)/python -m pytest -m 'vllm and not nightly' tests/vllm
 
 $(CHROMIUM):
 	@test "$$(id -u)" = 0 || { echo "$(CHROMIUM) is not there; as root: apt-get install chromium fonts-dejavu-core"; exit 1; }

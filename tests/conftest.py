@@ -1,0 +1,55 @@
+"""Counters of the fault harness (tests/faults): summed over all processes of pytest, printed at the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults.tally import Tally
+
+TOTALS: dict[str, Counter[str]] = {}
+PROPERTY = "tally"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fault-seed", type=int, default=1, help="seed of the trials in tests/faults (default: 1)")
+
+
+@pytest.fixture
+def fault_seed(request: pytest.FixtureRequest) -> int:
+    """Return the seed of this session's random trials."""
+    seed: int = request.config.getoption("--fault-seed")
+    return seed
+
+
+@pytest.fixture
+def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
+    """Count what is tried: `tally.add("kill run", tried=1, held=1)`; printed in a table when pytest ends."""
+    counts = Tally()
+    yield counts
+    request.node.user_properties.append((PROPERTY, {name: dict(line) for name, line in counts.lines.items()}))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Collect the counters; with xdist, the reports of all workers arrive at the process that prints."""
+    if report.when != "teardown":
+        return
+    for name, value in report.user_properties:
+        if name == PROPERTY and isinstance(value, dict):
+            for line, counts in value.items():
+                TOTALS.setdefault(line, Counter()).update(counts)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not TOTALS:
+        return
+    terminalreporter.section("faults")
+    columns = list(dict.fromkeys(column for line in TOTALS.values() for column in line))
+    width = max(len(name) for name in (*TOTALS, "total"))
+    heads = [max(len(column), 7) for column in columns]
+    terminalreporter.write_line("  ".join([" " * width, *(f"{c:>{w}}" for c, w in zip(columns, heads, strict=True))]))
+    for name, counts in [*sorted(TOTALS.items()), ("total", sum(TOTALS.values(), Counter[str]()))]:
+        cells = [f"{counts[c] if c in counts else '':>{w}}" for c, w in zip(columns, heads, strict=True)]
+        terminalreporter.write_line("  ".join([f"{name:<{width}}", *cells]))
