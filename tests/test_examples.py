@@ -191,7 +191,7 @@ def test_an_example_that_is_not_as_it_should_be_is_told(tmp_path: Path, example:
         (
             "queries",
             {"answer": {"query1": "\ud800", "query2": "two", "query3": "three"}},
-            "answer: str is not valid UTF-8",
+            "not YAML: line 5, column 16: .*invalid Unicode character",
         ),
         ("objects", {"answer": {"first": "tea", "second": "milk"}}, "second: 'milk' is none of the labels Is, Is tea"),
         ("objects", {"answer": {"first": "tea", "second": "better than tea"}}, "is none of the labels|not two objects"),
@@ -220,7 +220,7 @@ def test_an_answer_must_fit_what_its_topic_or_its_documents_allow(
         ("[]", "must be a list of examples"),
         ("topic: {}", "must be a list of examples"),
         ("- 5", "example 1: must have topic, document, first, second, answer, not be 5"),
-        ("- !!python/object/apply:os.system [ls]", "not YAML: .*could not determine a constructor"),
+        ("- !!python/object/apply:os.system [ls]", "not YAML: line 1: the tag .*os.system"),
         ("[" * 1500, "not YAML"),
         ("- x\n" * 21, "21 examples, more than 20"),
         ("#" * (2**20 + 1), "larger than 1,048,576 bytes"),
@@ -234,10 +234,7 @@ def test_a_file_that_is_no_list_of_examples_is_told(tmp_path: Path, text: str, m
 def test_lists_of_lists_of_lists_are_refused_without_being_written_out(tmp_path: Path) -> None:
     bomb = "- &a0 [x, x, x, x, x, x, x, x, x]\n"
     bomb += "".join(f"- &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 15))
-    with pytest.raises(PromptError, match="example 1: must have topic, .*, not be a list"):
-        loaded(tmp_path, "judge", bomb)
-    bomb = f"- topic: {{id: 1, title: T}}\n  answer: &b\n    - {bomb.replace(chr(10), chr(10) + '    ')}\n"
-    with pytest.raises(PromptError, match="example 1: "):
+    with pytest.raises(PromptError, match="not YAML: line 6: more than 100,000 values"):
         loaded(tmp_path, "judge", bomb)
 
 

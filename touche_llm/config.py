@@ -8,7 +8,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -24,7 +23,7 @@ from touche_llm.corpus.elastic import ElasticsearchSettings
 from touche_llm.engine_config import EngineConfig, SamplingConfig, Section
 from touche_llm.errors import UsageError
 from touche_llm.expansion import ExpansionSettings
-from touche_llm.files import to_yaml, whole_file
+from touche_llm.files import whole_file
 from touche_llm.llm.cache import CacheMode
 from touche_llm.pairing import PairSettings
 from touche_llm.ranking.chain import JUDGE, RankingSettings, Step, check_fusion, parse_steps
@@ -33,6 +32,7 @@ from touche_llm.retrieval.sentences import SentenceSettings
 from touche_llm.stance import StanceSettings
 from touche_llm.tasks import DEFAULT_TASK, get_task
 from touche_llm.tasks.base import Aim, Task
+from touche_llm.yaml_text import YamlError, read_yaml, to_yaml
 
 _INDEX_ROOT = Path(".touche-llm/index")
 
@@ -341,11 +341,11 @@ def write_config(config: Config, path: Path) -> None:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(file.read_bytes())
+        values = read_yaml(file)
     except OSError as error:
         raise UsageError(f"{file}: cannot read the configuration: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"{file}: not YAML: {' '.join(str(error).split())}") from error
+    except YamlError as error:
+        raise UsageError(f"{file}: not YAML: {error}") from error
     if values is None:
         return {}
     if not isinstance(values, dict):

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from touche_llm.errors import DataError, PromptError
 from touche_llm.llm.answer import AnswerModel, Unusable, labels_of, parse
 from touche_llm.records import LabelledDocument, Topic
+from touche_llm.yaml_text import YamlError, parse_yaml
 
 ENDING = ".examples.yaml"
 MOST_EXAMPLES = 20
@@ -57,15 +57,6 @@ class _Topic(BaseModel):
     objects: tuple[_Text, _Text] | None = None
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML in which YES, NO and dates are words, as the labels of answers are."""
-
-    yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":timestamp"))]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-
 def parse_examples(
     path: Path, text: str, names: Collection[str], answer_for: Callable[[Topic, int], type[AnswerModel]]
 ) -> tuple[Example, ...]:
@@ -82,10 +73,9 @@ def parse_examples(
             the file, the example and the field.
     """
     try:
-        # The loader is a safe one: it makes texts, numbers, lists and dictionaries.
-        values = yaml.load(text, _Loader)  # noqa: S506
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise PromptError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+        values = parse_yaml(text, words=True)
+    except YamlError as error:
+        raise PromptError(f"{path}: not YAML: {error}") from error
     if not isinstance(values, list) or not values:
         raise PromptError(f"{path}: must be a list of examples, each with topic, {', '.join(sorted(names))} and answer")
     if len(values) > MOST_EXAMPLES:
@@ -161,5 +151,5 @@ def _answer(where: str, value: Any, model: type[AnswerModel]) -> str:
 
 
 def _told(value: Any) -> str:
-    """A value in a message; a list that holds itself many times over has no short text."""
+    """A value in a message; a list may be long."""
     return repr(value)[:80] if isinstance(value, _SCALARS) else f"a {type(value).__name__}"

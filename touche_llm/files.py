@@ -9,9 +9,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TypeVar
-
-import yaml
+from typing import IO, TypeVar
 
 from touche_llm.errors import DataError
 from touche_llm.json_records import JsonRecord, Malformed
@@ -20,9 +18,6 @@ from touche_llm.json_records import JsonRecord, Malformed
 MAX_LINE = 16 * 2**20
 
 RecordT = TypeVar("RecordT", bound=JsonRecord)
-
-# What is read stays with the slow one, which is in Python: the one in C ends the process where lists nest deeply.
-_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 @contextmanager
@@ -136,9 +131,3 @@ def iterate_records(path: Path, record: type[RecordT], what: str) -> Iterator[Re
                     raise DataError(f"{path}:{number}: not one of the {what}: {error}") from error
     except OSError as error:
         raise DataError(f"{path}: cannot read the {what}: {error.strerror}") from error
-
-
-def to_yaml(value: Any) -> bytes:
-    """A value of the program's own, of plain types, as YAML; keys stay in their order."""
-    text: str = yaml.dump(value, Dumper=_DUMPER, sort_keys=False, allow_unicode=True)
-    return text.encode()

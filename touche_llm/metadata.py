@@ -11,17 +11,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from touche_llm.config import Config
 from touche_llm.corpus import elastic
 from touche_llm.errors import DataError
-from touche_llm.files import to_yaml, whole_file
+from touche_llm.files import whole_file
 from touche_llm.ranking.chain import JUDGE
 from touche_llm.retrieval import analysis
 from touche_llm.run_files import CONFIG, METADATA
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
+from touche_llm.yaml_text import YamlError, read_yaml, to_yaml
 
 STAGES = ("retrieve", "judge", "rank")
 _LIBRARIES = ("bm25s", "rank-bm25", "PyStemmer", "sentencex", "jinja2", "pydantic", "aiohttp")
@@ -84,10 +83,12 @@ def _stages(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        stages = yaml.safe_load(path.read_bytes())["stages"]
+        stages = read_yaml(path)["stages"]
         return {name: stages[name] for name in STAGES if name in stages}
-    except (yaml.YAMLError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: not metadata that this program wrote; delete it and run all stages") from error
+    except (YamlError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{path}: not metadata that this program wrote ({error!s:.200}); delete it and run all stages"
+        ) from error
 
 
 def _method(config: Config, task: Task, judged: bool) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import yaml
 from jinja2 import UndefinedError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -23,6 +22,7 @@ from touche_llm.llm.answer import AnswerModel
 from touche_llm.llm.request import Message, Origin
 from touche_llm.records import Topic
 from touche_llm.templates import HEADER, ROLES, TemplateFiles, pulled_in, read_text
+from touche_llm.yaml_text import YamlError, parse_yaml
 
 _INSTALLED = Path(__file__).parent / "_prompts"
 _CHECKOUT = Path(__file__).parent.parent / "prompts"
@@ -234,13 +234,13 @@ def _stems(folder: Path) -> list[str]:
 def read_header(path: Path, text: str) -> PromptHeader:
     """The front matter of the template `path`; raises PromptError where it is not as it should be."""
     try:
-        return PromptHeader.model_validate(yaml.safe_load(text))
+        return PromptHeader.model_validate(parse_yaml(f"\n{text}"))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise PromptError(f"{path}: front matter: {where}: {first['msg']}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise PromptError(f"{path}: front matter is not YAML: {' '.join(str(error).split())}") from error
+    except YamlError as error:
+        raise PromptError(f"{path}: front matter is not YAML: {error}") from error
 
 
 def _names(variables: Mapping[str, Any]) -> str:

@@ -7,16 +7,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from touche_llm.errors import UsageError
-from touche_llm.files import to_yaml, whole_file
+from touche_llm.files import whole_file
 from touche_llm.tasks.base import Task
-
-# A file of thresholds has a few hundred bytes.
-_MAX_BYTES = 2**20
+from touche_llm.yaml_text import YamlError, read_yaml, to_yaml
 
 # A topic's id; YAML reads `12` as a number.
 _TopicId = Annotated[str, Field(coerce_numbers_to_str=True)]
@@ -114,15 +111,11 @@ def read_settings(path: Path) -> StanceSettings:
         UsageError: the file cannot be read, has no such section, or a value in it is not as it should be.
     """
     try:
-        with path.open("rb") as stream:
-            content = stream.read(_MAX_BYTES + 1)
-        if len(content) > _MAX_BYTES:
-            raise UsageError(f"{path}: longer than {_MAX_BYTES:,} bytes; this is no file of thresholds")
-        values = yaml.safe_load(content)
+        values = read_yaml(path)
     except OSError as error:
         raise UsageError(f"{path}: cannot read the thresholds: {error.strerror or error}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    except YamlError as error:
+        raise UsageError(f"{path}: not YAML: {error}") from error
     if not isinstance(values, dict) or not isinstance(values.get("stance"), dict):
         raise UsageError(f"{path}: has no section `stance`; `touche-llm calibrate --out` writes one")
     try:

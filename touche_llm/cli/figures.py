@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-import yaml
 from rich import box
 from rich.table import Table
 
@@ -22,6 +21,7 @@ from touche_llm.run_files import CANDIDATES, CONFIG, METADATA, RUN
 from touche_llm.runs import ReadRun, read_run
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.base import Task
+from touche_llm.yaml_text import YamlError, read_yaml
 
 # The measures, and pandas with them, are imported by the functions that need them: wrong usage is told without them.
 if TYPE_CHECKING:
@@ -238,8 +238,8 @@ def _imputed(metadata: Path) -> int:
     if not metadata.exists():
         return 0
     try:
-        imputed = yaml.safe_load(metadata.read_bytes())["stages"]["rank"]["imputed stances"]
-    except (yaml.YAMLError, ValueError, RecursionError, KeyError, TypeError) as error:
+        imputed = read_yaml(metadata)["stages"]["rank"]["imputed stances"]
+    except (YamlError, KeyError, TypeError) as error:
         raise DataError(
             f"{metadata}: does not say how many stances of the run are imputed; run `touche-llm rank` for its folder "
             "again, or name the run file itself"

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from touche_llm.config import Config, load_config
@@ -16,6 +15,7 @@ from touche_llm.ranking.chain import METHODS
 from touche_llm.run_files import CONFIG
 from touche_llm.stance import read_settings
 from touche_llm.tasks import DEFAULT_TASK, TASKS
+from touche_llm.yaml_text import YamlError, parse_yaml
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -276,9 +276,9 @@ def set_values(given: list[str], command: str) -> dict[str, Any]:
         if any(f"{name}.".startswith(f"{place}.") for place in _DONE_BEFORE.get(command, ())):
             raise UsageError(f"--set {each:.80}: a stage before `{command}` went by it; give it to `touche-llm run`")
         try:
-            values[name] = yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise UsageError(f"--set {each:.80}: the value is not YAML: {' '.join(str(error).split())}") from error
+            values[name] = parse_yaml(text)
+        except YamlError as error:
+            raise UsageError(f"--set {each:.80}: the value is not YAML: {error}") from error
         if values[name] is None:
             raise UsageError(f"--set {each:.80}: has no value; what is to have none is left out of a configuration")
     return values

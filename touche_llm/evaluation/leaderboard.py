@@ -8,10 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from touche_llm.errors import DataError, UsageError
+from touche_llm.yaml_text import YamlError, read_yaml
 
 FILE = Path(__file__).with_name("leaderboards.yaml")
 # Decimal places of the published values.
@@ -124,14 +124,14 @@ class Entry:
 def read_boards(path: Path) -> dict[str, Board]:
     """The published results by task; raises DataError where the file does not hold them, with the place in the file."""
     try:
-        content = _Content.model_validate(yaml.safe_load(path.read_bytes()))
+        content = _Content.model_validate(read_yaml(path))
     except OSError as error:
         raise DataError(f"{path}: cannot read the published results: {error.strerror}") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "file"
         raise DataError(f"{path}: {where} (counted from 0): {first['msg']}; mend the data file") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except YamlError as error:
         raise DataError(f"{path}: the published results are not YAML: {error}; mend the data file") from error
     return {board.task: board for board in content.boards}
 

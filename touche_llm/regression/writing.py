@@ -18,7 +18,7 @@ from touche_llm.corpus.store import DocumentStore
 from touche_llm.engine_config import EngineConfig
 from touche_llm.engines import remember
 from touche_llm.errors import DataError
-from touche_llm.files import read_records, to_yaml, whole_file
+from touche_llm.files import read_records, whole_file
 from touche_llm.first_stage import listed
 from touche_llm.judging import Documents
 from touche_llm.llm.answer import Answer
@@ -33,6 +33,7 @@ from touche_llm.run_files import CONFIG, SENTENCE_JUDGMENTS
 from touche_llm.stages.common import candidates_of, first_stage_file
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
+from touche_llm.yaml_text import to_yaml
 
 
 def copy_template(prompt: Prompt, folder: Path) -> None:
