@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 from aiohttp import web
 from rich.console import Console
@@ -23,7 +24,8 @@ from tests.cli.conftest import Touche
 from tests.fake_server import FakeServer, says
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.config import load_config
+from touche_llm.cli.stages import asked
+from touche_llm.config import Config, load_config
 from touche_llm.errors import DataError
 from touche_llm.llm.counts import Counts
 
@@ -151,6 +153,30 @@ async def test_a_run_with_failures_ends_with_3_and_ctrl_c_with_130(tmp_path: Pat
     assert run.returncode == 130
     assert b"interrupted; every answer so far is in .touche-llm/answers.sqlite" in errors
     assert b"Traceback" not in errors
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_what_asks_the_model_with_130(ending: signal.Signals) -> None:
+    before = signal.getsignal(ending)
+    with pytest.raises(typer.Exit) as ended:
+        asked(Config(topics=SAMPLE, corpus=SAMPLE), _raising(ending))
+    assert ended.value.exit_code == 130
+    assert signal.getsignal(ending) is before
+
+
+def test_under_nohup_a_run_survives_its_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert asked(Config(topics=SAMPLE, corpus=SAMPLE), _raising(signal.SIGHUP)) == "done"
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+async def _raising(ending: signal.Signals) -> str:
+    signal.raise_signal(ending)
+    await asyncio.sleep(0)
+    return "done"
 
 
 async def _code(folder: Path, *arguments: str) -> int | None:

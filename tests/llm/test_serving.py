@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 
+from tests.sample_runs import SAMPLE
 from touche_llm.errors import EngineError
 from touche_llm.llm import serving
 from touche_llm.llm.serving import serve
@@ -23,13 +27,15 @@ behaviour = (here / "behaviour").read_text()
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 flags = dict(each[2:].split("=", 1) for each in sys.argv[3:] if "=" in each)
 switches = [each for each in sys.argv[3:] if "=" not in each]
-seen = {{"pids": [os.getpid(), child.pid], "command": sys.argv[1:3], "flags": flags, "switches": switches}}
-(here / "seen").write_text(json.dumps(seen | {{"alive": os.environ["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"]}}))
+seen = {{"pids": [os.getpid(), child.pid], "guard": os.getppid(), "command": sys.argv[1:3]}}
+seen |= {{"flags": flags, "switches": switches, "alive": os.environ["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"]}}
+(here / "half").write_text(json.dumps(seen))
+(here / "half").replace(here / "seen")
 print("loading", flush=True)
 if behaviour == "fails":
     sys.exit("ValueError: not enough memory")
 if behaviour == "deaf":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(503 if behaviour == "slow" else 200)
@@ -51,21 +57,24 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def seen(place: Path) -> dict[str, object]:
-    found: dict[str, object] = orjson.loads((place / "seen").read_bytes())
+def seen(place: Path) -> dict[str, Any]:
+    found: dict[str, Any] = orjson.loads((place / "seen").read_bytes())
     return found
 
 
 def gone(place: Path) -> bool:
-    """Whether server and child have ended; one that its new parent has not buried yet has."""
-    for _ in range(100):
-        states = []
-        for pid in seen(place)["pids"]:  # type: ignore[attr-defined]
-            try:
-                states.append(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0])
-            except OSError:
-                continue
-        if set(states) <= {"Z"}:
+    """Whether server and child have ended, within ten seconds."""
+    return all(ended(pid) for pid in seen(place)["pids"])
+
+
+def ended(pid: int) -> bool:
+    """Whether a process ends within ten seconds; one that its new parent has not buried yet has ended."""
+    for _ in range(500):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
             return True
         time.sleep(0.02)
     return False
@@ -114,7 +123,7 @@ async def test_a_server_that_is_never_ready_is_given_up_and_ended(place: Path, t
 
 
 @pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError])
-async def test_an_error_ends_the_server_even_one_that_hears_no_interrupt(
+async def test_an_error_ends_the_server_even_one_that_ignores_sigterm(
     error: type[BaseException], place: Path, tmp_path: Path
 ) -> None:
     (place / "behaviour").write_text("deaf")
@@ -133,6 +142,56 @@ def test_an_interrupt_ends_the_server(place: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(work())
     assert gone(place)
+
+
+@pytest.fixture
+def program(place: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A run with a server of its own, which has started and is not ready yet."""
+    (place / "behaviour").write_text("slow")
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text("{}")
+    files = ["--topics", SAMPLE / "topics.xml", "--corpus", SAMPLE / "passages.jsonl", "--out", tmp_path / "out"]
+    engine = ["--engine", "started", "--model", tmp_path / "tiny"]
+    command = [sys.executable, "-m", "touche_llm", "run", *map(str, [*files, *engine])]
+    folder = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE) as process:
+        while not (place / "seen").exists():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        yield process
+        process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_that_ends_the_program_ends_its_server(
+    ending: signal.Signals, program: subprocess.Popen[bytes], place: Path
+) -> None:
+    program.send_signal(ending)
+    _, errors = program.communicate()
+    assert program.returncode == (-ending if ending == signal.SIGKILL else 130)
+    assert (b"interrupted; every answer so far is in" in errors) == (ending != signal.SIGKILL)
+    assert b"Traceback" not in errors
+    assert gone(place)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_that_ends_the_guard_ends_server_and_program(
+    ending: signal.Signals, program: subprocess.Popen[bytes], place: Path
+) -> None:
+    server = seen(place)
+    os.kill(server["guard"], ending)
+    _, errors = program.communicate()
+    assert program.returncode == 1
+    assert b"before it was ready" in errors
+    assert ended(server["pids"][0])
+    # vLLM ends its own children; where the guard can still act, nothing depends on that.
+    if ending != signal.SIGKILL:
+        assert gone(place)
+    else:
+        os.kill(server["pids"][1], signal.SIGKILL)
 
 
 async def test_without_vllm_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -306,7 +306,7 @@ def made(output: Format, sentence: str, file: Path, counts: Mapping[str, int]) -
 
 
 def asked(config: Config, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Run what asks the model; Ctrl-C and SIGTERM end it with exit code 130 and say where the answers are."""
+    """Run what asks the model; Ctrl-C, SIGTERM and SIGHUP end it with exit code 130 and say where the answers are."""
 
     def stop(*_: object) -> None:
         # What is left then is to close, which a second Ctrl-C should not break.
@@ -314,7 +314,11 @@ def asked(config: Config, work: Coroutine[Any, Any, ResultT]) -> ResultT:
             signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    ending = [signal.SIGINT, signal.SIGTERM]
+    # Under nohup the run survives its terminal.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        ending.append(signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in ending}
     try:
         return asyncio.run(_quietly(work))
     except KeyboardInterrupt:

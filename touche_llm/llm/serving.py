@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import signal
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -17,11 +17,12 @@ import aiohttp
 import orjson
 
 from touche_llm.errors import EngineError
+from touche_llm.llm import server_guard
 from touche_llm.llm.vllm_common import model_name, start_options
 
 _HOST = "127.0.0.1"
 _ASK_EVERY = 0.5
-# Between SIGINT and SIGKILL, in seconds: vLLM gives memory and semaphores back meanwhile.
+# Between SIGTERM and SIGKILL, in seconds: vLLM gives memory and semaphores back meanwhile.
 _STOP_SECONDS = 30.0
 _LAST_LINES = 15
 
@@ -32,7 +33,7 @@ async def serve(
 ) -> AsyncIterator[str]:
     """Serve the model of a folder, under the folder's last name, on a free port of this machine.
 
-    The server is a process group of its own and is ended with the block, whatever ends that.
+    The server and its processes end with the block and with this process, whatever ends these (see `server_guard`).
 
     Args:
         folder: holds the model.
@@ -58,14 +59,13 @@ async def serve(
     environment = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "120"} | os.environ
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
-        process = await asyncio.create_subprocess_exec(
-            command,
-            "serve",
-            str(folder),
-            "--disable-uvicorn-access-log",
-            "--enable-prompt-tokens-details",
-            *_flags(arguments),
-            stdin=asyncio.subprocess.DEVNULL,
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-I", server_guard.__file__, str(_STOP_SECONDS)),
+                *(command, "serve", str(folder), "--disable-uvicorn-access-log", "--enable-prompt-tokens-details"),
+                *_flags(arguments),
+            ],
+            stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
             env=environment,
@@ -100,10 +100,10 @@ def _free_port() -> int:
         return port
 
 
-async def _wait_until_ready(process: asyncio.subprocess.Process, health: str, log: Path, seconds: float) -> None:
+async def _wait_until_ready(process: subprocess.Popen[bytes], health: str, log: Path, seconds: float) -> None:
     try:
         async with asyncio.timeout(seconds), aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
-            while process.returncode is None:
+            while process.poll() is None:
                 with suppress(aiohttp.ClientError, TimeoutError):
                     async with session.get(health) as response:
                         if response.status == 200:
@@ -119,16 +119,8 @@ def _end_of(log: Path) -> str:
     return "\n".join([f"the end of {log}:", *(line[:500] for line in lines)])
 
 
-async def _stop(process: asyncio.subprocess.Process) -> None:
+async def _stop(process: subprocess.Popen[bytes]) -> None:
     """End the server and all processes that it has started."""
-    try:
-        if process.returncode is None:
-            # A process that was started in the background of a script does not hear SIGINT.
-            process.send_signal(signal.SIGTERM)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), _STOP_SECONDS)
-    finally:
-        # Those that are left; the group is gone where none is.
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    await process.wait()
+    assert process.stdin is not None
+    process.stdin.close()
+    await asyncio.to_thread(process.wait)
