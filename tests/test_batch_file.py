@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -520,9 +521,53 @@ async def test_a_file_of_something_else_is_not_overwritten(waiting: Waiting) -> 
     found = await pending_requests("judge", config, out, None, Silent())
     for name in ("candidates.run.txt", "config.yaml"):
         before = (out / name).read_bytes()
-        with pytest.raises(UsageError, match="holds no requests of an export; name another file"):
+        with pytest.raises(UsageError, match="--overwrite"):
             write_requests(found, out, out / name, 1)
         assert (out / name).read_bytes() == before
+
+
+async def test_requests_of_another_export_are_replaced_only_when_that_is_asked_for(waiting: Waiting) -> None:
+    config, out, requests = waiting
+    found = await pending_requests("judge", config, out, None, Silent())
+    other = out / "other.jsonl"
+    theirs = (out / "requests.jsonl").read_bytes().replace(b'"system"', b'"user"')
+    for name in ("other.jsonl", "other-00002-of-00009.jsonl"):
+        (out / name).write_bytes(theirs)
+        with pytest.raises(UsageError, match="--overwrite"):
+            write_requests(found, out, other, 1)
+        with pytest.raises(UsageError, match="--overwrite"):
+            write_requests(Export(found.batch, [], 0), out, other, 1)
+        assert (out / name).read_bytes() == theirs
+        assert write_requests(found, out, other, 1, overwrite=True) == [(other, len(requests))]
+        assert sorted(out.glob("other*")) == [other]
+        other.unlink()
+
+
+async def test_a_killed_export_leaves_no_file_that_the_next_one_refuses(
+    waiting: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, out, _ = waiting
+    found = await pending_requests("judge", config, out, None, Silent())
+    path = out / "requests.jsonl"
+    fewer = Export(found.batch, found.requests[:2], 0)
+    assert write_requests(fewer, out, path, 1) == [(path, 2)]
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(os, "replace", killed_after(1, os.replace))
+        write_requests(found, out, path, 1)
+    assert len(b.read(path)) == 2
+    assert write_requests(found, out, path, 1) == [(path, len(found.requests))]
+
+
+def killed_after(count: int, work: Callable[..., None]) -> Callable[..., None]:
+    """Return `work` for `count` calls; the next one raises KeyboardInterrupt."""
+    left = iter(range(count))
+
+    def call(*arguments: Any) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        work(*arguments)
+
+    return call
 
 
 async def test_files_are_written_whole_or_not_at_all(waiting: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ it; all else goes on, so that what is found is what can be asked now, and nothin
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
 import re
 import tempfile
@@ -23,7 +24,7 @@ from touche_llm.config import Config
 from touche_llm.dry_run import STAGES, Quiet, StageName, copy_of
 from touche_llm.engines import assumed_facts, remember
 from touche_llm.errors import DataError, ToucheError, UsageError
-from touche_llm.files import read_record, whole_file, write_records
+from touche_llm.files import check_output, read_record, sha256, whole_file, write_records
 from touche_llm.json_records import JsonModel
 from touche_llm.llm.answer import Answer
 from touche_llm.llm.batch_engine import BatchEngine, BatchModel, UnusableAnswer, known_unusable
@@ -43,15 +44,22 @@ _ENGINE = "vllm run-batch"
 # Where one adds more, answers are cut off or requests refused, and counted as such.
 _MOST_OVERHEAD = 512
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
-_FIRST_BYTES = b'{"custom_id":"'
 
 
 class Batch(JsonModel):
-    """What the last export into a run's folder was made of: an import needs the same."""
+    """What the last export into a run's folder was made of: an import needs the same.
+
+    Attributes:
+        stage: The stage that would send the requests.
+        facts: The engine that is to answer.
+        config: The configuration of the stage.
+        written: SHA-256 of each file of requests: only these may the next export replace.
+    """
 
     stage: StageName
     facts: EngineFacts
     config: Config
+    written: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,38 +132,50 @@ async def pending_requests(
     return Export(batch, _together(engine.pending.values()), model.counts.failures)
 
 
-def write_requests(export: Export, folder: Path, path: Path, shards: int) -> list[tuple[Path, int]]:
+def write_requests(
+    export: Export, folder: Path, path: Path, shards: int, *, overwrite: bool = False
+) -> list[tuple[Path, int]]:
     """Write requests in the form that `vllm run-batch` takes: all files or none.
 
-    Files of an earlier export to the same name are replaced, and removed where there is nothing to ask.
+    Files of the folder's last export to the same name are replaced, and removed if nothing is pending.
 
     Args:
         export: the requests.
         folder: the run's; gets what an import has to know.
         path: of the file; of shards, each has its number before the suffix.
         shards: into so many files at most, in the order of the requests, about as many in each.
+        overwrite: Whether other files of that name may be replaced and removed as well.
 
     Returns:
         the files, each with its number of requests.
 
     Raises:
-        UsageError: a file that is there is none of requests.
+        UsageError: A file of that name exists that the last export did not write.
     """
     count = len(export.requests)
     shards = min(shards, count)
-    old = _written_before(path)
+    known = set(read_batch(folder).written) if (folder / BATCH).exists() else set()
+    old = _written_before(path, known, overwrite)
     files: list[tuple[Path, int]] = []
+    written: list[str] = []
     if count:
         folder.mkdir(parents=True, exist_ok=True)
-        write_records(folder / BATCH, [export.batch])
         waiting = iter(export.requests)
         with ExitStack() as stack:
             for number in range(1, shards + 1):
                 name = path.with_name(f"{path.stem}-{number:05}-of-{shards:05}{path.suffix}") if shards > 1 else path
                 size = math.ceil((count - sum(each for _, each in files)) / (shards - number + 1))
                 stream = stack.enter_context(whole_file(name))
-                stream.writelines(map(_line, islice(waiting, size)))
+                digest = hashlib.sha256()
+                for request in islice(waiting, size):
+                    line = _line(request)
+                    digest.update(line)
+                    stream.write(line)
+                written.append(digest.hexdigest())
                 files.append((name, size))
+            # Before the files take their names, with those of before: a killed export leaves none that nobody owns.
+            before = {sha256(each) for each in old} & known
+            write_records(folder / BATCH, [export.batch.model_copy(update={"written": (*written, *sorted(before))})])
     for each in old - {name for name, _ in files}:
         each.unlink()
     return files
@@ -306,8 +326,12 @@ def _line(request: Request) -> bytes:
     return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def _written_before(path: Path) -> set[Path]:
-    """The files of an earlier export to this name, whole or in shards."""
+def _written_before(path: Path, known: set[str], overwrite: bool) -> set[Path]:
+    """Return the files of an earlier export to this name, whole or in shards.
+
+    Raises:
+        UsageError: One of them is no file, or its hash is none of the `known` ones and `overwrite` is not set.
+    """
     found = {path} if path.exists() else set()
     if path.parent.is_dir():
         for each in path.parent.iterdir():
@@ -315,9 +339,6 @@ def _written_before(path: Path) -> set[Path]:
             if shard and stem == path.stem and each.suffix == path.suffix:
                 found.add(each)
     for each in found:
-        if each.is_dir():
-            raise UsageError(f"{each}: is a folder; name a file")
-        with each.open("rb") as stream:
-            if stream.read(len(_FIRST_BYTES)) not in (b"", _FIRST_BYTES):
-                raise UsageError(f"{each}: is there and holds no requests of an export; name another file")
+        if not (each.is_file() and sha256(each) in known):
+            check_output(each, overwrite)
     return found

@@ -11,13 +11,32 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TypeVar
 
-from touche_llm.errors import DataError
+from touche_llm.errors import DataError, UsageError
 from touche_llm.json_records import JsonRecord, Malformed
 
 # Longest line of a file of records: an answer with its label tokens has a few kilobytes.
 MAX_LINE = 16 * 2**20
 
 RecordT = TypeVar("RecordT", bound=JsonRecord)
+
+
+def check_output(path: Path, overwrite: bool, inputs: Iterable[Path] = ()) -> None:
+    """Raise UsageError unless a file may be written at `path`.
+
+    Args:
+        path: The file that the user named.
+        overwrite: Whether the user gave `--overwrite`.
+        inputs: Files that the same command reads; they are never replaced.
+    """
+    if not os.path.lexists(path):
+        return
+    if path.exists():
+        if not path.is_file():
+            raise UsageError(f"{path}: not a regular file; name a file")
+        if any(each.exists() and path.samefile(each) for each in inputs):
+            raise UsageError(f"{path}: this command reads that file; name another file to write")
+    if not overwrite:
+        raise UsageError(f"{path}: the file exists; name another file, or replace it with --overwrite")
 
 
 @contextmanager

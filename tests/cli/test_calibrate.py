@@ -89,7 +89,7 @@ def test_documents_that_are_not_used_are_named(judged: Path, touche: Touche) -> 
 
 def test_too_few_topics_leave_what_was_written_before(judged: Path, touche: Touche) -> None:
     (judged / "t.yaml").write_text("before")
-    done = touche(*FIT, "--out", "t.yaml", "--folds", str(TOPICS + 1))
+    done = touche(*FIT, "--out", "t.yaml", "--overwrite", "--folds", str(TOPICS + 1))
     assert done.returncode == 1
     assert f"{TOPICS} judged topics are too few for {TOPICS + 1} folds" in done.stderr
     assert (judged / "t.yaml").read_text() == "before"

@@ -35,7 +35,7 @@ def test_the_judged_run_and_its_first_stage_make_a_valid_run(touche: Touche, tmp
     assert (needs_task.returncode, (tmp_path / "fused.txt").exists()) == (2, False)
     assert "has no stance in any run" in needs_task.stderr and "--task" in needs_task.stderr
     for method in ("rrf", "interpolation"):
-        done = touche("fuse", *files, "--out", "fused.txt", "--task", "comparative", "--method", method)
+        done = touche("fuse", *files, "--out", "fused.txt", "--task", "comparative", "--method", method, "--overwrite")
         assert done.returncode == 0, done.stderr
         judged, both = run_lines(tmp_path / files[0]), run_lines(tmp_path / "fused.txt")
         assert {(line.topic_id, line.document_id, line.stance) for line in judged} <= {
@@ -69,7 +69,7 @@ def test_what_is_special_about_the_runs_is_said(touche: Touche, runs: Path) -> N
 
 def test_weights_and_method_and_depth_are_taken(touche: Touche, runs: Path) -> None:
     def documents(*options: str) -> list[str]:
-        done = touche("fuse", "one", "two", "--out", "out", "--task", "comparative", *options)
+        done = touche("fuse", "one", "two", "--out", "out", "--task", "comparative", "--overwrite", *options)
         assert done.returncode == 0, done.stderr
         return [line.document_id for line in run_lines(runs / "out")]
 
@@ -111,8 +111,8 @@ def test_documents_are_left_out_and_counted_where_the_task_has_no_label_for_them
         (["one", "two", "--out", "o", "--depth", "1001", "--task", "comparative"], 2, "at most 1000"),
         (["one", "two", "--out", "o", "--task", "chess"], 2, "no task 'chess'"),
         (["one", "two", "--out", "o"], 2, "topic 1, document d"),
-        (["one", "two", "--out", "./two", "--task", "comparative"], 2, "one of the runs to fuse"),
-        (["one", "link", "--out", "two", "--task", "comparative"], 2, "one of the runs to fuse"),
+        (["one", "two", "--out", "./two", "--task", "comparative"], 2, "this command reads that file"),
+        (["one", "link", "--out", "two", "--task", "comparative"], 2, "this command reads that file"),
         (["one", "nowhere", "--out", "o"], 1, "nowhere: cannot read the run"),
         (["one", "two", "--out", "o", "--task", "controversial"], 1, "one:1: topic 1, document a: stance 'FIRST'"),
         (["one", "broken", "--out", "o"], 1, "broken:2: 3 columns"),

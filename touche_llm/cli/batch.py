@@ -27,7 +27,7 @@ _STAGES: Mapping[StageName, Callable[..., None]] = {
     "rank": stages.rank,
 }
 # A server tells its context; here even the first stage has to be told.
-_OWN = ("stage", "requests", "shards", "tokenizer", "context_tokens")
+_OWN = ("stage", "requests", "shards", "tokenizer", "context_tokens", "overwrite")
 # As many files are open at a time.
 _MOST_SHARDS = 500
 
@@ -87,17 +87,18 @@ def export(
     logprobs: o.LogprobsOption = None,
     cache: o.CacheOption = None,
     values: o.ValuesOption = None,
+    overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Write what a stage would ask, and the cache does not hold, for `vllm run-batch`; with the options of that stage.
 
-    Questions that depend on answers come with a later export. Files of an earlier export to the same name are replaced,
+    Questions that depend on answers come with a later export. The files of the last export of this folder are replaced,
     and removed when nothing is pending any more.
     """
     _only_of(stage, context)
     settings = o.configure(context)
     found = stages.asked(settings, pending_requests(stage, settings, out, tokenizer, ConsoleObserver()))
-    files = write_requests(found, out, requests, shards)
+    files = write_requests(found, out, requests, shards, overwrite=overwrite)
     if output is not Format.TABLE:
         rows = [{"stage": stage, "file": file, "requests": count} for file, count in files]
         print_rows(output, rows, ("stage", "file", "requests"))

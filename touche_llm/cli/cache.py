@@ -12,6 +12,7 @@ from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, plain, print_rows, show_table
 from touche_llm.config import CacheConfig
 from touche_llm.errors import UsageError
+from touche_llm.files import check_output
 from touche_llm.llm.cache import Cache, CacheMode
 
 CacheFile = Annotated[Path, typer.Option("--cache", help="The cache.")]
@@ -41,12 +42,14 @@ def stats(cache: CacheFile = _DEFAULT_CACHE, output: FormatOption = Format.TABLE
 def export_(
     out: Annotated[Path, typer.Argument(help="The cassette to write, a .jsonl file.")],
     cache: CacheFile = _DEFAULT_CACHE,
+    overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Write all entries as JSON Lines sorted by key: a cassette, to be kept with a run or a test."""
     o.existing(cache)
     if out.suffix != ".jsonl":
         raise UsageError(f"{out}: a cassette ends in .jsonl")
+    check_output(out, overwrite, [cache])
     with Cache(cache, CacheMode.REPLAY) as opened:
         entries = opened.export_cassette(out)
     if output is Format.TABLE:

@@ -10,10 +10,12 @@ import typer
 from rich.table import Table
 
 from touche_llm.calibration import Examples, Report, Scores, cross_validate, measure, read_examples
+from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.output import Format, FormatOption, plain, print_rows, say, show_table
 from touche_llm.config import load_config
 from touche_llm.errors import DataError, UsageError
+from touche_llm.files import check_output
 from touche_llm.first_stage import listed
 from touche_llm.qrels import read_stances
 from touche_llm.run_files import CONFIG, JUDGMENTS, STANCES
@@ -37,6 +39,7 @@ def calibrate(
         int | None, typer.Option("--folds", min=2, help=f"Parts that the topics are dealt to (default: {_FOLDS}).")
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help=f"Seed of the dealing (default: {_SEED}).")] = None,
+    overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Fit the thresholds of the labels that take no side, by cross-validation over topics; or measure such thresholds.
@@ -48,6 +51,8 @@ def calibrate(
         raise UsageError("give either --out FILE, to fit thresholds, or --evaluate FILE, to measure those of a file")
     if evaluate is not None and (folds is not None or seed is not None):
         raise UsageError("--folds and --seed say how to fit; --evaluate fits nothing")
+    if out is not None:
+        check_output(out, overwrite, [stance])
     if not (run / CONFIG).exists():
         raise DataError(f"{run / CONFIG}: not there; give the folder of a run with --run")
     task = get_task(load_config(run / CONFIG, {}).task)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from touche_llm.cli import figures as f
+from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, say
 from touche_llm.errors import UsageError, printable
+from touche_llm.files import check_output
 from touche_llm.run_files import RUN
 from touche_llm.tasks import get_task
 
@@ -35,6 +37,7 @@ def compare(
     top: Annotated[
         int, typer.Option("--top", min=1, help="With --html: so many documents of each run and topic are shown.")
     ] = 20,
+    overwrite: o.OverwriteOption = False,
 ) -> None:
     """Hold runs against one of them: differences with 95 % intervals, tests, and topics won, tied and lost.
 
@@ -59,8 +62,7 @@ def compare(
         from touche_llm.report.write_side_by_side import write_side_by_side
 
         inputs = (*(each / RUN if each.is_dir() else each for each in runs), *filter(None, files.values()))
-        if html.exists() and any(html.samefile(each) for each in inputs):
-            raise UsageError(f"--html {html}: is one of the files that are read; name another")
+        check_output(html, overwrite, inputs)
         shown = [GivenRun(each.name, each.run, each.folder) for each in kept]
         check_runs(shown, get_task(task))
     if run_topics:

@@ -11,6 +11,7 @@ from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.corpus.passages import is_word
 from touche_llm.errors import UsageError, printable
+from touche_llm.files import check_output
 from touche_llm.first_stage import listed
 from touche_llm.ranking.fusion import DEFAULT_K, FusionSettings, check_weights, fuse_runs
 from touche_llm.runs import read_run, write_run
@@ -39,6 +40,7 @@ def fuse(
             "others none: those get the task's label for an unknown stance, or are left out where it has none.",
         ),
     ] = None,
+    overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Make one run of several by reciprocal rank fusion or by their scores.
@@ -55,8 +57,7 @@ def fuse(
         raise UsageError("--tag: must be one word: a run line has six columns")
     if known is not None and depth > known.most_per_topic:
         raise UsageError(f"--depth: {known.name} takes at most {known.most_per_topic} documents a topic")
-    if out.exists() and any(run.exists() and out.samefile(run) for run in runs):
-        raise UsageError(f"{out}: is one of the runs to fuse; name another file with --out")
+    check_output(out, overwrite, runs)
     labels = known.stances if known is not None else None
     read = [read_run(run, labels) for run in runs]
     found = {label for run in read for label in run.stances.values()}

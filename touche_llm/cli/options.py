@@ -56,7 +56,7 @@ _PLACES = {
     "cache": "cache.file",
     "cache_mode": "cache.mode",
 }
-_NOT_CONFIGURATION = ("out", "config", "thresholds", "values", "dry_run", "output")
+_NOT_CONFIGURATION = ("out", "config", "thresholds", "values", "dry_run", "output", "overwrite")
 # Of a batch export: the stage's options are those of its own command.
 _OF_BATCH = ("stage", "requests", "shards", "tokenizer")
 
@@ -77,6 +77,7 @@ IndexOption = Annotated[
 SkipOption = Annotated[
     bool | None, typer.Option("--skip-bad-lines", help="Leave bad lines of the corpus out, count and list them.")
 ]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace what exists already.")]
 OutOption = Annotated[Path, typer.Option("--out", help="The run's folder.")]
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", help="YAML file with any of the values; flags override it.")

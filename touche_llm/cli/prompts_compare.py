@@ -15,6 +15,7 @@ from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.output import Format, FormatOption, plain, print_rows, say
 from touche_llm.cli.stages import FAILURES_EXIT, asked
 from touche_llm.errors import UsageError, printable
+from touche_llm.files import check_output
 from touche_llm.stages.common import by_kind
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ def compare(
     max_tokens: o.MaxTokensOption = None,
     logprobs: o.LogprobsOption = None,
     values: o.ValuesOption = None,
+    overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Judge one sample of judged documents with several prompts, and tell which agrees best with people.
@@ -116,8 +118,10 @@ def compare(
 
     if html is not None and len(templates) > _MOST_ON_PAGE:
         raise UsageError(f"{len(templates)} prompts do not fit side by side; name {_MOST_ON_PAGE}, or leave --html out")
-    settings = o.configure(context, *_OWN)
     files = {"relevance": relevance, "quality": quality, "stance": stance, "coherence": coherence}
+    if html is not None:
+        check_output(html, overwrite, filter(None, (*files.values(), sample_file, topics, corpus, config)))
+    settings = o.configure(context, *_OWN)
     qrels = f.given_qrels(settings.task, **files)
     observer = ConsoleObserver()
     for note in qrels.notes():

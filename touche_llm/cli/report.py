@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 
 from touche_llm.cli import figures as f
+from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.output import Format, FormatOption, print_rows
+from touche_llm.files import check_output
 
 _FILE = "report.html"
 _TOP = 20
@@ -26,6 +28,7 @@ def report(
     ] = None,
     run_topics: f.RunTopicsOption = False,
     top: Annotated[int, typer.Option("--top", min=1, help="Documents of each topic that are shown with texts.")] = _TOP,
+    overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Write a page about a run: figures, costs, and each document with what the model said of it.
@@ -35,15 +38,18 @@ def report(
     # Only here: matplotlib and pandas take a second to load.
     from touche_llm.report.data import gather
     from touche_llm.report.folder import config_of
-    from touche_llm.report.write import write_report
+    from touche_llm.report.write import is_page, write_report
 
     files = {"relevance": relevance, "quality": quality, "stance": stance, "coherence": coherence}
+    target = out or run_dir / _FILE
+    # The page that an earlier call wrote into the run's folder is one of the run's own files.
+    if target != run_dir / _FILE or not is_page(target):
+        check_output(target, overwrite, filter(None, files.values()))
     given = any(path is not None for path in files.values())
     qrels = f.given_qrels(config_of(run_dir).task, **files) if given else None
     found = gather(run_dir, qrels, top, run_topics=run_topics)
     for note in found.notes:
         ConsoleObserver().notify(note)
-    target = out or run_dir / _FILE
     size = write_report(found, target)
     if output is Format.TABLE:
         print(f"report: {target} ({len(found.topics):,} topics, {size:,} bytes)")

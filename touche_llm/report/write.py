@@ -22,6 +22,9 @@ MOST_BYTES = 5_000_000
 LEAST_CHARS, _MOST_CHARS = 400, 20_000
 _FAILURES = 50
 _HERE = Path(__file__).parent
+_GENERATOR = '<meta name="generator" content="touche-llm">'
+# Where it stands on a page: behind the document type and the character set.
+_HEAD_BYTES = 512
 COSTS = {
     "seconds": "seconds",
     "asked": "requests",
@@ -53,6 +56,14 @@ def write_page(text: str, path: Path) -> int:
     return len(page)
 
 
+def is_page(path: Path) -> bool:
+    """Whether a file is a page that this program wrote."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        return _GENERATOR.encode() in stream.read(_HEAD_BYTES)
+
+
 def environment() -> Environment:
     """Where the templates of pages are; what they insert is escaped.
 
@@ -70,7 +81,8 @@ def environment() -> Environment:
     found.globals |= {
         "policy": f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; "
         "form-action 'none'",
-        # The project's own files, as they were written.
+        # The project's own markup, as it was written.
+        "generator": Markup(_GENERATOR),
         "style": Markup(style),
         "script": Markup(script),
     }
