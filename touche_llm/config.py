@@ -204,6 +204,11 @@ class Config(Section):
         return self
 
     @property
+    def has_chosen_topics(self) -> bool:
+        """Whether the run is over some topics of the file only."""
+        return self.limit_topics is not None or bool(self.topic)
+
+    @property
     def steps(self) -> tuple[Step, ...]:
         """The steps of the ranking."""
         return parse_steps(self.rank)

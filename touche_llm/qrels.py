@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -57,6 +57,7 @@ class Qrels:
         labels: the task's stances, in its order.
         repeated: for each aspect with such lines, how many say again what an earlier one says.
         gaps: for each aspect that lacks something that another has, what; in the order of the aspects.
+        judged_topics: All topics that the file of each aspect judges, also where `only` left some out.
     """
 
     grades: dict[str, Grades]
@@ -64,6 +65,12 @@ class Qrels:
     labels: tuple[str, ...]
     repeated: dict[str, int]
     gaps: list[Gap]
+    judged_topics: dict[str, frozenset[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.judged_topics:
+            self.judged_topics.update({aspect: frozenset(judged) for aspect, judged in self.grades.items()})
+            self.judged_topics.update({STANCE: frozenset(self.stances)} if self.stances else {})
 
     def only(self, topics: Collection[str]) -> Qrels:
         """The judgments of these topics alone; aspects that have none of them stay, without a topic."""

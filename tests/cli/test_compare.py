@@ -131,3 +131,67 @@ def test_what_cannot_be_compared_is_told(
     done = touche("compare", *arguments)
     assert (done.returncode, message in " ".join(done.stderr.split())) == (code, True), done.stderr
     assert done.stdout == ""
+
+
+def limit(run: Path, topics: str) -> None:
+    """Leave the lines of some topics in a run, and the configuration that says so beside it."""
+    lines = (run / "run.txt").read_text().splitlines(keepends=True)
+    (run / "run.txt").write_text("".join(line for line in lines if line[0] in topics))
+    settings = f"task: comparative\ntopics: t.xml\ncorpus: c.jsonl\nlimit_topics: {len(topics)}\n"
+    (run / "config.yaml").write_text(settings)
+
+
+def test_a_run_that_its_configuration_limits_is_compared_over_the_topics_that_all_runs_have(
+    touche: Touche, runs: Path
+) -> None:
+    limit(runs / "base", "0123")
+    arguments = ("compare", "best", "mixed", "--baseline", "base", *QRELS)
+    done = touche(*arguments, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    row = rows_of(done.stdout)["mixed", "relevance nDCG@5"]
+    # Without the limit the two last topics, which the baseline lacks, would be won.
+    assert [row[key] for key in ("wins", "ties", "losses", "n")] == [2, 2, 0, 4]
+    assert [row[key] for key in ("topics", "missing", "baseline_missing", "judged_topics")] == [4, 0, 0, TOPICS]
+    assert f"4 of {TOPICS} judged topics\n" in touche(*arguments).stdout
+    # The topics that were left out are judged.
+    assert "but not judged" not in done.stderr
+
+
+def test_a_topic_that_a_run_lacks_for_another_reason_counts_0_and_the_table_says_so(touche: Touche, runs: Path) -> None:
+    lines = (runs / "best" / "run.txt").read_text().splitlines(keepends=True)
+    (runs / "best" / "run.txt").write_text("".join(line for line in lines if line[0] in "01"))
+    arguments = ("compare", "best", "--baseline", "base", *QRELS)
+    row = rows_of(touche(*arguments, "--format", "json").stdout)["best", "relevance nDCG@5"]
+    assert [row[key] for key in ("n", "topics", "missing", "baseline_missing")] == [TOPICS, TOPICS, TOPICS - 2, 0]
+    assert row["losses"] == TOPICS - 2
+    shown = touche(*arguments).stdout
+    assert f"best: {TOPICS} of {TOPICS} judged topics; {TOPICS - 2} not in the run, which count 0" in shown
+    assert f"base: {TOPICS} of {TOPICS} judged topics\n" in shown
+
+
+def test_runs_without_a_shared_judged_topic_cannot_be_compared(touche: Touche, runs: Path) -> None:
+    limit(runs / "base", "01")
+    limit(runs / "best", "45")
+    done = touche("compare", "best", "--baseline", "base", *QRELS)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "share no judged topic" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_page_has_the_topics_of_the_table(touche: Touche, runs: Path) -> None:
+    arguments = (
+        "compare",
+        "best/run.txt",
+        "--baseline",
+        "mixed/run.txt",
+        *QRELS,
+        "--run-topics",
+        "--html",
+        "page.html",
+    )
+    lines = (runs / "mixed" / "run.txt").read_text().splitlines(keepends=True)
+    (runs / "mixed" / "run.txt").write_text("".join(line for line in lines if line[0] in "01"))
+    done = touche(*arguments)
+    assert done.returncode == 0, done.stderr
+    line = f"2 of {TOPICS} judged topics"
+    assert line in done.stdout and f"<li>relevance: {line}</li>" in (runs / "page.html").read_text()

@@ -58,7 +58,8 @@ def test_json_has_one_object_for_each_run_and_measure(touche: Touche, judged: Pa
     assert done.returncode == 0, done.stderr
     found = rows_of(done.stdout)
     assert len(found) == len(json.loads(done.stdout))
-    assert {tuple(row) for row in json.loads(done.stdout)} == {("run", "measure", "value", "low", "high", "n")}
+    columns = ("run", "measure", "value", "low", "high", "n", "topics", "missing", "judged_topics")
+    assert {tuple(row) for row in json.loads(done.stdout)} == {columns}
     # A first stage labels nothing.
     assert {run for run, measure in found if measure == "stance accuracy"} == {"mine", "other"}
     assert {run for run, measure in found if measure == "quality P@5"} == {"mine (first stage)", "mine", "other"}
@@ -134,6 +135,56 @@ def test_a_run_of_some_topics_can_be_measured_by_these(touche: Touche, judged: P
     assert part["value"] == pytest.approx(3 * whole["value"]) == pytest.approx(1.0)
 
 
+@pytest.fixture
+def limited(judged: Path) -> Path:
+    """The run folder `few`, which has of `mine` topic 1, to which its configuration limits it."""
+    (judged / "few").mkdir()
+    for name, text in {"run.txt": GOOD, "candidates.run.txt": POOR}.items():
+        lines = text.splitlines(keepends=True)
+        (judged / "few" / name).write_text("".join(line for line in lines if line.startswith("1 ")))
+    (judged / "few" / "config.yaml").write_text("task: comparative\ntopics: t.xml\ncorpus: c.jsonl\ntopic: ['1']\n")
+    return judged
+
+
+def test_a_run_that_its_configuration_limits_is_measured_by_its_own_topics(touche: Touche, limited: Path) -> None:
+    done = touche("evaluate", "few", "mine", *ALL, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    found = rows_of(done.stdout)
+    few, first, mine = (found[run, "relevance nDCG@5"] for run in ("few", "few (first stage)", "mine"))
+    assert [few[key] for key in ("value", "n", "topics", "missing", "judged_topics")] == [1.0, 1, 1, 0, 3]
+    assert first["n"] == 1
+    # Another run lacks topic 4, which counts 0 for it as ever.
+    assert [mine[key] for key in ("n", "topics", "missing", "judged_topics")] == [3, 3, 1, 3]
+    stance = found["few", "stance accuracy"]
+    assert [stance[key] for key in ("n", "topics", "missing", "judged_topics")] == [3, 1, 0, 3]
+    shown = touche("evaluate", "few", "mine", *ALL).stdout
+    assert "few: 1 of 3 judged topics\n" in shown
+    assert "mine: 3 of 3 judged topics; 1 not in the run, which count 0\n" in shown
+
+
+@pytest.mark.parametrize("table", [(), ("--per-topic",), ("--confusion",)])
+def test_every_table_says_how_many_topics_it_is_over(touche: Touche, limited: Path, table: tuple[str, ...]) -> None:
+    done = touche("evaluate", "few", *ALL, *table)
+    assert done.returncode == 0 and "1 of 3 judged topics\n" in done.stdout
+
+
+def test_a_run_of_some_topics_gets_no_place_on_a_leaderboard(touche: Touche, limited: Path) -> None:
+    arguments = (*GRADED, "--leaderboard", "--format", "json")
+    alone, both = touche("evaluate", "few", *arguments), touche("evaluate", "few", "mine", *arguments)
+    assert (alone.returncode, alone.stdout) == (2, "")
+    assert "few: no place, since it was measured by 1 of 3 judged topics" in alone.stderr
+    assert both.returncode == 0
+    assert {run for run, _ in rows_of(both.stdout)} == {"mine", "mine (first stage)"}
+    assert "few: no place" in both.stderr
+    # Nor does one that was asked to be measured by these alone.
+    assert touche("evaluate", "few/run.txt", *arguments, "--run-topics").returncode == 2
+    # A limit that leaves all judged topics is none.
+    (limited / "few" / "run.txt").write_text(GOOD + "4 NO a 1 1 t\n")
+    (limited / "few" / "candidates.run.txt").unlink()
+    done = touche("evaluate", "few", *arguments)
+    assert done.returncode == 0 and {row["topics"] for row in json.loads(done.stdout)} == {3}
+
+
 def test_the_confusion_matrix_counts_judged_documents(touche: Touche, judged: Path) -> None:
     done = touche("evaluate", "mine", *ALL, "--confusion", "--format", "json")
     rows = {(row["true"], row["chosen"]): row["documents"] for row in json.loads(done.stdout)}
@@ -173,7 +224,7 @@ def test_tables_show_values_with_intervals(touche: Touche, judged: Path) -> None
     alone = touche("evaluate", "other", *ALL)
     assert "relevance: other" in alone.stdout and "nDCG@5" in alone.stdout and "–" in alone.stdout
     topics = touche("evaluate", "mine", *ALL, "--per-topic").stdout
-    assert [line.split()[0] for line in topics.split("stance: mine\n")[1].splitlines()[2:] if line] == ["1", "2"]
+    assert [line.split()[0] for line in topics.split("stance: mine\n")[1].splitlines()[3:] if line] == ["1", "2"]
 
 
 def test_what_should_be_known_of_the_figures_is_told(touche: Touche, judged: Path) -> None:

@@ -248,7 +248,9 @@ def test_a_difference_that_the_judging_could_make_is_told() -> None:
 def test_tables_have_one_row_for_each_measure_and_topic(tmp_path: Path) -> None:
     found = evaluated(tmp_path, "1 Q0 a 1 3 t\n", QRELS + "2 0 a 1\n")
     summary, per_topic = found.summary(), found.per_topic()
-    assert list(summary.columns) == ["run", "measure", "value", "low", "high", "n"]
+    columns = ["run", "measure", "value", "low", "high", "n", "topics", "missing", "judged_topics"]
+    assert list(summary.columns) == columns
+    assert set(summary[columns[-3:]].itertuples(index=False, name=None)) == {(2, 1, 2)}
     assert list(per_topic.columns) == ["run", "measure", "topic", "value"]
     counted = summary.set_index("measure")["n"]
     assert counted["relevance nDCG@5"] == 2 and counted["relevance official_ndcg@5"] == 1

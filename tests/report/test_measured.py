@@ -2,14 +2,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 
 import pytest
+import yaml
 
 from touche_llm.evaluation import evaluate
 from touche_llm.evaluation.stance_measures import confusion_matrix
 from touche_llm.qrels import Qrels
+from touche_llm.report.data import gather
 from touche_llm.report.measured import Measured, measure
 from touche_llm.report.records import Report
+from touche_llm.run_files import CANDIDATES, CONFIG, RUN
 from touche_llm.runs import read_run
 
 
@@ -55,3 +59,24 @@ def test_stances_alone_can_be_measured_and_grades_alone_too(comparative: Path, q
     graded = measure(run, first, replace(qrels, stances={}), "first stage")
     assert [each.name for each in graded.headline] == ["relevance nDCG@5", "quality nDCG@5"]
     assert (graded.confusion, graded.labels) == ([], [])
+
+
+def test_a_run_that_its_configuration_limits_is_measured_by_its_own_topics(
+    comparative: Path, qrels: Qrels, judged: Report, tmp_path: Path
+) -> None:
+    few = tmp_path / "few"
+    copytree(comparative, few)
+    kept = list(read_run(few / RUN).rankings)[:2]
+    for name in (RUN, CANDIDATES):
+        lines = (few / name).read_text().splitlines(keepends=True)
+        (few / name).write_text("".join(line for line in lines if line.split()[0] in kept))
+    settings = yaml.safe_load((few / CONFIG).read_text()) | {"topic": kept}
+    (few / CONFIG).write_text(yaml.safe_dump(settings))
+    part, whole = found(gather(few, qrels, 20)), found(judged)
+    topics = len(qrels.grades["relevance"])
+    assert topics > 2
+    ndcg = next(each for each in part.measures if each.name == "relevance nDCG@5")
+    assert ndcg.n == 2 and ndcg.first is not None
+    assert f"relevance: 2 of {topics} judged topics" in part.coverage
+    assert f"relevance: {topics} of {topics} judged topics" in whole.coverage
+    assert not any("not in the run" in note for note in part.notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,12 +12,15 @@ from touche_llm.cli import figures as f
 from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, say
 from touche_llm.errors import UsageError, printable
+from touche_llm.evaluation.coverage import describe_coverage
 from touche_llm.files import check_output
 from touche_llm.run_files import RUN
 from touche_llm.tasks import get_task
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+    from touche_llm.evaluation.measures import Evaluation
 
 
 def compare(
@@ -45,6 +49,9 @@ def compare(
 
     p Holm is corrected for the number of runs that are held against the baseline, measure by measure.
 
+    Where --limit-topics or --topic limited a run, the topics that all runs have are compared; else a missing one counts
+    0.
+
     Stances are compared over the documents that both runs label. Notes on standard error are those of `evaluate`.
     """
     from touche_llm.evaluation.measures import compare_runs
@@ -65,12 +72,14 @@ def compare(
         check_output(html, overwrite, inputs)
         shown = [GivenRun(each.name, each.run, each.folder) for each in kept]
         check_runs(shown, get_task(task))
-    if run_topics:
+    limits = f.limits(kept)
+    if run_topics or limits:
         qrels = f.of_all_runs(qrels, kept)
     evaluations = f.evaluate_runs(kept, qrels, depth or f.recall_depth(given))
     name = printable(str(baseline))
     held = next(each for each in evaluations if each.name == name)
-    frame, notes = compare_runs(held, [each for each in evaluations if each is not held])
+    frame, remarks = compare_runs(held, [each for each in evaluations if each is not held])
+    notes = [*limits, *remarks]
     page = ""
     if html is not None:
         judged_by = {aspect: path for aspect, path in files.items() if path is not None}
@@ -78,7 +87,7 @@ def compare(
         size = write_side_by_side(found, html)
         page = f"page: {html} ({len(found.topics):,} topics, {size:,} bytes)"
     if output is Format.TABLE:
-        _show(frame)
+        _show(frame, evaluations)
     else:
         f.print_frame(frame, output)
     f.tell(qrels, evaluations, kept, *notes)
@@ -86,7 +95,7 @@ def compare(
         say(output, page)
 
 
-def _show(frame: DataFrame) -> None:
+def _show(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
     baseline = frame["baseline"].iloc[0]
     for aspect, rows in f.by_aspect(frame):
         cells = [
@@ -105,7 +114,8 @@ def _show(frame: DataFrame) -> None:
             for row in rows
         ]
         columns = ("value", "baseline", "difference", "95 % interval", "p Holm", "+/=/-")
-        f.show_figures(f"{aspect}, difference to the baseline {baseline}", columns, f.grouped(cells))
+        title, below = f"{aspect}, difference to the baseline {baseline}", describe_coverage(evaluations, aspect)
+        f.show_figures(title, columns, f.grouped(cells), below)
     print("value, baseline: over the topics, and for stances the documents, that both runs have")
     print("p Holm: of a paired randomisation test, corrected for the number of runs; --format json has it as it was")
     print("+/=/-: topics in which the run is better than the baseline, as good, and worse")

@@ -13,6 +13,8 @@ from touche_llm.cli import figures as f
 from touche_llm.cli.output import Format, FormatOption, plain
 from touche_llm.cli.standings import show_standings, standings
 from touche_llm.errors import UsageError
+from touche_llm.evaluation.coverage import describe_coverage
+from touche_llm.qrels import STANCE
 from touche_llm.tasks import get_task
 
 if TYPE_CHECKING:
@@ -52,6 +54,8 @@ def evaluate(
 ) -> None:
     """Measure runs by judgments of people, with 95 % intervals from a bootstrap over topics.
 
+    A judged topic that a run lacks counts 0. A run made with --limit-topics or --topic is measured by its own topics.
+
     Beside a run of this program stands its first stage, candidates.run.txt of its folder.
 
     Notes on standard error: missing topics, qrels that disagree, imputed stances, what unjudged documents could change.
@@ -65,6 +69,7 @@ def evaluate(
     if run_topics:
         qrels = f.of_all_runs(qrels, given)
     evaluations = f.evaluate_runs(given, qrels, depth or f.recall_depth(given))
+    unplaced: list[str] = []
     if per_topic:
         frame = _by_topic(evaluations)
     elif confusion:
@@ -72,19 +77,19 @@ def evaluate(
     else:
         frame = _summary(evaluations)
         if leaderboard:
-            frame = standings(task, frame, evaluations)
+            frame, unplaced = standings(task, frame, evaluations)
     if output is not Format.TABLE:
         f.print_frame(frame, output)
     elif per_topic:
-        _show_topics(frame)
+        _show_topics(frame, evaluations)
     elif confusion:
-        _show_confusion(frame)
+        _show_confusion(frame, evaluations)
     elif leaderboard:
-        show_standings(task, frame)
+        show_standings(task, frame, evaluations)
     else:
-        _show_summary(frame)
+        _show_summary(frame, evaluations)
     alone = [] if any(each.first_stage for each in given) or not qrels.grades else [_NO_FIRST_STAGE]
-    f.tell(qrels, evaluations, given, *alone)
+    f.tell(qrels, evaluations, given, *f.limits(given), *unplaced, *alone)
 
 
 def _summary(evaluations: Sequence[Evaluation]) -> DataFrame:
@@ -124,20 +129,22 @@ def _confusion(evaluations: Sequence[Evaluation]) -> DataFrame:
     return pd.DataFrame(rows, columns=["run", "true", "chosen", "documents"])
 
 
-def _show_summary(frame: DataFrame) -> None:
+def _show_summary(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
     runs = list(frame["run"].unique())
     for aspect, rows in f.by_aspect(frame):
         figures = [(f.spelled(row.value), f.spelled_interval(row.low, row.high), f"{row.n:,}") for row in rows]
         measures = [f.short(row.measure) for row in rows]
         columns = ("value", "95 % interval", "n")
+        below = describe_coverage(evaluations, aspect)
         if len(runs) == 1:
-            f.show_figures(f"{aspect}: {runs[0]}", columns, list(zip(measures, figures, strict=True)))
+            f.show_figures(f"{aspect}: {runs[0]}", columns, list(zip(measures, figures, strict=True)), below)
         else:
             names = [row.run for row in rows]
-            f.show_figures(aspect, columns, f.grouped(zip(measures, names, figures, strict=True)))
+            f.show_figures(aspect, columns, f.grouped(zip(measures, names, figures, strict=True)), below)
 
 
-def _show_confusion(frame: DataFrame) -> None:
+def _show_confusion(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
+    found = {evaluation.name: evaluation for evaluation in evaluations}
     for run, rows in frame.groupby("run", sort=False):
         labels = list(rows["true"].unique())
         table = f.plain_table()
@@ -146,14 +153,18 @@ def _show_confusion(frame: DataFrame) -> None:
             table.add_column(label, justify="right")
         for true, of_label in rows.groupby("true", sort=False):
             table.add_row(str(true), *(f"{documents:,}" for documents in of_label["documents"]))
-        f.show(f"stance: {run}", table)
+        f.show(f"stance: {run}", table, describe_coverage([found[str(run)]], STANCE))
 
 
-def _show_topics(frame: DataFrame) -> None:
+def _show_topics(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
+    found = {evaluation.name: evaluation for evaluation in evaluations}
     measures = list(frame.columns[2:])
     for aspect in dict.fromkeys(measure.split(" ", 1)[0] for measure in measures):
         chosen = [measure for measure in measures if measure.startswith(f"{aspect} ")]
         for run, rows in frame.groupby("run", sort=False):
+            below = describe_coverage([found[str(run)]], aspect)
+            if not below:
+                continue  # a first stage labels nothing
             table = f.plain_table()
             table.add_column("topic")
             for measure in chosen:
@@ -161,4 +172,4 @@ def _show_topics(frame: DataFrame) -> None:
             for topic, *values in rows[["topic", *chosen]].itertuples(index=False, name=None):
                 if not all(map(math.isnan, values)):
                     table.add_row(plain(topic), *map(f.spelled, values))
-            f.show(f"{aspect}: {run}", table)
+            f.show(f"{aspect}: {run}", table, below)

@@ -16,6 +16,7 @@ from rich.table import Table
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.output import Format, plain, print_rows, show_table
 from touche_llm.errors import DataError, UsageError, printable
+from touche_llm.evaluation.coverage import describe_limits
 from touche_llm.qrels import Qrels, read_qrels
 from touche_llm.run_files import CANDIDATES, CONFIG, METADATA, RUN
 from touche_llm.runs import ReadRun, read_run
@@ -49,7 +50,8 @@ RunTopicsOption = Annotated[
     bool,
     typer.Option(
         "--run-topics",
-        help="Only topics that every run has, for runs of some of them; else a judged topic that a run lacks counts 0.",
+        help="Only topics that every run has; else a judged topic that a run lacks counts 0, unless --limit-topics or "
+        "--topic limited that run.",
     ),
 ]
 
@@ -68,12 +70,14 @@ class Given(NamedTuple):
         run: what the file holds.
         folder: of a run of this program; None for others.
         first_stage: whether it is what a run in such a folder was made from.
+        limited: Whether its own configuration limited it to some topics.
     """
 
     name: str
     run: ReadRun
     folder: Path | None = None
     first_stage: bool = False
+    limited: bool = False
 
 
 def given_runs(paths: Iterable[Path], qrels: Qrels, task: Task, first_stage: Path | None = None) -> list[Given]:
@@ -100,18 +104,20 @@ def given_runs(paths: Iterable[Path], qrels: Qrels, task: Task, first_stage: Pat
         name = printable(str(path))
         if any(name == each.name for each in runs):
             raise UsageError(f"{path}: is given twice; name each run once")
-        folder = _folder_of(path)
+        folder, limited = _folder_of(path), False
         if folder is not None and (folder / CONFIG).exists():
             # Only here: the models of a configuration take as long to make as all runs to read.
             from touche_llm.config import load_config
 
-            own = load_config(folder / CONFIG, {}).task
-            if own != task.name:
-                raise UsageError(f"{path}: is a run of {own}, and --task is {task.name}; give --task {own}")
+            own = load_config(folder / CONFIG, {})
+            if own.task != task.name:
+                raise UsageError(f"{path}: is a run of {own.task}, and --task is {task.name}; give --task {own.task}")
+            limited = own.has_chosen_topics
         if folder is not None and qrels.grades and (folder / CANDIDATES).exists():
             before = f"{name} ({task.before_judging})"
-            runs.append(Given(before, read_run(folder / CANDIDATES), folder, first_stage=True))
-        runs.append(Given(name, read_run(path / RUN if path.is_dir() else path, labels), folder))
+            runs.append(Given(before, read_run(folder / CANDIDATES), folder, True, limited))
+        run = read_run(path / RUN if path.is_dir() else path, labels)
+        runs.append(Given(name, run, folder, limited=limited))
     return runs
 
 
@@ -131,13 +137,29 @@ def recall_depth(runs: Sequence[Given]) -> int:
 
 
 def of_all_runs(qrels: Qrels, runs: Sequence[Given]) -> Qrels:
-    """The judgments of the topics that every run has."""
+    """The judgments of the topics that every run has.
+
+    Raises:
+        DataError: None of these topics is judged.
+    """
     first, *others = (each.run.rankings.keys() for each in runs)
-    return qrels.only(set(first).intersection(*others))
+    shared = set(first).intersection(*others)
+    judged = shared.intersection(*qrels.grades.values(), *([qrels.stances] if qrels.stances else []))
+    if not judged:
+        names = ", ".join(each.name for each in runs)
+        raise DataError(f"{names}: share no judged topic; give runs of the same topics, and the qrels of these topics")
+    return qrels.only(shared)
+
+
+def limits(runs: Sequence[Given]) -> list[str]:
+    """What to know of runs that their own configurations limited to some topics."""
+    return describe_limits(each.name for each in runs if each.limited and not each.first_stage)
 
 
 def evaluate_runs(runs: Sequence[Given], qrels: Qrels, depth: int) -> list[Evaluation]:
     """Measure each run, a first stage only by grades, since it labels nothing.
+
+    A run that its own configuration limited to some topics is measured by these.
 
     Raises:
         DataError: a run none of whose topics is judged; names the run.
@@ -148,6 +170,8 @@ def evaluate_runs(runs: Sequence[Given], qrels: Qrels, depth: int) -> list[Evalu
     for each in runs:
         try:
             judged = replace(qrels, stances={}) if each.first_stage else qrels
+            if each.limited:
+                judged = of_all_runs(judged, [each])
             evaluations.append(evaluate_run(each.name, each.run, judged, depth))
         except DataError as error:
             raise DataError(f"{each.name}: {error}") from error
@@ -173,7 +197,9 @@ def tell(qrels: Qrels, evaluations: Sequence[Evaluation], runs: Iterable[Given],
         notify(note)
 
 
-def show_figures(title: str, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> None:
+def show_figures(
+    title: str, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], below: Sequence[str] = ()
+) -> None:
     """Print a table of rows with a name and figures; where there is little room, the names fold."""
     table = plain_table()
     table.add_column("measure")
@@ -181,7 +207,7 @@ def show_figures(title: str, columns: Sequence[str], rows: Sequence[tuple[str, S
         table.add_column(column, justify="right", no_wrap=True)
     for name, figures in rows:
         table.add_row(plain(name), *figures)
-    show(title, table)
+    show(title, table, below)
 
 
 def grouped(rows: Iterable[tuple[str, str, Sequence[str]]]) -> list[tuple[str, Sequence[str]]]:
@@ -226,9 +252,11 @@ def plain_table() -> Table:
     return Table(box=box.SIMPLE_HEAD, show_edge=False)
 
 
-def show(title: str, table: Table) -> None:
-    """Print a table under a line with its title, which may be wider."""
+def show(title: str, table: Table, below: Sequence[str] = ()) -> None:
+    """Print a table under a line with its title, which may be wider, and the lines that belong below the title."""
     print(title)
+    for line in below:
+        print(f"  {line}")
     show_table(table)
     print()
 

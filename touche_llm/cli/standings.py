@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from touche_llm.cli import figures as f
 from touche_llm.cli.output import plain
 from touche_llm.errors import UsageError
+from touche_llm.evaluation.coverage import describe_coverage
 from touche_llm.evaluation.leaderboard import PublishedRun, Table, board, place
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 _NEIGHBOURS = 2
 
 
-def standings(task: str, summary: DataFrame, evaluations: Sequence[Evaluation]) -> DataFrame:
-    """The place of each run that has a value, by each measure with a published table.
+def standings(task: str, summary: DataFrame, evaluations: Sequence[Evaluation]) -> tuple[DataFrame, list[str]]:
+    """The place of each run that has a value over all judged topics, by each measure with a published table.
 
     Args:
         task: the task's name.
@@ -33,17 +34,23 @@ def standings(task: str, summary: DataFrame, evaluations: Sequence[Evaluation]) 
         of a tie the better one), `best_place` and `worst_place` (those that it could have if the unjudged documents
         among the first 5 were judged; only of nDCG@5), `judged@5` (the share of these that are; not of the stance),
         `published` (runs of the table), `ahead` and `ahead_value` (the published run before
-        it), `behind` and `behind_value` (the one after it, or of the same value), and `source`.
+        it), `behind` and `behind_value` (the one after it, or of the same value), and `source`; and a line for each run
+        without a place, since it was measured by some of the judged topics.
 
     Raises:
-        UsageError: nothing is published of the task, or by any of these measures.
+        UsageError: nothing is published of the task, or by any of these measures, or no run has a place.
     """
     import pandas as pd
 
     found = {evaluation.name: evaluation for evaluation in evaluations}
     rows = []
+    unplaced: dict[str, None] = {}
     for each in board(task).tables:
         for row in summary[summary["measure"] == _ours(each)].dropna(subset="value").to_dict(orient="records"):
+            covered = found[row["run"]].coverage(each.measure)
+            if covered.is_partial:
+                unplaced[f"{row['run']}: no place, since it was measured by {covered}"] = None
+                continue
             at = place(task, each.measure, row["value"])
             ahead = each.runs[at - 2] if at > 1 else None
             behind = each.runs[at - 1] if at <= len(each.runs) else None
@@ -56,10 +63,15 @@ def standings(task: str, summary: DataFrame, evaluations: Sequence[Evaluation]) 
                 | {"behind": _name(behind), "behind_value": behind and behind.value}
                 | {"source": each.url}
             )
+    if not rows and unplaced:
+        raise UsageError(
+            f"--leaderboard: {'; '.join(unplaced)}; the published runs are over all topics: rank all of them, or leave "
+            "--leaderboard out"
+        )
     if not rows:
         measures = ", ".join(_ours(each) for each in board(task).tables)
         raise UsageError(f"no value to hold against the published tables of {task}, which are by {measures}")
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows), list(unplaced)
 
 
 def _reach(task: str, table: Table, evaluation: Evaluation) -> dict[str, float]:
@@ -76,12 +88,13 @@ def _reach(task: str, table: Table, evaluation: Evaluation) -> dict[str, float]:
     }
 
 
-def show_standings(task: str, places: DataFrame) -> None:
+def show_standings(task: str, places: DataFrame, evaluations: Sequence[Evaluation]) -> None:
     """Print each table around the runs, with the source; published values have three decimals."""
     for each in board(task).tables:
         ours = list(places[places["measure"] == _ours(each)].sort_values("value", ascending=False).itertuples())
         if not ours:
             continue
+        names = {row.run for row in ours}
         shown = {0} | {
             number
             for row in ours
@@ -108,9 +121,9 @@ def show_standings(task: str, places: DataFrame) -> None:
             table.add_row("…")
         for row in ours:
             _add_ours(table, row)
-        f.show(
-            f"{_ours(each)} among the {len(each.runs)} published runs, {each.published_as}\nsource: {each.url}", table
-        )
+        title = f"{_ours(each)} among the {len(each.runs)} published runs, {each.published_as}\nsource: {each.url}"
+        placed = [found for found in evaluations if found.name in names]
+        f.show(title, table, describe_coverage(placed, each.measure))
     print("n: topics (for the stance: documents) judged here; the published values are over all topics of the task.")
     print("A place is rough: other topics, other documents and unjudged ones move it. The published runs were judged.")
 

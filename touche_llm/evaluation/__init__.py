@@ -22,8 +22,10 @@ def evaluate(run: ReadRun, qrels: Qrels, *, name: str = "run", depth: int | None
 
     Returns:
         a row for each measure, with the columns `run`, `measure`, `value`, `low` and `high` (95 % bootstrap interval
-        over topics) and `n` (topics, or documents for the stance). A value that is not defined is NaN. What should be
-        known of the figures, as topics that are missing and documents that nobody judged, is in `attrs["notes"]`.
+        over topics), `n` (topics, or documents for the stance), `topics` (judged topics that the run is measured by),
+        `missing` (of these, how many the run lacks; each counts 0 for grades) and `judged_topics` (of the qrels file;
+        `Qrels.only` measures a run by some of them). A value that is not defined is NaN. What should be known of the
+        figures, as topics that are missing and documents that nobody judged, is in `attrs["notes"]`.
 
     Raises:
         DataError: none of the run's topics is judged.

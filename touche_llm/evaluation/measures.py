@@ -11,6 +11,7 @@ import pandas as pd
 
 from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.certainty import bounds, compare, interval
+from touche_llm.evaluation.coverage import Coverage, coverage_of
 from touche_llm.evaluation.figure import Figure, mean_figure
 from touche_llm.evaluation.notes import Note, graded_notes, stance_notes
 from touche_llm.evaluation.stance_measures import label_figures, paired_stance_figures, stance_figures
@@ -51,11 +52,20 @@ class Evaluation:
     bounds: pd.DataFrame
     notes: list[Note]
 
+    def coverage(self, aspect: str) -> Coverage:
+        """How many of the judged topics the measures of an aspect are over."""
+        return coverage_of(self.run, self.qrels, aspect)
+
     def summary(self) -> pd.DataFrame:
-        """A row for each measure, with the columns `run`, `measure`, `value`, `low`, `high` and `n`; see `evaluate`."""
+        """Return a row for each measure, with the columns that `evaluation.evaluate` names."""
         figures = self.figures | self.labels
-        rows = [(self.name, measure, figure.value, *interval(figure), figure.n) for measure, figure in figures.items()]
-        return pd.DataFrame(rows, columns=["run", "measure", "value", "low", "high", "n"])
+        rows = []
+        for measure, figure in figures.items():
+            covered = self.coverage(aspect_of(measure))
+            counts = (figure.n, covered.topics, covered.missing, covered.judged)
+            rows.append((self.name, measure, figure.value, *interval(figure), *counts))
+        columns = ["run", "measure", "value", "low", "high", "n", "topics", "missing", "judged_topics"]
+        return pd.DataFrame(rows, columns=columns)
 
     def per_topic(self) -> pd.DataFrame:
         """A row for each measure and topic that takes part, with the columns `run`, `measure`, `topic` and `value`.
@@ -68,6 +78,11 @@ class Evaluation:
             for topic, value in zip(figure.topics, figure.by_topic().tolist(), strict=True)
         ]
         return pd.DataFrame(rows, columns=["run", "measure", "topic", "value"])
+
+
+def aspect_of(measure: str) -> str:
+    """Return the aspect that a measure is of, its first word."""
+    return measure.split(" ", 1)[0]
 
 
 def evaluate_run(name: str, run: ReadRun, qrels: Qrels, depth: int | None = None) -> Evaluation:
@@ -98,7 +113,7 @@ def evaluate_run(name: str, run: ReadRun, qrels: Qrels, depth: int | None = None
         table.insert(0, "run", name)
         table.insert(1, "measure", f"{aspect} {NDCG}")
         tables.append(table)
-        notes += graded_notes(run, grades, aspect, found[OFFICIAL].topics, CUTOFF, table)
+        notes += graded_notes(run, qrels, aspect, found[OFFICIAL].topics, CUTOFF, table)
     labels: dict[str, Figure] = {}
     if qrels.stances:
         _check_topics(run, qrels.stances, STANCE)
@@ -117,7 +132,9 @@ def compare_runs(baseline: Evaluation, others: Sequence[Evaluation]) -> tuple[pd
     it counts which documents stand there.
 
     Returns:
-        the rows of `certainty.compare`, and what people should know of them.
+        the rows of `certainty.compare`, and what people should know of them. Further columns: `topics` (judged topics
+        that are compared), `missing` and `baseline_missing` (of these, how many the run and the baseline lack) and
+        `judged_topics` (of the qrels file).
 
     Raises:
         UsageError: as `certainty.compare`.
@@ -136,7 +153,15 @@ def compare_runs(baseline: Evaluation, others: Sequence[Evaluation]) -> tuple[pd
                     f"{baseline.name}, the {figure.n:,} that both label are compared"
                 )
         notes += unlike_judged(each, baseline)
-    return compare(baseline.name, runs, common=common), notes
+    frame = compare(baseline.name, runs, common=common)
+    by_name = {each.name: each for each in (baseline, *others)}
+    aspects = frame["measure"].map(aspect_of)
+    covered = [by_name[run].coverage(aspect) for run, aspect in zip(frame["run"], aspects, strict=True)]
+    frame["topics"] = [each.topics for each in covered]
+    frame["missing"] = [each.missing for each in covered]
+    frame["baseline_missing"] = [baseline.coverage(aspect).missing for aspect in aspects]
+    frame["judged_topics"] = [each.judged for each in covered]
+    return frame, notes
 
 
 def unlike_judged(run: Evaluation, other: Evaluation) -> list[str]:
@@ -234,6 +259,8 @@ def _dcg(gains: list[int]) -> float:
 
 
 def _check_topics(run: ReadRun, judged: Mapping[str, object], aspect: str) -> None:
+    if not judged:
+        raise DataError(f"none of the topics to measure is in the {aspect} qrels; give the qrels of these topics")
     if not run.rankings.keys() & judged.keys():
         raise DataError(
             f"none of the run's topics ({some(list(run.rankings), 5)}) is in the {aspect} qrels "

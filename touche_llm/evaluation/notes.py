@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from touche_llm.qrels import STANCE, Grades, Qrels, some
+from touche_llm.qrels import STANCE, Qrels, some
 from touche_llm.runs import ReadRun
 
 if TYPE_CHECKING:
@@ -22,18 +22,19 @@ class Note:
 
 
 def graded_notes(
-    run: ReadRun, grades: Grades, aspect: str, official: Sequence[str], cutoff: int, bounds: DataFrame
+    run: ReadRun, qrels: Qrels, aspect: str, official: Sequence[str], cutoff: int, bounds: DataFrame
 ) -> list[Note]:
     """Topics that count in another way than one could think, and what unjudged documents could change.
 
     Args:
         run: that was measured.
-        grades: of the aspect.
+        qrels: the judgments.
         aspect: by which it was measured.
         official: the topics that the organisers' script takes.
         cutoff: of the figures at the top.
         bounds: see `certainty.bounds`.
     """
+    grades = qrels.grades[aspect]
     highest = {topic: max(judged.values()) for topic, judged in grades.items()}
     topics = {
         "judged, but not in the run, so that they count 0 (not with --run-topics)": [
@@ -44,7 +45,7 @@ def graded_notes(
             topic for topic, most in highest.items() if 0.0 < most < 1.0
         ],
         "in the run, but not judged, so that they do not count": [
-            topic for topic in run.rankings if topic not in grades
+            topic for topic in run.rankings if topic not in qrels.judged_topics[aspect]
         ],
         f"with fewer than {cutoff} documents in the run; the places that are left count as not judged": [
             topic for topic in grades if 0 < len(run.rankings.get(topic, ())) < cutoff

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from touche_llm.evaluation.coverage import describe_limits
 from touche_llm.qrels import Qrels
 from touche_llm.report.folder import open_folder
 from touche_llm.report.measured import measure
@@ -22,7 +23,8 @@ def gather(folder: Path, qrels: Qrels | None, top: int, *, run_topics: bool = Fa
         folder: the run's.
         qrels: judgments of people; None: the report has no figures that need them.
         top: so many documents of each topic are shown with their texts.
-        run_topics: the figures are over the judged topics that the run has; else one that it lacks counts 0.
+        run_topics: the figures are over the judged topics that the run has, as they always are where its configuration
+            limited its topics; else one that it lacks counts 0.
 
     Raises:
         DataError: a file of the run is not there or not as the program wrote it, or the corpus lacks its documents.
@@ -31,13 +33,14 @@ def gather(folder: Path, qrels: Qrels | None, top: int, *, run_topics: bool = Fa
     with open_folder(folder) as opened:
         run, task, notes = opened.run, opened.task, list[str]()
         measured = None
-        if qrels is not None and run_topics:
+        if qrels is not None and (run_topics or opened.config.has_chosen_topics):
             qrels = qrels.only(run.rankings)
         if qrels is None:
             notes.append("No judgments of people were given, so no figure says how good the run is.")
         else:
             measured = measure(run, opened.first, qrels, task.before_judging)
             notes += measured.notes
+            notes += describe_limits(["The run"] if opened.config.has_chosen_topics else [])
         missing = [topic for topic in opened.topics if topic not in run.rankings]
         if missing:
             notes.append(f"Topics without a line in the run: {', '.join(missing)}.")

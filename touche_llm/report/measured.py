@@ -77,6 +77,7 @@ class Measured:
         headline: nDCG@5 of each graded aspect, and the stance's macro-F1.
         confusion: documents by true label (rows) and chosen label, in the task's order; empty without stance qrels.
         labels: of each label; empty without stance qrels.
+        coverage: How many of the judged topics the figures of each aspect are over.
         notes: what to know of the judgments.
     """
 
@@ -84,6 +85,7 @@ class Measured:
     headline: list[Measure]
     confusion: list[list[int]]
     labels: list[LabelScores]
+    coverage: list[str]
     notes: list[str]
 
 
@@ -137,7 +139,8 @@ def measure(run: ReadRun, first_stage: ReadRun, qrels: Qrels, before: str) -> Me
             )
         measures.append(measured)
     headline = [each for each in measures if each.name in headlines]
-    return Measured(measures, headline, *confusion_of(run, qrels), notes_of([found]) + unlike_judged(found, first))
+    notes = notes_of([found]) + unlike_judged(found, first)
+    return Measured(measures, headline, *confusion_of(run, qrels), coverage_lines([found]), notes)
 
 
 def headline_of(qrels: Qrels) -> list[str]:
@@ -145,6 +148,14 @@ def headline_of(qrels: Qrels) -> list[str]:
     from touche_llm.evaluation.measures import NDCG
 
     return [*(f"{aspect} {NDCG}" for aspect in qrels.grades), *([MACRO_F1] if qrels.stances else [])]
+
+
+def coverage_lines(evaluations: Sequence[Evaluation]) -> list[str]:
+    """How many of the judged topics the figures are over, aspect by aspect."""
+    from touche_llm.evaluation.coverage import describe_coverage
+
+    aspects = dict.fromkeys(name.split(" ", 1)[0] for name in headline_of(evaluations[0].qrels))
+    return [f"{aspect}: {line}" for aspect in aspects for line in describe_coverage(evaluations, aspect)]
 
 
 def notes_of(evaluations: Sequence[Evaluation]) -> list[str]:

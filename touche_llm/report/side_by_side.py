@@ -16,7 +16,7 @@ from touche_llm.regression.recorded import settings_of
 from touche_llm.report.compared import compared
 from touche_llm.report.figures import LETTERS
 from touche_llm.report.folder import RunFolder, config_of, open_folder
-from touche_llm.report.measured import confusion_of, notes_of
+from touche_llm.report.measured import confusion_of, coverage_lines, notes_of
 from touche_llm.report.overview import cost_of, facts_of, label_sets, people_labels, people_of
 from touche_llm.report.sides import Place, SharedDocument, SharedTopic, Side, SideBySide
 from touche_llm.run_files import CONFIG
@@ -119,6 +119,7 @@ def gather_runs(
             people=people_labels(qrels),
             topics=topics,
             top=top,
+            coverage=coverage_lines(evaluations),
             notes=[*notes_of(evaluations), *remarks, *_notes(sides, folders, topics)],
         )
 

@@ -111,6 +111,7 @@ class SideBySide:
         people: the labels that people gave.
         topics: in the order of the runs.
         top: of each run so many documents of each topic are here.
+        coverage: How many of the judged topics the figures of each aspect are over.
         notes: what people should know.
     """
 
@@ -125,4 +126,5 @@ class SideBySide:
     people: list[str]
     topics: list[SharedTopic]
     top: int
+    coverage: list[str]
     notes: list[str]

@@ -1,0 +1,72 @@
+"""How many of the judged topics a run is measured by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from touche_llm.qrels import STANCE, Qrels
+from touche_llm.run_files import CONFIG
+from touche_llm.runs import ReadRun
+
+if TYPE_CHECKING:
+    from touche_llm.evaluation.measures import Evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """The judged topics behind the measures of one aspect.
+
+    Attributes:
+        topics: Number of judged topics that the run is measured by.
+        missing: Number of these that the run lacks.
+        judged: Number of topics that the qrels file judges.
+        graded: Whether a missing topic counts 0; stances are measured over documents that the run has.
+    """
+
+    topics: int
+    missing: int
+    judged: int
+    graded: bool = True
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether judged topics were left out."""
+        return self.topics < self.judged
+
+    def __str__(self) -> str:
+        text = f"{self.topics} of {self.judged} judged topics"
+        if self.missing:
+            text += f"; {self.missing} not in the run" + (", which count 0" if self.graded else "")
+        return text
+
+
+def coverage_of(run: ReadRun, qrels: Qrels, aspect: str) -> Coverage:
+    """Count the judged topics of one aspect that a run is measured by."""
+    graded = aspect != STANCE
+    topics = qrels.grades[aspect] if graded else qrels.stances
+    missing = sum(topic not in run.rankings for topic in topics)
+    return Coverage(len(topics), missing, len(qrels.judged_topics[aspect]), graded)
+
+
+def describe_limits(names: Iterable[str]) -> list[str]:
+    """Return a note on runs that their own configurations limited to some topics, if there are any."""
+    listed = ", ".join(names)
+    return (
+        [f"{listed}: limited to some topics by limit_topics or topic in {CONFIG}; no other topic counts"]
+        if listed
+        else []
+    )
+
+
+def describe_coverage(evaluations: Iterable[Evaluation], aspect: str) -> list[str]:
+    """Return one line where the coverage of all runs is the same, else a line for each run."""
+    texts = {
+        each.name: str(each.coverage(aspect))
+        for each in evaluations
+        if aspect in each.qrels.grades or (aspect == STANCE and each.qrels.stances)
+    }
+    if len(set(texts.values())) == 1:
+        return list(texts.values())[:1]
+    return [f"{name}: {text}" for name, text in texts.items()]
