@@ -306,6 +306,19 @@ async def test_a_cached_answer_that_cannot_be_used_is_an_error_that_names_it(tmp
             await model.ask(request, ComparativeJudgment)
 
 
+async def test_cached_probabilities_that_exceed_1_are_an_error_that_names_the_answer(tmp_path: Path) -> None:
+    request = request_about("x")
+    with Cache(tmp_path / "c.sqlite") as cache:
+        model, _ = model_with(cache)
+        await model.ask(request, ComparativeJudgment)
+        (entry,) = cache.entries()
+        cache.forget([entry.key])
+        tokens = [{**token, "top": [["2", -0.1], ["1", -0.1]]} for token in entry.value["tokens"]]
+        cache.put(msgspec.structs.replace(entry, value={**entry.value, "tokens": tokens}), Answer)
+        with pytest.raises(DataError, match=f"cached answer {request.key} cannot be used"):
+            await model.ask(request, ComparativeJudgment)
+
+
 async def test_results_come_in_the_order_asked_and_no_call_waits_for_a_slow_one() -> None:
     release = asyncio.Event()
     finished: list[int] = []

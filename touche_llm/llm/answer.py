@@ -13,9 +13,11 @@ from pydantic.fields import FieldInfo
 
 from touche_llm.json_records import Count, JsonStruct
 
-# The answer was withheld; it ended at the length limit; it is no JSON; it is JSON of another form; the server
-# answered with an error or broke off; it did not answer in time.
-FailureKind = Literal["refused", "cut_off", "not_json", "outside_schema", "server_error", "timeout"]
+# The answer was withheld; it ended at the length limit; it is no JSON; it is JSON of another form; its probabilities
+# cannot be; the server answered with an error or broke off; it did not answer in time.
+FailureKind = Literal[
+    "refused", "cut_off", "not_json", "outside_schema", "impossible_logprobs", "server_error", "timeout"
+]
 
 
 class AnswerModel(BaseModel):

@@ -9,12 +9,14 @@ from functools import lru_cache
 
 import orjson
 
-from touche_llm.llm.answer import Token
+from touche_llm.llm.answer import Token, Unusable
 from touche_llm.records import HIGHEST_GRADE, Reading
 
 Label = int | str
 # Nine digits: far below what log-probabilities carry; keeps files readable and stable.
 _BILLION = 1e9
+# Probabilities of another precision: in bfloat16 those next to 1 are 0.004 to 0.008 apart. More than this is an error.
+LOGPROB_ROUNDING = 0.01
 # What `str.split` splits at.
 _WHITE_SPACE = (
     "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
@@ -54,6 +56,27 @@ def label_tokens(text: str, tokens: Sequence[Token], fields: Sequence[str]) -> l
     """Those of an answer's tokens that overlap the value of a field: all that the readings need."""
     spans = value_spans(text, fields).values()
     return [token for token in tokens if overlaps(token.at, token.token, spans)]
+
+
+def check_logprobs(text: str, tokens: Iterable[Token]) -> None:
+    """Raise Unusable for log-probabilities that cannot be: not finite, positive, or of alternatives that exceed 1.
+
+    Args:
+        text: the answer.
+        tokens: those of its tokens that become probabilities.
+    """
+    for token in tokens:
+        found = [logprob for _, logprob in token.top]
+        if all(alternative != token.token for alternative, _ in token.top):
+            found.append(token.logprob)
+        for logprob in (token.logprob, *found):
+            if not (math.isfinite(logprob) and logprob <= LOGPROB_ROUNDING):
+                reason = f"a token has the log-probability {logprob:g}; none can be above 0"
+                raise Unusable("impossible_logprobs", reason, text)
+        total = sum(map(math.exp, found))
+        if total > 1.0 + LOGPROB_ROUNDING:
+            reason = f"the probabilities of a token and its alternatives add up to {total:g}; they cannot exceed 1"
+            raise Unusable("impossible_logprobs", reason, text)
 
 
 def overlaps(at: int, token: str, spans: Iterable[tuple[int, int]]) -> bool:

@@ -15,7 +15,7 @@ from touche_llm.llm.cache import Cache, CacheMode, Heading, kept
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.cutting import Fit, measure, shown
 from touche_llm.llm.engine import Completion, Engine, EngineFacts, Rejected, Transient, Unreachable
-from touche_llm.llm.labels import label_tokens
+from touche_llm.llm.labels import check_logprobs, label_tokens
 from touche_llm.llm.misses import explained
 from touche_llm.llm.request import Message, Request, content_key
 from touche_llm.llm.retries import retried
@@ -333,6 +333,7 @@ class LanguageModel:
 
 def _answered(answer: Answer, request: Request, model: type[AnswerT]) -> Answered[AnswerT]:
     try:
+        check_logprobs(answer.text, answer.tokens)
         return Answered(parse(answer.text, model), answer, request.key, request.sample)
     except Unusable as error:
         raise DataError(f"the cached answer {request.key} cannot be used ({error}); delete it or refresh") from error
@@ -349,10 +350,12 @@ def _usable(completion: Completion, model: type[AnswerModel]) -> Answer:
             "not_json", "the answer is empty and the reasoning is not: switch thinking off", completion.reasoning
         )
     parse(completion.text, model)
+    tokens = label_tokens(completion.text, completion.tokens, list(labels_of(model)))
+    check_logprobs(completion.text, tokens)
     return Answer(
         text=completion.text,
         finish_reason=completion.finish_reason,
-        tokens=label_tokens(completion.text, completion.tokens, list(labels_of(model))),
+        tokens=tokens,
         prompt_tokens=completion.prompt_tokens,
         completion_tokens=completion.completion_tokens,
         fingerprint=completion.fingerprint,

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import orjson
 
 from touche_llm.errors import EngineError, UsageError
-from touche_llm.llm.answer import Token
+from touche_llm.llm.answer import Token, Unusable
 from touche_llm.llm.engine import Engine, EngineFacts, Transient
-from touche_llm.llm.labels import overlaps, value_spans
+from touche_llm.llm.labels import LOGPROB_ROUNDING, check_logprobs, overlaps, value_spans
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 
 # A grammar that allows white space between tokens lets weak models write it without end; the switch exists for this
@@ -28,7 +28,7 @@ _PROBE_WORD = "quokka-7351"
 
 
 class SentToken(Protocol):
-    """A token of an answer as vLLM names it. Log-probabilities are finite natural logarithms."""
+    """A token of an answer as vLLM names it, before anything is believed of its log-probabilities."""
 
     @property
     def token(self) -> str:
@@ -106,7 +106,7 @@ def placed(sent: Sequence[SentToken], text: str, fields: Collection[str]) -> lis
 
     Empty where the tokens do not spell the text. White space is not compared: some tokenisers keep it in their tokens
     and lose it in the tokens' texts. Tokens before the answer (reasoning), after it (the end token) and of white space
-    alone are left out.
+    alone are left out. A log-probability that rounding raised above 0 becomes 0; see `check_logprobs` for others.
     """
     if not fields:
         return []
@@ -122,13 +122,17 @@ def placed(sent: Sequence[SentToken], text: str, fields: Collection[str]) -> lis
     for token, piece in zip(sent, pieces, strict=True):
         if piece and 0 <= at < len(places) and overlaps(places[at], token.token, spans):
             top = [
-                (alternative, logprob if logprob < 0.0 else 0.0)
+                (alternative, logprob if logprob < 0.0 else _unrounded(logprob))
                 for alternative, logprob in token.alternatives
                 if logprob > _LEAST_LOGPROB
             ]
-            found.append(Token(at=places[at], token=token.token, logprob=min(token.logprob, 0.0), top=top))
+            found.append(Token(at=places[at], token=token.token, logprob=_unrounded(token.logprob), top=top))
         at += len(piece)
     return found
+
+
+def _unrounded(logprob: float) -> float:
+    return 0.0 if 0.0 < logprob <= LOGPROB_ROUNDING else logprob
 
 
 async def introduce(
@@ -200,3 +204,10 @@ async def _prove(
             f"{where}: {model} sends no log-probabilities that spell its answer; grades would be coarse. "
             "Use a server that does, or ask for plain grades with --no-logprobs"
         )
+    try:
+        check_logprobs(completion.text, completion.tokens)
+    except Unusable as error:
+        raise EngineError(
+            f"{where}: {model} sends log-probabilities that cannot be: {error.reason}. Serve it with --logprobs-mode "
+            "raw_logprobs, the default of vLLM, or ask for plain grades with --no-logprobs"
+        ) from error
