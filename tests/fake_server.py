@@ -127,6 +127,16 @@ def status(code: int, **headers: str) -> Behaviour:
     return behave
 
 
+def answers_as(model: str | None) -> Behaviour:
+    """Answer well, under the name of this model."""
+
+    async def behave(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        sent = orjson.loads((await good(request, body)).body)  # type: ignore[attr-defined]
+        return web.json_response(sent | {"model": model})
+
+    return behave
+
+
 def says(
     text: str | None, finish_reason: str = "stop", usage: dict[str, Any] | None = None, **message: Any
 ) -> Behaviour:

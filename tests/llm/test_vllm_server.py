@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from aiohttp import web
 
@@ -15,6 +16,7 @@ from tests.fake_server import (
     GOOD,
     Behaviour,
     FakeServer,
+    answers_as,
     breaks_off,
     closes,
     good,
@@ -258,6 +260,59 @@ async def test_the_second_sample_counts_when_it_is_usable_and_is_found_again(
     assert (server.asked, model.counts.cache_hits) == ([], 1)
 
 
+def grade_token(logprob: float, *alternatives: tuple[str, float]) -> Behaviour:
+    """Answer with these log-probabilities at the grade of the relevance."""
+
+    async def behave(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
+        sent = orjson.loads(reply(GOOD).body)  # type: ignore[arg-type]
+        token = sent["choices"][0]["logprobs"]["content"][GOOD.index("2")]
+        token["logprob"] = logprob
+        token["top_logprobs"] = [{"token": name, "logprob": value} for name, value in alternatives]
+        return web.json_response(sent)
+
+    return behave
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        grade_token(5.04, ("2", 5.04), ("1", -0.1)),
+        grade_token(-0.1, ("2", -0.1), ("1", 0.02)),
+        grade_token(800.0, ("2", 800.0)),
+        grade_token(-0.1, ("2", -0.1), ("1", -0.1)),
+        grade_token(-0.1, *[("2", -5.0)] * 154),
+        grade_token(-0.5, ("1", -0.5)),
+        grade_token(5.04),
+    ],
+)
+async def test_impossible_log_probabilities_are_a_failure_and_no_grade(behaviour: Behaviour, tmp_path: Path) -> None:
+    result, model = await ask(FakeServer(rest=behaviour), tmp_path)
+    assert isinstance(result, Unanswered)
+    assert [(attempt.sample, attempt.kind) for attempt in result.attempts] == [
+        (number, "impossible_logprobs") for number in range(3)
+    ]
+    assert {attempt.text for attempt in result.attempts} == {GOOD}
+    assert (model.counts.prompt_tokens, model.counts.failures) == (30, 1)
+    with Cache(tmp_path / "answers.sqlite") as cache:
+        assert not cache.find("answer")
+
+
+async def test_a_server_that_sends_logits_for_log_probabilities_is_refused_at_once() -> None:
+    async def logits(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        sent = (await good(request, body)).body  # type: ignore[attr-defined]
+        return web.Response(body=sent.replace(b'"logprob":-0.1', b'"logprob":17.5'), content_type="application/json")
+
+    with pytest.raises(EngineError, match="--logprobs-mode"):
+        await connect(FakeServer(probe=logits))
+
+
+async def test_log_probabilities_that_rounding_raised_are_taken(tmp_path: Path) -> None:
+    behaviour = grade_token(0.003, ("2", 0.003), ("1", -5.2))
+    result, _ = await ask(FakeServer(rest=behaviour), tmp_path)
+    assert isinstance(result, Answered)
+    assert result.answer.tokens[0].top == [("2", 0.0), ("1", -5.2)]
+
+
 async def test_the_failure_keeps_what_came_back_but_not_endlessly(tmp_path: Path) -> None:
     result, _ = await ask(FakeServer(rest=says("word " * 1_000)), tmp_path)
     assert isinstance(result, Unanswered)
@@ -293,6 +348,18 @@ async def test_a_server_that_is_gone_stops_the_run_with_what_to_do(tmp_path: Pat
             model = LanguageModel(facts=facts, engine=engine, cache=cache, retry_for=0.1)
             with pytest.raises(EngineError, match=r"not been reachable for 0.1 s .* go on with the same command"):
                 await model.ask(question(), ComparativeJudgment)
+
+
+@pytest.mark.parametrize("before", ["fake", "alias-of-fake"])
+async def test_another_model_that_answers_ends_the_run_and_is_not_stored(before: str, tmp_path: Path) -> None:
+    server = FakeServer([answers_as(before), answers_as(None)], rest=answers_as("other"), probe=answers_as(before))
+    async with server.running(), model_of(server, tmp_path) as model:
+        taken = [await model.ask(question(text), ComparativeJudgment) for text in ("a", "b")]
+        with pytest.raises(EngineError) as raised:
+            await model.ask(question("c"), ComparativeJudgment)
+        assert [entry.key for entry in model.cache.find("answer")] == sorted(question(text).key for text in ("a", "b"))
+    assert all(isinstance(each, Answered) for each in taken)
+    assert "'other'" in str(raised.value) and repr(before) in str(raised.value)
 
 
 async def connect(server: FakeServer, model: str | None = None, top_logprobs: int = 20) -> Any:

@@ -82,6 +82,8 @@ class VllmServer:
         self._timeout = aiohttp.ClientTimeout(total=request_timeout, connect=min(30.0, request_timeout))
         self._chat_template_kwargs = dict(chat_template_kwargs)
         self._session: aiohttp.ClientSession | None = None
+        # What the first reply called the model; an alias of the name that was requested.
+        self._answering: str | None = None
 
     async def __aenter__(self) -> VllmServer:
         key = os.environ.get(API_KEY_VARIABLE, "").strip()
@@ -140,8 +142,9 @@ class VllmServer:
             ) from error
 
     async def complete(self, request: Request) -> Completion:
-        """Answer one request; raises Transient or Rejected."""
+        """Answer one request; raises Transient or Rejected, and EngineError once another model answers."""
         reply = await self._post(CHAT_PATH, chat_body(request), ChatReply)
+        self._check_model(reply.model)
         return completion_of(reply, request.read_fields)
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
@@ -161,6 +164,19 @@ class VllmServer:
             return text
         decoded = (await self._post("/detokenize", {"model": self.model, "tokens": found[:tokens]}, _Text)).prompt
         return head_of(text, decoded)
+
+    def _check_model(self, answering: str | None) -> None:
+        """Raise EngineError where another model answers than the one that answered first."""
+        if answering is None:
+            return  # a reply need not name its model
+        if self._answering is None:
+            self._answering = answering
+        if answering != self._answering:
+            raise EngineError(
+                f"{self.base_url}: {answering!r:.200} answers now, {self._answering!r:.200} answered before; its answers "
+                f"are not stored under the name {self.model!r}; serve one model and give the same command again, or "
+                "keep the new model's answers separate with --revision"
+            )
 
     def _choose(self, served: list[_Model], model: str | None) -> _Model:
         names = [each.id for each in served]
