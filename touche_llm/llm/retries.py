@@ -28,7 +28,7 @@ async def retried(
         note: told of each failure after which the call is made again.
 
     Raises:
-        Transient: the last one.
+        Transient: the last one. It says so where the server asked for a wait that `retry_for` did not allow.
     """
     started = time.monotonic()
     failed: Transient | None = None
@@ -37,26 +37,35 @@ async def retried(
         return await call()
     except Transient as error:
         failed = error
-    given_up = stop_after_delay(max(retry_for - (time.monotonic() - started), 0.0))
+    left = max(retry_for - (time.monotonic() - started), 0.0)
+    given_up = stop_after_delay(left)
 
     def before_sleep(state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         if isinstance(error, Transient):
             note(error)
 
+    def wait(state: RetryCallState) -> float:
+        return min(_wait(state), left - (state.seconds_since_start or 0.0))
+
     retrying = AsyncRetrying(
         retry=retry_if_exception_type(Transient),
-        wait=_wait,
+        wait=wait,
         stop=lambda state: given_up(state) or _tried_enough(state),
         before_sleep=before_sleep,
         reraise=True,
     )
-    async for attempt in retrying:
-        with attempt:
-            if failed is not None:
-                first, failed = failed, None
-                raise first
-            return await call()
+    try:
+        async for attempt in retrying:
+            with attempt:
+                if failed is not None:
+                    first, failed = failed, None
+                    raise first
+                return await call()
+    except Transient as error:
+        if error.retry_after is not None and error.retry_after > retry_for:
+            error.reason += f" (it asks for {error.retry_after:g} s, but --retry-for is {retry_for:g} s)"
+        raise
     raise AssertionError("tenacity ended without a result")
 
 

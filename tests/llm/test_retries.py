@@ -1,0 +1,72 @@
+"""How long a request that keeps failing is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from touche_llm.llm import retries
+from touche_llm.llm.engine import Transient
+from touche_llm.llm.retries import retried
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds of every wait; nobody really waits."""
+    found: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        found.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    return found
+
+
+class Failing:
+    """A call that fails so many times, each time asking for a wait."""
+
+    def __init__(self, times: int, retry_after: float | None) -> None:
+        self.left, self.retry_after = times, retry_after
+
+    async def __call__(self) -> str:
+        if self.left:
+            self.left -= 1
+            raise Transient("server_error", "HTTP 429: busy", self.retry_after)
+        return "done"
+
+
+def ignore(_: Transient) -> None:
+    pass
+
+
+@pytest.mark.parametrize("retry_for", [0.5, 2.0, 24.0])
+async def test_a_wait_ends_no_later_than_the_retries_do(retry_for: float, slept: list[float]) -> None:
+    assert await retried(Failing(1, retry_after=25.0), retry_for, ignore) == "done"
+    assert len(slept) == 1
+    assert 0.0 < slept[0] <= retry_for
+
+
+@pytest.mark.parametrize(("retry_after", "expected"), [(25.0, 25.0), (3600.0, 60.0)])
+async def test_a_server_gets_the_wait_that_it_asks_for_up_to_a_minute(
+    retry_after: float, expected: float, slept: list[float]
+) -> None:
+    assert await retried(Failing(1, retry_after), 600.0, ignore) == "done"
+    assert slept == [expected]
+
+
+async def test_waits_double_with_jitter_up_to_a_minute(slept: list[float]) -> None:
+    assert await retried(Failing(12, None), 600.0, ignore) == "done"
+    ceilings = [min(60.0, 0.5 * 2**number) for number in range(12)]
+    assert all(top / 2 <= wait <= top for wait, top in zip(slept, ceilings, strict=True))
+    assert any(wait != top for wait, top in zip(slept, ceilings, strict=True))
+
+
+async def test_giving_up_says_that_the_server_asked_for_more_than_was_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "_FIRST_WAIT", 0.001)
+    with pytest.raises(Transient) as asked_for_more:
+        await retried(Failing(1000, retry_after=25.0), 0.05, ignore)
+    assert asked_for_more.value.reason == "HTTP 429: busy (it asks for 25 s, but --retry-for is 0.05 s)"
+    with pytest.raises(Transient) as asked_for_nothing:
+        await retried(Failing(1000, retry_after=None), 0.05, ignore)
+    assert asked_for_nothing.value.reason == "HTTP 429: busy"
