@@ -23,8 +23,11 @@ class Section(BaseModel):
 
 
 def _without_password(url: str) -> str:
-    if "@" in url:
-        raise ValueError("must not hold a password, since it is written to files: give the key in VLLM_API_KEY")
+    if any(mark in url for mark in "@?#"):
+        raise ValueError(
+            "must not hold a password or a key (no @, ? or #), since it is written to files: "
+            "give the key in VLLM_API_KEY"
+        )
     if not url.startswith(("http://", "https://")):
         raise ValueError("must begin with http:// or https://")
     return url

@@ -35,7 +35,14 @@ def test_a_key_in_the_wrong_form_is_not_quoted(given: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", [f"https://me:{KEY}@chatnoir.eu/", f"https://chatnoir.eu/?apikey={KEY}", "ftp://chatnoir.eu/", "chatnoir.eu"]
+    "url",
+    [
+        f"https://me:{KEY}@chatnoir.eu/",
+        f"https://chatnoir.eu/?apikey={KEY}",
+        f"https://chatnoir.eu/#{KEY}",
+        "ftp://chatnoir.eu/",
+        "chatnoir.eu",
+    ],
 )
 def test_an_address_that_is_none_or_holds_a_key_is_refused(url: str) -> None:
     with pytest.raises(ValidationError) as caught:

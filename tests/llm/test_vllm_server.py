@@ -215,6 +215,8 @@ async def test_a_rejected_request_is_not_sent_again(tmp_path: Path) -> None:
 
 UNUSABLE = [
     (says("I think it is relevant."), "not_json"),
+    (says('{"relevance":NaN,"quality":1,"stance":"FIRST"}'), "not_json"),
+    (says('{"relevance":2,"quality":-Infinity,"stance":"FIRST"}'), "not_json"),
     (says('{"relevance":2,"qual'), "not_json"),
     (says(""), "not_json"),
     (says(None), "not_json"),
@@ -348,6 +350,22 @@ async def test_a_server_that_is_gone_stops_the_run_with_what_to_do(tmp_path: Pat
             model = LanguageModel(facts=facts, engine=engine, cache=cache, retry_for=0.1)
             with pytest.raises(EngineError, match=r"not been reachable for 0.1 s .* go on with the same command"):
                 await model.ask(question(), ComparativeJudgment)
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("broken", [False, True])
+async def test_a_redirect_is_not_followed_and_ends_the_run(code: int, broken: bool, tmp_path: Path) -> None:
+    other, server = FakeServer(), FakeServer()
+    async with other.running(), server.running(), model_of(server, tmp_path) as model:
+        server.rest = status(code, Location="http://[" if broken else f"{other.url}/v1/chat/completions")
+        with pytest.raises(EngineError, match="redirect"):
+            await model.ask(question(), ComparativeJudgment)
+    assert (len(server.asked), other.asked) == (1, [])
+
+
+async def test_a_redirect_at_the_start_up_check_is_an_error_that_says_so() -> None:
+    with pytest.raises(EngineError, match="redirect"):
+        await connect(FakeServer(probe=status(307, Location="http://[")))
 
 
 @pytest.mark.parametrize("before", ["fake", "alias-of-fake"])

@@ -138,6 +138,19 @@ async def test_records_stand_by_topic_and_step_whichever_answer_comes_first(cach
     assert len(steps) == len(engine.requests)
 
 
+@pytest.mark.parametrize("steps", ["pairwise:2,sliding:2", "sliding:2,insertion:2,setwise:2", "listwise:2,listwise:2"])
+async def test_a_question_that_failed_in_one_step_is_not_sent_again_in_the_next_and_counts_once(
+    steps: str, cache: Cache
+) -> None:
+    ranked, engine = await rank(
+        cache, {"1": 2}, steps, lambda request: {name: "Z" for name in request.schema["properties"]}
+    )
+    questions = {(request.origin.prompt, request.origin.document_id) for request in engine.requests}
+    assert len(engine.requests) == SAMPLES * len(questions)
+    assert len(ranked.failures) == len(questions) >= 1
+    assert ranking_of(ranked.lines, "1") == ["1-1", "1-2"]
+
+
 async def test_only_documents_of_the_topic_are_compared(cache: Cache) -> None:
     ranked, _ = await rank(cache, {"9": 4, "1": 4}, "tournament:4")
     for each in ranked.comparisons:

@@ -26,9 +26,9 @@ _LOCK_SECONDS = 60.0
 
 def _address(url: str) -> str:
     parts = urlsplit(url)
-    if "@" in url or parts.query:
+    if "@" in url or parts.query or parts.fragment:
         raise ValueError(f"must not hold a key, since it is written to files: give the key in {API_KEY_VARIABLE}")
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.fragment or parts.port == 0:
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
         raise ValueError("must be an address like https://chatnoir.eu/")
     return url.rstrip("/") + "/"
 

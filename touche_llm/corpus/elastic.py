@@ -30,9 +30,9 @@ class Transient(Exception):
 
 def _address(url: str) -> str:
     parts = urlsplit(url)
-    if "@" in url or parts.query:
+    if "@" in url or parts.query or parts.fragment:
         raise ValueError("must not hold a password, since it is written to files: give that in the environment")
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.fragment or parts.port == 0:
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
         raise ValueError("must be an address like http://127.0.0.1:9200")
     return url.rstrip("/")
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast, get_args
 import msgspec
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import from_json
 
 from touche_llm.json_records import Count, JsonStruct
 
@@ -129,6 +130,11 @@ def _parse(text: str, model: type[AnswerModel]) -> AnswerModel:
         first = error.errors(include_url=False, include_input=False)[0]
         if first["type"] == "json_invalid":
             raise Unusable("not_json", "the answer is empty" if not text.strip() else first["msg"], text) from error
+        try:
+            # `NaN` and `Infinity` are read as numbers, but no JSON.
+            from_json(text.encode("utf-8", errors="replace"), allow_inf_nan=False)
+        except ValueError as no_json:
+            raise Unusable("not_json", str(no_json)[:300], text) from error
         where = ".".join(str(part) for part in first["loc"])
         reason = f"{where}: {first['msg']}" if where else first["msg"]
         raise Unusable("outside_schema", reason[:300], text) from error

@@ -72,6 +72,11 @@ class Rejected(Exception):
         super().__init__(reason)
         self.status = status
 
+    @property
+    def ends_the_run(self) -> bool:
+        """Whether every other request would end like this one: a redirect, a key that is not taken, no such place."""
+        return self.status < 400 or self.status in (401, 403, 404)
+
 
 class Engine(Protocol):
     """A way to a model. Methods raise Transient or Rejected."""

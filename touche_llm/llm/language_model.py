@@ -226,7 +226,7 @@ class LanguageModel:
                 self.unusable[sample.key] = attempts[-1]
             except Rejected as rejected:
                 self._given_up = 0
-                if rejected.status in (401, 403, 404):
+                if rejected.ends_the_run:
                     raise EngineError(
                         f"the engine does not serve this run any more ({rejected}); "
                         f"{kept(self.cache.path, self.cache.mode)}"

@@ -173,8 +173,8 @@ class VllmServer:
             self._answering = answering
         if answering != self._answering:
             raise EngineError(
-                f"{self.base_url}: {answering!r:.200} answers now, {self._answering!r:.200} answered before; its answers "
-                f"are not stored under the name {self.model!r}; serve one model and give the same command again, or "
+                f"{self.base_url}: {answering!r:.200} answers now, {self._answering!r:.200} answered before; its "
+                f"answers are not stored under the name {self.model!r}; serve one model and give the same command again, or "
                 "keep the new model's answers separate with --revision"
             )
 
@@ -221,9 +221,13 @@ class VllmServer:
         assert self._session is not None, "use the server as an asynchronous context manager"
         headers = {"Content-Type": "application/json"}
         try:
-            async with self._session.request(method, self.base_url + path, data=body, headers=headers) as response:
+            # A redirect would take prompts and key to another place.
+            async with self._session.request(
+                method, self.base_url + path, data=body, headers=headers, allow_redirects=False
+            ) as response:
                 content = await _bounded(response)
                 status, retry_after = response.status, response.headers.get("Retry-After")
+                location = response.headers.get("Location", "")
         except aiohttp.ClientConnectorError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise Transient("server_error", "too many open files (ulimit -n)", crowded=True) from error
@@ -239,6 +243,12 @@ class VllmServer:
             raise Transient("server_error", reason, _seconds(retry_after), crowded=crowded)
         if status >= 400:
             raise Rejected(status, f"HTTP {status} from {path}: {_problem(content)}")
+        if status >= 300:
+            raise Rejected(
+                status,
+                f"HTTP {status} from {path}: a redirect to {location!r:.200}, and redirects are not followed; "
+                "give the server's own address with --base-url",
+            )
         return content
 
 

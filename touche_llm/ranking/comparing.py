@@ -125,6 +125,7 @@ class Comparer:
         slots: shared by all topics: requests at a time.
         aim: what better means.
         document_tokens: most tokens of a document that are shown.
+        unanswered: questions without a usable answer, shared by the steps of a topic: no later step sends them again.
     """
 
     step: str
@@ -137,6 +138,7 @@ class Comparer:
     slots: Slots
     aim: Aim
     document_tokens: int
+    unanswered: set[tuple[Kind, tuple[str, ...]]] = field(default_factory=set)
     _failures: dict[tuple[Kind, tuple[str, ...]], Failure] = field(default_factory=dict)
     _known: dict[tuple[Kind, tuple[str, ...]], Comparison | None] = field(default_factory=dict)
     _texts: dict[tuple[str, int], tuple[str, Cut | None]] = field(default_factory=dict)
@@ -196,6 +198,8 @@ class Comparer:
     async def _compare(self, kind: Kind, documents: tuple[str, ...]) -> Comparison | None:
         async with self._under_way[kind, documents]:
             if (kind, documents) not in self._known:
+                if (kind, documents) in self.unanswered:
+                    return None
                 async with self.slots.held(self.position):
                     # Where the engine cannot take all of them at once, it goes by the same order.
                     PRIORITY.set(self.position)
@@ -307,5 +311,6 @@ class Comparer:
             return text
 
     def _failed(self, kind: Kind, documents: tuple[str, ...], prompt: Prompt, result: Unanswered) -> None:
+        self.unanswered.add((kind, documents))
         if result.attempts:
             self._failures[kind, documents] = failure(self.topic, " ".join(documents), prompt, result.attempts)

@@ -9,7 +9,7 @@ from touche_llm.judging import Asking, Documents, Done
 from touche_llm.llm.concurrency import Slots, in_order
 from touche_llm.prompts import Prompt
 from touche_llm.ranking.chain import METHODS, RankingSettings, Step, rank_topic
-from touche_llm.ranking.comparing import Comparer
+from touche_llm.ranking.comparing import Comparer, Kind
 from touche_llm.ranking.pointwise import by_first_stage, by_judgment
 from touche_llm.records import Candidate, Comparison, Failure, Judgment, RunLine, Topic
 from touche_llm.runs import strictly_decreasing
@@ -74,6 +74,7 @@ async def rank_topics(
         first = [each for each in by_first_stage(candidates.get(topic.id, [])) if each.document_id in labels]
         judged = by_judgment(first, judgments.get(topic.id, {}), weights)
         comparers: list[Comparer] = []
+        unanswered: set[tuple[Kind, tuple[str, ...]]] = set()
 
         def comparer(step: Step) -> Comparer:
             assert comparing is not None and slots is not None
@@ -89,6 +90,7 @@ async def rank_topics(
                     slots=slots,
                     aim=comparing.aim,
                     document_tokens=settings.document_tokens,
+                    unanswered=unanswered,
                 )
             )
             return comparers[-1]
