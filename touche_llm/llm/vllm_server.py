@@ -174,8 +174,8 @@ class VllmServer:
         if answering != self._answering:
             raise EngineError(
                 f"{self.base_url}: {answering!r:.200} answers now, {self._answering!r:.200} answered before; its "
-                f"answers are not stored under the name {self.model!r}; serve one model and give the same command again, or "
-                "keep the new model's answers separate with --revision"
+                f"answers are not stored under the name {self.model!r}; serve one model and run the "
+                "same command again, or keep the new answers separate with --revision"
             )
 
     def _choose(self, served: list[_Model], model: str | None) -> _Model:
