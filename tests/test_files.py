@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from touche_llm import files
 from touche_llm.errors import DataError
-from touche_llm.files import iterate_records, read_record, read_records, whole_file, whole_folder, write_records
+from touche_llm.files import (
+    file_state,
+    iterate_records,
+    read_record,
+    read_records,
+    whole_file,
+    whole_folder,
+    write_records,
+)
 from touche_llm.records import Cut, Judgment, Reading
 
 ERRORS = [RuntimeError("halfway"), KeyboardInterrupt()]
@@ -119,6 +127,34 @@ def test_too_long_a_line_is_named_and_not_read(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(DataError) as caught:
         read_records(path, Cut, "cuts")
     assert str(caught.value).startswith(f"{path}:2: longer than {len(GOOD)} bytes")
+
+
+def test_the_state_of_a_file_shows_a_change_of_any_byte_of_a_small_one(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    content = bytes(range(250)) * 4
+    path.write_bytes(content)
+    status, states = path.stat(), {file_state(path)}
+    for place in range(0, len(content), 50):
+        path.write_bytes(content[:place] + b"\xff" + content[place + 1 :])
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        states.add(file_state(path))
+    assert len(states) == 21
+    assert {(state.size, state.mtime_ns) for state in states} == {(1_000, status.st_mtime_ns)}
+
+
+def test_the_state_of_a_large_file_shows_a_change_in_each_of_64_places(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    size = 2**30
+    with path.open("wb") as stream:
+        stream.truncate(size)
+    status, states = path.stat(), {file_state(path)}
+    for block in range(64):
+        with path.open("r+b") as stream:
+            stream.seek((size - 2**16) * block // 63)
+            stream.write(b"x")
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        states.add(file_state(path))
+    assert len(states) == 65
 
 
 @pytest.mark.parametrize("count", [0, 2])

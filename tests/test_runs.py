@@ -231,7 +231,7 @@ def test_a_file_that_is_no_run_is_named(tmp_path: Path, content: bytes, fragment
 
 
 def test_a_missing_run_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"nowhere\.run: cannot read the run: No such file"):
+    with pytest.raises(DataError, match=r"nowhere\.run: cannot read the file: No such file"):
         read_candidates(tmp_path / "nowhere.run", 10)
 
 

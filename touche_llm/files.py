@@ -9,13 +9,17 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, NamedTuple, TypeVar
 
 from touche_llm.errors import DataError, UsageError
 from touche_llm.json_records import JsonRecord, Malformed
 
 # Longest line of a file of records: an answer with its label tokens has a few kilobytes.
 MAX_LINE = 16 * 2**20
+# Bytes of one line that are passed over; a packed file of a few megabytes can hold a line of many gigabytes.
+MAX_SKIPPED = 2**30
+# Of a large file so many blocks are compared, which takes milliseconds; a file of up to 4 MiB is compared whole.
+_BLOCKS, _BLOCK = 64, 2**16
 
 RecordT = TypeVar("RecordT", bound=JsonRecord)
 
@@ -91,21 +95,47 @@ def _umask() -> int:
 
 
 def bounded_lines(stream: IO[bytes], limit: int) -> Iterator[tuple[int, bytes]]:
-    """Yield `(line number, line)`; of a line longer than `limit` bytes the first `limit + 1`, the rest is skipped."""
+    """Yield `(line number, line)`; of a line longer than `limit` bytes the first `limit + 1`, the rest is skipped.
+
+    Raises:
+        DataError: a line longer than `MAX_SKIPPED` bytes.
+    """
     number = 0
     while line := stream.readline(limit + 1):
         number += 1
         yield number, line
+        skipped = 0
         while len(line) > limit and not line.endswith(b"\n"):
             line = stream.readline(limit + 1)
-            if not line:
-                return
+            skipped += len(line)
+            if skipped > MAX_SKIPPED:
+                raise DataError(f"{stream.name}:{number}: longer than {MAX_SKIPPED:,} bytes; this is no file of lines")
 
 
 def sha256(path: Path) -> str:
     """SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+class FileState(NamedTuple):
+    """What shows that a file changed without reading all of it; `sample` is a hash of blocks from head to tail."""
+
+    size: int
+    mtime_ns: int
+    sample: str
+
+
+def file_state(path: Path) -> FileState:
+    """The state of a file as it is now."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        status = os.fstat(stream.fileno())
+        last = max(0, status.st_size - _BLOCK)
+        for block in range(_BLOCKS):
+            stream.seek(last * block // (_BLOCKS - 1))
+            digest.update(stream.read(_BLOCK))
+    return FileState(status.st_size, status.st_mtime_ns, digest.hexdigest())
 
 
 def write_records(path: Path, records: Iterable[JsonRecord]) -> None:

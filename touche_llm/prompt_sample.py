@@ -168,7 +168,7 @@ def split_topics(topics: Sequence[str], split: str) -> Halves:
         chosen = set()
         for number, raw in corpus_lines(Path(split), MAX_LINE):
             try:
-                name = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+                name = raw.decode().strip()
             except UnicodeDecodeError as error:
                 raise DataError(f"{split}:{number}: not UTF-8: {error.reason}") from error
             if number > _MOST or len(raw) > MAX_LINE or (name and not is_word(name)):

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from touche_llm.corpus.passages import corpus_lines, is_word
+from touche_llm.corpus.passages import ID_FORM, corpus_lines, is_word
 from touche_llm.errors import DataError, UsageError
 from touche_llm.records import HIGHEST_GRADE
 from touche_llm.tasks import get_task
@@ -197,7 +197,7 @@ def _read(
         if len(raw) > MAX_LINE:
             raise DataError(f"{path}:{number}: longer than {MAX_LINE:,} bytes; this is no line of qrels")
         try:
-            columns = raw.decode("utf-8-sig" if number == 1 else "utf-8").split()
+            columns = raw.decode().split()
         except UnicodeDecodeError as error:
             raise DataError(f"{path}:{number}: not UTF-8: {error.reason}") from error
         if not columns:
@@ -207,7 +207,7 @@ def _read(
         topic, _, document, text = columns
         where = f"{path}:{number}: topic {topic}, document {document}"
         if not is_word(topic) or not is_word(document):
-            raise DataError(f"{where}: an id with a character that cannot be printed; correct it")
+            raise DataError(f"{where}: an id is not {ID_FORM}; correct it")
         try:
             value = parse(text)
         except ValueError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from touche_llm.corpus.passages import MAX_LINE_BYTES, corpus_lines, is_word, json_object, open_packed
+from touche_llm.corpus.passages import ID_FORM, MAX_LINE_BYTES, corpus_lines, is_word, json_object
 from touche_llm.errors import BadLine, DataError
-from touche_llm.files import bounded_lines, whole_file
+from touche_llm.files import whole_file
 from touche_llm.records import Candidate, RunLine
 
 # Scores are written with this many decimals; equal ones are parted by one unit of the last.
@@ -152,21 +151,15 @@ def _where(path: Path, row: _Row) -> str:
 
 
 def _run_rows(path: Path) -> Iterator[_Row]:
-    try:
-        with open_packed(path) as stream:
-            for number, raw in bounded_lines(stream, MAX_LINE):
-                if len(raw) > MAX_LINE:
-                    raise DataError(f"{path}:{number}: longer than {MAX_LINE:,} bytes; this is no run line")
-                try:
-                    text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-                except UnicodeDecodeError as error:
-                    raise DataError(f"{path}:{number}: not UTF-8: {error.reason}") from error
-                if text.strip():
-                    yield _columns(path, number, text)
-    except (EOFError, zlib.error) as error:
-        raise DataError(f"{path}: damaged gzip file: {error}; fetch it again") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot read the run: {error.strerror or error}") from error
+    for number, raw in corpus_lines(path, MAX_LINE):
+        if len(raw) > MAX_LINE:
+            raise DataError(f"{path}:{number}: longer than {MAX_LINE:,} bytes; this is no run line")
+        try:
+            text = raw.decode()
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}:{number}: not UTF-8: {error.reason}") from error
+        if text.strip():
+            yield _columns(path, number, text)
 
 
 def _rerank_rows(path: Path) -> Iterator[_Row]:
@@ -176,9 +169,9 @@ def _rerank_rows(path: Path) -> Iterator[_Row]:
         if type(topic) is int:
             topic = str(topic)  # data frames turn digits into numbers
         if not is_word(topic):
-            raise BadLine(path, line, f"`qid` must be one printable word, not {topic!r:.80}")
+            raise BadLine(path, line, f"`qid` must be {ID_FORM}, not {topic!r:.80}")
         if not is_word(document):
-            raise BadLine(path, line, f"topic {topic}: `docno` must be one printable word, not {document!r:.80}")
+            raise BadLine(path, line, f"topic {topic}: `docno` must be {ID_FORM}, not {document!r:.80}")
         if rank is not None and type(rank) is not int:
             raise BadLine(path, line, f"topic {topic}, document {document}: rank {rank!r:.40} is not an integer")
         if score is not None and (type(score) not in (int, float) or abs(score) > _LARGEST_SCORE):

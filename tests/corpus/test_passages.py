@@ -59,6 +59,23 @@ def test_id_and_text_may_have_any_of_their_names(
     assert list(read_passages(path)) == [(1, Document("x", "y"))]
 
 
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    path = tmp_path / "passages.jsonl"
+    path.write_bytes(pack(b'\xef\xbb\xbf{"id": "a", "contents": "one"}\n{"id": "b", "contents": "\xef\xbb\xbftwo"}\n'))
+    assert list(read_passages(path)) == [(1, Document("a", "one")), (2, Document("b", "\ufefftwo"))]
+
+
+def test_a_packed_line_of_any_length_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("touche_llm.files.MAX_SKIPPED", 2**25)
+    path = tmp_path / "passages.jsonl.gz"
+    path.write_bytes(gzip.compress(b"\n" + b"x" * 2**26 + b"\n"))
+    bad: list[BadLine] = []
+    with pytest.raises(DataError, match=r"passages\.jsonl\.gz:2: longer than 33,554,432 bytes"):
+        list(read_passages(path, bad.append))
+    assert [each.line for each in bad] == [1, 2]
+
+
 def test_an_empty_file_holds_no_passages(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.touch()

@@ -145,6 +145,24 @@ def test_only_the_first_ten_lines_left_out_are_told(tmp_path: Path, stores: Stor
     assert len((stores.folder / "bad_lines.txt").read_text().splitlines()) == 25
 
 
+def test_more_bad_lines_than_the_bound_and_than_documents_are_no_corpus(
+    tmp_path: Path, stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("touche_llm.corpus.passages.MAX_BAD_LINES", 20)
+    path = tmp_path / "bad.jsonl"
+    path.write_text(lines_of((f"d{n}", "text") for n in range(30)) + "broken\n" * 30)
+    assert stores.ensure(path, skip_bad_lines=True).manifest.bad_lines == 30
+    with path.open("a") as stream:
+        stream.write("broken\n")
+    with pytest.raises(DataError, match=r"bad\.jsonl: 31 bad lines by line 61, and 30 documents; at most 20 bad lines"):
+        stores.ensure(path, skip_bad_lines=True)
+    path.write_text("\n" * 20 + lines_of([("x", "one")]))
+    assert stores.ensure(path, skip_bad_lines=True).manifest.bad_lines == 20
+    path.write_text("\n" * 21 + lines_of([("x", "one")]))
+    with pytest.raises(DataError, match="21 bad lines by line 21, and 0 documents"):
+        stores.ensure(path, skip_bad_lines=True)
+
+
 def test_an_index_with_lines_left_out_serves_only_those_who_allow_it(tmp_path: Path, stores: Stores) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text("broken\n" + lines_of([("x", "one")]))
@@ -199,6 +217,51 @@ def test_a_changed_corpus_is_stored_again_with_a_notice(corpus: Path, stores: St
     (notice,) = stores.notices
     assert "changed" in notice and str(corpus) in notice
     assert not (stores.folder / "bm25").exists(), "the index of the old documents is gone"
+
+
+@pytest.mark.parametrize("padding", [0, 8 * 2**20])
+@pytest.mark.parametrize("word", ["head", "tail"])
+def test_a_corpus_of_the_same_size_and_time_is_seen_to_have_changed(
+    tmp_path: Path, stores: Stores, word: str, padding: int
+) -> None:
+    corpus = tmp_path / "passages.jsonl"
+    corpus.write_text(lines_of([("a", "head"), ("b", "x" * padding + "."), ("c", "tail")]))
+    stores.ensure(corpus)
+    status = corpus.stat()
+    corpus.write_bytes(corpus.read_bytes().replace(word.encode(), word[::-1].encode()))
+    os.utime(corpus, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert (corpus.stat().st_size, corpus.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
+    assert word[::-1] in list(stores.ensure(corpus).texts())
+    (notice,) = stores.notices
+    assert "changed since it was indexed" in notice
+
+
+def test_a_corpus_that_changes_while_it_is_read_is_refused_though_size_and_time_stay(
+    corpus: Path, stores: Stores
+) -> None:
+    status = corpus.stat()
+
+    def read(path: Path, on_bad_line: Callable[[BadLine], None] | None = None) -> Iterator[tuple[int, Document]]:
+        yield from read_passages(path, on_bad_line)
+        path.write_bytes(path.read_bytes().replace(b"first", b"prime"))
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    with pytest.raises(DataError, match="changed while it was read"):
+        stores.ensure(corpus, read)
+    assert not stores.folder.exists()
+
+
+def test_a_store_of_an_earlier_version_is_taken_where_the_whole_corpus_is_the_same(
+    corpus: Path, stores: Stores
+) -> None:
+    stores.ensure(corpus)
+    manifest = stores.folder / "manifest.json"
+    facts = json.loads(manifest.read_text())
+    del facts["sample"]
+    manifest.write_text(json.dumps(facts) + "\n")
+    before = stores.state()
+    stores.ensure(corpus)
+    assert (stores.notices, stores.state()) == ([], before)
 
 
 def test_the_folder_of_another_corpus_is_refused_and_kept(tmp_path: Path, corpus: Path, stores: Stores) -> None:

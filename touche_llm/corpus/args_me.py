@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
-from touche_llm.corpus.passages import corpus_lines, good_documents, is_word, open_packed
+from touche_llm.corpus.passages import ID_FORM, corpus_lines, good_documents, is_word, open_packed
 from touche_llm.errors import BadLine, DataError
 from touche_llm.records import Document, Part
 
@@ -104,7 +104,7 @@ class _Lines:
         if b"\0" in raw:
             self.fault = "holds a NUL byte"
         try:
-            return raw.decode("utf-8-sig" if self.number == 1 else "utf-8")
+            return raw.decode()
         except UnicodeDecodeError as error:
             self.fault = f"not UTF-8: {error.reason}"
             return raw.decode("utf-8", errors="replace")
@@ -143,7 +143,7 @@ def _argument(row: list[str] | BadLine, path: Path, line: int) -> Document:
         raise BadLine(path, line, f"{len(row)} fields, not {len(HEADER)} ({', '.join(HEADER)})")
     identifier, conclusion, premises, _, sentences = row
     if not is_word(identifier) or "," in identifier:
-        raise BadLine(path, line, f"`id` must be one printable word without a comma, not {identifier!r:.80}")
+        raise BadLine(path, line, f"`id` must be {ID_FORM}, without a comma, not {identifier!r:.80}")
     try:
         side = _side(_entries(premises, _PREMISE, ("text", "stance")))
         parts = _parts(_entries(sentences, _SENTENCE, ("sent_id", "sent_text")))
@@ -169,7 +169,7 @@ def _side(premises: list[tuple[str, str]]) -> str:
 def _parts(sentences: list[tuple[str, str]]) -> tuple[Part, ...]:
     for identifier, _ in sentences:
         if not is_word(identifier) or "," in identifier:
-            raise _Malformed(f"`sent_id` must be one printable word without a comma, not {identifier!r:.80}")
+            raise _Malformed(f"`sent_id` must be {ID_FORM}, without a comma, not {identifier!r:.80}")
     if len(dict(sentences)) < len(sentences):
         raise _Malformed("a `sent_id` occurs twice")
     parts = tuple([Part(identifier, text) for identifier, text in sentences if text and not text.isspace()])

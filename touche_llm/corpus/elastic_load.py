@@ -21,9 +21,10 @@ from touche_llm.corpus.elastic import (
     meta_of,
 )
 from touche_llm.corpus.elastic_search import find_manifest, lines_of, open_server
+from touche_llm.corpus.passages import LeftOut
 from touche_llm.corpus.store import Reader
 from touche_llm.errors import BadLine, DataError, UsageError
-from touche_llm.files import sha256
+from touche_llm.files import file_state, sha256
 from touche_llm.records import Document
 
 if TYPE_CHECKING:  # the client is loaded where somebody is asked
@@ -36,7 +37,6 @@ _BATCH, _BATCH_BYTES = 500, 8 * 2**20
 # Elasticsearch takes no longer ids; it would refuse the whole request.
 _MAX_ID_BYTES = 512
 _TOLD_EVERY = 60.0  # seconds
-_TOLD_BAD_LINES = 10
 
 _Batch = dict[str, tuple[int, tuple[bytes, bytes]]]
 
@@ -90,7 +90,7 @@ def load_corpus(
     """
     if not corpus.is_file():
         raise DataError(f"{corpus}: no such corpus file")
-    before = corpus.stat()
+    before = file_state(corpus)
     wanted = ElasticManifest(format=FORMAT, corpus=corpus.name, sha256=sha256(corpus), k1=k1, b=b, analysis=ANALYSIS)
     place = f"{settings.url}, index {settings.index}"
     with open_server(settings, notify) as server:
@@ -114,8 +114,7 @@ def load_corpus(
         except KeyboardInterrupt:
             notify(f"{place}: {load.documents:,} documents are there; the same command goes on")
             raise
-        after = corpus.stat()
-        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        if file_state(corpus) != before:
             raise DataError(
                 f"{corpus}: changed while it was read; delete the index {settings.index} or name another, and run the "
                 "command again"
@@ -125,7 +124,7 @@ def load_corpus(
         _check_count(server, settings.index, load.documents)
         # An index that somebody deleted meanwhile comes back with the next document, without our settings.
         _check(find_manifest(server, settings.index), wanted, skip_bad_lines, place)
-        complete = wanted.model_copy(update={"documents": load.documents, "bad_lines": load.bad_lines})
+        complete = wanted.model_copy(update={"documents": load.documents, "bad_lines": load.left_out.count})
         server.ask(
             f"completing the index {settings.index}",
             lambda client: client.indices.put_mapping(index=settings.index, meta=meta_of(complete)),
@@ -133,8 +132,8 @@ def load_corpus(
         )
     if load.there:
         notify(f"{load.there:,} of the documents were there from an earlier load")
-    if load.bad_lines:
-        notify(f"left out {load.bad_lines} bad lines of {corpus}")
+    if load.left_out.count:
+        notify(f"left out {load.left_out.count} bad lines of {corpus}")
     return complete
 
 
@@ -188,8 +187,9 @@ class _Load:
     def __init__(
         self, server: Server, name: str, corpus: Path, *, skip_bad_lines: bool, resumed: bool, notify: Notify
     ) -> None:
-        # In the index now; of them there from an earlier load; left out.
-        self.documents = self.there = self.bad_lines = 0
+        # In the index now; of them there from an earlier load.
+        self.documents = self.there = 0
+        self.left_out = LeftOut(corpus, notify)
         self._server, self._name, self._corpus = server, name, corpus
         self._skip, self._resumed, self._notify = skip_bad_lines, resumed, notify
         # By id the line of the corpus, and the two lines of the request.
@@ -201,9 +201,7 @@ class _Load:
         """Leave a line out, or raise what is wrong with it."""
         if not self._skip:
             raise bad
-        self.bad_lines += 1
-        if self.bad_lines <= _TOLD_BAD_LINES:
-            self._notify(f"left out: {bad}")
+        self.left_out.add(bad, self.documents)
 
     def add(self, line: int, document: Document) -> None:
         """Take a document; a full batch is sent."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,6 +21,11 @@ RowT = TypeVar("RowT")
 # The longest passage of the real corpus has under 10,000 characters, a web page a few hundred thousand.
 MAX_LINE_BYTES = 16 * 2**20
 # Under these names passages (2022), TIRA's collections and ClueWeb22 have the same things.
+MAX_ID = 1_000
+ID_FORM = f"one printable word of at most {MAX_ID:,} characters"
+# A corpus with more bad lines than this, and than documents, is not the corpus that was meant.
+MAX_BAD_LINES = 100_000
+_REPORTED_BAD_LINES = 10
 _ID_KEYS = ("id", "docno", "ClueWeb22-ID")
 _TEXT_KEYS = ("contents", "text", "Clean-Text")
 
@@ -70,6 +76,35 @@ def good_documents(
                 yield line, found
 
 
+class LeftOut:
+    """The bad lines that are left out of a corpus: counted, the first ones reported, each written to a listing."""
+
+    def __init__(self, corpus: Path, notify: Callable[[str], None], listing: IO[str] | None = None) -> None:
+        self.count = 0
+        self._corpus, self._notify, self._listing = corpus, notify, listing
+
+    def add(self, bad: BadLine, documents: int) -> None:
+        """Leave a line out.
+
+        Args:
+            bad: the line.
+            documents: how many good ones were read so far.
+
+        Raises:
+            DataError: more lines than `MAX_BAD_LINES` are bad, and more than are good.
+        """
+        self.count += 1
+        if self.count > max(MAX_BAD_LINES, documents):
+            raise DataError(
+                f"{self._corpus}: {self.count:,} bad lines by line {bad.line}, and {documents:,} documents; at most "
+                f"{MAX_BAD_LINES:,} bad lines, or as many as documents, are left out; is this the corpus?"
+            ) from bad
+        if self.count <= _REPORTED_BAD_LINES:
+            self._notify(f"left out: {bad}")
+        if self._listing is not None:
+            self._listing.write(f"{bad}\n")
+
+
 def open_packed(path: Path) -> IO[bytes]:
     """The bytes of a file, without its gzip packing if it has one; told by its first bytes, not by its name."""
     with path.open("rb") as stream:
@@ -80,12 +115,17 @@ def open_packed(path: Path) -> IO[bytes]:
 def corpus_lines(
     path: Path, limit: int, opened: Callable[[Path], AbstractContextManager[IO[bytes]]] = open_packed
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield `(line number, line)` as `bounded_lines`; raises DataError when the file cannot be read to its end."""
+    """Yield `(line number, line)` as `bounded_lines`, without a byte order mark at the beginning.
+
+    Raises:
+        DataError: the file cannot be read to its end.
+    """
     line = 0
     try:
         with opened(path) as stream:
             for line, raw in bounded_lines(stream, limit):
-                yield line, raw
+                # One that is too long shows it by its length.
+                yield line, raw.removeprefix(BOM_UTF8) if line == 1 and len(raw) <= limit else raw
     except EOFError as error:
         raise DataError(f"{path}: truncated gzip file: it ends after line {line}; fetch it again") from error
     except (gzip.BadGzipFile, zlib.error) as error:
@@ -111,7 +151,7 @@ def document_of(record: dict[str, Any], path: Path, line: int) -> Document:
     """The document that a line's object holds; raises BadLine."""
     key, identifier = _only(record, _ID_KEYS, "", path, line)
     if not is_word(identifier):
-        raise BadLine(path, line, f"`{key}` must be one printable word, not {identifier!r:.80}")
+        raise BadLine(path, line, f"`{key}` must be {ID_FORM}, not {identifier!r:.80}")
     key, text = _only(record, _TEXT_KEYS, f"document {identifier}: ", path, line)
     if not isinstance(text, str) or not text.strip():
         raise BadLine(path, line, f"document {identifier}: `{key}` must be a string that is not empty")
@@ -119,8 +159,8 @@ def document_of(record: dict[str, Any], path: Path, line: int) -> Document:
 
 
 def is_word(value: object) -> TypeGuard[str]:
-    """Whether a value can be an id: one column of a run."""
-    return isinstance(value, str) and value.split() == [value] and value.isprintable()
+    """Whether a value can be an id: one column of a run, and short enough for messages."""
+    return isinstance(value, str) and len(value) <= MAX_ID and value.split() == [value] and value.isprintable()
 
 
 def _only(record: dict[str, Any], keys: tuple[str, ...], whose: str, path: Path, line: int) -> tuple[str, Any]:

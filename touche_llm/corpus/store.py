@@ -13,14 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from touche_llm.corpus.ids import IdList, Ids
+from touche_llm.corpus.passages import LeftOut
 from touche_llm.errors import BadLine, DataError, UsageError
-from touche_llm.files import read_record, sha256, whole_folder, write_records
+from touche_llm.files import file_state, read_record, sha256, whole_folder, write_records
 from touche_llm.json_records import JsonModel
 from touche_llm.records import Document
 
 FORMAT = 3
 _DATABASE = "documents.sqlite"
 _PARENTS = "parents.npy"
+_BAD_LINES = "bad_lines.txt"
 _SQL_VARIABLES = 500  # placeholders in one query; SQLite's own limit was 999 for long
 
 
@@ -35,12 +37,14 @@ class Reader(Protocol):
 
 
 class StoreManifest(JsonModel):
-    """What the documents in a folder were made from; `mtime_ns` only saves hashing a file that was not touched."""
+    """What the documents in a folder were made from; `mtime_ns` and `sample` only save hashing the whole file."""
 
     format: int
     corpus: str
     size: int
     mtime_ns: int
+    # Empty in stores of earlier versions, whose corpus is hashed each time.
+    sample: str = ""
     sha256: str
     documents: int
     parts: int
@@ -220,11 +224,10 @@ def ensure_store(
 
 
 def _why_stale(manifest: StoreManifest, corpus: Path, folder: Path, skip_bad_lines: bool) -> str | None:
-    status = corpus.stat()
+    state = file_state(corpus)
     same_place = manifest.corpus == str(corpus.absolute())
-    touched = (manifest.size, manifest.mtime_ns) != (status.st_size, status.st_mtime_ns)
-    if not same_place or touched:
-        if manifest.size != status.st_size or manifest.sha256 != sha256(corpus):
+    if not same_place or state != (manifest.size, manifest.mtime_ns, manifest.sample):
+        if manifest.size != state.size or manifest.sha256 != sha256(corpus):
             if not same_place:
                 raise UsageError(
                     f"{folder}: holds the index of {manifest.corpus}, not of {corpus}; choose another folder"
@@ -236,11 +239,20 @@ def _why_stale(manifest: StoreManifest, corpus: Path, folder: Path, skip_bad_lin
 
 
 def _build(corpus: Path, folder: Path, read: Reader, skip_bad_lines: bool, notify: Callable[[str], None]) -> None:
-    before = corpus.stat()
-    bad_lines: list[BadLine] = []
+    before = file_state(corpus)
+    ids, part_ids = IdList(), IdList()
+    parents: array[int] = array("q")
     with whole_folder(folder) as building:
-        database = sqlite3.connect(building / _DATABASE, isolation_level=None)
-        try:
+        listing = building / _BAD_LINES
+        with (
+            closing(sqlite3.connect(building / _DATABASE, isolation_level=None)) as database,
+            listing.open("w", encoding="utf-8") as lines,
+        ):
+            left_out = LeftOut(corpus, notify, lines)
+
+            def on_bad_line(bad: BadLine) -> None:
+                left_out.add(bad, len(ids))
+
             # The folder appears only when it is complete, so a crash needs no journal.
             database.executescript("PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-200000; BEGIN;")
             database.execute(
@@ -251,15 +263,13 @@ def _build(corpus: Path, folder: Path, read: Reader, skip_bad_lines: bool, notif
                 "CREATE TABLE parts (row INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, document INTEGER NOT NULL, "
                 "text TEXT NOT NULL)"
             )
-            ids, part_ids = IdList(), IdList()
-            parents: array[int] = array("q")
-            for line, document in read(corpus, bad_lines.append if skip_bad_lines else None):
+            for line, document in read(corpus, on_bad_line if skip_bad_lines else None):
                 taken = _insert(database, document, line, len(ids), len(part_ids))
                 if taken:
                     bad = BadLine(corpus, line, taken)
                     if not skip_bad_lines:
                         raise bad
-                    bad_lines.append(bad)
+                    on_bad_line(bad)
                     continue
                 parents.extend([len(ids)] * len(document.parts))
                 ids.extend([document.id])
@@ -268,30 +278,25 @@ def _build(corpus: Path, folder: Path, read: Reader, skip_bad_lines: bool, notif
             np.save(building / _PARENTS, np.frombuffer(parents, dtype=np.int64))
             ids.write(building, DocumentStore.table)
             part_ids.write(building, Parts.table)
-        finally:
-            database.close()
         if not len(ids):
             raise DataError(f"{corpus}: no usable document in it")
-        if bad_lines:
-            (building / "bad_lines.txt").write_text("".join(f"{bad}\n" for bad in bad_lines), encoding="utf-8")
-        after = corpus.stat()
-        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        if not left_out.count:
+            listing.unlink()
+        digest = sha256(corpus)
+        if file_state(corpus) != before:
             raise DataError(f"{corpus}: changed while it was read; run the command again")
         manifest = StoreManifest(
             format=FORMAT,
             corpus=str(corpus.absolute()),
-            size=after.st_size,
-            mtime_ns=after.st_mtime_ns,
-            sha256=sha256(corpus),
+            **before._asdict(),
+            sha256=digest,
             documents=len(ids),
             parts=len(parents),
-            bad_lines=len(bad_lines),
+            bad_lines=left_out.count,
         )
         write_records(building / "manifest.json", [manifest])
-    for bad in bad_lines[:10]:
-        notify(f"left out: {bad}")
-    if bad_lines:
-        notify(f"left out {len(bad_lines)} bad lines of {corpus}, all listed in {folder / 'bad_lines.txt'}")
+    if left_out.count:
+        notify(f"left out {left_out.count} bad lines of {corpus}, all listed in {folder / _BAD_LINES}")
 
 
 def _insert(database: sqlite3.Connection, document: Document, line: int, row: int, part_row: int) -> str:
