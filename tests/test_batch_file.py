@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -32,6 +33,7 @@ from touche_llm.errors import DataError, EngineError, ReplayMiss, UsageError
 from touche_llm.files import read_records
 from touche_llm.first_stage import open_corpus
 from touche_llm.llm.batch_engine import BatchEngine
+from touche_llm.llm.batch_replies import Replies, read_replies
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.chat_reply import chat_body
 from touche_llm.llm.engine import Completion
@@ -759,3 +761,49 @@ async def test_answers_that_lead_to_no_run_are_kept_all_the_same(tmp_path: Path)
         await by_files("judge", config, out, lambda request: {**written(request), "stance": "NONE"})
     last = {line["custom_id"] for line in b.read(out / "requests.jsonl")}
     assert last and last <= stored(config)
+
+
+@pytest.mark.parametrize(
+    ("count", "shards"), [(5, 2), (5, 3), (7, 3), (7, 4), (8, 3), (10, 4), (11, 7), (12, 4), (3, 3)]
+)
+async def test_every_request_is_in_one_shard_and_shards_differ_by_one_request(
+    waiting: Waiting, count: int, shards: int
+) -> None:
+    config, out, requests = waiting
+    found = await pending_requests("judge", config, out, None, Silent())
+    many = [replace_origin(requests[n % len(requests)], n) for n in range(count)]
+    files = write_requests(Export(found.batch, many, 0), out, out / "many.jsonl", shards)
+    held = [[line["custom_id"] for line in b.read(file)] for file, _ in files]
+    assert [key for of_file in held for key in of_file] == [request.key for request in many]
+    assert [len(of_file) for of_file in held] == [size for _, size in files]
+    assert len(files) == shards and max(map(len, held)) - min(map(len, held)) <= 1
+
+
+def replace_origin(request: Request, number: int) -> Request:
+    """A request of a key of its own."""
+    user = Message("user", f"{request.messages[-1].content} {number}")
+    return dataclasses.replace(request, messages=(*request.messages[:-1], user))
+
+
+@pytest.mark.parametrize("change", ["swapped", "emptied", "another model's refusal"])
+async def test_a_replies_file_that_changes_while_it_is_read_stores_nothing(
+    waiting: Waiting, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    config, out, requests = waiting
+    lines = b.answers(requests, COMPARATIVE)
+    path = b.write(out / "r.jsonl", lines)
+    changed: dict[str, list[b.Line]] = {
+        "swapped": lines[::-1],
+        "emptied": [],
+        "another model's refusal": [b.refused(request.key) for request in requests],
+    }
+
+    def read_and_change(*args: Any, **options: Any) -> Replies:
+        replies = read_replies(*args, **options)
+        b.write(path, changed[change])
+        return replies
+
+    monkeypatch.setattr(batch_file, "read_replies", read_and_change)
+    with pytest.raises(DataError, match=r"r\.jsonl:\d"):
+        await imported(out, path)
+    assert stored(config) == set()

@@ -361,3 +361,29 @@ def test_a_section_that_is_written_as_null_can_be_given_values(tmp_path: Path) -
     assert config.stance is not None and config.stance.depth == 3
     with pytest.raises(UsageError, match="sentences, pairs: comparative does not rank pairs of sentences"):
         load_config(file, {"pairs.judged": 3})
+
+
+def test_another_corpus_takes_the_default_index_of_the_first_along_but_not_a_chosen_one(tmp_path: Path) -> None:
+    written = config_file(tmp_path, b"")
+    write_config(load_config(None, NEEDED), written)
+    other = tmp_path / "other.jsonl"
+    assert load_config(written, {}).index == index_folder(NEEDED["corpus"])
+    assert load_config(written, {"corpus": other}).index == index_folder(other) != index_folder(NEEDED["corpus"])
+    write_config(load_config(None, {**NEEDED, "index": Path("mine")}), written)
+    assert load_config(written, {"corpus": other}).index == Path("mine")
+
+
+def test_other_thresholds_do_not_keep_what_the_old_ones_were_fitted_on(tmp_path: Path) -> None:
+    fitted = "stance: {thresholds: {NO: 0.3}, calibrated_on: [1, 2], calibrated_for: stance@1, depth: 7}\n"
+    file = config_file(tmp_path, BASE + fitted)
+    kept = load_config(file, {"stance.depth": 9}).stance
+    assert kept is not None
+    assert (kept.thresholds, kept.calibrated_on, kept.calibrated_for) == ({"NO": 0.3}, ("1", "2"), "stance@1")
+    chosen = load_config(file, {"stance.thresholds": {"NO": 0.5}}).stance
+    assert chosen is not None
+    assert (chosen.thresholds, chosen.calibrated_on, chosen.calibrated_for) == ({"NO": 0.5}, (), "")
+    assert chosen.depth == 7, "what has nothing to do with the thresholds stays"
+    given = {"thresholds": {"NO": 0.6}, "calibrated_on": ["3"], "calibrated_for": "stance@2"}
+    other = load_config(file, {f"stance.{name}": value for name, value in given.items()}).stance
+    assert other is not None
+    assert (other.thresholds, other.calibrated_on, other.calibrated_for) == ({"NO": 0.6}, ("3",), "stance@2")

@@ -239,3 +239,14 @@ def test_texts_made_to_be_slow_end(unit: str) -> None:
     document = made(unit * (100_000 // len(unit)))
     for count in (1, document.count // 2, document.count):
         assert document.best(count).chars <= document.whole.chars
+
+
+def test_passages_that_adjoin_without_a_common_sentence_have_no_gap_between_them() -> None:
+    # Two of these sentences are longer than a passage, so that each is a passage of its own.
+    sentences = [f"Sentence {n} tells of {'the old mill and ' * 25}the village fair." for n in range(4)]
+    document = made(" ".join(sentences))
+    assert sorted(document.passages) == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert document.passages[:2] == ((0, 1), (1, 2))
+    two = document.best(2)
+    assert two.text == f"{sentences[0]} {sentences[1]}\n{GAP_MARK}"
+    assert two.parts == ((0, len(sentences[0]) + 1 + len(sentences[1])),)

@@ -81,6 +81,30 @@ def test_a_folder_that_breaks_off_leaves_the_old_one_or_none(tmp_path: Path, err
     assert sorted(tmp_path.rglob("*")) == ([path, path / "old"] if there else [])
 
 
+@pytest.mark.parametrize("failing", [1, 2])
+def test_where_a_rename_fails_the_old_folder_is_in_its_place_and_nothing_else_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    path = tmp_path / "folder"
+    path.mkdir()
+    (path / "old").write_text("kept")
+    renamed: list[Path] = []
+    rename = Path.rename
+
+    def fails(self: Path, target: Path) -> Path:
+        renamed.append(self)
+        if len(renamed) == failing:
+            raise OSError("no such luck")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(OSError, match="no such luck"), whole_folder(path) as building:
+        (building / "new").touch()
+    assert len(renamed) >= failing
+    assert sorted(tmp_path.rglob("*")) == [path, path / "old"]
+    assert (path / "old").read_text() == "kept"
+
+
 def test_a_record_that_cannot_be_made_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "cuts.jsonl"
     write_records(path, [Cut(kept_chars=1, of_chars=2, prompt_tokens=3)])

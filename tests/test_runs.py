@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from touche_llm.errors import DataError
@@ -52,10 +52,17 @@ def test_ties_are_parted_by_one_unit_each() -> None:
     assert strictly_decreasing([]) == []
 
 
-@given(falling | st.lists(st.sampled_from([62.08934, 62.0893401, 1e6, 1e9, -20.5, 3.0]), max_size=200).map(sorted))
+# Different as written with six decimals, equal as 32-bit floats.
+NEAR = [62.089341, 62.08934, 1e6 + 0.00002, 1e6 + 0.00001, 1e9, -20.5, -20.500001]
+
+
+@example([62.089341, 62.08934])
+@example([-20.5, -20.500001])
+@given(falling | st.lists(st.sampled_from(NEAR), max_size=200).map(lambda values: sorted(values, reverse=True)))
 def test_scores_fall_strictly_in_single_precision(values: list[float]) -> None:
     """trec_eval keeps scores as 32-bit floats: what differs in the file only beyond them would be a tie there."""
     written = [np.float32(f"{score:.6f}") for score in strictly_decreasing(values)]
+    assert len(written) == len(values)
     assert all(above > below for above, below in pairwise(written))
 
 

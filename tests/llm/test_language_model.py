@@ -14,14 +14,18 @@ import pytest
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.errors import DataError, PromptError, ReplayMiss
 from touche_llm.excerpts import Excerpts, excerpts
+from touche_llm.judging import failure
 from touche_llm.llm.answer import Answer, schema_of
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.concurrency import in_order
 from touche_llm.llm.cutting import measure
+from touche_llm.llm.engine import Completion, Rejected
 from touche_llm.llm.language_model import Answered, LanguageModel, Unanswered
 from touche_llm.llm.request import Message, Origin, Request, Sampling
+from touche_llm.prompt_catalogue import load_named
 from touche_llm.records import Cut, Topic
 from touche_llm.retrieval.analysis import Analyser
+from touche_llm.tasks import get_task
 from touche_llm.tasks.comparative import ComparativeJudgment
 
 ANSWER: Mapping[str, Label] = {"relevance": 2, "quality": 1, "stance": "NO"}
@@ -347,3 +351,113 @@ async def test_the_first_error_ends_the_rest() -> None:
     with pytest.raises(DataError, match="the third"):
         await in_order(call, range(1000), concurrency=2)
     assert len(started) < 10
+
+
+class Held(ScriptedEngine):
+    """Answers when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: ANSWER)
+        self.let = asyncio.Event()
+
+    async def complete(self, request: Request) -> Completion:
+        completion = await super().complete(request)
+        await self.let.wait()
+        return completion
+
+
+async def test_a_cancelled_waiter_leaves_the_shared_answer_to_the_others(tmp_path: Path) -> None:
+    engine = Held()
+    with Cache(tmp_path / "c.sqlite") as cache:
+        model = LanguageModel(facts=FACTS, engine=engine, cache=cache)
+        first, impatient, patient = (
+            asyncio.create_task(model.ask(request_about("tea"), ComparativeJudgment)) for _ in range(3)
+        )
+        while not engine.requests:
+            await asyncio.sleep(0)
+        impatient.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await impatient
+        engine.let.set()
+        answers = await asyncio.gather(first, patient)
+        again = await model.ask(request_about("tea"), ComparativeJudgment)
+    assert isinstance(answers[0], Answered) and answers[0] == answers[1] == again
+    assert (len(engine.requests), model.counts.asked, model.counts.cache_hits) == (1, 1, 2)
+
+
+async def test_when_the_one_who_asks_is_cancelled_nobody_waits_for_ever_and_it_can_be_asked_again(
+    tmp_path: Path,
+) -> None:
+    engine = Held()
+    with Cache(tmp_path / "c.sqlite") as cache:
+        model = LanguageModel(facts=FACTS, engine=engine, cache=cache)
+        first, waiter = (asyncio.create_task(model.ask(request_about("tea"), ComparativeJudgment)) for _ in range(2))
+        while not engine.requests:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        first.cancel()
+        ended = await asyncio.wait_for(asyncio.gather(first, waiter, return_exceptions=True), timeout=60)
+        assert [type(each) for each in ended] == [asyncio.CancelledError] * 2
+        engine.let.set()
+        assert isinstance(await model.ask(request_about("tea"), ComparativeJudgment), Answered)
+    assert len(engine.requests) == 2
+
+
+async def test_a_document_that_fits_exactly_is_whole_and_one_token_less_of_room_cuts_it(tmp_path: Path) -> None:
+    with Cache(tmp_path / "c.sqlite") as cache:
+        measured = await ScriptedEngine(lambda _: ANSWER).count_tokens(request_about(SENTENCES).messages)
+        # 50 tokens are for the answer.
+        exact, engine = model_with(cache, measured + 50)
+        _, cut = await exact.ask_about(request_about, SENTENCES, ComparativeJudgment)
+        assert cut is None and engine.requests[0].messages[1].content == f"Passage: {SENTENCES}"
+        _, cut = await model_with(cache, measured + 49)[0].ask_about(request_about, SENTENCES, ComparativeJudgment)
+        assert cut is not None and cut.prompt_tokens <= measured - 1
+
+
+async def test_a_document_of_as_many_bytes_as_there_is_room_for_tokens_is_not_measured(tmp_path: Path) -> None:
+    size = sum(len(message.content.encode()) for message in request_about("short").messages)
+    with Cache(tmp_path / "c.sqlite") as cache:
+        model, engine = model_with(cache, size + 50)
+        engine.count_tokens = None  # type: ignore[method-assign, assignment]
+        _, cut = await model.ask_about(request_about, "short", ComparativeJudgment)
+    assert cut is None and engine.requests[0].messages[1].content == "Passage: short"
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_passages_that_fill_the_room_exactly_are_shown(tmp_path: Path, count: int) -> None:
+    document = excerpts(PAGE, TOPIC, Analyser())
+    engine = CountingEngine(document, lambda k: k)
+    engine.tokens[document.whole.text] = document.count
+    fit = await measure(engine.count_tokens, engine.head, request_about, document, room=count)
+    assert (fit.passages, fit.prompt_tokens, fit.kept_chars) == (count, count, None)
+
+
+async def test_a_head_that_fills_the_room_exactly_is_shown() -> None:
+    """A tokeniser of one token a word, so that the room can be filled to the last token."""
+    words = " ".join(f"word{n}" for n in range(100))
+
+    async def count(messages: tuple[Message, ...]) -> int:
+        return len(messages[1].content.split())
+
+    async def head(text: str, tokens: int) -> str:
+        return " ".join(text.split()[:tokens]) + " "
+
+    fit = await measure(count, head, request_about, words, room=22)
+    # "Passage:" and the mark take two.
+    assert (fit.prompt_tokens, fit.kept_chars) == (22, len(" ".join(words.split()[:20])))
+
+
+async def test_the_kind_of_a_failure_is_that_of_its_last_attempt(tmp_path: Path) -> None:
+    class Fickle(ScriptedEngine):
+        async def complete(self, request: Request) -> Completion:
+            if request.sample:
+                raise Rejected(400, "too long")
+            return Completion(text="no JSON", finish_reason="stop", prompt_tokens=9, completion_tokens=2, tokens=[])
+
+    with Cache(tmp_path / "c.sqlite") as cache:
+        model = LanguageModel(facts=FACTS, engine=Fickle(lambda _: ANSWER), cache=cache)
+        result = await model.ask(request_about("tea"), ComparativeJudgment)
+    assert isinstance(result, Unanswered)
+    assert [(each.sample, each.kind) for each in result.attempts] == [(0, "not_json"), (1, "server_error")]
+    failed = failure(TOPIC, "d", load_named(get_task("comparative"), "judge")[1], result.attempts)
+    assert (failed.kind, failed.attempts) == ("server_error", result.attempts)

@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any
 from xml.sax.saxutils import escape
+
+import msgspec
 
 from tests.sample_runs import Silent, run_scripted
 from tests.scripted_engine import Script
@@ -30,6 +35,32 @@ ATTACKS = (
     "{{ 7 * 7 }} {% raw %} ]]> --> </script></style></title></textarea>",
     "<body onload='window.ran = 6' style='display: none'>",
 )
+
+
+# Leaves the text or the attribute that it is inserted into, unless it is escaped.
+POISON = "'\"><x-bad onclick=ran()>"
+# What templates compare with words of their own, or look up by them.
+_FIXED = frozenset({"source", "moved", "costs", "letter", "baseline"})
+
+
+def poisoned(value: Any) -> Any:
+    """Records of a page with an attack at the beginning of each text in them."""
+    if isinstance(value, str):
+        return POISON + value
+    if isinstance(value, Path):
+        return value.with_name(POISON.replace("/", "") + value.name)
+    if isinstance(value, Mapping):
+        return {poisoned(key): poisoned(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(poisoned, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        changed = {each.name: getattr(value, each.name) for each in fields(value) if each.name not in _FIXED}
+        return replace(value, **{name: poisoned(each) for name, each in changed.items()})
+    if isinstance(value, msgspec.Struct):
+        return msgspec.structs.replace(
+            value, **{name: poisoned(each) for name, each in msgspec.structs.asdict(value).items()}
+        )
+    return value
 
 
 def sample_run(task: str, folder: Path) -> Path:

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import escape
 
 from tests.prompt_variants import collection, config_of, opening, reader, wording
 from tests.report.reports import ATTACKS
@@ -93,8 +95,10 @@ async def test_the_page_has_everything_and_nothing_that_is_not_escaped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, qrels = await compared(tmp_path, monkeypatch, " ".join(ATTACKS))
-    page = render(found, qrels, {"relevance": tmp_path / ATTACKS[3].replace("/", "")})
+    noted = replace(found, notes=[*found.notes, f"note {ATTACKS[0]}"])
+    page = render(noted, qrels, {"relevance": tmp_path / ATTACKS[3].replace("/", "")})
     assert not any(attack in page for attack in ATTACKS)
+    assert escape(f"note {ATTACKS[0]}") in page and escape(ATTACKS[1]) in page
     for said in ("sharp.jinja", "passage 3-2", "server_error", "The variants differ", found.variants[0].prompt.label):
         assert said in page
     assert page.count('class="doc"') == 24

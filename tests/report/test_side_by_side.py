@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.reports import ATTACKS
+from tests.report.reports import ATTACKS, POISON, poisoned
 from tests.report.test_write import Page, count
 from touche_llm.config import load_config, write_config
 from touche_llm.errors import DataError, UsageError
@@ -203,6 +203,20 @@ def test_hostile_texts_stay_texts(hostile: Path, tmp_path: Path) -> None:
         assert not any(each.startswith("on") or each in ("style", "src", "srcdoc", "srcset") for each in attributes)
         assert (attributes.get("href") or "#").startswith("#")
     assert all(page.text.count(attack) >= 2 for attack in ATTACKS)
+
+
+def test_no_text_of_the_page_leaves_its_place(found: SideBySide) -> None:
+    sides = [replace(side, failures={("not_json", "failures.jsonl"): 3}) for side in found.sides]
+    full = replace(found, sides=sides, topics=found.topics[:1], notes=["note"])
+    places = [place for document in full.topics[0].documents for place in document.places]
+    said = [answer.text for place in places if place and place.details for answer in place.details.answers]
+    assert said and said[0]
+    page = Page(render(poisoned(full)))
+    assert [tag for tag, _ in page.elements if tag.startswith("x-")] == []
+    for _, attributes in page.elements:
+        assert not any(name.startswith("on") or POISON in name for name in attributes)
+    for text in ("note", said[0], "not_json", found.sides[0].name):
+        assert POISON + text in page.text
 
 
 def test_the_same_runs_give_the_same_page(found: SideBySide) -> None:

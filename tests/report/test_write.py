@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.reports import ATTACKS
+from tests.report.reports import ATTACKS, POISON, poisoned
 from touche_llm.records import Attempt, Failure
 from touche_llm.report.data import gather
-from touche_llm.report.records import Report
+from touche_llm.report.records import Left, RawAnswer, Report, SentenceView
 from touche_llm.report.write import MOST_BYTES, render, write_report
 
 NO_END = {"meta", "input", "tr", "td", "th", "option", "li", "caption"}
@@ -60,6 +60,26 @@ def test_hostile_texts_stay_texts(hostile_page: str) -> None:
         assert (attributes.get("href") or "#").startswith("#")
     for attack in ATTACKS:
         assert page.text.count(attack) >= 2, "in its passage and in the narrative"
+
+
+def test_no_text_of_a_report_leaves_its_place(judged: Report) -> None:
+    """Raw answers, notes, comparisons, what people said … whatever the page shows, where it shows it."""
+    view = judged.topics[0]
+    attempt = Attempt(sample=0, kind="not_json", reason="no JSON", text="{")
+    failures = [Failure(topic_id="3", document_id="d", kind="not_json", prompt="p", attempts=[attempt])]
+    said = [SentenceView("s", "title", "PRO", view.shown[0].said)]
+    answers = [*view.shown[0].answers, RawAnswer("prompt", None)]
+    full = replace(view.shown[0], seen="half", compared=["line"], failures=failures, sentences=said, answers=answers)
+    assert full.said and full.text and full.row.people and full.answers[0].text and view.prompts
+    left = [Left("gone", 1, 30, {"relevance": "2"})]
+    shown = replace(view, shown=[full], listed=[view.shown[1].row], left=left)
+    report = replace(judged, topics=[shown], failures={"failures.jsonl": failures}, notes=["note"])
+    page = Page(render(poisoned(report)))
+    assert [tag for tag, _ in page.elements if tag.startswith("x-")] == []
+    for _, attributes in page.elements:
+        assert not any(name.startswith("on") or POISON in name for name in attributes)
+    for text in ("note", full.answers[0].text, "line", "half", "{", "no JSON", "gone", full.text[:50]):
+        assert POISON + text in page.text
 
 
 def test_the_policy_allows_the_page_s_own_style_and_script_alone(hostile_page: str) -> None:
