@@ -23,10 +23,11 @@ from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.engine import Rejected
 from touche_llm.prompt_comparison import PromptComparison, compare_prompts
 from touche_llm.prompt_draw import Sampled, draw_sample
+from touche_llm.prompt_looks import hash_grades, look_log, read_looks
 from touche_llm.prompt_measures import chance_ndcg
 from touche_llm.prompt_sample import Plan, judged_pool, read_sample, split_topics, write_sample
 from touche_llm.prompts import prompts_folder
-from touche_llm.qrels import Grades, read_qrels
+from touche_llm.qrels import Grades, read_grades, read_qrels
 from touche_llm.records import Candidate, Document, Judgment, Topic
 from touche_llm.runs import ReadRun
 from touche_llm.tasks import get_task
@@ -65,6 +66,10 @@ class Bench:
         self.notices = observer.notices
         return await compare_prompts(config, list(map(str, names)), qrels, Plan(**plan), observer)
 
+    @property
+    def log(self) -> Path:
+        return look_log(self.folder / "answers.sqlite")
+
     def wording(self, name: str, words: str) -> Path:
         return wording(self.folder / "mine" / f"{name}.jinja", words)
 
@@ -85,7 +90,7 @@ def sharp(bench: Bench) -> Path:
 
 
 async def test_the_better_wording_wins_and_is_confirmed_on_other_topics(bench: Bench, blunt: Path, sharp: Path) -> None:
-    found = await bench.compare(blunt, sharp, aspects=("relevance", "quality", "stance"))
+    found = await bench.compare(blunt, sharp, aspects=("relevance", "quality", "stance"), confirm=True)
     assert (found.verdict.winner, found.verdict.confirmed) == (str(sharp), True)
     assert [part.name for part in found.parts] == ["choice", "hold-out"]
     assert not set(found.parts[0].topics) & set(found.parts[1].topics)
@@ -107,11 +112,14 @@ async def test_the_better_wording_wins_and_is_confirmed_on_other_topics(bench: B
 
 
 async def test_of_equal_wordings_the_first_stays(bench: Bench, sharp: Path) -> None:
-    found = await bench.compare(sharp, bench.wording("other", "ANOTHER"))
+    found = await bench.compare(sharp, bench.wording("other", "ANOTHER"), confirm=True)
     assert (found.verdict.winner, found.verdict.confirmed) == (str(sharp), None)
     assert "no choice to confirm" in found.verdict.sentence
     change = found.parts[0].differences[str(found.variants[1].name), NDCG]
     assert (change["difference"], change["p"], change["ties"]) == (0.0, 1.0, 8)
+    # Nothing is to be confirmed, so that nobody looked.
+    assert len(found.parts) == 1 and found.earlier_looks is None
+    assert read_looks(bench.log) == []
 
 
 async def test_a_wording_that_only_suits_the_topics_it_was_chosen_on_is_not_confirmed(
@@ -119,7 +127,7 @@ async def test_a_wording_that_only_suits_the_topics_it_was_chosen_on_is_not_conf
 ) -> None:
     lucky = bench.wording("lucky", "LUCKY")
     bench.engine = reader(DULL | {"LUCKY": lambda topic, number: int(topic) % 2 == 0})
-    found = await bench.compare(blunt, lucky)
+    found = await bench.compare(blunt, lucky, confirm=True)
     assert (found.verdict.winner, found.verdict.confirmed) == (str(lucky), False)
     assert "Not confirmed: on the 8 topics held out the difference is -" in found.verdict.sentence
     # The other way round it is never chosen.
@@ -131,22 +139,22 @@ async def test_with_few_topics_held_out_it_is_said_that_they_cannot_confirm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(tmp_path, monkeypatch, collection(tmp_path, topics=8))
-    found = await bench.compare(bench.wording("blunt", BLUNT), bench.wording("sharp", SHARP), hold_out=True)
+    found = await bench.compare(bench.wording("blunt", BLUNT), bench.wording("sharp", SHARP), confirm=True)
     assert found.verdict.confirmed is False
     assert "with 4 topics p cannot be below 0.1250" in found.verdict.sentence
 
 
 async def test_only_what_changed_is_asked_again(bench: Bench, blunt: Path, sharp: Path) -> None:
-    first = await bench.compare(blunt, sharp)
+    first = await bench.compare(blunt, sharp, confirm=True)
     assert len(bench.engine.requests) == 2 * 96
     bench.engine = reader(DULL)
-    again = await bench.compare(blunt, sharp)
+    again = await bench.compare(blunt, sharp, confirm=True)
     assert bench.engine.requests == []
     assert again.verdict == first.verdict
     counts = [said.counts for said in again.said.values()]
     assert (sum(each.asked for each in counts), sum(each.cache_hits for each in counts)) == (0, 2 * 96)
     bench.wording("sharp", f"{SHARP} and better")
-    changed = await bench.compare(blunt, sharp)
+    changed = await bench.compare(blunt, sharp, confirm=True)
     assert len(bench.engine.requests) == len(asked_with(bench.engine, SHARP)) == 96
     asked = {key: said.counts.asked for key, said in changed.said.items()}
     assert asked == {("choice", str(blunt)): 0, ("hold-out", str(blunt)): 0} | {
@@ -164,7 +172,7 @@ async def test_a_replay_asks_nobody_and_names_what_is_missing(bench: Bench, blun
 
 
 async def test_all_variants_judge_the_same_documents(bench: Bench, blunt: Path, sharp: Path) -> None:
-    found = await bench.compare(blunt, sharp, size=30)
+    found = await bench.compare(blunt, sharp, size=30, split="all")
     asked = [
         Counter((each.origin.topic_id, each.origin.document_id) for each in asked_with(bench.engine, word))
         for word in (BLUNT, SHARP)
@@ -173,11 +181,65 @@ async def test_all_variants_judge_the_same_documents(bench: Bench, blunt: Path, 
     assert sum(asked[0].values()) == 30 == sum(len(part.sample) for part in found.parts)
 
 
-async def test_a_topic_half_alone_leaves_the_other_half_unseen(bench: Bench, blunt: Path, sharp: Path) -> None:
-    found = await bench.compare(blunt, sharp, split="odd", hold_out=False)
+async def test_only_the_half_to_choose_on_is_seen_unless_the_choice_is_to_be_confirmed(
+    bench: Bench, blunt: Path, sharp: Path
+) -> None:
+    found = await bench.compare(blunt, sharp)
     assert {each.origin.topic_id for each in bench.engine.requests} == {str(n) for n in range(1, 17, 2)}
-    assert found.verdict.confirmed is None
+    assert [part.name for part in found.parts] == ["choice"]
+    assert (found.verdict.winner, found.verdict.confirmed, found.earlier_looks) == (str(sharp), None, None)
+    assert "--confirm opens the topics held out" in found.verdict.sentence
+    assert any("8 topics to choose on; 8 are held out" in notice for notice in bench.notices)
+    assert not bench.log.exists()
+
+
+async def test_all_topics_are_one_where_none_is_held_out(bench: Bench, blunt: Path, sharp: Path) -> None:
+    found = await bench.compare(blunt, sharp, split="all")
+    (part,) = found.parts
+    assert (part.name, len(part.topics)) == ("all", 16)
     assert "no topics were held out" in found.verdict.sentence
+    with pytest.raises(UsageError, match="--split all holds no topic out"):
+        await bench.compare(blunt, sharp, split="all", confirm=True)
+
+
+async def test_only_the_best_and_the_first_are_asked_about_the_topics_held_out(
+    bench: Bench, blunt: Path, sharp: Path
+) -> None:
+    dull = bench.wording("dull", f"{BLUNT} again")
+    found = await bench.compare(blunt, dull, sharp, confirm=True)
+    choice, held = found.parts
+    assert [each.name for each in found.variants_in(choice)] == [str(blunt), str(dull), str(sharp)]
+    assert [each.name for each in found.variants_in(held)] == list(held.figures) == [str(blunt), str(sharp)]
+    assert {each.origin.topic_id for each in asked_with(bench.engine, "again")} == set(choice.topics)
+    assert found.verdict.confirmed is True
+
+
+async def test_each_look_is_counted_and_the_next_one_has_those_before(bench: Bench, blunt: Path, sharp: Path) -> None:
+    first = await bench.compare(blunt, sharp, confirm=True)
+    bench.wording("sharp", f"{SHARP} and better")
+    second = await bench.compare(blunt, sharp, confirm=True)
+    assert (first.earlier_looks, second.earlier_looks) == ([], read_looks(bench.log)[:1])
+    one, two = read_looks(bench.log)
+    assert (one.task, one.aspect, one.topics) == ("comparative", "relevance", 8)
+    assert one.qrels == two.qrels == hash_grades(read_grades(bench.files["relevance"]))
+    assert [(each.name, each.hash) for each in one.templates] == [
+        (variant.name, variant.prompt.hash) for variant in first.variants
+    ]
+    assert one.templates[0] == two.templates[0] and one.templates[1].hash != two.templates[1].hash
+    assert any(one.templates[1].hash in notice for notice in bench.notices)
+    # Other judgments are held out by themselves.
+    lines = bench.files["relevance"].read_text().splitlines(keepends=True)
+    bench.files["relevance"].write_text("".join(lines[:-1]))
+    assert (await bench.compare(blunt, sharp, confirm=True)).earlier_looks == []
+    assert len(read_looks(bench.log)) == 3
+
+
+async def test_a_damaged_log_of_looks_is_told_before_anything_is_asked(bench: Bench, blunt: Path, sharp: Path) -> None:
+    bench.log.write_text("{}\n")
+    with pytest.raises(DataError, match=r"hold_out_looks\.jsonl:1: "):
+        await bench.compare(blunt, sharp, confirm=True)
+    assert bench.engine.requests == [] and bench.log.read_text() == "{}\n"
+    assert len((await bench.compare(blunt, sharp)).parts) == 1
 
 
 async def test_a_topic_is_in_one_half_whatever_is_drawn_found_or_asked_about(
@@ -186,19 +248,19 @@ async def test_a_topic_is_in_one_half_whatever_is_drawn_found_or_asked_about(
     odd = {str(number) for number in range(1, 17, 2)}
     lines = bench.files["passages.jsonl"].read_text().splitlines(keepends=True)
     bench.files["passages.jsonl"].write_text("".join(line for line in lines if "passage 1-" not in line))
-    for plan in ({}, {"size": 60, "seed": 1}, {"hold_out": False}):
+    for plan in ({}, {"size": 60, "seed": 1}, {"confirm": True}):
         found = await bench.compare(blunt, sharp, split="odd", **plan)
         assert set(found.parts[0].topics) <= odd - {"1"}
         assert all(odd.isdisjoint(part.topics) for part in found.parts[1:])
     bench.flags = {"topic": ("2", "3", "5", "8")}
-    found = await bench.compare(blunt, sharp, hold_out=True)
+    found = await bench.compare(blunt, sharp, confirm=True)
     assert [part.topics for part in found.parts] == [["3", "5"], ["2", "8"]]
 
 
 async def test_judgments_of_every_second_topic_are_parted_too(bench: Bench, blunt: Path, sharp: Path) -> None:
     lines = bench.files["relevance"].read_text().splitlines(keepends=True)
     bench.files["relevance"].write_text("".join(line for line in lines if int(line.split()[0]) % 2))
-    found = await bench.compare(blunt, sharp, hold_out=True)
+    found = await bench.compare(blunt, sharp, confirm=True)
     assert [part.topics for part in found.parts] == [["1", "5", "9", "13"], ["3", "7", "11", "15"]]
 
 
@@ -213,7 +275,7 @@ async def test_a_topic_whose_objects_are_not_found_leaves_the_others_in_their_ha
         return {"first": "none", "second": "none"} if "first" in request.schema["properties"] else script(request)
 
     bench.engine = ScriptedEngine(answer)
-    found = await bench.compare(blunt, sharp)
+    found = await bench.compare(blunt, sharp, confirm=True)
     assert [part.topics for part in found.parts] == [
         [str(number) for number in range(3, 17, 2)],
         [str(number) for number in range(2, 17, 2)],
@@ -242,17 +304,14 @@ async def test_it_is_told_before_the_engine_starts_that_nothing_can_be_confirmed
     bench = Bench(tmp_path, monkeypatch, collection(tmp_path, topics=11))
     bench.engine = Shut(reader({}).script)
     with pytest.raises(EngineError):
-        await bench.compare("judge", bench.wording("sharp", SHARP), hold_out=True)
+        await bench.compare("judge", bench.wording("sharp", SHARP), confirm=True)
     assert "5 topics held out with a grade above 0: p cannot be below 0.0625" in bench.notices[-1]
-    with pytest.raises(EngineError):
-        await bench.compare("judge", bench.wording("sharp", SHARP))
-    assert "so that none is held out" in bench.notices[-1]
 
 
 async def test_topics_of_which_ndcg_leaves_no_document_out_are_told(bench: Bench, blunt: Path, sharp: Path) -> None:
     lines = bench.files["relevance"].read_text().splitlines(keepends=True)
     bench.files["relevance"].write_text("".join(line for line in lines if not line.startswith("2 0 2-3")))
-    found = await bench.compare(blunt, sharp)
+    found = await bench.compare(blunt, sharp, split="all")
     assert found.notes[-1].startswith("topics with 5 sampled documents or fewer") and found.notes[-1].endswith(": 2")
     assert found.notes == bench.notices[-len(found.notes) :]
 
@@ -272,15 +331,6 @@ def test_the_chance_level_is_the_mean_over_all_orders() -> None:
         assert chance_ndcg({"1": documents}).value == pytest.approx(mean)
 
 
-async def test_it_is_told_whether_topics_are_held_out_where_nobody_said(bench: Bench, blunt: Path, sharp: Path) -> None:
-    assert "16 topics: every second one is held out" in (await bench.compare(blunt, sharp)).notes[0]
-    assert (await bench.compare(blunt, sharp, hold_out=True)).notes == []
-    bench.flags = {"limit_topics": 11}
-    found = await bench.compare(blunt, sharp)
-    assert "11 topics: fewer than 6 with a grade above 0 at odd places" in found.notes[0]
-    assert [part.name for part in found.parts] == ["all"]
-
-
 async def test_a_sample_without_a_relevant_document_is_refused(bench: Bench, blunt: Path, sharp: Path) -> None:
     bench.files["relevance"].write_text("1 0 1-0 0\n1 0 1-1 -2\n")
     with pytest.raises(UsageError, match="no sampled document of these topics has a grade above 0"):
@@ -291,10 +341,10 @@ async def test_a_sample_without_a_relevant_document_is_refused(bench: Bench, blu
 async def test_a_comparison_that_was_broken_off_goes_on_where_it_was(bench: Bench, blunt: Path, sharp: Path) -> None:
     bench.engine = Leaving(reader(DULL).script)
     with pytest.raises(EngineError):
-        await bench.compare(blunt, sharp)
+        await bench.compare(blunt, sharp, split="all")
     answered = len(bench.engine.requests)
     bench.engine = reader(DULL)
-    await bench.compare(blunt, sharp)
+    await bench.compare(blunt, sharp, split="all")
     assert len(bench.engine.requests) == 2 * 96 - answered
 
 
@@ -346,7 +396,7 @@ async def test_halves_that_are_too_small_are_told_before_anything_is_asked(
 ) -> None:
     (bench.folder / "half").write_text("1\n")
     with pytest.raises(UsageError, match="1 topics to choose on and 15 to confirm"):
-        await bench.compare(blunt, sharp, split="half")
+        await bench.compare(blunt, sharp, split="half", confirm=True)
     assert bench.engine.requests == []
 
 
@@ -378,7 +428,7 @@ class Refusing(ScriptedEngine):
 async def test_documents_without_an_answer_are_last_and_do_not_help(bench: Bench, blunt: Path, sharp: Path) -> None:
     bench.engine = Refusing(reader({BLUNT: lambda topic, number: number == 2}).script)
     found = await bench.compare(blunt, sharp, aspects=("relevance", "stance"))
-    assert len(found.all_failures()) == 2 * 16
+    assert len(found.all_failures()) == 2 * 8
     part = found.parts[0]
     assert part.figures[str(sharp)][NDCG].value < part.figures[str(blunt)][NDCG].value
     # Over its own documents it has no fault, and over those that both judged the other one has none either.
@@ -408,7 +458,7 @@ async def test_objects_that_no_topic_names_are_found_first(bench: Bench, blunt: 
         return {"first": "tea", "second": "coffee"} if "first" in fields else script(request)
 
     bench.engine = ScriptedEngine(answer)
-    found = await bench.compare(blunt, sharp)
+    found = await bench.compare(blunt, sharp, confirm=True)
     assert {topic.objects for topic in found.topics} == {("tea", "coffee")}
     assert len(bench.engine.requests) == 16 + 2 * 96
 
@@ -424,7 +474,7 @@ def test_pairs_of_sentences_are_compared_by_the_judge_of_pairs(tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     qrels = read_qrels({"coherence": tmp_path / "coherence"}, get_task("sentence_pairs"))
     config = load_config(run / "config.yaml", {})
-    found = asyncio.run(compare_prompts(config, ["judge", str(copy)], qrels, Plan(hold_out=False), Silent()))
+    found = asyncio.run(compare_prompts(config, ["judge", str(copy)], qrels, Plan(split="all"), Silent()))
     (part,) = found.parts
     assert len(part.sample) == 40
     assert part.figures["judge"]["coherence kappa"].value == 1.0 == part.figures[str(copy)]["coherence kappa"].value

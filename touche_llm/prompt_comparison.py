@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from touche_llm.config import Config
@@ -15,8 +16,9 @@ from touche_llm.llm.counts import Counts
 from touche_llm.llm.language_model import LanguageModel
 from touche_llm.prompt_catalogue import load_named
 from touche_llm.prompt_draw import Sampled
-from touche_llm.prompt_measures import Part, Verdict, measure_part, verdict_of
-from touche_llm.prompt_sample import ODD, Plan, check_parts, parts_of, sample_of, split_topics
+from touche_llm.prompt_looks import Look, describe_looks, look_log, make_look, read_looks, record_look
+from touche_llm.prompt_measures import Part, Verdict, measure_part, verdict_of, winner_of
+from touche_llm.prompt_sample import HOLD_OUT, Plan, check_parts, parts_of, sample_of, split_topics
 from touche_llm.prompt_uses import load, uses_of
 from touche_llm.prompts import Prompt, check_overlay
 from touche_llm.qrels import Qrels, some
@@ -56,12 +58,13 @@ class PromptComparison:
         model: that judged.
         topics: with sampled documents, in the order of the topics' file, with the objects that the model found.
         sample_file: where the sample is.
-        parts: of the sample; two where topics are held out, of which the first is the one to choose on.
-        said: by part and variant.
+        parts: of the sample; two where the choice was to be confirmed, of which the first is the one to choose on.
+        said: by part and variant; of the topics held out only the first variant and the best.
         failures: of finding a topic's objects.
         verdict: which variant is the best, and whether that was confirmed.
         texts: of the documents, by id, where they were asked for.
         notes: what people should know.
+        earlier_looks: Looks at the topics held out before this one; None where these were not opened.
     """
 
     task: Task
@@ -75,6 +78,11 @@ class PromptComparison:
     verdict: Verdict
     texts: Mapping[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    earlier_looks: list[Look] | None = None
+
+    def variants_in(self, part: Part) -> list[Variant]:
+        """Return the variants that judged a part."""
+        return [variant for variant in self.variants if (part.name, variant.name) in self.said]
 
     def all_failures(self) -> list[Failure]:
         """Of all variants, and of the topics."""
@@ -106,7 +114,7 @@ async def compare_prompts(
     topics = choose_topics(config)
     judged = next(iter(qrels.grades.values()))
     known = [topic.id for topic in read_topics(config.topics) if topic.id in judged]
-    halves = split_topics(known, plan.split or ODD)
+    halves = split_topics(known, plan.split)
     with open_corpus(config, task, observer.notify) as corpus:
         sample, path, notes = sample_of(plan, qrels, topics, halves, corpus, task)
         sampled = {each.topic_id for each in sample}
@@ -117,7 +125,12 @@ async def compare_prompts(
             prompts.append(finding)
         for prompt in prompts:
             check_examples(prompt, topics, config.topics, observer.notify)
-        parted, remarks = parts_of(plan, sample, halves)  # before the engine starts, since it may not work
+        # Before the engine starts: what is wrong with the sample or with the log.
+        parted, remarks = parts_of(plan, sample, halves)
+        if plan.confirm:
+            read_looks(look_log(config.cache.file))
+        asked = {each.topic_id for documents in parted.values() for each in documents}
+        topics = [topic for topic in topics if topic.id in asked]
         notes += remarks
         for note in notes:
             observer.notify(note)
@@ -132,26 +145,47 @@ async def compare_prompts(
                 }
                 check_parts(parted)
             by_id = {topic.id: topic for topic in topics}
-            said = await ask_variants(variants, parted, by_id, corpus.documents, task, asking, observer)
-        asked = [each for documents in parted.values() for each in documents]
-        texts = _texts(asked, corpus.documents) if plan.texts else {}
-    parts = [
-        measure_part(
-            name,
-            documents,
-            {each.name: said[name, each.name].judgments for each in variants},
-            qrels,
-            config.weights,
-        )
-        for name, documents in parted.items()
-    ]
-    useless = [each for part in parts for each in part.topics if not part.counts(each)]
-    if useless:
+            ask = partial(
+                ask_variants, topics=by_id, documents=corpus.documents, task=task, asking=asking, observer=observer
+            )
+            held = parted.pop(HOLD_OUT, [])
+            said = await ask(variants, parted)
+            parts = [_measure(name, documents, said, qrels, config) for name, documents in parted.items()]
+            finalists = list(dict.fromkeys((variants[0].name, winner_of(parts[0]))))
+            earlier = None
+            if held and len(finalists) > 1:
+                compared = [variant for variant in variants if variant.name in finalists]
+                said |= await ask(compared, {HOLD_OUT: held})
+                earlier, note = _count_look(config, qrels, held, compared)
+                notes.append(note)
+                observer.notify(note)
+                parts.append(_measure(HOLD_OUT, held, said, qrels, config))
+        texts = _texts([each for part in parts for each in part.sample], corpus.documents) if plan.texts else {}
+    if useless := [each for part in parts for each in part.topics if not part.counts(each)]:
         notes.append(f"topics without a grade above 0 among their sampled documents, left out of nDCG: {some(useless)}")
         observer.notify(notes[-1])
-    return PromptComparison(
-        task, variants, model.facts.model, topics, path, parts, said, failures, verdict_of(parts), texts, notes
-    )
+    verdict, name = verdict_of(parts), model.facts.model
+    return PromptComparison(task, variants, name, topics, path, parts, said, failures, verdict, texts, notes, earlier)
+
+
+def _measure(
+    name: str, documents: Sequence[Sampled], said: Mapping[tuple[str, str], Said], qrels: Qrels, config: Config
+) -> Part:
+    """Measure what was said of one part."""
+    judgments = {variant: each.judgments for (part, variant), each in said.items() if part == name}
+    return measure_part(name, documents, judgments, qrels, config.weights)
+
+
+def _count_look(
+    config: Config, qrels: Qrels, held: Sequence[Sampled], compared: Sequence[Variant]
+) -> tuple[list[Look], str]:
+    """Count a look at the topics held out before anybody sees a figure; return the earlier ones, and a note."""
+    aspect, grades = next(iter(qrels.grades.items()))
+    prompts = [(variant.name, variant.prompt) for variant in compared]
+    look = make_look(config.task, aspect, grades, len({each.topic_id for each in held}), prompts)
+    log = look_log(config.cache.file)
+    earlier = record_look(log, look)
+    return earlier, describe_looks(earlier, log)
 
 
 def load_variants(names: Sequence[str], config: Config, task: Task) -> list[Variant]:

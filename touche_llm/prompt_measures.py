@@ -13,7 +13,7 @@ from touche_llm.evaluation.figure import Figure, mean_figure
 from touche_llm.evaluation.measures import CUTOFF, NDCG, graded_figures
 from touche_llm.evaluation.stance_measures import paired_stance_figures, stance_figures
 from touche_llm.prompt_draw import Sampled
-from touche_llm.prompt_sample import CONFIRMED_BELOW, least_p
+from touche_llm.prompt_sample import ALL, CONFIRMED_BELOW, least_p
 from touche_llm.prompt_uses import uses_of
 from touche_llm.qrels import Grades, Qrels
 from touche_llm.ranking.pointwise import by_judgment
@@ -148,14 +148,20 @@ def _outside(judgments: Iterable[Judgment]) -> float | None:
     return mean.value
 
 
+def winner_of(part: Part) -> str:
+    """Return the variant with the best nDCG@5; of equal ones the one that was given first."""
+    values = {variant: figures[part.measures[0]].value for variant, figures in part.figures.items()}
+    # NaN is below everything.
+    return max(values, key=lambda each: (values[each] == values[each], values[each]))
+
+
 def verdict_of(parts: Sequence[Part]) -> Verdict:
     """Which variant is the best in the first part, and whether it is better than the first variant in the second."""
     choice, measure = parts[0], parts[0].measures[0]
     values = {variant: figures[measure].value for variant, figures in choice.figures.items()}
-    first = next(iter(values))
-    # NaN is below everything; of equal ones the one that was given first.
-    winner = max(values, key=lambda each: (values[each] == values[each], values[each]))
-    on = f"the {len(choice.topics)} topics that it was chosen on" if len(parts) > 1 else f"{len(choice.topics)} topics"
+    first, winner = next(iter(values)), winner_of(choice)
+    chosen = choice.name != ALL
+    on = f"the {len(choice.topics)} topics that it was chosen on" if chosen else f"{len(choice.topics)} topics"
     if winner == first:
         sentence = f"No variant has a better {measure} than {first}, the first ({values[first]:.4f}), on {on}"
         return Verdict(winner, None, f"{sentence}: there is no choice to confirm.")
@@ -163,8 +169,8 @@ def verdict_of(parts: Sequence[Part]) -> Verdict:
         f"{winner} has the best {measure} on {on}: {values[winner]:.4f}, and {first}, the first, {values[first]:.4f}."
     )
     if len(parts) == 1:
-        chance = "Not confirmed: no topics were held out, and the best of several can be it by chance."
-        return Verdict(winner, None, f"{best} {chance}")
+        how = "--confirm opens the topics held out" if chosen else "no topics were held out"
+        return Verdict(winner, None, f"{best} Not confirmed: the best of several can be it by chance; {how}.")
     row = parts[1].differences[winner, measure]
     confirmed = row["difference"] > 0.0 and row["p"] < CONFIRMED_BELOW
     told = (

@@ -44,24 +44,17 @@ class Plan:
         size: documents of the sample; None: 200.
         seed: of the sample; None: 0.
         file: the sample is read from it where it is there, and else written to it; None: a name made of its content.
-        split: which topics variants are chosen on, see `split_topics`; None: those at odd places.
-        hold_out: whether the other topics are held out, to confirm the choice on; None: where topics are parted by
-            `split`, or at least 6 of the sample with a grade above 0 are at odd places and as many at even ones.
+        split: which topics variants are chosen on, see `split_topics`; the others are held out. `all`: none is.
+        confirm: whether the choice is confirmed on the topics that are held out; else nothing is asked about these.
         texts: whether the documents' texts are wanted.
     """
 
     size: int | None = None
     seed: int | None = None
     file: Path | None = None
-    split: str | None = None
-    hold_out: bool | None = None
+    split: str = ODD
+    confirm: bool = False
     texts: bool = False
-
-    def holds_out(self, sample: Sequence[Sampled], halves: Halves) -> bool:
-        """Whether topics of this sample are held out."""
-        if self.hold_out is not None:
-            return self.hold_out
-        return self.split is not None or min(map(len, _useful(sample, halves))) >= LEAST_IN_HALF
 
 
 def judged_pool(grades: Grades, topics: Iterable[Topic], documents: Documents) -> tuple[Grades, list[str]]:
@@ -155,14 +148,16 @@ def split_topics(topics: Sequence[str], split: str) -> Halves:
     Args:
         topics: all judged ones of the topics' file, so that a topic is in one half whatever is drawn or asked about.
             Those that nobody judged have no place: judgments of every second topic of the file could not be parted.
-        split: `odd` or `even`, for the topics at such places, counted from 1, or the path of a file with ids, one a
-            line.
+        split: `odd` or `even`, for the topics at such places, counted from 1, `all`, or the path of a file with ids,
+            one a line.
 
     Raises:
         DataError: the file cannot be read, or a line that is no id.
         UsageError: none of the topics is in the file.
     """
-    if split in (ODD, EVEN):
+    if split == ALL:
+        chosen = set(topics)
+    elif split in (ODD, EVEN):
         chosen = set(topics[split == EVEN :: 2])
     else:
         chosen = set()
@@ -206,13 +201,11 @@ def sample_of(
 
 
 def _drawn(plan: Plan, pool: Grades, halves: Halves) -> list[Sampled]:
-    """As many documents of either half, as far as there are so many; where topics are not parted, of all as one."""
+    """As many documents of either half, as far as there are so many."""
     size, seed = SIZE if plan.size is None else plan.size, plan.seed or 0
-    sides = [{topic: judged for topic, judged in pool.items() if topic in half} for half in halves]
+    sides = [{topic: judged for topic, judged in pool.items() if topic in half} for half in halves if half]
     sizes = shares(size, {side: sum(map(len, judged.values())) for side, judged in enumerate(sides)})
     sample = [each for side, judged in enumerate(sides) for each in draw_sample(judged, sizes[side], seed)]
-    if plan.split is None and not plan.holds_out(sample, halves):
-        return draw_sample(pool, size, seed)
     places = {topic: place for place, topic in enumerate(pool)}
     return sorted(sample, key=lambda each: places[each.topic_id])
 
@@ -235,26 +228,25 @@ def _again(path: Path, grades: Grades, topics: list[Topic], corpus: Corpus) -> t
 def parts_of(plan: Plan, sample: Sequence[Sampled], halves: Halves) -> tuple[dict[str, list[Sampled]], list[str]]:
     """The parts of a sample, by name: all, or those to choose on and those held out; and what people should know.
 
+    What is held out is among the parts only if the choice is to be confirmed on it.
+
     Raises:
         UsageError: as `check_parts`.
     """
     counts, notes = Counter(each.topic_id for each in sample), list[str]()
-    hold_out = plan.holds_out(sample, halves)
-    if plan.hold_out is None and plan.split is None:
-        many = "every second one is held out (--split, --no-hold-out)"
-        few = (
-            f"fewer than {LEAST_IN_HALF} with a grade above 0 at odd places of the judged topics, or at even ones, so "
-            "that none is held out (--hold-out does it all the same)"
-        )
-        notes.append(f"{len(counts)} topics: {many if hold_out else few}")
-    parts = {ALL: list(sample)}
-    if plan.split is not None or hold_out:
+    if plan.split == ALL:
+        if plan.confirm:
+            raise UsageError(f"--split {ALL} holds no topic out to confirm a choice on; give another --split")
+        parts = {ALL: list(sample)}
+    else:
         named = zip((CHOICE, HOLD_OUT), halves, strict=True)
         parts = {name: [each for each in sample if each.topic_id in half] for name, half in named}
-        if not hold_out:
-            del parts[HOLD_OUT]
+        if not plan.confirm:
+            held = len({each.topic_id for each in parts.pop(HOLD_OUT)})
+            chosen = len({each.topic_id for each in parts[CHOICE]})
+            notes.append(f"{chosen} topics to choose on; {held} are held out, and --confirm opens them for the best")
     check_parts(parts)
-    if hold_out and (least := least_p(held := len(_useful(sample, halves)[1]))) >= CONFIRMED_BELOW:
+    if plan.confirm and (least := least_p(held := len(_topics_to_find(parts[HOLD_OUT])))) >= CONFIRMED_BELOW:
         notes.append(
             f"{held} topics held out with a grade above 0: p cannot be below {least:.4f}, so that no choice can be "
             f"confirmed; that takes {LEAST_IN_HALF} (a larger --sample, or judgments of more topics)"
@@ -273,8 +265,8 @@ def check_parts(parts: Mapping[str, Sequence[Sampled]]) -> None:
         if min(counts.values()) < 2:
             raise UsageError(
                 f"{counts[CHOICE]} topics to choose on and {counts[HOLD_OUT]} to confirm the choice on, with a "
-                "document above grade 0: each side needs two; give --no-hold-out, another --split, or judgments of "
-                "more topics"
+                "document above grade 0: each side needs two; leave --confirm out, or give another --split or "
+                "judgments of more topics"
             )
     elif not min(counts.values()):
         raise UsageError(
@@ -286,11 +278,6 @@ def check_parts(parts: Mapping[str, Sequence[Sampled]]) -> None:
 def least_p(topics: int) -> float:
     """The least p of a paired randomisation test over so many topics: all signs alike are two of 2^n ways."""
     return float(2.0 ** (1 - topics))
-
-
-def _useful(sample: Sequence[Sampled], halves: Halves) -> list[set[str]]:
-    found = _topics_to_find(sample)
-    return [found.intersection(half) for half in halves]
 
 
 def _topics_to_find(sample: Sequence[Sampled]) -> set[str]:

@@ -56,7 +56,7 @@ def rows_of(done: Done) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def test_a_person_reads_tables_and_the_verdict(touche: Touche, engine: Engine) -> None:
-    done = compare(touche)
+    done = compare(touche, "--confirm")
     assert done.returncode == 0, done.stderr
     assert "36 documents of 6 topics, to choose on" in done.stdout
     assert "36 documents of 6 topics, held out" in done.stdout
@@ -67,8 +67,8 @@ def test_a_person_reads_tables_and_the_verdict(touche: Touche, engine: Engine) -
 
 
 def test_the_chance_level_stands_below_the_figures(touche: Touche, engine: Engine) -> None:
-    done = compare(touche)
-    (chance,) = {row["random_ndcg_5"] for row in rows_of(compare(touche, "--format", "json")).values()}
+    done = compare(touche, "--confirm")
+    (chance,) = {row["random_ndcg_5"] for row in rows_of(compare(touche, "--confirm", "--format", "json")).values()}
     assert 0.0 < chance < 1.0
     assert re.findall(r"^ *random order +(\S+) *$", done.stdout, re.MULTILINE) == [f"{chance:.4f}"] * 2
 
@@ -83,18 +83,18 @@ def test_it_is_told_whose_stance_is_measured(touche: Touche, engine: Engine) -> 
 
 
 def test_the_second_call_asks_nobody_and_a_changed_wording_alone(touche: Touche, engine: Engine) -> None:
-    compare(touche)
-    again = rows_of(compare(touche, "--format", "json"))
+    compare(touche, "--confirm")
+    again = rows_of(compare(touche, "--confirm", "--format", "json"))
     assert len(engine.requests) == 2 * 72
     assert {(row["requests"], row["cache_hits"], row["prompt_tokens"]) for row in again.values()} == {(0, 36, 3600)}
     wording(Path("mine/sharp.jinja"), "SHARP indeed")
-    changed = rows_of(compare(touche, "--format", "json"))
+    changed = rows_of(compare(touche, "--confirm", "--format", "json"))
     assert len(engine.requests) == 3 * 72
     assert {name: row["requests"] for (_, name), row in changed.items()} == dict(zip(WORDINGS, (0, 36), strict=True))
 
 
 def test_rows_have_equal_keys_figures_and_differences(touche: Touche, engine: Engine) -> None:
-    done = compare(touche, "--quality", "quality", "--format", "json")
+    done = compare(touche, "--confirm", "--quality", "quality", "--format", "json")
     rows = rows_of(done)
     assert set(rows) == {(part, name) for part in ("choice", "hold-out") for name in WORDINGS}
     assert len({tuple(row) for row in rows.values()}) == 1
@@ -111,8 +111,8 @@ def test_rows_have_equal_keys_figures_and_differences(touche: Touche, engine: En
 
 
 def test_tsv_is_what_json_is(touche: Touche, engine: Engine) -> None:
-    rows = json.loads(compare(touche, "--format", "json").stdout)
-    table = list(csv.DictReader(io.StringIO(compare(touche, "--format", "tsv").stdout), delimiter="\t"))
+    rows = json.loads(compare(touche, "--confirm", "--format", "json").stdout)
+    table = list(csv.DictReader(io.StringIO(compare(touche, "--confirm", "--format", "tsv").stdout), delimiter="\t"))
     assert [list(row) for row in table] == [list(row) for row in rows]
     assert [row["variant"] for row in table] == [row["variant"] for row in rows]
     assert float(table[1]["relevance_kappa"]) == rows[1]["relevance_kappa"]
@@ -120,14 +120,14 @@ def test_tsv_is_what_json_is(touche: Touche, engine: Engine) -> None:
 
 
 def test_the_sample_is_where_it_is_said_to_be(touche: Touche, engine: Engine) -> None:
-    done = compare(touche, "--sample", "12")
+    done = compare(touche, "--sample", "12", "--split", "all")
     path = re.search(r"^sample: (\S+)", done.stdout, re.MULTILINE)
     assert path is not None
     lines = Path(path.group(1)).read_text().splitlines()
     assert lines[0] == "topic\tdocument\tgrade" and len(lines) == 13
     assert [sum(line.endswith(f"\t{grade}") for line in lines) for grade in range(3)] == [4, 4, 4]
     requests = len(engine.requests)
-    again = compare(touche, "--sample-file", path.group(1))
+    again = compare(touche, "--sample-file", path.group(1), "--split", "all")
     assert again.returncode == 0, again.stderr
     assert len(engine.requests) == requests
     other = compare(touche, "--sample", "12", "--sample-seed", "1", "--sample-file", "other.tsv")
@@ -136,12 +136,12 @@ def test_the_sample_is_where_it_is_said_to_be(touche: Touche, engine: Engine) ->
 
 def test_failures_are_told_and_end_with_their_code(touche: Touche, engine: Engine) -> None:
     engine.refused = ("1-2", "2-2")
-    done = compare(touche, "--format", "json")
+    done = compare(touche, "--confirm", "--format", "json")
     assert done.returncode == 3
     assert {row["failures"] for row in rows_of(done).values()} == {1}
     assert "failures: 4 server_error; most often: not\N{REPLACEMENT CHARACTER}[2J this one" in done.stderr
     engine.refused = ()
-    assert compare(touche).returncode == 0
+    assert compare(touche, "--confirm").returncode == 0
     assert len(engine.requests) == 2 * 72
 
 
@@ -151,7 +151,7 @@ def test_a_run_s_own_configuration_says_where_everything_is(touche: Touche, engi
         "prompts: {judge: mine/sharp.jinja}\nstance: {depth: 20}\n"
     )
     done = touche(
-        "prompts", "compare", *WORDINGS, "--config", "config.yaml", *QRELS, "--no-hold-out", "--format", "json"
+        "prompts", "compare", *WORDINGS, "--config", "config.yaml", *QRELS, "--split", "all", "--format", "json"
     )
     assert done.returncode == 0, done.stderr
     assert {part for part, _ in rows_of(done)} == {"all"}
@@ -176,7 +176,7 @@ def test_names_are_those_of_the_folder_of_templates(touche: Touche, engine: Engi
         ((*WORDINGS, "--stance", "stance"), "documents are drawn by their grades; give --relevance"),
         ((*WORDINGS, *QRELS, "--split", "none"), "none: cannot read the file"),
         ((*"abcdefghi", *QRELS, "--html", "m.html"), "9 prompts do not fit side by side; name 8"),
-        ((*WORDINGS, *QRELS, "--topic", "1", "--hold-out"), "1 topics to choose on and 0 to confirm"),
+        ((*WORDINGS, *QRELS, "--topic", "1", "--confirm"), "1 topics to choose on and 0 to confirm"),
     ],
 )
 def test_what_cannot_be_done_is_told(touche: Touche, engine: Engine, arguments: tuple[str, ...], message: str) -> None:
@@ -190,4 +190,15 @@ def test_a_page_is_written_beside_the_rows(touche: Touche, engine: Engine) -> No
     done = compare(touche, "--html", "matrix.html", "--format", "tsv")
     assert done.returncode == 0, done.stderr
     assert f"page: matrix.html ({Path('matrix.html').stat().st_size:,} bytes)" in done.stderr
-    assert done.stdout.count("\n") == 5
+    assert done.stdout.count("\n") == 3
+
+
+def test_the_other_half_is_closed_unless_it_is_asked_for_and_each_look_is_told(touche: Touche, engine: Engine) -> None:
+    done = compare(touche)
+    assert "36 documents of 6 topics, to choose on" in done.stdout and "held out\n" not in done.stdout
+    assert {row["earlier_looks"] for row in rows_of(compare(touche, "--format", "json")).values()} == {None}
+    first, second = (compare(touche, "--confirm", "--format", "json") for _ in range(2))
+    assert [{row["earlier_looks"] for row in rows_of(done).values()} for done in (first, second)] == [{0}, {1}]
+    assert "mine/sharp.jinja 1 " in second.stderr
+    # One line for each look, beside the answer cache.
+    assert len(Path("hold_out_looks.jsonl").read_text().splitlines()) == 2

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Parameters that are none of the configuration's.
 _QRELS = ("relevance", "quality", "stance", "coherence")
-_OWN = ("templates", *_QRELS, "split", "hold_out", "sample", "sample_seed", "sample_file", "html")
+_OWN = ("templates", *_QRELS, "split", "confirm", "sample", "sample_seed", "sample_file", "html")
 _MOST_ON_PAGE = 8
 _CHANGE = ("difference", "low", "high", "p", "p_holm", "wins", "ties", "losses")
 
@@ -45,22 +45,22 @@ def compare(
     stance: f.StanceOption = None,
     coherence: f.CoherenceOption = None,
     split: Annotated[
-        str | None,
+        str,
         typer.Option(
             "--split",
-            metavar="odd|even|FILE",
-            help="Topics to choose on: those at odd places among the judged ones of the topics' file (default), at "
-            "even ones, or the ids in a file, one a line.",
+            metavar="odd|even|all|FILE",
+            help="Topics to choose on: those at odd places among the judged ones of the topics' file, at even ones, "
+            "all, or the ids in a file, one a line. The others are held out.",
         ),
-    ] = None,
-    hold_out: Annotated[
-        bool | None,
+    ] = "odd",
+    confirm: Annotated[
+        bool,
         typer.Option(
-            "--hold-out/--no-hold-out",
-            help="Confirm the choice on the other topics (default with --split, and from 12 topics, 6 in each half). "
-            "Without, and with --split, the others are not asked about; without both, all topics are one.",
+            "--confirm",
+            help="Compare the best with the first on the topics held out too. Each such look is counted in a log "
+            "beside the answer cache, and the next one lists those before it.",
         ),
-    ] = None,
+    ] = False,
     sample: Annotated[
         int | None,
         typer.Option(
@@ -105,9 +105,9 @@ def compare(
 ) -> None:
     """Judge one sample of judged documents with several prompts, and tell which agrees best with people.
 
-    Variants are chosen by nDCG@5 on one half of the topics, and the best is held against the first on the other half.
+    Variants are chosen by nDCG@5 on one half of the topics; nothing is sent about the other half.
 
-    While you still try wordings, `--split odd --no-hold-out` leaves the other topics unseen.
+    `--confirm` compares the best with the first on the other half: once, when you have stopped trying wordings.
 
     Only what changed is asked again: all else is in the answer cache, also of a comparison that was stopped.
 
@@ -126,7 +126,7 @@ def compare(
     observer = ConsoleObserver()
     for note in qrels.notes():
         observer.notify(note)
-    plan = Plan(sample, sample_seed, sample_file, split, hold_out, texts=html is not None)
+    plan = Plan(sample, sample_seed, sample_file, split, confirm, texts=html is not None)
     found = asked(settings, compare_prompts(settings, templates, qrels, plan, observer))
     if output is Format.TABLE:
         for part in found.parts:
@@ -151,7 +151,8 @@ def _show(found: PromptComparison, part: Part) -> None:
     table.add_column("variant")
     for name in (*map(_short, part.measures), "outside", "failures", "tokens", "requests", "cached"):
         table.add_column(name, justify="right", no_wrap=True)
-    for variant in found.variants:
+    variants = found.variants_in(part)
+    for variant in variants:
         said, counts = found.said[part.name, variant.name], found.said[part.name, variant.name].counts
         outside = part.outside[variant.name]
         cells = [f.spelled(figure.value) for figure in part.figures[variant.name].values()]
@@ -164,7 +165,7 @@ def _show(found: PromptComparison, part: Part) -> None:
     f.show(f"{len(part.sample):,} documents of {len(part.topics)} topics{told}", table)
     rows = []
     for measure in part.measures:
-        for variant in found.variants[1:]:
+        for variant in variants[1:]:
             change = part.differences[variant.name, measure]
             cells = [
                 f.spelled(change["difference"], sign="+"),
@@ -198,7 +199,7 @@ def _explain(found: PromptComparison, qrels: Qrels) -> None:
 def _rows(found: PromptComparison, part: Part) -> list[dict[str, Any]]:
     """A row for each variant: its figures, each with how it differs from the first variant's, and what it cost."""
     rows = []
-    for variant in found.variants:
+    for variant in found.variants_in(part):
         prompt, said = variant.prompt, found.said[part.name, variant.name]
         best = variant.name == found.verdict.winner
         row: dict[str, Any] = {
@@ -217,6 +218,7 @@ def _rows(found: PromptComparison, part: Part) -> list[dict[str, Any]]:
             change = part.differences.get((variant.name, measure), {})
             row |= {name: figure.value, **{f"{name}_{each}": change.get(each) for each in _CHANGE}}
         row["random_ndcg_5"] = part.chance
+        row["earlier_looks"] = None if found.earlier_looks is None else len(found.earlier_looks)
         row |= {
             "outside": part.outside[variant.name],
             "failures": len(said.failures),

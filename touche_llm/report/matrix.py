@@ -64,7 +64,8 @@ class MatrixRow:
         cells: a variant each, in their order.
         differs: the names of grades, and `stance`, in which variants differ: as whole grades, and as labels.
         spread: how far: the largest difference of grades, and one more for a stance.
-        misses: how many variants give another first grade than people.
+        asked: how many variants were asked about it.
+        misses: how many of these give another first grade than people.
     """
 
     topic: Topic
@@ -76,6 +77,7 @@ class MatrixRow:
     cells: list[Cell]
     differs: list[str]
     spread: float
+    asked: int
     misses: int
 
 
@@ -91,9 +93,13 @@ def rows_of(found: PromptComparison, qrels: Qrels) -> list[MatrixRow]:
     for part in found.parts:
         for each in part.sample:
             key = (each.topic_id, each.document_id)
-            said = {variant.name: found.said[part.name, variant.name].judgments.get(key) for variant in found.variants}
+            said = {
+                variant.name: found.said[part.name, variant.name].judgments.get(key)
+                for variant in found.variants_in(part)
+            }
             cells = [
-                _cell(each, judgment, failed.get((part.name, name, *key)), qrels) for name, judgment in said.items()
+                _cell(each, said.get(variant.name), failed.get((part.name, variant.name, *key)), qrels)
+                for variant in found.variants
             ]
             differs, spread = _disagreement(list(said.values()))
             rows.append(
@@ -107,7 +113,8 @@ def rows_of(found: PromptComparison, qrels: Qrels) -> list[MatrixRow]:
                     cells,
                     differs,
                     spread,
-                    sum(not (cell.grades and _first(cell, qrels).hit) for cell in cells),
+                    len(said),
+                    len(said) - sum(bool(cell.grades) and _first(cell, qrels).hit for cell in cells),
                 )
             )
     return sorted(rows, key=lambda row: -row.spread)
