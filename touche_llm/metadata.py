@@ -7,36 +7,55 @@ import platform
 import resource
 import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from touche_llm.config import Config
+from touche_llm.config import Config, write_config
 from touche_llm.corpus import elastic
 from touche_llm.errors import DataError
 from touche_llm.files import whole_file
 from touche_llm.ranking.chain import JUDGE
 from touche_llm.retrieval import analysis
-from touche_llm.run_files import CONFIG, METADATA
+from touche_llm.run_files import CONFIG, METADATA, OUTPUTS
+from touche_llm.run_folder import UNFINISHED
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 from touche_llm.yaml_text import YamlError, read_yaml, to_yaml
 
-STAGES = ("retrieve", "judge", "rank")
+STAGES = tuple(OUTPUTS)
 _LIBRARIES = ("bm25s", "rank-bm25", "PyStemmer", "sentencex", "jinja2", "pydantic", "aiohttp")
 
 
+def begin_stage(folder: Path, config: Config, stage: str) -> None:
+    """Remove the outputs of a stage and of later ones, and write the configuration that the new ones are made with.
+
+    The metadata comes first: from then on until `record_stage` it says that the stage is unfinished, so that no reader
+    takes files of two states for one run, wherever this is interrupted.
+
+    Raises:
+        DataError: The metadata is not as this program wrote it; nothing is removed.
+    """
+    _write(folder, config, _stages_before(folder, stage), unfinished=stage)
+    for later in reversed(STAGES[STAGES.index(stage) :]):
+        for name in OUTPUTS[later]:
+            (folder / name).unlink(missing_ok=True)
+    write_config(config, folder / CONFIG)
+
+
 def record_stage(folder: Path, config: Config, stage: str, facts: Mapping[str, Any]) -> None:
-    """Write what a stage did; what later stages did before is gone with it.
+    """Write what a stage did, once all of its outputs are written.
 
     `facts` must hold plain values. Peak memory of this process so far, in MiB, is added.
     """
-    path = folder / METADATA
-    stages = {name: each for name, each in _stages(path).items() if STAGES.index(name) < STAGES.index(stage)}
     # ru_maxrss is in KiB on Linux and in bytes on macOS.
     unit = 2**20 if sys.platform == "darwin" else 2**10
     peak = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit)
-    stages[stage] = {**facts, "peak memory MiB": peak}
+    _write(folder, config, {**_stages_before(folder, stage), stage: {**facts, "peak memory MiB": peak}})
+
+
+def _write(folder: Path, config: Config, stages: Mapping[str, Any], unfinished: str | None = None) -> None:
     task = get_task(config.task)
     content = {
         "ir_metadata.version": "0.1",
@@ -48,8 +67,8 @@ def record_stage(folder: Path, config: Config, stage: str, facts: Mapping[str, A
             "hardware": {"cpu": {"architecture": platform.machine(), "number of cores": os.cpu_count()}},
             "operating system": {"kernel": f"{platform.system()} {platform.release()}"},
             "software": {
-                "libraries": {"python": [f"{name}=={version(name)}" for name in _LIBRARIES]},
-                "retrieval toolkit": [f"touche-llm=={version('touche-llm')}"],
+                "libraries": {"python": [f"{name}=={_version(name)}" for name in _LIBRARIES]},
+                "retrieval toolkit": [f"touche-llm=={_version('touche-llm')}"],
             },
         },
         "implementation": {
@@ -66,9 +85,16 @@ def record_stage(folder: Path, config: Config, stage: str, facts: Mapping[str, A
             **_method(config, task, "judge" in stages),
         },
         "stages": stages,
+        **({} if unfinished is None else {UNFINISHED: unfinished}),
     }
-    with whole_file(path) as stream:
+    with whole_file(folder / METADATA) as stream:
         stream.write(to_yaml(content))
+
+
+@cache
+def _version(name: str) -> str:
+    # Finding one takes 4 ms, and metadata is written twice in each stage.
+    return version(name)
 
 
 def _training(config: Config) -> str:
@@ -79,12 +105,13 @@ def _training(config: Config) -> str:
     return f"the model is used as it is; thresholds of the stance are fitted on the judgments of topics {fitted}"
 
 
-def _stages(path: Path) -> dict[str, Any]:
+def _stages_before(folder: Path, stage: str) -> dict[str, Any]:
+    path = folder / METADATA
     if not path.exists():
         return {}
     try:
         stages = read_yaml(path)["stages"]
-        return {name: stages[name] for name in STAGES if name in stages}
+        return {name: stages[name] for name in STAGES[: STAGES.index(stage)] if name in stages}
     except (YamlError, KeyError, TypeError) as error:
         raise DataError(
             f"{path}: not metadata that this program wrote ({error!s:.200}); delete it and run all stages"

@@ -1,5 +1,7 @@
 """The names of the files in a run's folder."""
 
+from collections.abc import Mapping
+
 CONFIG = "config.yaml"
 METADATA = "ir-metadata.yml"
 CANDIDATES = "candidates.run.txt"
@@ -22,6 +24,11 @@ RUN = "run.txt"
 # Only with `touche-llm batch`: what was exported last, and what came back and could not be used.
 BATCH = "batch.json"
 BATCH_UNUSABLE = "batch_unusable.jsonl"
-OF_JUDGE = (OBJECTS, STANCES, JUDGMENTS, FAILURES)
-OF_RANK = (COMPARISONS, COMPARISON_FAILURES, RUN)
+OF_RETRIEVE = (CANDIDATES, SENTENCES, QUERIES, QUERY_FAILURES)
+# Where pairs are judged, the candidates too: they are replaced, not removed.
+OF_JUDGE = (JUDGMENTS, OBJECTS, STANCES, SENTENCE_JUDGMENTS, FAILURES)
+# The run first: what remains of a removal that was interrupted holds no run without what it was made from.
+OF_RANK = (RUN, COMPARISONS, COMPARISON_FAILURES)
 ALL_FAILURES = (QUERY_FAILURES, FAILURES, COMPARISON_FAILURES)
+# What each stage writes, in the order of the stages.
+OUTPUTS: Mapping[str, tuple[str, ...]] = {"retrieve": OF_RETRIEVE, "judge": OF_JUDGE, "rank": OF_RANK}

@@ -19,6 +19,7 @@ from touche_llm.files import check_output
 from touche_llm.first_stage import listed
 from touche_llm.qrels import read_stances
 from touche_llm.run_files import CONFIG, JUDGMENTS, STANCES
+from touche_llm.run_folder import check_finished
 from touche_llm.stance import read_settings, write_thresholds
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
@@ -55,6 +56,7 @@ def calibrate(
         check_output(out, overwrite, [stance])
     if not (run / CONFIG).exists():
         raise DataError(f"{run / CONFIG}: not there; give the folder of a run with --run")
+    check_finished(run, "judge")
     task = get_task(load_config(run / CONFIG, {}).task)
     if not task.no_stances:
         raise UsageError(f"{task.name}: all its stances take a side, so there is no threshold to fit or measure")

@@ -19,6 +19,7 @@ from touche_llm.errors import DataError, UsageError, printable
 from touche_llm.evaluation.coverage import describe_limits
 from touche_llm.qrels import Qrels, read_qrels
 from touche_llm.run_files import CANDIDATES, CONFIG, METADATA, RUN
+from touche_llm.run_folder import check_finished
 from touche_llm.runs import ReadRun, read_run
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.base import Task
@@ -91,7 +92,7 @@ def given_runs(paths: Iterable[Path], qrels: Qrels, task: Task, first_stage: Pat
 
     Raises:
         UsageError: a run that is given twice.
-        DataError: a folder without a run, or a file that is none.
+        DataError: a folder without a run or with an unfinished stage, or a file that is no run.
     """
     # Where stances are not measured, other programs may write what they like in the column.
     labels = qrels.labels if qrels.stances else None
@@ -124,10 +125,14 @@ def given_runs(paths: Iterable[Path], qrels: Qrels, task: Task, first_stage: Pat
 def _folder_of(path: Path) -> Path | None:
     """The folder of a run of this program, also where its run file is named."""
     if path.is_dir():
+        check_finished(path, "rank")
         if not (path / RUN).exists():
             raise DataError(f"{path}: no {RUN} in this folder; run `touche-llm rank` for it, or name a run file")
         return path
-    return path.parent if path.name == RUN and (path.parent / CONFIG).exists() else None
+    if path.name != RUN or not (path.parent / CONFIG).exists():
+        return None
+    check_finished(path.parent, "rank")
+    return path.parent
 
 
 def recall_depth(runs: Sequence[Given]) -> int:

@@ -41,6 +41,7 @@ from touche_llm.regression.writing import (
     write_topics,
 )
 from touche_llm.run_files import ALL_FAILURES, CONFIG, RUN
+from touche_llm.run_folder import check_finished
 from touche_llm.runs import read_run, write_candidates
 from touche_llm.stages.common import first_stage_file, prompts_of
 from touche_llm.tasks import get_task
@@ -67,6 +68,7 @@ def finished_run(run: Path) -> Config:
     for name in (CONFIG, RUN):
         if not (run / name).is_file():
             raise DataError(f"{run / name}: not there; give the folder of a run that is finished")
+    check_finished(run, "rank")
     config = load_config(run / CONFIG, {})
     failed = [name for name in ALL_FAILURES if (run / name).exists() and (run / name).stat().st_size]
     if failed:

@@ -35,6 +35,7 @@ from touche_llm.run_files import (
     SENTENCE_JUDGMENTS,
     STANCES,
 )
+from touche_llm.run_folder import check_finished
 from touche_llm.runs import ReadRun, read_run
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
@@ -52,10 +53,11 @@ def open_folder(folder: Path) -> Iterator[RunFolder]:
     """The folder of a run, for as long as its corpus and its answers are read.
 
     Raises:
-        DataError: a file of the run is not there or not as the program wrote it.
+        DataError: a file of the run is not there or not as the program wrote it, or a stage was interrupted.
         UsageError: its configuration cannot be read.
     """
     config = config_of(folder)
+    check_finished(folder, "rank")
     task = get_task(config.task)
     for name, stage in ((CANDIDATES, "retrieve"), (JUDGMENTS, "judge"), (RUN, "rank")):
         if not (folder / name).exists():

@@ -164,12 +164,6 @@ def candidates_of(path: Path, config: Config, stage: str) -> dict[str, list[Cand
     return candidates
 
 
-def remove(folder: Path, *names: str) -> None:
-    """Remove what later stages made of an earlier state; the answers are in the cache."""
-    for name in names:
-        (folder / name).unlink(missing_ok=True)
-
-
 def by_kind(failures: list[Failure]) -> dict[str, int]:
     """How many failures there are of each kind."""
     return dict(Counter(failure.kind for failure in failures))

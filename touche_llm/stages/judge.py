@@ -9,28 +9,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from touche_llm.config import Config, write_config
+from touche_llm.config import Config
 from touche_llm.errors import DataError
 from touche_llm.files import whole_file, write_records
 from touche_llm.first_stage import check_candidates, choose_topics, open_corpus
 from touche_llm.judging import Asking, find_objects, judge_each
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.language_model import LanguageModel
-from touche_llm.metadata import record_stage
+from touche_llm.metadata import begin_stage, record_stage
 from touche_llm.prompts import Prompt
 from touche_llm.ranking.pointwise import by_first_stage, by_judgment
 from touche_llm.records import Candidate, Failure, Judgment, Objects, StanceReading, Topic
-from touche_llm.run_files import (
-    CANDIDATES,
-    CONFIG,
-    FAILURES,
-    JUDGMENTS,
-    OBJECTS,
-    OF_JUDGE,
-    OF_RANK,
-    SENTENCE_JUDGMENTS,
-    STANCES,
-)
+from touche_llm.run_files import CANDIDATES, FAILURES, JUDGMENTS, OBJECTS, SENTENCE_JUDGMENTS, STANCES
+from touche_llm.run_folder import check_finished
 from touche_llm.runs import write_candidates
 from touche_llm.stages.common import (
     Observer,
@@ -40,7 +31,6 @@ from touche_llm.stages.common import (
     facts_of,
     first_stage_file,
     prompts_of,
-    remove,
 )
 from touche_llm.stages.judgments import Grades, JudgmentFile
 from touche_llm.stages.pairs import judge_pairs
@@ -64,11 +54,13 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
     Where the task ranks pairs, sentences are judged first, and the candidates are the pairs made of them.
 
     Raises:
+        DataError: the first stage is not there, or was interrupted while it replaced its outputs.
         ReplayMiss: in replay, when the cache lacks an answer; nothing is written then.
     """
     started = time.monotonic()
     task = get_task(config.task)
     topics = choose_topics(config)
+    check_finished(folder, "retrieve")
     found = candidates_of(folder / first_stage_file(task), config, "retrieve")
     asking = asking_of(config, model)
     prompts = prompts_of(config, task, "judge", "objects", "sentence", "stance", notify=observer.notify)
@@ -133,8 +125,7 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
             for topic_id, count in judged.too_few.items():
                 observer.notify(f"topic {topic_id}: {count} pairs, fewer than the {task.least_per_topic} wanted")
         seconds = time.monotonic() - started
-        remove(folder, *OF_JUDGE, *OF_RANK)
-        write_config(config, folder / CONFIG)
+        begin_stage(folder, config, "judge")
         if pairs is not None:
             write_candidates(folder / CANDIDATES, pairs, config.tag)
             write_records(folder / SENTENCE_JUDGMENTS, sentences)

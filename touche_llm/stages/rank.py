@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from touche_llm.config import Config, write_config
+from touche_llm.config import Config
 from touche_llm.errors import DataError
 from touche_llm.files import read_records, write_records
 from touche_llm.first_stage import check_candidates, choose_topics, listed, open_corpus
 from touche_llm.llm.language_model import LanguageModel
-from touche_llm.metadata import record_stage
+from touche_llm.metadata import begin_stage, record_stage
 from touche_llm.ranking.chain import asked_kinds
 from touche_llm.ranking.topics import Comparing, Ranked, rank_topics
 from touche_llm.records import Candidate, Failure, Judgment, Objects, StanceReading, Topic
@@ -21,13 +21,12 @@ from touche_llm.run_files import (
     CANDIDATES,
     COMPARISON_FAILURES,
     COMPARISONS,
-    CONFIG,
     JUDGMENTS,
     OBJECTS,
-    OF_RANK,
     RUN,
     STANCES,
 )
+from touche_llm.run_folder import check_finished
 from touche_llm.runs import write_run
 from touche_llm.stages.common import (
     Observer,
@@ -37,7 +36,6 @@ from touche_llm.stages.common import (
     compares,
     facts_of,
     prompts_of,
-    remove,
 )
 from touche_llm.stance import StanceSettings, decide
 from touche_llm.tasks import get_task
@@ -63,11 +61,13 @@ async def rank_stage(config: Config, folder: Path, observer: Observer, model: La
         model: needed where a step of the ranking compares documents.
 
     Raises:
+        DataError: the files of earlier stages are not there, or one was interrupted while it replaced them.
         ReplayMiss: in replay, when the cache lacks an answer; nothing is written then.
     """
     started = time.monotonic()
     task = get_task(config.task)
     topics = choose_topics(config)
+    check_finished(folder, "judge")
     candidates = candidates_of(folder / CANDIDATES, config, "judge" if task.sentence_question else "retrieve")
     judgments = _read_judgments(folder, task)
     readings = _read_stances(folder / STANCES, task)
@@ -109,8 +109,7 @@ async def rank_stage(config: Config, folder: Path, observer: Observer, model: La
         )
     if left_out:
         observer.notify(f"{left_out} documents have no judgment and are left out, since {task.name} has no such stance")
-    remove(folder, *OF_RANK)
-    write_config(config, folder / CONFIG)
+    begin_stage(folder, config, "rank")
     if compares(config):
         write_records(folder / COMPARISONS, ranked.comparisons)
         write_records(folder / COMPARISON_FAILURES, ranked.failures)

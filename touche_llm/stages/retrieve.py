@@ -7,25 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from touche_llm.config import Config, write_config
+from touche_llm.config import Config
 from touche_llm.expansion import find_queries
 from touche_llm.files import write_records
 from touche_llm.first_stage import choose_topics, find_candidates, listed, open_corpus
 from touche_llm.llm.language_model import LanguageModel
-from touche_llm.metadata import record_stage
+from touche_llm.metadata import begin_stage, record_stage
 from touche_llm.records import Failure, Queries
-from touche_llm.run_files import (
-    CANDIDATES,
-    CONFIG,
-    OF_JUDGE,
-    OF_RANK,
-    QUERIES,
-    QUERY_FAILURES,
-    SENTENCE_JUDGMENTS,
-    SENTENCES,
-)
+from touche_llm.run_files import QUERIES, QUERY_FAILURES
 from touche_llm.runs import write_candidates
-from touche_llm.stages.common import Observer, asking_of, by_kind, facts_of, first_stage_file, prompts_of, remove
+from touche_llm.stages.common import Observer, asking_of, by_kind, facts_of, first_stage_file, prompts_of
 from touche_llm.tasks import get_task
 
 
@@ -68,8 +59,7 @@ async def retrieve_stage(
             f"no candidate for {len(empty)} of {len(topics)} topics: {listed(empty)} (with BM25: no word of the query "
             "is there, or each is in more than half of the corpus)"
         )
-    remove(folder, CANDIDATES, SENTENCES, SENTENCE_JUDGMENTS, QUERIES, QUERY_FAILURES, *OF_JUDGE, *OF_RANK)
-    write_config(config, folder / CONFIG)
+    begin_stage(folder, config, "retrieve")
     write_candidates(folder / first_stage_file(task), candidates, config.tag)
     if config.expansion.use:
         write_records(folder / QUERIES, queries)
