@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,11 @@ class Work:
         with Cache(config.cache.file, config.cache.mode) as cache:
             engine = ScriptedEngine(self._answer)
             model = LanguageModel(facts=FACTS, engine=engine, cache=cache)
-            stages = {"run": run_stages, "judge": judge_stage, "rank": rank_stage}
+            stages: dict[str, Callable[..., Awaitable[object]]] = {
+                "run": run_stages,
+                "judge": judge_stage,
+                "rank": rank_stage,
+            }
             await stages[command](config, self.out, Silent(), model)
 
     def _answer(self, request: Request) -> Mapping[str, Any]:
