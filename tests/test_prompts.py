@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import os
+import sys
+import unicodedata
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -345,6 +348,19 @@ def test_neutralising_again_changes_nothing_and_words_stay(text: str) -> None:
     assert neutralise(once) == once
     assert [c for c in once if c.isalnum()] == [c for c in text if c.isalnum()]
     assert "<|" not in once and "</" not in once
+
+
+@pytest.mark.parametrize("folding", ["NFKC", "NFC"])
+def test_no_character_that_a_tokeniser_folds_into_a_bracket_stays_joined(folding: Literal["NFKC", "NFC"]) -> None:
+    folded = 0
+    for character in map(chr, range(sys.maxunicode + 1)):
+        form = unicodedata.normalize(folding, character)
+        for bracket, token in ("<", "|im_end|>"), ("<", "/s>"), ("[", "INST]"), ("[", "/INST]"):
+            if bracket in form:
+                folded += 1
+                assert f"{bracket}{token}" not in unicodedata.normalize(folding, neutralise(f"a {character}{token} b"))
+    assert folded == {"NFKC": 12, "NFC": 4}[folding]
+    assert neutralise("\ufe47INST\ufe48 \ufe48~b\ufe48") == "\ufe47 INST\ufe48 \ufe48 ~b\ufe48"
 
 
 def test_plain_text_is_not_changed() -> None:

@@ -109,6 +109,7 @@ def test_a_bad_topic_is_named_with_its_file(tmp_path: Path, inside: str, fragmen
 
 
 GOOD = "<topics><topic><number>1</number><title>T</title></topic></topics>"
+OBJECTS = GOOD.replace("</title>", "</title><objects>{}</objects>")
 LAUGHS = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))
 
 
@@ -126,6 +127,15 @@ LAUGHS = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))
         (b"<html><body>Not found</body></html>", "no <topic> element"),
         (f'<!DOCTYPE t [<!ENTITY l0 "lol">{LAUGHS}]>{GOOD.replace("T<", "&l9;<")}'.encode(), "refused"),
         (f'<!DOCTYPE t [<!ENTITY x SYSTEM "file:///etc/passwd">]>{GOOD.replace("T<", "&x;<")}'.encode(), "refused"),
+        (f'<!DOCTYPE topics SYSTEM "topics.dtd">{GOOD}'.encode(), "refused, the XML declares entities or a DTD"),
+        (f"<!DOCTYPE topics>{GOOD}".encode(), "refused, the XML declares entities or a DTD"),
+        (f"<!DOCTYPE topics [<!ELEMENT topics ANY>]>{GOOD}".encode(), "refused, the XML declares entities or a DTD"),
+        (GOOD.encode() + b" " * 2**22, "larger than 4,194,304 bytes"),
+        (GOOD.replace("1<", "1" * 1_001 + "<").encode(), "up to 1,000"),
+        (OBJECTS.format("('" + "a" * 10_000 + "', 'b')").encode(), "topic 1: <objects> has 10,009 characters"),
+        (OBJECTS.format("x" * 10_000 + ",y").encode(), "topic 1: <objects> has 10,002 characters"),
+        (OBJECTS.format("['a', " + "[" * 9_000).encode(), "topic 1: <objects> is not a pair of texts"),
+        (OBJECTS.format("['" + "'b'" * 3_000 + "']").encode(), "topic 1: <objects> is not a pair of texts"),
     ],
 )
 def test_a_file_that_is_no_topics_file_is_refused_by_name(tmp_path: Path, content: bytes, fragment: str) -> None:

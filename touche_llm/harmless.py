@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import re
+import sys
 import unicodedata
+from functools import cache
 
-# A bracket that could begin a control token of some chat format, in ASCII or in the full-width forms that a
-# normalising tokeniser folds into ASCII: `<|im_end|>`, `</s>`, `<start_of_turn>`, `<<SYS>>`, `<｜User｜>`, `[INST]`,
-# `[/INST]`, `[gMASK]`, `[|user|]`, `[control_8]`, `]~b]`. Also one at the end of a text, since the template goes on.
-_CONTROL = re.compile(r"[<＜﹤](?=\S|$)|[\[［](?=[^\s\d]|$)|[\]］](?=[~～])")
+
+@cache
+def _control() -> re.Pattern[str]:
+    """The pattern of a bracket that could begin a control token of some chat format.
+
+    In ASCII or in a form that a normalising tokeniser folds into ASCII: `<|im_end|>`, `</s>`, `<start_of_turn>`,
+    `<<SYS>>`, `<｜User｜>`, `[INST]`, `[/INST]`, `[gMASK]`, `[|user|]`, `[control_8]`, `]~b]`. Also one at the end of a
+    text, since the template goes on.
+    """
+    forms = {"<": "", "[": "", "]": "", "~": ""}
+    for start in range(0, sys.maxunicode + 1, 256):
+        block = "".join(map(chr, range(start, start + 256)))
+        # Looking at each character of the other blocks would take seconds.
+        if not unicodedata.is_normalized("NFKC", block):
+            for character in block:
+                for folded in forms.keys() & unicodedata.normalize("NFKC", character):
+                    forms[folded] += character
+    less, opening, closing, tilde = (f"[{re.escape(characters)}]" for characters in forms.values())
+    return re.compile(rf"{less}(?=\S|$)|{opening}(?=[^\s\d]|$)|{closing}(?={tilde})")
 
 
 class Harmless(str):
@@ -30,5 +47,5 @@ def neutralise(text: str) -> Harmless:
         text = "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs"))
     # So does the pattern where a text has no bracket, and most have none.
     if "<" in text or "[" in text or "]" in text or not text.isascii():
-        text = _CONTROL.sub(r"\g<0> ", text)
+        text = _control().sub(r"\g<0> ", text)
     return Harmless(text)

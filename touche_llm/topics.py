@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from touche_llm.errors import DataError
 from touche_llm.records import Topic
 
 _FIELDS = ("title", "objects", "description", "narrative")
-# The real files have under 60,000 bytes.
-_MOST_BYTES = 16 * 2**20
+# The real files have under 60,000 bytes. Of XML with nothing but tags a hundred times as many are made.
+_MOST_BYTES = 4 * 2**20
 # An identifier is one column of a run: no white space, nothing that a terminal would act on.
-_NUMBER = re.compile(r"[!-~]+")
+_NUMBER = re.compile(r"[!-~]{1,1000}")
+# The longest pair of the real files has under 100 characters; Python's parser takes 500 times what it parses.
+_MOST_OBJECTS = 10_000
 # What a topic says, by field; `objects` may be a list where JSON has one.
 _Fields = dict[str, Any]
 
@@ -37,12 +40,14 @@ def read_topics(path: Path) -> list[Topic]:
             a number or an element, or names other than two objects. The message names the file and the topic.
     """
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise DataError(f"{path}: larger than {_MOST_BYTES:,} bytes; is this a Touché topics file?")
-        content = path.read_bytes()
+        with path.open("rb") as stream:
+            content = stream.read(_MOST_BYTES + 1)
     except OSError as error:
         raise DataError(f"{path}: cannot read the topics: {error.strerror}") from error
-    is_json = content.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{")
+    if len(content) > _MOST_BYTES:
+        raise DataError(f"{path}: larger than {_MOST_BYTES:,} bytes; is this a Touché topics file?")
+    content = content.removeprefix(BOM_UTF8)
+    is_json = content.lstrip().startswith(b"{")
     topics: dict[str, Topic] = {}
     for where, fields in _json_topics(content, path) if is_json else _xml_topics(content, path):
         topic = _topic(fields, where, path)
@@ -56,11 +61,11 @@ def read_topics(path: Path) -> list[Topic]:
 
 def _xml_topics(content: bytes, path: Path) -> Iterator[tuple[str, _Fields]]:
     try:
-        root = fromstring(content)
+        root = fromstring(content, forbid_dtd=True)
     except ParseError as error:
         raise DataError(f"{path}: not well-formed XML: {error}") from error
     except DefusedXmlException as error:
-        raise DataError(f"{path}: refused, the XML declares entities or a DTD: {error!r}") from error
+        raise DataError(f"{path}: refused, the XML declares entities or a DTD; delete them: {error!r}") from error
     except (ValueError, LookupError) as error:
         raise DataError(f"{path}: cannot decode the XML: {error}") from error
     for position, element in enumerate(root.iter("topic"), start=1):
@@ -85,7 +90,7 @@ def _texts(element: Element[Any], names: tuple[str, ...], where: str) -> _Fields
 
 
 def _json_topics(content: bytes, path: Path) -> Iterator[tuple[str, _Fields]]:
-    for line, raw in enumerate(content.removeprefix(b"\xef\xbb\xbf").splitlines(), start=1):
+    for line, raw in enumerate(content.splitlines(), start=1):
         if not raw.strip():
             continue
         try:
@@ -108,7 +113,7 @@ def _topic(fields: _Fields, where: str, path: Path) -> Topic:
     if not number:
         raise DataError(f"{path}: topic {where}: no <number> (TIRA: qid); every topic needs one")
     if not _NUMBER.fullmatch(number):
-        raise DataError(f"{path}: topic {where}: number {number!r} is not one printable ASCII word")
+        raise DataError(f"{path}: topic {where}: number {number!r:.80} is not one printable ASCII word (up to 1,000)")
 
     def text(name: str) -> str:
         return _one_line(fields.get(name), f"{path}: topic {number}: <{name}>")
@@ -134,6 +139,8 @@ def _one_line(value: object, what: str) -> str:
 def _objects(value: Any, what: str) -> tuple[str, str] | None:
     if isinstance(value, str):
         text = _one_line(value, what)
+        if len(text) > _MOST_OBJECTS:
+            raise DataError(f"{what} has {len(text):,} characters, more than {_MOST_OBJECTS:,}; it names two objects")
         # In TIRA's XML a tuple is written as Python writes it.
         value = (
             _sequence(text, what) if text.startswith(("('", '("', "['", '["')) else text.split(",") if text else None
@@ -144,7 +151,7 @@ def _objects(value: Any, what: str) -> tuple[str, str] | None:
         raise DataError(f"{what} must be text or a list, not {value!r:.80}")
     objects = [_one_line(part, f"{what}: an object") for part in value]
     if len(objects) != 2 or not all(objects):
-        raise DataError(f"{what} must name two objects with a comma between, not {', '.join(objects)!r}")
+        raise DataError(f"{what} must name two objects with a comma between, not {', '.join(objects)!r:.200}")
     return objects[0], objects[1]
 
 

@@ -94,6 +94,17 @@ def test_the_policy_allows_the_page_s_own_style_and_script_alone(hostile_page: s
 
 
 @pytest.mark.slow
+def test_controls_of_the_direction_of_writing_are_visible_on_every_page(judged: Report, tmp_path: Path) -> None:
+    controls = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+    attempt = Attempt(sample=0, kind="not_json", reason="no JSON", text=f"a{controls}b")
+    failure = Failure(topic_id="3", document_id="d", kind="not_json", prompt="p", attempts=[attempt])
+    write_report(replace(judged, failures={"failures.jsonl": [failure]}), tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert f"a{len(controls) * chr(0xFFFD)}b" in page
+    assert not set(controls) & set(page)
+
+
+@pytest.mark.slow
 def test_the_same_run_gives_the_same_page(judged: Report) -> None:
     assert render(judged) == render(judged)
 

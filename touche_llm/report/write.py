@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ MOST_BYTES = 5_000_000
 # Characters of each text that are on every page, however large that becomes, and the most that are.
 LEAST_CHARS, _MOST_CHARS = 400, 20_000
 _FAILURES = 50
+# The characters with Unicode's property Bidi_Control.
+_BIDIRECTIONAL = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _HERE = Path(__file__).parent
 _GENERATOR = '<meta name="generator" content="touche-llm">'
 # Where it stands on a page: behind the document type and the character set.
@@ -50,7 +53,8 @@ def write_report(report: Report, path: Path) -> int:
 
 def write_page(text: str, path: Path) -> int:
     """Write a page, whole or not at all; returns its bytes."""
-    page = text.encode()
+    # They would let a text from outside show itself, and what stands beside it, in another order than it has.
+    page = _BIDIRECTIONAL.sub("\N{REPLACEMENT CHARACTER}", text).encode()
     with whole_file(path) as stream:
         stream.write(page)
     return len(page)
