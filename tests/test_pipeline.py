@@ -205,6 +205,7 @@ async def test_no_temporary_file_stays(tmp_path: Path) -> None:
     await run_on(FakeServer(), config_for(tmp_path, topic=("3",)), tmp_path / "out")
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {
+        ".touche-llm.lock",
         "candidates.run.txt",
         "config.yaml",
         "failures.jsonl",

@@ -11,6 +11,7 @@ from touche_llm.errors import DataError
 from touche_llm.first_stage import choose_topics
 from touche_llm.llm.language_model import LanguageModel
 from touche_llm.records import Failure
+from touche_llm.run_lock import locked
 from touche_llm.stages.common import Observer, compares, prompts_of
 from touche_llm.stages.judge import Outcome, judge_stage
 from touche_llm.stages.rank import Ranking, rank_stage
@@ -26,8 +27,9 @@ async def run_all(config: Config, folder: Path, observer: Observer) -> Outcome:
         if path is not None and not path.is_file():
             raise DataError(f"{path}: no such file")
     folder.mkdir(parents=True, exist_ok=True)
-    async with open_model(config, folder) as model:
-        return await run_stages(_with_facts(config, model), folder, observer, model)
+    with locked(folder, "run", observer.notify):
+        async with open_model(config, folder) as model:
+            return await run_stages(_with_facts(config, model), folder, observer, model)
 
 
 async def run_stages(config: Config, folder: Path, observer: Observer, model: LanguageModel) -> Outcome:
@@ -40,24 +42,28 @@ async def run_stages(config: Config, folder: Path, observer: Observer, model: La
 
 async def retrieve_alone(config: Config, folder: Path, observer: Observer) -> list[Failure]:
     """The first stage, with a model of its own where it needs one."""
-    if not config.expansion.use:
-        return await retrieve_stage(config, folder, observer)
-    async with open_model(config, folder) as model:
-        return await retrieve_stage(_with_facts(config, model), folder, observer, model)
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder, "retrieve", observer.notify):
+        if not config.expansion.use:
+            return await retrieve_stage(config, folder, observer)
+        async with open_model(config, folder) as model:
+            return await retrieve_stage(_with_facts(config, model), folder, observer, model)
 
 
 async def judge_alone(config: Config, folder: Path, observer: Observer) -> Outcome:
     """The judge stage with a model of its own."""
-    async with open_model(config, folder) as model:
-        return await judge_stage(_with_facts(config, model), folder, observer, model)
+    with locked(folder, "judge", observer.notify):
+        async with open_model(config, folder) as model:
+            return await judge_stage(_with_facts(config, model), folder, observer, model)
 
 
 async def rank_alone(config: Config, folder: Path, observer: Observer) -> Ranking:
     """The last stage, with a model of its own where it needs one."""
-    if not compares(config):
-        return await rank_stage(config, folder, observer)
-    async with open_model(config, folder) as model:
-        return await rank_stage(_with_facts(config, model), folder, observer, model)
+    with locked(folder, "rank", observer.notify):
+        if not compares(config):
+            return await rank_stage(config, folder, observer)
+        async with open_model(config, folder) as model:
+            return await rank_stage(_with_facts(config, model), folder, observer, model)
 
 
 def _with_facts(config: Config, model: LanguageModel) -> Config:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 CONFIG = "config.yaml"
 METADATA = "ir-metadata.yml"
+# Held by the process that writes; it stays behind.
+LOCK = ".touche-llm.lock"
 CANDIDATES = "candidates.run.txt"
 # Where pairs are made of them, the first stage finds sentences.
 SENTENCES = "sentences.run.txt"

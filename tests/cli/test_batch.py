@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests import batch_replies as b
 from tests.cli.conftest import Touche
 from touche_llm.cli.demo import SAMPLES
+from touche_llm.run_lock import locked
 
 SAMPLE = SAMPLES / "comparative"
 DATA = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl"), "--topic", "3"]
@@ -161,3 +163,18 @@ def test_queries_can_be_asked_for_before_there_is_a_folder(touche: Touche, tmp_p
     assert touche("batch", "import", "r.jsonl", "--out", "new").returncode == 0
     assert touche(*given, "--cache-mode", "replay").returncode == 0
     assert "a third" in (tmp_path / "new" / "queries.jsonl").read_text()
+
+
+@pytest.mark.usefixtures("retrieved")
+def test_export_and_import_are_refused_while_another_command_writes_in_the_folder(
+    touche: Touche, tmp_path: Path
+) -> None:
+    assert touche(*EXPORT).returncode == 0
+    b.write(tmp_path / "responses.jsonl", replied(tmp_path / "requests.jsonl"))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.name[0] != "."}
+    with locked(tmp_path / "run", "judge", print):
+        for command in (EXPORT, ["batch", "import", "responses.jsonl", "--out", "run"]):
+            done = touche(*command)
+            assert (done.returncode, f"process {os.getpid()} " in done.stderr) == (2, True), done.stderr
+        assert touche("judge", "--out", "run", "--dry-run").returncode == 0
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.name[0] != "."} == before

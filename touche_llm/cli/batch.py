@@ -20,6 +20,7 @@ from touche_llm.dry_run import StageName
 from touche_llm.errors import UsageError, printable
 from touche_llm.llm.vllm_common import start_options
 from touche_llm.run_files import BATCH_UNUSABLE
+from touche_llm.run_lock import locked
 
 _STAGES: Mapping[StageName, Callable[..., None]] = {
     "retrieve": stages.retrieve,
@@ -97,8 +98,12 @@ def export(
     """
     _only_of(stage, context)
     settings = o.configure(context)
-    found = stages.asked(settings, pending_requests(stage, settings, out, tokenizer, ConsoleObserver()))
-    files = write_requests(found, out, requests, shards, overwrite=overwrite)
+    observer = ConsoleObserver()
+    if stage == "retrieve":
+        out.mkdir(parents=True, exist_ok=True)
+    with locked(out, f"batch export {stage}", observer.notify):
+        found = stages.asked(settings, pending_requests(stage, settings, out, tokenizer, observer))
+        files = write_requests(found, out, requests, shards, overwrite=overwrite)
     if output is not Format.TABLE:
         rows = [{"stage": stage, "file": file, "requests": count} for file, count in files]
         print_rows(output, rows, ("stage", "file", "requests"))
@@ -122,8 +127,10 @@ def import_(
 
     Exit code 3 when some replies hold no usable answer; the next export asks for those again.
     """
-    batch = read_batch(out)
-    done = stages.asked(batch.config, import_replies(batch, out, responses, ConsoleObserver()))
+    observer = ConsoleObserver()
+    with locked(out, "batch import", observer.notify):
+        batch = read_batch(out)
+        done = stages.asked(batch.config, import_replies(batch, out, responses, observer))
     kinds = {**done.unusable, **done.errors, **({"repeated": done.repeated} if done.repeated else {})}
     found = [("stored", done.stored, ""), *((kind, len(all_), all_[0]) for kind, all_ in kinds.items())]
     if output is Format.TABLE:
