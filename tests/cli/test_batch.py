@@ -137,7 +137,16 @@ def test_what_does_not_fit_is_one_line_that_says_what_to_do(touche: Touche, tmp_
     fails(2, "a stage before `judge` went by it", *EXPORT, "--set", "retriever.k1=1")
     fails(2, "--tokenizer FOLDER", *EXPORT, "--context", "1100")
     fails(2, "nowhere: no tokeniser", *EXPORT, "--tokenizer", "nowhere")
-    fails(1, "candidates.run.txt: not there", *EXPORT[:3], "--out", "other", "--config", "run/config.yaml", *EXPORT[5:])
+    fails(
+        1,
+        "other: no such folder; run `touche-llm retrieve",
+        *EXPORT[:3],
+        "--out",
+        "other",
+        "--config",
+        "run/config.yaml",
+        *EXPORT[5:],
+    )
     assert not (tmp_path / "requests.jsonl").exists()
     assert touche(*EXPORT).returncode == 0
     (tmp_path / "r.jsonl").write_text("{}\n")
