@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -220,7 +221,7 @@ class Config(Section):
 
 def index_folder(corpus: Path) -> Path:
     """Where the index of a corpus lies unless the user says: below the current folder, one for each corpus file."""
-    place = hashlib.sha256(str(corpus.absolute()).encode()).hexdigest()[:8]
+    place = hashlib.sha256(os.fsencode(corpus.absolute())).hexdigest()[:8]
     return _INDEX_ROOT / f"{corpus.name.split('.')[0]}-{place}"
 
 

@@ -1,11 +1,25 @@
 """What can go wrong, by who has to act. Every message says what, where, and what to do next."""
 
+import errno
 from pathlib import Path
+
+_ADVICE = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "; free some space and run the same command again"),
+    errno.EFBIG: "; raise the limit (`ulimit -f`) and run the same command again",
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "; raise the limit (`ulimit -n`) and run the same command again"),
+}
 
 
 def printable(text: str) -> str:
     """Text from outside with nothing in it that a terminal would act on but line feeds."""
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def os_problem(error: OSError) -> str:
+    """Return what the system refused as `file: cause`, with what to do where that is known."""
+    where = f"{error.filename}: " if error.filename is not None else ""
+    advice = _ADVICE.get(error.errno or 0, "")
+    return f"{where}{error.strerror or error}{advice}"
 
 
 class ToucheError(Exception):

@@ -24,6 +24,14 @@ _BLOCKS, _BLOCK = 64, 2**16
 RecordT = TypeVar("RecordT", bound=JsonRecord)
 
 
+def check_name(name: str | Path) -> None:
+    """Raise UsageError for a name that is not UTF-8, which no text file can record."""
+    try:
+        str(name).encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{name}: not UTF-8; rename the file or folder") from None
+
+
 def check_output(path: Path, overwrite: bool, inputs: Iterable[Path] = ()) -> None:
     """Raise UsageError unless a file may be written at `path`.
 

@@ -36,7 +36,7 @@ class PromptHeader(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    version: int = Field(ge=1)
+    version: int = Field(ge=1, lt=2**53)
     purpose: str
     answer: str
 

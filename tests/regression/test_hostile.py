@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -10,8 +11,10 @@ import pytest
 
 from tests.regression.conftest import Copy, all_checked, checked, edit
 from tests.write_regressions import FOLDER
+from touche_llm.config import Config
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.regression.recorded import find_recorded, open_recorded
+from touche_llm.regression.replaying import Walk, walk
 
 
 @pytest.mark.parametrize(
@@ -74,6 +77,33 @@ def test_a_damaged_run_is_an_error_of_that_run_and_the_others_are_checked(copy_o
     assert finding.kind == "error" and str(damaged / name) in finding.text
     assert second.name == "my run" and not second.findings
     assert find_recorded(damaged.parent, ["my run"]) == [odd]
+
+
+@pytest.mark.parametrize("field", ["sample", "prompt_version"])
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 10**30])
+def test_a_number_too_large_in_a_cassette_is_an_error_of_that_run(copy_of: Copy, field: str, value: int) -> None:
+    folder = copy_of("comparative")
+    first, *rest = (folder / "cassette.jsonl").read_text().splitlines(keepends=True)
+    (folder / "cassette.jsonl").write_text("".join([json.dumps(json.loads(first) | {field: value}) + "\n", *rest]))
+    damaged, good = all_checked([folder, FOLDER / "comparative"])
+    (finding,) = damaged.findings
+    assert finding.kind == "error" and f"{folder / 'cassette.jsonl'}:1: " in finding.text and field in finding.text
+    assert not good.findings
+
+
+def test_a_file_that_cannot_be_read_is_an_error_of_that_run(copy_of: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = copy_of("comparative")
+
+    async def unreadable(config: Config, first_stage: Path, work: Path, place: Path) -> Walk:
+        if place == folder:
+            raise PermissionError(errno.EACCES, "Permission denied", str(folder / "documents.jsonl"))
+        return await walk(config, first_stage, work, place)
+
+    monkeypatch.setattr("touche_llm.regression.check.walk", unreadable)
+    damaged, good = all_checked([folder, FOLDER / "comparative"])
+    (finding,) = damaged.findings
+    assert finding.kind == "error" and str(folder / "documents.jsonl") in finding.text
+    assert not good.findings
 
 
 def test_an_expected_run_that_is_damaged_is_an_error_of_that_run(copy_of: Copy) -> None:

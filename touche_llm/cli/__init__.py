@@ -12,7 +12,9 @@ from typing import Annotated, Any, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from touche_llm.errors import BadLine, ToucheError, printable
+from touche_llm.cli.streams import open_streams
+from touche_llm.errors import BadLine, ToucheError, os_problem, printable
+from touche_llm.files import check_name
 
 # Each command and the module that holds it: a function of its name, or `app`, which has commands of its own.
 COMMANDS = {
@@ -108,8 +110,16 @@ def main() -> None:
     """Run the command line; errors of ours end it with one line and their exit code."""
     # Accepted anywhere, since one adds it to the end of the command that failed.
     debug = "--debug" in sys.argv
+    open_streams()
     try:
-        app(args=[argument for argument in sys.argv[1:] if argument != "--debug"])
+        arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+        for argument in arguments:
+            check_name(argument)
+        try:
+            app(args=arguments)
+        finally:
+            # Here, since an error is reported from here.
+            sys.stdout.flush()
     except ToucheError as error:
         if debug:
             raise
@@ -120,8 +130,13 @@ def main() -> None:
     except OSError as error:
         if debug:
             raise
-        where = f"{error.filename}: " if error.filename else ""
-        print(printable(f"error: {where}{error.strerror or error}"), file=sys.stderr)
+        print(printable(f"error: {os_problem(error)}"), file=sys.stderr)
+        sys.exit(1)
+    except UnicodeEncodeError as error:
+        # Arguments were checked; what is left are names in folders, and of the current folder.
+        if debug:
+            raise
+        print(printable(f"error: {error.object:.200}: not UTF-8; rename the file or folder"), file=sys.stderr)
         sys.exit(1)
     except sqlite3.Error as error:
         if debug:

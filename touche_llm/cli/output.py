@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from touche_llm.cli.streams import write_as_utf8
 from touche_llm.errors import printable
 
 
@@ -42,7 +43,7 @@ def print_rows(output: Format, rows: Iterable[Mapping[str, Any]], columns: Seque
     """Print rows for other programs: a list of objects, or a header and tab-separated lines.
 
     What is None or NaN is null in JSON, and empty in TSV. Characters of a text that a terminal would act on are
-    replaced; paths stay as they were given.
+    replaced; paths stay as they were given. The encoding is UTF-8.
 
     Args:
         output: JSON or TSV.
@@ -50,6 +51,7 @@ def print_rows(output: Format, rows: Iterable[Mapping[str, Any]], columns: Seque
         columns: those keys; only needed where there may be no row.
     """
     values = [{name: _value(value) for name, value in row.items()} for row in rows]
+    write_as_utf8()
     if output is Format.JSON:
         print(orjson.dumps(values, option=orjson.OPT_INDENT_2).decode())
         return

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from touche_llm.corpus.ids import IdList, Ids
 from touche_llm.corpus.passages import LeftOut
 from touche_llm.errors import BadLine, DataError, UsageError
-from touche_llm.files import file_state, read_record, sha256, whole_folder, write_records
+from touche_llm.files import check_name, file_state, read_record, sha256, whole_folder, write_records
 from touche_llm.json_records import JsonModel
 from touche_llm.records import Document
 
@@ -206,10 +206,11 @@ def ensure_store(
 
     Raises:
         DataError: the corpus cannot be read or has a bad line (unless `skip_bad_lines`, which lists them instead).
-        UsageError: the folder holds another corpus, or something that is no index.
+        UsageError: the folder holds another corpus, or something that is no index; the path of the corpus is not UTF-8.
     """
     if not corpus.is_file():
         raise DataError(f"{corpus}: no such corpus file")
+    check_name(corpus.absolute())
     if (folder / "manifest.json").exists():
         stale = _why_stale(_read_manifest(folder), corpus, folder, skip_bad_lines)
         if stale is None:

@@ -17,7 +17,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 
 from touche_llm.errors import DataError, UsageError
 from touche_llm.files import iterate_records, whole_file
-from touche_llm.json_records import JsonRecord, JsonStruct, Malformed
+from touche_llm.json_records import Count, JsonRecord, JsonStruct, Malformed
 
 # `PRAGMA user_version` of the file.
 SCHEMA_VERSION = 1
@@ -51,11 +51,11 @@ class Heading(JsonStruct, frozen=True, kw_only=True):
     kind: str
     model: str
     prompt: str | None = None
-    prompt_version: int | None = None
+    prompt_version: Count | None = None
     prompt_hash: str | None = None
     topic: str | None = None
     document: str | None = None
-    sample: int = 0
+    sample: Count = 0
 
 
 class Entry(Heading, frozen=True, kw_only=True):

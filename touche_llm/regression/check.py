@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from touche_llm.config import Config
-from touche_llm.errors import PromptError, ToucheError
+from touche_llm.errors import PromptError, ToucheError, os_problem
 from touche_llm.regression import differences
 from touche_llm.regression.differences import Finding
 from touche_llm.regression.recorded import Recorded, open_recorded, settings_of, templates_for
@@ -61,16 +61,20 @@ async def check_all(folders: Sequence[Path], prompts: Path | None = None) -> Asy
         given = next(templates)
         try:
             outcome = Outcome(each.name, await check(each, given), each.unseen(given))
-        except ToucheError as error:
-            outcome = Outcome(each.name, [Finding(each.name, "error", text=str(error))])
+        except (ToucheError, OSError) as error:
+            outcome = Outcome(each.name, [_unreadable(each.name, error)])
         yield outcome
 
 
 def _opened(folder: Path) -> Recorded | Finding:
     try:
         return open_recorded(folder)
-    except ToucheError as error:
-        return Finding(folder.name, "error", text=str(error))
+    except (ToucheError, OSError) as error:
+        return _unreadable(folder.name, error)
+
+
+def _unreadable(name: str, error: ToucheError | OSError) -> Finding:
+    return Finding(name, "error", text=os_problem(error) if isinstance(error, OSError) else str(error))
 
 
 async def check(recorded: Recorded, prompts: Path | None = None) -> list[Finding]:
