@@ -113,7 +113,7 @@ def test_documents_are_left_out_and_counted_where_the_task_has_no_label_for_them
         (["one", "two", "--out", "o"], 2, "topic 1, document d"),
         (["one", "two", "--out", "./two", "--task", "comparative"], 2, "this command reads that file"),
         (["one", "link", "--out", "two", "--task", "comparative"], 2, "this command reads that file"),
-        (["one", "nowhere", "--out", "o"], 1, "nowhere: cannot read the run"),
+        (["one", "nowhere", "--out", "o"], 1, "nowhere: cannot read the file"),
         (["one", "two", "--out", "o", "--task", "controversial"], 1, "one:1: topic 1, document a: stance 'FIRST'"),
         (["one", "broken", "--out", "o"], 1, "broken:2: 3 columns"),
         (["twice", "one", "--out", "o"], 1, "twice:2: topic 1, document a: already in line 1"),
