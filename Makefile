@@ -15,7 +15,7 @@ PIP := -m pip --disable-pip-version-check -qq
 CHROMIUM := /usr/bin/chromium
 
 .PHONY: help setup demo test nightly test-vllm test-browser check format demo-cassette regress wheel test-wheel clean \
-	bench bench-small
+	bench bench-small mutants
 
 help:
 	@echo "make demo       set up everything and run every task on its sample, offline"
@@ -25,6 +25,7 @@ help:
 	@echo "make test-vllm  install the CPU build of vLLM and run the tests against a real server"
 	@echo "make test-browser  open a report in Debian's Chromium and use it"
 	@echo "make test-wheel build the wheel and run the demo from an empty environment"
+	@echo "make mutants    change the code of each package in 200 places, one at a time, and count what the tests notice (hours)"
 	@echo "make bench-small run every benchmark at a small size: do they work?"
 	@echo "make bench      run them at the real sizes, which takes 30 to 40 minutes"
 
@@ -107,5 +108,12 @@ bench: $(STAMP) $(VLLM_STAMP)
 	$(BIN)/python -m benchmarks.gpu --cpu --size tiny --vocabulary 4096 --topics 10 --depth 20
 	$(BIN)/python -m benchmarks.growth --write docs
 
+# Of some packages, or fewer of each: make mutants PACKAGES="ranking evaluation" MUTANTS=40
+PACKAGES ?=
+MUTANTS ?= 200
+mutants: $(STAMP)
+	@$(BIN)/python $(PIP) install --constraint constraints.txt --editable '.[dev,mutants]'
+	@nice -n 19 $(BIN)/python -m benchmarks.mutants --mutants $(MUTANTS) $(if $(PACKAGES),--packages $(PACKAGES))
+
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) dist .touche-llm .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) dist .mutants .touche-llm .mypy_cache .pytest_cache .ruff_cache .hypothesis
