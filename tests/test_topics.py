@@ -117,7 +117,6 @@ LAUGHS = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))
     ("content", "fragment"),
     [
         (b"", "not well-formed"),
-        (b"2 Q0 d 1 1.0 tag\n", "not well-formed"),
         (b"<topics><topic></topics>", "not well-formed"),
         (GOOD.replace("T<", "K\xe4se<").encode("latin-1"), "not well-formed"),
         (f'<?xml version="1.0" encoding="utf-16"?>{GOOD}'.encode(), "encoding"),
@@ -301,3 +300,29 @@ def test_a_bad_topic_of_a_queries_file_is_named(tmp_path: Path, inside: str, fra
     with pytest.raises(DataError) as caught:
         read_topics(topics_file(tmp_path, f"<topics>{inside}</topics>"))
     assert fragment in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        ("1\tIs tea better than coffee?\n2\tIs red better than blue?\n", "tab-separated columns"),
+        ("\ufeffqid\tquery\r\n1\tIs tea better?\r\n", "tab-separated columns"),
+        ('[{"qid": "1", "query": "Is tea better?"}]', "a JSON list"),
+        ("Is tea better than coffee?\n", "text"),
+        ("2 Q0 d 1 1.0 tag\n", "text"),
+    ],
+)
+def test_a_table_is_no_topics_file_and_the_form_is_told(tmp_path: Path, content: str, kind: str) -> None:
+    path = topics_file(tmp_path, content)
+    with pytest.raises(DataError) as caught:
+        read_topics(path)
+    assert str(caught.value).startswith(f"{path}:1: {kind} (")
+    assert "queries.jsonl" in str(caught.value)
+
+
+def test_xml_in_another_encoding_is_not_taken_for_a_table(tmp_path: Path) -> None:
+    text = (
+        '<?xml version="1.0" encoding="UTF-16"?><topics><topic><number>1</number><title>ä\tb</title></topic></topics>'
+    )
+    (topic,) = read_topics(topics_file(tmp_path, text.encode("utf-16")))
+    assert topic.title == "ä b"

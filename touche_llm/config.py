@@ -18,6 +18,7 @@ from pydantic import (
     field_serializer,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 from touche_llm.corpus.chatnoir_cache import ChatNoirSettings
 from touche_llm.corpus.elastic import ElasticsearchSettings
@@ -30,6 +31,7 @@ from touche_llm.pairing import PairSettings
 from touche_llm.ranking.chain import JUDGE, RankingSettings, Step, check_fusion, parse_steps
 from touche_llm.retrieval.bm25 import Bm25Settings
 from touche_llm.retrieval.sentences import SentenceSettings
+from touche_llm.setting_problems import describe_problem
 from touche_llm.stance import StanceSettings
 from touche_llm.tasks import DEFAULT_TASK, get_task
 from touche_llm.tasks.base import Aim, Task
@@ -225,12 +227,13 @@ def index_folder(corpus: Path) -> Path:
     return _INDEX_ROOT / f"{corpus.name.split('.')[0]}-{place}"
 
 
-def load_config(file: Path | None, flags: Mapping[str, Any]) -> Config:
+def load_config(file: Path | None, flags: Mapping[str, Any], options: Mapping[str, str] | None = None) -> Config:
     """The configuration of a YAML file with flags in place of what it says.
 
     Args:
         file: may be None: defaults and flags alone.
         flags: values by dotted name (`retriever.k1`); None means that the flag was not given.
+        options: Names of command-line options by dotted name, for messages.
 
     Raises:
         UsageError: the file cannot be read, or a value is missing, unknown or out of range; names file and key.
@@ -267,9 +270,10 @@ def load_config(file: Path | None, flags: Mapping[str, Any]) -> Config:
         retriever.setdefault("method", "lucene")
     elif not values.get("index"):
         if not values.get("corpus"):
+            topics = "" if values.get("topics") else "the topics (--topics FILE), and "
             raise UsageError(
-                f"{file or 'options'}: give the corpus (--corpus FILE), an index of it (--index FOLDER) or, for web "
-                "documents, --retriever chatnoir"
+                f"{file or 'options'}: give {topics}the corpus (--corpus FILE), an index of it (--index FOLDER) or, "
+                "for web documents, --retriever chatnoir"
             )
         values["index"] = index_folder(Path(str(values["corpus"])))
     try:
@@ -297,12 +301,15 @@ def load_config(file: Path | None, flags: Mapping[str, Any]) -> Config:
         flags_given = {name for name, value in flags.items() if value is not None and value != ()}
         problems = []
         for each in error.errors():
-            problem = _problem(each["loc"], each["type"], each["msg"])
+            place, problem = ".".join(map(str, each["loc"])), _problem(each)
+            if options and place in options and place in flags_given:
+                problems.append(f"{options[place]}: {describe_problem(each)}")
+                continue
             # A problem of a whole section says itself which names it is about.
-            places = [".".join(map(str, each["loc"]))] if each["loc"] else problem.partition(":")[0].split(", ")
+            places = [place] if place else problem.partition(":")[0].split(", ")
             flagged = any(
-                f"{place}.".startswith(f"{name}.") or name.startswith(f"{place}.")
-                for place in places
+                f"{each}.".startswith(f"{name}.") or name.startswith(f"{each}.")
+                for each in places
                 for name in flags_given
             )
             problems.append(f"{'options' if flagged or file is None else file}: {problem}")
@@ -314,8 +321,9 @@ def _aimed(task: Task, aim: Any) -> Mapping[str, float]:
     return next((weights for name, weights in task.aims.items() if name == aim), task.weights)
 
 
-def _problem(place: tuple[int | str, ...], kind: str, message: str) -> str:
+def _problem(error: ErrorDetails) -> str:
     """One problem of a configuration, in the words of its user."""
+    kind, place = error["type"], error["loc"]
     where = ".".join(str(part) for part in place)
     if kind == "missing":
         return f"{where}: missing; give --{where} or name it in the configuration"
@@ -323,7 +331,7 @@ def _problem(place: tuple[int | str, ...], kind: str, message: str) -> str:
         known = _names(Config)
         near = get_close_matches(where, known, n=1) or [name for name in known if name.endswith(f".{place[-1]}")]
         return f"{where}: no such name" + (f", did you mean {near[0]}?" if near else "")
-    message = message.removeprefix("Value error, ")
+    message = describe_problem(error)
     return f"{where}: {message}" if where else message
 
 

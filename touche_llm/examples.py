@@ -21,6 +21,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from touche_llm.errors import DataError, PromptError
 from touche_llm.llm.answer import AnswerModel, Unusable, labels_of, parse
 from touche_llm.records import LabelledDocument, Topic
+from touche_llm.setting_problems import describe_problem
 from touche_llm.yaml_text import YamlError, parse_yaml
 
 ENDING = ".examples.yaml"
@@ -92,9 +93,9 @@ def _example(
     try:
         topic = Topic(**_Topic.model_validate(value["topic"]).model_dump())
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        first = error.errors()[0]
         place = ".".join(str(part) for part in ("topic", *first["loc"]))
-        raise PromptError(f"{where}: {place}: {first['msg']}") from error
+        raise PromptError(f"{where}: {place}: {describe_problem(first)}") from error
     variables = {
         name: _documents(f"{where}: {name}", value[name]) if name == _DOCUMENTS else _text(where, name, value[name])
         for name in names

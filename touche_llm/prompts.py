@@ -21,6 +21,7 @@ from touche_llm.harmless import Harmless, neutralise
 from touche_llm.llm.answer import AnswerModel
 from touche_llm.llm.request import Message, Origin
 from touche_llm.records import Topic
+from touche_llm.setting_problems import describe_problem
 from touche_llm.templates import HEADER, ROLES, TemplateFiles, pulled_in, read_text
 from touche_llm.yaml_text import YamlError, parse_yaml
 
@@ -238,7 +239,7 @@ def read_header(path: Path, text: str) -> PromptHeader:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise PromptError(f"{path}: front matter: {where}: {first['msg']}") from error
+        raise PromptError(f"{path}: front matter: {where}: {describe_problem(first)}") from error
     except YamlError as error:
         raise PromptError(f"{path}: front matter is not YAML: {error}") from error
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from touche_llm.errors import UsageError
 from touche_llm.files import whole_file
+from touche_llm.setting_problems import describe_problem
 from touche_llm.tasks.base import Task
 from touche_llm.yaml_text import YamlError, read_yaml, to_yaml
 
@@ -123,7 +124,7 @@ def read_settings(path: Path) -> StanceSettings:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in ("stance", *first["loc"]))
-        raise UsageError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}") from error
+        raise UsageError(f"{path}: {where}: {describe_problem(first)}") from error
 
 
 def write_thresholds(path: Path, thresholds: Mapping[str, float], topics: list[str], prompt: str) -> None:

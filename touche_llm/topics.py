@@ -20,6 +20,8 @@ from touche_llm.records import Topic
 _FIELDS = ("title", "objects", "description", "narrative")
 # The real files have under 60,000 bytes. Of XML with nothing but tags a hundred times as many are made.
 _MOST_BYTES = 4 * 2**20
+# Characters of a line that an error repeats.
+_QUOTED = 60
 # An identifier is one column of a run: no white space, nothing that a terminal would act on.
 _NUMBER = re.compile(r"[!-~]{1,1000}")
 # The longest pair of the real files has under 100 characters; Python's parser takes 500 times what it parses.
@@ -48,6 +50,8 @@ def read_topics(path: Path) -> list[Topic]:
         raise DataError(f"{path}: larger than {_MOST_BYTES:,} bytes; is this a Touché topics file?")
     content = content.removeprefix(BOM_UTF8)
     is_json = content.lstrip().startswith(b"{")
+    if not is_json:
+        _check_form(content, path)
     topics: dict[str, Topic] = {}
     for where, fields in _json_topics(content, path) if is_json else _xml_topics(content, path):
         topic = _topic(fields, where, path)
@@ -160,3 +164,18 @@ def _sequence(text: str, what: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
         raise DataError(f"{what} is not a pair of texts: {text!r:.80}") from error
+
+
+def _check_form(content: bytes, path: Path) -> None:
+    """Raise DataError where a text is neither XML nor JSON Lines, a table for instance."""
+    try:
+        line = next(iter(content.decode("utf-8-sig").split("\n", 1)), "").strip("\r")
+    except UnicodeDecodeError:
+        return  # XML may be in another encoding
+    if not line.strip() or line.lstrip().startswith("<"):
+        return
+    kind = "tab-separated columns" if "\t" in line else "a JSON list" if line.lstrip().startswith("[") else "text"
+    raise DataError(
+        f"{path}:1: {kind} ({line.strip()[:_QUOTED]!r}), not topics; give Touché's topics.xml or TIRA's queries.xml or "
+        'queries.jsonl, whose lines are {"qid": "1", "query": "…"}'
+    )

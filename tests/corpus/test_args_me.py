@@ -432,3 +432,11 @@ def test_the_real_arguments_are_read_as_literal_eval_reads_them() -> None:
             )
             count += 1
     assert count == 4967
+
+
+@pytest.mark.parametrize("line", [b'{"id": "a", "contents": "b"}\n', b'{"id":"a","contents":"b"}'])
+def test_passages_are_those_of_another_task(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "passages.jsonl"
+    path.write_bytes(line)
+    with pytest.raises(DataError, match=r"did you mean --task comparative or --task controversial\?"):
+        list(read_arguments(path, lambda bad: None))

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
-from collections.abc import Callable
+import tarfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 
 from touche_llm.corpus import passages
 from touche_llm.corpus.passages import read_passages
+from touche_llm.corpus.rerank import read_rerank_documents
 from touche_llm.errors import BadLine, DataError
 from touche_llm.records import Document
 
@@ -253,3 +257,25 @@ def test_no_damage_of_a_gzip_file_goes_unnoticed(folder: Path, position: int, fl
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere\.jsonl: cannot read the file: No such file"):
         list(read_passages(tmp_path / "nowhere.jsonl"))
+
+
+def tarred(data: bytes) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        member = tarfile.TarInfo("args_processed_04_01.csv")
+        member.size = len(data)
+        archive.addfile(member, io.BytesIO(data))
+    return packed.getvalue()
+
+
+@pytest.mark.parametrize("read", [read_passages, read_rerank_documents])
+@pytest.mark.parametrize("pack", [plain, gzip.compress, tarred])
+def test_the_corpus_of_another_task_names_that_task_whether_bad_lines_are_left_out_or_not(
+    tmp_path: Path, pack: Callable[[bytes], bytes], read: Callable[..., Iterator[Any]]
+) -> None:
+    path = tmp_path / "args.csv"
+    path.write_bytes(pack(b"id,conclusion,premises,context,sentences\nx,y,[],{},[]\n"))
+    for left_out in (None, lambda bad: None):
+        with pytest.raises(DataError, match=r"args\.csv: .*did you mean --task sentence_pairs\?") as caught:
+            list(read(path, left_out))
+        assert not isinstance(caught.value, BadLine)

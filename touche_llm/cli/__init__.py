@@ -12,6 +12,7 @@ from typing import Annotated, Any, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from touche_llm.cli.command import Command
 from touche_llm.cli.streams import open_streams
 from touche_llm.errors import BadLine, ToucheError, os_problem, printable
 from touche_llm.files import check_name
@@ -66,7 +67,7 @@ def _load(name: str, module: str) -> TyperCommand | TyperGroup:
         group.name = name
         return group
     alone = typer.Typer(add_completion=False)
-    alone.command(name)(getattr(found, name))
+    alone.command(name, cls=Command)(getattr(found, name))
     return cast(TyperCommand, typer.main.get_command(alone))
 
 

@@ -15,6 +15,7 @@ from touche_llm.corpus.elastic import ElasticsearchSettings
 from touche_llm.corpus.elastic_load import load_corpus
 from touche_llm.errors import UsageError
 from touche_llm.retrieval.bm25 import Bm25Settings
+from touche_llm.setting_problems import describe_problem
 from touche_llm.tasks import DEFAULT_TASK, get_task
 
 
@@ -65,5 +66,5 @@ def _settings(given: dict[str, Any], values: list[str]) -> ElasticsearchSettings
         return ElasticsearchSettings.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
-        problem = first["msg"].removeprefix("Value error, ")
-        raise UsageError(f"options: elasticsearch.{'.'.join(map(str, first['loc']))}: {problem}") from None
+        place = ".".join(map(str, first["loc"]))
+        raise UsageError(f"options: elasticsearch.{place}: {describe_problem(first)}") from None

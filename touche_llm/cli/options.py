@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -13,6 +14,7 @@ from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.cache import CacheMode
 from touche_llm.ranking.chain import METHODS
 from touche_llm.run_files import CONFIG
+from touche_llm.setting_problems import describe_problem
 from touche_llm.stance import read_settings
 from touche_llm.tasks import DEFAULT_TASK, TASKS
 from touche_llm.yaml_text import YamlError, parse_yaml
@@ -246,7 +248,13 @@ def configure(context: typer.Context, *others: str) -> Config:
         settings = read_settings(thresholds)
         given = {"calibrated_on": list(settings.calibrated_on), "calibrated_for": settings.calibrated_for}
         flags |= {f"stance.{name}": value for name, value in {"thresholds": settings.thresholds, **given}.items()}
-    return load_config(file, flags | set_values(parameters.get("values") or [], command))
+    given = set_values(parameters.get("values") or [], command)
+    names = {
+        _PLACES.get(each.name, each.name): max(each.opts, key=len)
+        for each in context.command.params
+        if each.name is not None and _PLACES.get(each.name, each.name) not in given
+    }
+    return load_config(file, flags | given, names)
 
 
 # What belongs to the stages before a command: to set it then would make the configuration tell what was not done.
@@ -285,13 +293,20 @@ def set_values(given: list[str], command: str) -> dict[str, Any]:
     return values
 
 
-def checked(model: type[ModelT], values: dict[str, object]) -> ModelT:
-    """A settings record of flag values; raises UsageError where one is out of range."""
+def checked(model: type[ModelT], values: Mapping[str, object], options: Mapping[str, str] | None = None) -> ModelT:
+    """A settings record of flag values; raises UsageError where one is out of range.
+
+    Args:
+        model: the record.
+        values: by the record's names.
+        options: Names of command-line options that are not those of the record.
+    """
     try:
         return model.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        raise UsageError(f"--{first['loc'][0]}: {first['msg']}") from error
+        name = str(first["loc"][0])
+        raise UsageError(f"{(options or {}).get(name, f'--{name}')}: {describe_problem(first)}") from error
 
 
 def existing(cache: Path) -> None:

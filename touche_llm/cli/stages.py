@@ -65,7 +65,8 @@ def index(
     if elasticsearch is not None or elasticsearch_index is not None or values:
         raise UsageError("--elasticsearch, --elasticsearch-index, --set: only with --retriever elasticsearch")
     given = {"method": bm25_method, "k1": k1, "b": b}
-    settings = o.checked(Bm25Settings, {name: value for name, value in given.items() if value is not None})
+    known_values = {name: value for name, value in given.items() if value is not None}
+    settings = o.checked(Bm25Settings, known_values, {"method": "--bm25-method"})
     observer = ConsoleObserver()
     known = get_task(task or DEFAULT_TASK)
     with build_index(known, corpus, folder, settings, bool(skip_bad_lines), observer.notify) as store:

@@ -87,6 +87,7 @@ class _Lines:
     def __init__(self, lines: Iterator[tuple[int, bytes]]) -> None:
         self._lines = lines
         self.number = 0
+        self.begins_with_json = False
         self.begin_row()
 
     def begin_row(self) -> None:
@@ -99,6 +100,8 @@ class _Lines:
     def __next__(self) -> str:
         self.number, raw = next(self._lines)
         self._bytes += len(raw)
+        if self.number == 1:
+            self.begins_with_json = raw.lstrip().startswith(b"{")
         if self._bytes > MAX_ROW_BYTES:
             raise csv.Error(f"longer than {MAX_ROW_BYTES:,} bytes; is a quotation mark not closed?")
         if b"\0" in raw:
@@ -132,7 +135,10 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str] | BadLine]]:
         if header_seen and row is not None:
             yield line, row
         elif row != HEADER:
-            raise DataError(f"{path}: does not begin with {','.join(HEADER)}; is this args_processed_04_01.csv?")
+            hint = "is this args_processed_04_01.csv?"
+            if lines.begins_with_json:
+                hint = "it begins with a JSON object: did you mean --task comparative or --task controversial?"
+            raise DataError(f"{path}: does not begin with {','.join(HEADER)}; {hint}")
         header_seen = True
 
 

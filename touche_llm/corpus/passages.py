@@ -26,6 +26,8 @@ ID_FORM = f"one printable word of at most {MAX_ID:,} characters"
 # A corpus with more bad lines than this, and than documents, is not the corpus that was meant.
 MAX_BAD_LINES = 100_000
 _REPORTED_BAD_LINES = 10
+# How args_processed_04_01.csv begins, and where an archive with it says that it is one.
+_ARGUMENTS, _TAR = b"id,conclusion,premises,", b"ustar"
 _ID_KEYS = ("id", "docno", "ClueWeb22-ID")
 _TEXT_KEYS = ("contents", "text", "Clean-Text")
 
@@ -46,10 +48,21 @@ def read_passages(path: Path, on_bad_line: Callable[[BadLine], None] | None = No
         DataError: the file cannot be read, or its gzip stream is damaged or ends too early.
     """
     return good_documents(
-        corpus_lines(path, MAX_LINE_BYTES),
+        json_lines(path),
         lambda raw, line: document_of(json_object(raw, path, line), path, line),
         on_bad_line,
     )
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield `corpus_lines`; raise DataError where the file is not JSON Lines but the corpus of another task."""
+    for line, raw in corpus_lines(path, MAX_LINE_BYTES):
+        if line == 1 and (raw.startswith(_ARGUMENTS) or raw[257:262] == _TAR):
+            raise DataError(
+                f"{path}: looks like the arguments of args.me, and this task takes JSON Lines; did you mean --task "
+                "sentence_pairs?"
+            )
+        yield line, raw
 
 
 def good_documents(

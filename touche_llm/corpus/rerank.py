@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from touche_llm.corpus.passages import (
-    MAX_LINE_BYTES,
-    corpus_lines,
     document_of,
     good_documents,
+    json_lines,
     json_object,
     read_passages,
 )
@@ -47,7 +46,7 @@ def read_rerank_documents(
             raise BadLine(path, line, f"document {document.id}: another text than in line {before}")
         return document if before == line else None
 
-    return good_documents(corpus_lines(path, MAX_LINE_BYTES), first, on_bad_line)
+    return good_documents(json_lines(path), first, on_bad_line)
 
 
 def read_collection(path: Path, on_bad_line: Callable[[BadLine], None] | None = None) -> Iterator[tuple[int, Document]]:

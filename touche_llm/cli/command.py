@@ -1,0 +1,40 @@
+"""A command that names everything that it lacks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperCommand
+
+from touche_llm.errors import UsageError
+
+# Commands that begin a run, and what these cannot do without unless a configuration has it; any one option gives it.
+_BEGIN = ("run", "retrieve")
+_OF_CONFIGURATION = {"--topics": ("topics",), "--corpus": ("corpus", "index", "retriever")}
+
+
+class Command(TyperCommand):
+    """A command whose error about a missing option names all that are missing, not the first one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments; raise UsageError where required ones are missing."""
+        if not ctx.resilient_parsing:
+            given, _, _ = self.make_parser(ctx).parse_args(list(args))
+            if not given.get("help"):
+                self._check({name for name, value in given.items() if value not in (None, ())})
+        return super().parse_args(ctx, args)
+
+    def _check(self, given: set[str]) -> None:
+        missing = [
+            max(each.opts, key=len) if each.param_type_name == "option" else str(each.metavar or each.name)
+            for each in self.params
+            if each.required and each.name not in given
+        ]
+        if not missing:
+            return
+        hint = ""
+        if self.name in _BEGIN and "config" not in given:
+            others = [option for option, names in _OF_CONFIGURATION.items() if given.isdisjoint(names)]
+            missing += others
+            hint = f"; --config FILE can hold {' and '.join(others)}" if others else ""
+        raise UsageError(f"{self.name}: missing {', '.join(missing)}{hint}; see touche-llm {self.name} --help")
