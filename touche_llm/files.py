@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import IO, NamedTuple, TypeVar
 
 from touche_llm.errors import DataError, UsageError
 from touche_llm.json_records import JsonRecord, Malformed
+from touche_llm.scratch import BUILDING, RETIRED, WRITING, remove_abandoned, scratch
 
 # Longest line of a file of records: an answer with its label tokens has a few kilobytes.
 MAX_LINE = 16 * 2**20
@@ -57,42 +58,46 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
     if path.is_dir():
         raise DataError(f"{path}: is a folder; name a file")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as stream:
-        try:
-            # Without the wrapper, which goes a long way round for each line.
-            yield stream.file
+    with _named_if_full(path), scratch(path, WRITING) as (writing, number):
+        with open(number, "wb", closefd=False) as stream:
+            yield stream
             stream.flush()
-            os.fsync(stream.fileno())
-            os.chmod(stream.name, 0o666 & ~_umask())
-            os.replace(stream.name, path)
-        except BaseException:
-            os.unlink(stream.name)
-            raise
+            os.fsync(number)
+        os.fchmod(number, 0o666 & ~_umask())
+        os.replace(writing, path)
+    remove_abandoned(path.parent)
 
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """A new folder that takes the place of `path` only when the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.building-"))
-    try:
+    with _named_if_full(path), scratch(path, BUILDING) as (building, _):
         yield building
         building.chmod(0o777 & ~_umask())
         if path.exists():
-            retired = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.retired-"))
-            try:
-                path.rename(retired / "old")
-                building.rename(path)
-            except BaseException:
-                if not path.exists():
-                    (retired / "old").rename(path)
-                retired.rmdir()
-                raise
-            shutil.rmtree(retired)
+            with scratch(path, RETIRED) as (retired, _):
+                try:
+                    path.rename(retired / "old")
+                    building.rename(path)
+                except BaseException:
+                    if not path.exists():
+                        (retired / "old").rename(path)
+                    raise
+                shutil.rmtree(retired)
         else:
             building.rename(path)
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
+    remove_abandoned(path.parent)
+
+
+@contextmanager
+def _named_if_full(path: Path) -> Iterator[None]:
+    """Name the output in an error of the system that names no file, as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            error.filename = str(path)
         raise
 
 
