@@ -38,7 +38,7 @@ $(STAMP): pyproject.toml constraints.txt
 setup: $(STAMP)
 
 demo: $(STAMP)
-	@$(BIN)/touche-llm demo
+	@$(BIN)/touche-llm demo --overwrite
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest -n auto

@@ -67,7 +67,7 @@ async def run_scripted(config: Config, out: Path, script: Any) -> tuple[list[Run
     return run_lines(out / "run.txt"), observer
 
 
-async def run_on(server: FakeServer, config: Config, out: Path) -> Outcome:
+async def run_on(server: FakeServer, config: Config, out: Path, *, overwrite: bool = False) -> Outcome:
     async with server.running():
         engine = config.engine.model_copy(update={"base_url": server.url})
-        return await pipeline.run_all(config.model_copy(update={"engine": engine}), out, Silent())
+        return await pipeline.run_all(config.model_copy(update={"engine": engine}), out, Silent(), overwrite=overwrite)

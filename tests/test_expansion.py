@@ -84,7 +84,7 @@ async def test_off_by_default_nothing_is_asked_and_what_was_found_before_is_remo
     config = config_for(tmp_path)
     assert not config.expansion.use
     # No engine is there that could be asked.
-    assert await retrieve_alone(config, out, Silent()) == []
+    assert await retrieve_alone(config, out, Silent(), overwrite=True) == []
     assert not (out / "queries.jsonl").exists() and not (out / "query_failures.jsonl").exists()
 
 

@@ -81,7 +81,7 @@ async def test_a_stage_that_fails_leaves_nothing_of_an_earlier_state_behind_it(t
     await run_on(FakeServer(), config_for(tmp_path, topic=("3",), depth=5), out)
     changed = config_for(tmp_path, topic=("3",), depth=20, sampling__max_tokens=9, cache__mode="replay")
     with pytest.raises(ReplayMiss):
-        await pipeline.run_all(changed, out, Silent())
+        await pipeline.run_all(changed, out, Silent(), overwrite=True)
     assert len(run_lines(out / "candidates.run.txt")) == 20
     assert not (out / "run.txt").exists()
     with pytest.raises(DataError, match="judgments.jsonl: not there; run `touche-llm judge`"):
@@ -91,7 +91,7 @@ async def test_a_stage_that_fails_leaves_nothing_of_an_earlier_state_behind_it(t
 async def test_a_second_run_in_the_same_folder_is_as_one_in_a_new_folder(tmp_path: Path) -> None:
     small, large = (config_for(tmp_path, topic=("3",), depth=depth) for depth in (5, 9))
     await run_on(FakeServer(), small, tmp_path / "used")
-    await run_on(FakeServer(), large, tmp_path / "used")
+    await run_on(FakeServer(), large, tmp_path / "used", overwrite=True)
     await run_on(FakeServer(), large, tmp_path / "new")
     for name in ("candidates.run.txt", "judgments.jsonl", "run.txt"):
         assert (tmp_path / "used" / name).read_bytes() == (tmp_path / "new" / name).read_bytes()
@@ -114,7 +114,8 @@ async def test_replay_wants_to_know_which_context_documents_were_cut_to(tmp_path
         await pipeline.run_all(replay, tmp_path / "out", Silent())
     for length in (8192, 5000):
         engine = replay.engine.model_copy(update={"context": length})
-        await pipeline.run_all(replay.model_copy(update={"engine": engine}), tmp_path / "out", Silent())
+        again = replay.model_copy(update={"engine": engine})
+        await pipeline.run_all(again, tmp_path / "out", Silent(), overwrite=True)
         assert (tmp_path / "out" / "judgments.jsonl").read_bytes() == (
             tmp_path / str(length) / "judgments.jsonl"
         ).read_bytes()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from touche_llm.first_stage import choose_topics
 from touche_llm.llm.language_model import LanguageModel
 from touche_llm.records import Failure
 from touche_llm.run_lock import locked
+from touche_llm.settings import check_settings
 from touche_llm.stages.common import Observer, compares, prompts_of
 from touche_llm.stages.judge import Outcome, judge_stage
 from touche_llm.stages.rank import Ranking, rank_stage
@@ -19,8 +22,18 @@ from touche_llm.stages.retrieve import retrieve_stage
 from touche_llm.tasks import get_task
 
 
-async def run_all(config: Config, folder: Path, observer: Observer) -> Outcome:
-    """The whole way. Files that are not there are told before the engine starts, and the engine before work begins."""
+async def run_all(config: Config, folder: Path, observer: Observer, *, overwrite: bool = False) -> Outcome:
+    """Run all stages. Missing files raise an error before the engine starts, and the engine's errors come before work.
+
+    Args:
+        config: What to run.
+        folder: The run's folder.
+        observer: Follows the progress.
+        overwrite: Whether a run with other settings there may be replaced.
+
+    Raises:
+        UsageError: The folder holds a run with other settings, or another process writes there.
+    """
     choose_topics(config)
     prompts_of(config, get_task(config.task))
     for path in (config.corpus, config.candidates):
@@ -28,8 +41,8 @@ async def run_all(config: Config, folder: Path, observer: Observer) -> Outcome:
             raise DataError(f"{path}: no such file")
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder, "run", observer.notify):
-        async with open_model(config, folder) as model:
-            return await run_stages(_with_facts(config, model), folder, observer, model)
+        async with _model(config, folder, "run", overwrite) as (known, model):
+            return await run_stages(known, folder, observer, model)
 
 
 async def run_stages(config: Config, folder: Path, observer: Observer, model: LanguageModel) -> Outcome:
@@ -40,21 +53,22 @@ async def run_stages(config: Config, folder: Path, observer: Observer, model: La
     return replace(outcome, failures=failures + outcome.failures + ranking.failures)
 
 
-async def retrieve_alone(config: Config, folder: Path, observer: Observer) -> list[Failure]:
-    """The first stage, with a model of its own where it needs one."""
+async def retrieve_alone(config: Config, folder: Path, observer: Observer, *, overwrite: bool = False) -> list[Failure]:
+    """The first stage, with a model of its own where it needs one; arguments and errors as `run_all`."""
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder, "retrieve", observer.notify):
         if not config.expansion.use:
+            check_settings(folder, config, "retrieve", overwrite=overwrite)
             return await retrieve_stage(config, folder, observer)
-        async with open_model(config, folder) as model:
-            return await retrieve_stage(_with_facts(config, model), folder, observer, model)
+        async with _model(config, folder, "retrieve", overwrite) as (known, model):
+            return await retrieve_stage(known, folder, observer, model)
 
 
-async def judge_alone(config: Config, folder: Path, observer: Observer) -> Outcome:
-    """The judge stage with a model of its own."""
+async def judge_alone(config: Config, folder: Path, observer: Observer, *, overwrite: bool = False) -> Outcome:
+    """The judge stage with a model of its own; arguments and errors as `run_all`."""
     with locked(folder, "judge", observer.notify):
-        async with open_model(config, folder) as model:
-            return await judge_stage(_with_facts(config, model), folder, observer, model)
+        async with _model(config, folder, "judge", overwrite) as (known, model):
+            return await judge_stage(known, folder, observer, model)
 
 
 async def rank_alone(config: Config, folder: Path, observer: Observer) -> Ranking:
@@ -64,6 +78,19 @@ async def rank_alone(config: Config, folder: Path, observer: Observer) -> Rankin
             return await rank_stage(config, folder, observer)
         async with open_model(config, folder) as model:
             return await rank_stage(_with_facts(config, model), folder, observer, model)
+
+
+@asynccontextmanager
+async def _model(
+    config: Config, folder: Path, command: str, overwrite: bool
+) -> AsyncIterator[tuple[Config, LanguageModel]]:
+    """The model, and the configuration with what only the model knows, if the folder holds no other settings."""
+    # Before the model is loaded, as far as its name is known, and again with it.
+    check_settings(folder, config, command, overwrite=overwrite)
+    async with open_model(config, folder) as model:
+        known = _with_facts(config, model)
+        check_settings(folder, known, command, overwrite=overwrite)
+        yield known, model
 
 
 def _with_facts(config: Config, model: LanguageModel) -> Config:

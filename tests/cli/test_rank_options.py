@@ -247,7 +247,7 @@ def test_a_question_of_any_stage_without_a_usable_answer_ends_with_3_and_names_i
     assert len((tmp_path / "o" / "run.txt").read_text().splitlines()) == 3
     # The stage alone ends so too.
     alone = {
-        "query1": ["retrieve", *DATA, "--out", "o", "--topic", "3", "--depth", "3", "--expand"],
+        "query1": ["retrieve", *DATA, "--out", "o", "--topic", "3", "--depth", "3", "--expand", "--overwrite"],
         "position": ["judge", "--out", "o"],
         "best": ["rank", "--out", "o"],
     }

@@ -17,6 +17,7 @@ import typer
 from rich.table import Column, Table
 
 from touche_llm import pipeline, run_files
+from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.output import Format, FormatOption, plain, print_rows, say, show_table
 from touche_llm.config import Config, load_config
@@ -40,6 +41,7 @@ _GRADES = tuple(dict.fromkeys(name for task in TASKS.values() for name in task.q
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for the demo's runs.")] = Path("runs/demo"),
     task: Annotated[str | None, typer.Option("--task", help="Show only this task.")] = None,
+    overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Run every task on a small sample, offline, with answers that were invented for the demo."""
@@ -49,7 +51,7 @@ def demo(
         if output is Format.TABLE:
             print(f"{TASKS[name].title}\n")
         config = sample_config(name, out / name, {})
-        asyncio.run(pipeline.run_all(config, out / name, ConsoleObserver()))
+        asyncio.run(pipeline.run_all(config, out / name, ConsoleObserver(), overwrite=overwrite))
         shown = list(_shown(config, out / name))
         if output is Format.TABLE:
             _show(shown, get_task(name))

@@ -15,6 +15,7 @@ from touche_llm.llm.cache import CacheMode
 from touche_llm.ranking.chain import METHODS
 from touche_llm.run_files import CONFIG
 from touche_llm.setting_problems import describe_problem
+from touche_llm.settings import OF_JUDGE, OF_RETRIEVE, is_one_of
 from touche_llm.stance import read_settings
 from touche_llm.tasks import DEFAULT_TASK, TASKS
 from touche_llm.yaml_text import YamlError, parse_yaml
@@ -257,18 +258,8 @@ def configure(context: typer.Context, *others: str) -> Config:
     return load_config(file, flags | given, names)
 
 
-# What belongs to the stages before a command: to set it then would make the configuration tell what was not done.
-# Where Elasticsearch is asked for the documents can change, which index cannot.
-_OF_RETRIEVE = (
-    *("task", "topics", "corpus", "index", "candidates", "retriever", "expansion", "sentences", "chatnoir"),
-    *("elasticsearch.index", "elasticsearch.shards"),
-)
-_OF_JUDGE = ("depth", "pairs", "sampling", "stance.depth", "stance.both_orders")
-_PROMPTS_OF_JUDGE = tuple(f"prompts.{name}" for name in ("folder", "judge", "objects", "sentence", "stance", "queries"))
-_DONE_BEFORE = {
-    "judge": (*_OF_RETRIEVE, "prompts.queries"),
-    "rank": (*_OF_RETRIEVE, *_OF_JUDGE, *_PROMPTS_OF_JUDGE),
-}
+# To set then what a stage before a command went by would make the configuration tell what was not done.
+_DONE_BEFORE = {"judge": OF_RETRIEVE, "rank": (*OF_RETRIEVE, *OF_JUDGE)}
 
 
 def set_values(given: list[str], command: str) -> dict[str, Any]:
@@ -282,7 +273,7 @@ def set_values(given: list[str], command: str) -> dict[str, Any]:
         name, separator, text = each.partition("=")
         if not separator or not all(part.isidentifier() for part in name.split(".")):
             raise UsageError(f"--set {each:.80}: must be NAME=VALUE, as --set ranking.listwise.window=10")
-        if any(f"{name}.".startswith(f"{place}.") for place in _DONE_BEFORE.get(command, ())):
+        if is_one_of(name, _DONE_BEFORE.get(command, ())):
             raise UsageError(f"--set {each:.80}: a stage before `{command}` went by it; give it to `touche-llm run`")
         try:
             values[name] = parse_yaml(text)

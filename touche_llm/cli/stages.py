@@ -110,6 +110,7 @@ def retrieve(
     skip_bad_lines: o.SkipOption = None,
     tag: o.TagOption = None,
     dry_run: o.DryRunOption = False,
+    overwrite: o.OverwriteOption = False,
     values: o.ValuesOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -121,7 +122,7 @@ def retrieve(
     if dry_run:
         show_cost(output, settings, None, ("retrieve",))
         return
-    failures = asked(settings, pipeline.retrieve_alone(settings, out, ConsoleObserver()))
+    failures = asked(settings, pipeline.retrieve_alone(settings, out, ConsoleObserver(), overwrite=overwrite))
     file = out / first_stage_file(get_task(settings.task))
     made(output, f"candidates: {file}", file, {"failures": len(failures)})
     end(output, out, failures)
@@ -158,6 +159,7 @@ def judge(
     max_tokens: o.MaxTokensOption = None,
     logprobs: o.LogprobsOption = None,
     dry_run: o.DryRunOption = False,
+    overwrite: o.OverwriteOption = False,
     values: o.ValuesOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -166,7 +168,7 @@ def judge(
     if dry_run:
         show_cost(output, settings, out, ("judge",))
         return
-    outcome = asked(settings, pipeline.judge_alone(settings, out, ConsoleObserver()))
+    outcome = asked(settings, pipeline.judge_alone(settings, out, ConsoleObserver(), overwrite=overwrite))
     file = out / run_files.JUDGMENTS
     made(output, f"judgments: {file}", file, {"failures": len(outcome.failures)})
     end(output, out, outcome.failures)
@@ -270,6 +272,7 @@ def run(
     max_tokens: o.MaxTokensOption = None,
     logprobs: o.LogprobsOption = None,
     dry_run: o.DryRunOption = False,
+    overwrite: o.OverwriteOption = False,
     values: o.ValuesOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -282,7 +285,7 @@ def run(
     if dry_run:
         show_cost(output, settings, None, ("retrieve", "judge", "rank"))
         return
-    outcome = asked(settings, pipeline.run_all(settings, out, ConsoleObserver()))
+    outcome = asked(settings, pipeline.run_all(settings, out, ConsoleObserver(), overwrite=overwrite))
     file = out / run_files.RUN
     counts = {"judgments": outcome.judgments, "failures": len(outcome.failures)}
     made(output, f"run: {file} ({outcome.judgments:,} judgments)", file, counts)

@@ -58,6 +58,7 @@ def tira(
     ] = None,
     prompts_folder: o.PromptsOption = None,
     cache_mode: o.CacheModeOption = None,
+    overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Make the run for a TIRA input folder, without a network: the task is told by the files that lie there.
@@ -92,7 +93,7 @@ def tira(
         os.environ.setdefault(name, str(cache.absolute() / place))
     for name, value in _OFFLINE.items():
         os.environ.setdefault(name, value)
-    outcome = asked(settings, pipeline.run_all(settings, output_folder, ConsoleObserver()))
+    outcome = asked(settings, pipeline.run_all(settings, output_folder, ConsoleObserver(), overwrite=overwrite))
     run = output_folder / run_files.RUN
     counts = {"judgments": outcome.judgments, "failures": len(outcome.failures)}
     made(output, f"run: {run} ({outcome.judgments:,} judgments)", run, counts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from touche_llm.llm.request import Request
 from touche_llm.prompt_uses import uses_of
 from touche_llm.qrels import STANCE, Qrels, read_qrels
 from touche_llm.run_files import CANDIDATES, CONFIG, RUN, SENTENCES
+from touche_llm.settings import INCIDENTAL, flat, is_one_of
 from touche_llm.stages.common import first_stage_file
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
@@ -43,7 +44,6 @@ _MOST_BYTES = 16 * 2**20
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 # What decides the run once the first stage is there, in the order in which a configuration names it.
 DECIDE = ("depth", "sampling", "aim", "weights", "rank", "ranking", "stance", "sentences", "pairs", "tag", "engine")
-_OF_ENGINE = ("model", "revision", "context")
 
 
 class Example(BaseModel):
@@ -193,9 +193,8 @@ def settings_of(config: Config) -> dict[str, Any]:
     """Every value of a configuration that decides a run once the first stage is there, by dotted name."""
     dumped = config.model_dump(mode="json")
     values = {name: dumped[name] for name in DECIDE if dumped[name] is not None}
-    # The others say how the engine was reached.
-    values["engine"] = {name: dumped["engine"][name] for name in _OF_ENGINE} | {"model": config.engine.model_name}
-    return flat(values)
+    values["engine"]["model"] = config.engine.model_name
+    return {name: value for name, value in flat(values).items() if not is_one_of(name, INCIDENTAL)}
 
 
 def parameters_of(request: Request) -> dict[str, Any]:
@@ -215,17 +214,6 @@ def parameters_of(request: Request) -> dict[str, Any]:
             "chat_template_kwargs": request.chat_template_kwargs,
         }
     )
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values by dotted name; lists and empty sections are values."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = list(value) if isinstance(value, tuple) else value
-    return found
 
 
 def find_recorded(root: Path, names: list[str]) -> list[Path]:

@@ -1,0 +1,210 @@
+"""A folder that holds a run with other settings is not written over, unless the user asks for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.fake_server import FakeServer
+from tests.sample_runs import Silent, config_for, run_on
+from touche_llm import pipeline
+from touche_llm.config import Config, _names
+from touche_llm.errors import UsageError
+from touche_llm.settings import INCIDENTAL, OF_ENGINE, OF_JUDGE, OF_RETRIEVE, check_settings
+
+PORT_NOBODY_LISTENS_ON = "http://127.0.0.1:1"
+
+
+def short(folder: Path, **flags: Any) -> Config:
+    return config_for(folder, **{"topic": ("3",), "depth": 3, **flags})
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in out.iterdir() if not path.name.startswith(".")}
+
+
+def changes(error: UsageError) -> list[str]:
+    """The names of the settings that an error lists."""
+    return [line.partition(":")[0].strip() for line in str(error).splitlines()[1:]]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"depth": 2},
+        {"tag": "other"},
+        {"rank": ("judge", "balance:2")},
+        {"weights__quality": 3.0},
+        {"stance__thresholds": {"NO": 0.9}},
+        {"sampling__seed": 7},
+        {"engine__model": "another"},
+        {"engine__revision": "another"},
+        {"limit_topics": 1},
+        {"retriever__k1": 0.9},
+        {"prompts__judge": "my.jinja"},
+        {"skip_bad_lines": True},
+    ],
+)
+async def test_a_run_with_other_settings_is_left_as_it_is_and_what_differs_is_listed(
+    tmp_path: Path, flags: dict[str, Any]
+) -> None:
+    out = tmp_path / "out"
+    await run_on(FakeServer(), short(tmp_path), out)
+    before = contents(out)
+    changed = short(tmp_path, **flags, engine__base_url=PORT_NOBODY_LISTENS_ON)
+    for command in (pipeline.run_all, pipeline.retrieve_alone, pipeline.judge_alone):
+        if flags.get("prompts__judge") and command is pipeline.run_all:
+            continue  # There is no such template, which is said first.
+        with pytest.raises(UsageError, match="--overwrite") as caught:
+            await command(changed, out, Silent())
+        (name,) = (name.replace("__", ".") for name in flags)
+        assert [each for each in changes(caught.value) if not each.startswith(name)] == []
+        assert changes(caught.value)
+    assert contents(out) == before
+
+
+async def test_old_and_new_values_are_shown(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    await run_on(FakeServer(), short(tmp_path), out)
+    with pytest.raises(UsageError) as caught:
+        check_settings(out, short(tmp_path, depth=2, limit_topics=1), "run", overwrite=False)
+    assert str(caught.value).splitlines()[1:] == ["  depth: 3 → 2", "  limit_topics: not set → 1"]
+
+
+async def test_the_same_settings_go_through_wherever_and_however_fast_the_server_is(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    await run_on(FakeServer(), short(tmp_path), out)
+    before = contents(out)
+    other = {"engine__retry_for": 3.0, "engine__request_timeout": 9.0, "engine__concurrency": 2}
+    server = FakeServer()
+    await run_on(server, short(tmp_path, **other, actor__name="me"), out)
+    assert server.asked == []
+    assert contents(out)["run.txt"] == before["run.txt"]
+    replayed = short(tmp_path, cache__mode="replay", engine__context=8192)
+    await pipeline.run_all(replayed, out, Silent())
+
+
+async def test_a_server_that_serves_another_model_now_is_noticed_before_anything_is_requested(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    await run_on(FakeServer(), short(tmp_path), out)
+    before = contents(out)
+    server = FakeServer(models=[{"id": "another", "max_model_len": 8192}])
+    with pytest.raises(UsageError) as caught:
+        await run_on(server, short(tmp_path), out)
+    assert (changes(caught.value), server.asked) == (["engine.model"], [])
+    assert contents(out) == before
+
+
+async def test_with_overwrite_the_run_is_as_in_a_new_folder(tmp_path: Path) -> None:
+    await run_on(FakeServer(), short(tmp_path, tag="old"), tmp_path / "used")
+    new = short(tmp_path, tag="new")
+    await run_on(FakeServer(), new, tmp_path / "used", overwrite=True)
+    await run_on(FakeServer(), new, tmp_path / "fresh")
+    assert (tmp_path / "used" / "run.txt").read_bytes() == (tmp_path / "fresh" / "run.txt").read_bytes()
+
+
+async def test_ranking_again_with_other_steps_and_weights_needs_no_flag(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    await run_on(FakeServer(), short(tmp_path), out)
+    ranked = short(tmp_path, rank=("judge", "balance:3"), weights__quality=3.0, tag="again")
+    assert (await pipeline.rank_alone(ranked, out, Silent())).lines == 3
+    assert yaml.safe_load((out / "config.yaml").read_bytes())["rank"] == ["judge", "balance:3"]
+    # The run of before would be the loss of this one.
+    with pytest.raises(UsageError):
+        check_settings(out, short(tmp_path), "run", overwrite=False)
+
+
+async def test_a_stage_may_choose_its_settings_as_long_as_nothing_was_made_with_others(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    await pipeline.retrieve_alone(short(tmp_path), out, Silent())
+    judged = short(tmp_path, depth=2, sampling__seed=7, rank=("judge", "balance:3"), engine__model="fake")
+    check_settings(out, judged, "judge", overwrite=False)
+    for flags, command in (({"depth": 2}, "run"), ({"retriever__k1": 0.9}, "judge"), ({"topic": ("7",)}, "judge")):
+        with pytest.raises(UsageError):
+            check_settings(out, short(tmp_path, **flags), command, overwrite=False)
+    (out / "judgments.jsonl").touch()
+    with pytest.raises(UsageError) as caught:
+        check_settings(out, judged, "judge", overwrite=False)
+    assert changes(caught.value) == ["depth", "sampling.seed"]
+
+
+async def test_queries_of_the_model_are_kept_like_judgments(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    await pipeline.retrieve_alone(short(tmp_path), out, Silent())
+    config = yaml.safe_load((out / "config.yaml").read_bytes())
+    config["expansion"]["use"] = True
+    (out / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(UsageError) as caught:
+        check_settings(out, short(tmp_path, expansion__use=True, sampling__seed=7), "retrieve", overwrite=False)
+    assert changes(caught.value) == ["sampling.seed"]
+
+
+async def test_paths_are_the_same_however_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    config = short(tmp_path)
+    await pipeline.retrieve_alone(config, out, Silent())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link.xml").symlink_to(config.topics)
+    for topics in (Path(os.path.relpath(config.topics)), Path("link.xml")):
+        check_settings(out, short(tmp_path, topics=topics), "run", overwrite=False)
+    (tmp_path / "copy.xml").write_bytes(config.topics.read_bytes())
+    with pytest.raises(UsageError) as caught:
+        check_settings(out, short(tmp_path, topics=Path("copy.xml")), "run", overwrite=False)
+    assert changes(caught.value) == ["topics"]
+
+
+def test_without_a_corpus_the_index_says_which_documents_are_meant(tmp_path: Path) -> None:
+    def config(index: str, corpus: Path | None) -> Config:
+        return config_for(tmp_path).model_copy(update={"corpus": corpus, "index": tmp_path / index})
+
+    def write(value: Config) -> None:
+        (tmp_path / "run.txt").touch()
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(value.model_dump(mode="json")))
+
+    write(config("a", tmp_path / "corpus.jsonl"))
+    check_settings(tmp_path, config("b", tmp_path / "corpus.jsonl"), "run", overwrite=False)
+    write(config("a", None))
+    with pytest.raises(UsageError) as caught:
+        check_settings(tmp_path, config("b", None), "run", overwrite=False)
+    assert changes(caught.value) == ["index"]
+
+
+@pytest.mark.parametrize("text", ["- another program's\n", "port: 8080\n", "{"])
+async def test_a_configuration_of_another_program_is_not_replaced(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(UsageError, match="--overwrite"):
+        await pipeline.retrieve_alone(short(tmp_path), tmp_path, Silent())
+    assert (tmp_path / "config.yaml").read_text() == text
+    await pipeline.retrieve_alone(short(tmp_path), tmp_path, Silent(), overwrite=True)
+    assert yaml.safe_load((tmp_path / "config.yaml").read_bytes())["depth"] == 3
+
+
+@pytest.mark.parametrize("name", ["run.txt", "judgments.jsonl", "candidates.run.txt"])
+async def test_an_output_without_a_configuration_is_not_replaced(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("of another tool")
+    with pytest.raises(UsageError, match=rf"{name}.*--overwrite"):
+        await pipeline.retrieve_alone(short(tmp_path), tmp_path, Silent())
+    assert (tmp_path / name).read_text() == "of another tool"
+    # To judge the candidates of another tool is no loss of them.
+    if name == "candidates.run.txt":
+        check_settings(tmp_path, short(tmp_path), "judge", overwrite=False)
+
+
+def test_every_setting_that_is_named_exists() -> None:
+    known = set(_names(Config))
+    for names in (INCIDENTAL, OF_RETRIEVE, OF_JUDGE, OF_ENGINE):
+        assert names and set(names) <= known
+
+
+@pytest.mark.parametrize("command", ["run", "retrieve", "judge"])
+async def test_nothing_is_compared_where_nothing_was_made(tmp_path: Path, command: str) -> None:
+    check: Callable[..., None] = check_settings
+    check(tmp_path / "nowhere", short(tmp_path), command, overwrite=False)
+    await pipeline.retrieve_alone(short(tmp_path), tmp_path / "out", Silent())
+    (tmp_path / "out" / "candidates.run.txt").unlink()
+    check(tmp_path / "out", short(tmp_path, depth=2), command, overwrite=False)
