@@ -82,7 +82,7 @@ def opening(engine: ScriptedEngine) -> Opens:
     @asynccontextmanager
     async def opened(config: Config) -> AsyncIterator[LanguageModel]:
         with Cache(config.cache.file, config.cache.mode) as cache:
-            yield LanguageModel(FACTS, engine, cache)
+            yield LanguageModel(FACTS, engine, cache, retry_failures=config.cache.retry_failures)
 
     return opened
 

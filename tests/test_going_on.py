@@ -17,6 +17,7 @@ from tests.fake_server import FakeServer, good, says, status
 from tests.sample_runs import SAMPLE, Silent, config_for, run_lines, run_on
 from touche_llm import pipeline
 from touche_llm.config import Config
+from touche_llm.dry_run import dry_cost
 from touche_llm.errors import DataError, EngineError, ReplayMiss, UsageError
 from touche_llm.llm.cache import Cache
 from touche_llm.stages.rank import rank_stage
@@ -175,3 +176,74 @@ async def test_a_server_that_no_longer_lets_us_in_ends_the_run_at_once(tmp_path:
     with pytest.raises(EngineError, match=r"does not serve this run any more \(HTTP 401"):
         await run_on(server, config_for(tmp_path, engine__concurrency=1), tmp_path / "out")
     assert len(server.asked) == 4
+
+
+FAILING_FILES = ("run.txt", "judgments.jsonl", "failures.jsonl", "comparisons.jsonl", "comparison_failures.jsonl")
+
+
+async def fails_often(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    """No usable answer to many questions, and a status 400 to others: the same ones each time."""
+    shown = body["messages"][-1]["content"].split("Passage")
+    if "best" in body["structured_outputs"]["json"]["properties"]:
+        return await (good if len(shown[1]) > len(shown[2]) else says('{"best":NaN}'))(request, body)
+    return await [good, status(400), says("Well, ")][len(shown[-1]) % 3](request, body)
+
+
+@pytest.mark.slow
+async def test_a_run_with_failures_is_replayed_whole_and_sends_them_again_only_on_demand(tmp_path: Path) -> None:
+    server = FakeServer(rest=fails_often)
+    options = ["--topic", "3", "--depth", "12", "--stance-depth", "0", "--rank", "judge,pairwise:4"]
+
+    async def run(out: str, *more: str) -> tuple[str, int]:
+        """What a run says, and how many requests it sends."""
+        server.asked.clear()
+        process = await start(server, tmp_path, out, *options, *more)
+        written, errors = await process.communicate()
+        assert process.returncode == 3, errors
+        return (written + errors).decode(), len(server.asked)
+
+    async with server.running():
+        said, sent = await run("first")
+        failures = [
+            orjson.loads(line)
+            for name in ("failures.jsonl", "comparison_failures.jsonl")
+            for line in (tmp_path / "first" / name).read_bytes().splitlines()
+        ]
+        assert {each["kind"] for each in failures} == {"not_json", "server_error"}
+        assert sent > 0 and "--retry-failures" not in said
+        said, sent = await run("second")
+        assert sent == 0 and "--retry-failures" in said
+        judged = yaml.safe_load((tmp_path / "second" / "ir-metadata.yml").read_text())["stages"]["judge"]["requests"]
+        of_judge = [each for each in failures if each["prompt"].startswith("comparative/judge")]
+        assert judged["known_failures"] == len(of_judge) > 1
+        assert judged["unusable_records"] == sum(len(each["attempts"]) for each in of_judge)
+        assert f"{len(of_judge)} had no usable answer before" in said
+        _, retried = await run("retried", "--retry-failures")
+        assert retried == sum(len(each["attempts"]) for each in failures)
+    said, _ = await run("replayed", "--cache-mode", "replay")
+    assert "--retry-failures" not in said
+    for out in ("second", "retried", "replayed"):
+        for name in FAILING_FILES:
+            assert (tmp_path / out / name).read_bytes() == (tmp_path / "first" / name).read_bytes(), (out, name)
+    # The flag is for one command, not for later stages.
+    assert "retry_failures" not in (tmp_path / "retried" / "config.yaml").read_text()
+
+
+async def test_failures_cannot_be_retried_in_replay(tmp_path: Path) -> None:
+    await run_on(FakeServer(), config_for(tmp_path, topic=("3",), depth=2), tmp_path / "out")
+    config = config_for(tmp_path, topic=("3",), depth=2, cache__mode="replay", cache__retry_failures=True)
+    with pytest.raises(UsageError, match="--retry-failures"):
+        await pipeline.run_all(config, tmp_path / "out", Silent())
+
+
+async def test_a_dry_run_counts_failures_that_are_not_sent_again(tmp_path: Path) -> None:
+    config = config_for(tmp_path, topic=("3",), depth=12)
+    failed = len((await run_on(FakeServer(rest=fails_often), config, tmp_path / "out")).failures)
+    assert failed > 1
+    before = config.cache.file.read_bytes()
+    cost = await dry_cost(config, None, ("retrieve", "judge"), Silent())
+    assert (cost.known["judge"], cost.failed["judge"], cost.costs) == (12 - failed, failed, [])
+    retrying = config_for(tmp_path, topic=("3",), depth=12, cache__retry_failures=True)
+    retried = await dry_cost(retrying, tmp_path / "out", ("judge",), Silent())
+    assert retried.failed["judge"] == 0 and sum(each.least.requests for each in retried.costs) == failed
+    assert config.cache.file.read_bytes() == before

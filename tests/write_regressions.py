@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.report.reports import write_qrels
 from tests.sample_runs import Silent
-from tests.scripted_engine import ScriptedEngine
+from tests.scripted_engine import Script, ScriptedEngine
 from tests.write_demo_cassette import FACTS, script_of
 from touche_llm.cli.demo import sample_config
 from touche_llm.config import Config
@@ -47,15 +47,15 @@ FLAGS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-async def make_run(task: str, folder: Path, **more: Any) -> Path:
-    """A run of a sample, with the answers written for the demo, in `folder/run`; its cache lies beside it."""
+async def make_run(task: str, folder: Path, script: Script | None = None, **more: Any) -> Path:
+    """A run of a sample, with the answers written for the demo or others, in `folder/run`; its cache lies beside it."""
     flags = {**FLAGS[task], "cache.file": folder / "answers.sqlite", "cache.mode": CacheMode.REUSE, "tag": "regress"}
     config = sample_config(task, folder, {**flags, **{name.replace("__", "."): each for name, each in more.items()}})
     facts = FACTS.model_copy(update={"context": config.engine.context or FACTS.context})
     config = _known(config, facts.model, facts.context)
     with Cache(config.cache.file) as cache:
         remember(facts, cache)
-        model = LanguageModel(facts=facts, engine=ScriptedEngine(script_of(task)), cache=cache)
+        model = LanguageModel(facts=facts, engine=ScriptedEngine(script or script_of(task)), cache=cache)
         await retrieve_stage(config, folder / "run", Silent())
         await judge_stage(config, folder / "run", Silent(), model)
         await rank_stage(config, folder / "run", Silent(), model)

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-import msgspec
 import orjson
 
 from touche_llm.config import Config
@@ -26,8 +25,8 @@ from touche_llm.engines import assumed_facts, remember
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.files import check_output, read_record, sha256, whole_file, write_records
 from touche_llm.json_records import JsonModel
-from touche_llm.llm.answer import Answer
-from touche_llm.llm.batch_engine import BatchEngine, BatchModel, UnusableAnswer, known_unusable
+from touche_llm.llm.answer import OUTCOMES, UnusableAnswer
+from touche_llm.llm.batch_engine import BatchEngine, BatchModel
 from touche_llm.llm.batch_replies import Replies, read_replies
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.chat_reply import CHAT_PATH, chat_body
@@ -36,7 +35,7 @@ from touche_llm.llm.engine import EngineFacts
 from touche_llm.llm.language_model import LanguageModel
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.tokenizer import ChatTokenizer
-from touche_llm.run_files import BATCH, BATCH_UNUSABLE
+from touche_llm.run_files import BATCH
 from touche_llm.stages.common import Observer, compares
 
 _ENGINE = "vllm run-batch"
@@ -103,7 +102,9 @@ class Import:
 async def pending_requests(
     stage: StageName, config: Config, folder: Path, tokenizer: Path | None, observer: Observer
 ) -> Export:
-    """What a stage would ask and the cache does not hold. Nothing is written but to the cache: how documents are cut.
+    """What a stage would ask and the cache does not hold.
+
+    Nothing is written but to the cache: how documents are cut. If failures are retried, they are forgotten there.
 
     Args:
         stage: the stage.
@@ -117,13 +118,12 @@ async def pending_requests(
             the cache cannot be added to. Says which option to give.
     """
     _check(config)
-    known = known_unusable(folder)
     with copy_of(folder) as there, OverlayCache(config.cache.file) as cache:
         counter = None
         if tokenizer is not None:
             counter = ChatTokenizer(tokenizer, config.sampling.chat_template_kwargs)
         facts = _facts(config, cache, counter)
-        engine = BatchEngine(Replies(), known, counter, importing=False)
+        engine = BatchEngine(Replies(), counter, importing=False)
         model = _model(config, facts, engine, cache)
         if _asks(stage, config):
             await _go_through(stage, config, there, Quiet(observer, "batch"), model)
@@ -204,23 +204,23 @@ async def import_replies(batch: Batch, folder: Path, paths: Sequence[Path], obse
     """
     config = batch.config
     _check(config)
-    known = known_unusable(folder)
     replies = read_replies(paths, batch.facts.model, logprobs=config.sampling.top_logprobs > 0)
     result = Import(repeated=list(replies.repeated))
     with copy_of(folder) as there, OverlayCache(config.cache.file) as cache:
-        engine = BatchEngine(replies, known, None, importing=True)
+        engine = BatchEngine(replies, None, importing=True)
         model = _model(config, batch.facts, engine, cache)
         problem: ToucheError | None = None
         try:
             result.done = await _go_through(batch.stage, config, there, Quiet(observer, "batch"), model)
         except ToucheError as error:
             problem = error  # what the answers lead to is no reason to lose them
-        new = {key: each for key, each in model.unusable.items() if key not in known}
+        # In memory are the new entries alone.
+        new = {entry.key: entry.read(UnusableAnswer) for entry in cache.entries() if entry.kind == "unusable"}
         unreached = 0
         for key, reply in replies.by_key.items():
             if key in engine.taken:
                 continue
-            if key in known or cache.get(key, Answer) is not None:
+            if key not in new and cache.get(key, OUTCOMES) is not None:
                 result.repeated.append(reply.place)
             elif reply.problem is not None and (key in engine.pending or key in new):
                 result.errors.setdefault(reply.problem.kind, []).append(reply.problem.reason)
@@ -241,9 +241,6 @@ async def import_replies(batch: Batch, folder: Path, paths: Sequence[Path], obse
             told = f"{_ENGINE}, {engine.fingerprint}" if engine.fingerprint else _ENGINE
             remember(batch.facts.model_copy(update={"engine": told}), cache)
         _store(cache, config)
-    if new:
-        more = [UnusableAnswer(key=key, **msgspec.structs.asdict(attempt)) for key, attempt in new.items()]
-        write_records(folder / BATCH_UNUSABLE, [*known.values(), *more])
     if problem is not None:
         if unreached:
             observer.notify(f"{unreached:,} replies were not reached and are not stored: import them again afterwards")
@@ -252,7 +249,13 @@ async def import_replies(batch: Batch, folder: Path, paths: Sequence[Path], obse
 
 
 def _model(config: Config, facts: EngineFacts, engine: BatchEngine, cache: Cache) -> LanguageModel:
-    return BatchModel(facts, engine, cache, resample_temperature=config.sampling.resample_temperature)
+    return BatchModel(
+        facts,
+        engine,
+        cache,
+        resample_temperature=config.sampling.resample_temperature,
+        retry_failures=config.cache.retry_failures,
+    )
 
 
 def _check(config: Config) -> None:
@@ -304,12 +307,14 @@ async def _go_through(stage: StageName, config: Config, folder: Path, observer: 
     return True
 
 
-def _store(new: Cache, config: Config) -> None:
-    """Add what an overlay keeps to the cache that it lies over: all of it, or nothing."""
+def _store(new: OverlayCache, config: Config) -> None:
+    """Add what an overlay keeps to the cache that it lies over, all of it or nothing; forget there what it hides."""
     with tempfile.TemporaryDirectory() as folder:
         learnt = Path(folder) / "learnt.jsonl"
-        if new.export_cassette(learnt):
+        if new.export_cassette(learnt) or new.hidden:
             with Cache(config.cache.file, CacheMode.REUSE) as cache:
+                for key, kind in new.hidden.items():
+                    cache.forget([key], kind=kind)
                 cache.import_cassette(learnt)
 
 

@@ -112,6 +112,8 @@ class CacheConfig(Section):
 
     file: Path = Path(".touche-llm/answers.sqlite")
     mode: Annotated[CacheMode, BeforeValidator(_mode)] = CacheMode.REUSE
+    # For this command alone: what a run's folder says, later stages go by.
+    retry_failures: bool = Field(False, exclude=True)
 
 
 class ActorConfig(Section):

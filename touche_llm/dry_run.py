@@ -44,11 +44,13 @@ class DryRun:
     Attributes:
         costs: of each stage and prompt.
         known: answers of each stage that are in the cache already, or asked for twice; at least so many.
+        failed: questions of each stage that the cache holds only unusable answers to; at least so many.
         context: the engine's, in tokens, or None where it is not known: documents are counted whole then.
     """
 
     costs: list[Cost] = field(default_factory=list)
     known: dict[StageName, int] = field(default_factory=dict)
+    failed: dict[StageName, int] = field(default_factory=dict)
     context: int | None = None
 
 
@@ -72,7 +74,7 @@ async def dry_cost(config: Config, folder: Path | None, stages: Sequence[StageNa
     with copy_of(folder) as there:
         learnt = there / "learnt.jsonl"
         for stage in stages:
-            spent, hits = [], []
+            spent, counts = [], []
             # Only comparisons are answered differently.
             for policy in _POLICIES if stage == "rank" else _POLICIES[:1]:
                 engine = DryEngine(policy)
@@ -81,13 +83,15 @@ async def dry_cost(config: Config, folder: Path | None, stages: Sequence[StageNa
                     result.context = facts.context if facts.engine or config.engine.context else None
                     if learnt.exists():
                         cache.import_cassette(learnt)
-                    model = LanguageModel(facts=facts, engine=engine, cache=cache)
+                    retry = config.cache.retry_failures
+                    model = LanguageModel(facts=facts, engine=engine, cache=cache, retry_failures=retry)
                     await STAGES[stage](config, there, quiet, model)
                     if stage != "rank":
                         cache.export_cassette(learnt)
                 spent.append(engine.spent)
-                hits.append(model.counts.cache_hits)
-            result.known[stage] = min(hits)
+                counts.append(model.counts)
+            result.known[stage] = min(each.cache_hits for each in counts)
+            result.failed[stage] = min(each.known_failures for each in counts)
             for prompt in dict.fromkeys(prompt for each in spent for prompt in each):
                 found = sorted((each.get(prompt, Spent()) for each in spent), key=lambda each: each.requests)
                 result.costs.append(Cost(stage, prompt, found[0], found[-1]))

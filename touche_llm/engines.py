@@ -10,7 +10,6 @@ from typing import Any
 from touche_llm.config import Config
 from touche_llm.engine_config import EngineConfig, SamplingConfig
 from touche_llm.errors import DataError, EngineError, UsageError
-from touche_llm.llm.batch_engine import known_unusable
 from touche_llm.llm.cache import Cache, CacheMode, Entry
 from touche_llm.llm.engine import Engine, EngineFacts
 from touche_llm.llm.language_model import LanguageModel
@@ -26,24 +25,25 @@ _ENDLESS = 2**30
 
 
 @asynccontextmanager
-async def open_model(config: Config, folder: Path | None = None) -> AsyncIterator[LanguageModel]:
+async def open_model(config: Config) -> AsyncIterator[LanguageModel]:
     """The language model of a configuration, checked and ready; in replay no engine is touched.
 
-    Args:
-        config: names engine and cache.
-        folder: the run's, where a batch may have left what had no usable answer; a replay takes it from there.
+    Raises:
+        UsageError: failures are to be retried in replay, or nothing is known of the engine that is replayed.
+        EngineError: the engine cannot be used.
     """
+    if config.cache.retry_failures and config.cache.mode is CacheMode.REPLAY:
+        raise UsageError("--retry-failures: a replay sends nothing; add --cache-mode reuse, and a server")
     engine, sampling = config.engine, config.sampling
     with Cache(config.cache.file, config.cache.mode) as cache:
         policy: Mapping[str, Any] = {
             "cache": cache,
             "retry_for": engine.retry_for,
             "resample_temperature": sampling.resample_temperature,
+            "retry_failures": config.cache.retry_failures,
         }
         if cache.mode is CacheMode.REPLAY:
-            unusable = known_unusable(folder) if folder is not None else {}
-            known = {key: each.attempt for key, each in unusable.items()}
-            yield LanguageModel(facts=_replayed_facts(config, cache), engine=None, known_unusable=known, **policy)
+            yield LanguageModel(facts=_replayed_facts(config, cache), engine=None, **policy)
             return
         async with _engine(engine, sampling, cache.path.with_name(_LOG)) as (opened, facts):
             remember(facts, cache)

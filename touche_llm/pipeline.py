@@ -76,7 +76,7 @@ async def rank_alone(config: Config, folder: Path, observer: Observer) -> Rankin
     with locked(folder, "rank", observer.notify):
         if not compares(config):
             return await rank_stage(config, folder, observer)
-        async with open_model(config, folder) as model:
+        async with open_model(config) as model:
             return await rank_stage(_with_facts(config, model), folder, observer, model)
 
 
@@ -87,7 +87,7 @@ async def _model(
     """The model, and the configuration with what only the model knows, if the folder holds no other settings."""
     # Before the model is loaded, as far as its name is known, and again with it.
     check_settings(folder, config, command, overwrite=overwrite)
-    async with open_model(config, folder) as model:
+    async with open_model(config) as model:
         known = _with_facts(config, model)
         check_settings(folder, known, command, overwrite=overwrite)
         yield known, model

@@ -23,7 +23,7 @@ from touche_llm.prompt_uses import load, uses_of
 from touche_llm.prompts import Prompt, check_overlay
 from touche_llm.qrels import Qrels, some
 from touche_llm.records import Failure, Judgment, Topic
-from touche_llm.stages.common import Observer, asking_of, check_examples
+from touche_llm.stages.common import Observer, asking_of, check_examples, report_known_failures
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 from touche_llm.topics import read_topics
@@ -160,6 +160,7 @@ async def compare_prompts(
                 notes.append(note)
                 observer.notify(note)
                 parts.append(_measure(HOLD_OUT, held, said, qrels, config))
+            report_known_failures(observer, model, Counts())
         texts = _texts([each for part in parts for each in part.sample], corpus.documents) if plan.texts else {}
     if useless := [each for part in parts for each in part.topics if not part.counts(each)]:
         notes.append(f"topics without a grade above 0 among their sampled documents, left out of nDCG: {some(useless)}")

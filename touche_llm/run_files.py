@@ -23,9 +23,8 @@ QUERY_FAILURES = "query_failures.jsonl"
 COMPARISONS = "comparisons.jsonl"
 COMPARISON_FAILURES = "comparison_failures.jsonl"
 RUN = "run.txt"
-# Only with `touche-llm batch`: what was exported last, and what came back and could not be used.
+# Only with `touche-llm batch`: what was exported last.
 BATCH = "batch.json"
-BATCH_UNUSABLE = "batch_unusable.jsonl"
 OF_RETRIEVE = (CANDIDATES, SENTENCES, QUERIES, QUERY_FAILURES)
 # Where pairs are judged, the candidates too: they are replaced, not removed.
 OF_JUDGE = (JUDGMENTS, OBJECTS, STANCES, SENTENCE_JUDGMENTS, FAILURES)

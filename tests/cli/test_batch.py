@@ -95,8 +95,8 @@ def test_a_refused_question_is_given_up_and_the_run_is_made_without_it(touche: T
     done = touche("batch", "import", "responses.jsonl", "--out", "run")
     assert done.returncode == 3
     assert [line.split()[:2] for line in done.stdout.splitlines()[:2]] == [["2", "stored"], ["1", "status_400:"]]
-    assert "1 requests were refused and are not asked again" in done.stdout
-    assert "remove run/batch_unusable.jsonl and run export again" in done.stdout
+    assert "1 requests were refused and are not sent again" in done.stdout
+    assert "--retry-failures" in done.stdout
     assert "1 questions have no usable answer" in done.stdout
     again = touche(*EXPORT)
     assert (again.returncode, again.stdout.partition(":")[0]) == (0, "nothing is pending")
@@ -105,8 +105,13 @@ def test_a_refused_question_is_given_up_and_the_run_is_made_without_it(touche: T
     assert len((tmp_path / "run" / "run.txt").read_text().splitlines()) == 3
     (failure,) = b.read(tmp_path / "run" / "failures.jsonl")
     assert [each["reason"] for each in failure["attempts"]] == ["HTTP 400 from /v1/chat/completions: too long"]
-    (tmp_path / "run" / "batch_unusable.jsonl").unlink()
+    assert {path.name for path in (tmp_path / "run").iterdir()}.isdisjoint({"batch_unusable.jsonl"})
+    assert "1 requests now" in touche(*EXPORT, "--retry-failures").stdout
+    # The next export goes by what the retried one has forgotten.
     assert "1 requests now" in touche(*EXPORT).stdout
+    b.write(tmp_path / "responses.jsonl", replied(tmp_path / "requests.jsonl"))
+    assert touche("batch", "import", "responses.jsonl", "--out", "run").returncode == 0
+    assert touche("judge", *REPLAY).returncode == 0
 
 
 def test_a_bad_line_of_the_corpus_is_named(touche: Touche, tmp_path: Path) -> None:

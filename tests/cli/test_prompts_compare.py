@@ -140,9 +140,12 @@ def test_failures_are_told_and_end_with_their_code(touche: Touche, engine: Engin
     assert done.returncode == 3
     assert {row["failures"] for row in rows_of(done).values()} == {1}
     assert "failures: 4 server_error; most often: not\N{REPLACEMENT CHARACTER}[2J this one" in done.stderr
-    engine.refused = ()
-    assert compare(touche, "--confirm").returncode == 0
-    assert len(engine.requests) == 2 * 72
+    engine.refused, sent = (), len(engine.requests)
+    again = compare(touche, "--confirm")
+    assert again.returncode == 3 and "--retry-failures" in again.stderr
+    assert len(engine.requests) == sent
+    assert compare(touche, "--confirm", "--retry-failures").returncode == 0
+    assert len(engine.requests) == sent + 4
 
 
 def test_a_run_s_own_configuration_says_where_everything_is(touche: Touche, engine: Engine) -> None:

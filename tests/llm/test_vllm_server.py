@@ -50,7 +50,8 @@ async def model_of(
     ) as engine:
         facts = await engine.connect(None, "", 20)
         with Cache(path / "answers.sqlite", options.get("mode", CacheMode.REUSE)) as cache:
-            yield LanguageModel(facts=facts, engine=engine, cache=cache, retry_for=retry_for)
+            retry = options.get("retry_failures", False)
+            yield LanguageModel(facts=facts, engine=engine, cache=cache, retry_for=retry_for, retry_failures=retry)
 
 
 def question(text: str = "A question.") -> Request:
@@ -245,8 +246,6 @@ async def test_an_unusable_answer_is_asked_for_twice_more_and_then_typed(
     assert [body["seed"] for body in server.asked] == [0, 1, 2]
     assert [body["temperature"] > 0 for body in server.asked] == [False, True, True]
     assert (model.counts.asked_again, model.counts.failures) == (2, 1)
-    with Cache(tmp_path / "answers.sqlite") as cache:
-        assert not list(cache.entries())
 
 
 @pytest.mark.parametrize(("behaviour", "kind"), UNUSABLE)

@@ -6,14 +6,16 @@ import asyncio
 import csv
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from tests.regression.conftest import checked, edit, overlay
 from tests.sample_runs import Silent
-from tests.scripted_engine import ScriptedEngine
+from tests.scripted_engine import Script, ScriptedEngine
 from tests.write_demo_cassette import FACTS, script_of
 from tests.write_regressions import FOLDER, make_run
 from touche_llm.cli.demo import SAMPLES
@@ -23,14 +25,17 @@ from touche_llm.corpus.chatnoir_cache import ChatNoirDocuments, ChatNoirSettings
 from touche_llm.corpus.store import ensure_store
 from touche_llm.engines import remember
 from touche_llm.errors import DataError, ToucheError
+from touche_llm.files import read_records
 from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.language_model import SAMPLES as MOST_SAMPLES
 from touche_llm.llm.language_model import LanguageModel
-from touche_llm.records import Topic
+from touche_llm.llm.request import Request
+from touche_llm.records import Failure, Topic
 from touche_llm.regression.check import check
 from touche_llm.regression.record import Recording, finished_run, record
 from touche_llm.regression.recorded import open_recorded
 from touche_llm.regression.writing import write_arguments, write_topics
-from touche_llm.run_files import FAILURES
+from touche_llm.run_files import ALL_FAILURES
 from touche_llm.stages.judge import judge_stage
 from touche_llm.stages.rank import rank_stage
 from touche_llm.topics import read_topics
@@ -139,11 +144,48 @@ async def test_pages_of_a_search_engine_are_kept_as_documents(tmp_path: Path) ->
     assert kept and all(each["contents"] == pages[each["id"]] for each in kept)
 
 
-def test_a_run_with_failures_is_refused(made: Path, tmp_path: Path) -> None:
+def failing_for(document: str) -> Script:
+    """The answers of the sample, but a stance that no schema has for one document, and no order."""
+    answers = script_of("comparative")
+
+    def script(request: Request) -> Mapping[str, Any]:
+        if request.origin.document_id == document and "relevance" in request.schema["properties"]:
+            return {"relevance": 2, "quality": 2, "stance": "MAYBE"}
+        return {"order": "A > A"} if "order" in request.schema["properties"] else answers(request)
+
+    return script
+
+
+def test_a_run_with_unusable_answers_is_recorded_and_checked_with_them(made: Path, tmp_path: Path) -> None:
+    document = next(line.split()[2] for line in (made / "run.txt").read_text().splitlines())
+    run = asyncio.run(make_run("comparative", tmp_path, failing_for(document)))
+    kinds = {each.kind for name in ALL_FAILURES[1:] for each in read_records(run / name, Failure, "failures")}
+    assert kinds == {"outside_schema"}
+    target = tmp_path / "regress" / "failing"
+    told = recorded(run, target)
+    entries = [json.loads(line) for line in (target / "cassette.jsonl").read_text().splitlines()]
+    unusable = [each for each in entries if each["kind"] == "unusable"]
+    failures = sum(len(read_records(run / name, Failure, "failures")) for name in ALL_FAILURES[1:])
+    assert len(unusable) == MOST_SAMPLES * failures > MOST_SAMPLES
+    assert told.answers == len(entries)
+    (tmp_path / "answers.sqlite").unlink()
+    assert checked(target) == []
+    # One of them less is a question that nobody has asked.
+    (target / "cassette.jsonl").write_text(
+        "".join(json.dumps(each) + "\n" for each in entries if each["key"] != unusable[0]["key"])
+    )
+    assert [each.kind for each in checked(target)] == ["missing"]
+
+
+def test_a_run_of_which_a_server_answered_nothing_to_a_question_is_refused(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made, tmp_path / "run")
-    (tmp_path / "run" / FAILURES).write_text("{}\n")
-    with pytest.raises(DataError, match=r"some questions had no usable answer \(failures.jsonl\)"):
-        finished_run(tmp_path / "run")
+    with Cache(tmp_path / "less.sqlite") as less, Cache(made.parent / "answers.sqlite", CacheMode.REPLAY) as whole:
+        whole.export_cassette(tmp_path / "whole.jsonl")
+        less.import_cassette(tmp_path / "whole.jsonl")
+        less.forget([less.find("answer", prompt="comparative/judge")[0].key])
+    edit(tmp_path / "run" / "config.yaml", str(made.parent / "answers.sqlite"), str(tmp_path / "less.sqlite"))
+    with pytest.raises(DataError, match="answers missing: 1 of judge"):
+        recorded(tmp_path / "run", tmp_path / "regress" / "name")
 
 
 @pytest.mark.parametrize("name", ["run.txt", "config.yaml"])
@@ -168,7 +210,7 @@ def test_a_run_that_its_replay_does_not_give_is_refused_and_nothing_stays(
     run = shutil.copytree(made, tmp_path / "run")
     if what == "another ranking":
         edit(run / "config.yaml", "quality: 0.5", "quality: 3.0")
-        problem = "the run does not come out again; make it anew\nname: differs\n"
+        problem = "the run does not come out again; make it anew .*\nname: differs\n"
     elif what == "another template":
         mine = overlay(tmp_path / "mine", "comparative", judge=("You are an assessor", "You assess"))
         edit(run / "config.yaml", "folder: null", f"folder: {mine}")

@@ -19,7 +19,6 @@ from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.dry_run import StageName
 from touche_llm.errors import UsageError, printable
 from touche_llm.llm.vllm_common import start_options
-from touche_llm.run_files import BATCH_UNUSABLE
 from touche_llm.run_lock import locked
 
 _STAGES: Mapping[StageName, Callable[..., None]] = {
@@ -87,6 +86,7 @@ def export(
     max_tokens: o.MaxTokensOption = None,
     logprobs: o.LogprobsOption = None,
     cache: o.CacheOption = None,
+    retry_failures: o.RetryFailuresOption = None,
     values: o.ValuesOption = None,
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
@@ -141,8 +141,8 @@ def import_(
     if done.refused:
         say(
             output,
-            f"{done.refused:,} requests were refused and are not asked again; where vLLM's settings were the cause, "
-            f"mend them, remove {out / BATCH_UNUSABLE} and run export again",
+            f"{done.refused:,} requests were refused and are not sent again; where vLLM's settings were the cause, "
+            "mend them and run export again, once with --retry-failures",
         )
     if done.done:
         _tell_end(output, batch.stage, out, done.failed)
@@ -176,5 +176,6 @@ def _tell_end(output: Format, stage: StageName, out: Path, failed: int) -> None:
     if failed:
         say(
             output,
-            f"{failed:,} questions have no usable answer: the replay goes on without and names them (exit code 3)",
+            f"{failed:,} questions have no usable answer: the replay goes on without and names them (exit code 3); "
+            "an export with --retry-failures sends them again",
         )

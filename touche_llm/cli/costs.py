@@ -11,6 +11,7 @@ from rich.table import Column, Table
 from touche_llm.cli.output import Format, plain, print_rows, say, show_table
 from touche_llm.config import Config
 from touche_llm.dry_run import Cost, DryRun, StageName
+from touche_llm.stages.common import known_failures
 from touche_llm.tasks import get_task
 
 _SPENT = ("requests", "prompt_tokens", "shared_tokens")
@@ -24,7 +25,7 @@ def print_cost(output: Format, config: Config, result: DryRun, stages: Collectio
     As rows: one for each stage and prompt; and one without a prompt, in which nothing is sent, for each stage with
     `known` answers, which are counted for all its prompts together. So each column can be added up.
     """
-    known = sum(result.known.values())
+    known, failed = sum(result.known.values()), sum(result.failed.values())
     if output is not Format.TABLE:
         rows: list[dict[str, Any]] = [
             {"stage": cost.stage, "prompt": cost.prompt, **_figures([cost]), "known": None} for cost in result.costs
@@ -37,6 +38,8 @@ def print_cost(output: Format, config: Config, result: DryRun, stages: Collectio
         print(f"0 requests: no answer is needed that is not in {config.cache.file}" if known else "0 requests")
     else:
         _show(result.costs)
+    if failed:
+        say(output, f"Questions that need no request: {known_failures(failed)}.")
     if not result.costs:
         return
     notes = [

@@ -58,6 +58,7 @@ _PLACES = {
     "weight_first_stage": "weights.first_stage",
     "cache": "cache.file",
     "cache_mode": "cache.mode",
+    "retry_failures": "cache.retry_failures",
 }
 _NOT_CONFIGURATION = ("out", "config", "thresholds", "values", "dry_run", "output", "overwrite")
 # Of a batch export: the stage's options are those of its own command.
@@ -223,6 +224,10 @@ CacheOption = Annotated[
 CacheModeOption = Annotated[
     CacheMode | None,
     typer.Option("--cache-mode", help="reuse (default); replay: a miss is an error; refresh: ask again; off."),
+]
+RetryFailuresOption = Annotated[
+    bool | None,
+    typer.Option("--retry-failures", help="Send questions again of which the cache holds only unusable answers."),
 ]
 
 

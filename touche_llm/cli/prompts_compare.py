@@ -90,6 +90,7 @@ def compare(
     context_tokens: o.ContextOption = None,
     cache: o.CacheOption = None,
     cache_mode: o.CacheModeOption = None,
+    retry_failures: o.RetryFailuresOption = None,
     prompts_folder: o.PromptsOption = None,
     objects_prompt: o.ObjectsPromptOption = None,
     concurrency: o.ConcurrencyOption = None,

@@ -85,6 +85,7 @@ def try_(
     logprobs: o.LogprobsOption = None,
     cache: o.CacheOption = None,
     cache_mode: o.CacheModeOption = None,
+    retry_failures: o.RetryFailuresOption = None,
     values: o.ValuesOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:

@@ -13,12 +13,16 @@ from pydantic.fields import FieldInfo
 from pydantic_core import from_json
 
 from touche_llm.json_records import Count, JsonStruct
+from touche_llm.records import Attempt
 
 # The answer was withheld; it ended at the length limit; it is no JSON; it is JSON of another form; its probabilities
-# cannot be; the server answered with an error or broke off; it did not answer in time.
-FailureKind = Literal[
-    "refused", "cut_off", "not_json", "outside_schema", "impossible_logprobs", "server_error", "timeout"
-]
+# cannot be.
+UnusableKind = Literal["refused", "cut_off", "not_json", "outside_schema", "impossible_logprobs"]
+# Or the server answered with an error or broke off; it did not answer in time.
+FailureKind = UnusableKind | Literal["server_error", "timeout"]
+# Characters of a text, or of a reason, that are kept of an answer that could not be used.
+_KEPT_CHARS = 2000
+_Kept = Annotated[str, msgspec.Meta(max_length=_KEPT_CHARS)]
 
 
 class AnswerModel(BaseModel):
@@ -63,12 +67,41 @@ class Answer(JsonStruct, frozen=True, omit_defaults=True):
     fingerprint: str | None = None
 
 
+class UnusableAnswer(JsonStruct, frozen=True, omit_defaults=True):
+    """What came back instead of an answer, as it is cached under the key of its sample: another one is requested.
+
+    Where `kind` is "server_error", the server refused the request itself, and no other sample is requested.
+    """
+
+    kind: UnusableKind | Literal["server_error"]
+    reason: _Kept
+    text: _Kept = ""
+
+    @classmethod
+    def shortened(cls, kind: UnusableKind | Literal["server_error"], reason: str, text: str = "") -> UnusableAnswer:
+        """The record with no more of the texts than is kept."""
+        return cls(kind, reason[:_KEPT_CHARS], text[:_KEPT_CHARS])
+
+    @property
+    def is_final(self) -> bool:
+        """Whether no other sample can give an answer."""
+        return self.kind == "server_error"
+
+    def attempt(self, sample: int) -> Attempt:
+        """What a failure says of this sample."""
+        return Attempt(sample=sample, kind=self.kind, reason=self.reason, text=self.text)
+
+
+# What a cache can hold under the key of a sample, by the kind of the entry.
+OUTCOMES: Mapping[str, type[Answer] | type[UnusableAnswer]] = {"answer": Answer, "unusable": UnusableAnswer}
+
+
 class Unusable(Exception):
     """An answer came, but not one that can be used; `kind` says why."""
 
-    def __init__(self, kind: FailureKind, reason: str, text: str = "") -> None:
+    def __init__(self, kind: UnusableKind, reason: str, text: str = "") -> None:
         super().__init__(f"{kind}: {reason}")
-        self.kind: FailureKind = kind
+        self.kind: UnusableKind = kind
         self.reason = reason
         self.text = text
 

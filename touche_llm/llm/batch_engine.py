@@ -3,49 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import TypeVar
 
 from touche_llm.errors import UsageError
 from touche_llm.excerpts import Excerpts
-from touche_llm.files import read_records
-from touche_llm.llm.answer import FailureKind, Unusable
 from touche_llm.llm.batch_replies import Replies
 from touche_llm.llm.chat_reply import completion_of
 from touche_llm.llm.engine import Completion, Rejected
 from touche_llm.llm.language_model import LanguageModel, Unanswered
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.tokenizer import ChatTokenizer
-from touche_llm.records import Attempt, Cut
-from touche_llm.run_files import BATCH_UNUSABLE
+from touche_llm.records import Cut
 
 _ValueT = TypeVar("_ValueT")
 # Which status it was is in the reason.
 _REFUSED = 400
-
-
-class UnusableAnswer(Attempt, frozen=True, kw_only=True):
-    """A reply of a batch that could not be used, and the key of its request: the next export asks for another sample.
-
-    Where `kind` is "server_error", the request itself was refused, and the question is given up.
-    """
-
-    key: str
-    kind: FailureKind
-
-    @property
-    def attempt(self) -> Attempt:
-        """What a failure says of it."""
-        return Attempt(sample=self.sample, kind=self.kind, reason=self.reason, text=self.text)
-
-
-def known_unusable(folder: Path) -> dict[str, UnusableAnswer]:
-    """What the imports for a run's folder could not use, by key; raises DataError for a file of another form."""
-    path = folder / BATCH_UNUSABLE
-    if not path.exists():
-        return {}
-    return {each.key: each for each in read_records(path, UnusableAnswer, "unusable answers")}
 
 
 class _NoTokenizer(Exception):
@@ -64,7 +37,6 @@ class BatchEngine:
     def __init__(
         self,
         replies: Replies,
-        unusable: Mapping[str, UnusableAnswer],
         tokenizer: ChatTokenizer | None,
         *,
         importing: bool,
@@ -73,23 +45,17 @@ class BatchEngine:
 
         Args:
             replies: by key.
-            unusable: by key what was known before to be of no use.
             tokenizer: measures texts.
             importing: without a tokeniser, whoever has to measure waits; else that is an error.
         """
-        self._replies, self._unusable, self._tokenizer, self._importing = replies, unusable, tokenizer, importing
+        self._replies, self._tokenizer, self._importing = replies, tokenizer, importing
         self.pending: dict[str, Request] = {}
         self.taken: set[str] = set()
         self.fingerprint: str | None = None
 
     async def complete(self, request: Request) -> Completion:
-        """Answer one request; raises Unusable or Rejected for one that is known to have had no usable answer."""
+        """Answer one request; raises Rejected for one that vLLM refused."""
         key = request.key
-        before = self._unusable.get(key)
-        if before is not None:
-            if before.kind == "server_error":
-                raise Rejected(_REFUSED, before.reason)
-            raise Unusable(before.kind, before.reason, before.text)
         problem = self._replies.problem(key)
         if problem is not None and problem.final:
             raise Rejected(_REFUSED, problem.reason)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import msgspec
 import orjson
@@ -31,8 +31,10 @@ _INDEX_OF_SAMPLES = "CREATE INDEX IF NOT EXISTS samples ON entries (sample) WHER
 ValueT = TypeVar("ValueT", bound=JsonRecord)
 
 
-# What a column of SQLite holds can be of any type.
-_Row = tuple[Any]
+# Kind and value; what a column of SQLite holds can be of any type.
+_Row = tuple[Any, Any]
+# How to read a value: a class, or one for each kind that an entry can have.
+Form = type[ValueT] | Mapping[str, type[ValueT]]
 
 
 class CacheMode(StrEnum):
@@ -77,9 +79,11 @@ class Entry(Heading, frozen=True, kw_only=True):
             raise DataError(f"entry {self.key} does not hold a valid {model.__name__}: {error}") from error
 
 
+_SELECT = "SELECT kind, value FROM entries WHERE key = ?"
 # In their order in the table.
 _COLUMNS = Entry.__struct_fields__
-_SAMPLE = _COLUMNS.index("sample")
+_SAMPLE, _KIND = _COLUMNS.index("sample"), _COLUMNS.index("kind")
+_HOLDS_RESAMPLED = "SELECT EXISTS (SELECT 1 FROM entries WHERE sample > 0 AND kind = 'answer')"
 
 
 class Cache:
@@ -111,7 +115,7 @@ class Cache:
         if cassette:
             self.import_cassette(path)
 
-    def __enter__(self) -> Cache:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -125,8 +129,14 @@ class Cache:
             self._database.execute("PRAGMA wal_checkpoint(PASSIVE)")
         self._database.close()
 
-    def get(self, key: str, model: type[ValueT], *, refreshed: bool = False) -> ValueT | None:
-        """The value under `key`, or None. In mode `off` always None, in `refresh` unless the caller put it there."""
+    def get(self, key: str, model: Form[ValueT], *, refreshed: bool = False) -> ValueT | None:
+        """The value under `key`, or None. In mode `off` always None, in `refresh` unless the caller put it there.
+
+        Args:
+            key: of the entry.
+            model: what the value is, or what it is by the kind of the entry.
+            refreshed: whether the caller put it there.
+        """
         if self.mode is CacheMode.OFF or (self.mode is CacheMode.REFRESH and not refreshed):
             return None
         return self._stored(key, model)
@@ -136,7 +146,7 @@ class Cache:
         # Asked again only where another process has stored something since: this one notices what it stores itself.
         (version,) = self._database.execute("PRAGMA data_version").fetchone()
         if not self._resampled and version != self._seen_version:
-            (found,) = self._database.execute("SELECT EXISTS (SELECT 1 FROM entries WHERE sample > 0)").fetchone()
+            (found,) = self._database.execute(_HOLDS_RESAMPLED).fetchone()
             self._resampled, self._seen_version = bool(found), version
         return self._resampled
 
@@ -153,8 +163,13 @@ class Cache:
         assert stored is not None
         return stored
 
-    async def store(self, heading: Heading, value: ValueT) -> ValueT:
+    async def store(self, heading: Heading, value: ValueT, model: Form[ValueT] | None = None) -> ValueT:
         """As `put`, in one transaction with all that is stored in the same turn of the event loop; back when it is in.
+
+        Args:
+            heading: of the entry.
+            value: its value.
+            model: what a value is that is there already, as in `get`; None for the same as this one.
 
         Raises:
             DataError: what is there already is of another form.
@@ -168,7 +183,7 @@ class Cache:
         stored: asyncio.Future[_Row | None] = loop.create_future()
         self._turn.append(((*astuple(heading), value.to_json().decode()), stored))
         there = await stored
-        return value if there is None else self._read(heading.key, there, type(value))
+        return value if there is None else self._read(heading.key, there, model or type(value))
 
     def _end_turn(self) -> None:
         """Store what came in this turn of the event loop, and tell those who wait what else is there, if it was."""
@@ -197,9 +212,10 @@ class Cache:
             else:
                 waiting.set_exception(failed)
 
-    def forget(self, keys: Iterable[str]) -> None:
-        """Remove the entries under these keys."""
-        self._database.executemany("DELETE FROM entries WHERE key = ?", [(key,) for key in keys])
+    def forget(self, keys: Iterable[str], *, kind: str | None = None) -> None:
+        """Remove the entries under these keys; those of one kind, where one is given."""
+        rows = [(key, kind) for key in keys]
+        self._database.executemany("DELETE FROM entries WHERE key = ?1 AND kind = coalesce(?2, kind)", rows)
 
     def find(self, kind: str, **columns: Any) -> list[Entry]:
         """All entries of a kind with these columns, by key."""
@@ -244,8 +260,8 @@ class Cache:
                     new += 1
                     continue
                 known += 1
-                (there,) = self._database.execute("SELECT value FROM entries WHERE key = ?", (entry.key,)).fetchone()
-                if orjson.loads(there) != entry.value:
+                kind, value = self._database.execute(_SELECT, (entry.key,)).fetchone()
+                if kind != entry.kind or orjson.loads(value) != entry.value:
                     raise DataError(
                         f"{path}: key {entry.key}: {self.path} holds another value; import into a new cache"
                     )
@@ -257,27 +273,30 @@ class Cache:
 
     def _insert(self, rows: Sequence[tuple[Any, ...]], conflict: str | None = None) -> int:
         """Add rows, headings with the JSON of their values, and tell how many are there now."""
-        self._resampled = self._resampled or any(row[_SAMPLE] for row in rows)
+        self._resampled = self._resampled or any(row[_SAMPLE] and row[_KIND] == "answer" for row in rows)
         conflict = conflict or ("REPLACE" if self.mode is CacheMode.REFRESH else "IGNORE")
         marks = ",".join("?" * len(_COLUMNS))
         return self._database.executemany(f"INSERT OR {conflict} INTO entries VALUES ({marks})", rows).rowcount
 
     def _row(self, key: str) -> _Row | None:
-        row: _Row | None = self._database.execute("SELECT value FROM entries WHERE key = ?", (key,)).fetchone()
+        row: _Row | None = self._database.execute(_SELECT, (key,)).fetchone()
         return row
 
-    def _stored(self, key: str, model: type[ValueT]) -> ValueT | None:
+    def _stored(self, key: str, model: Form[ValueT]) -> ValueT | None:
         row = self._row(key)
         return None if row is None else self._read(key, row, model)
 
-    def _read(self, key: str, row: _Row, model: type[ValueT]) -> ValueT:
-        (text,) = row
+    def _read(self, key: str, row: _Row, model: Form[ValueT]) -> ValueT:
+        kind, text = row
+        form = model.get(kind) if isinstance(model, Mapping) else model
+        if form is None:
+            raise DataError(f"{self.path}: entry {key} is of the kind {kind!r:.80}, which this program does not know")
         try:
             if not isinstance(text, str):
                 raise Malformed(f"a text was expected, not {type(text).__name__}")
-            return model.from_json(text)
+            return form.from_json(text)
         except Malformed as error:
-            raise DataError(f"{self.path}: entry {key} does not hold a valid {model.__name__}: {error}") from error
+            raise DataError(f"{self.path}: entry {key} does not hold a valid {form.__name__}: {error}") from error
 
 
 def kept(path: Path, mode: CacheMode) -> str:

@@ -9,6 +9,9 @@ from dataclasses import asdict, dataclass, fields
 class Counts:
     """What a stage cost. `problem` is the reason of the last retry; cached tokens are those of answers in the cache.
 
+    `unusable_records` counts unusable answers that the cache held, of whatever became of their questions;
+    `known_failures` counts the questions that failed on these alone, without a request.
+
     `prefix_cached_tokens` are those of `prompt_tokens` that the engine took from its prefix cache, as far as it told:
     `prefix_told` is the number of replies with which it did.
     """
@@ -18,6 +21,8 @@ class Counts:
     retries: int = 0
     asked_again: int = 0
     failures: int = 0
+    unusable_records: int = 0
+    known_failures: int = 0
     cut: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,7 @@ import orjson
 
 from touche_llm.errors import EngineError
 from touche_llm.llm.answer import Token
-from touche_llm.llm.cache import Cache, CacheMode, Entry, ValueT
+from touche_llm.llm.cache import Cache, CacheMode, Entry
 from touche_llm.llm.engine import Completion
 from touche_llm.llm.request import Message, Request
 
@@ -128,6 +128,9 @@ class OverlayCache(Cache):
 
     It is read as in a replay: SQLite may leave files of its own (`-wal`, `-shm`) beside it. `get` and `find` see both;
     `entries`, `counts` and what is exported are those in memory.
+
+    Attributes:
+        hidden: keys that were to be forgotten, each with the kind of entry, or None for any.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -137,6 +140,7 @@ class OverlayCache(Cache):
             DataError: the file is not a cache.
         """
         self._file = Cache(path, CacheMode.REPLAY) if path is not None and path.exists() else None
+        self.hidden: dict[str, str | None] = {}
         # In this mode no file is opened, whatever its name.
         super().__init__(Path("dry run"), CacheMode.OFF)
         self.path, self.mode = path or self.path, CacheMode.REUSE
@@ -151,15 +155,25 @@ class OverlayCache(Cache):
         """Whether there are answers of a second or third sample."""
         return super().holds_resampled() or (self._file is not None and self._file.holds_resampled())
 
+    def forget(self, keys: Iterable[str], *, kind: str | None = None) -> None:
+        """Remove the entries under these keys; those of the file are hidden."""
+        found = list(keys)
+        super().forget(found, kind=kind)
+        self.hidden |= dict.fromkeys(found, kind)
+
     def find(self, kind: str, **columns: Any) -> list[Entry]:
         """All entries of a kind with these columns, by key."""
         found = {entry.key: entry for entry in (self._file.find(kind, **columns) if self._file else [])}
         found |= {entry.key: entry for entry in super().find(kind, **columns)}
         return [found[key] for key in sorted(found)]
 
-    def _stored(self, key: str, model: type[ValueT]) -> ValueT | None:
-        new = super()._stored(key, model)
-        return self._file.get(key, model) if new is None and self._file is not None else new
+    def _row(self, key: str) -> tuple[Any, Any] | None:
+        new = super()._row(key)
+        if new is not None or self._file is None:
+            return new
+        there = self._file._row(key)
+        is_hidden = there is not None and key in self.hidden and self.hidden[key] in (None, there[0])
+        return None if is_hidden else there
 
 
 def _two_objects(firsts: Sequence[str], seconds: Sequence[str]) -> dict[str, Sequence[Label]]:

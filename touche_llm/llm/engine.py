@@ -66,7 +66,10 @@ class Unreachable(Transient):
 
 
 class Rejected(Exception):
-    """The engine does not accept this request; asking again would not help. `status` is the HTTP status."""
+    """The engine does not accept this request; asking again would not help. `status` is the HTTP status.
+
+    Unless it ends the run, it is stored as a failure of the request.
+    """
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)

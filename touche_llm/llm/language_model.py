@@ -6,11 +6,21 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import takewhile
 from typing import Any, Generic, TypeVar
 
 from touche_llm.errors import DataError, EngineError, ReplayMiss
 from touche_llm.excerpts import Excerpts
-from touche_llm.llm.answer import Answer, AnswerModel, AnswerT, Unusable, labels_of, parse
+from touche_llm.llm.answer import (
+    OUTCOMES,
+    Answer,
+    AnswerModel,
+    AnswerT,
+    Unusable,
+    UnusableAnswer,
+    labels_of,
+    parse,
+)
 from touche_llm.llm.cache import Cache, CacheMode, Heading, kept
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.cutting import Fit, measure, shown
@@ -25,7 +35,6 @@ _ResultT = TypeVar("_ResultT")
 
 # An unusable answer is asked for again at most twice.
 SAMPLES = 3
-_KEPT_TEXT = 2000
 # So many requests in a row without an answer are the engine's fault, not theirs.
 _MOST_GIVEN_UP = 32
 
@@ -56,9 +65,7 @@ class LanguageModel:
         engine: None in replay.
         retry_for: seconds after which a request that keeps failing is given up.
         resample_temperature: an unusable answer is asked for again at this temperature; at 0 it would come back.
-        known_unusable: in replay, what is known from a batch to be of no use, by the key of the sample: a question of
-            which no other answer is to come has failed, and is no miss.
-        unusable: what came back that could not be used or was refused, by the key of the sample.
+        retry_failures: send a question again of which the cache holds nothing but unusable answers.
     """
 
     facts: EngineFacts
@@ -66,13 +73,12 @@ class LanguageModel:
     cache: Cache
     retry_for: float = 600.0
     resample_temperature: float = 0.7
-    known_unusable: Mapping[str, Attempt] = field(default_factory=dict)
+    retry_failures: bool = False
     counts: Counts = field(default_factory=Counts)
     misses: list[Request] = field(default_factory=list)
-    unusable: dict[str, Attempt] = field(default_factory=dict)
     _given_up: int = 0
-    # What this run has asked anew: equal requests take the answer that a replay will find.
-    _refreshed: set[str] = field(default_factory=set)
+    # What this run has forgotten to send it anew, or what failed in it: equal requests take what a replay will find.
+    _settled: set[str] = field(default_factory=set)
     # Tokens of the chat template by the number of messages.
     _overheads: dict[int, int] = field(default_factory=dict)
     _counting: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -186,61 +192,79 @@ class LanguageModel:
         return found if isinstance(found, Unanswered) else found.prompt_tokens
 
     async def _ask(self, request: Request, model: type[AnswerT]) -> Answered[AnswerT] | Unanswered:
-        refreshed = request.key in self._refreshed
-        if self.cache.mode is CacheMode.REFRESH and not refreshed:
+        is_settled = request.key in self._settled
+        if self.cache.mode is CacheMode.REFRESH and not is_settled:
             # Or a replay would find an old first sample before the new second one.
-            self.cache.forget(sample.key for sample in self._samples(request))
-            self._refreshed.add(request.key)
+            self._forget(request)
+        known: dict[int, UnusableAnswer] = {}
         for sample in self._samples(request):
-            cached = self.cache.get(sample.key, Answer, refreshed=refreshed)
-            if cached is not None:
+            stored = self.cache.get(sample.key, OUTCOMES, refreshed=is_settled)
+            if isinstance(stored, Answer):
                 self.counts.cache_hits += 1
-                self.counts.cached_prompt_tokens += cached.prompt_tokens
-                self.counts.cached_completion_tokens += cached.completion_tokens
-                return _answered(cached, sample, model)
-            if not self.cache.holds_resampled():
+                self.counts.cached_prompt_tokens += stored.prompt_tokens
+                self.counts.cached_completion_tokens += stored.completion_tokens
+                self.counts.unusable_records += len(known)
+                return _answered(stored, sample, model)
+            if stored is not None:
+                known[sample.sample] = stored
+            elif not self.cache.holds_resampled():
                 break
-        engine = self.engine
-        attempts: list[Attempt] = []
-        if engine is None:
-            attempts += (found for each in self._samples(request) if (found := self.known_unusable.get(each.key)))
-            if len(attempts) == SAMPLES or any(each.kind == "server_error" for each in attempts):
-                return self._failed(attempts)
+        has_failed = _has_failed(known)
+        if has_failed and self.retry_failures and not is_settled:
+            self._forget(request, kind="unusable")
+            has_failed, known = False, {}
+        self.counts.unusable_records += len(known)
+        if has_failed:
+            self.counts.known_failures += not is_settled
+            return self._failed([found.attempt(sample) for sample, found in known.items()])
+        if self.engine is None:
             self.misses.append(request)
             return Unanswered([])
+        attempts: list[Attempt] = []
         for sample in self._samples(request):
-            self.counts.asked += 1
             try:
-                completion = await self._retried(partial(engine.complete, sample))
-                self._given_up = 0
-                self.counts.prompt_tokens += completion.prompt_tokens
-                self.counts.completion_tokens += completion.completion_tokens
-                if completion.cached_tokens is not None:
-                    self.counts.prefix_cached_tokens += completion.cached_tokens
-                    self.counts.prefix_told += 1
-                answer = _usable(completion, model)
-            except Unusable as unusable:
-                self.counts.asked_again += sample.sample < SAMPLES - 1
-                text = unusable.text[:_KEPT_TEXT]
-                attempts.append(Attempt(sample=sample.sample, kind=unusable.kind, reason=unusable.reason, text=text))
-                self.unusable[sample.key] = attempts[-1]
-            except Rejected as rejected:
-                self._given_up = 0
-                if rejected.ends_the_run:
-                    raise EngineError(
-                        f"the engine does not serve this run any more ({rejected}); "
-                        f"{kept(self.cache.path, self.cache.mode)}"
-                    ) from rejected
-                attempts.append(Attempt(sample=sample.sample, kind="server_error", reason=str(rejected)))
-                self.unusable[sample.key] = attempts[-1]
-                break
+                found = known.get(sample.sample) or await self._send(self.engine, sample, model)
             except Transient as transient:
                 attempts.append(self._lost(transient, sample.sample))
                 break
-            else:
-                stored = await self.cache.store(_heading("answer", sample, sample.key), answer)
-                return _answered(stored, sample, model)
+            if isinstance(found, Answer):
+                return _answered(found, sample, model)
+            attempts.append(found.attempt(sample.sample))
+            if found.is_final:
+                break
+        self._settled.add(request.key)
         return self._failed(attempts)
+
+    def _forget(self, request: Request, kind: str | None = None) -> None:
+        """Forget what the cache holds of all samples, once in a run."""
+        self.cache.forget((sample.key for sample in self._samples(request)), kind=kind)
+        self._settled.add(request.key)
+
+    async def _send(self, engine: Engine, sample: Request, model: type[AnswerModel]) -> Answer | UnusableAnswer:
+        """Send the request of one sample, and store what comes back; raises Transient where nothing does."""
+        self.counts.asked += 1
+        self.counts.asked_again += sample.sample > 0
+        found: Answer | UnusableAnswer
+        try:
+            completion = await self._retried(partial(engine.complete, sample))
+            self.counts.prompt_tokens += completion.prompt_tokens
+            self.counts.completion_tokens += completion.completion_tokens
+            if completion.cached_tokens is not None:
+                self.counts.prefix_cached_tokens += completion.cached_tokens
+                self.counts.prefix_told += 1
+            found = _usable(completion, model)
+        except Unusable as unusable:
+            found = UnusableAnswer.shortened(unusable.kind, unusable.reason, unusable.text)
+        except Rejected as rejected:
+            if rejected.ends_the_run:
+                raise EngineError(
+                    f"the engine does not serve this run any more ({rejected}); "
+                    f"{kept(self.cache.path, self.cache.mode)}"
+                ) from rejected
+            found = UnusableAnswer.shortened("server_error", str(rejected))
+        self._given_up = 0
+        kind = "answer" if isinstance(found, Answer) else "unusable"
+        return await self.cache.store(_heading(kind, sample, sample.key), found, OUTCOMES)
 
     def _samples(self, request: Request) -> Iterator[Request]:
         yield request
@@ -329,6 +353,12 @@ class LanguageModel:
         """Raise ReplayMiss when replay asked for something that the cache does not hold."""
         if self.misses:
             raise ReplayMiss(explained(self.misses, self.cache))
+
+
+def _has_failed(known: Mapping[int, UnusableAnswer]) -> bool:
+    """Whether no other sample is to be requested after these unusable ones."""
+    tried = [known[sample] for sample in takewhile(known.__contains__, range(SAMPLES))]
+    return len(tried) == SAMPLES or any(each.is_final for each in tried)
 
 
 def _answered(answer: Answer, request: Request, model: type[AnswerT]) -> Answered[AnswerT]:

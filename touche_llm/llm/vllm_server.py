@@ -238,7 +238,7 @@ class VllmServer:
             raise EngineError(f"{self.base_url}: not a URL; give --base-url like http://127.0.0.1:8000") from error
         except (aiohttp.ClientError, OSError) as error:
             raise Transient("server_error", f"the connection broke: {type(error).__name__}: {error}") from error
-        if status == 429 or status >= 500:
+        if status in (408, 429) or status >= 500:
             reason, crowded = f"HTTP {status}: {_problem(content)}", status in (429, 503)
             raise Transient("server_error", reason, _seconds(retry_after), crowded=crowded)
         if status >= 400:

@@ -40,7 +40,7 @@ from touche_llm.regression.writing import (
     write_qrels,
     write_topics,
 )
-from touche_llm.run_files import ALL_FAILURES, CONFIG, RUN
+from touche_llm.run_files import CONFIG, RUN
 from touche_llm.run_folder import check_finished
 from touche_llm.runs import read_run, write_candidates
 from touche_llm.stages.common import first_stage_file, prompts_of
@@ -63,19 +63,13 @@ def finished_run(run: Path) -> Config:
     """The configuration of a finished run.
 
     Raises:
-        DataError: the folder holds no finished run, some of its questions had no usable answer, or it kept no answers.
+        DataError: the folder holds no finished run, or it kept no answers.
     """
     for name in (CONFIG, RUN):
         if not (run / name).is_file():
             raise DataError(f"{run / name}: not there; give the folder of a run that is finished")
     check_finished(run, "rank")
     config = load_config(run / CONFIG, {})
-    failed = [name for name in ALL_FAILURES if (run / name).exists() and (run / name).stat().st_size]
-    if failed:
-        raise DataError(
-            f"{run}: some questions had no usable answer ({', '.join(failed)}), so there is nothing to replay of them; "
-            "make the run again until none is left, or leave their topics out"
-        )
     if config.cache.mode is CacheMode.OFF or not config.cache.file.is_file():
         raise DataError(
             f"{config.cache.file}: the answers of {run} are not there; paths in its {CONFIG} are taken from the "
@@ -158,6 +152,7 @@ async def _replayed(config: Config, recorded: Recorded, work: Path, target: Path
     if findings:
         raise DataError(
             f"{target}: not recorded, since with {config.cache.file}, and with the program and the templates of now, "
-            f"the run does not come out again; make it anew\n{told(target.name, findings)}"
+            "the run does not come out again; make it anew (what a server left without a reply is not stored)\n"
+            f"{told(target.name, findings)}"
         )
     return found

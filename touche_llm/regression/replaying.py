@@ -16,7 +16,7 @@ from touche_llm.errors import ToucheError
 from touche_llm.excerpts import Excerpts
 from touche_llm.expansion import ExpansionSettings
 from touche_llm.llm.answer import Answer, AnswerT, Unusable, parse
-from touche_llm.llm.cache import Cache, CacheMode, Entry, ValueT
+from touche_llm.llm.cache import Cache, CacheMode, Entry, Form, ValueT
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.cutting import Fit, shown
 from touche_llm.llm.engine import EngineFacts
@@ -165,7 +165,7 @@ class _NotingCache(Cache):
         super().__init__(path, mode)
         self.used: set[str] = set()
 
-    def get(self, key: str, model: type[ValueT], *, refreshed: bool = False) -> ValueT | None:
+    def get(self, key: str, model: Form[ValueT], *, refreshed: bool = False) -> ValueT | None:
         """The value under a key, noted."""
         found = super().get(key, model, refreshed=refreshed)
         if found is not None:
@@ -182,10 +182,10 @@ class _StandIn(LanguageModel):
     unmeasured: dict[str, Request] = field(default_factory=dict)
 
     async def ask(self, request: Request, model: type[AnswerT]) -> Answered[AnswerT] | Unanswered:
-        """The answer, or one to another question about the same that fits the answer model."""
+        """The answer or the failure, or an answer to another question about the same that fits the answer model."""
         self.asked.append(request)
         result = await super().ask(request, model)
-        if isinstance(result, Answered):
+        if isinstance(result, Answered) or result.attempts:
             return result
         self.unknown[request.key] = request
         for entry in self._near("answer", request):

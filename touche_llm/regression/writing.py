@@ -21,7 +21,7 @@ from touche_llm.errors import DataError
 from touche_llm.files import read_records, whole_file
 from touche_llm.first_stage import listed
 from touche_llm.judging import Documents
-from touche_llm.llm.answer import Answer
+from touche_llm.llm.answer import OUTCOMES
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.cutting import Fit
 from touche_llm.prompts import Prompt, examples_path
@@ -160,7 +160,7 @@ def write_cassette(found: Walk, source: Path, work: Path, cassette: Path) -> int
     """Write the entries that a replay read, and the facts of its engine; returns how many."""
     with Cache(source, CacheMode.REPLAY) as cache, Cache(work) as chosen:
         remember(found.facts, chosen)
-        for kind, model in (("answer", Answer), ("fit", Fit)):
+        for kind, model in {**OUTCOMES, "fit": Fit}.items():
             for key in found.used:
                 for entry in cache.find(kind, key=key):
                     chosen.put(entry, model)

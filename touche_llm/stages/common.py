@@ -62,6 +62,18 @@ def asking_of(config: Config, model: LanguageModel) -> Asking:
     )
 
 
+def known_failures(count: int) -> str:
+    """How many questions were not sent again since they failed before, and how to send them."""
+    return f"{count:,} had no usable answer before and were not sent again; --retry-failures sends them"
+
+
+def report_known_failures(observer: Observer, model: LanguageModel, before: Counts) -> None:
+    """Report the questions that the cache holds only unusable answers to, unless nothing can be sent."""
+    count = model.counts.since(before).known_failures
+    if count and model.engine is not None:
+        observer.notify(f"questions: {known_failures(count)}")
+
+
 def facts_of(model: LanguageModel, prompts: dict[str, Prompt], before: Counts) -> dict[str, Any]:
     """What the metadata says of a stage that asked the model; `before` is what the model had counted at its begin."""
     counts = model.counts.since(before)

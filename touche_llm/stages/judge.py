@@ -31,6 +31,7 @@ from touche_llm.stages.common import (
     facts_of,
     first_stage_file,
     prompts_of,
+    report_known_failures,
 )
 from touche_llm.stages.judgments import Grades, JudgmentFile
 from touche_llm.stages.pairs import judge_pairs
@@ -124,6 +125,7 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
                 file.write(each)
             for topic_id, count in judged.too_few.items():
                 observer.notify(f"topic {topic_id}: {count} pairs, fewer than the {task.least_per_topic} wanted")
+        report_known_failures(observer, model, before)
         seconds = time.monotonic() - started
         begin_stage(folder, config, "judge")
         if pairs is not None:

@@ -36,6 +36,7 @@ from touche_llm.stages.common import (
     compares,
     facts_of,
     prompts_of,
+    report_known_failures,
 )
 from touche_llm.stance import StanceSettings, decide
 from touche_llm.tasks import get_task
@@ -89,6 +90,7 @@ async def rank_stage(config: Config, folder: Path, observer: Observer, model: La
             topics = _with_objects(topics, folder / OBJECTS)
             ranked = await _rank(config, task, topics, candidates, judgments, stances, comparing, observer)
         model.raise_on_misses()
+        report_known_failures(observer, model, before)
         compared = Counter(comparison.step for comparison in ranked.comparisons)
         asked = {
             **facts_of(model, prompts, before),

@@ -16,7 +16,15 @@ from touche_llm.metadata import begin_stage, record_stage
 from touche_llm.records import Failure, Queries
 from touche_llm.run_files import QUERIES, QUERY_FAILURES
 from touche_llm.runs import write_candidates
-from touche_llm.stages.common import Observer, asking_of, by_kind, facts_of, first_stage_file, prompts_of
+from touche_llm.stages.common import (
+    Observer,
+    asking_of,
+    by_kind,
+    facts_of,
+    first_stage_file,
+    prompts_of,
+    report_known_failures,
+)
 from touche_llm.tasks import get_task
 
 
@@ -48,6 +56,7 @@ async def retrieve_stage(
         with observer.stage("finding queries", len(topics), model.counts) as done:
             queries, failures = await find_queries(topics, prompts["queries"], asking_of(config, model), done)
         model.raise_on_misses()
+        report_known_failures(observer, model, before)
         asked = facts_of(model, prompts, before) | {"failures": by_kind(failures)}
     with open_corpus(config, task, observer.notify) as corpus:
         opened = time.monotonic()

@@ -1,0 +1,195 @@
+"""What came back of an unusable answer is stored beside the answers: replayed, not sent again, retried on demand."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.fake_server import Behaviour, FakeServer, hangs, says, status
+from tests.llm.test_vllm_server import UNUSABLE, ask, model_of, question
+from tests.scripted_engine import FACTS
+from touche_llm.errors import DataError
+from touche_llm.llm import retries
+from touche_llm.llm.answer import Answer
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.counts import Counts
+from touche_llm.llm.language_model import Answered, LanguageModel, Unanswered
+from touche_llm.tasks.comparative import ComparativeJudgment
+
+BAD = says("Well, I think")
+FAILING = [*UNUSABLE, (status(400), "server_error"), (status(413), "server_error")]
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "_FIRST_WAIT", 0.01)
+
+
+async def replay(path: Path) -> tuple[Answered[Any] | Unanswered, LanguageModel]:
+    with Cache(path, CacheMode.REPLAY) as cache:
+        model = LanguageModel(facts=FACTS, engine=None, cache=cache)
+        return await model.ask(question(), ComparativeJudgment), model
+
+
+def seeds(server: FakeServer) -> list[int]:
+    """Which samples a server was asked for."""
+    return [body["seed"] for body in server.asked]
+
+
+def kinds(path: Path) -> list[tuple[str, int]]:
+    with Cache(path / "answers.sqlite", CacheMode.REPLAY) as cache:
+        return sorted((entry.kind, entry.sample) for entry in cache.entries())
+
+
+@pytest.mark.parametrize(("behaviour", "kind"), FAILING)
+async def test_a_failure_is_replayed_attempt_by_attempt_and_not_sent_again(
+    behaviour: Behaviour, kind: str, tmp_path: Path
+) -> None:
+    failed, first = await ask(FakeServer(rest=behaviour), tmp_path)
+    assert isinstance(failed, Unanswered)
+    records = 1 if kind == "server_error" else 3
+    assert [(each.sample, each.kind) for each in failed.attempts] == [(number, kind) for number in range(records)]
+    assert (first.counts.known_failures, first.counts.unusable_records) == (0, 0)
+    replayed, offline = await replay(tmp_path / "answers.sqlite")
+    server = FakeServer()
+    again, second = await ask(server, tmp_path)
+    assert failed == replayed == again
+    assert (server.asked, offline.misses) == ([], [])
+    assert second.counts == offline.counts == Counts(failures=1, known_failures=1, unusable_records=records)
+
+
+@pytest.mark.parametrize("behaviour", [status(408), status(429), status(500), hangs])
+async def test_what_a_server_left_without_a_reply_is_not_stored(behaviour: Behaviour, tmp_path: Path) -> None:
+    await ask(FakeServer(rest=behaviour), tmp_path, request_timeout=0.2, retry_for=0.1)
+    assert kinds(tmp_path) == []
+    result, model = await ask(FakeServer(), tmp_path)
+    assert isinstance(result, Answered) and model.counts.known_failures == 0
+
+
+async def test_an_answer_of_a_later_sample_counts_with_the_record_of_the_first(tmp_path: Path) -> None:
+    answered, _ = await ask(FakeServer([BAD]), tmp_path)
+    assert kinds(tmp_path) == [("answer", 1), ("unusable", 0)]
+    server = FakeServer()
+    again, model = await ask(server, tmp_path, retry_failures=True)
+    replayed, _ = await replay(tmp_path / "answers.sqlite")
+    assert again == answered == replayed
+    assert server.asked == []
+    assert (model.counts.cache_hits, model.counts.unusable_records, model.counts.known_failures) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("stopped_after", [1, 2])
+@pytest.mark.parametrize("retry_failures", [False, True])
+async def test_a_question_that_was_stopped_goes_on_with_the_next_sample(
+    stopped_after: int, retry_failures: bool, tmp_path: Path
+) -> None:
+    server = FakeServer([BAD] * stopped_after, rest=hangs)
+    async with server.running(), model_of(server, tmp_path) as model:
+        asking = asyncio.create_task(model.ask(question(), ComparativeJudgment))
+        while len(server.asked) <= stopped_after:
+            await asyncio.sleep(0.01)
+        asking.cancel()
+        await asyncio.wait([asking])
+    missed, offline = await replay(tmp_path / "answers.sqlite")
+    assert missed == Unanswered([]) and len(offline.misses) == 1
+    resumed = FakeServer(rest=BAD)
+    result, model = await ask(resumed, tmp_path, retry_failures=retry_failures)
+    assert seeds(resumed) == list(range(stopped_after, 3))
+    assert isinstance(result, Unanswered) and [each.sample for each in result.attempts] == [0, 1, 2]
+    assert (model.counts.asked, model.counts.asked_again) == (3 - stopped_after, 3 - stopped_after)
+    assert (model.counts.unusable_records, model.counts.known_failures) == (stopped_after, 0)
+
+
+@pytest.mark.parametrize("behaviour", [BAD, status(400)])
+async def test_failures_are_sent_again_on_demand_and_the_outcome_takes_their_place(
+    behaviour: Behaviour, tmp_path: Path
+) -> None:
+    await ask(FakeServer(rest=behaviour), tmp_path)
+    server = FakeServer([says("Still not")])
+    answered, model = await ask(server, tmp_path, retry_failures=True)
+    assert isinstance(answered, Answered) and answered.sample == 1
+    assert seeds(server) == [0, 1]
+    assert kinds(tmp_path) == [("answer", 1), ("unusable", 0)]
+    assert (model.counts.known_failures, model.counts.failures) == (0, 0)
+    assert (await replay(tmp_path / "answers.sqlite"))[0] == answered
+
+
+async def test_a_failure_of_this_run_is_neither_sent_nor_counted_as_known_again(tmp_path: Path) -> None:
+    server = FakeServer(rest=BAD)
+    await ask(server, tmp_path)
+    async with server.running(), model_of(server, tmp_path, retry_failures=True) as model:
+        results = [await model.ask(question(), ComparativeJudgment) for _ in range(3)]
+    assert seeds(server) == [0, 1, 2] * 2
+    assert results[0] == results[1] == results[2]
+    assert (model.counts.known_failures, model.counts.failures) == (0, 3)
+
+
+async def test_refresh_forgets_unusable_answers_and_off_stores_none(tmp_path: Path) -> None:
+    await ask(FakeServer(rest=BAD), tmp_path)
+    server = FakeServer()
+    refreshed, model = await ask(server, tmp_path, mode=CacheMode.REFRESH)
+    assert isinstance(refreshed, Answered) and refreshed.sample == 0
+    assert (seeds(server), kinds(tmp_path)) == ([0], [("answer", 0)])
+    assert model.counts.unusable_records == 0
+    silent = FakeServer(rest=BAD)
+    failed, _ = await ask(silent, tmp_path / "off", mode=CacheMode.OFF)
+    assert isinstance(failed, Unanswered) and len(failed.attempts) == 3
+    assert not (tmp_path / "off").exists()
+
+
+async def test_a_cassette_carries_them(tmp_path: Path) -> None:
+    failed, _ = await ask(FakeServer(rest=BAD), tmp_path)
+    cassette = tmp_path / "cassette.jsonl"
+    with Cache(tmp_path / "answers.sqlite") as cache:
+        assert cache.export_cassette(cassette) == 3
+    with Cache(tmp_path / "other.sqlite") as cache:
+        assert cache.import_cassette(cassette) == (3, 0)
+        assert cache.import_cassette(cassette) == (0, 3)
+    for path in (cassette, tmp_path / "other.sqlite"):
+        assert (await replay(path))[0] == failed
+
+
+@pytest.mark.parametrize("field", ["text", "reason"])
+async def test_what_is_kept_is_bounded_also_when_it_is_read(field: str, tmp_path: Path) -> None:
+    failed, _ = await ask(FakeServer(rest=says("é" * 5000)), tmp_path)
+    assert isinstance(failed, Unanswered)
+    assert failed.attempts[0].text == "é" * 2000
+    cassette = tmp_path / "cassette.jsonl"
+    with Cache(tmp_path / "answers.sqlite") as cache:
+        cache.export_cassette(cassette)
+    entries = [orjson.loads(line) for line in cassette.read_bytes().splitlines()]
+    for entry in entries:
+        entry["value"][field] = "x" * 2001
+    cassette.write_bytes(b"\n".join(map(orjson.dumps, entries)) + b"\n")
+    with pytest.raises(DataError, match="does not hold a valid UnusableAnswer"):
+        await replay(cassette)
+
+
+async def test_an_entry_of_an_unknown_kind_is_an_error_that_names_it(tmp_path: Path) -> None:
+    await ask(FakeServer(), tmp_path)
+    cassette = tmp_path / "cassette.jsonl"
+    with Cache(tmp_path / "answers.sqlite") as cache:
+        cache.export_cassette(cassette)
+    cassette.write_bytes(cassette.read_bytes().replace(b'"kind":"answer"', b'"kind":"later"'))
+    with pytest.raises(DataError, match="kind 'later'"):
+        await replay(cassette)
+
+
+async def test_of_two_processes_the_first_outcome_stands(tmp_path: Path) -> None:
+    """Another process stores an answer while this one's is on its way."""
+
+    async def meanwhile(request: Any, body: Any) -> Any:
+        with Cache(tmp_path / "answers.sqlite") as other, Cache(tmp_path / "theirs" / "answers.sqlite") as theirs:
+            for entry in theirs.entries():
+                other.put(entry, Answer)
+        return await BAD(request, body)
+
+    (tmp_path / "theirs").mkdir()
+    expected, _ = await ask(FakeServer(), tmp_path / "theirs")
+    assert isinstance(expected, Answered)
+    result, model = await ask(FakeServer(rest=meanwhile), tmp_path)
+    assert result == expected
+    assert (model.counts.asked, kinds(tmp_path)) == (1, [("answer", 0)])
