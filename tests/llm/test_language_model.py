@@ -284,7 +284,7 @@ async def test_a_miss_in_replay_says_what_is_missing_and_why(tmp_path: Path) -> 
         ),
         "the cache has answers of scripted, not of other": replace(request, model="other"),
         "the topic, the document or a setting changed": replace(request, sampling=Sampling(max_tokens=51)),
-        r"no usable answer is stored \(never asked, or it failed\)": replace(
+        r"no usable answer is stored \(never asked, or it got no reply\)": replace(
             request, messages=messages, origin=replace(request.origin, document_id="new")
         ),
     }

@@ -35,7 +35,7 @@ def _describe(request: Request, cache: Cache) -> str:
     asked = f"prompt {origin.prompt} version {origin.prompt_version} ({origin.prompt_hash})"
     near = cache.find("answer", topic=origin.topic_id, document=origin.document_id)
     if not near:
-        return f"{asked}: no usable answer is stored (never asked, or it failed)"
+        return f"{asked}: no usable answer is stored (never asked, or it got no reply)"
     near = [entry for entry in near if entry.prompt == origin.prompt]
     if not near:
         return f"{asked}: no usable answer to this prompt is stored, but to others for the same topic and document"
