@@ -11,7 +11,7 @@ from typing import Any
 from touche_llm.config import Config
 from touche_llm.errors import DataError, UsageError
 from touche_llm.expansion import find_queries
-from touche_llm.first_stage import Corpus, Notify, choose_topics, open_corpus
+from touche_llm.first_stage import Corpus, Notify, choose_topics, find_candidates, open_corpus
 from touche_llm.judging import Asking, Documents, ask_question, find_objects
 from touche_llm.llm.answer import AnswerModel, AnswerT, labels_of
 from touche_llm.llm.concurrency import Slots, in_order
@@ -26,6 +26,9 @@ from touche_llm.ranking.comparing import MOST_DOCUMENTS, MOST_TO_CHOOSE_FROM, Co
 from touche_llm.records import Cut, Document, Reading, Topic
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Aim, Task
+
+# Documents that an error suggests.
+_SUGGESTED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,15 @@ class Bench:
         prompts = self.config.prompts
         prompt = load(self.task, uses_of(self.task)["objects"], prompts.objects, prompts.folder)
         return await _with_objects(subject, prompt, finding)
+
+
+async def best_documents(config: Config, notify: Notify) -> list[str]:
+    """Return the ids of the topic's first documents by the first stage, or of sentences where pairs are made."""
+    task = get_task(config.task)
+    (topic,) = choose_topics(config)
+    with open_corpus(config, task, notify) as corpus:
+        (ranking,) = await find_candidates(config, task, [topic], [], corpus, notify, lambda: None)
+    return [candidate.document_id for candidate in ranking[:_SUGGESTED]]
 
 
 @contextmanager

@@ -328,6 +328,7 @@ def test_a_topic_alone_needs_no_corpus_and_documents_do(touche: Touche) -> None:
     ("name", "given", "problem"),
     [
         ("judge", [], "the prompt for judge asks about documents; name one or more (--doc ID)"),
+        ("best", [], "the prompt for best asks about documents; name one or more (--doc ID)"),
         ("queries", ["--doc", ONE], "the prompt for queries asks about a topic alone; leave --doc out"),
         ("best", ["--doc", ONE], "compares 2 to 20 documents; 1 given"),
         ("judge", ["--doc", ONE, "--doc", ONE], "a document is given twice"),
@@ -338,6 +339,20 @@ def test_a_topic_alone_needs_no_corpus_and_documents_do(touche: Touche) -> None:
 def test_what_cannot_be_asked_is_told(name: str, given: list[str], problem: str, touche: Touche) -> None:
     done = touche("prompts", "try", name, "--topic", "3", *given, *DATA, *REPLAY)
     assert done.returncode in (1, 2) and problem in done.stderr and done.stdout == ""
+
+
+def test_documents_that_are_missing_are_suggested_in_the_order_of_the_first_stage(
+    touche: Touche, scripted: Callable[[Script], list[Request]], tmp_path: Path
+) -> None:
+    requests = scripted(script_of("comparative"))
+    done = touche("prompts", "try", "judge", "--topic", "3", *DATA)
+    assert (done.returncode, done.stdout, requests) == (2, "", [])
+    assert touche("retrieve", *DATA, "--topic", "3", "--depth", "5", "--out", "o").returncode == 0
+    best = [line.split()[2] for line in (tmp_path / "o" / "candidates.run.txt").read_text().splitlines()]
+    assert len(best) == 5 and done.stderr.rstrip().endswith(f": {', '.join(best)}")
+    # Without a corpus there is nothing to suggest from.
+    bare = touche("prompts", "try", "judge", "--topic", "3", *DATA[:2])
+    assert bare.returncode == 2 and "give --corpus" in bare.stderr
 
 
 def test_objects_that_no_topic_names_and_no_cache_holds_are_told(touche: Touche, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from tests.fake_server import (
     GOOD,
@@ -445,3 +446,37 @@ async def test_the_key_comes_from_the_environment_and_goes_into_the_header_alone
     await ask(FakeServer(rest=look), tmp_path)
     assert seen == ["Bearer s3cret"]
     assert b"s3cret" not in (tmp_path / "answers.sqlite").read_bytes()
+
+
+PAGE = "\n<!DOCTYPE html>\n<html><head><style>p {}</style><title>nginx &amp; more</title></head>" + "<p>Hello</p>" * 500
+
+
+@pytest.mark.parametrize("code", [200, 404, 405, 500])
+async def test_a_web_page_is_named_by_its_title_and_what_was_expected_is_said(code: int) -> None:
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(text=PAGE, content_type="text/html", status=code)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", page)
+    async with TestServer(app) as server:
+        url = str(server.make_url("")).rstrip("/")
+        async with VllmServer(url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
+            with pytest.raises(EngineError) as caught:
+                await engine.connect(None, "", 20)
+    message = str(caught.value)
+    assert message.startswith(f"{url}: ") and "a web page ('nginx & more')" in message
+    assert "--base-url" in message and "<" not in message and len(message) < 300
+
+
+async def test_a_reply_of_any_other_form_is_quoted_in_bounds() -> None:
+    async def text(_: web.Request) -> web.Response:
+        return web.Response(text="\x1b[2Jno " * 10_000, status=404)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", text)
+    async with TestServer(app) as server:
+        url = str(server.make_url("")).rstrip("/")
+        async with VllmServer(url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
+            with pytest.raises(EngineError) as caught:
+                await engine.connect(None, "", 20)
+    assert len(str(caught.value)) < 600 and "\x1b" not in str(caught.value)

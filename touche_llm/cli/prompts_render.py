@@ -52,7 +52,7 @@ _NAMES: dict[Shared, str] = {"all": "shared by all", "topic": "shared by the top
 _STYLES: dict[Shared, str] = {"all": "cyan", "topic": "green", "nobody": "yellow"}
 _COLUMNS = ("prompt", "topic", "documents", "message", "role", "shared", "characters", "tokens", "estimated", "text")
 # What stands for the place of documents where none are asked about.
-_NO_INDEX = Path(".touche-llm/index/none")
+NO_INDEX = Path(".touche-llm/index/none")
 
 
 def render(
@@ -107,7 +107,7 @@ def configured(context: typer.Context, *others: str) -> Config:
     """The configuration of a command about one topic; without documents no corpus has to be named."""
     given = context.params
     if not given["documents"] and all(given[each] is None for each in ("corpus", "index", "config")):
-        given["index"] = _NO_INDEX
+        given["index"] = NO_INDEX
     return o.configure(context, *OWN, *others)
 
 

@@ -15,6 +15,7 @@ from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.output import Format, FormatOption, print_rows
 from touche_llm.cli.prompts_render import (
+    NO_INDEX,
     DocumentsOption,
     NameArgument,
     TopicOption,
@@ -23,6 +24,7 @@ from touche_llm.cli.prompts_render import (
     told,
 )
 from touche_llm.cli.stages import FAILURES_EXIT, asked
+from touche_llm.config import Config
 from touche_llm.engines import open_model
 from touche_llm.errors import DataError, EngineError, PromptError, ReplayMiss, UsageError, printable
 from touche_llm.first_stage import choose_topics
@@ -34,7 +36,7 @@ from touche_llm.qrels import STANCE, Qrels
 from touche_llm.ranking.comparing import LABELS
 from touche_llm.records import Reading
 from touche_llm.stages.common import asking_of, check_examples
-from touche_llm.trial import Bench, Subject, Trial, ask, open_bench
+from touche_llm.trial import Bench, Subject, Trial, ask, best_documents, open_bench
 from touche_llm.watching import Saved
 
 _QRELS = ("relevance", "quality", "stance", "coherence")
@@ -106,7 +108,9 @@ def try_(
             except KeyboardInterrupt:
                 print("\nstopped watching")
             return
-        _loaded(bench)  # what does not load is told before the engine starts
+        use, _ = _loaded(bench)  # what does not load is told before the engine starts
+        if not documents and use.question is not None:
+            raise UsageError(f"the prompt for {use.purpose} asks about documents; {_suggestion(settings, use)}")
         tried = asked(settings, _once(bench))
     if output is Format.TABLE:
         _show(*tried, qrels, verbose)
@@ -114,6 +118,20 @@ def try_(
         print_rows(output, _rows(*tried, qrels), _COLUMNS)
     if not all(isinstance(trial.result, Answered) for trial in tried[2]):
         raise typer.Exit(FAILURES_EXIT)
+
+
+def _suggestion(config: Config, use: Use) -> str:
+    """What to give for documents that are missing: the best ones of the topic, where the corpus is known."""
+    if config.index == NO_INDEX:
+        return "name one or more (--doc ID), and give --corpus, which also lists the best ones of the topic"
+    try:
+        ids = asyncio.run(best_documents(config, ConsoleObserver().notify))
+    except DataError as error:
+        return f"name one or more (--doc ID); none can be suggested: {error}"
+    what = "documents"
+    if config.sentences is not None and use.purpose != "sentence":
+        what = f"sentences (two make a pair, as --doc {','.join(ids[:2])})"
+    return f"name one or more (--doc ID); the topic's best {what} by the first stage: {', '.join(ids)}"
 
 
 def changes(bench: Bench) -> AsyncIterator[None]:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
+import orjson
 import typer
 
 from touche_llm import pipeline, run_files
@@ -16,6 +17,8 @@ from touche_llm.cli.stages import asked, end, made
 from touche_llm.config import index_folder, load_config
 from touche_llm.corpus.chatnoir_cache import API_KEY_VARIABLE
 from touche_llm.errors import UsageError
+from touche_llm.files import whole_file
+from touche_llm.llm.cache import CacheMode
 from touche_llm.tira import corpus_names, recognise
 
 # Where vLLM and what it stands on write unless told otherwise; and what would reach for the network.
@@ -28,6 +31,8 @@ _WRITES = {
 }
 # There is no server but one that is started for the run.
 _ENGINES = {"offline": "offline", "server": "started"}
+# vLLM's own variable: a file with the settings of Python's `logging`.
+_LOGGING = "VLLM_LOGGING_CONFIG_PATH"
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
 
@@ -93,11 +98,32 @@ def tira(
         os.environ.setdefault(name, str(cache.absolute() / place))
     for name, value in _OFFLINE.items():
         os.environ.setdefault(name, value)
+    if settings.engine.name == "offline" and settings.cache.mode is not CacheMode.REPLAY:
+        ConsoleObserver().notify(f"vLLM's log: {_log_to_file(cache)}")
     outcome = asked(settings, pipeline.run_all(settings, output_folder, ConsoleObserver(), overwrite=overwrite))
     run = output_folder / run_files.RUN
     counts = {"judgments": outcome.judgments, "failures": len(outcome.failures)}
     made(output, f"run: {run} ({outcome.judgments:,} judgments)", run, counts)
     end(output, output_folder, outcome.failures)
+
+
+def _log_to_file(cache: Path) -> Path:
+    """Have vLLM in this process log to a file, unless its user configured it, so that the last lines are ours."""
+    log, settings = cache.absolute() / "vllm.log", cache.absolute() / "vllm_logging.json"
+    if _LOGGING in os.environ:
+        return Path(os.environ[_LOGGING])
+    handler = {"class": "logging.FileHandler", "filename": str(log), "encoding": "utf-8", "formatter": "line"}
+    values = {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"line": {"format": "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"}},
+        "handlers": {"file": handler},
+        "loggers": {"vllm": {"handlers": ["file"], "level": "INFO", "propagate": False}},
+    }
+    with whole_file(settings) as stream:
+        stream.write(orjson.dumps(values, option=orjson.OPT_INDENT_2))
+    os.environ[_LOGGING] = str(settings)
+    return log
 
 
 def _cache_folder() -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import html
 import os
 import re
 import resource
@@ -28,6 +29,9 @@ API_KEY_VARIABLE = "VLLM_API_KEY"
 _MAX_BODY = 16 * 2**20
 _LOOK_SECONDS = 1.0
 _LOAD = re.compile(rb"^vllm:num_requests_(waiting|running)(?:\{[^}\n]*\})? (\d{1,9})(?:\.\d*)?$", re.MULTILINE)
+_EXPECTED = "is the vLLM server running there? Its address is --base-url"
+# Characters of a reply that an error repeats, and bytes in which the title of a web page is looked for.
+_MOST_QUOTED, _MOST_TITLE, _MOST_HEAD = 300, 100, 10_000
 # Files of other kinds that a run has open: the cache, the index, what it writes.
 _OTHER_FILES = 128
 
@@ -134,12 +138,10 @@ class VllmServer:
                 top_logprobs=top_logprobs,
             )
         except Transient as error:
-            raise EngineError(f"{self.base_url}: {error.reason}; is the vLLM server running there?") from error
+            raise EngineError(f"{self.base_url}: {error.reason}; {_EXPECTED}") from error
         except Rejected as error:
-            raise EngineError(
-                f"{self.base_url}: the server refused the start-up check: {error}"
-                + (f"; give its key in {API_KEY_VARIABLE}" if error.status in (401, 403) else "")
-            ) from error
+            hint = f"give its key in {API_KEY_VARIABLE}" if error.status in (401, 403) else _EXPECTED
+            raise EngineError(f"{self.base_url}: the server refused the start-up check: {error}; {hint}") from error
 
     async def complete(self, request: Request) -> Completion:
         """Answer one request; raises Transient or Rejected, and EngineError once another model answers."""
@@ -275,7 +277,7 @@ def _read(path: str, content: bytes, reply: type[ReplyT]) -> ReplyT:
     try:
         return decoded(content, reply)
     except Malformed as error:
-        reason = f"{path} sent a reply of another form: {error}"
+        reason = f"{path} sent a reply of another form: {_web_page(content) or error}"
         raise Transient("server_error", reason, most_tries=BROKEN_TRIES) from error
 
 
@@ -293,8 +295,18 @@ def _problem(content: bytes) -> str:
     try:
         message = orjson.loads(content)["error"]["message"]
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        message = content.decode("utf-8", errors="replace")
-    return " ".join(str(message).split())[:300]
+        message = _web_page(content) or content[:_MOST_QUOTED].decode("utf-8", errors="replace")
+    return " ".join(str(message).split())[:_MOST_QUOTED]
+
+
+def _web_page(content: bytes) -> str:
+    """What to call a reply that is a web page, by its title; empty for any other."""
+    start = content[:_MOST_HEAD].decode("utf-8", errors="replace").lstrip("\ufeff \t\r\n")
+    if not start.lower().startswith(("<!doctype html", "<html", "<head", "<title")):
+        return ""
+    _, _, rest = start.partition("<title")
+    title = " ".join(html.unescape(rest.partition(">")[2].partition("<")[0]).split())
+    return f"a web page{f' ({title[:_MOST_TITLE]!r})' if title else ''}"
 
 
 def _seconds(retry_after: str | None) -> float | None:
