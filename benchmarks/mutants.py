@@ -104,8 +104,8 @@ def draw(package: str, number: int, seed: int) -> list[Mutant]:
 
 
 @cache
-def nearest_tests(file: str) -> list[str]:
-    """Return the tests that import a module, those of its package, and those that import what imports it."""
+def nearest_tests(file: str, near_only: bool) -> list[str]:
+    """Return the tests that import a module, those of its package, and else those that import what imports it."""
     paths = [path for folder in (SOURCE, ROOT / "tests") for path in sorted(folder.rglob("*.py"))]
     imports = {
         str(path.relative_to(ROOT)): set(re.findall(r"^(?:from|import) (touche_llm[\w.]*)", path.read_text(), re.M))
@@ -117,7 +117,9 @@ def nearest_tests(file: str) -> list[str]:
     tests = [each for each in imports if "/test_" in each and not each.startswith(("tests/vllm", "tests/browser"))]
     first, second = ([each for each in tests if imports[each] & names] for names in (near, further))
     package = f"tests/{Path(file).parent.name}"
-    return list(dict.fromkeys([*first, *([package] if (ROOT / package).is_dir() else []), *second, *LAST]))
+    named = [each for each in tests if Path(each).stem == f"test_{Path(file).stem}" and each.startswith(package)]
+    own = list(dict.fromkeys([*named, *first, *([package] if (ROOT / package).is_dir() else [])]))
+    return own if near_only and own else list(dict.fromkeys([*own, *second, *LAST]))
 
 
 def prepare() -> None:
@@ -170,7 +172,7 @@ def write(file: Path, source: str) -> None:
         compiled.unlink()
 
 
-def outcomes(mutants: Sequence[Mutant], cpu: float) -> Iterator[tuple[Mutant, str, float]]:
+def outcomes(mutants: Sequence[Mutant], cpu: float, near_only: bool = False) -> Iterator[tuple[Mutant, str, float]]:
     """Yield what the tests say of each mutant, and the seconds that it took, now or in an earlier run."""
     entries = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
     known = {(each["file"], each["before"], each["after"]): each for each in entries}
@@ -180,7 +182,7 @@ def outcomes(mutants: Sequence[Mutant], cpu: float) -> Iterator[tuple[Mutant, st
             file = TREE / mutant.file
             source = file.read_text()
             write(file, mutant.apply(source))
-            outcome, seconds = run(nearest_tests(mutant.file), cpu)
+            outcome, seconds = run(nearest_tests(mutant.file, near_only), cpu)
             write(file, source)
             entry = asdict(mutant) | {"outcome": outcome, "seconds": round(seconds, 1)}
             with RESULTS.open("a") as stream:
@@ -195,17 +197,18 @@ def main() -> None:
     parser.add_argument("--mutants", type=int, default=200, help="of each package (default: 200)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cpu", type=float, default=300.0, help="limit for a mutant, in processor seconds")
+    parser.add_argument("--near", action="store_true", help="only tests that import a module, and of its package")
     given = parser.parse_args()
     prepare()
     equivalent = {(each["file"], each["before"], each["after"]) for each in yaml.safe_load(EQUIVALENT.read_text())}
     for package in given.packages:
         drawn = draw(package, given.mutants, given.seed)
-        tests = list(dict.fromkeys(test for mutant in drawn for test in nearest_tests(mutant.file)))
+        tests = list(dict.fromkeys(test for mutant in drawn for test in nearest_tests(mutant.file, given.near)))
         if run(tests, 10 * given.cpu)[0] != "passed":
             sys.exit(f"{package}: its tests do not pass without a mutant; see {OUTPUT}")
         counted = [each for each in drawn if (each.file, each.before, each.after) not in equivalent]
         alive, minutes = [], 0.0
-        for number, (mutant, outcome, seconds) in enumerate(outcomes(counted, given.cpu), start=1):
+        for number, (mutant, outcome, seconds) in enumerate(outcomes(counted, given.cpu, given.near), start=1):
             minutes += seconds / 60
             if outcome == "passed":
                 alive.append(asdict(mutant))

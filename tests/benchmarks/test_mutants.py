@@ -61,16 +61,17 @@ def test_a_draw_is_that_of_its_seed_and_names_what_differs() -> None:
 
 
 def test_tests_of_the_module_come_first_and_those_of_its_package_next() -> None:
-    found = nearest_tests("touche_llm/excerpts.py")
+    found = nearest_tests("touche_llm/excerpts.py", False)
     assert found[0].startswith("tests/") and "tests/test_excerpts.py" in found[: found.index("tests/regression")]
-    found = nearest_tests("touche_llm/ranking/order.py")
+    found = nearest_tests("touche_llm/ranking/order.py", False)
+    assert nearest_tests("touche_llm/ranking/order.py", True) == ["tests/ranking"]
     assert found[0] == "tests/ranking" and found[-2:] == ["tests/regression", "tests/test_pipeline.py"]
 
 
 def test_a_mutant_is_killed_or_survives_and_is_tested_again_only_where_it_survived(
     module: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mutants, "nearest_tests", lambda file: ["test_it.py"])
+    monkeypatch.setattr(mutants, "nearest_tests", lambda file, near_only: ["test_it.py"])
     changes = [
         Mutant("least.py", "core/NumberReplacer", 0, "3", "4"),
         Mutant("least.py", "core/ZeroIterationForLoop", 0, "values", "[]"),

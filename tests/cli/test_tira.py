@@ -62,7 +62,7 @@ def test_two_folders_are_enough(task: str, touche: Touche, prepared: Prepare, tm
     run = tmp_path / "out" / "nested" / "run.txt"
     assert validate_run(run, get_task(task), topic_ids={each.id for each in read_topics(given / "topics.xml")}) == []
     written = {path for path in tmp_path.rglob("*") if "cache" not in path.parts} - before
-    assert all((tmp_path / "out") in (path, *path.parents) for path in written)
+    assert run in written and all((tmp_path / "out") in (path, *path.parents) for path in written)
     metadata = yaml.safe_load((run.parent / "ir-metadata.yml").read_text())
     for part in ("actor", "platform", "implementation", "method", "data", "research goal"):
         assert metadata[part], part

@@ -370,6 +370,7 @@ async def test_a_document_is_cut_once_for_all_questions_that_show_it() -> None:
     counted = engine.counted
     await comparer.best(["a", "long", "longer"])
     assert engine.counted == counted
+    assert len(comparer.comparisons) == 7
     assert all(set(each.cut) == set(each.documents) - {"a"} for each in comparer.comparisons)
 
 

@@ -98,6 +98,7 @@ def test_what_is_not_at_hand_is_said_and_left_out(comparative: Path, tmp_path: P
     notes = " ".join(report.notes)
     assert "neither gone.jsonl nor nowhere is there" in notes and "the cache gone.sqlite is not there" in notes
     documents = [document for view in report.topics for document in view.shown]
+    assert len(documents) == 2 * len(report.topics) > 0
     assert all(document.text is None and not document.answers and document.said for document in documents)
     assert not (tmp_path / "gone.sqlite").exists() and not Path("gone.sqlite").exists()
 
@@ -105,7 +106,8 @@ def test_what_is_not_at_hand_is_said_and_left_out(comparative: Path, tmp_path: P
 def test_an_index_does_where_the_corpus_is_gone(comparative: Path, tmp_path: Path) -> None:
     run = copied(comparative, tmp_path, corpus=str(tmp_path / "gone.jsonl"))
     report = gather(run, None, 2)
-    assert all(document.text for view in report.topics for document in view.shown)
+    documents = [document for view in report.topics for document in view.shown]
+    assert len(documents) == 2 * len(report.topics) > 0 and all(document.text for document in documents)
 
 
 def test_an_answer_that_the_cache_lacks_is_counted(comparative: Path, tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ async def test_a_label_has_the_probability_of_a_position_times_that_of_the_side(
     config = heating(tmp_path, stance__both_orders=False)
     _, asked = await judged(config, tmp_path / "out", Judge(FIRST_PLEASE, UNUSABLE))
     assert len(asked) == 3
+    assert len(readings(tmp_path / "out")) == 3
     for reading in readings(tmp_path / "out"):
         expected = {"FIRST": 0.56, "SECOND": 0.08, "NEUTRAL": 0.16, "NO": 0.2}
         assert reading.probabilities == pytest.approx(expected)
@@ -92,6 +93,7 @@ async def test_a_label_has_the_probability_of_a_position_times_that_of_the_side(
 async def test_a_liking_for_the_first_place_cancels_out_over_both_orders(tmp_path: Path) -> None:
     _, asked = await judged(heating(tmp_path), tmp_path / "out", Judge(FIRST_PLEASE, FIRST_PLEASE))
     assert len(asked) == 6
+    assert len(readings(tmp_path / "out")) == 3
     for reading in readings(tmp_path / "out"):
         expected = {"FIRST": 0.32, "SECOND": 0.32, "NEUTRAL": 0.16, "NO": 0.2}
         assert reading.probabilities == pytest.approx(expected)
@@ -122,6 +124,7 @@ async def test_objects_that_the_model_found_are_swapped_too(tmp_path: Path) -> N
 async def test_where_one_order_is_unusable_the_other_counts_and_the_failure_is_kept(tmp_path: Path) -> None:
     out = tmp_path / "out"
     outcome, _ = await judged(heating(tmp_path), out, Judge(UNUSABLE, FIRST_PLEASE))
+    assert len(readings(out)) == 3
     for reading in readings(out):
         # Said of the objects in the other order.
         expected = {"FIRST": 0.08, "SECOND": 0.56, "NEUTRAL": 0.16, "NO": 0.2}
@@ -259,6 +262,7 @@ async def test_without_log_probabilities_the_answered_labels_count(tmp_path: Pat
     out = tmp_path / "out"
     config = heating(tmp_path, sampling__logprobs=False)
     await judged(config, out, Judge(FIRST_PLEASE, FIRST_PLEASE), Plain)
+    assert len(readings(out)) == 3
     for reading in readings(out):
         assert reading.source == "value"
         # FIRST in either order: each object once.
@@ -282,6 +286,7 @@ async def test_a_task_without_objects_is_asked_once(tmp_path: Path) -> None:
     assert config.stance is not None and config.stance.both_orders
     _, asked = await judged(config, tmp_path / "out", script)
     assert len(asked) == 3
+    assert len(readings(tmp_path / "out")) == 3
     for reading in readings(tmp_path / "out"):
         assert reading.probabilities == pytest.approx({"PRO": 0.05, "CON": 0.4, "NEU": 0.05, "NO": 0.5})
         assert reading.orders == 1
