@@ -212,6 +212,7 @@ async def test_no_temporary_file_stays(tmp_path: Path) -> None:
         "failures.jsonl",
         "ir-metadata.yml",
         "judgments.jsonl",
+        "results.tsv",
         "run.txt",
     }
 

@@ -23,13 +23,15 @@ QUERY_FAILURES = "query_failures.jsonl"
 COMPARISONS = "comparisons.jsonl"
 COMPARISON_FAILURES = "comparison_failures.jsonl"
 RUN = "run.txt"
+# The same lines with all that is known of them, for analysis.
+RESULTS = "results.tsv"
 # Only with `touche-llm batch`: what was exported last.
 BATCH = "batch.json"
 OF_RETRIEVE = (CANDIDATES, SENTENCES, QUERIES, QUERY_FAILURES)
 # Where pairs are judged, the candidates too: they are replaced, not removed.
 OF_JUDGE = (JUDGMENTS, OBJECTS, STANCES, SENTENCE_JUDGMENTS, FAILURES)
 # The run first: what remains of a removal that was interrupted holds no run without what it was made from.
-OF_RANK = (RUN, COMPARISONS, COMPARISON_FAILURES)
+OF_RANK = (RUN, RESULTS, COMPARISONS, COMPARISON_FAILURES)
 ALL_FAILURES = (QUERY_FAILURES, FAILURES, COMPARISON_FAILURES)
 # What each stage writes, in the order of the stages.
 OUTPUTS: Mapping[str, tuple[str, ...]] = {"retrieve": OF_RETRIEVE, "judge": OF_JUDGE, "rank": OF_RANK}

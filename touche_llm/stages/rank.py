@@ -23,6 +23,7 @@ from touche_llm.run_files import (
     COMPARISONS,
     JUDGMENTS,
     OBJECTS,
+    RESULTS,
     RUN,
     STANCES,
 )
@@ -38,7 +39,7 @@ from touche_llm.stages.common import (
     prompts_of,
     report_known_failures,
 )
-from touche_llm.stance import StanceSettings, decide
+from touche_llm.stages.results import StanceLabel, label_of, write_results
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 
@@ -53,7 +54,7 @@ class Ranking:
 
 
 async def rank_stage(config: Config, folder: Path, observer: Observer, model: LanguageModel | None = None) -> Ranking:
-    """Write `run.txt` from the folder's candidates and judgments, and what was compared for it.
+    """Write `run.txt` and `results.tsv` from the folder's candidates and judgments, and what was compared for them.
 
     Args:
         config: what is asked for.
@@ -72,7 +73,8 @@ async def rank_stage(config: Config, folder: Path, observer: Observer, model: La
     candidates = candidates_of(folder / CANDIDATES, config, "judge" if task.sentence_question else "retrieve")
     judgments = _read_judgments(folder, task)
     readings = _read_stances(folder / STANCES, task)
-    stances = _stances(config, task, candidates, judgments, readings)
+    labels = _labels(config, task, candidates, judgments, readings)
+    stances = {topic: {each: found.label for each, found in of_topic.items()} for topic, of_topic in labels.items()}
     if config.stance is not None and config.stance.depth and not (folder / STANCES).exists():
         observer.notify(f"{folder / STANCES}: not there: every label is that of the judge prompt")
     _warn_of_thresholds(config, topics, judgments, readings, observer)
@@ -115,6 +117,7 @@ async def rank_stage(config: Config, folder: Path, observer: Observer, model: La
     if compares(config):
         write_records(folder / COMPARISONS, ranked.comparisons)
         write_records(folder / COMPARISON_FAILURES, ranked.failures)
+    write_results(folder / RESULTS, lines, judgments, labels, task)
     write_run(folder / RUN, lines)
     record_stage(
         folder,
@@ -138,26 +141,6 @@ async def rank_stage(config: Config, folder: Path, observer: Observer, model: La
         },
     )
     return Ranking(len(lines), imputed, ranked.failures)
-
-
-def stance_of(
-    judgment: Judgment | None, reading: StanceReading | None, task: Task, settings: StanceSettings | None
-) -> str | None:
-    """The label of a document: by the stance prompt where that was asked, else by the judge prompt.
-
-    Returns:
-        the task's label for an unknown stance where neither was, or None where it has no such label.
-    """
-    if judgment is None and reading is None:
-        return task.unknown_stance
-    thresholds = settings.thresholds if settings is not None else {}
-    if reading is not None:
-        return decide(reading.probabilities, thresholds if reading.source == "probabilities" else {}, task)
-    assert judgment is not None
-    probabilities = judgment.readings["stance"].probabilities if "stance" in judgment.readings else None
-    # Thresholds belong to one prompt: to that of the judge only where the stance prompt is not asked at all.
-    fitting = settings is not None and settings.depth == 0 and thresholds
-    return decide(probabilities, thresholds, task) if fitting and probabilities else judgment.stance
 
 
 async def _rank(
@@ -221,20 +204,20 @@ def _read_stances(path: Path, task: Task) -> _Readings:
     return readings
 
 
-def _stances(
+def _labels(
     config: Config,
     task: Task,
     candidates: dict[str, list[Candidate]],
     judgments: dict[str, dict[str, Judgment]],
     readings: _Readings,
-) -> dict[str, dict[str, str]]:
+) -> dict[str, dict[str, StanceLabel]]:
     """The label of each candidate that has one."""
-    labels: dict[str, dict[str, str]] = {}
+    labels: dict[str, dict[str, StanceLabel]] = {}
     for topic_id, ranking in candidates.items():
         labels[topic_id] = {}
         for each in ranking:
             judgment = judgments.get(topic_id, {}).get(each.document_id)
-            label = stance_of(judgment, readings.get((topic_id, each.document_id)), task, config.stance)
+            label = label_of(judgment, readings.get((topic_id, each.document_id)), task, config.stance)
             if label is not None:
                 labels[topic_id][each.document_id] = label
     return labels
