@@ -6,11 +6,13 @@ import errno
 import hashlib
 import os
 import shutil
+import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple, TypeVar
 
+from touche_llm.databases import named
 from touche_llm.errors import DataError, UsageError
 from touche_llm.json_records import JsonRecord, Malformed
 from touche_llm.scratch import BUILDING, RETIRED, WRITING, remove_abandoned, scratch
@@ -92,13 +94,15 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _named_if_full(path: Path) -> Iterator[None]:
-    """Name the output in an error of the system that names no file, as that of a full disk."""
+    """Name the output in an error that names no file, as that of a full disk."""
     try:
         yield
     except OSError as error:
         if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             error.filename = str(path)
         raise
+    except sqlite3.Error as error:
+        raise named(error, path) from None
 
 
 def _umask() -> int:

@@ -250,6 +250,29 @@ async def test_what_cannot_be_committed_is_an_error_of_each_that_waits_for_it(
         assert [again.get(each * 64, Answer) is not None for each in "abc"] == [False, False, denied == ("COMMIT",)]
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_a_cache_that_is_deleted_while_it_is_used_is_noticed_at_the_next_answer(
+    tmp_path: Path, replaced: bool
+) -> None:
+    path = tmp_path / "answers.sqlite"
+    cache = Cache(path)
+    await cache.store(heading("a"), answer())
+    for each in tmp_path.iterdir():
+        each.unlink()
+    if replaced:
+        Cache(path).close()
+    with pytest.raises(DataError, match="deleted or replaced"):
+        await cache.store(heading("b"), answer())
+    with pytest.raises(DataError, match="deleted or replaced"):
+        cache.put(entry("c"), Answer)
+    with pytest.raises(DataError, match="deleted or replaced"):
+        cache.close()
+    with pytest.raises(sqlite3.ProgrammingError):
+        cache._database.execute("SELECT 1")
+    with Cache(path) as again:
+        assert not list(again.entries())
+
+
 def test_a_second_sample_that_another_process_stores_is_seen(tmp_path: Path) -> None:
     with Cache(tmp_path / "c.sqlite") as one, Cache(tmp_path / "c.sqlite") as other:
         one.put(entry("a"), Answer)

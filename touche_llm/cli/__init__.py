@@ -14,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from touche_llm.cli.command import Command
 from touche_llm.cli.streams import open_streams
+from touche_llm.databases import database_problem
 from touche_llm.errors import BadLine, ToucheError, os_problem, printable
 from touche_llm.files import check_name
 
@@ -142,5 +143,5 @@ def main() -> None:
     except sqlite3.Error as error:
         if debug:
             raise
-        print(printable(f"error: cache or index: {error}; what was stored before is kept"), file=sys.stderr)
+        print(printable(f"error: {database_problem(error)}; what was stored before is kept"), file=sys.stderr)
         sys.exit(1)

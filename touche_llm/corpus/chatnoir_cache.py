@@ -14,6 +14,7 @@ from chatnoir_api.constants import BASE_URL
 from chatnoir_api.model import Index, index_id
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
+from touche_llm.databases import connect
 from touche_llm.errors import DataError
 from touche_llm.records import Document
 
@@ -21,7 +22,6 @@ API_KEY_VARIABLE = "CHATNOIR_API_KEY"
 FORMAT = 1  # `PRAGMA user_version` of the cache file
 # `PRAGMA application_id`, the bytes "tlcn": tells our files from other SQLite files.
 _APPLICATION = 0x746C636E
-_LOCK_SECONDS = 60.0
 
 
 def _address(url: str) -> str:
@@ -90,7 +90,8 @@ class ChatNoirDocuments:
         self._base_url, self._index = settings.base_url, index_id(settings.index)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._database = sqlite3.connect(self.path, timeout=_LOCK_SECONDS, isolation_level=None)
+            self._database = connect(self.path.absolute().as_uri())
+            self._database.path = self.path
         except (sqlite3.Error, OSError) as error:
             raise DataError(f"{self.path}: cannot open the ChatNoir cache: {error}") from error
         try:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -24,6 +25,8 @@ _DATABASE = "documents.sqlite"
 _PARENTS = "parents.npy"
 _BAD_LINES = "bad_lines.txt"
 _SQL_VARIABLES = 500  # placeholders in one query; SQLite's own limit was 999 for long
+
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 
 
 class Reader(Protocol):
@@ -153,12 +156,12 @@ class DocumentStore(Units):
         # Nobody changes the file of a store, so that no read has to lock it or to look whether somebody did.
         place = f"{(folder / _DATABASE).absolute().as_uri()}?mode=ro&immutable=1"
         with ExitStack() as undo:
-            try:
+            with opening(folder, "index"):
+                # SQLite does not say why it cannot open a file.
+                (folder / _DATABASE).open("rb").close()
                 database = undo.enter_context(closing(sqlite3.connect(place, uri=True)))
                 super().__init__(folder, manifest, database)
                 self.parts = Parts(folder, manifest, database)
-            except (sqlite3.Error, OSError, EOFError, ValueError) as error:
-                raise DataError(f"{folder}: damaged index ({error}); delete the folder and index again") from error
             undo.pop_all()
 
     def __enter__(self) -> DocumentStore:
@@ -177,6 +180,23 @@ class DocumentStore(Units):
         if row is None:
             raise DataError(f"document {document_id!r} is not in the corpus {self.manifest.corpus}")
         return Document(document_id, *row)
+
+
+@contextmanager
+def opening(folder: Path, what: str) -> Iterator[None]:
+    """Turn errors of the block into a DataError: the index in `folder` is damaged.
+
+    Raises:
+        OSError: The system refuses what it would grant at another time, as with too many open files; names a file.
+    """
+    try:
+        yield
+    except (sqlite3.Error, OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        # Without a number it is numpy's: not one of its files.
+        if isinstance(error, OSError) and error.errno not in (None, *_NOT_THERE):
+            error.filename = error.filename or str(folder)
+            raise
+        raise DataError(f"{folder}: damaged {what} ({error!s:.200}); delete the folder and index again") from error
 
 
 def _slices(items: list[str]) -> Iterator[list[str]]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
@@ -15,7 +16,8 @@ import orjson
 from msgspec.structs import asdict, astuple
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 
-from touche_llm.errors import DataError, UsageError
+from touche_llm.databases import LOCK_SECONDS, NamedDatabase, connect, connect_to_read, database_problem
+from touche_llm.errors import DataError, UsageError, os_problem
 from touche_llm.files import iterate_records, whole_file
 from touche_llm.json_records import Count, JsonRecord, JsonStruct, Malformed
 
@@ -23,8 +25,6 @@ from touche_llm.json_records import Count, JsonRecord, JsonStruct, Malformed
 SCHEMA_VERSION = 1
 # `PRAGMA application_id`, the bytes "tllm": tells our files from other SQLite files.
 _APPLICATION = 0x746C6C6D
-# Waiting for another process that writes; each of its writes takes well under a millisecond.
-_LOCK_SECONDS = 60.0
 # So that it is known at once whether there are any; older caches get it when they are opened to write.
 _INDEX_OF_SAMPLES = "CREATE INDEX IF NOT EXISTS samples ON entries (sample) WHERE sample > 0"
 
@@ -108,7 +108,10 @@ class Cache:
             else:
                 self._database = _open(path, read_only=mode is CacheMode.REPLAY)
         except (sqlite3.Error, OSError) as error:
-            raise DataError(f"{path}: not a cache, or not writable: {error}") from error
+            cause = database_problem(error) if isinstance(error, sqlite3.Error) else os_problem(error)
+            raise DataError(f"{path}: not a cache, or not writable: {cause}") from error
+        self._database.path = path
+        self._opened = path.stat() if mode in (CacheMode.REUSE, CacheMode.REFRESH) else None
         self._resampled, self._seen_version = False, -1
         # What is to be stored at the end of this turn of the event loop.
         self._turn: list[tuple[tuple[Any, ...], asyncio.Future[_Row | None]]] = []
@@ -124,10 +127,19 @@ class Cache:
     def close(self) -> None:
         """Close the file, with all that was written in it: not in the log beside it, which copies leave behind."""
         self._end_turn()
-        if self.mode in (CacheMode.REUSE, CacheMode.REFRESH) and not self._database.in_transaction:
-            # Closing does this by itself unless somebody reads; passive, it waits for nobody.
-            self._database.execute("PRAGMA wal_checkpoint(PASSIVE)")
-        self._database.close()
+        with closing(self._database):
+            self._check_file()
+            if self._opened is not None and not self._database.in_transaction:
+                # Closing does this by itself unless somebody reads; passive, it waits for nobody.
+                self._database.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def _check_file(self) -> None:
+        """Raise DataError if the file was deleted or replaced since it was opened: what is stored would be lost."""
+        if self._opened is not None and not (self.path.exists() and os.path.samestat(self._opened, self.path.stat())):
+            raise DataError(
+                f"{self.path}: the cache was deleted or replaced while it was in use; run the same command again to "
+                "store the answers in the file that is there then"
+            )
 
     def get(self, key: str, model: Form[ValueT], *, refreshed: bool = False) -> ValueT | None:
         """The value under `key`, or None. In mode `off` always None, in `refresh` unless the caller put it there.
@@ -159,6 +171,7 @@ class Cache:
         if self.mode is CacheMode.OFF:
             return entry.read(model)
         self._insert([entry.row])
+        self._check_file()
         stored = self._stored(entry.key, model)
         assert stored is not None
         return stored
@@ -198,6 +211,7 @@ class Cache:
                 # Now, since another process may replace them as soon as the transaction has ended.
                 there = {key: self._row(key) for (key, *_), _ in turn}
             self._database.execute("COMMIT")
+            self._check_file()
         # Whatever it is, those who wait have to be told.
         except Exception as error:
             failed = error
@@ -316,14 +330,14 @@ def _entry(row: tuple[Any, ...]) -> Entry:
     return Entry(**dict(zip(_COLUMNS[:-1], row, strict=False)), value=orjson.loads(row[-1]))
 
 
-def _open(path: Path | None, read_only: bool = False) -> sqlite3.Connection:
+def _open(path: Path | None, read_only: bool = False) -> NamedDatabase:
     if path is None:
-        database = _connect(":memory:")
+        database = connect(":memory:")
     elif read_only:
-        database = _connect_to_read(path)
+        database = connect_to_read(path)
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
-        database = _connect(path.absolute().as_uri())
+        database = connect(path.absolute().as_uri())
     try:
         if read_only:
             if not _is_ours(database, path):
@@ -339,7 +353,7 @@ def _open(path: Path | None, read_only: bool = False) -> sqlite3.Connection:
         # The switch does not wait for other processes by itself.
         locked = retry_if_exception(_is_busy)
         retrying = Retrying(
-            retry=locked, stop=stop_after_delay(_LOCK_SECONDS), wait=wait_random(0.01, 0.1), reraise=True
+            retry=locked, stop=stop_after_delay(LOCK_SECONDS), wait=wait_random(0.01, 0.1), reraise=True
         )
         retrying(database.execute, "PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = NORMAL")
@@ -352,25 +366,6 @@ def _open(path: Path | None, read_only: bool = False) -> sqlite3.Connection:
 
 def _is_busy(error: BaseException) -> bool:
     return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode == sqlite3.SQLITE_BUSY
-
-
-def _connect(place: str) -> sqlite3.Connection:
-    return sqlite3.connect(place, timeout=_LOCK_SECONDS, isolation_level=None, uri=place.startswith("file:"))
-
-
-def _connect_to_read(path: Path) -> sqlite3.Connection:
-    """A connection that writes nothing, also where nothing can be written."""
-    place = path.absolute().as_uri()
-    database = _connect(f"{place}?mode=ro")
-    try:
-        database.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    except sqlite3.OperationalError:
-        database.close()
-        if path.with_name(f"{path.name}-wal").exists():
-            raise
-        # SQLite wants a file of its own beside one with write-ahead logging, unless told that nobody changes it.
-        database = _connect(f"{place}?mode=ro&immutable=1")
-    return database
 
 
 def _is_ours(database: sqlite3.Connection, path: Path | None) -> bool:

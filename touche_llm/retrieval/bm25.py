@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from touche_llm.corpus.store import Units
+from touche_llm.corpus.store import Units, opening
 from touche_llm.errors import DataError
 from touche_llm.files import read_record, whole_folder, write_records
 from touche_llm.json_records import JsonModel
@@ -102,13 +102,11 @@ def open_index(units: Units, settings: Bm25Settings) -> Bm25Index:
     stale = _why_stale(_read_manifest(folder), settings, units)
     if stale is not None:
         raise DataError(f"{folder}: {stale}; run `touche-llm index` with these settings, or ask for the index's own")
-    try:
+    with opening(folder, "BM25 index"):
         index = bm25s.BM25.load(folder, mmap=True)
         # Slices of a numpy.memmap take ten times as long as those of an array, which can have the same memory.
         index.scores |= {name: np.asarray(index.scores[name]) for name in ("data", "indices", "indptr")}
         return Bm25Index(units, index)
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{folder}: damaged BM25 index ({error!r:.80}); delete the folder and index again") from error
 
 
 def _read_manifest(folder: Path) -> Bm25Manifest:
