@@ -116,9 +116,11 @@ def nearest_tests(file: str, near_only: bool) -> list[str]:
     further = {module[each] for each, names in imports.items() if names & near}
     tests = [each for each in imports if "/test_" in each and not each.startswith(("tests/vllm", "tests/browser"))]
     first, second = ([each for each in tests if imports[each] & names] for names in (near, further))
-    package = f"tests/{Path(file).parent.name}"
-    named = [each for each in tests if Path(each).stem == f"test_{Path(file).stem}" and each.startswith(package)]
-    own = list(dict.fromkeys([*named, *first, *([package] if (ROOT / package).is_dir() else [])]))
+    package = "/".join(["tests", *Path(file).parts[1:-1]])
+    named = [each for each in tests if each == f"{package}/test_{Path(file).name}"]
+    own = list(
+        dict.fromkeys([*named, *first, *([package] if package != "tests" and (ROOT / package).is_dir() else [])])
+    )
     return own if near_only and own else list(dict.fromkeys([*own, *second, *LAST]))
 
 
