@@ -105,7 +105,7 @@ def draw(package: str, number: int, seed: int) -> list[Mutant]:
 
 @cache
 def nearest_tests(file: str, near_only: bool) -> list[str]:
-    """Return the tests that import a module, those of its package, and else those that import what imports it."""
+    """Return the tests that import a module; and those of its package, and that import what imports it."""
     paths = [path for folder in (SOURCE, ROOT / "tests") for path in sorted(folder.rglob("*.py"))]
     imports = {
         str(path.relative_to(ROOT)): set(re.findall(r"^(?:from|import) (touche_llm[\w.]*)", path.read_text(), re.M))
@@ -118,10 +118,9 @@ def nearest_tests(file: str, near_only: bool) -> list[str]:
     first, second = ([each for each in tests if imports[each] & names] for names in (near, further))
     package = "/".join(["tests", *Path(file).parts[1:-1]])
     named = [each for each in tests if each == f"{package}/test_{Path(file).name}"]
-    own = list(
-        dict.fromkeys([*named, *first, *([package] if package != "tests" and (ROOT / package).is_dir() else [])])
-    )
-    return own if near_only and own else list(dict.fromkeys([*own, *second, *LAST]))
+    folder = [package] if package != "tests" and (ROOT / package).is_dir() else []
+    nearest = list(dict.fromkeys([*named, *first])) or folder
+    return nearest if near_only and nearest else list(dict.fromkeys([*nearest, *folder, *second, *LAST]))
 
 
 def prepare() -> None:
@@ -199,7 +198,7 @@ def main() -> None:
     parser.add_argument("--mutants", type=int, default=200, help="of each package (default: 200)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cpu", type=float, default=300.0, help="limit for a mutant, in processor seconds")
-    parser.add_argument("--near", action="store_true", help="only tests that import a module, and of its package")
+    parser.add_argument("--near", action="store_true", help="only the tests that import the module itself")
     given = parser.parse_args()
     prepare()
     equivalent = {(each["file"], each["before"], each["after"]) for each in yaml.safe_load(EQUIVALENT.read_text())}

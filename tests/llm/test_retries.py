@@ -55,6 +55,12 @@ async def test_a_server_gets_the_wait_that_it_asks_for_up_to_a_minute(
     assert slept == [expected]
 
 
+async def test_a_wait_that_a_server_asks_for_does_not_shorten_those_between_tries(slept: list[float]) -> None:
+    assert await retried(Failing(8, retry_after=1.0), 600.0, ignore) == "done"
+    assert slept[0] == 1.0 and len(slept) == 8
+    assert all(wait >= 0.5 * 2**number / 2 for number, wait in enumerate(slept[:7]))
+
+
 async def test_waits_double_with_jitter_up_to_a_minute(slept: list[float]) -> None:
     assert await retried(Failing(12, None), 600.0, ignore) == "done"
     ceilings = [min(60.0, 0.5 * 2**number) for number in range(12)]

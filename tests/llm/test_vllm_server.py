@@ -31,6 +31,7 @@ from touche_llm.errors import EngineError
 from touche_llm.llm import retries
 from touche_llm.llm.answer import schema_of
 from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.engine import Transient
 from touche_llm.llm.language_model import Answered, LanguageModel, Unanswered
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.llm.vllm_server import VllmServer
@@ -94,6 +95,18 @@ async def test_a_failure_that_passes_is_retried_until_it_does(behaviour: Behavio
     assert isinstance(result, Answered)
     assert result.sample == 0
     assert (len(server.asked), model.counts.retries, model.counts.failures) == (3, 2, 0)
+
+
+@pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("0", 0.0), ("soon", None), ("-3", None), (None, None)])
+async def test_the_wait_that_a_server_asks_for_is_read_from_its_header(
+    header: str | None, seconds: float | None
+) -> None:
+    server = FakeServer(rest=status(429, **({} if header is None else {"Retry-After": header})))
+    async with server.running():
+        async with VllmServer(server.url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
+            with pytest.raises(Transient) as caught:
+                await engine.complete(question())
+    assert caught.value.retry_after == seconds
 
 
 async def test_a_request_that_hangs_is_given_up_and_retried(tmp_path: Path) -> None:
