@@ -79,6 +79,7 @@ class ChatReply(msgspec.Struct, gc=False):
     """A chat completion, of which only what is used is looked at."""
 
     choices: list[_Choice]
+    id: str | None = None
     model: str | None = None
     usage: _Usage = msgspec.field(default_factory=_Usage)
     system_fingerprint: str | None = None

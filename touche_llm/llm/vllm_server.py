@@ -10,6 +10,7 @@ import re
 import resource
 from collections.abc import Mapping
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import aiohttp
 import msgspec
@@ -88,13 +89,15 @@ class VllmServer:
         self._session: aiohttp.ClientSession | None = None
         # What the first reply called the model; an alias of the name that was requested.
         self._answering: str | None = None
+        # vLLM does, unless a proxy gives requests ids of its own; None before the first reply.
+        self._repeats_ids: bool | None = None
 
     async def __aenter__(self) -> VllmServer:
         key = os.environ.get(API_KEY_VARIABLE, "").strip()
         if not (key.isascii() and key.isprintable()):
             raise EngineError(f"{API_KEY_VARIABLE}: the key holds a character that no HTTP header can carry")
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=_Connector(limit=0),
             timeout=self._timeout,
             headers={"Authorization": f"Bearer {key}"} if key else {},
         )
@@ -145,7 +148,9 @@ class VllmServer:
 
     async def complete(self, request: Request) -> Completion:
         """Answer one request; raises Transient or Rejected, and EngineError once another model answers."""
-        reply = await self._post(CHAT_PATH, chat_body(request), ChatReply)
+        sent_id = uuid4().hex
+        reply = await self._post(CHAT_PATH, chat_body(request) | {"request_id": sent_id}, ChatReply)
+        self._check_id(reply.id, sent_id)
         self._check_model(reply.model)
         return completion_of(reply, request.read_fields)
 
@@ -179,6 +184,15 @@ class VllmServer:
                 f"answers are not stored under the name {self.model!r}; serve one model and run the "
                 "same command again, or keep the new answers separate with --revision"
             )
+
+    def _check_id(self, reply_id: str | None, sent_id: str) -> None:
+        """Raise Transient for the reply to another request, where the first reply repeated the id of its request."""
+        is_same = reply_id is not None and reply_id.endswith(sent_id)
+        if self._repeats_ids is None:
+            self._repeats_ids = is_same
+        if self._repeats_ids and not is_same:
+            reason = f"the reply {reply_id!r:.100} is that of another request; is a proxy out of step?"
+            raise Transient("server_error", reason)
 
     def _choose(self, served: list[_Model], model: str | None) -> _Model:
         names = [each.id for each in served]
@@ -239,7 +253,8 @@ class VllmServer:
         except aiohttp.InvalidURL as error:
             raise EngineError(f"{self.base_url}: not a URL; give --base-url like http://127.0.0.1:8000") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise Transient("server_error", f"the connection broke: {type(error).__name__}: {error}") from error
+            reason = f"the connection broke: {type(error).__name__}: {_one_line(str(error))}"
+            raise Transient("server_error", reason) from error
         if status in (408, 429) or status >= 500:
             reason, crowded = f"HTTP {status}: {_problem(content)}", status in (429, 503)
             raise Transient("server_error", reason, _seconds(retry_after), crowded=crowded)
@@ -252,6 +267,20 @@ class VllmServer:
                 "give the server's own address with --base-url",
             )
         return content
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Connections that are closed, not used again, once a server sends on them what no request asked for.
+
+    aiohttp would take it for the reply to the next request (its issue 13656): the label of one document for another.
+    """
+
+    async def _get(self, *args: Any) -> Any:
+        while (connection := await super()._get(*args)) is not None:
+            if connection.protocol is not None and not connection.protocol.should_close:
+                break
+            connection.close()
+        return connection
 
 
 def _load(metrics: bytes) -> tuple[int, int] | None:
@@ -296,7 +325,12 @@ def _problem(content: bytes) -> str:
         message = orjson.loads(content)["error"]["message"]
     except (orjson.JSONDecodeError, KeyError, TypeError):
         message = _web_page(content) or content[:_MOST_QUOTED].decode("utf-8", errors="replace")
-    return " ".join(str(message).split())[:_MOST_QUOTED]
+    return _one_line(str(message))
+
+
+def _one_line(text: str) -> str:
+    """The beginning of a text from outside, in one line."""
+    return " ".join(text[:_MOST_QUOTED].split())
 
 
 def _web_page(content: bytes) -> str:

@@ -1,0 +1,134 @@
+"""Whole runs, and start-up checks, against a server whose endpoints all send malformed replies now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import orjson
+import pytest
+
+from tests.faults import reply_bodies, reply_logprobs, reply_wires
+from tests.faults.fuzz_server import FuzzServer, Plan, honest, probe
+from tests.faults.reply_kinds import KINDS, Good, Kind, Pieces, good, http
+from tests.faults.tally import Tally
+from tests.sample_runs import Silent, config_for
+from touche_llm import pipeline
+from touche_llm.config import Config
+from touche_llm.errors import EngineError, ReplayMiss
+from touche_llm.llm import retries
+from touche_llm.llm.cache import CacheMode
+from touche_llm.llm.vllm_server import VllmServer
+from touche_llm.stages.judge import Outcome
+from touche_llm.tasks import get_task
+from touche_llm.validation import validate_run
+
+assert reply_bodies and reply_logprobs and reply_wires
+
+_OF_ANY_JSON = ("JSON", "statuses", "statuses that end the run", "connections", "headers", "transfer")
+GENERAL = [kind for kind in KINDS.values() if kind.family in _OF_ANY_JSON]
+PASSING = [kind for kind in KINDS.values() if kind.outcomes != {"ends"}]
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(retries, "_LONGEST_WAIT", 0.01)
+
+
+def start_up_plan(kind: Kind, endpoint: str, rng: random.Random) -> Plan:
+    """Send one endpoint's replies as this kind, and the others as they are."""
+
+    def plan(path: str, body: bytes) -> Pieces:
+        payload = probe(body) if path == "/v1/chat/completions" else honest(path, body)
+        assert payload is not None
+        return kind.make(rng, Good(orjson.loads(payload), {})) if path == endpoint else [http(payload)]
+
+    return plan
+
+
+def run_plan(share: float, rng: random.Random) -> Plan:
+    """Send this share of all replies after the start-up check malformed."""
+
+    def plan(path: str, body: bytes) -> Pieces:
+        if path != "/v1/chat/completions":
+            payload = honest(path, body)
+            if path == "/metrics" or not is_checked or rng.random() >= share:
+                return [http(payload)]
+            kinds = [kind for kind in GENERAL if kind.outcomes != {"ends"} or rng.random() < 0.02]
+            return rng.choice(kinds).make(rng, Good(orjson.loads(payload), {}))
+        start_up = probe(body)
+        if start_up is not None:
+            is_checked.append(True)
+            return [http(start_up)]
+        request = orjson.loads(body)
+        properties = request["structured_outputs"]["json"]["properties"]
+        fields = {name: each["enum"] for name, each in properties.items()}
+        kind = rng.choice(PASSING) if rng.random() < share else KINDS["good"]
+        return kind.make(rng, good(rng, request["request_id"], "", fields))
+
+    is_checked: list[bool] = []
+    return plan
+
+
+@pytest.mark.parametrize(
+    "rounds", [pytest.param(1, marks=pytest.mark.slow), pytest.param(25, marks=pytest.mark.nightly)]
+)
+@pytest.mark.parametrize("endpoint", ["/v1/models", "/version", "/tokenize", "/v1/chat/completions"])
+async def test_a_malformed_reply_at_start_up_is_one_error_or_none(
+    endpoint: str, rounds: int, fault_seed: int, tally: Tally
+) -> None:
+    for number, kind in enumerate(GENERAL * rounds):
+        server = FuzzServer(start_up_plan(kind, endpoint, random.Random(f"{fault_seed}/{endpoint}/{number}")))
+        client = VllmServer("", concurrency=4, request_timeout=60.0, chat_template_kwargs={})
+        outcome = "answers"
+        async with server.running(), client, asyncio.timeout(120):
+            client.base_url = server.url
+            try:
+                facts = await client.connect(None, "", 20)
+            except EngineError as error:
+                outcome = "ended"
+                assert is_short(error), kind.name
+            else:
+                assert facts.context >= 0 and facts.overhead >= 0
+        tally.add("replies: start-up", replies=server.replies, tried=1, held=1, **{outcome: 1})
+
+
+def is_short(error: EngineError) -> bool:
+    return len(str(error)) < 1000 and "\n" not in str(error)
+
+
+@pytest.mark.parametrize("runs", [pytest.param(2, marks=pytest.mark.slow), pytest.param(60, marks=pytest.mark.nightly)])
+async def test_a_run_ends_whole_or_with_one_error_and_replays(
+    runs: int, tmp_path: Path, fault_seed: int, tally: Tally
+) -> None:
+    for number in range(runs):
+        rng = random.Random(f"{fault_seed}/{number}")
+        server = FuzzServer(run_plan(rng.choice([0.05, 0.3, 0.8]), rng))
+        folder = tmp_path / str(number)
+        flags = {"depth": 6, "stance__depth": 3, "engine__retry_for": 0.2, "engine__concurrency": 8}
+        outcome = None
+        async with server.running(), asyncio.timeout(300):
+            config = config_for(folder, engine__base_url=server.url, **flags)
+            try:
+                outcome = await pipeline.run_all(config, folder / "out", Silent())
+            except EngineError as error:
+                assert is_short(error)
+        if outcome is not None:
+            assert validate_run(folder / "out" / "run.txt", get_task("comparative")) == []
+            await check_replay(config, folder, outcome)
+        how = "ended" if outcome is None else "failures" if outcome.failures else "answers"
+        tally.add("replies: runs", replies=server.replies, tried=1, held=1, **{how: 1})
+
+
+async def check_replay(config: Config, folder: Path, outcome: Outcome) -> None:
+    """Check that a run comes out the same from its cache alone, or that failures are all that is missing."""
+    replay = config.model_copy(update={"cache": config.cache.model_copy(update={"mode": CacheMode.REPLAY})})
+    try:
+        again = await pipeline.run_all(replay, folder / "again", Silent())
+    except ReplayMiss:
+        assert outcome.failures
+    else:
+        assert again.failures == outcome.failures
+        assert (folder / "again" / "run.txt").read_bytes() == (folder / "out" / "run.txt").read_bytes()

@@ -1,0 +1,266 @@
+"""A server that sends malformed replies: no label or grade is invented, everything ends, the cache stays valid."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.faults import reply_bodies, reply_logprobs, reply_wires
+from tests.faults.fuzz_server import FuzzServer, honest, probe
+from tests.faults.reply_kinds import KINDS, LABELS, Kind, Pieces, good, http
+from tests.faults.tally import Tally
+from touche_llm.errors import EngineError
+from touche_llm.llm import retries
+from touche_llm.llm.answer import Answer, parse, schema_of
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.engine import EngineFacts
+from touche_llm.llm.labels import expected_grade, read_label
+from touche_llm.llm.language_model import Answered, LanguageModel, Unanswered
+from touche_llm.llm.request import Message, Origin, Request, Sampling
+from touche_llm.llm.vllm_server import VllmServer
+from touche_llm.tasks.comparative import ComparativeJudgment
+
+# Imported for the kinds that they register.
+assert reply_bodies and reply_logprobs and reply_wires
+
+STRAY = KINDS["reply behind"]
+LASTING = [kind for kind in KINDS.values() if kind.outcomes != {"ends"} and kind is not STRAY]
+ENDING = [kind for kind in KINDS.values() if kind.outcomes == {"ends"}]
+# Fewer than end a run when all of them are lost one after the other.
+BATCH = 24
+TOP_LOGPROBS = 20
+Result = Answered[ComparativeJudgment] | Unanswered
+
+
+def test_there_are_kinds_enough() -> None:
+    assert len(KINDS) >= 37
+
+
+@dataclass
+class Sent:
+    """A reply that went out: its kind, what it says, its probabilities."""
+
+    kind: Kind
+    serial: str
+    text: str | None
+    shares: dict[str, dict[str, float]]
+
+
+@dataclass
+class Fuzz:
+    """Plans of a server that sends each document's request its kinds of replies, the last one again and again."""
+
+    seed: int
+    kinds: dict[int, list[Kind]] = field(default_factory=dict)
+    sent: dict[int, list[Sent]] = field(default_factory=dict)
+
+    def plan(self, path: str, body: bytes) -> Pieces:
+        if path != "/v1/chat/completions":
+            return [http(honest(path, body))]
+        start_up = probe(body)
+        if start_up is not None:
+            return [http(start_up)]
+        request = orjson.loads(body)
+        number = int(request["messages"][1]["content"].split()[-1])
+        before = self.sent.setdefault(number, [])
+        kinds = self.kinds[number]
+        kind = kinds[min(len(before), len(kinds) - 1)]
+        serial = f"{number}.{len(before)}"
+        rng = random.Random(f"{self.seed}/{kind.name}/{serial}")
+        reply = good(rng, request["request_id"], serial)
+        shares = {field: dict(each) for field, each in reply.shares.items()}
+        pieces = kind.make(rng, reply)
+        before.append(Sent(kind, serial, _said(reply.body), shares))
+        return pieces
+
+
+def _said(body: dict[str, Any]) -> str | None:
+    """The answer of a body, as far as there is one."""
+    with contextlib.suppress(KeyError, IndexError, TypeError):
+        said = body["choices"][0]["message"]["content"]
+        return said if isinstance(said, str) else None
+    return None
+
+
+def request_for(number: int) -> Request:
+    return Request(
+        messages=(Message("system", "Judge."), Message("user", f"document {number}")),
+        schema=schema_of(ComparativeJudgment),
+        sampling=Sampling(max_tokens=64, top_logprobs=TOP_LOGPROBS),
+        model="fake",
+        revision="",
+        chat_template_kwargs={},
+        origin=Origin("comparative/judge", 1, "aaaa", "7", str(number)),
+    )
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "_FIRST_WAIT", 0.001)
+    # Or a Retry-After would be waited for.
+    monkeypatch.setattr(retries, "_LONGEST_WAIT", 0.01)
+
+
+@asynccontextmanager
+async def connected(fuzz: FuzzServer, timeout: float = 60.0) -> AsyncIterator[tuple[VllmServer, EngineFacts]]:
+    """A client that has passed the start-up check; nothing is left to the loop's exception handler."""
+    problems: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
+    client = VllmServer(fuzz.url, concurrency=8, request_timeout=timeout, chat_template_kwargs={})
+    async with client as server:
+        yield server, await server.connect(None, "", TOP_LOGPROBS)
+    assert problems == []
+
+
+async def answers(
+    fuzz: Fuzz, numbers: list[int], server: VllmServer, facts: EngineFacts, cache: Cache, retry_for: float
+) -> list[Result]:
+    """What becomes of requests, in batches that are each a run of their own; a batch that hangs is an error."""
+    found: list[Result] = []
+    for start in range(0, len(numbers), BATCH):
+        model = LanguageModel(facts=facts, engine=server, cache=cache, retry_for=retry_for)
+        batch = [model.ask(request_for(number), ComparativeJudgment) for number in numbers[start : start + BATCH]]
+        async with asyncio.timeout(120):
+            found += await asyncio.gather(*batch)
+    return found
+
+
+def check(sent: list[Sent], result: Result) -> str:
+    """Check one result against the replies that were sent for it; returns what became of it."""
+    allowed = frozenset().union(*(each.kind.outcomes for each in sent))
+    if isinstance(result, Unanswered):
+        assert result.attempts, "a failure without an attempt"
+        assert {attempt.kind for attempt in result.attempts} <= allowed, (allowed, result)
+        for attempt in result.attempts:
+            assert len(attempt.text or "") <= 2000 and len(attempt.reason) <= 500, attempt.reason
+        return result.attempts[-1].kind
+    assert "answer" in allowed, result
+    serials = {each.serial: each for each in sent}
+    source = serials.get(result.answer.fingerprint or "")
+    if source is None:
+        # A reply that lost its name; never one that was not sent for this document.
+        assert any(not each.kind.named for each in sent), result
+        return "answer"
+    if source.kind.named:
+        assert source.text is not None
+        assert json.loads(source.text) == result.value.model_dump()
+    for name, labels in LABELS.items():
+        label = getattr(result.value, name)
+        reading = read_label(result.answer.text, result.answer.tokens, name, labels, label)
+        if reading.probabilities is not None:
+            assert sum(reading.probabilities.values()) == pytest.approx(1.0, abs=1e-6)
+            assert all(0.0 <= share <= 1.0 for share in reading.probabilities.values())
+        if labels[0] == 0:
+            assert 0.0 <= expected_grade(reading) <= 3.0
+        if source.kind.exact:
+            assert reading.probabilities == pytest.approx(source.shares[name], abs=1e-6), reading
+        if source.kind.exact is False:
+            assert reading.probabilities is None
+    return "answer"
+
+
+async def check_replay(cache: Path, facts: EngineFacts, numbers: list[int], results: list[Result]) -> None:
+    """Check that the cache holds usable answers alone, and gives them again."""
+    with Cache(cache, CacheMode.REPLAY) as stored:
+        for entry in stored.find("answer"):
+            parse(entry.read(Answer).text, ComparativeJudgment)
+        model = LanguageModel(facts=facts, engine=None, cache=stored)
+        for number, result in zip(numbers, results, strict=True):
+            again = await model.ask(request_for(number), ComparativeJudgment)
+            if isinstance(result, Answered):
+                assert again == result
+            else:
+                assert isinstance(again, Unanswered)
+
+
+async def trial(folder: Path, fuzz: Fuzz, tally: Tally, retry_for: float) -> list[Result]:
+    """Send every document's replies, check what becomes of them and of the cache, and count."""
+    server = FuzzServer(fuzz.plan)
+    numbers = list(fuzz.kinds)
+    async with server.running(), connected(server) as (client, facts):
+        with Cache(folder / "answers.sqlite") as cache:
+            results = await answers(fuzz, numbers, client, facts, cache, retry_for)
+    broken = []
+    for number, result in zip(numbers, results, strict=True):
+        sent = fuzz.sent[number]
+        family = f"replies: {sent[0].kind.family}"
+        tally.add(family, replies=len(sent), tried=1)
+        try:
+            outcome = check(sent, result)
+        except AssertionError as error:
+            broken.append(f"{[each.kind.name for each in sent]} (document {number}): {str(error)[:500]}")
+        else:
+            tally.add(family, held=1, **{"answers" if outcome == "answer" else "failures": 1})
+    assert not broken, "\n".join(broken)
+    await check_replay(folder / "answers.sqlite", facts, numbers, results)
+    return results
+
+
+async def each_kind(folder: Path, seed: int, rounds: int, tally: Tally) -> None:
+    documents = {number: [kind] for number, kind in enumerate(LASTING * rounds)}
+    await trial(folder, Fuzz(seed, documents), tally, retry_for=0.0)
+
+
+async def bad_then_good(folder: Path, seed: int, rounds: int, tally: Tally) -> None:
+    """After a failure that may pass, or that another sample may not have, the good reply is the answer."""
+    documents = {number: [kind, KINDS["good"]] for number, kind in enumerate(LASTING * rounds)}
+    results = await trial(folder, Fuzz(seed, documents), tally, retry_for=30.0)
+    for number, result in enumerate(results):
+        assert isinstance(result, Answered) or documents[number][0].name == "client error"
+
+
+async def mixed(folder: Path, seed: int, rounds: int, tally: Tally) -> None:
+    rng = random.Random(seed)
+    documents = {number: rng.choices(LASTING, k=4) for number in range(rounds * len(LASTING) // 2)}
+    await trial(folder, Fuzz(seed, documents), tally, retry_for=0.3)
+
+
+async def strays(folder: Path, seed: int, rounds: int, tally: Tally) -> None:
+    """A reply that nobody asked for never becomes the answer to another request."""
+    documents = {number: [STRAY] for number in range(20 * rounds)}
+    results = await trial(folder, Fuzz(seed, documents), tally, retry_for=30.0)
+    assert all(isinstance(result, Answered) for result in results)
+
+
+ROUNDS = [
+    pytest.param(1, marks=pytest.mark.slow),
+    pytest.param(6, marks=pytest.mark.slow),
+    pytest.param(75, marks=pytest.mark.nightly),
+]
+
+
+@pytest.mark.parametrize("rounds", ROUNDS)
+@pytest.mark.parametrize("test", [each_kind, bad_then_good, mixed, strays])
+async def test_a_malformed_reply_gives_an_answer_that_it_carries_or_a_typed_failure(
+    test: Any, rounds: int, tmp_path: Path, fault_seed: int, tally: Tally
+) -> None:
+    await test(tmp_path, fault_seed, rounds, tally)
+
+
+@pytest.mark.parametrize(
+    "rounds", [pytest.param(1, marks=pytest.mark.slow), pytest.param(50, marks=pytest.mark.nightly)]
+)
+async def test_a_fault_of_the_whole_server_ends_the_run_with_one_error(
+    rounds: int, tmp_path: Path, fault_seed: int, tally: Tally
+) -> None:
+    for number, kind in enumerate(ENDING * rounds):
+        fuzz = Fuzz(fault_seed, {0: [KINDS["good"]], number + 1: [kind]})
+        server = FuzzServer(fuzz.plan)
+        async with server.running(), connected(server) as (client, facts):
+            with Cache(tmp_path / f"{number}.sqlite") as cache:
+                before = await answers(fuzz, [0], client, facts, cache, 30.0)
+                with pytest.raises(EngineError) as ended:
+                    await answers(fuzz, [number + 1], client, facts, cache, 30.0)
+        assert "\n" not in str(ended.value) and len(str(ended.value)) < 1000
+        await check_replay(tmp_path / f"{number}.sqlite", facts, [0], before)
+        tally.add(f"replies: {kind.family}", replies=len(fuzz.sent[number + 1]), tried=1, held=1, ended=1)
