@@ -1,0 +1,136 @@
+"""Model client: what is counted, what equal requests share, and when a run of failures ends the run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.llm.test_language_model import ANSWER, request_about
+from tests.scripted_engine import FACTS, ScriptedEngine
+from touche_llm.errors import EngineError
+from touche_llm.llm.cache import Cache
+from touche_llm.llm.engine import Completion, Rejected, Transient
+from touche_llm.llm.language_model import Answered, LanguageModel, Unanswered
+from touche_llm.llm.request import Message, Request
+from touche_llm.tasks.comparative import ComparativeJudgment
+
+LIMIT = 32
+
+
+class Faulty(ScriptedEngine):
+    """Answers as the text says: `lost` without a reply, `refused`, `key` as an engine that lets nobody in."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: ANSWER)
+        self.counted: list[tuple[Message, ...]] = []
+
+    async def complete(self, request: Request) -> Completion:
+        completion = await super().complete(request)
+        await asyncio.sleep(0)  # others can ask the same meanwhile
+        text = request.messages[-1].content
+        if "lost" in text:
+            raise Transient("timeout", "no answer")
+        if "refused" in text or "key" in text:
+            raise Rejected(401 if "key" in text else 400, "no")
+        return completion
+
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        self.counted.append(messages)
+        return await super().count_tokens(messages)
+
+
+Model = Callable[[], LanguageModel]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Model]:
+    """Models with an engine each and one cache."""
+    with Cache(tmp_path / "c.sqlite") as cache:
+        yield lambda: LanguageModel(facts=FACTS, engine=Faulty(), cache=cache, retry_for=0.0)
+
+
+async def ask(model: LanguageModel, text: str) -> Answered[ComparativeJudgment] | Unanswered:
+    return await model.ask(request_about(text), ComparativeJudgment)
+
+
+async def test_so_many_requests_in_a_row_without_a_reply_end_the_run(made: Model) -> None:
+    model = made()
+    for number in range(LIMIT - 1):
+        lost = await ask(model, f"lost {number}")
+        assert isinstance(lost, Unanswered) and [each.kind for each in lost.attempts] == ["timeout"]
+    assert model.counts.failures == LIMIT - 1
+    with pytest.raises(EngineError, match=rf"{LIMIT} requests .*no answer"):
+        await ask(model, "lost for good")
+
+
+@pytest.mark.parametrize("between", ["an answer", "refused"])
+async def test_a_reply_between_them_begins_the_count_anew(made: Model, between: str) -> None:
+    model = made()
+    for number in range(LIMIT - 1):
+        await ask(model, f"lost {number}")
+    await ask(model, between)
+    for number in range(LIMIT - 1):
+        assert isinstance(await ask(model, f"lost again {number}"), Unanswered)
+    with pytest.raises(EngineError):
+        await ask(model, "lost for good")
+
+
+async def test_a_refusal_is_one_request_and_the_failure_of_its_question_alone(made: Model) -> None:
+    model = made()
+    refused = await ask(model, "refused")
+    assert isinstance(refused, Unanswered)
+    assert [(each.sample, each.kind) for each in refused.attempts] == [(0, "server_error")]
+    assert (model.counts.asked, model.counts.asked_again, model.counts.failures) == (1, 0, 1)
+    assert isinstance(await ask(model, "tea"), Answered)
+
+
+async def test_a_failure_is_counted_for_each_who_waits_and_an_error_is_raised_for_each(made: Model) -> None:
+    model = made()
+    failed = await asyncio.gather(*(ask(model, "refused") for _ in range(3)))
+    assert failed[0] == failed[1] == failed[2] and isinstance(failed[0], Unanswered)
+    assert (model.counts.asked, model.counts.failures, model.counts.cache_hits) == (1, 3, 0)
+    ended = await asyncio.gather(*(ask(model, "key") for _ in range(3)), return_exceptions=True)
+    assert [type(each) for each in ended] == [EngineError] * 3
+    assert model.counts.asked == 2
+    # Whoever asks afterwards asks anew.
+    with pytest.raises(EngineError):
+        await ask(model, "key")
+    assert model.counts.asked == 3
+
+
+async def test_tokens_are_counted_apart_for_answers_of_the_engine_and_of_the_cache(made: Model) -> None:
+    model = made()
+    first = await ask(model, "tea")
+    await ask(model, "coffee")
+    assert isinstance(first, Answered)
+    counts = model.counts
+    size = first.answer.completion_tokens
+    assert size > 0
+    assert (counts.asked, counts.cache_hits) == (2, 0)
+    assert (counts.prompt_tokens, counts.completion_tokens) == (200, 2 * size)
+    assert (counts.cached_prompt_tokens, counts.cached_completion_tokens) == (0, 0)
+    again = made()
+    assert await ask(again, "tea") == first
+    assert (again.counts.asked, again.counts.cache_hits, again.counts.prompt_tokens) == (0, 1, 0)
+    assert (again.counts.cached_prompt_tokens, again.counts.cached_completion_tokens) == (100, size)
+
+
+async def test_what_a_template_adds_to_examples_is_counted_once_and_without_their_texts(made: Model) -> None:
+    model = made()
+    engine = model.engine
+    assert isinstance(engine, Faulty)
+    short = request_about("tea")
+    example = (Message("user", "an example of some length"), Message("assistant", "its answer"))
+    longer = [
+        replace(short, messages=(short.messages[0], *example, Message("user", text))) for text in ("a", "bb", "c")
+    ]
+    bounds = await asyncio.gather(*(model.most_tokens(each) for each in longer))
+    assert [len(messages) for messages in engine.counted] == [4]
+    assert {message.content for message in engine.counted[0]} == {"x"}
+    assert isinstance(bounds[0], int) and [each == bounds[0] for each in bounds] == [True, False, True]
+    assert await model.most_tokens(short) == FACTS.overhead + sum(len(each.content) for each in short.messages)
+    assert len(engine.counted) == 1
