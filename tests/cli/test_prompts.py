@@ -213,6 +213,12 @@ def test_a_copy_is_the_same_prompt_with_all_that_it_takes_in(touche: Touche, fol
         assert (tmp_path / "new" / name).read_text() == (place / name.replace("mine", "judge")).read_text()
     (row,) = rows(touche("prompts", "check", "new/mine.jinja", "--format", "json"))
     assert row["errors"] == 0
+    # As a copy that was killed leaves it: the template comes last.
+    (tmp_path / "new" / "mine.jinja").unlink()
+    (tmp_path / "new" / "deep" / "more.jinja").unlink()
+    assert touche(*given).returncode == 0
+    assert {str(path.relative_to(tmp_path / "new")) for path in (tmp_path / "new").rglob("*.*")} == written
+    assert touche(*given).returncode == 2
     (tmp_path / "new" / "shown.jinja").write_text("mine")
     (tmp_path / "new" / "mine.jinja").unlink()
     done = touche(*given)

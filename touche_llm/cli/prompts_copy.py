@@ -12,6 +12,7 @@ from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.cli.prompts_render import NameArgument
 from touche_llm.errors import UsageError, printable
+from touche_llm.files import whole_file
 from touche_llm.prompt_catalogue import load_named
 from touche_llm.prompts import examples_path
 from touche_llm.tasks import DEFAULT_TASK, get_task
@@ -29,27 +30,29 @@ def copy(
 ) -> None:
     """Write a prompt as a file of your own to change, with the files that it takes in and its examples beside it.
 
-    Nothing that is there is overwritten.
+    Nothing that is there is overwritten; the same command completes a copy that was interrupted.
     """
     of_task = get_task(task or DEFAULT_TASK)
     _, prompt = load_named(of_task, name, prompts_folder)
     mine = file or Path(prompt.path.name)
     if mine.suffix != ".jinja":
         raise UsageError(f"{mine}: the name of a template ends in .jinja")
-    texts = [(mine, read_text(prompt.path))]
-    texts += [(mine.parent / part, text) for part, text in prompt.files.texts.items()]
+    texts = [(mine.parent / part, text) for part, text in prompt.files.texts.items()]
     if prompt.examples:
         texts.append((examples_path(mine), read_text(examples_path(prompt.path))))
-    for path in (path for path, _ in texts[1:] if path == mine):
+    for path in (path for path, _ in texts if path == mine):
         raise UsageError(f"{path}: {prompt.path} takes in a file of this name; give the copy another")
-    there = [str(path) for path, _ in texts if os.path.lexists(path)]
+    there = [str(path) for path, text in texts if os.path.lexists(path) and not _holds(path, text)]
+    if os.path.lexists(mine):
+        there.insert(0, str(mine))
     if there:
         raise UsageError(f"{', '.join(there)}: there already; give another FILE, in another folder if need be")
+    # The template last: where it is, all that it needs is.
+    texts.append((mine, read_text(prompt.path)))
     for path, text in texts:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("x", encoding="utf-8", newline="") as stream:
-                stream.write(text)
+            with whole_file(path) as stream:
+                stream.write(text.encode())
         except OSError as error:
             raise UsageError(f"{path}: cannot write it: {error.strerror}") from error
     if output is not Format.TABLE:
@@ -64,3 +67,7 @@ def copy(
             f"  touche-llm prompts check {mine} --task {of_task.name}"
         ),
     )
+
+
+def _holds(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_bytes() == text.encode()
