@@ -15,6 +15,7 @@ PROPERTY = "tally"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fault-seed", type=int, default=1, help="seed of the trials in tests/faults (default: 1)")
+    parser.addoption("--fault-trial", type=int, default=None, help="the number of the one trial to repeat")
 
 
 @pytest.fixture
@@ -22,6 +23,13 @@ def fault_seed(request: pytest.FixtureRequest) -> int:
     """Return the seed of this session's random trials."""
     seed: int = request.config.getoption("--fault-seed")
     return seed
+
+
+@pytest.fixture
+def fault_trial(request: pytest.FixtureRequest) -> int | None:
+    """Return the number of the one trial to repeat, or None for all."""
+    trial: int | None = request.config.getoption("--fault-trial")
+    return trial
 
 
 @pytest.fixture

@@ -1,0 +1,277 @@
+"""A process that has everything imported and forks a child for each command, which then starts within milliseconds.
+
+`python -m tests.faults.fork_server` reads a job (`Job`) a line from standard input and answers with a line.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import gc
+import importlib
+import os
+import pkgutil
+import re
+import resource
+import select
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+import traceback
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+import orjson
+
+# Of a pipe: what a command prints is read when it has ended.
+_PIPE_SIZE = 2**20
+# A command of the samples takes about a second; one that takes this long hangs.
+HANG_SECONDS = 120.0
+_FILE_EVENTS = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod", "os.link", "os.symlink"}
+# What tempfile adds to a name.
+_RANDOM = re.compile(r"^(\..*[.-])[a-z0-9_]{8}$")
+
+
+class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What happens to a command.
+
+    Attributes:
+        event: The operation of this name (`Events`), when it comes the `count`th time, ...
+        count: ... is not done: the process is killed before it, or,
+        error: with an error number, this one and every later one fails so.
+        size: Killed when a file would grow beyond so many bytes: the file ends there.
+        after: Killed so many seconds after its start.
+        limits: Soft limits by their names in `resource`; those of memory and open files beyond what is in use.
+    """
+
+    event: str = ""
+    count: int = 1
+    error: int = 0
+    size: int = 0
+    after: float = 0.0
+    limits: dict[str, int] = {}
+
+    def __str__(self) -> str:
+        values = msgspec.to_builtins(self)
+        return ", ".join(f"{name}={value!r}" for name, value in values.items())
+
+
+class Job(msgspec.Struct, frozen=True):
+    """A command line, where it runs, and how it is disturbed. The trace is what `Events` counted."""
+
+    arguments: list[str]
+    folder: str
+    trace: str = ""
+    fault: Fault | None = None
+
+
+class Done(msgspec.Struct, frozen=True):
+    """The exit code, or the signal that ended the process as a negative number, and what it printed."""
+
+    code: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+
+class Events:
+    """Counts file operations by event and name; kills this process before the chosen one.
+
+    Audit events cover opening for writing, renaming, removing and the like; statements of SQLite and `fsync` have no
+    audit events and are added here.
+    """
+
+    def __init__(self, fault: Fault | None) -> None:
+        self.counts: Counter[str] = Counter()
+        self.fault = fault
+        self.fails = False
+        self.folder = os.getcwd()
+        sys.addaudithook(self._audit)
+        fsync, connect = os.fsync, sqlite3.connect
+
+        def counted_fsync(fd: Any) -> None:
+            self.count("fsync")
+            fsync(fd)
+
+        def counted_connect(*arguments: Any, **named: Any) -> sqlite3.Connection:
+            self.count("sqlite connect")
+            connection: sqlite3.Connection = connect(*arguments, **named)
+            connection.set_trace_callback(self._count_sql)
+            return connection
+
+        os.fsync = counted_fsync
+        sqlite3.connect = counted_connect  # type: ignore[assignment]
+
+    def count(self, event: str, path: str = "") -> None:
+        """Count an operation that is about to happen."""
+        self.counts[event] += 1
+        if self.fault is None:
+            return
+        if event == self.fault.event and self.counts[event] == self.fault.count:
+            if not self.fault.error:
+                os.kill(os.getpid(), signal.SIGKILL)
+            self.fails = True
+        # A full disk lets files be removed.
+        removes = event.startswith(("os.remove", "os.rmdir"))
+        if (
+            self.fails
+            and not (removes and self.fault.error == errno.ENOSPC)
+            and event not in ("exit", "sqlite connect")
+        ):
+            raise OSError(self.fault.error, os.strerror(self.fault.error), path or None)
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open":
+            path, _, flags = arguments
+            if flags & (os.O_WRONLY | os.O_RDWR):
+                self._count_path("open", path)
+        elif event in _FILE_EVENTS:
+            self._count_path(event, arguments[1 if event == "os.rename" else 0])
+
+    def _count_sql(self, statement: str) -> None:
+        # An error here is lost in SQLite; a full disk and limits reach it themselves.
+        with suppress(OSError):
+            self.count(f"sqlite {' '.join(statement.split()[:2])}")
+
+    def _count_path(self, event: str, path: Any) -> None:
+        text = os.fsdecode(path) if isinstance(path, str | bytes) else "descriptor"
+        if not os.path.isabs(text) or text.startswith(self.folder):
+            name = _RANDOM.sub(r"\1*", os.path.basename(text))
+            self.count(f"{event} {name}", text)
+
+
+def import_all() -> None:
+    """Import every module of the program, and what its functions import when they are called."""
+    package = importlib.import_module("touche_llm")
+    for module in pkgutil.walk_packages(package.__path__, "touche_llm."):
+        # Those import vLLM and Ray, which need not be installed.
+        if not re.search(r"offline|ray_driver|__main__", module.name):
+            importlib.import_module(module.name)
+    for name in (
+        "matplotlib.pyplot",
+        "scipy.stats",
+        "statsmodels.stats.multitest",
+        "bm25s",
+        "ir_measures",
+        "rank_bm25",
+    ):
+        importlib.import_module(name)
+
+
+def _run_child(job: Job, stdout: int, stderr: int) -> int:
+    """Run the command line in this process, a fork; return its exit code."""
+    from touche_llm import cli
+
+    os.chdir(job.folder)
+    for given, descriptor in ((os.open(os.devnull, os.O_RDONLY), 0), (stdout, 1), (stderr, 2)):
+        os.dup2(given, descriptor)
+        os.close(given)
+    sys.argv = ["touche-llm", *job.arguments]
+    if job.fault is not None:
+        _limit(job.fault)
+    events = Events(job.fault)
+    code: Any = 0
+    try:
+        cli.main()
+    except SystemExit as ended:
+        code = ended.code or 0
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    events.count("exit")
+    if job.trace:
+        Path(job.trace).write_bytes(orjson.dumps(events.counts))
+    return int(code)
+
+
+def _limit(fault: Fault) -> None:
+    if fault.size:
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (fault.size, fault.size))
+    for name, value in fault.limits.items():
+        used = 0
+        if name == "RLIMIT_AS":
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        elif name == "RLIMIT_NOFILE":
+            used = len(os.listdir("/proc/self/fd"))
+        number = getattr(resource, name)
+        resource.setrlimit(number, (used + value, resource.getrlimit(number)[1]))
+
+
+def _fork(job: Job) -> Done:
+    started = time.monotonic()
+    (from_stdout, stdout), (from_stderr, stderr) = os.pipe(), os.pipe()
+    for pipe in (stdout, stderr):
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
+    child = os.fork()
+    if child == 0:
+        os.close(from_stdout)
+        os.close(from_stderr)
+        code = 70
+        try:
+            code = _run_child(job, stdout, stderr)
+        finally:
+            os._exit(code)
+    os.close(stdout)
+    os.close(stderr)
+    watched = os.pidfd_open(child)
+    limit = job.fault.after if job.fault is not None and job.fault.after else HANG_SECONDS
+    if not select.select([watched], [], [], limit)[0]:
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    os.close(watched)
+    texts = []
+    for end in (from_stdout, from_stderr):
+        with os.fdopen(end, "rb") as stream:
+            texts.append(stream.read().decode())
+    return Done(os.waitstatus_to_exitcode(status), texts[0], texts[1], time.monotonic() - started)
+
+
+def main() -> None:
+    """Serve jobs until standard input ends."""
+    import_all()
+    gc.collect()
+    gc.freeze()
+    replies = os.fdopen(os.dup(1), "wb", buffering=0)
+    for line in sys.stdin.buffer:
+        replies.write(msgspec.json.encode(_fork(msgspec.json.decode(line, type=Job))) + b"\n")
+
+
+class ForkServer:
+    """The other end: starts the process, hands it jobs. A context manager."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.fork_server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
+
+    def __enter__(self) -> ForkServer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._process.communicate()
+
+    def run(self, job: Job) -> Done:
+        """Run a job; raises RuntimeError where the process is gone."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(msgspec.json.encode(job) + b"\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the fork server ended with {self._process.wait()}")
+        return msgspec.json.decode(line, type=Done)
+
+
+if __name__ == "__main__":
+    main()

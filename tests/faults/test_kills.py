@@ -1,0 +1,79 @@
+"""Commands that are killed or starved: no file is half-written, nothing is asked twice, one line says what is wrong,
+the same command resumes, and the next stage refuses or gives what it gives undisturbed."""
+
+from __future__ import annotations
+
+import functools
+import random
+import subprocess
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from tests.faults.scenarios import SCENARIOS, Scenario
+from tests.faults.tally import Tally
+from tests.faults.trials import Trial, Undisturbed, plan_kill, plan_want, prepare, try_fault
+from tests.faults.workplace import Workplace
+
+# Of each scenario, twice as many where the model is asked: 1,000 kills in all.
+_KILLS = 22
+# Of each scenario: twice each kind.
+_WANTS = 14
+# Of the problems of a trial.
+_SHOWN = 4
+
+Plan = Callable[[Scenario, Undisturbed, int, int], Trial]
+SLUGS = {scenario.name.replace(", ", "-").replace(" ", "-"): scenario for scenario in SCENARIOS}
+pytestmark = pytest.mark.parametrize("name", SLUGS)
+
+
+def _try_faults(
+    place: Workplace, tally: Tally, plan: Plan, name: str, seed: int, numbers: Iterable[int], one: int | None = None
+) -> None:
+    scenario, problems = SLUGS[name], []
+    undisturbed = prepare(place, scenario)
+    for number in numbers if one is None else [one]:
+        trial = plan(scenario, undisturbed, seed, number)
+        if trial.space is not None and not _can_mount(place.folder.parent):
+            tally.add(trial.kind, impossible=1)
+            continue
+        outcome, *found = try_fault(place, scenario, undisturbed, trial, random.Random(f"{seed} {number}"))
+        line = f"kill: {scenario.name}" if plan is plan_kill else f"want: {trial.kind}"
+        tally.add(line, tried=1, held=not found, **{outcome: 1})
+        if found:
+            problems.append("\n  ".join([f"trial {number}, {trial}:", *found[:_SHOWN], f"({len(found)} in all)"]))
+    which = "killed_at" if plan is plan_kill else "starved_of"
+    repeat = f"pytest -m '' tests/faults/test_kills.py -k '{which} and {name}' --fault-seed {seed} --fault-trial NUMBER"
+    assert not problems, "\n".join([*problems, f"to repeat one: {repeat}"])
+
+
+@functools.cache
+def _can_mount(folder: Path) -> bool:
+    """Whether this user may make a small disk."""
+    disk = folder / "disk"
+    disk.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", disk], stderr=subprocess.DEVNULL).returncode == 0
+    if made:
+        subprocess.run(["umount", disk], check=True)
+    return made
+
+
+@pytest.mark.slow
+def test_a_command_is_killed(place: Workplace, tally: Tally, fault_seed: int, name: str) -> None:
+    _try_faults(place, tally, plan_kill, name, fault_seed, [list(SLUGS).index(name)])
+
+
+@pytest.mark.nightly
+def test_a_command_is_killed_at_all_points(
+    place: Workplace, tally: Tally, fault_seed: int, fault_trial: int | None, name: str
+) -> None:
+    numbers = range(_KILLS * (2 if SLUGS[name].asks else 1))
+    _try_faults(place, tally, plan_kill, name, fault_seed, numbers, fault_trial)
+
+
+@pytest.mark.nightly
+def test_a_command_is_starved_of_everything(
+    place: Workplace, tally: Tally, fault_seed: int, fault_trial: int | None, name: str
+) -> None:
+    _try_faults(place, tally, plan_want, name, fault_seed, range(_WANTS), fault_trial)

@@ -1,0 +1,237 @@
+"""A folder in which commands run, disturbed or not, and what it holds then."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests import batch_replies
+from tests.faults.fork_server import HANG_SECONDS, Fault, ForkServer, Job
+from tests.faults.model_server import Model, steady_text
+from tests.faults.scenarios import ANSWER_BATCH, WRITE_QRELS, Command
+from touche_llm.cli.demo import SAMPLES
+
+# By path: the bytes, or the rows of a database, or the metadata less what differs from run to run.
+Snapshot = dict[str, Any]
+_METADATA = "ir-metadata.yml"
+# Of a stage: how long it took, and what of it came from the cache.
+_VOLATILE = re.compile(r"seconds|peak memory|per second|^requests$|documents cut")
+# What SQLite keeps beside a database is part of it.
+_LOGS = ("-wal", "-shm", "-journal")
+_GRADES = 4
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+    @property
+    def works(self) -> bool:
+        """Whether it did what it is for: 3 is a run with failures."""
+        return self.code in (0, 3)
+
+    @property
+    def refuses(self) -> bool:
+        """Whether it ended with one line that says why, and no traceback."""
+        errors = [line for line in self.stderr.splitlines() if line.startswith("error: ")]
+        return self.code in (1, 2) and len(errors) == 1 and "Traceback" not in self.stderr + self.stdout
+
+
+class Workplace:
+    """A folder with the samples; everything in it is named by relative paths, so that copies are alike."""
+
+    def __init__(self, folder: Path, forks: ForkServer, model: Model) -> None:
+        self.folder, self.forks, self.model = folder, forks, model
+        self._kept = folder.parent / f"{folder.name}-kept"
+        self._kept.mkdir(parents=True)
+        folder.mkdir()
+        for task in ("comparative", "controversial", "sentence_pairs"):
+            shutil.copytree(SAMPLES / task, folder / task)
+        self.keep("samples")
+
+    def keep(self, name: str) -> None:
+        """Keep the folder as it is now under a name."""
+        shutil.copytree(self.folder, self._kept / name)
+
+    def has(self, name: str) -> bool:
+        """Whether a state of this name is kept."""
+        return (self._kept / name).exists()
+
+    def restore(self, name: str, space: int | None = None) -> None:
+        """Bring back what was kept; with `space`, on a disk that has so many bytes left."""
+        self.close()
+        shutil.rmtree(self.folder)
+        (self.folder.parent / "page.html").unlink(missing_ok=True)
+        if space is None:
+            shutil.copytree(self._kept / name, self.folder)
+            return
+        self.folder.mkdir()
+        self._mount("size=1g")
+        shutil.copytree(self._kept / name, self.folder, dirs_exist_ok=True)
+        disk = os.statvfs(self.folder)
+        self._mount(f"remount,size={(disk.f_blocks - disk.f_bfree) * disk.f_frsize + space}")
+
+    def give_space(self) -> None:
+        """Give the disk more than enough room."""
+        if self.folder.is_mount():
+            self._mount("remount,size=1g")
+
+    def close(self) -> None:
+        """Remove the disk, where there is one."""
+        if self.folder.is_mount():
+            subprocess.run(["umount", self.folder], check=True)
+
+    def _mount(self, options: str) -> None:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", self.folder], check=True)
+
+    def run(self, command: Command, fault: Fault | None = None, trace: str = "") -> Outcome:
+        """Run a command in a fork."""
+        if command == ANSWER_BATCH:
+            return self._answer_batch()
+        if command == WRITE_QRELS:
+            return self._write_qrels()
+        done = self.forks.run(Job(self._filled(command), str(self.folder), trace, fault))
+        return Outcome(done.code, done.stdout, done.stderr, done.seconds)
+
+    def run_process(self, command: Command, kill_after: float | None = None) -> Outcome:
+        """Run a command as a user would, in a process of its own, and kill it from outside after so many seconds."""
+        started = time.monotonic()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "touche_llm", *self._filled(command)],
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(self.folder),
+        )
+        try:
+            output, errors = process.communicate(timeout=HANG_SECONDS if kill_after is None else kill_after)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            output, errors = process.communicate()
+        return Outcome(process.returncode, output.decode(), errors.decode(), time.monotonic() - started)
+
+    def _filled(self, command: Command) -> list[str]:
+        return [part.replace("{url}", self.model.server.url) for part in command]
+
+    def _answer_batch(self) -> Outcome:
+        requests = self.folder / "requests.jsonl"
+        if not requests.exists():
+            return Outcome(1, "", "error: no requests", 0.0)
+        lines = [
+            batch_replies.replied(each["custom_id"], batch_replies.body(steady_text(each["body"]), model="fake"))
+            for each in batch_replies.read(requests)
+        ]
+        batch_replies.write(self.folder / "responses.jsonl", lines)
+        return Outcome(0, "", "", 0.0)
+
+    def _write_qrels(self) -> Outcome:
+        (self.folder / "qrels").mkdir()
+        lines = [line.split() for line in (self.folder / "run" / "run.txt").read_text().splitlines()]
+        labels = ("FIRST", "SECOND", "NEUTRAL", "NO")
+        for aspect in ("relevance", "stance"):
+            values = labels if aspect == "stance" else range(_GRADES)
+            text = "".join(f"{topic} 0 {doc} {values[int(rank) % _GRADES]}\n" for topic, _, doc, rank, *_ in lines)
+            (self.folder / "qrels" / aspect).write_text(text)
+        return Outcome(0, "", "", 0.0)
+
+    def snapshot(self) -> Snapshot:
+        """What every file holds, less what may differ between two runs of the same commands."""
+        return _snapshot(self.folder)
+
+    def copied(self) -> Snapshot:
+        """A snapshot of a copy: to open a database as a killed process left it changes its files."""
+        copy = self.folder.parent / "copy"
+        shutil.copytree(self.folder, copy)
+        try:
+            return _snapshot(copy)
+        finally:
+            shutil.rmtree(copy)
+
+
+def is_temporary(path: str) -> bool:
+    """Whether a killed process may leave such a file, for the next one to remove."""
+    return any(part.startswith(".") and part != ".touche-llm" for part in Path(path).parts)
+
+
+def environment(home: Path) -> dict[str, str]:
+    """The variables of a command: those of this process, less what would reach for something outside."""
+    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "PYTHONPATH", "LANG", "TMPDIR")}
+    single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return {**kept, **single, "HOME": str(home), "MPLCONFIGDIR": str(home.parent / "matplotlib")}
+
+
+def _snapshot(folder: Path) -> Snapshot:
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.endswith(_LOGS)]
+    names = {path: str(path.relative_to(folder)) for path in paths}
+    return {name: None if is_temporary(name) else _read(path) for path, name in names.items()}
+
+
+def _read(path: Path) -> Any:
+    """The content of a file: bytes, the rows of a database, or metadata without times."""
+    if path.suffix == ".sqlite":
+        return _rows(path)
+    if path.name == _METADATA:
+        return _timeless(yaml.safe_load(path.read_bytes()))
+    if path.suffix == ".html":
+        # Times are among the numbers of a page.
+        return re.sub(rb"[0-9]+", b"0", path.read_bytes())
+    return path.read_bytes()
+
+
+def _rows(path: Path) -> list[tuple[Any, ...]]:
+    database = sqlite3.connect(path)
+    try:
+        tables = database.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name").fetchall()
+        rows = [row for (table,) in tables for row in database.execute(f'SELECT * FROM "{table}"')]
+        return sorted(rows, key=repr)
+    finally:
+        database.close()
+
+
+def _timeless(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _timeless(each) for name, each in value.items() if not _VOLATILE.search(str(name))}
+    return [_timeless(each) for each in value] if isinstance(value, list) else value
+
+
+def differences(found: Snapshot, wanted: Snapshot) -> list[str]:
+    """The files that differ, each with how."""
+    told = []
+    for path in sorted({*found, *wanted}):
+        if path not in wanted:
+            told.append(f"{path}: is left over")
+        elif path not in found:
+            told.append(f"{path}: is missing")
+        elif found[path] != wanted[path]:
+            told.append(f"{path}: differs: {_difference(found[path], wanted[path])}")
+    return told
+
+
+def _difference(found: Any, wanted: Any) -> str:
+    """The first place where two contents differ."""
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        name = next(name for name in (*wanted, *found) if found.get(name) != wanted.get(name))
+        return f"{name}: {_difference(found.get(name), wanted.get(name))}"
+    if isinstance(found, bytes | list) and isinstance(wanted, bytes | list):
+        place = next(
+            (n for n, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), min(len(found), len(wanted))
+        )
+        return f"at {place}: {found[place : place + 100]!r:.300} instead of {wanted[place : place + 100]!r:.300}"
+    return f"{found!r:.300} instead of {wanted!r:.300}"
