@@ -175,7 +175,10 @@ def write_requests(
                 files.append((name, size))
             # Before the files take their names, with those of before: a killed export leaves none that nobody owns.
             before = {sha256(each) for each in old} & known
-            write_records(folder / BATCH, [export.batch.model_copy(update={"written": (*written, *sorted(before))})])
+            write_records(
+                folder / BATCH,
+                [export.batch.model_copy(update={"written": (*written, *sorted(before - set(written)))})],
+            )
     for each in old - {name for name, _ in files}:
         each.unlink()
     return files

@@ -29,7 +29,7 @@ _METADATA = "ir-metadata.yml"
 _OUTPUTS = {
     "retrieve": ("queries.jsonl", "query_failures.jsonl", "sentences.run.txt"),
     "judge": ("judgments.jsonl", "stances.jsonl", "failures.jsonl", "objects.jsonl", "sentence_judgments.jsonl"),
-    "rank": ("run.txt", "comparisons.jsonl", "comparison_failures.jsonl", "results.tsv"),
+    "rank": ("run.txt", "results.tsv", "comparisons.jsonl", "comparison_failures.jsonl"),
 }
 # Commands that only read, which must work or refuse at any time.
 _READERS = (
