@@ -16,7 +16,7 @@ import orjson
 
 from tests.faults.fork_server import Fault
 from tests.faults.scenarios import IN_FLIGHT, SCENARIOS, Scenario
-from tests.faults.workplace import Outcome, Snapshot, Workplace, differences, is_temporary
+from tests.faults.workplace import Outcome, Snapshot, Workplace, differences, is_temporary, lasting
 
 # Of ten kills so many are before a file operation, at a size and at a time; of the last every second one is that of a
 # process of its own, from outside.
@@ -191,7 +191,7 @@ def try_fault(
     if scenario.then and chance.random() < 0.5:
         problems = _try_next(place, scenario, undisturbed)
         yield from problems
-        resumed = not problems and place.snapshot() == undisturbed.final
+        resumed = not problems and lasting(place.snapshot()) == lasting(undisturbed.final)
     if not resumed:
         yield from _resume(place, scenario, undisturbed)
     again = place.model.take() - undisturbed.requests
@@ -203,10 +203,11 @@ def _try_next(place: Workplace, scenario: Scenario, undisturbed: Undisturbed) ->
     """Run what comes next as if the killed command had finished: the state is the old one, the new one, or refused."""
     ended = _run_next(place, scenario)
     if ended is None:
-        found = place.snapshot()
-        if found == undisturbed.skipped:
+        # What the killed command left, the next one that writes there removes.
+        found = lasting(place.snapshot())
+        if undisturbed.skipped is not None and found == lasting(undisturbed.skipped):
             return []
-        return [f"after the next commands, {each}" for each in differences(found, undisturbed.final)]
+        return [f"after the next commands, {each}" for each in differences(found, lasting(undisturbed.final))]
     return [] if ended.refuses else [f"the next command ended with {ended.code}: {ended.stderr}"]
 
 

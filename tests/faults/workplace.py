@@ -211,6 +211,11 @@ def _timeless(value: Any) -> Any:
     return [_timeless(each) for each in value] if isinstance(value, list) else value
 
 
+def lasting(found: Snapshot) -> Snapshot:
+    """The files less those that are temporary."""
+    return {path: content for path, content in found.items() if not is_temporary(path)}
+
+
 def differences(found: Snapshot, wanted: Snapshot) -> list[str]:
     """The files that differ, each with how."""
     told = []
