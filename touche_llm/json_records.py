@@ -14,6 +14,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from touche_llm.errors import printable
+from touche_llm.setting_problems import describe_problem
 
 ValueT = TypeVar("ValueT")
 
@@ -46,9 +47,9 @@ class JsonModel(BaseModel):
         try:
             return cls.model_validate_json(content)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
+            first = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"]) or "line"
-            raise Malformed(f"{where}: {first['msg']}") from error
+            raise Malformed(f"{where}: {describe_problem(first)}") from error
 
     def to_json(self) -> bytes:
         """The record in one line, without its end."""

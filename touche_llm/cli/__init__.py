@@ -64,6 +64,8 @@ class _Loaded(Mapping[str, TyperCommand | TyperGroup]):
 def _load(name: str, module: str) -> TyperCommand | TyperGroup:
     found = import_module(f"{__name__}.{module}")
     if hasattr(found, "app"):
+        for each in found.app.registered_commands:
+            each.cls = Command
         group = typer.main.get_group(found.app)
         group.name = name
         return group

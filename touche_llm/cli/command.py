@@ -21,10 +21,10 @@ class Command(TyperCommand):
         if not ctx.resilient_parsing:
             given, _, _ = self.make_parser(ctx).parse_args(list(args))
             if not given.get("help"):
-                self._check({name for name, value in given.items() if value not in (None, ())})
+                self._check(ctx.command_path, {name for name, value in given.items() if value not in (None, ())})
         return super().parse_args(ctx, args)
 
-    def _check(self, given: set[str]) -> None:
+    def _check(self, path: str, given: set[str]) -> None:
         missing = [
             max(each.opts, key=len) if each.param_type_name == "option" else str(each.metavar or each.name)
             for each in self.params
@@ -37,4 +37,4 @@ class Command(TyperCommand):
             others = [option for option, names in _OF_CONFIGURATION.items() if given.isdisjoint(names)]
             missing += others
             hint = f"; --config FILE can hold {' and '.join(others)}" if others else ""
-        raise UsageError(f"{self.name}: missing {', '.join(missing)}{hint}; see touche-llm {self.name} --help")
+        raise UsageError(f"{self.name}: missing {', '.join(missing)}{hint}; see {path} --help")

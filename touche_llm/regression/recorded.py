@@ -24,6 +24,7 @@ from touche_llm.llm.request import Request
 from touche_llm.prompt_uses import uses_of
 from touche_llm.qrels import STANCE, Qrels, read_qrels
 from touche_llm.run_files import CANDIDATES, CONFIG, RUN, SENTENCES
+from touche_llm.setting_problems import describe_problem
 from touche_llm.settings import INCIDENTAL, flat, is_one_of
 from touche_llm.stages.common import first_stage_file
 from touche_llm.tasks import get_task
@@ -308,7 +309,7 @@ def _manifest(path: Path) -> Manifest:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "file"
-        raise DataError(f"{path}: not as this program records a run: {where}: {first['msg']}") from error
+        raise DataError(f"{path}: not as this program records a run: {where}: {describe_problem(first)}") from error
     for purpose, file in manifest.templates.items():
         a_file = file.endswith(".jinja") and file.isprintable() and Path(file).name == file and "\\" not in file
         if purpose not in PromptsConfig.model_fields or purpose == "folder" or not a_file:
