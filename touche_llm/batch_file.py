@@ -53,12 +53,16 @@ class Batch(JsonModel):
         facts: The engine that is to answer.
         config: The configuration of the stage.
         written: SHA-256 of each file of requests: only these may the next export replace.
+        export_options: The options of the export, to be given again to the next one.
+        stage_options: Those of them that the stage's own command takes, for its replay.
     """
 
     stage: StageName
     facts: EngineFacts
     config: Config
     written: tuple[str, ...] = ()
+    export_options: tuple[str, ...] = ()
+    stage_options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests import batch_replies as b
-from tests.cli.conftest import Touche
+from tests.cli.conftest import Done, Touche
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.run_lock import locked
 
@@ -50,6 +52,54 @@ def test_three_commands_and_a_replay_make_a_run(touche: Touche, tmp_path: Path) 
     assert touche("judge", *REPLAY).returncode == 0
     assert touche("rank", "--out", "run").returncode == 0
     assert len((tmp_path / "run" / "run.txt").read_text().splitlines()) == 3
+
+
+def commands_in(done: Done) -> list[list[str]]:
+    """The commands of this program that were printed."""
+    lines = [line[line.index("touche-llm ") :] for line in done.stdout.splitlines() if "touche-llm " in line]
+    return [shlex.split(line)[1:] for line in lines]
+
+
+@pytest.mark.usefixtures("retrieved")
+def test_following_the_printed_commands_ranks_as_was_exported(touche: Touche, tmp_path: Path) -> None:
+    assert touche(*EXPORT).returncode == 0
+    b.write(tmp_path / "responses.jsonl", replied(tmp_path / "requests.jsonl"))
+    assert touche("batch", "import", "responses.jsonl", "--out", "run").returncode == 0
+    assert touche("judge", *REPLAY).returncode == 0
+    settings = ["--set", "ranking.listwise.shuffles=2", "--set", "ranking.document_tokens=5000"]
+    given = ["--rank", "judge,listwise:3", "--weight-quality", "0", *settings]
+    export = ["batch", "export", "rank", "--out", "run", "-o", "my requests.jsonl", *MODEL[:4], *given]
+    done = touche(*export)
+    assert done.returncode == 0, done.stderr
+    for _ in range(9):
+        import_, again = commands_in(done)
+        lines = replied(tmp_path / "my requests.jsonl", '{"order":"C > B > A"}')
+        b.write(tmp_path / "responses.jsonl", lines)
+        imported = touche(*import_)
+        assert imported.returncode == 0, imported.stderr
+        (after,) = commands_in(imported)
+        if after[0] == "rank":
+            break
+        assert after == again
+        done = touche(*after)
+        assert done.returncode == 0, done.stderr
+    assert touche(*after).returncode == 0
+    written = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert (written["rank"], written["weights"]["quality"]) == (["judge", "listwise:3"], 0.0)
+    assert written["ranking"]["listwise"]["shuffles"] == 2
+    assert (tmp_path / "run" / "comparisons.jsonl").stat().st_size > 0
+    # Nothing pending: export says the same as import did.
+    (replay,) = commands_in(touche(*export))
+    assert replay == after
+
+
+@pytest.mark.usefixtures("retrieved")
+def test_the_folder_of_the_weights_is_named_where_it_is_known(touche: Touche, tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "config.json").write_text("{}")
+    named = touche(*EXPORT[:7], "--model", "weights", *MODEL[2:])
+    assert "--model weights --served-model-name weights" in named.stdout
+    assert "--model FOLDER --served-model-name served" in touche(*EXPORT).stdout
 
 
 @pytest.mark.usefixtures("retrieved")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +29,9 @@ _STAGES: Mapping[StageName, Callable[..., None]] = {
 }
 # A server tells its context; here even the first stage has to be told.
 _OWN = ("stage", "requests", "shards", "tokenizer", "context_tokens", "overwrite")
+# The folder stands first in each command; the others are for one call alone.
+_NOT_REPEATED = ("stage", "out", "overwrite", "retry_failures", "output")
+_RESPONSES = "responses.jsonl"
 # As many files are open at a time.
 _MOST_SHARDS = 500
 
@@ -103,18 +107,22 @@ def export(
         out.mkdir(parents=True, exist_ok=True)
     with locked(out, f"batch export {stage}", observer.notify):
         found = stages.asked(settings, pending_requests(stage, settings, out, tokenizer, observer))
+        batch = found.batch.model_copy(update=_options(stage, context))
+        found = replace(found, batch=batch)
         files = write_requests(found, out, requests, shards, overwrite=overwrite)
     if output is not Format.TABLE:
         rows = [{"stage": stage, "file": file, "requests": count} for file, count in files]
         print_rows(output, rows, ("stage", "file", "requests"))
     if not files:
-        _tell_end(output, stage, out, found.failed)
+        _tell_end(output, batch, out, found.failed)
         return
     first, last = files[0][0], files[-1][0]
     where = f"{first}" if first == last else f"{len(files)} files, {first} to {last}"
     say(output, f"{len(found.requests):,} requests now, in {where}; for each file")
-    say(output, f"  {_command(found.batch, first)}")
-    say(output, "run export again after the import until none is pending")
+    say(output, f"  {_command(batch, first, tokenizer)}")
+    say(output, "then import the responses, and run export again, until none is pending")
+    say(output, f"  {_spelled('touche-llm', 'batch', 'import', _RESPONSES, '--out', str(out))}")
+    say(output, f"  {_export(batch, out)}")
 
 
 @app.command("import")
@@ -145,9 +153,9 @@ def import_(
             "mend them and run export again, once with --retry-failures",
         )
     if done.done:
-        _tell_end(output, batch.stage, out, done.failed)
+        _tell_end(output, batch, out, done.failed)
     else:
-        say(output, "more is pending: run export again")
+        say(output, f"more is pending: run export again: {_export(batch, out)}")
     if done.unusable or done.errors:
         raise typer.Exit(stages.FAILURES_EXIT)
 
@@ -161,18 +169,49 @@ def _only_of(stage: StageName, context: typer.Context) -> None:
             raise UsageError(f"{flags[name]}: no option of `touche-llm {stage}`, which does not go by it")
 
 
-def _command(batch: Batch, file: Path) -> str:
+def _options(stage: StageName, context: typer.Context) -> dict[str, tuple[str, ...]]:
+    """Return the options that were given: for the next export, and for the stage's own command."""
+    of_stage = inspect.signature(_STAGES[stage]).parameters
+    again: list[str] = []
+    replay: list[str] = []
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        source = context.get_parameter_source(name)
+        if name in _NOT_REPEATED or source is None or source.name != "COMMANDLINE":
+            continue
+        value = context.params[name]
+        flag = max(parameter.opts, key=len)
+        if isinstance(value, bool):
+            spelled = [flag if value else parameter.secondary_opts[0]]
+        else:
+            values = value if isinstance(value, list | tuple) else [value]
+            spelled = [part for each in values for part in (flag, str(each))]
+        again += spelled
+        replay += spelled if name in of_stage else []
+    return {"export_options": tuple(again), "stage_options": tuple(replay)}
+
+
+def _command(batch: Batch, file: Path, tokenizer: Path | None) -> str:
     """How vLLM answers a file of requests."""
     settings = orjson.dumps(start_options({})["structured_outputs_config"]).decode()
-    command = ["vllm", "run-batch", "-i", str(file), "-o", "responses.jsonl", "--model", "FOLDER"]
+    known = (each for each in (tokenizer, Path(batch.facts.model)) if each is not None)
+    weights = next((str(each) for each in known if (each / "config.json").is_file()), "FOLDER")
+    command = ["vllm", "run-batch", "-i", str(file), "-o", _RESPONSES, "--model", weights]
     command += ["--served-model-name", batch.facts.model, "--max-model-len", str(batch.facts.context)]
-    return printable(shlex.join([*command, "--structured-outputs-config", settings]))
+    return _spelled(*command, "--structured-outputs-config", settings)
 
 
-def _tell_end(output: Format, stage: StageName, out: Path, failed: int) -> None:
-    say(
-        output, f"nothing is pending: the stage needs no server now: touche-llm {stage} --out {out} --cache-mode replay"
-    )
+def _export(batch: Batch, out: Path) -> str:
+    return _spelled("touche-llm", "batch", "export", batch.stage, "--out", str(out), *batch.export_options)
+
+
+def _spelled(*command: str) -> str:
+    return printable(shlex.join(command))
+
+
+def _tell_end(output: Format, batch: Batch, out: Path, failed: int) -> None:
+    command = ("touche-llm", batch.stage, "--out", str(out), "--cache-mode", "replay", *batch.stage_options)
+    say(output, f"nothing is pending: the stage needs no server now: {_spelled(*command)}")
     if failed:
         say(
             output,
