@@ -82,6 +82,15 @@ def test_it_is_told_whose_stance_is_measured(touche: Touche, engine: Engine) -> 
     assert "macro-F1" not in touche("prompts", "compare", *WORDINGS, *DATA, *QRELS[:2]).stdout
 
 
+def test_an_existing_page_is_refused_before_anybody_is_asked(touche: Touche, engine: Engine) -> None:
+    page = Path("matrix.html")
+    page.write_text("mine")
+    done = compare(touche, "--html", "matrix.html")
+    assert (done.returncode, len(engine.requests), page.read_text()) == (2, 0, "mine")
+    assert compare(touche, "--html", "matrix.html", "--overwrite").returncode == 0
+    assert "<html" in page.read_text()
+
+
 def test_the_second_call_asks_nobody_and_a_changed_wording_alone(touche: Touche, engine: Engine) -> None:
     compare(touche, "--confirm")
     again = rows_of(compare(touche, "--confirm", "--format", "json"))
