@@ -237,6 +237,20 @@ def test_a_file_that_is_no_run_is_named(tmp_path: Path, content: bytes, fragment
     assert fragment in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["a.run", "a.jsonl"])
+def test_a_run_that_never_ends_is_refused(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("touche_llm.runs.MAX_LINES", 5)
+    lines = [
+        f'{{"qid": 1, "docno": "d{n}", "rank": {n}, "score": {-n}}}\n' if "json" in name else f"1 Q0 d{n} {n} {-n} t\n"
+        for n in range(6)
+    ]
+    (tmp_path / name).write_text("".join(lines[:5]))
+    assert len(read_run(tmp_path / name).rankings["1"]) == 5
+    (tmp_path / name).write_bytes(gzip.compress("".join(lines).encode()))
+    with pytest.raises(DataError, match=f"{name}: more than 5 lines"):
+        read_run(tmp_path / name)
+
+
 def test_a_missing_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere\.run: cannot read the file: No such file"):
         read_candidates(tmp_path / "nowhere.run", 10)

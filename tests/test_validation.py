@@ -135,6 +135,18 @@ def test_a_message_holds_nothing_that_a_terminal_would_act_on(tmp_path: Path) ->
     assert [each.message for each in problems if not each.message.isprintable()] == []
 
 
+def test_after_too_many_lines_or_problems_nothing_more_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("touche_llm.validation.MAX_PROBLEMS", 5)
+    problems = problems_of(tmp_path, "\n" * 1_000)
+    assert [each.line for each in problems] == [1, 2, 3, 4, 5, 6, 7]
+    assert "from here on nothing is checked" in problems[-1].message
+    monkeypatch.setattr("touche_llm.validation.MAX_LINES", 2)
+    problems = problems_of(tmp_path, VALID)
+    assert [each.line for each in problems] == [3]
+
+
 def test_a_missing_file_is_an_error_not_a_problem(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere\.txt: cannot read the run: No such file"):
         validate_run(tmp_path / "nowhere.txt", TASK)

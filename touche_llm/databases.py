@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from touche_llm.errors import os_problem
+from touche_llm.errors import DataError, os_problem
 
 # Descriptors that SQLite needs for a database: its file, the log beside it and the log's index.
 _DESCRIPTORS = 3
 # Waiting for another process that writes; each of its writes takes well under a millisecond.
 LOCK_SECONDS = 60.0
+# Bytes of one value, in a file that may come from elsewhere: the longest document has 16 MiB.
+MAX_VALUE = 2**25
 
 
 class NamedDatabase(sqlite3.Connection):
@@ -39,7 +42,17 @@ class NamedDatabase(sqlite3.Connection):
 def connect(place: str) -> NamedDatabase:
     """Open a database by its path or URI, with transactions begun and ended by statements alone."""
     uri = place.startswith("file:")
-    return sqlite3.connect(place, timeout=LOCK_SECONDS, isolation_level=None, uri=uri, factory=NamedDatabase)
+    database = sqlite3.connect(place, timeout=LOCK_SECONDS, isolation_level=None, uri=uri, factory=NamedDatabase)
+    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE)
+    return database
+
+
+def check_schema(database: sqlite3.Connection, table: str, columns: Sequence[str], path: Path | None) -> None:
+    """Raise DataError where a file has views or triggers, which could run for ever, or other columns in a table."""
+    (programs,) = database.execute("SELECT count(*) FROM sqlite_master WHERE type IN ('view', 'trigger')").fetchone()
+    found = [(name, hidden) for _, name, *_, hidden in database.execute(f"PRAGMA table_xinfo({table})")]
+    if programs or found != [(column, 0) for column in columns]:
+        raise DataError(f"{path}: has views, triggers or columns that this program does not make; use another file")
 
 
 def connect_to_read(path: Path) -> NamedDatabase:

@@ -17,8 +17,8 @@ from touche_llm.tasks.base import Task
 
 # Bytes of a line: four short columns.
 MAX_LINE = 10_000
-# Ten times as many as the largest collections have.
-MAX_LINES = 10_000_000
+# More than the largest collections have; each line takes half a kilobyte of memory.
+MAX_LINES = 1_000_000
 # What is no argument at all has the grade -2.
 LOWEST_GRADE = -2
 # The aspect whose qrels hold words.

@@ -19,6 +19,8 @@ from touche_llm.records import Candidate, RunLine
 DECIMALS = 6
 # Bytes of a run line, in any file: six short columns.
 MAX_LINE = 10_000
+# Twenty times the largest runs of the shared tasks; each line takes half a kilobyte of memory.
+MAX_LINES = 1_000_000
 # Python would also take other digits and underscores, evaluators do not.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
@@ -150,8 +152,14 @@ def _where(path: Path, row: _Row) -> str:
     return f"{path}:{row.line}: topic {row.topic}, document {row.document}"
 
 
+def _check_number(path: Path, line: int) -> None:
+    if line > MAX_LINES:
+        raise DataError(f"{path}: more than {MAX_LINES:,} lines, the most that a run may have; is this a run?")
+
+
 def _run_rows(path: Path) -> Iterator[_Row]:
     for number, raw in corpus_lines(path, MAX_LINE):
+        _check_number(path, number)
         if len(raw) > MAX_LINE:
             raise DataError(f"{path}:{number}: longer than {MAX_LINE:,} bytes; this is no run line")
         try:
@@ -164,6 +172,7 @@ def _run_rows(path: Path) -> Iterator[_Row]:
 
 def _rerank_rows(path: Path) -> Iterator[_Row]:
     for line, raw in corpus_lines(path, MAX_LINE_BYTES):
+        _check_number(path, line)
         record = json_object(raw, path, line)
         topic, document, rank, score = (record.get(key) for key in ("qid", "docno", "rank", "score"))
         if type(topic) is int:

@@ -13,9 +13,11 @@ import numpy as np
 from touche_llm.errors import DataError, printable
 from touche_llm.files import bounded_lines
 from touche_llm.pairing import pair_problem
-from touche_llm.runs import MAX_LINE, parse_rank, parse_score
+from touche_llm.runs import MAX_LINE, MAX_LINES, parse_rank, parse_score
 from touche_llm.tasks.base import Task
 
+# After so many, no further line is read.
+MAX_PROBLEMS = 10_000
 _COLUMNS = ("qid", "stance", "doc", "rank", "score", "tag")
 
 
@@ -67,6 +69,9 @@ def validate_run(
                 return [Problem(1, f"the file is {what}, not UTF-8 text")]
             stream.seek(0)
             for number, raw in bounded_lines(stream, MAX_LINE):
+                if number > MAX_LINES or len(problems) > MAX_PROBLEMS:
+                    problems.append(Problem(number, "too many lines or problems; from here on nothing is checked"))
+                    break
                 problems += [Problem(number, message) for message in _line(raw, number, seen, task)]
     except OSError as error:
         raise DataError(f"{path}: cannot read the run: {error.strerror}") from error

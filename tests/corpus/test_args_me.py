@@ -178,7 +178,7 @@ BAD: list[tuple[list[str], str]] = [
     (row("x", sentences="[" * 50_000), "not a Python literal"),
     (row("x", sentences="-" * 50_000 + "1"), "not a Python literal"),
     (row("x", sentences="1" + "+1" * 50_000), "not a Python literal"),
-    (row("x", sentences="[" + "0," * 2**19 + "]"), "more than 1,048,576 characters"),
+    (row("x", sentences="[" + "0," * 2**19 + "]"), "more than 131,072 characters"),
 ]
 
 
@@ -440,3 +440,28 @@ def test_passages_are_those_of_another_task(tmp_path: Path, line: bytes) -> None
     path.write_bytes(line)
     with pytest.raises(DataError, match=r"did you mean --task comparative or --task controversial\?"):
         list(read_arguments(path, lambda bad: None))
+
+
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_an_archive_with_more_beside_its_table_than_the_bound_is_refused(
+    tmp_path: Path, kind: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("touche_llm.corpus.args_me.MAX_BESIDE", 100_000)
+    path, other = tmp_path / "args.tar.gz", tarfile.TarInfo("x")
+    other.size, other.type = 2**40, kind
+    archive = other.tobuf(format=tarfile.GNU_FORMAT) + bytes(200_000)
+    for whole in (archive, tar_of(("args.csv", MANY))[:-10_240] + archive):
+        path.write_bytes(gzip.compress(whole))
+        with pytest.raises(DataError, match=r"args\.tar\.gz: damaged tar archive: more than 100,000 bytes beside"):
+            list(read_arguments(path))
+    path.write_bytes(gzip.compress(tar_of(("args.csv", MANY)) + bytes(200_000)))
+    with pytest.raises(DataError, match="more than 100,000 bytes beside the table"):
+        list(read_arguments(path))
+
+
+def test_a_row_of_too_many_lines_is_a_bad_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("touche_llm.corpus.args_me.MAX_ROW_LINES", 10)
+    path, bad = tmp_path / "args.csv", list[BadLine]()
+    path.write_bytes(table(row("a")) + b'b,"' + b"x\n" * 10 + table(row("c"), row("d")).split(b"\n", 1)[1])
+    assert [found.id for _, found in read_arguments(path, bad.append)] == ["a", "d"]
+    assert (bad[0].line, bad[0].reason) == (3, "not CSV: longer than 10 lines; is a quotation mark not closed?")

@@ -314,3 +314,34 @@ def test_a_damaged_value_is_named_by_its_key(tmp_path: Path) -> None:
             cache._database.execute(f"UPDATE entries SET value = {damaged}")
             with pytest.raises(DataError, match=f"entry {'a' * 64} does not hold a valid Answer"):
                 cache.get("a" * 64, Answer)
+
+
+@pytest.mark.parametrize("mode", [CacheMode.REUSE, CacheMode.REPLAY])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "ALTER TABLE entries RENAME TO own; CREATE VIEW entries AS SELECT * FROM own",
+        "CREATE VIEW more AS SELECT 1",
+        "CREATE TRIGGER more AFTER INSERT ON entries BEGIN DELETE FROM entries; END",
+        "ALTER TABLE entries ADD COLUMN more TEXT",
+        "ALTER TABLE entries ADD COLUMN more TEXT GENERATED ALWAYS AS (upper(value))",
+    ],
+)
+def test_a_cache_that_would_run_code_is_refused(tmp_path: Path, mode: CacheMode, statement: str) -> None:
+    with Cache(tmp_path / "c.sqlite") as cache:
+        cache.put(entry(), Answer)
+    database = sqlite3.connect(tmp_path / "c.sqlite")
+    database.executescript(statement)
+    database.close()
+    with pytest.raises(DataError, match=r"c\.sqlite: has views, triggers or columns that this program does not make"):
+        Cache(tmp_path / "c.sqlite", mode)
+
+
+def test_a_value_beyond_the_bound_is_not_read(tmp_path: Path) -> None:
+    with Cache(tmp_path / "c.sqlite") as cache:
+        cache.put(entry(), Answer)
+    database = sqlite3.connect(tmp_path / "c.sqlite")
+    database.executescript("UPDATE entries SET value = zeroblob(33554433)")
+    database.close()
+    with Cache(tmp_path / "c.sqlite") as cache, pytest.raises(sqlite3.DataError):
+        list(cache.entries())

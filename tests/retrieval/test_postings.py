@@ -201,3 +201,15 @@ def group_lives(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def test_words_that_hardly_recur_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postings, "MOST_WORDS", 100)
+    once = " ".join(f"word{n}" for n in range(101))
+    with store_of(tmp_path, [" ".join([once] * 11)]) as text:
+        assert len(postings.read_postings(text)[0]) == 101
+    with (
+        store_of(tmp_path / "other", [once]) as store,
+        pytest.raises(DataError, match="more than 100 different words among the first 101 words"),
+    ):
+        postings.read_postings(store)

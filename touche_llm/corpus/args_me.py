@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import csv
+import math
 import re
 import tarfile
 import warnings
@@ -20,9 +21,12 @@ HEADER = ["id", "conclusion", "premises", "context", "sentences"]
 SIDES = ("PRO", "CON")
 # An argument of the real corpus has a few ten thousand bytes, a web page in its context some hundred thousand.
 MAX_ROW_BYTES = 16 * 2**20
+MAX_ROW_LINES = 100_000
+# Bytes of an archive beside its table: headers, other files, padding.
+MAX_BESIDE = 64 * 2**20
 # Python's parser takes a hundred times the memory of what it parses. Only literals of another shape than that of the
 # real corpus, which has none, come to it whole.
-MAX_PARSED = 2**20
+MAX_PARSED = 2**17
 
 # A string literal without prefix on one line. Possessive, so that text from outside cannot make it go back and forth.
 _STRING = r"""(?:'[^'\\\r\n\0]*+(?:\\[^\r\n\0][^'\\\r\n\0]*+)*+'|"[^"\\\r\n\0]*+(?:\\[^\r\n\0][^"\\\r\n\0]*+)*+")"""
@@ -61,19 +65,37 @@ def _open_csv(path: Path) -> Iterator[IO[bytes]]:
             yield stream
             return
         try:
-            with tarfile.open(fileobj=stream, mode="r|") as archive:
+            metered = _Metered(stream)
+            with tarfile.open(fileobj=cast(IO[bytes], metered), mode="r|") as archive:
                 tables = (member for member in archive if _is_table(member))
                 table = next(tables, None)
                 if table is None:
                     raise DataError(f"{path}: no file in this tar archive ends in .csv; is it the processed args.me?")
+                metered.left = math.inf
                 with cast(IO[bytes], archive.extractfile(table)) as content:
                     yield content
+                metered.left = MAX_BESIDE
                 if another := next(tables, None):
                     raise DataError(f"{path}: holds {table.name} and {another.name}; give the .csv that is meant")
-            while stream.read(2**20):
+            while metered.read(2**20):
                 pass  # the checksum stands at the end
         except tarfile.TarError as error:
             raise DataError(f"{path}: damaged tar archive: {error}; fetch it again") from error
+
+
+class _Metered:
+    """A stream of which at most `left` bytes are still read: a small archive can hold a header of gigabytes."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.left: float = MAX_BESIDE
+        self._stream = stream
+
+    def read(self, size: int) -> bytes:
+        content = self._stream.read(size)
+        self.left -= len(content)
+        if self.left < 0:
+            raise tarfile.ReadError(f"more than {MAX_BESIDE:,} bytes beside the table")
+        return content
 
 
 def _is_table(member: tarfile.TarInfo) -> bool:
@@ -91,7 +113,7 @@ class _Lines:
         self.begin_row()
 
     def begin_row(self) -> None:
-        self._bytes = 0
+        self._bytes = self._count = 0
         self.fault = ""
 
     def __iter__(self) -> _Lines:
@@ -104,6 +126,9 @@ class _Lines:
             self.begins_with_json = raw.lstrip().startswith(b"{")
         if self._bytes > MAX_ROW_BYTES:
             raise csv.Error(f"longer than {MAX_ROW_BYTES:,} bytes; is a quotation mark not closed?")
+        self._count += 1
+        if self._count > MAX_ROW_LINES:
+            raise csv.Error(f"longer than {MAX_ROW_LINES:,} lines; is a quotation mark not closed?")
         if b"\0" in raw:
             self.fault = "holds a NUL byte"
         try:

@@ -14,11 +14,15 @@ from chatnoir_api.constants import BASE_URL
 from chatnoir_api.model import Index, index_id
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
-from touche_llm.databases import connect
+from touche_llm.databases import check_schema, connect
 from touche_llm.errors import DataError
 from touche_llm.records import Document
 
 API_KEY_VARIABLE = "CHATNOIR_API_KEY"
+_TABLES = {
+    "searches": ("base_url", "place", "query", "start", "size", "page"),
+    "documents": ("place", "id", "text", "reason"),
+}
 FORMAT = 1  # `PRAGMA user_version` of the cache file
 # `PRAGMA application_id`, the bytes "tlcn": tells our files from other SQLite files.
 _APPLICATION = 0x746C636E
@@ -168,7 +172,11 @@ class ChatNoirDocuments:
         (version,) = self._database.execute("PRAGMA user_version").fetchone()
         if application == _APPLICATION and version != FORMAT:
             raise DataError(f"{self.path}: ChatNoir cache of format {version}, this program reads {FORMAT}; delete it")
-        return bool(application == _APPLICATION)
+        if application != _APPLICATION:
+            return False
+        for table, columns in _TABLES.items():
+            check_schema(self._database, table, columns, self.path)
+        return True
 
     def _create(self) -> None:
         self._database.execute("BEGIN IMMEDIATE")

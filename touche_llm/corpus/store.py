@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from touche_llm.corpus.ids import IdList, Ids
 from touche_llm.corpus.passages import LeftOut
+from touche_llm.databases import check_schema, connect
 from touche_llm.errors import BadLine, DataError, UsageError
 from touche_llm.files import check_name, file_state, read_record, sha256, whole_folder, write_records
 from touche_llm.json_records import JsonModel
@@ -23,6 +24,10 @@ from touche_llm.records import Document
 FORMAT = 3
 _DATABASE = "documents.sqlite"
 _PARENTS = "parents.npy"
+_COLUMNS = {
+    "documents": ("row", "id", "line", "text", "title", "side"),
+    "parts": ("row", "id", "document", "text"),
+}
 _BAD_LINES = "bad_lines.txt"
 _SQL_VARIABLES = 500  # placeholders in one query; SQLite's own limit was 999 for long
 
@@ -159,7 +164,9 @@ class DocumentStore(Units):
             with opening(folder, "index"):
                 # SQLite does not say why it cannot open a file.
                 (folder / _DATABASE).open("rb").close()
-                database = undo.enter_context(closing(sqlite3.connect(place, uri=True)))
+                database = undo.enter_context(closing(connect(place)))
+                for units, columns in _COLUMNS.items():
+                    check_schema(database, units, columns, folder)
                 super().__init__(folder, manifest, database)
                 self.parts = Parts(folder, manifest, database)
             undo.pop_all()
@@ -266,7 +273,7 @@ def _build(corpus: Path, folder: Path, read: Reader, skip_bad_lines: bool, notif
     with whole_folder(folder) as building:
         listing = building / _BAD_LINES
         with (
-            closing(sqlite3.connect(building / _DATABASE, isolation_level=None)) as database,
+            closing(connect(str(building / _DATABASE))) as database,
             listing.open("w", encoding="utf-8") as lines,
         ):
             left_out = LeftOut(corpus, notify, lines)

@@ -16,7 +16,7 @@ import orjson
 from msgspec.structs import asdict, astuple
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 
-from touche_llm.databases import LOCK_SECONDS, NamedDatabase, connect, connect_to_read, database_problem
+from touche_llm.databases import LOCK_SECONDS, NamedDatabase, check_schema, connect, connect_to_read, database_problem
 from touche_llm.errors import DataError, UsageError, os_problem
 from touche_llm.files import iterate_records, whole_file
 from touche_llm.json_records import Count, JsonRecord, JsonStruct, Malformed
@@ -373,7 +373,10 @@ def _is_ours(database: sqlite3.Connection, path: Path | None) -> bool:
     version = database.execute("PRAGMA user_version").fetchone()[0]
     if application == _APPLICATION and version != SCHEMA_VERSION:
         raise DataError(f"{path}: cache of version {version}, this program reads {SCHEMA_VERSION}")
-    return bool(application == _APPLICATION)
+    if application != _APPLICATION:
+        return False
+    check_schema(database, "entries", _COLUMNS, path)
+    return True
 
 
 def _create(database: sqlite3.Connection, path: Path | None) -> None:

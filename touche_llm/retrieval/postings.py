@@ -25,6 +25,8 @@ from touche_llm.retrieval.analysis import Stems, words
 BLOCK_BYTES = 32 * 2**20
 # Above this the process that puts the blocks together is the slowest.
 MOST_PROCESSES = 16
+# More different words than this are taken where words recur ten times on average; text of this size has fifty.
+MOST_WORDS = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def read_postings(units: Units) -> tuple[dict[str, int], list[Block]]:
     this process, others in one process for each core.
 
     Raises:
-        DataError: one of these processes was killed.
+        DataError: one of these processes was killed, or too many words occur only once or twice: it is no text.
     """
     if not len(units):
         return {}, []
@@ -155,6 +157,7 @@ class _Tokeniser:
     def __init__(self, units: Units) -> None:
         self._units = units
         self._numbers = _Numbers()
+        self._tokens = 0
 
     def block(self, start: int, stop: int) -> _Sent:
         numbers = array("i")
@@ -164,6 +167,12 @@ class _Tokeniser:
             before = len(numbers)
             numbers.extend(map(self._numbers.__getitem__, words(text)))
             sizes.append(len(numbers) - before)
+            self._tokens += sizes[-1]
+            if len(self._numbers) > max(MOST_WORDS, self._tokens // 10):
+                raise DataError(
+                    f"{self._units.manifest.corpus}: more than {MOST_WORDS:,} different words among the first "
+                    f"{self._tokens:,} words; is this text?"
+                )
         count = len(sizes)
         of_word = np.frombuffer(numbers, dtype=np.int32)
         row_of_word = np.repeat(np.arange(count), sizes)[of_word >= 0]

@@ -1,0 +1,129 @@
+"""Files that would exhaust their reader end with an answer or an error of ours, in little memory."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.faults.hostile_files import CASES, MIB
+from tests.faults.tally import Tally
+
+REPOSITORY = Path(__file__).parents[2]
+SAMPLE = REPOSITORY / "touche_llm" / "samples" / "comparative"
+# Beyond what the smallest honest command takes.
+MOST_MEMORY = 1024 * MIB
+# For processes that hang; a case on an idle core takes under ten seconds, and the tally counts those that do not.
+TIMEOUT, SECONDS = 300, 10.0
+# The peak of the process alone: what getrusage says of a child includes its parent at the time of the fork.
+PROGRAM = """
+import atexit, re, sys
+from pathlib import Path
+from touche_llm.cli import main
+peak = Path(sys.argv.pop(1))
+atexit.register(lambda: peak.write_text(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]))
+main()
+"""
+
+
+class Outcome(NamedTuple):
+    code: int
+    said: str
+    peak: int
+    seconds: float
+
+
+def command(folder: Path, arguments: list[str]) -> Outcome:
+    """Run a command in a folder, and measure its own peak of memory, in bytes, and its processor time."""
+    peak = folder.with_name(f"{folder.name}.peak")
+    before = os.times()
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(peak), *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        said, _ = process.communicate(timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
+    after = os.times()
+    seconds = after.children_user + after.children_system - before.children_user - before.children_system
+    return Outcome(process.returncode, said.decode(), int(peak.read_text()) * 1024, seconds)
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the inputs, the run and the caches of the comparative sample."""
+    folder = tmp_path_factory.mktemp("files") / "honest"
+    folder.mkdir()
+    for name in ("topics.xml", "passages.jsonl", "cassette.jsonl"):
+        shutil.copy(SAMPLE / name, folder)
+    recorded = REPOSITORY / "tests" / "regress" / "comparative"
+    shutil.copytree(recorded, folder / "regress" / "comparative")
+    for path in recorded.glob("qrels-*.txt"):
+        shutil.copy(path, folder)
+    (folder / "prompts" / "comparative").mkdir(parents=True)
+    for path in (REPOSITORY / "prompts" / "comparative").glob("judge*"):
+        shutil.copy(path, folder / "prompts" / "comparative")
+    inputs = ["--topics", "topics.xml", "--corpus", "passages.jsonl", "--index", "index"]
+    answers = ["--cache", "cassette.jsonl", "--cache-mode", "replay"]
+    for arguments in (
+        ["run", "--config", str(SAMPLE / "demo.yaml"), *inputs, *answers, "--out", "run"],
+        ["cache", "import", "cassette.jsonl", "--cache", "answers.sqlite"],
+    ):
+        outcome = command(folder, arguments)
+        assert outcome.code == 0, outcome.said
+    return folder
+
+
+@pytest.fixture(scope="module")
+def honest_peak(honest: Path) -> int:
+    """Memory of a command that reads honest files."""
+    outcome = command(honest, ["validate", "run/run.txt", "--task", "comparative"])
+    assert outcome.code == 0, outcome.said
+    return outcome.peak
+
+
+def check(name: str, honest: Path, honest_peak: int, folder: Path, tally: Tally) -> None:
+    place = folder / name
+    shutil.copytree(honest, place)
+    arguments = CASES[name](place)
+    outcome = command(place, arguments)
+    kind = f"file: {name.split('_')[0]}"
+    tally.add(kind, tried=1, over_10s=int(outcome.seconds > SECONDS))
+    assert outcome.code in (0, 1, 2, 3), outcome.said[-2_000:]
+    assert "Traceback" not in outcome.said, outcome.said[-2_000:]
+    assert outcome.code == 0 or re.search(r"\S", outcome.said)
+    assert len(outcome.said) < MIB
+    assert outcome.peak < honest_peak + MOST_MEMORY
+    tally.add(kind, held=1)
+    shutil.rmtree(place)
+
+
+@pytest.mark.slow
+def test_some_hostile_files_end_with_an_answer_or_an_error(
+    honest: Path, honest_peak: int, tmp_path: Path, tally: Tally, fault_seed: int
+) -> None:
+    for name in random.Random(fault_seed).sample(sorted(CASES), 6):
+        check(name, honest, honest_peak, tmp_path, tally)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", CASES)
+def test_every_hostile_file_ends_with_an_answer_or_an_error(
+    name: str, honest: Path, honest_peak: int, tmp_path: Path, tally: Tally
+) -> None:
+    check(name, honest, honest_peak, tmp_path, tally)
