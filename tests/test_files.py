@@ -18,6 +18,7 @@ from touche_llm.files import (
     whole_folder,
     write_records,
 )
+from touche_llm.llm.engine import EngineFacts
 from touche_llm.records import Cut, Judgment, Reading
 
 ERRORS = [RuntimeError("halfway"), KeyboardInterrupt()]
@@ -254,3 +255,10 @@ def test_written_judgments_read_back_the_same(folder: Path, records: list[Judgme
     write_records(path, records)
     assert read_records(path, Judgment, "judgments") == records
     assert path.read_bytes().count(b"\n") == len(records)
+
+
+def test_a_record_that_pydantic_reads_is_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "engine.json"
+    path.write_bytes(b'{"name": "' + b"x" * 2**20 + b'"}')
+    with pytest.raises(DataError, match=r"engine\.json:1: not one of the engines: longer than 1,048,576 bytes"):
+        read_record(path, EngineFacts, "engine")

@@ -17,6 +17,8 @@ from touche_llm.errors import printable
 from touche_llm.setting_problems import describe_problem
 
 ValueT = TypeVar("ValueT")
+# Bytes of a record that pydantic reads: manifests have hundreds. It takes a hundred times the memory.
+MAX_MODEL = 2**20
 
 
 class Malformed(ValueError):
@@ -44,6 +46,8 @@ class JsonModel(BaseModel):
     @classmethod
     def from_json(cls, content: bytes | str) -> Self:
         """The record that a text is; raises Malformed for any other."""
+        if len(content) > MAX_MODEL:
+            raise Malformed(f"longer than {MAX_MODEL:,} bytes")
         try:
             return cls.model_validate_json(content)
         except ValidationError as error:

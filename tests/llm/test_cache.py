@@ -345,3 +345,18 @@ def test_a_value_beyond_the_bound_is_not_read(tmp_path: Path) -> None:
     database.close()
     with Cache(tmp_path / "c.sqlite") as cache, pytest.raises(sqlite3.DataError):
         list(cache.entries())
+
+
+@pytest.mark.parametrize("value", ["NULL", "x'ff'", "'{'", f"'{'[' * 5_000}'"])
+def test_a_row_that_is_no_json_is_named_with_its_key(tmp_path: Path, value: str) -> None:
+    with Cache(tmp_path / "c.sqlite") as cache:
+        cache.put(entry(), Answer)
+        cache.export_cassette(tmp_path / "c.jsonl")
+    database = sqlite3.connect(tmp_path / "c.sqlite")
+    database.executescript(f"UPDATE entries SET value = {value}")
+    database.close()
+    with Cache(tmp_path / "c.sqlite") as cache:
+        with pytest.raises(DataError, match=rf"c\.sqlite: entry {entry().key} holds no JSON"):
+            cache.export_cassette(tmp_path / "new.jsonl")
+        with pytest.raises(DataError, match=rf"c\.sqlite: entry {entry().key} holds no JSON"):
+            cache.import_cassette(tmp_path / "c.jsonl")

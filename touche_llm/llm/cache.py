@@ -235,12 +235,12 @@ class Cache:
         """All entries of a kind with these columns, by key."""
         where = " AND ".join(["kind = ?", *(f"{column} IS ?" for column in columns)])
         rows = self._database.execute(f"SELECT * FROM entries WHERE {where} ORDER BY key", (kind, *columns.values()))
-        return [_entry(row) for row in rows]
+        return [self._entry(row) for row in rows]
 
     def entries(self) -> Iterator[Entry]:
         """All entries, by key."""
         for row in self._database.execute("SELECT * FROM entries ORDER BY key"):
-            yield _entry(row)
+            yield self._entry(row)
 
     def counts(self) -> list[tuple[str, str, str | None, int | None, str | None, int]]:
         """`(kind, model, prompt, prompt version, prompt hash, number of entries)` for each combination."""
@@ -275,7 +275,7 @@ class Cache:
                     continue
                 known += 1
                 kind, value = self._database.execute(_SELECT, (entry.key,)).fetchone()
-                if kind != entry.kind or orjson.loads(value) != entry.value:
+                if kind != entry.kind or self._value(entry.key, value) != entry.value:
                     raise DataError(
                         f"{path}: key {entry.key}: {self.path} holds another value; import into a new cache"
                     )
@@ -291,6 +291,15 @@ class Cache:
         conflict = conflict or ("REPLACE" if self.mode is CacheMode.REFRESH else "IGNORE")
         marks = ",".join("?" * len(_COLUMNS))
         return self._database.executemany(f"INSERT OR {conflict} INTO entries VALUES ({marks})", rows).rowcount
+
+    def _entry(self, row: tuple[Any, ...]) -> Entry:
+        return Entry(**dict(zip(_COLUMNS[:-1], row, strict=False)), value=self._value(row[0], row[-1]))
+
+    def _value(self, key: object, text: Any) -> Any:
+        try:
+            return orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            raise DataError(f"{self.path}: entry {key!s:.64} holds no JSON: {error}; use another cache") from error
 
     def _row(self, key: str) -> _Row | None:
         row: _Row | None = self._database.execute(_SELECT, (key,)).fetchone()
@@ -324,10 +333,6 @@ def kept(path: Path, mode: CacheMode) -> str:
 
 def _text(value: dict[str, Any]) -> str:
     return msgspec.json.encode(value).decode()
-
-
-def _entry(row: tuple[Any, ...]) -> Entry:
-    return Entry(**dict(zip(_COLUMNS[:-1], row, strict=False)), value=orjson.loads(row[-1]))
 
 
 def _open(path: Path | None, read_only: bool = False) -> NamedDatabase:

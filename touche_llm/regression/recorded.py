@@ -41,7 +41,7 @@ _OURS = (MANIFEST, CONFIG, TOPICS, CASSETTE, PROMPTS, DOCUMENTS, ARGUMENTS, CAND
 QUERIES = "queries"
 QUERIES_UNSEEN = f"the first stage is kept as it was found, so no check sees a change of the prompt `{QUERIES}`"
 # The whole of a manifest is an example of each prompt, of which the longest shows twenty documents.
-_MOST_BYTES = 16 * 2**20
+_MOST_BYTES = 4 * 2**20
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 # What decides the run once the first stage is there, in the order in which a configuration names it.
 DECIDE = ("depth", "sampling", "aim", "weights", "rank", "ranking", "stance", "sentences", "pairs", "tag", "engine")
