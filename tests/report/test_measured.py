@@ -46,6 +46,25 @@ def test_the_headline_is_ndcg_at_5_of_each_aspect_and_the_stance(judged: Report)
     assert headline[2].first is None and headline[2].difference is None
 
 
+def test_unjudged_documents_and_topics_are_those_of_each_side(comparative: Path, qrels: Qrels, judged: Report) -> None:
+    run, first = read_run(comparative / "run.txt"), read_run(comparative / "candidates.run.txt")
+    for each in found(judged).headline[:2]:
+        aspect = each.name.split()[0]
+        for ranked, unjudged, bounds in (
+            (run, each.unjudged, each.bounds),
+            (first, each.first_unjudged, each.first_bounds),
+        ):
+            tops = [(topic, line.document_id) for topic, lines in ranked.rankings.items() for line in lines[:5]]
+            assert unjudged == sum(document not in qrels.grades[aspect][topic] for topic, document in tops)
+            assert bounds is not None and bounds[0] <= bounds[1]
+        assert each.first is not None and each.first_bounds is not None and each.by_topic is not None
+        assert each.first_bounds[0] <= each.first.value <= each.first_bounds[1]
+        assert each.difference is not None and each.difference.low <= each.difference.value <= each.difference.high
+        assert each.p is not None and 0 < each.p <= 1 and set(each.by_topic) == set(run.rankings)
+    sides = [(each.unjudged, each.bounds) for each in found(judged).headline[:2]]
+    assert sides != [(each.first_unjudged, each.first_bounds) for each in found(judged).headline[:2]]
+
+
 def test_the_confusion_matrix_is_that_of_the_evaluation(comparative: Path, qrels: Qrels, judged: Report) -> None:
     expected = confusion_matrix(read_run(comparative / "run.txt"), qrels)
     assert found(judged).confusion == expected.to_numpy().tolist()
