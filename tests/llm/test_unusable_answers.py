@@ -14,9 +14,10 @@ from tests.llm.test_vllm_server import UNUSABLE, ask, model_of, question
 from tests.scripted_engine import FACTS
 from touche_llm.errors import DataError
 from touche_llm.llm import retries
-from touche_llm.llm.answer import Answer
+from touche_llm.llm.answer import OUTCOMES, Answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.counts import Counts
+from touche_llm.llm.dry import OverlayCache
 from touche_llm.llm.language_model import Answered, LanguageModel, Unanswered
 from touche_llm.tasks.comparative import ComparativeJudgment
 
@@ -193,3 +194,33 @@ async def test_of_two_processes_the_first_outcome_stands(tmp_path: Path) -> None
     result, model = await ask(FakeServer(rest=meanwhile), tmp_path)
     assert result == expected
     assert (model.counts.asked, kinds(tmp_path)) == (1, [("answer", 0)])
+
+
+async def test_a_failure_counts_as_known_only_in_later_runs(tmp_path: Path) -> None:
+    server = FakeServer(rest=BAD)
+    async with server.running(), model_of(server, tmp_path) as model:
+        first, second = [await model.ask(question(), ComparativeJudgment) for _ in range(2)]
+        assert not model.cache.holds_resampled()
+    assert first == second and seeds(server) == [0, 1, 2]
+    assert (model.counts.failures, model.counts.known_failures) == (2, 0)
+
+
+async def test_a_refusal_of_a_later_sample_alone_is_no_failure(tmp_path: Path) -> None:
+    await ask(FakeServer([BAD], rest=status(400)), tmp_path)
+    with Cache(tmp_path / "answers.sqlite") as cache:
+        cache.forget([question().key])
+    assert kinds(tmp_path) == [("unusable", 1)]
+    server = FakeServer()
+    result, _ = await ask(server, tmp_path)
+    assert isinstance(result, Answered) and seeds(server) == [0]
+
+
+async def test_an_overlay_hides_what_is_forgotten_and_leaves_the_file_as_it_is(tmp_path: Path) -> None:
+    await ask(FakeServer(rest=BAD), tmp_path)
+    path, key = tmp_path / "answers.sqlite", question().key
+    with OverlayCache(path) as overlay:
+        overlay.forget([key], kind="answer")
+        assert overlay.get(key, OUTCOMES) is not None
+        overlay.forget([key], kind="unusable")
+        assert overlay.get(key, OUTCOMES) is None
+    assert kinds(tmp_path) == [("unusable", 0), ("unusable", 1), ("unusable", 2)]
