@@ -26,7 +26,7 @@ BLOCK_BYTES = 32 * 2**20
 # Above this the process that puts the blocks together is the slowest.
 MOST_PROCESSES = 16
 # More different words than this are taken where words recur ten times on average; text of this size has fifty.
-MOST_WORDS = 2_000_000
+MOST_WORDS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
