@@ -206,3 +206,48 @@ def test_any_split_gives_a_distribution_over_the_labels(case: tuple[str, list[To
         assert all(share >= 0 for share in reading.probabilities.values())
         assert reading.probabilities[str(answered[field])] > 0
         assert reading.outside is not None and reading.outside >= 0
+
+
+def test_the_written_token_counts_by_its_own_probability_where_the_alternatives_lack_it() -> None:
+    token = Token(at=13, token="2", logprob=math.log(0.1), top=[("1", math.log(0.5)), ("0", math.log(0.2))])
+    reading = read_label('{"relevance":2}', [token], "relevance", LABELS["relevance"], 2)
+    assert reading.probabilities == pytest.approx({"0": 0.25, "1": 0.625, "2": 0.125, "3": 0.0})
+    assert reading.outside == pytest.approx(0.2)
+
+
+def test_places_are_counted_in_bytes() -> None:
+    shares = {"2": 0.75, "1": 0.25}
+    pieces: list[Piece] = ['{"reason":"äöü – 長い","relevance":', ("2", shares), ',"quality":', "1", "}"]
+    reading = read(pieces, "relevance", 2)
+    assert reading.probabilities == pytest.approx({"0": 0.0, "1": 0.25, "2": 0.75, "3": 0.0})
+    text, tokens = tokens_of(pieces)
+    assert [token.token for token in label_tokens(text, tokens, ["relevance", "quality"])] == ["2", "1"]
+
+
+@pytest.mark.parametrize("length", [10, 5000])
+def test_a_text_of_any_length_is_read_alike(length: int) -> None:
+    reading = read([f'{{"reason":"{"w" * length}","relevance":', ("2", {"2": 0.5, "3": 0.5}), "}"], "relevance", 2)
+    assert reading.probabilities == pytest.approx({"0": 0.0, "1": 0.0, "2": 0.5, "3": 0.5})
+
+
+def test_a_field_that_is_there_twice_has_no_probabilities() -> None:
+    pieces: list[Piece] = ['{"relevance":', ("2", {"2": 0.5, "3": 0.5}), ',"quality":', "1", ',"relevance":', "3", "}"]
+    assert read(pieces, "relevance", 3) == Reading(answered=3)
+    text, tokens = tokens_of(pieces)
+    assert [token.token for token in label_tokens(text, tokens, ["relevance", "quality"])] == ["1"]
+
+
+def test_neighbours_of_a_value_are_not_kept_and_tokens_that_share_a_byte_with_it_are() -> None:
+    for pieces, kept in (
+        (['{"relevance":', "2", ',"quality":1}'], ["2"]),
+        (['{"relevance"', ":2", ',"quality":1}'], [":2"]),
+        (['{"relevance":', "2,", '"quality":1}'], ["2,"]),
+    ):
+        text, tokens = tokens_of(pieces)
+        assert [token.token for token in label_tokens(text, tokens, ["relevance"])] == kept
+
+
+def test_among_other_labels_of_the_highest_probability_the_first_is_taken() -> None:
+    assert most_probable(
+        Reading(answered="NO", probabilities={"FIRST": 0.1, "SECOND": 0.4, "NEUTRAL": 0.4, "NO": 0.1})
+    ) == ("SECOND")
