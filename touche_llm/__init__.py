@@ -8,6 +8,7 @@ table = evaluate(read_run("run.txt"), qrels)
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from touche_llm.qrels import read_qrels
     from touche_llm.runs import read_run
     from touche_llm.tasks import get_task
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())
+# What is sent and answered: logged for those alone who set its level.
+logging.getLogger(f"{__name__}.text").setLevel(logging.CRITICAL)
 
 __all__ = ["evaluate", "get_task", "read_qrels", "read_run"]
 

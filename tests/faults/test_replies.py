@@ -34,7 +34,9 @@ from touche_llm.tasks.comparative import ComparativeJudgment
 assert reply_bodies and reply_logprobs and reply_wires
 
 STRAY = KINDS["reply behind"]
-LASTING = [kind for kind in KINDS.values() if kind.outcomes != {"ends"} and kind is not STRAY]
+# They leave bytes on their connection, so that what is sent on it next may be lost instead.
+LEAVING = [KINDS["odd length"], KINDS["two lengths"]]
+LASTING = [kind for kind in KINDS.values() if kind.outcomes != {"ends"} and kind not in (STRAY, *LEAVING)]
 ENDING = [kind for kind in KINDS.values() if kind.outcomes == {"ends"}]
 # Fewer than end a run when all of them are lost one after the other.
 BATCH = 24
@@ -137,7 +139,8 @@ async def answers(
 
 def check(sent: list[Sent], result: Result) -> str:
     """Check one result against the replies that were sent for it; returns what became of it."""
-    allowed = frozenset().union(*(each.kind.outcomes for each in sent))
+    # Without a reply the connection was lost to the reply before.
+    allowed = frozenset().union(*(each.kind.outcomes for each in sent)) or {"server_error"}
     if isinstance(result, Unanswered):
         assert result.attempts, "a failure without an attempt"
         assert {attempt.kind for attempt in result.attempts} <= allowed, (allowed, result)
@@ -192,8 +195,8 @@ async def trial(folder: Path, fuzz: Fuzz, tally: Tally, retry_for: float) -> lis
             results = await answers(fuzz, numbers, client, facts, cache, retry_for)
     broken = []
     for number, result in zip(numbers, results, strict=True):
-        sent = fuzz.sent[number]
-        family = f"replies: {sent[0].kind.family}"
+        sent = fuzz.sent.get(number, [])
+        family = f"replies: {fuzz.kinds[number][0].family}"
         tally.add(family, replies=len(sent), tried=1)
         try:
             outcome = check(sent, result)
@@ -209,11 +212,13 @@ async def trial(folder: Path, fuzz: Fuzz, tally: Tally, retry_for: float) -> lis
 async def each_kind(folder: Path, seed: int, rounds: int, tally: Tally) -> None:
     documents = {number: [kind] for number, kind in enumerate(LASTING * rounds)}
     await trial(folder, Fuzz(seed, documents), tally, retry_for=0.0)
+    leaving = {number + len(documents): [kind] for number, kind in enumerate(LEAVING * rounds)}
+    await trial(folder, Fuzz(seed, leaving), tally, retry_for=0.0)
 
 
 async def bad_then_good(folder: Path, seed: int, rounds: int, tally: Tally) -> None:
     """After a failure that may pass, or that another sample may not have, the good reply is the answer."""
-    documents = {number: [kind, KINDS["good"]] for number, kind in enumerate(LASTING * rounds)}
+    documents = {number: [kind, KINDS["good"]] for number, kind in enumerate([*LASTING, *LEAVING] * rounds)}
     results = await trial(folder, Fuzz(seed, documents), tally, retry_for=30.0)
     for number, result in enumerate(results):
         assert isinstance(result, Answered) or documents[number][0].name == "client error"

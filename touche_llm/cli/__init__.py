@@ -7,12 +7,14 @@ import sys
 from collections.abc import Iterator, Mapping, MutableMapping
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from touche_llm.cli.command import Command
+from touche_llm.cli.log import logged, take_options
 from touche_llm.cli.streams import open_streams
 from touche_llm.databases import database_problem
 from touche_llm.errors import BadLine, ToucheError, os_problem, printable
@@ -103,6 +105,14 @@ def _callback(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the traceback of an error; also after the command.")
     ] = False,
+    log_file: Annotated[
+        Path | None,
+        typer.Option("--log-file", help="Append requests, retries and timings to this file; also after the command."),
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Log on standard error; also after the command.")] = False,
+    log_text: Annotated[
+        bool, typer.Option("--log-text", help="Log prompts and answers too, and so topics and documents.")
+    ] = False,
     show_version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
@@ -116,14 +126,16 @@ def main() -> None:
     debug = "--debug" in sys.argv
     open_streams()
     try:
-        arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+        arguments, log = take_options([argument for argument in sys.argv[1:] if argument != "--debug"])
         for argument in arguments:
             check_name(argument)
-        try:
-            app(args=arguments)
-        finally:
-            # Here, since an error is reported from here.
-            sys.stdout.flush()
+        name = next((argument for argument in arguments if argument in COMMANDS), "")
+        with logged(log, name):
+            try:
+                app(args=arguments)
+            finally:
+                # Here, since an error is reported from here.
+                sys.stdout.flush()
     except ToucheError as error:
         if debug:
             raise

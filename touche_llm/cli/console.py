@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -16,6 +17,7 @@ from rich.text import Text
 from touche_llm.errors import printable
 from touche_llm.llm.counts import Counts
 
+_LOG = logging.getLogger(__name__)
 _PLAIN_SECONDS = 10.0
 # The rate is that of the last half minute, so that answers from the cache do not promise what the engine cannot hold.
 _RATE_SECONDS = 30.0
@@ -37,6 +39,7 @@ class ConsoleObserver:
     def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[Callable[[], None]]:
         """Show a stage of `total` steps; gives what is called after each. Ends the bar whatever happens."""
         state = _Stage(title, total, counts)
+        _LOG.info("%s: %d to do", title, total)
         if self.console.is_terminal:
             facts = _Facts(state, wide=self.console.width >= _WIDE)
             columns = (
@@ -54,6 +57,7 @@ class ConsoleObserver:
                     progress.advance(task)
 
                 yield step
+            state.log()
             return
         # A thread, since a line is due also while nothing advances: that is when one wants to know why.
         ended = threading.Event()
@@ -70,6 +74,7 @@ class ConsoleObserver:
             ended.set()
             teller.join()
         self.console.print(state.line(), markup=False)
+        state.log()
 
 
 class _Stage:
@@ -108,6 +113,13 @@ class _Stage:
         if spent is not None and wide:
             parts.append(f"{spent.prompt_tokens:,}+{spent.completion_tokens:,} tokens")
         return ", ".join(parts)
+
+    def log(self) -> None:
+        """Log what the stage took; not its last problem, which may quote a prompt."""
+        seconds = time.monotonic() - self._started
+        spent = Counts() if self.counts is None else self.counts.since(self._before)
+        done = self.title, self.done, self.total, seconds
+        _LOG.info("%s: %d of %d in %.3f s, %d failed, %d retries", *done, spent.failures, spent.retries)
 
     def line(self) -> str:
         """All of it as one line."""

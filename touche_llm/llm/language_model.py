@@ -28,6 +28,7 @@ from touche_llm.llm.engine import Completion, Engine, EngineFacts, Rejected, Tra
 from touche_llm.llm.labels import check_logprobs, label_tokens
 from touche_llm.llm.misses import explained
 from touche_llm.llm.request import Message, Request, content_key
+from touche_llm.llm.request_log import log_requests, log_retry
 from touche_llm.llm.retries import retried
 from touche_llm.records import Attempt, Cut
 
@@ -240,6 +241,7 @@ class LanguageModel:
         self.cache.forget((sample.key for sample in self._samples(request)), kind=kind)
         self._settled.add(request.key)
 
+    @log_requests
     async def _send(self, engine: Engine, sample: Request, model: type[AnswerModel]) -> Answer | UnusableAnswer:
         """Send the request of one sample, and store what comes back; raises Transient where nothing does."""
         self.counts.asked += 1
@@ -340,6 +342,7 @@ class LanguageModel:
         def note(problem: Transient) -> None:
             self.counts.retries += 1
             self.counts.problem = str(problem)
+            log_retry(problem)
 
         try:
             return await retried(call, self.retry_for, note)

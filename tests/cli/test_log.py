@@ -1,0 +1,147 @@
+"""The log of a command: requests, retries and timings; no key, and no text unless asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+
+from tests.fake_server import FakeServer, good, reply
+from touche_llm.cli.demo import SAMPLES
+from touche_llm.cli.log import LogOptions, logged, take_options
+from touche_llm.errors import EngineError, UsageError
+
+SAMPLE = SAMPLES / "comparative"
+KEY = "sk-do-not-tell-4711"
+
+
+def passages() -> list[str]:
+    """The beginnings of the sample's passages, as any log would have them."""
+    lines = (SAMPLE / "passages.jsonl").read_text().splitlines()
+    return [orjson.loads(line)["contents"][:25] for line in lines]
+
+
+class Misbehaving(FakeServer):
+    """Refuses every seventh request, and answers every ninth without JSON; quotes prompt and key in both."""
+
+    async def misbehave(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        quoted = f"{body['messages'][-1]['content']} {request.headers['Authorization']}"
+        if len(self.asked) % 7 == 0:
+            return web.json_response({"error": {"message": quoted[-290:]}}, status=503)
+        return reply(quoted) if len(self.asked) % 9 == 0 else await good(request, body)
+
+
+async def run(folder: Path, *more: str) -> tuple[int | None, str]:
+    """Exit code and standard error of a run on a server that misbehaves."""
+    server = Misbehaving()
+    server.rest = server.misbehave
+    async with server.running():
+        files = ["--topics", SAMPLE / "topics.xml", "--corpus", SAMPLE / "passages.jsonl", "--out", folder / "out"]
+        sizes = ["--topic", "3", "--depth", "12", "--cache-mode", "refresh", "--cache", folder / "answers.sqlite"]
+        command = [sys.executable, "-m", "touche_llm", "run", *files, *sizes, "--base-url", server.url, *more]
+        process = await asyncio.create_subprocess_exec(
+            *map(str, command),
+            cwd=folder,
+            env={**os.environ, "VLLM_API_KEY": KEY, "PYTHONPATH": str(Path(__file__).parents[2])},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, errors = await process.communicate()
+    return process.returncode, errors.decode()
+
+
+@pytest.mark.slow
+async def test_the_log_of_a_run_has_requests_retries_and_timings_but_no_key_and_no_text(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    code, errors = await run(tmp_path, "--log-file", str(log))
+    text = log.read_text()
+    assert code in (0, 3), errors
+    assert "comparative/judge, topic 3, document" in text and " tokens" in text
+    assert "retry: server_error: HTTP 503" in text
+    assert f"run: exit code {code} after " in text
+    assert KEY not in text
+    known = passages()
+    assert len(known) > 10
+    assert not [passage for passage in known if passage in text]
+    assert "sample 0" not in errors
+    # Another run is appended, this one with what it sent.
+    _, errors = await run(tmp_path, "--verbose", f"--log-file={log}", "--log-text")
+    longer = log.read_text()
+    assert longer.startswith(text)
+    assert [passage for passage in known if passage in longer]
+    assert KEY not in longer
+    assert "sample 0" in errors and KEY not in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rest", "options"),
+    [
+        (["--log-file", "a", "run", "x"], ["run", "x"], LogOptions(Path("a"))),
+        (["run", "x", "--log-file=a", "--verbose"], ["run", "x"], LogOptions(Path("a"), verbose=True)),
+        (["run", "--verbose", "--log-text"], ["run"], LogOptions(None, verbose=True, with_text=True)),
+        (["prompts", "try", "--verbose"], ["prompts", "try", "--verbose"], LogOptions()),
+        (["--verbose", "prompts", "try"], ["prompts", "try"], LogOptions(None, verbose=True)),
+    ],
+)
+def test_the_options_stand_before_or_after_the_command(
+    arguments: list[str], rest: list[str], options: LogOptions
+) -> None:
+    assert take_options(arguments) == (rest, options)
+
+
+@pytest.mark.parametrize("arguments", [["run", "--log-file"], ["--log-file", "--verbose"], ["run", "--log-text"]])
+def test_options_that_lack_something_are_wrong_usage(arguments: list[str]) -> None:
+    with pytest.raises(UsageError):
+        take_options(arguments)
+
+
+def test_a_line_is_one_bounded_line_without_control_characters_or_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    with logged(LogOptions(tmp_path / "a.log"), "run"):
+        logging.getLogger("touche_llm.x").info("a\nb\x1b[31m\ud800 %s", KEY)
+        logging.getLogger("touche_llm.x").info("x" * 10_000)
+        logging.getLogger("touche_llm.text").critical("never lost")
+        logging.getLogger("touche_llm.text").debug("secret")
+    lines = (tmp_path / "a.log").read_text().splitlines()
+    assert len(lines) == 5
+    assert lines[1].endswith("INFO a\\nb\\x1b[31m\\ud800 [key]")
+    assert len(lines[2]) == 2000
+    assert "exit code 0" in lines[-1]
+    assert not any("secret" in line for line in lines)
+
+
+def test_how_a_command_ended_is_logged_without_the_message(tmp_path: Path) -> None:
+    with pytest.raises(EngineError), logged(LogOptions(tmp_path / "a.log"), "run"):
+        raise EngineError("the server says: some text")
+    text = (tmp_path / "a.log").read_text()
+    assert "run: EngineError after" in text
+    assert "some text" not in text
+
+
+def test_without_the_options_nothing_is_set_up(tmp_path: Path) -> None:
+    program = logging.getLogger("touche_llm")
+    before = list(program.handlers)
+    with logged(LogOptions(), "run"):
+        assert program.handlers == before
+        assert not program.isEnabledFor(logging.INFO)
+    assert [type(handler) for handler in before] == [logging.NullHandler]
+
+
+def test_a_log_that_cannot_be_written_is_left_and_the_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with logged(LogOptions(Path("/dev/full")), "run"):
+        pass
+    assert capsys.readouterr().err.count("cannot write the log") == 1
+
+
+def test_a_folder_as_log_is_an_error_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError), logged(LogOptions(tmp_path), "run"):
+        pass

@@ -1,0 +1,155 @@
+"""The log of a command, in a file or on standard error."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+from touche_llm.errors import UsageError
+
+PROGRAM, TEXT = "touche_llm", "touche_llm.text"
+_FORMAT = "%(asctime)s %(process)d %(levelname)s %(message)s"
+# Characters of a line; with texts, as many as a prompt can have.
+_LONGEST, _LONGEST_WITH_TEXT = 2_000, 1_000_000
+_LOG = logging.getLogger(__name__)
+
+
+class LogOptions(NamedTuple):
+    """What to log and where.
+
+    Attributes:
+        file: Appended to.
+        verbose: Log on standard error.
+        with_text: Log prompts, answers and what the server says of failures as well.
+    """
+
+    file: Path | None = None
+    verbose: bool = False
+    with_text: bool = False
+
+
+class _Line(logging.Formatter):
+    """One bounded line for each record, without API keys and without characters that a terminal acts on."""
+
+    def __init__(self, longest: int) -> None:
+        super().__init__(_FORMAT)
+        self._longest = longest
+        self._keys = [
+            value for name, value in os.environ.items() if name.endswith(("_API_KEY", "_PASSWORD")) and value.strip()
+        ]
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        text = super().format(record)
+        for key in self._keys:
+            text = text.replace(key.strip(), "[key]")
+        text = text[: self._longest]
+        return text if text.isprintable() else "".join(map(_escaped, text))
+
+
+def _escaped(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode()
+
+
+class _File(logging.FileHandler):
+    """A log file; a run outlives it."""
+
+    _has_failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """Stop logging, and say so, where the file cannot be written."""
+        self._has_failed = True
+        logging.getLogger(PROGRAM).removeHandler(self)
+        print(
+            f"note: {self.baseFilename}: cannot write the log: {sys.exc_info()[1]}; going on without", file=sys.stderr
+        )
+
+    def close(self) -> None:
+        """Close the file; what could not be written was reported."""
+        try:
+            super().close()
+        except OSError:
+            if not self._has_failed:
+                raise
+
+
+class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
+    """Standard error as it is at the time, which a progress bar replaces while it is drawn."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record."""
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+def take_options(arguments: list[str]) -> tuple[list[str], LogOptions]:
+    """Return the arguments without the options of the log, which may stand before or after the command, and these.
+
+    Raises:
+        UsageError: `--log-file` has no value, or `--log-text` has nowhere to go.
+    """
+    rest: list[str] = []
+    waiting = iter(arguments)
+    file, verbose, with_text = None, False, False
+    for argument in waiting:
+        name, _, value = argument.partition("=")
+        if name == "--log-file":
+            found = value or next(waiting, "")
+            if not found or found.startswith("--"):
+                raise UsageError("--log-file: needs the name of a file, as --log-file run.log")
+            file = Path(found)
+        elif argument == "--log-text":
+            with_text = True
+        # `prompts try` has a switch of that name.
+        elif argument == "--verbose" and rest[:2] != ["prompts", "try"]:
+            verbose = True
+        else:
+            rest.append(argument)
+    if with_text and file is None and not verbose:
+        raise UsageError("--log-text: there is no log; give --log-file FILE or --verbose too")
+    return rest, LogOptions(file, verbose, with_text)
+
+
+@contextmanager
+def logged(options: LogOptions, command: str) -> Iterator[None]:
+    """Log while the block runs, and how it ends; do nothing where no log is wanted."""
+    if options.file is None and not options.verbose:
+        yield
+        return
+    handlers: list[logging.Handler] = [_File(options.file, encoding="utf-8")] if options.file else []
+    handlers += [_Stderr()] if options.verbose else []
+    program, text = logging.getLogger(PROGRAM), logging.getLogger(TEXT)
+    before = program.level, text.level
+    for handler in handlers:
+        handler.setFormatter(_Line(_LONGEST_WITH_TEXT if options.with_text else _LONGEST))
+        program.addHandler(handler)
+    program.setLevel(logging.DEBUG)
+    if options.with_text:
+        text.setLevel(logging.DEBUG)
+    _LOG.info(
+        "touche-llm %s, Python %s, %s: %s", version("touche-llm"), platform.python_version(), sys.platform, command
+    )
+    started, ending = time.monotonic(), "exit code 0"
+    try:
+        yield
+    except BaseException as error:
+        is_exit = isinstance(error, SystemExit)
+        ending = f"exit code {error.code or 0}" if isinstance(error, SystemExit) else type(error).__name__
+        if not is_exit:
+            logging.getLogger(TEXT).info("%s", error)
+        raise
+    finally:
+        _LOG.info("%s: %s after %.3f s", command, ending, time.monotonic() - started)
+        for handler in handlers:
+            program.removeHandler(handler)
+            handler.close()
+        program.setLevel(before[0])
+        text.setLevel(before[1])
