@@ -107,13 +107,13 @@ def test_a_line_is_one_bounded_line_without_control_characters_or_keys(
 ) -> None:
     monkeypatch.setenv("VLLM_API_KEY", KEY)
     with logged(LogOptions(tmp_path / "a.log"), "run"):
-        logging.getLogger("touche_llm.x").info("a\nb\x1b[31m\ud800 %s", KEY)
+        logging.getLogger("touche_llm.x").info("a\nb\x1b[31m\u202e %s", KEY)
         logging.getLogger("touche_llm.x").info("x" * 10_000)
         logging.getLogger("touche_llm.text").critical("never lost")
         logging.getLogger("touche_llm.text").debug("secret")
     lines = (tmp_path / "a.log").read_text().splitlines()
     assert len(lines) == 5
-    assert lines[1].endswith("INFO a\\nb\\x1b[31m\\ud800 [key]")
+    assert lines[1].endswith("INFO a\\nb\\x1b[31m\\u202e [key]")
     assert len(lines[2]) == 2000
     assert "exit code 0" in lines[-1]
     assert not any("secret" in line for line in lines)
