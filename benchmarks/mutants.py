@@ -21,6 +21,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -36,15 +37,17 @@ from cosmic_ray.plugins import get_operator, operator_names
 from statsmodels.stats.proportion import proportion_confint
 
 ROOT = Path(__file__).parent.parent
-SOURCE, WORK = ROOT / "touche_llm", ROOT / ".mutants"
+WORK = ROOT / ".mutants"
 TREE, RESULTS, OUTPUT = WORK / "tree", WORK / "results.jsonl", WORK / "output.txt"
 EQUIVALENT = ROOT / "benchmarks" / "equivalent_mutants.yaml"
-PACKAGES = [*sorted(each.parent.name for each in SOURCE.glob("*/__init__.py")), "top"]
+PACKAGES = [*sorted(each.parent.name for each in (ROOT / "touche_llm").glob("*/__init__.py")), "top"]
 # Without a GPU, Ray or a second server, the tests see little of these.
 EXCLUDED = ("vllm_offline", "ray_", "template_limits", "adaptive", "concurrency", "elastic_server")
 # These need names of variables, or change nothing for small integers, short strings and None.
 IDLE = ("VariableReplacer", "VariableInserter", "_Eq_Is", "_NotEq_IsNot", "_Is_Eq", "_IsNot_NotEq")
 # The whole: bytes of recorded runs, and the pipeline.
+# Another server, a browser, hours.
+ELSEWHERE = ("tests/vllm", "tests/browser", "tests/faults")
 LAST = ["tests/regression", "tests/test_pipeline.py"]
 
 
@@ -85,17 +88,17 @@ def places(file: Path) -> Iterator[list[tuple[str, int]]]:
 def draw(package: str, number: int, seed: int) -> list[Mutant]:
     """Return mutants of a package: a place first, then one of its changes, so that all places have the same weight."""
     chance = random.Random(f"{seed} {package}")
-    files = sorted((SOURCE if package == "top" else SOURCE / package).glob("*.py"))
+    files = sorted((TREE / "touche_llm" / ("" if package == "top" else package)).glob("*.py"))
     everything = [(file, place) for file in files if not file.stem.startswith(EXCLUDED) for place in places(file)]
     chance.shuffle(everything)
     drawn: list[Mutant] = []
     for file, place in everything:
-        mutant = Mutant(str(file.relative_to(ROOT)), *chance.choice(place), "", "")
+        mutant = Mutant(str(file.relative_to(TREE)), *chance.choice(place), "", "")
         source = file.read_text()
         changed = mutant.apply(source)
         lines = list(difflib.ndiff(source.splitlines(), changed.splitlines()))
         before, after = (" ".join(line[2:].strip() for line in lines if line.startswith(f"{sign} ")) for sign in "-+")
-        with suppress(SyntaxError):
+        with suppress(SyntaxError), warnings.catch_warnings(action="ignore"):
             compile(changed, str(file), "exec", dont_inherit=True)
             drawn.append(Mutant(mutant.file, mutant.operator, mutant.occurrence, before, after))
         if len(drawn) == number:
@@ -106,19 +109,19 @@ def draw(package: str, number: int, seed: int) -> list[Mutant]:
 @cache
 def nearest_tests(file: str, near_only: bool) -> list[str]:
     """Return the tests that import a module; and those of its package, and that import what imports it."""
-    paths = [path for folder in (SOURCE, ROOT / "tests") for path in sorted(folder.rglob("*.py"))]
+    paths = [path for folder in ("touche_llm", "tests") for path in sorted((TREE / folder).rglob("*.py"))]
     imports = {
-        str(path.relative_to(ROOT)): set(re.findall(r"^(?:from|import) (touche_llm[\w.]*)", path.read_text(), re.M))
+        str(path.relative_to(TREE)): set(re.findall(r"^(?:from|import) (touche_llm[\w.]*)", path.read_text(), re.M))
         for path in paths
     }
     module = {each: each.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for each in (file, *imports)}
     near = {module[file]}
     further = {module[each] for each, names in imports.items() if names & near}
-    tests = [each for each in imports if "/test_" in each and not each.startswith(("tests/vllm", "tests/browser"))]
+    tests = [each for each in imports if "/test_" in each and not each.startswith(ELSEWHERE)]
     first, second = ([each for each in tests if imports[each] & names] for names in (near, further))
     package = "/".join(["tests", *Path(file).parts[1:-1]])
     named = [each for each in tests if each == f"{package}/test_{Path(file).name}"]
-    folder = [package] if package != "tests" and (ROOT / package).is_dir() else []
+    folder = [package] if package != "tests" and (TREE / package).is_dir() else []
     nearest = list(dict.fromkeys([*named, *first])) or folder
     return nearest if near_only and nearest else list(dict.fromkeys([*nearest, *folder, *second, *LAST]))
 
@@ -153,8 +156,8 @@ def run(tests: Sequence[str], limit: float) -> tuple[str, float]:
         stream = os.open(OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(stream, 1)
         os.dup2(stream, 2)
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not vllm and not browser", "--hypothesis-seed=0"]
-        os._exit(pytest.main([*options, *tests]))
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not vllm and not browser and not nightly"]
+        os._exit(pytest.main([*options, "--hypothesis-seed=0", *tests]))
     # One that waits for ever takes no time of the processor.
     while (ended := os.wait4(child, os.WNOHANG))[0] == 0 and time.monotonic() < started + 20 * limit:
         time.sleep(0.05)

@@ -26,11 +26,10 @@ def least(values: list[int | None], most: int = 3) -> int | None:
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of a project with one module and one test of it."""
-    for name in ("ROOT", "TREE"):
-        monkeypatch.setattr(mutants, name, tmp_path)
+    monkeypatch.setattr(mutants, "TREE", tmp_path)
     monkeypatch.setattr(mutants, "RESULTS", tmp_path / "results.jsonl")
     monkeypatch.setattr(mutants, "OUTPUT", tmp_path / "output.txt")
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  vllm:\n  browser:\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  vllm:\n  browser:\n  nightly:\n")
     (tmp_path / "least.py").write_text(MODULE)
     (tmp_path / "test_it.py").write_text(
         f"from pathlib import Path\nexec(Path({str(tmp_path / 'least.py')!r}).read_text())\n"
@@ -54,13 +53,15 @@ def test_each_place_outside_of_annotations_is_found_with_all_of_its_changes(modu
     assert changed["def least(values: list[int | None], most: int = 3) -> int | None:"] == 2, "3 becomes 2 and 4"
 
 
-def test_a_draw_is_that_of_its_seed_and_names_what_differs() -> None:
+def test_a_draw_is_that_of_its_seed_and_names_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutants, "TREE", mutants.ROOT)
     one, again, other = draw("tasks", 12, 1), draw("tasks", 12, 1), draw("tasks", 12, 2)
     assert one == again != other and len(one) == 12
     assert all(each.before != each.after for each in one)
 
 
-def test_tests_of_the_module_come_first_and_those_of_its_package_next() -> None:
+def test_tests_of_the_module_come_first_and_those_of_its_package_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutants, "TREE", mutants.ROOT)
     found = nearest_tests("touche_llm/excerpts.py", False)
     assert found[0].startswith("tests/") and "tests/test_excerpts.py" in found[: found.index("tests/regression")]
     found = nearest_tests("touche_llm/ranking/order.py", False)
