@@ -405,3 +405,13 @@ def test_a_packed_run_is_read(touche: Touche, tmp_path: Path) -> None:
     (tmp_path / "c.run.gz").write_bytes(packed[:-20])
     broken = touche("run", *DATA, *REPLAY, "--out", "two", "--candidates", "c.run.gz")
     assert (broken.returncode, "c.run.gz: truncated gzip file" in broken.stderr) == (1, True)
+
+
+def test_a_lack_of_memory_is_one_line(touche: Touche, monkeypatch: pytest.MonkeyPatch) -> None:
+    def needs_more(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("touche_llm.cli.app", needs_more)
+    done = touche("cache", "stats")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: out of memory; ") and done.stderr.count("\n") == 1

@@ -148,6 +148,15 @@ def main() -> None:
             raise
         print(printable(f"error: {os_problem(error)}"), file=sys.stderr)
         sys.exit(1)
+    except MemoryError:
+        if debug:
+            raise
+        print(
+            "error: out of memory; close other programs or raise the limit (`ulimit -v`), then run the same command "
+            "again",
+            file=sys.stderr,
+        )
+        sys.exit(1)
     except UnicodeEncodeError as error:
         # Arguments were checked; what is left are names in folders, and of the current folder.
         if debug:
