@@ -140,7 +140,10 @@ class Events:
             self.count(f"sqlite {' '.join(statement.split()[:2])}")
 
     def _count_path(self, event: str, path: Any) -> None:
-        text = os.fsdecode(path) if isinstance(path, str | bytes) else "descriptor"
+        # Open descriptors are those of the output streams.
+        if isinstance(path, int):
+            return
+        text = os.fsdecode(path)
         if not os.path.isabs(text) or text.startswith(self.folder):
             name = _RANDOM.sub(r"\1*", os.path.basename(text))
             self.count(f"{event} {name}", text)

@@ -13,11 +13,13 @@ import pytest
 
 from tests.faults.scenarios import SCENARIOS, Scenario
 from tests.faults.tally import Tally
-from tests.faults.trials import Trial, Undisturbed, plan_kill, prepare, try_fault
+from tests.faults.trials import Trial, Undisturbed, plan_kill, plan_want, prepare, try_fault
 from tests.faults.workplace import Workplace
 
 # Of each scenario, twice as many where the model is asked: 1,000 kills in all.
 _KILLS = 22
+# Of each scenario: each kind once.
+_WANTS = 7
 # Of the problems of a trial.
 _SHOWN = 4
 
@@ -68,3 +70,10 @@ def test_a_command_is_killed_at_all_points(
 ) -> None:
     numbers = range(_KILLS * (2 if SLUGS[name].asks else 1))
     _try_faults(place, tally, plan_kill, name, fault_seed, numbers, fault_trial)
+
+
+@pytest.mark.nightly
+def test_a_command_is_starved_of_everything(
+    place: Workplace, tally: Tally, fault_seed: int, fault_trial: int | None, name: str
+) -> None:
+    _try_faults(place, tally, plan_want, name, fault_seed, range(_WANTS), fault_trial)
