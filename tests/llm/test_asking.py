@@ -12,7 +12,9 @@ import pytest
 from tests.llm.test_language_model import ANSWER, request_about
 from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.errors import EngineError
+from touche_llm.llm.answer import UnusableAnswer
 from touche_llm.llm.cache import Cache
+from touche_llm.llm.counts import Counts
 from touche_llm.llm.engine import Completion, Rejected, Transient
 from touche_llm.llm.language_model import Answered, LanguageModel, Unanswered
 from touche_llm.llm.request import Message, Request
@@ -134,3 +136,20 @@ async def test_what_a_template_adds_to_examples_is_counted_once_and_without_thei
     assert isinstance(bounds[0], int) and [each == bounds[0] for each in bounds] == [True, False, True]
     assert await model.most_tokens(short) == FACTS.overhead + sum(len(each.content) for each in short.messages)
     assert len(engine.counted) == 1
+
+
+def test_what_was_added_to_counts_keeps_the_last_problem_and_an_untold_prefix_cache_is_not_zero() -> None:
+    before = Counts(asked=2, prompt_tokens=10)
+    now = Counts(asked=5, prompt_tokens=40, retries=1, problem="HTTP 503")
+    assert now.since(before) == Counts(asked=3, prompt_tokens=30, retries=1, problem="HTTP 503")
+    untold, told = now.as_dict(), Counts(prefix_told=1).as_dict()
+    assert (untold["prefix_cached_tokens"], told["prefix_cached_tokens"]) == (None, 0)
+    assert (untold["asked"], untold["retries"]) == (5, 1) and not {"problem", "prefix_told"} & set(untold)
+
+
+def test_of_an_unusable_answer_so_much_is_kept_of_its_text_and_its_reason() -> None:
+    found = UnusableAnswer.shortened("not_json", "r" * 3000, "t" * 3000)
+    assert (found.kind, found.reason, found.text) == ("not_json", "r" * 2000, "t" * 2000)
+    assert (found.is_final, UnusableAnswer.shortened("server_error", "no").is_final) == (False, True)
+    attempt = found.attempt(2)
+    assert (attempt.sample, attempt.kind, attempt.reason, attempt.text) == (2, found.kind, found.reason, found.text)
