@@ -447,6 +447,22 @@ async def test_a_head_that_fills_the_room_exactly_is_shown() -> None:
     assert (fit.prompt_tokens, fit.kept_chars) == (22, len(" ".join(words.split()[:20])))
 
 
+async def test_a_tokeniser_that_gives_no_beginning_at_all_ends_with_an_error() -> None:
+    asked: list[int] = []
+
+    async def count(messages: tuple[Message, ...]) -> int:
+        return len(messages[1].content.split())
+
+    async def head(text: str, tokens: int) -> str:
+        asked.append(tokens)
+        assert len(asked) < 1000, "it would never end"
+        return ""
+
+    with pytest.raises(PromptError, match="doc"):
+        await measure(count, head, request_about, "word " * 100, room=22)
+    assert asked == sorted(asked, reverse=True) and asked[0] == 20 and asked[-1] == 1
+
+
 async def test_the_kind_of_a_failure_is_that_of_its_last_attempt(tmp_path: Path) -> None:
     class Fickle(ScriptedEngine):
         async def complete(self, request: Request) -> Completion:

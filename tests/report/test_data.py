@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from touche_llm.errors import DataError
-from touche_llm.files import read_records
+from touche_llm.excerpts import GAP_MARK
+from touche_llm.files import read_records, write_records
 from touche_llm.qrels import Qrels
-from touche_llm.records import Comparison, Judgment, Reading
+from touche_llm.records import Attempt, Comparison, Cut, Failure, Judgment, Reading
 from touche_llm.report.data import gather
 from touche_llm.report.folder import compared_of
 from touche_llm.report.records import Report
@@ -207,3 +209,27 @@ def test_comparisons_are_summed_up_for_each_document_and_step() -> None:
         "listwise:3: in place 2.0 on average (1×)",
     ]
     assert found["1", "c"] == ["listwise:3: in place 1.0 on average (1×)"]
+
+
+def test_of_a_cut_document_what_the_model_saw_is_shown_and_its_failures_stand_beside_it(
+    comparative: Path, tmp_path: Path
+) -> None:
+    run = copied(comparative, tmp_path)
+    whole = gather(run, None, 2).topics[0]
+    first, second = whole.shown
+    assert first.text and second.text and (first.seen, first.failures) == ("", [])
+    cut = Cut(kept_chars=1010, of_chars=2345, prompt_tokens=7, parts=[(0, 5), (10, 15)])
+    judgments = [
+        replace(each, cut=cut) if (each.topic_id, each.document_id) == (whole.topic.id, first.row.document_id) else each
+        for each in read_records(run / "judgments.jsonl", Judgment, "judgments")
+    ]
+    write_records(run / "judgments.jsonl", judgments)
+    attempt = Attempt(sample=0, kind="not_json", reason="no JSON", text="{")
+    failed = Failure(
+        topic_id=whole.topic.id, document_id=second.row.document_id, kind="not_json", prompt="p", attempts=[attempt]
+    )
+    write_records(run / "failures.jsonl", [failed])
+    one, other = gather(run, None, 2).topics[0].shown
+    assert one.seen == "the model saw 1,010 of 2,345 characters"
+    assert one.text == f"{first.text[:5]}\n{GAP_MARK}\n{first.text[10:15]}"
+    assert (one.failures, other.failures, other.text, other.seen) == ([], [failed], second.text, "")
