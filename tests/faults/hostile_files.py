@@ -281,6 +281,7 @@ DOCUMENTS = "'d', 1, 'text', '', ''"
 for name, statements in {
     "view": ["DROP TABLE documents", f"CREATE VIEW documents AS {ENDLESS} x AS row, {DOCUMENTS} FROM c"],
     "utf8": ["UPDATE documents SET text = CAST(x'ff' AS TEXT)"],
+    "blob": ["UPDATE documents SET text = CAST(text AS BLOB)"],
 }.items():
     altered(f"sqlite_store_{name}", "index/documents.sqlite", [*VALIDATE, "--index", "index"], *statements)
     altered(

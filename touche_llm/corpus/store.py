@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import sqlite3
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,7 +85,7 @@ class Units:
         for part in _slices(wanted):
             marks = ",".join("?" * len(part))
             known.update(
-                row[0] for row in self._database.execute(f"SELECT id FROM {self.table} WHERE id IN ({marks})", part)
+                row[0] for row in self._select(f"SELECT id FROM {self.table} WHERE id IN ({marks})", part, str)
             )
         return [unit_id for unit_id in wanted if unit_id not in known]
 
@@ -97,13 +97,14 @@ class Units:
         """Texts of the given ids, all of them in the corpus, in the order given; read as they are wanted."""
         for part in _slices(ids):
             marks = ",".join("?" * len(part))
-            found = dict(self._database.execute(f"SELECT id, text FROM {self.table} WHERE id IN ({marks})", part))
+            query = f"SELECT id, text FROM {self.table} WHERE id IN ({marks})"
+            found: dict[str, str] = dict(self._select(query, part, str, str))
             yield from (found[each] for each in part)
 
     def texts(self, start: int = 0, stop: int | None = None) -> Iterator[str]:
         """What is indexed of each from row `start` to before `stop`, in row order, one in memory at a time."""
         query = f"SELECT {self._indexed} FROM {self.table} WHERE row >= ? AND row < ? ORDER BY row"
-        for (text,) in self._database.execute(query, (start, len(self) if stop is None else stop)):
+        for (text,) in self._select(query, (start, len(self) if stop is None else stop), str):
             yield text
 
     @property
@@ -114,6 +115,19 @@ class Units:
     def _rows(self) -> int:
         (rows,) = self._database.execute(f"SELECT ifnull(max(row) + 1, 0) FROM {self.table}").fetchone()
         return int(rows)
+
+    def _select(self, query: str, values: Sequence[str | int], *types: type) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of a query; raises DataError for a value of another type than its column's."""
+        # A column of SQLite holds values of any type, and one whose type is TEXT still holds BLOBs.
+        for row in self._database.execute(query, values):
+            if any(not isinstance(value, wanted) for value, wanted in zip(row, types, strict=True)):
+                found = ", ".join(type(value).__name__ for value in row)
+                wanted_types = ", ".join(each.__name__ for each in types)
+                raise DataError(
+                    f"{self.folder}: damaged index ({_DATABASE}: one of the {self.table} has values of the types "
+                    f"{found}, not {wanted_types}); delete the folder and index again"
+                )
+            yield row
 
     _indexed = "text"
 
@@ -126,18 +140,18 @@ class Parts(Units):
 
     def get(self, part_id: str) -> Document:
         """A part as a document, with title and side of the one it is of; raises DataError when there is none."""
-        row = self._database.execute(
+        query = (
             "SELECT parts.text, title, side FROM parts JOIN documents ON documents.row = parts.document "
-            "WHERE parts.id = ?",
-            (part_id,),
-        ).fetchone()
+            "WHERE parts.id = ?"
+        )
+        row = next(self._select(query, (part_id,), str, str, str), None)
         if row is None:
             raise DataError(f"{part_id!r} is no sentence of the corpus {self.manifest.corpus}")
         return Document(part_id, *row)
 
     def place(self, part_id: str) -> tuple[int, int]:
         """The row of the document that a part is of, and its own; raises DataError when there is no such part."""
-        found = self._database.execute("SELECT document, row FROM parts WHERE id = ?", (part_id,)).fetchone()
+        found = next(self._select("SELECT document, row FROM parts WHERE id = ?", (part_id,), int, int), None)
         if found is None:
             raise DataError(f"{part_id!r} is no sentence of the corpus {self.manifest.corpus}")
         document, row = found
@@ -183,7 +197,8 @@ class DocumentStore(Units):
 
     def get(self, document_id: str) -> Document:
         """The document with this id, without its parts; raises DataError when the corpus has none."""
-        row = self._database.execute("SELECT text, title, side FROM documents WHERE id = ?", (document_id,)).fetchone()
+        query = "SELECT text, title, side FROM documents WHERE id = ?"
+        row = next(self._select(query, (document_id,), str, str, str), None)
         if row is None:
             raise DataError(f"document {document_id!r} is not in the corpus {self.manifest.corpus}")
         return Document(document_id, *row)
