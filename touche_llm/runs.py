@@ -173,20 +173,25 @@ def _run_rows(path: Path) -> Iterator[_Row]:
 def _rerank_rows(path: Path) -> Iterator[_Row]:
     for line, raw in corpus_lines(path, MAX_LINE_BYTES):
         _check_number(path, line)
-        record = json_object(raw, path, line)
+        try:
+            record = json_object(raw, path, line)
+        except BadLine as error:
+            # Lines of a corpus can be left out, those of a run cannot.
+            raise DataError(str(error)) from error
         topic, document, rank, score = (record.get(key) for key in ("qid", "docno", "rank", "score"))
         if type(topic) is int:
             topic = str(topic)  # data frames turn digits into numbers
         if not is_word(topic):
-            raise BadLine(path, line, f"`qid` must be {ID_FORM}, not {topic!r:.80}")
+            raise DataError(f"{path}:{line}: `qid` must be {ID_FORM}, not {topic!r:.80}")
         if not is_word(document):
-            raise BadLine(path, line, f"topic {topic}: `docno` must be {ID_FORM}, not {document!r:.80}")
+            raise DataError(f"{path}:{line}: topic {topic}: `docno` must be {ID_FORM}, not {document!r:.80}")
+        where = f"{path}:{line}: topic {topic}, document {document}"
         if rank is not None and type(rank) is not int:
-            raise BadLine(path, line, f"topic {topic}, document {document}: rank {rank!r:.40} is not an integer")
+            raise DataError(f"{where}: rank {rank!r:.40} is not an integer")
         if score is not None and (type(score) not in (int, float) or abs(score) > _LARGEST_SCORE):
-            raise BadLine(path, line, f"topic {topic}, document {document}: score {score!r:.40} is not a finite number")
+            raise DataError(f"{where}: score {score!r:.40} is not a finite number")
         if (rank is None) != (score is None):
-            raise BadLine(path, line, f"topic {topic}, document {document}: has only one of `rank` and `score`")
+            raise DataError(f"{where}: has only one of `rank` and `score`")
         yield _Row(line, topic, NO_STANCE_COLUMN, document, rank, None if score is None else float(score))
 
 

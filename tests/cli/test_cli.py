@@ -338,6 +338,17 @@ def test_a_cache_goes_into_a_cassette_and_back(touche: Touche, tmp_path: Path) -
     assert "comparative/judge" in stats and "comparative/objects" in stats
 
 
+def test_a_bad_line_names_no_option_that_the_command_lacks(touche: Touche, tmp_path: Path) -> None:
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_bytes((SAMPLE / "passages.jsonl").read_bytes())
+    assert touche("retrieve", *DATA[:2], "--corpus", "c.jsonl", "--out", "o").returncode == 0
+    corpus.write_text("not json\n" + corpus.read_text())
+    answers = ["--cache", str(SAMPLE / "cassette.jsonl"), "--cache-mode", "replay"]
+    done = touche("judge", "--out", "o", *answers)
+    assert done.returncode == 1 and "c.jsonl:1: not JSON" in done.stderr
+    assert "--skip-bad-lines" not in done.stderr
+
+
 def test_indexing_twice_does_the_work_once(touche: Touche, tmp_path: Path) -> None:
     touche("index", *DATA[2:], "--index", "idx")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "idx").rglob("*")}

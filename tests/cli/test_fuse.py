@@ -135,3 +135,16 @@ def test_what_cannot_be_fused_is_told_and_nothing_is_written(
     done = touche("fuse", *arguments)
     assert (done.returncode, message in " ".join(done.stderr.split())) == (code, True), done.stderr
     assert {path.name: path.read_bytes() for path in runs.iterdir()} == before
+
+
+def test_a_bad_line_of_a_rerank_file_names_no_option_that_the_command_lacks(touche: Touche, runs: Path) -> None:
+    (runs / "rerank.jsonl").write_text('{"qid": 1, "docno": "a", "rank": 1}\n')
+    done = touche("fuse", "rerank.jsonl", "one", "--out", "fused.txt")
+    assert (done.returncode, done.stderr.splitlines()) == (
+        1,
+        ["error: rerank.jsonl:1: topic 1, document a: has only one of `rank` and `score`"],
+    )
+    (runs / "rerank.jsonl").write_text("not json\n")
+    done = touche("fuse", "rerank.jsonl", "one", "--out", "fused.txt")
+    assert done.returncode == 1 and done.stderr.startswith("error: rerank.jsonl:1: not JSON")
+    assert len(done.stderr.splitlines()) == 1

@@ -17,7 +17,7 @@ from touche_llm.cli.command import Command
 from touche_llm.cli.log import logged, take_options
 from touche_llm.cli.streams import open_streams
 from touche_llm.databases import database_problem
-from touche_llm.errors import BadLine, ToucheError, os_problem, printable
+from touche_llm.errors import ToucheError, os_problem, printable
 from touche_llm.files import check_name
 
 # Each command and the module that holds it: a function of its name, or `app`, which has commands of its own.
@@ -140,8 +140,8 @@ def main() -> None:
         if debug:
             raise
         print(f"error: {error}", file=sys.stderr)
-        if isinstance(error, BadLine):
-            print("--skip-bad-lines leaves such lines out, counts and lists them", file=sys.stderr)
+        for note in getattr(error, "__notes__", ()):
+            print(note, file=sys.stderr)
         sys.exit(error.exit_code)
     except OSError as error:
         if debug:

@@ -1,4 +1,4 @@
-"""A command that names everything that it lacks."""
+"""A command whose errors name options: all that are missing, and what would help."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from touche_llm.errors import UsageError
+from touche_llm.errors import BadLine, UsageError
 
 # Commands that begin a run, and what these cannot do without unless a configuration has it; any one option gives it.
 _BEGIN = ("run", "retrieve")
@@ -14,7 +14,7 @@ _OF_CONFIGURATION = {"--topics": ("topics",), "--corpus": ("corpus", "index", "r
 
 
 class Command(TyperCommand):
-    """A command whose error about a missing option names all that are missing, not the first one."""
+    """A command whose errors name all missing options, not the first one, and how to leave out bad lines."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments; raise UsageError where required ones are missing."""
@@ -23,6 +23,15 @@ class Command(TyperCommand):
             if not given.get("help"):
                 self._check(ctx.command_path, {name for name, value in given.items() if value not in (None, ())})
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; add to the error of a bad line the option that leaves it out, if the command has it."""
+        try:
+            return super().invoke(ctx)
+        except BadLine as error:
+            if any("--skip-bad-lines" in each.opts for each in self.params):
+                error.add_note("--skip-bad-lines leaves such lines out, counts and lists them")
+            raise
 
     def _check(self, path: str, given: set[str]) -> None:
         missing = [
