@@ -79,7 +79,7 @@ class RayEngine:
 
         Args:
             folder: holds weights, tokeniser and chat template; its last name is the model's name.
-            log: gets what Ray and vLLM write.
+            log: what Ray and vLLM write is appended to it.
             context: in tokens.
             options: further arguments of vLLM by name, and of Ray's processor: `concurrency` is the number of replicas.
             chat_template_kwargs: the chat template's switches, for counting tokens.
@@ -266,7 +266,7 @@ class RayEngine:
 
     async def _started(self) -> asyncio.subprocess.Process:
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("wb") as log:
+        with self._log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "touche_llm.llm.ray_driver"),
                 stdin=asyncio.subprocess.PIPE,

@@ -8,8 +8,9 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ _HOST = "127.0.0.1"
 _ASK_EVERY = 0.5
 # Between SIGTERM and SIGKILL, in seconds: vLLM gives memory and semaphores back meanwhile.
 _STOP_SECONDS = 30.0
-_LAST_LINES = 15
+_LAST_LINES, _LAST_BYTES = 15, 2**16
 
 
 @asynccontextmanager
@@ -38,7 +39,7 @@ async def serve(
     Args:
         folder: holds the model.
         options: further options of `vllm serve`, named and valued as for `vllm.LLM`: `{"enforce_eager": True}`.
-        log: gets what the server writes.
+        log: what the server writes is appended to it.
         context: in tokens; the model's own where None.
         ready_within: seconds that starting may take.
 
@@ -58,7 +59,8 @@ async def serve(
     # Seconds; vLLM's default of 5 closes connections that the client is about to use again.
     environment = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "120"} | os.environ
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as output:
+    with log.open("ab") as output:
+        start = output.tell()
         process = subprocess.Popen(
             [
                 *(sys.executable, "-I", server_guard.__file__, str(_STOP_SECONDS)),
@@ -73,7 +75,7 @@ async def serve(
         )
     try:
         url = f"http://{_HOST}:{port}"
-        await _wait_until_ready(process, f"{url}/health", log, ready_within)
+        await _wait_until_ready(process, f"{url}/health", partial(_end_of, log, start), ready_within)
         yield url
     finally:
         await _stop(process)
@@ -100,7 +102,9 @@ def _free_port() -> int:
         return port
 
 
-async def _wait_until_ready(process: subprocess.Popen[bytes], health: str, log: Path, seconds: float) -> None:
+async def _wait_until_ready(
+    process: subprocess.Popen[bytes], health: str, end_of_log: Callable[[], str], seconds: float
+) -> None:
     try:
         async with asyncio.timeout(seconds), aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
             while process.poll() is None:
@@ -110,12 +114,16 @@ async def _wait_until_ready(process: subprocess.Popen[bytes], health: str, log: 
                             return
                 await asyncio.sleep(_ASK_EVERY)
     except TimeoutError as error:
-        raise EngineError(f"vLLM did not start within {seconds:g} s; {_end_of(log)}") from error
-    raise EngineError(f"vLLM ended with code {process.returncode} before it was ready; {_end_of(log)}")
+        raise EngineError(f"vLLM did not start within {seconds:g} s; {end_of_log()}") from error
+    raise EngineError(f"vLLM ended with code {process.returncode} before it was ready; {end_of_log()}")
 
 
-def _end_of(log: Path) -> str:
-    lines = log.read_bytes()[-(2**16) :].decode(errors="replace").splitlines()[-_LAST_LINES:]
+def _end_of(log: Path, start: int) -> str:
+    """The last lines of a log from the byte `start` on."""
+    with log.open("rb") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        stream.seek(max(start, size - _LAST_BYTES))
+        lines = stream.read(_LAST_BYTES).decode(errors="replace").splitlines()[-_LAST_LINES:]
     return "\n".join([f"the end of {log}:", *(line[:500] for line in lines)])
 
 
