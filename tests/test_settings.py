@@ -13,9 +13,11 @@ import yaml
 from tests.fake_server import FakeServer
 from tests.sample_runs import Silent, config_for, run_on
 from touche_llm import pipeline
-from touche_llm.config import Config, _names
-from touche_llm.errors import UsageError
-from touche_llm.settings import INCIDENTAL, OF_ENGINE, OF_JUDGE, OF_RETRIEVE, check_settings
+from touche_llm.config import Config, _names, load_config
+from touche_llm.errors import ToucheError, UsageError
+from touche_llm.made_from import check_settings
+from touche_llm.prompts import prompts_folder
+from touche_llm.settings import INCIDENTAL, OF_ENGINE, OF_JUDGE, OF_RETRIEVE
 
 PORT_NOBODY_LISTENS_ON = "http://127.0.0.1:1"
 
@@ -208,3 +210,112 @@ async def test_nothing_is_compared_where_nothing_was_made(tmp_path: Path, comman
     await pipeline.retrieve_alone(short(tmp_path), tmp_path / "out", Silent())
     (tmp_path / "out" / "candidates.run.txt").unlink()
     check(tmp_path / "out", short(tmp_path, depth=2), command, overwrite=False)
+
+
+def with_own_prompts(folder: Path) -> dict[str, Any]:
+    """Copy the judge prompt to a folder of templates; return the flag that takes it from there."""
+    template = folder / "prompts" / "comparative" / "judge.jinja"
+    template.parent.mkdir(parents=True)
+    template.write_bytes((prompts_folder() / "comparative" / "judge.jinja").read_bytes())
+    return {"prompts__folder": folder / "prompts"}
+
+
+def with_own_inputs(folder: Path) -> dict[str, Any]:
+    """Copy topics, corpus and a run of candidates; return the flags that take them from there."""
+    config = config_for(folder)
+    assert config.corpus is not None
+    files = {"topics": config.topics, "corpus": config.corpus}
+    own = {name: folder / f"own-{file.name}" for name, file in files.items()}
+    for name, path in own.items():
+        path.write_bytes(files[name].read_bytes())
+    return own
+
+
+def edit(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\n")
+
+
+async def test_a_template_that_was_edited_is_a_change_with_its_old_and_new_hash(tmp_path: Path) -> None:
+    out, own = tmp_path / "out", with_own_prompts(tmp_path)
+    await run_on(FakeServer(), short(tmp_path, **own), out)
+    before, server = contents(out), FakeServer()
+    template = tmp_path / "prompts" / "comparative" / "judge.jinja"
+    old = yaml.safe_load(before["ir-metadata.yml"])["stages"]["judge"]["prompts"]["judge"]
+    template.write_text(template.read_text() + "{# another wording #}\n")
+    with pytest.raises(UsageError, match="--overwrite") as caught:
+        await run_on(server, short(tmp_path, **own), out)
+    (line,) = str(caught.value).splitlines()[1:]
+    name, _, values = line.strip().partition(": ")
+    assert (name, values.split(" → ")[0], server.asked) == ("prompts.judge", old, [])
+    for command in ("retrieve", "judge"):
+        with pytest.raises(UsageError) as caught:
+            check_settings(out, short(tmp_path, **own), command, overwrite=False)
+        assert changes(caught.value) == ["prompts.judge"]
+    assert contents(out) == before
+    await run_on(FakeServer(), short(tmp_path, **own), out, overwrite=True)
+    new = yaml.safe_load((out / "ir-metadata.yml").read_bytes())["stages"]["judge"]["prompts"]["judge"]
+    assert values == f"{old} → {new}"
+
+
+async def test_a_run_whose_judging_did_not_finish_takes_the_edited_template(tmp_path: Path) -> None:
+    out, own = tmp_path / "out", with_own_prompts(tmp_path)
+    await pipeline.retrieve_alone(short(tmp_path, **own), out, Silent())
+    edit(tmp_path / "prompts" / "comparative" / "judge.jinja")
+    outcome = await run_on(FakeServer(), short(tmp_path, **own), out)
+    assert outcome.judgments == 3
+
+
+@pytest.mark.parametrize("name", ["topics", "corpus", "candidates"])
+async def test_an_input_that_changed_under_the_same_path_is_a_change(tmp_path: Path, name: str) -> None:
+    out, own = tmp_path / "out", with_own_inputs(tmp_path)
+    await pipeline.retrieve_alone(short(tmp_path, **own), tmp_path / "first", Silent())
+    if name == "candidates":
+        own["candidates"] = tmp_path / "first" / "candidates.run.txt"
+    await pipeline.retrieve_alone(short(tmp_path, **own), out, Silent())
+    os.utime(own[name])  # Read again and the same.
+    check_settings(out, short(tmp_path, **own), "judge", overwrite=False)
+    edit(own[name])
+    for command in ("run", "retrieve", "judge"):
+        with pytest.raises(UsageError) as caught:
+            check_settings(out, short(tmp_path, **own), command, overwrite=False)
+        assert changes(caught.value) == [name]
+    # Without its outputs a stage has made nothing.
+    (out / "candidates.run.txt").unlink()
+    check_settings(out, short(tmp_path, **own), "run", overwrite=False)
+
+
+async def test_the_model_is_compared_with_the_one_that_judged_whatever_ranked_since(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    await run_on(FakeServer(), short(tmp_path, engine__model="fake"), out)
+    other = short(tmp_path, rank=("judge", "pairwise:2"), engine__model="another")
+    server = FakeServer(models=[{"id": "another", "max_model_len": 8192}])
+    async with server.running():
+        engine = other.engine.model_copy(update={"base_url": server.url})
+        await pipeline.rank_alone(other.model_copy(update={"engine": engine}), out, Silent())
+    written = load_config(out / "config.yaml", {})
+    assert written.engine.model == "another"
+    with pytest.raises(UsageError) as caught:
+        check_settings(out, written, "judge", overwrite=False)
+    assert str(caught.value).splitlines()[1:] == ["  engine.model: fake (judge) → another"]
+    own = written.model_copy(update={"engine": written.engine.model_copy(update={"model": "fake"})})
+    with pytest.raises(UsageError) as caught:
+        check_settings(out, own, "judge", overwrite=False)
+    assert str(caught.value).splitlines()[1:] == ["  engine.model: another (rank) → fake"]
+
+
+async def test_ranking_without_comparisons_leaves_the_engine_of_the_judgments(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    await run_on(FakeServer(), short(tmp_path, engine__model="fake"), out)
+    await pipeline.rank_alone(short(tmp_path, engine__model="another", tag="again"), out, Silent())
+    written = load_config(out / "config.yaml", {})
+    assert (written.engine.model, written.tag) == ("fake", "again")
+    check_settings(out, written, "judge", overwrite=False)
+
+
+@pytest.mark.parametrize("facts", ["[]", "{prompts: 3, model: [1]}", "{prompts: {judge: null}}"])
+async def test_damaged_records_of_a_stage_are_an_error_of_this_program(tmp_path: Path, facts: str) -> None:
+    out = tmp_path / "out"
+    await run_on(FakeServer(), short(tmp_path), out)
+    (out / "ir-metadata.yml").write_text(f"stages: {{judge: {facts}, retrieve: {{corpus: 7}}}}\n")
+    with pytest.raises(ToucheError):
+        check_settings(out, short(tmp_path, engine__model="fake", tag="other"), "judge", overwrite=False)

@@ -10,7 +10,7 @@ from touche_llm.config import load_config
 from touche_llm.errors import DataError, PromptError, UsageError
 from touche_llm.evaluation.leaderboard import read_boards
 from touche_llm.prompts import read_header
-from touche_llm.report.overview import stages_of
+from touche_llm.run_folder import read_metadata
 from touche_llm.stance import read_settings
 from touche_llm.yaml_text import MAX_BYTES, MAX_DEPTH, MAX_NODES, YamlError, parse_yaml, read_yaml, to_yaml
 
@@ -122,7 +122,7 @@ def test_every_reader_of_yaml_refuses_it(tmp_path: Path, text: str) -> None:
     with pytest.raises(DataError, match=r"ir-metadata\.yml: the published results are not YAML: line \d"):
         read_boards(path)
     with pytest.raises(DataError, match=r"ir-metadata\.yml: not metadata .*line \d"):
-        stages_of(path)
+        read_metadata(tmp_path)
 
 
 def test_the_front_matter_of_a_prompt_counts_the_lines_of_its_file(tmp_path: Path) -> None:

@@ -14,15 +14,14 @@ from typing import Any
 
 from touche_llm.config import Config, write_config
 from touche_llm.corpus import elastic
-from touche_llm.errors import DataError
 from touche_llm.files import whole_file
 from touche_llm.ranking.chain import JUDGE
 from touche_llm.retrieval import analysis
 from touche_llm.run_files import CONFIG, METADATA, OUTPUTS
-from touche_llm.run_folder import UNFINISHED
+from touche_llm.run_folder import UNFINISHED, read_metadata
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
-from touche_llm.yaml_text import YamlError, read_yaml, to_yaml
+from touche_llm.yaml_text import to_yaml
 
 STAGES = tuple(OUTPUTS)
 _LIBRARIES = ("bm25s", "rank-bm25", "PyStemmer", "sentencex", "jinja2", "pydantic", "aiohttp")
@@ -106,16 +105,8 @@ def _training(config: Config) -> str:
 
 
 def _stages_before(folder: Path, stage: str) -> dict[str, Any]:
-    path = folder / METADATA
-    if not path.exists():
-        return {}
-    try:
-        stages = read_yaml(path)["stages"]
-        return {name: stages[name] for name in STAGES[: STAGES.index(stage)] if name in stages}
-    except (YamlError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{path}: not metadata that this program wrote ({error!s:.200}); delete it and run all stages"
-        ) from error
+    stages = read_metadata(folder).stages
+    return {name: stages[name] for name in STAGES[: STAGES.index(stage)] if name in stages}
 
 
 def _method(config: Config, task: Task, judged: bool) -> dict[str, Any]:

@@ -7,14 +7,15 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from touche_llm.config import Config
+from touche_llm.config import Config, load_config
 from touche_llm.engines import open_model
 from touche_llm.errors import DataError
 from touche_llm.first_stage import choose_topics
 from touche_llm.llm.language_model import LanguageModel
+from touche_llm.made_from import check_settings
 from touche_llm.records import Failure
+from touche_llm.run_files import CONFIG
 from touche_llm.run_lock import locked
-from touche_llm.settings import check_settings
 from touche_llm.stages.common import Observer, compares, prompts_of
 from touche_llm.stages.judge import Outcome, judge_stage
 from touche_llm.stages.rank import Ranking, rank_stage
@@ -75,7 +76,7 @@ async def rank_alone(config: Config, folder: Path, observer: Observer) -> Rankin
     """The last stage, with a model of its own where it needs one."""
     with locked(folder, "rank", observer.notify):
         if not compares(config):
-            return await rank_stage(config, folder, observer)
+            return await rank_stage(_with_engine_of(folder, config), folder, observer)
         async with open_model(config) as model:
             return await rank_stage(_with_facts(config, model), folder, observer, model)
 
@@ -91,6 +92,12 @@ async def _model(
         known = _with_facts(config, model)
         check_settings(folder, known, command, overwrite=overwrite)
         yield known, model
+
+
+def _with_engine_of(folder: Path, config: Config) -> Config:
+    """The configuration with the engine that the judgments came from: without comparisons, ranking uses none."""
+    file = folder / CONFIG
+    return config.model_copy(update={"engine": load_config(file, {}).engine}) if file.exists() else config
 
 
 def _with_facts(config: Config, model: LanguageModel) -> Config:

@@ -1,8 +1,10 @@
-"""The folder of a run as its readers find it: whether the stages behind its files finished."""
+"""The folder of a run as its readers find it: what its metadata says of the stages, and whether they finished."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from touche_llm.errors import DataError
 from touche_llm.run_files import CONFIG, METADATA, OUTPUTS
@@ -10,6 +12,42 @@ from touche_llm.yaml_text import YamlError, read_yaml
 
 # In the metadata, the stage that has begun to replace its outputs; removed once they are recorded.
 UNFINISHED = "unfinished"
+
+
+class Metadata(NamedTuple):
+    """What a folder's metadata says of its stages.
+
+    Attributes:
+        stages: What each finished stage recorded.
+        unfinished: The stage that has begun to replace its outputs, if one has.
+    """
+
+    stages: Mapping[str, Mapping[str, Any]]
+    unfinished: str | None
+
+
+def read_metadata(folder: Path) -> Metadata:
+    """Read what a folder's metadata says of its stages; nothing if there is no such file.
+
+    Raises:
+        DataError: The metadata cannot be read, or is not as this program writes it.
+    """
+    path = folder / METADATA
+    try:
+        content = read_yaml(path)
+        stages = {str(name): dict(facts) for name, facts in content["stages"].items()}
+        unfinished = content.get(UNFINISHED)
+        if unfinished is not None and unfinished not in OUTPUTS:
+            raise ValueError(f"{UNFINISHED}: {unfinished!r:.80} is no stage")
+    except FileNotFoundError:
+        return Metadata({}, None)
+    except OSError as error:
+        raise DataError(f"{path}: cannot read the metadata: {error.strerror}; make the file readable") from error
+    except (YamlError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(
+            f"{path}: not metadata that this program wrote ({error!s:.200}); delete it and run all stages"
+        ) from error
+    return Metadata(stages, unfinished)
 
 
 def check_finished(folder: Path, stage: str) -> None:
@@ -24,21 +62,11 @@ def check_finished(folder: Path, stage: str) -> None:
     Raises:
         DataError: The outputs can be of two states, or the metadata cannot be read; says which command to repeat.
     """
-    path, stages = folder / METADATA, list(OUTPUTS)
-    if not path.exists():
-        return
-    try:
-        content = read_yaml(path)
-        begun = content.get(UNFINISHED)
-        place = None if begun is None else stages.index(begun)
-    except (OSError, YamlError, AttributeError, ValueError) as error:
+    stages, unfinished = list(OUTPUTS), read_metadata(folder).unfinished
+    if unfinished is not None and stages.index(unfinished) <= stages.index(stage):
+        config = f" --config {folder / CONFIG}" if unfinished == "retrieve" else ""
         raise DataError(
-            f"{path}: not metadata that this program wrote ({error!s:.200}); delete it and run all stages"
-        ) from error
-    if place is not None and place <= stages.index(stage):
-        config = f" --config {folder / CONFIG}" if begun == "retrieve" else ""
-        raise DataError(
-            f"{folder}: `touche-llm {begun}` was interrupted while it replaced its outputs, so these files do not "
+            f"{folder}: `touche-llm {unfinished}` was interrupted while it replaced its outputs, so these files do not "
             "belong together; repeat the command that was interrupted, or run "
-            f"`touche-llm {begun}{config} --out {folder}` (answers that are in the cache are not requested again)"
+            f"`touche-llm {unfinished}{config} --out {folder}` (answers that are in the cache are not requested again)"
         )

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from touche_llm.config import Config, load_config
-from touche_llm.errors import UsageError
-from touche_llm.run_files import CONFIG, OUTPUTS
+from touche_llm.config import Config
 
 # Settings that change neither an answer nor an output: where things are stored or served, how fast, in whose name.
 # Every other setting counts, so that a new one is not forgotten.
@@ -52,68 +49,23 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def check_settings(folder: Path, config: Config, command: str, *, overwrite: bool) -> None:
-    """Raise an error if a command would replace what was made with other settings, or by another program.
+class Change(NamedTuple):
+    """A setting, or what it names, that is not as it was; the values as they are shown."""
 
-    A default that changed with the program is a difference, since the folder names every value; a setting that the
-    program did not have then is none.
-
-    Args:
-        folder: The run's folder.
-        config: What the command goes by; its model and context may still be unknown.
-        command: run, retrieve or judge. Judging replaces no candidates: it may have its own settings until there are
-            judgments.
-        overwrite: Whether the user gave `--overwrite`.
-
-    Raises:
-        UsageError: Names each such setting with its old and its new value.
-    """
-    if overwrite:
-        return
-    stages = list(OUTPUTS)[command == "judge" :]
-    if not (folder / CONFIG).exists():
-        for name in (name for stage in stages for name in OUTPUTS[stage]):
-            if os.path.lexists(folder / name):
-                raise UsageError(
-                    f"{folder / name}: without a {CONFIG} beside it, this file is of no run of this program; give "
-                    "another folder with --out, or replace it with --overwrite"
-                )
-        return
-    try:
-        old = load_config(folder / CONFIG, {})
-    except UsageError as error:
-        raise UsageError(f"{error}; give another folder with --out, or replace it with --overwrite") from error
-    lines = [f"  {line}" for line in _differences(old, config, _at_stake(folder, old, command))]
-    if lines:
-        raise UsageError(
-            f"{folder}: holds a run with other settings; give another folder with --out, or replace what is there "
-            "with --overwrite (answers stay in the cache):\n" + "\n".join(lines)
-        )
+    setting: str
+    before: str
+    now: str
 
 
-def _at_stake(folder: Path, config: Config, command: str) -> tuple[str, ...] | None:
-    """The settings that the files of a folder were made with; None for all settings."""
-    made = {stage for stage, names in OUTPUTS.items() if any((folder / name).exists() for name in names)}
-    if "rank" in made:
-        return None
-    if "judge" in made:
-        return (*OF_RETRIEVE, *OF_JUDGE, *OF_ENGINE)
-    if "retrieve" not in made:
-        return ()
-    if command == "judge":
-        return OF_RETRIEVE
-    expanded = ("sampling", "prompts.folder", *OF_ENGINE) if config.expansion.use else ()
-    return (*OF_RETRIEVE, "depth", *expanded)
-
-
-def _differences(old: Config, new: Config, at_stake: tuple[str, ...] | None) -> Iterator[str]:
+def differences(old: Config, new: Config, at_stake: tuple[str, ...] | None) -> Iterator[Change]:
+    """Yield where two configurations differ in settings that count: in those of `at_stake`, unless it is None."""
     before, after = _values(old), _values(new)
     for name in dict.fromkeys((*before, *after)):
         first, second = before.get(name, _NOT_SET), after.get(name, _NOT_SET)
         # What is not named is the server's, which says it once it is reached.
         unknown = name in ("engine.model", "engine.context") and _NOT_SET in (first, second)
         if (at_stake is None or is_one_of(name, at_stake)) and not unknown and not _is_same(name, first, second):
-            yield f"{name}: {first!s:.100} → {second!s:.100}"
+            yield Change(name, f"{first!s:.100}", f"{second!s:.100}")
 
 
 def _values(config: Config) -> dict[str, Any]:

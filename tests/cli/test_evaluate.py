@@ -310,7 +310,7 @@ def test_what_cannot_be_evaluated_is_told(
     (judged / "empty").mkdir()
     (judged / "odd").mkdir()
     (judged / "odd" / "run.txt").write_text(GOOD)
-    (judged / "odd" / "ir-metadata.yml").write_text("stages: [rank]\n")
+    (judged / "odd" / "ir-metadata.yml").write_text("stages: {rank: {lines: 3}}\n")
     (judged / "broken").write_text("1 Q0 a 1 2 t\n1 Q0 b\n")
     (judged / "foreign").write_text("9 Q0 a 1 2 t\n")
     (judged / "sides").write_text("1 PRO a 1 2 t\n")

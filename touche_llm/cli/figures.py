@@ -19,11 +19,10 @@ from touche_llm.errors import DataError, UsageError, printable
 from touche_llm.evaluation.coverage import describe_limits
 from touche_llm.qrels import Qrels, read_qrels
 from touche_llm.run_files import CANDIDATES, CONFIG, METADATA, RUN
-from touche_llm.run_folder import check_finished
+from touche_llm.run_folder import check_finished, read_metadata
 from touche_llm.runs import ReadRun, read_run
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.base import Task
-from touche_llm.yaml_text import YamlError, read_yaml
 
 # The measures, and pandas with them, are imported by the functions that need them: wrong usage is told without them.
 if TYPE_CHECKING:
@@ -194,7 +193,7 @@ def tell(qrels: Qrels, evaluations: Sequence[Evaluation], runs: Iterable[Given],
 
     said = qrels.notes() + worded({evaluation.name: evaluation.notes for evaluation in evaluations}) + list(further)
     for each in runs:
-        if qrels.stances and not each.first_stage and each.folder and (imputed := _imputed(each.folder / METADATA)):
+        if qrels.stances and not each.first_stage and each.folder and (imputed := _imputed(each.folder)):
             said.append(f"{each.name}: stances that are imputed, since no answer could be used: {imputed:,}")
     sys.stdout.flush()
     notify = ConsoleObserver().notify
@@ -266,17 +265,14 @@ def show(title: str, table: Table, below: Sequence[str] = ()) -> None:
     print()
 
 
-def _imputed(metadata: Path) -> int:
-    """How many stances of the run beside this file are no model's, by the file; 0 where there is no such file."""
-    if not metadata.exists():
+def _imputed(folder: Path) -> int:
+    """Return how many stances of a folder's run are no model's, by its metadata; 0 where there is none."""
+    if not (folder / METADATA).exists():
         return 0
-    try:
-        imputed = read_yaml(metadata)["stages"]["rank"]["imputed stances"]
-    except (YamlError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{metadata}: does not say how many stances of the run are imputed; run `touche-llm rank` for its folder "
-            "again, or name the run file itself"
-        ) from error
+    imputed = read_metadata(folder).stages.get("rank", {}).get("imputed stances")
     if type(imputed) is not int:
-        raise DataError(f"{metadata}: stages: rank: imputed stances: {imputed!r:.40} is no number; mend the file")
+        raise DataError(
+            f"{folder / METADATA}: does not say how many stances of the run are imputed; run `touche-llm rank` for its "
+            "folder again, or name the run file itself"
+        )
     return imputed

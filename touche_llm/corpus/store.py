@@ -266,16 +266,29 @@ def ensure_store(
     return DocumentStore(folder)
 
 
-def _why_stale(manifest: StoreManifest, corpus: Path, folder: Path, skip_bad_lines: bool) -> str | None:
-    state = file_state(corpus)
+def corpus_sha256(corpus: Path | None, folder: Path) -> str | None:
+    """Return the SHA-256 of a corpus file, or of the one that the store in a folder was made from; None if none is."""
+    stored = (folder / "manifest.json").exists()
+    if corpus is None:
+        return _read_manifest(folder).sha256 if stored else None
+    if not corpus.is_file():
+        return None
+    return _hash_if_changed(_read_manifest(folder), corpus) if stored else sha256(corpus)
+
+
+def _hash_if_changed(manifest: StoreManifest, corpus: Path) -> str:
+    """Return the SHA-256 of a corpus, without reading all of it if it is the file that a store was made from."""
     same_place = manifest.corpus == str(corpus.absolute())
-    if not same_place or state != (manifest.size, manifest.mtime_ns, manifest.sample):
-        if manifest.size != state.size or manifest.sha256 != sha256(corpus):
-            if not same_place:
-                raise UsageError(
-                    f"{folder}: holds the index of {manifest.corpus}, not of {corpus}; choose another folder"
-                )
-            return f"{corpus} changed since it was indexed in {folder}"
+    if same_place and file_state(corpus) == (manifest.size, manifest.mtime_ns, manifest.sample):
+        return manifest.sha256
+    return sha256(corpus)
+
+
+def _why_stale(manifest: StoreManifest, corpus: Path, folder: Path, skip_bad_lines: bool) -> str | None:
+    if manifest.size != corpus.stat().st_size or manifest.sha256 != _hash_if_changed(manifest, corpus):
+        if manifest.corpus != str(corpus.absolute()):
+            raise UsageError(f"{folder}: holds the index of {manifest.corpus}, not of {corpus}; choose another folder")
+        return f"{corpus} changed since it was indexed in {folder}"
     if manifest.bad_lines and not skip_bad_lines:
         return f"{folder} was built leaving out {manifest.bad_lines} bad lines, which this call does not allow"
     return None

@@ -20,7 +20,7 @@ from touche_llm.qrels import Qrels
 from touche_llm.ranking.chain import JUDGE
 from touche_llm.ranking.pointwise import by_first_stage, by_judgment
 from touche_llm.records import Candidate, Comparison, Failure, Judgment, Objects, Reading, StanceReading, Topic
-from touche_llm.report.overview import people_of, stages_of
+from touche_llm.report.overview import people_of
 from touche_llm.report.records import DocumentView, RawAnswer, Row, Said, SentenceView
 from touche_llm.report.sources import Answers, answers_at_hand, corpus_at_hand
 from touche_llm.run_files import (
@@ -35,7 +35,7 @@ from touche_llm.run_files import (
     SENTENCE_JUDGMENTS,
     STANCES,
 )
-from touche_llm.run_folder import check_finished
+from touche_llm.run_folder import check_finished, read_metadata
 from touche_llm.runs import ReadRun, read_run
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
@@ -59,13 +59,13 @@ def open_folder(folder: Path) -> Iterator[RunFolder]:
     config = config_of(folder)
     check_finished(folder, "rank")
     task = get_task(config.task)
-    for name, stage in ((CANDIDATES, "retrieve"), (JUDGMENTS, "judge"), (RUN, "rank")):
+    for name, stage in ((CANDIDATES, "retrieve"), (JUDGMENTS, "judge"), (RUN, "rank"), (METADATA, "rank")):
         if not (folder / name).exists():
             raise DataError(f"{folder / name}: not there; run `touche-llm {stage}` for this folder first")
     run, first = read_run(folder / RUN, task.stances), read_run(folder / CANDIDATES)
     topics = {topic.id: topic for topic in _topics(folder, config)}
     check_topics(folder / RUN, run.rankings, config)
-    stages, notes = stages_of(folder / METADATA), list[str]()
+    stages, notes = read_metadata(folder).stages, list[str]()
     failures = {
         name: read_records(folder / name, Failure, "failures") for name in ALL_FAILURES if (folder / name).exists()
     }

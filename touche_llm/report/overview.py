@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from touche_llm.config import Config
-from touche_llm.errors import DataError
 from touche_llm.qrels import STANCE, Qrels
 from touche_llm.ranking.chain import JUDGE
 from touche_llm.records import Candidate
 from touche_llm.report.records import Left, Row
 from touche_llm.runs import ReadRun
 from touche_llm.tasks.base import Task
-from touche_llm.yaml_text import read_yaml
 
 # Final ranks that are looked at together, and the bands of ranks that their documents came from; the last is open.
 GROUPS = ((1, 5), (6, 10), (11, 20))
@@ -25,19 +22,6 @@ BANDS = (5, 10, 20, 50, 100)
 _TOP = 5
 _COSTS = ("seconds", "judgments per second", "documents cut", "peak memory MiB")
 _SPENT = ("asked", "cache_hits", "prompt_tokens", "prefix_cached_tokens", "completion_tokens", "cached_prompt_tokens")
-
-
-def stages_of(path: Path) -> dict[str, dict[str, Any]]:
-    """What the metadata says of each stage; raises DataError where it is not as the program wrote it."""
-    try:
-        stages = read_yaml(path)["stages"]
-        return {str(name): dict(facts) for name, facts in stages.items()}
-    except OSError as error:
-        raise DataError(f"{path}: cannot read the metadata: {error.strerror}; run the stages again") from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(
-            f"{path}: not metadata that this program wrote ({error!s:.200}); run the stages again"
-        ) from error
 
 
 def facts_of(config: Config, task: Task, stages: Mapping[str, Mapping[str, Any]], run: ReadRun) -> dict[str, str]:

@@ -12,6 +12,7 @@ from touche_llm.expansion import find_queries
 from touche_llm.files import write_records
 from touche_llm.first_stage import choose_topics, find_candidates, listed, open_corpus
 from touche_llm.llm.language_model import LanguageModel
+from touche_llm.made_from import INPUTS, hash_inputs
 from touche_llm.metadata import begin_stage, record_stage
 from touche_llm.records import Failure, Queries
 from touche_llm.run_files import QUERIES, QUERY_FAILURES
@@ -45,7 +46,7 @@ async def retrieve_stage(
     started = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     task = get_task(config.task)
-    topics = choose_topics(config)
+    topics, inputs = choose_topics(config), hash_inputs(config)
     queries: list[Queries] = []
     failures: list[Failure] = []
     asked: dict[str, Any] = {}
@@ -82,6 +83,7 @@ async def retrieve_stage(
             "candidates": sum(map(len, candidates)),
             "topics without candidates": empty,
             "corpus": dict(corpus.description),
+            INPUTS: inputs,
             **asked,
             "seconds to store the corpus or open it": round(opened - started, 3),
             "seconds": round(time.monotonic() - started, 3),
