@@ -26,7 +26,7 @@ def _with_number(reply: Good, place: dict[str, Any], number: str) -> bytes:
     return orjson.dumps(reply.body).replace(b"-8888.75", number.encode())
 
 
-@body_kind("log-probabilities", ANSWER, exact=False)
+@body_kind("log-probabilities", LOST)
 def _logprobs_missing(rng: random.Random, reply: Good) -> None:
     match rng.randrange(4):
         case 0:
@@ -145,10 +145,15 @@ def _odd_alternatives(rng: random.Random, reply: Good) -> None:
     _label(rng, reply)["top_logprobs"] = rng.choice(odd)
 
 
-@body_kind("log-probabilities", ANSWER, exact=None)
+@body_kind("log-probabilities", LOST)
 def _no_alternatives(rng: random.Random, reply: Good) -> None:
-    for token in rng.choice([reply.tokens, [_label(rng, reply)]]):
+    for token in reply.tokens:
         token["top_logprobs"] = []
+
+
+@body_kind("log-probabilities", ANSWER, exact=None)
+def _label_without_alternatives(rng: random.Random, reply: Good) -> None:
+    _label(rng, reply)["top_logprobs"] = []
 
 
 @body_kind("log-probabilities", IMPOSSIBLE | ANSWER, exact=None)

@@ -29,8 +29,8 @@ from tests.fake_server import (
 )
 from touche_llm.errors import EngineError
 from touche_llm.llm import retries
-from touche_llm.llm.answer import schema_of
-from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.answer import Answer, schema_of
+from touche_llm.llm.cache import Cache, CacheMode, Entry
 from touche_llm.llm.engine import Transient
 from touche_llm.llm.language_model import Answered, LanguageModel, Unanswered
 from touche_llm.llm.request import Message, Origin, Request, Sampling
@@ -310,6 +310,52 @@ async def test_impossible_log_probabilities_are_a_failure_and_no_grade(behaviour
     assert (model.counts.prompt_tokens, model.counts.failures) == (30, 1)
     with Cache(tmp_path / "answers.sqlite") as cache:
         assert not cache.find("answer")
+
+
+def without_logprobs(alternatives: bool) -> Behaviour:
+    """Answer well, without log-probabilities, or only without the alternatives."""
+
+    async def behave(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        sent = orjson.loads((await good(request, body)).body)  # type: ignore[attr-defined]
+        choice = sent["choices"][0]
+        if alternatives:
+            for token in choice["logprobs"]["content"]:
+                token["top_logprobs"] = []
+        else:
+            choice["logprobs"] = None
+        return web.json_response(sent)
+
+    return behave
+
+
+@pytest.mark.parametrize("alternatives", [False, True])
+async def test_an_answer_without_the_log_probabilities_requested_is_requested_again(
+    alternatives: bool, tmp_path: Path
+) -> None:
+    behaviour = without_logprobs(alternatives)
+    result, model = await ask(FakeServer([behaviour, behaviour]), tmp_path / "one")
+    assert isinstance(result, Answered) and result.answer.tokens
+    assert (model.counts.retries, model.counts.failures) == (2, 0)
+    result, model = await ask(FakeServer(rest=behaviour), tmp_path / "two")
+    assert isinstance(result, Unanswered)
+    assert [(attempt.sample, attempt.kind) for attempt in result.attempts] == [(0, "server_error")]
+    assert "--no-logprobs" in result.attempts[0].reason
+    with Cache(tmp_path / "two" / "answers.sqlite") as cache:
+        assert not [*cache.find("answer"), *cache.find("unusable")]
+    # The same request, where the server is as it should be again.
+    result, _ = await ask(FakeServer(), tmp_path / "two")
+    assert isinstance(result, Answered) and result.answer.tokens
+
+
+async def test_an_answer_stored_without_tokens_stays_readable(tmp_path: Path) -> None:
+    value = {"text": GOOD, "finish_reason": "stop", "tokens": [], "prompt_tokens": 10, "completion_tokens": 9}
+    entry = Entry(key=question().key, kind="answer", model="fake", value=value)
+    with Cache(tmp_path / "answers.sqlite") as cache:
+        cache.put(entry, Answer)
+    server = FakeServer()
+    result, model = await ask(server, tmp_path)
+    assert isinstance(result, Answered) and result.answer.tokens == []
+    assert (server.asked, model.counts.cache_hits) == ([], 1)
 
 
 async def test_a_server_that_sends_logits_for_log_probabilities_is_refused_at_once() -> None:

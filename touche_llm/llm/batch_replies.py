@@ -13,7 +13,7 @@ import msgspec
 from touche_llm.errors import DataError, printable
 from touche_llm.files import MAX_LINE, bounded_lines
 from touche_llm.json_records import Malformed, decoded
-from touche_llm.llm.chat_reply import CHAT_PATH, ChatReply, completion_of
+from touche_llm.llm.chat_reply import CHAT_PATH, LOGPROBS_MISSING, ChatReply, completion_of
 from touche_llm.llm.engine import Transient
 
 _LONGEST_REASON = 300
@@ -155,10 +155,8 @@ def _unfit(reply: ChatReply, model: str, logprobs: bool) -> Problem | None:
     if reply.model != model:
         reason = f"the answer is of the model {reply.model!r:.120}, not of {model}: see to --served-model-name"
         return Problem("other_model", printable(reason))
-    completion = completion_of(reply)
-    if logprobs and completion.text.strip() and not (reply.choices[0].logprobs and reply.choices[0].logprobs.content):
-        reason = "log-probabilities were asked for and none came; export with --no-logprobs where none can be had"
-        return Problem("no_logprobs", reason)
+    if logprobs and reply.lacks_logprobs:
+        return Problem("no_logprobs", LOGPROBS_MISSING)
     return None
 
 

@@ -9,11 +9,12 @@ from typing import Annotated, Any
 import msgspec
 
 from touche_llm.json_records import Count, Malformed, decoded
-from touche_llm.llm.engine import Completion, Transient
+from touche_llm.llm.engine import Completion, MissingLogprobs, Transient
 from touche_llm.llm.request import Request
 from touche_llm.llm.vllm_common import BROKEN_TRIES, chat, finished, placed
 
 CHAT_PATH = "/v1/chat/completions"
+LOGPROBS_MISSING = "log-probabilities were requested and none came; use --no-logprobs where none can be had"
 
 
 class _Alternative(msgspec.Struct, gc=False):
@@ -84,6 +85,15 @@ class ChatReply(msgspec.Struct, gc=False):
     usage: _Usage = msgspec.field(default_factory=_Usage)
     system_fingerprint: str | None = None
 
+    @property
+    def lacks_logprobs(self) -> bool:
+        """Whether it holds an answer, and no alternatives of any of its tokens."""
+        choice = self.choices[0]
+        if choice.finish_reason != "stop" or choice.message.refusal or not (choice.message.content or "").strip():
+            return False
+        sent = (choice.logprobs and choice.logprobs.content) or ()
+        return all(bytes(token.top_logprobs) == b"[]" for token in sent)
+
     def check(self) -> None:
         """Look also at what is read where it is needed only; raises Malformed."""
         for choice in self.choices:
@@ -109,11 +119,17 @@ def chat_body(request: Request) -> dict[str, Any]:
 
 
 def completion_of(reply: ChatReply, fields: Collection[str] = ()) -> Completion:
-    """What a reply says, with the tokens that carry the values of `fields`; raises Transient for half a reply."""
+    """What a reply says, with the tokens that carry the values of `fields`; raises Transient for half a reply.
+
+    Raises:
+        MissingLogprobs: `fields` are to be read, and no log-probabilities came.
+    """
     if not reply.choices:
         raise Transient("server_error", "the reply has no choices", most_tries=BROKEN_TRIES)
     choice = reply.choices[0]
     finish_reason = finished(choice.finish_reason)
+    if fields and reply.lacks_logprobs:
+        raise MissingLogprobs("server_error", LOGPROBS_MISSING, most_tries=BROKEN_TRIES)
     text = choice.message.content or ""
     sent = choice.logprobs.content if choice.logprobs and choice.logprobs.content else []
     try:

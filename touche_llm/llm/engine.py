@@ -65,6 +65,10 @@ class Unreachable(Transient):
     """Nothing listens where the engine should be. When it lasts, the run stops instead of failing every request."""
 
 
+class MissingLogprobs(Transient):
+    """An answer came without the log-probabilities that were requested; never stored, so that nothing hides it."""
+
+
 class Rejected(Exception):
     """The engine does not accept this request; asking again would not help. `status` is the HTTP status.
 

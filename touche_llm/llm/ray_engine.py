@@ -30,7 +30,7 @@ import orjson
 from touche_llm.errors import EngineError, UsageError, printable
 from touche_llm.json_records import Malformed, decoded
 from touche_llm.llm.chat_reply import ChatReply, chat_body, completion_of
-from touche_llm.llm.engine import Completion, Engine, EngineFacts, Rejected, Transient
+from touche_llm.llm.engine import Completion, Engine, EngineFacts, MissingLogprobs, Rejected, Transient
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.tokenizer import ChatTokenizer
 from touche_llm.llm.vllm_common import BROKEN_TRIES, introduce, model_name, start_options
@@ -192,6 +192,8 @@ class RayEngine:
         for _ in range(BROKEN_TRIES):
             try:
                 return await self._ask_once(request, first)
+            except MissingLogprobs:
+                raise  # the start-up check recognises it
             except Transient as error:
                 failed = error
         raise Transient(failed.kind, f"{failed.reason} ({BROKEN_TRIES} data sets)", most_tries=1) from failed

@@ -11,7 +11,7 @@ import orjson
 
 from touche_llm.errors import EngineError, UsageError
 from touche_llm.llm.answer import Token, Unusable
-from touche_llm.llm.engine import Engine, EngineFacts, Transient
+from touche_llm.llm.engine import Engine, EngineFacts, MissingLogprobs, Transient
 from touche_llm.llm.labels import LOGPROB_ROUNDING, check_logprobs, overlaps, value_spans
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 
@@ -176,17 +176,23 @@ async def _prove(
         "required": ["word"],
         "additionalProperties": False,
     }
-    completion = await engine.complete(
-        Request(
-            messages=(Message("user", "Say hello."),),
-            schema=schema,
-            sampling=Sampling(max_tokens=64, top_logprobs=top_logprobs),
-            model=model,
-            revision="",
-            chat_template_kwargs=chat_template_kwargs,
-            origin=Origin("start-up check", 0, "", "", None),
-        )
+    no_logprobs = EngineError(
+        f"{where}: {model} sends no log-probabilities that spell its answer; grades would be coarse. "
+        "Use a server that does, or ask for plain grades with --no-logprobs"
     )
+    request = Request(
+        messages=(Message("user", "Say hello."),),
+        schema=schema,
+        sampling=Sampling(max_tokens=64, top_logprobs=top_logprobs),
+        model=model,
+        revision="",
+        chat_template_kwargs=chat_template_kwargs,
+        origin=Origin("start-up check", 0, "", "", None),
+    )
+    try:
+        completion = await engine.complete(request)
+    except MissingLogprobs as error:
+        raise no_logprobs from error
     try:
         enforced = orjson.loads(completion.text) == {"word": _PROBE_WORD}
     except orjson.JSONDecodeError:
@@ -200,10 +206,7 @@ async def _prove(
             f"it answered {completion.text[:80]!r}{hint}; it must support `structured_outputs` (vLLM 0.11 on)"
         )
     if top_logprobs and not any(token.top for token in completion.tokens):
-        raise EngineError(
-            f"{where}: {model} sends no log-probabilities that spell its answer; grades would be coarse. "
-            "Use a server that does, or ask for plain grades with --no-logprobs"
-        )
+        raise no_logprobs
     try:
         check_logprobs(completion.text, completion.tokens)
     except Unusable as error:
