@@ -346,7 +346,7 @@ def test_a_bad_line_names_no_option_that_the_command_lacks(touche: Touche, tmp_p
     assert touche("retrieve", *DATA[:2], "--corpus", "c.jsonl", "--out", "o").returncode == 0
     corpus.write_text("not json\n" + corpus.read_text())
     answers = ["--cache", str(SAMPLE / "cassette.jsonl"), "--cache-mode", "replay"]
-    done = touche("judge", "--out", "o", *answers)
+    done = touche("judge", "--out", "o", "--overwrite", *answers)
     assert done.returncode == 1 and "c.jsonl:1: not JSON" in done.stderr
     assert "--skip-bad-lines" not in done.stderr
 
@@ -416,7 +416,7 @@ def test_a_packed_run_is_read(touche: Touche, tmp_path: Path) -> None:
     assert touche("run", *DATA, *REPLAY, "--out", "two", "--candidates", "c.run.gz").returncode == 0
     assert (tmp_path / "two" / "run.txt").read_bytes() == (tmp_path / "one" / "run.txt").read_bytes()
     (tmp_path / "c.run.gz").write_bytes(packed[:-20])
-    broken = touche("run", *DATA, *REPLAY, "--out", "two", "--candidates", "c.run.gz")
+    broken = touche("run", *DATA, *REPLAY, "--out", "three", "--candidates", "c.run.gz")
     assert (broken.returncode, "c.run.gz: truncated gzip file" in broken.stderr) == (1, True)
 
 
