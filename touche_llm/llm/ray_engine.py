@@ -165,7 +165,11 @@ class RayEngine:
         """
         if self._proof is None:
             self._proof = asyncio.create_task(self._proved())
-        completion = await self._ask(request)
+        try:
+            completion = await self._ask(request)
+        except MissingLogprobs:
+            await asyncio.shield(self._proof)  # fails where the engine never sends any
+            raise
         await asyncio.shield(self._proof)
         return completion
 
