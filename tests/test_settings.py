@@ -319,3 +319,16 @@ async def test_damaged_records_of_a_stage_are_an_error_of_this_program(tmp_path:
     (out / "ir-metadata.yml").write_text(f"stages: {{judge: {facts}, retrieve: {{corpus: 7}}}}\n")
     with pytest.raises(ToucheError):
         check_settings(out, short(tmp_path, engine__model="fake", tag="other"), "judge", overwrite=False)
+
+
+async def test_judging_may_use_another_model_than_the_queries_are_of(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    await pipeline.retrieve_alone(short(tmp_path, engine__model="fake"), out, Silent())
+    metadata = yaml.safe_load((out / "ir-metadata.yml").read_bytes())
+    metadata["stages"]["retrieve"]["model"] = "fake"
+    (out / "ir-metadata.yml").write_text(yaml.safe_dump(metadata))
+    other = short(tmp_path, engine__model="another")
+    check_settings(out, other, "judge", overwrite=False)
+    with pytest.raises(UsageError) as caught:
+        check_settings(out, other, "retrieve", overwrite=False)
+    assert changes(caught.value) == ["engine.model"]

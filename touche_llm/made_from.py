@@ -67,9 +67,13 @@ def check_settings(folder: Path, config: Config, command: str, *, overwrite: boo
         for name, files in OUTPUTS.items()
         if any((folder / file).exists() for file in files)
     }
-    settings = differences(old, config, _at_stake(made, old, command))
-    changes = [each for each in settings if not (each.setting in OF_ENGINE and _records_engine(made))]
-    changes += _find_changes(made, config, {each.setting for each in changes})
+    replaced = {stage: made[stage] for stage in stages if stage in made}
+    changes = list(differences(old, config, _at_stake(made, old, command)))
+    if any("model" in facts for facts in replaced.values()):
+        changes = [each for each in changes if each.setting not in OF_ENGINE]
+        changes += [change for stage, facts in replaced.items() for change in _engine_changes(stage, facts, config)]
+    changed = {each.setting for each in changes}
+    changes += [*_input_changes(made, config, changed), *_prompt_changes(made, config, changed)]
     if changes:
         lines = [f"  {name}: {before} → {now}" for name, before, now in changes]
         raise UsageError(
@@ -92,21 +96,8 @@ def _at_stake(made: Collection[str], config: Config, command: str) -> tuple[str,
     return (*OF_RETRIEVE, "depth", *expanded)
 
 
-def _records_engine(stages: Stages) -> bool:
-    """Whether one of these stages says which model it asked."""
-    return any("model" in facts for facts in stages.values())
-
-
-def _find_changes(stages: Stages, config: Config, changed: Collection[str]) -> Iterator[Change]:
-    """Yield where the engine, a prompt or an input is not the one that a stage recorded, under the same setting.
-
-    Args:
-        stages: What the stages recorded whose files are there.
-        config: What would be used now; its model and context may still be unknown.
-        changed: Settings that differ; what they name differs anyway.
-    """
-    for stage, facts in stages.items():
-        yield from _engine_changes(stage, facts, config)
+def _input_changes(stages: Stages, config: Config, changed: Collection[str]) -> Iterator[Change]:
+    """Yield the settings whose files are not as the first stage found them; not `changed` ones, which name others."""
     before = _section(stages, "retrieve", INPUTS)
     before |= {"corpus": hashed} if (hashed := _section(stages, "retrieve", "corpus").get("sha256")) else {}
     now = hash_inputs(config)
@@ -115,7 +106,6 @@ def _find_changes(stages: Stages, config: Config, changed: Collection[str]) -> I
     for name, digest in before.items():
         if name in now and name not in changed and now[name] != digest:
             yield Change(name, f"sha256 {digest!s:.12}", f"sha256 {now[name]:.12}")
-    yield from _prompt_changes(stages, config, changed)
 
 
 def _engine_changes(stage: str, facts: Mapping[str, Any], config: Config) -> Iterator[Change]:
