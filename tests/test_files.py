@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from touche_llm import files
-from touche_llm.errors import DataError
+from touche_llm.errors import DataError, UsageError
 from touche_llm.files import (
     file_state,
     iterate_records,
@@ -20,6 +20,7 @@ from touche_llm.files import (
 )
 from touche_llm.llm.engine import EngineFacts
 from touche_llm.records import Cut, Judgment, Reading
+from touche_llm.scratch import BUILDING, scratch
 
 ERRORS = [RuntimeError("halfway"), KeyboardInterrupt()]
 
@@ -61,7 +62,7 @@ def test_a_whole_folder_takes_the_place_of_the_old_one(tmp_path: Path, there: bo
     if there:
         path.mkdir()
         (path / "old").touch()
-    with whole_folder(path) as building:
+    with whole_folder(path, ["*"]) as building:
         (building / "new").touch()
         assert path.exists() == there
     assert list(tmp_path.iterdir()) == [path]
@@ -76,7 +77,7 @@ def test_a_folder_that_breaks_off_leaves_the_old_one_or_none(tmp_path: Path, err
     if there:
         path.mkdir()
         (path / "old").touch()
-    with pytest.raises(type(error)), whole_folder(path) as building:
+    with pytest.raises(type(error)), whole_folder(path, ["*"]) as building:
         (building / "new").touch()
         raise error
     assert sorted(tmp_path.rglob("*")) == ([path, path / "old"] if there else [])
@@ -99,7 +100,7 @@ def test_where_a_rename_fails_the_old_folder_is_in_its_place_and_nothing_else_is
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", fails)
-    with pytest.raises(OSError, match="no such luck"), whole_folder(path) as building:
+    with pytest.raises(OSError, match="no such luck"), whole_folder(path, ["*"]) as building:
         (building / "new").touch()
     assert len(renamed) >= failing
     assert sorted(tmp_path.rglob("*")) == [path, path / "old"]
@@ -262,3 +263,45 @@ def test_a_record_that_pydantic_reads_is_bounded(tmp_path: Path) -> None:
     path.write_bytes(b'{"name": "' + b"x" * 2**20 + b'"}')
     with pytest.raises(DataError, match=r"engine\.json:1: not one of the engines: longer than 1,048,576 bytes"):
         read_record(path, EngineFacts, "engine")
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "part/notes.txt", ".hidden", "new.bak", "part/deep/new"])
+def test_a_folder_with_a_file_of_the_user_is_not_replaced(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "folder"
+    own = ["new", "part/new"]
+    with whole_folder(path, own) as building:
+        (building / "new").touch()
+        (building / "part").mkdir()
+        (building / "part" / "new").touch()
+    (path / name).parent.mkdir(exist_ok=True)
+    (path / name).write_text("mine")
+    with pytest.raises(UsageError, match=f"{path}: .*{name}; move them") as caught, whole_folder(path, own):
+        pytest.fail("nothing is built")
+    assert "part/new," not in str(caught.value)
+    assert (path / name).read_text() == "mine"
+    (path / name).unlink()
+    with pytest.raises(UsageError), whole_folder(path, own):
+        (path / name).write_text("added meanwhile")
+    assert [each.name for each in tmp_path.iterdir()] == ["folder"]
+    (path / name).rename(tmp_path / "elsewhere")
+    with whole_folder(path, own):
+        pass
+    assert list(path.iterdir()) == []
+
+
+def test_a_link_to_a_folder_is_a_file_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "link").symlink_to(tmp_path / "precious")
+    with pytest.raises(UsageError, match="link"), whole_folder(tmp_path / "folder", ["new"]):
+        pass
+
+
+def test_what_a_killed_build_left_in_the_folder_is_no_file_of_the_user(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with scratch(folder / "part", BUILDING) as (place, _):
+        (place / "half").touch()
+    with whole_folder(folder, ["new"]):
+        pass
+    assert list(tmp_path.iterdir()) == [folder] and list(folder.iterdir()) == []

@@ -10,12 +10,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from touche_llm.files import whole_file, whole_folder
-from touche_llm.scratch import BUILDING, WRITING, remove_abandoned, scratch
+from touche_llm.scratch import BUILDING, RETIRED, WRITING, recover, remove_abandoned, scratch
 
 # Writes half of a file or of a folder, says so, and waits to be killed.
 _HALF = """
@@ -30,7 +31,7 @@ if sys.argv[1] == "file":
         print("ready", flush=True)
         time.sleep(600)
 else:
-    with whole_folder(path) as building:
+    with whole_folder(path, ["*"]) as building:
         (building / "half").touch()
         print("ready", flush=True)
         time.sleep(600)
@@ -66,7 +67,7 @@ def test_what_a_killed_process_left_goes_with_the_next_output_and_not_before(tmp
             stream.write(b"whole")
         assert path.read_bytes() == b"whole"
     else:
-        with whole_folder(path) as building:
+        with whole_folder(path, ["*"]) as building:
             (building / "whole").touch()
         assert list(path.iterdir()) == [path / "whole"]
     assert {each.name for each in tmp_path.iterdir()} == {"output", "other"}
@@ -93,16 +94,71 @@ def test_only_names_of_this_program_and_this_machine_are_removed(tmp_path: Path)
         ".run.txt.writing",
         ".run.txt.swp",
         "run.txt.partial",
-        name("index", "retired"),
     ]
     for each in (own, *kept):
         (tmp_path / each).touch()
     remove_abandoned(tmp_path)
     assert {each.name for each in tmp_path.iterdir()} == set(kept)
-    # What was retired goes as soon as there is something in its place.
-    (tmp_path / "index").mkdir()
+
+
+@pytest.mark.parametrize("work", [recover, remove_abandoned])
+def test_what_was_retired_is_put_back_unless_something_is_in_its_place(
+    tmp_path: Path, work: Callable[[Path], None]
+) -> None:
+    for _ in range(2):
+        retired = tmp_path / name("index", RETIRED)
+        (retired / "index").mkdir(parents=True)
+        (retired / "index" / "old").touch()
+    work(tmp_path)
+    assert [each.name for each in (tmp_path / "index").iterdir()] == ["old"]
     remove_abandoned(tmp_path)
-    assert {each.name for each in tmp_path.iterdir()} == {*kept[:-1], "index"}
+    assert [each.name for each in tmp_path.iterdir()] == ["index"]
+
+
+def test_what_a_living_process_or_another_machine_retired_stays(tmp_path: Path) -> None:
+    with scratch(tmp_path / "index", RETIRED) as (living, _):
+        other = tmp_path / name("index", RETIRED, host="0123abcd")
+        for place in (living, other):
+            (place / "index").mkdir(parents=True)
+        recover(tmp_path)
+        remove_abandoned(tmp_path)
+        assert {each.name for each in tmp_path.iterdir()} == {living.name, other.name}
+
+
+# Is killed between the two renames, when the folder has no other copy than the retired one.
+_BETWEEN = """
+import os, signal, sys
+from pathlib import Path
+from touche_llm.files import whole_folder
+rename = Path.rename
+def killed(self, target):
+    rename(self, target)
+    os.kill(os.getpid(), signal.SIGKILL)
+Path.rename = killed
+with whole_folder(Path(sys.argv[1]), ["*"]) as building:
+    (building / "new").touch()
+"""
+
+
+def killed_between_the_renames(path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))}
+    done = subprocess.run([sys.executable, "-c", _BETWEEN, str(path)], env=environment, check=False)
+    assert (done.returncode, path.exists()) == (-signal.SIGKILL, False)
+
+
+def test_a_folder_whose_replacement_was_killed_between_the_renames_is_put_back(tmp_path: Path) -> None:
+    path = tmp_path / ("a name of more than forty characters, of which" + " the rest counts too")
+    path.mkdir()
+    (path / "old").touch()
+    killed_between_the_renames(path)
+    recover(tmp_path)
+    assert [each.name for each in path.iterdir()] == ["old"]
+    killed_between_the_renames(path)
+    with whole_folder(path, ["*"]) as building:
+        assert [each.name for each in path.iterdir()] == ["old"]
+        (building / "new").touch()
+    assert [each.name for each in path.iterdir()] == ["new"]
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
@@ -123,12 +179,12 @@ def test_without_locks_all_is_written_and_nothing_removed(tmp_path: Path, monkey
     monkeypatch.setattr(fcntl, "flock", flock)
     with whole_file(tmp_path / "file") as stream:
         stream.write(b"new")
-    with whole_folder(tmp_path / "folder"):
+    with whole_folder(tmp_path / "folder", ["*"]):
         pass
     assert (tmp_path / "file").read_bytes() == b"new" and (tmp_path / "folder").is_dir() and left.exists()
 
 
-@pytest.mark.parametrize("work", [whole_file, whole_folder])
+@pytest.mark.parametrize("work", [whole_file, partial(whole_folder, own=())])
 def test_a_temporary_file_taken_for_abandoned_before_it_was_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Callable[[Path], object]
 ) -> None:
@@ -160,16 +216,16 @@ def test_the_old_folder_survives_two_renames_that_fail(tmp_path: Path, monkeypat
         return real(self, target)
 
     monkeypatch.setattr(Path, "rename", rename)
-    with pytest.raises(OSError), whole_folder(path):
+    with pytest.raises(OSError), whole_folder(path, ["*"]):
         pass
     remove_abandoned(tmp_path)
     (left,) = tmp_path.iterdir()
-    assert [each.name for each in (left / "old").iterdir()] == ["old"]
+    assert [each.name for each in (left / "folder").iterdir()] == ["old"]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EFBIG])
 def test_a_full_disk_is_an_error_that_names_the_output(tmp_path: Path, code: int) -> None:
-    for work in (whole_file, whole_folder):
+    for work in (whole_file, partial(whole_folder, own=())):
         with pytest.raises(OSError) as caught, work(tmp_path / "output"):
             raise OSError(code, os.strerror(code))
         assert (caught.value.errno, caught.value.filename) == (code, str(tmp_path / "output"))

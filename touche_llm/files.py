@@ -7,15 +7,16 @@ import hashlib
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, NamedTuple, TypeVar
 
 from touche_llm.databases import named
 from touche_llm.errors import DataError, UsageError
 from touche_llm.json_records import JsonRecord, Malformed
-from touche_llm.scratch import BUILDING, RETIRED, WRITING, remove_abandoned, scratch
+from touche_llm.scratch import BUILDING, RETIRED, WRITING, is_scratch, recover, remove_abandoned, scratch
 
 # Longest line of a file of records: an answer with its label tokens has a few kilobytes.
 MAX_LINE = 16 * 2**20
@@ -23,6 +24,8 @@ MAX_LINE = 16 * 2**20
 MAX_SKIPPED = 2**30
 # Of a large file so many blocks are compared, which takes milliseconds; a file of up to 4 MiB is compared whole.
 _BLOCKS, _BLOCK = 64, 2**16
+# Files that a refusal names.
+_LISTED = 5
 
 RecordT = TypeVar("RecordT", bound=JsonRecord)
 
@@ -71,25 +74,54 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
-    """A new folder that takes the place of `path` only when the block ends without an error."""
+def whole_folder(path: Path, own: Collection[str]) -> Iterator[Path]:
+    """A new folder that takes the place of `path` only when the block ends without an error.
+
+    Args:
+        path: The folder, with its parents made where they are not there.
+        own: Patterns, as of `fnmatch`, of the files that this program writes there: no other file is removed.
+
+    Raises:
+        UsageError: The folder that is there holds other files; names them.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    recover(path.parent)
+    _check_own_files(path, own)
     with _named_if_full(path), scratch(path, BUILDING) as (building, _):
         yield building
         building.chmod(0o777 & ~_umask())
         if path.exists():
+            _check_own_files(path, own)  # Building takes minutes.
             with scratch(path, RETIRED) as (retired, _):
+                # Under its own name, by which `recover` puts it back.
+                old = retired / path.name
                 try:
-                    path.rename(retired / "old")
+                    path.rename(old)
                     building.rename(path)
                 except BaseException:
                     if not path.exists():
-                        (retired / "old").rename(path)
+                        old.rename(path)
                     raise
                 shutil.rmtree(retired)
         else:
             building.rename(path)
     remove_abandoned(path.parent)
+
+
+def _check_own_files(folder: Path, own: Collection[str]) -> None:
+    others = []
+    for root, folders, files in os.walk(folder):
+        # A temporary one is of a build within this folder that was killed.
+        folders[:] = [name for name in folders if not is_scratch(name)]
+        links = [name for name in folders if os.path.islink(os.path.join(root, name))]
+        names = (os.path.relpath(os.path.join(root, name), folder) for name in files + links if not is_scratch(name))
+        others += [name for name in names if not any(fnmatchcase(name, each) for each in own)]
+    if others:
+        more = f" and {len(others) - _LISTED} more" if len(others) > _LISTED else ""
+        raise UsageError(
+            f"{folder}: the folder is replaced as a whole, and holds files that this program did not write: "
+            f"{', '.join(sorted(others)[:_LISTED])}{more}; move them out of it, and run the same command again"
+        )
 
 
 @contextmanager

@@ -45,21 +45,43 @@ def scratch(path: Path, kind: str) -> Iterator[tuple[Path, int]]:
         os.close(number)
 
 
+def is_scratch(name: str) -> bool:
+    """Whether a file or folder of this name is a temporary one of this program, on any machine."""
+    return _NAME.fullmatch(name) is not None
+
+
+def recover(folder: Path) -> None:
+    """Put back the folders whose replacement was interrupted between its two renames, by the death of the process."""
+    for place, kind in _abandoned(folder):
+        if kind == RETIRED:
+            # In a folder that may not be changed it stays where it is; whoever needs it reports what is missing.
+            with suppress(OSError):
+                _put_back(place)
+
+
 def remove_abandoned(folder: Path) -> None:
     """Remove the temporary files and folders in a folder whose processes, of this machine, have died.
 
-    Those of other machines stay: not every shared file system tells one machine about the locks of another.
+    Those of other machines stay: not every shared file system tells one machine about the locks of another. What
+    `recover` puts back is put back.
     """
+    for place, kind in _abandoned(folder):
+        # What cannot be put back stays; so does all in a folder that may not be changed.
+        with suppress(OSError):
+            if kind == RETIRED:
+                _put_back(place)
+            _remove(place)
+
+
+def _abandoned(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield path and kind of what dead processes left in a folder, locked meanwhile."""
     try:
         names = os.listdir(folder)
     except OSError:
-        return  # A folder that may be written and not listed.
+        return  # Not there, or a folder that may be written and not listed.
     for name in names:
         found = _NAME.fullmatch(name)
         if found is None or found["host"] != _host():
-            continue
-        # Between two renames the retired folder is the only one: it stays until its output exists again.
-        if found["kind"] == RETIRED and not os.path.lexists(folder / found["output"]):
             continue
         try:
             number = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -67,11 +89,18 @@ def remove_abandoned(folder: Path) -> None:
             continue  # Removed meanwhile, or somebody else's.
         try:
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove(folder / name)
+            yield folder / name, found["kind"]
         except OSError:
             pass  # Its process lives, or the file system has no locks.
         finally:
             os.close(number)
+
+
+def _put_back(place: Path) -> None:
+    """Move what a retired folder holds to its own name, unless there is something by now."""
+    for held in place.iterdir() if place.is_dir() else ():
+        if not os.path.lexists(place.parent / held.name):
+            held.rename(place.parent / held.name)
 
 
 def _make(path: Path, kind: str) -> tuple[Path, int]:

@@ -14,6 +14,7 @@ from tests.regression.conftest import edit, overlay
 from tests.report.reports import write_qrels
 from tests.write_regressions import FOLDER, make_run
 from touche_llm.regression.differences import COLUMNS
+from touche_llm.scratch import RETIRED, scratch
 
 # Runs are recorded and replayed whole.
 pytestmark = pytest.mark.slow
@@ -94,6 +95,26 @@ def test_an_update_leaves_nothing_else_behind(touche: Touche, copies: Path, tmp_
     assert done.returncode == 0 and "recorded:" in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["regress"]
     assert sorted(path.name for path in copies.iterdir()) == ["comparative", "controversial"]
+
+
+@pytest.mark.parametrize("name", ["README.md", "notes/why.txt", "prompts/note.txt"])
+def test_an_update_removes_no_file_of_the_user(touche: Touche, copies: Path, name: str) -> None:
+    folder = copies / "comparative"
+    edit(folder / "config.yaml", "- pairwise:3\n", "")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("mine")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    done = touche("regress", "update", "comparative", "--yes")
+    assert done.returncode == 2 and name in done.stderr
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_whose_update_was_killed_between_two_renames_is_put_back(touche: Touche, copies: Path) -> None:
+    with scratch(copies / "comparative", RETIRED) as (retired, _):
+        (copies / "comparative").rename(retired / "comparative")
+    done = touche("regress", "check")
+    assert (done.returncode, done.stdout) == (0, "comparative: as recorded\ncontroversial: as recorded\n")
+    assert {path.name for path in copies.iterdir() if not path.name.startswith(".")} == {"comparative", "controversial"}
 
 
 def test_a_template_that_changes_after_the_question_is_not_stored_unseen(

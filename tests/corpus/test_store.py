@@ -14,6 +14,8 @@ from touche_llm.corpus.passages import read_passages
 from touche_llm.corpus.store import DocumentStore, Reader, ensure_store
 from touche_llm.errors import BadLine, DataError, UsageError
 from touche_llm.records import Document, Part
+from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index
+from touche_llm.scratch import RETIRED, scratch
 
 TEXTS = {"b": "second letter", "a": "first letter ", "c": "third\nletter \U0001f600\x00"}
 
@@ -212,13 +214,38 @@ def test_a_copy_of_the_corpus_is_the_same_corpus(corpus: Path, stores: Stores) -
 
 def test_a_changed_corpus_is_stored_again_with_a_notice(corpus: Path, stores: Stores) -> None:
     stores.ensure(corpus)
-    (stores.folder / "bm25").mkdir()
+    (stores.folder / "bm25-documents").mkdir()
+    (stores.folder / "bm25-documents" / "params.index.json").touch()
     corpus.write_text(corpus.read_text().replace("first", "prime"))  # of the same size
     os.utime(corpus, ns=(1, 1))
     assert stores.ensure(corpus).get("a").text == "prime letter "
     (notice,) = stores.notices
     assert "changed" in notice and str(corpus) in notice
-    assert not (stores.folder / "bm25").exists(), "the index of the old documents is gone"
+    assert not (stores.folder / "bm25-documents").exists(), "the index of the old documents is gone"
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "bm25-documents/notes.txt"])
+def test_files_of_the_user_in_the_folder_are_not_replaced(corpus: Path, stores: Stores, name: str) -> None:
+    with closing(stores.ensure(corpus)) as store:
+        ensure_index(store, Bm25Settings(), stores.notices.append)
+    (stores.folder / name).write_text("mine")
+    corpus.write_text(corpus.read_text().replace("first", "prime"))
+    with pytest.raises(UsageError, match=f"{stores.folder}.*: {name};"):
+        stores.ensure(corpus)
+    assert (stores.folder / name).read_text() == "mine"
+    (stores.folder / name).unlink()
+    assert stores.ensure(corpus).get("a").text == "prime letter "
+
+
+def test_an_index_whose_replacement_was_killed_is_put_back_and_not_built_again(corpus: Path, stores: Stores) -> None:
+    stores.ensure(corpus)
+    before = stores.state()
+    with scratch(stores.folder, RETIRED) as (retired, _):
+        stores.folder.rename(retired / stores.folder.name)
+    with DocumentStore(stores.folder) as store:
+        assert len(store) == len(TEXTS)
+    stores.ensure(corpus)
+    assert (stores.notices, stores.state()) == ([], before)
 
 
 @pytest.mark.parametrize("padding", [0, 8 * 2**20])

@@ -13,6 +13,7 @@ import typer
 from touche_llm.cli import figures as f
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.errors import UsageError
+from touche_llm.scratch import recover
 
 if TYPE_CHECKING:
     from touche_llm.regression.differences import Finding
@@ -48,6 +49,7 @@ def record_(
     from touche_llm.regression.recorded import QUERIES_UNSEEN, check_name
 
     target = root / check_name(run_dir.resolve().name if name is None else name)
+    recover(root)
     if target.exists() or target.is_symlink():
         raise UsageError(
             f"{target}: is there already; `touche-llm regress update {target.name} --dir {root} --run {run_dir}` shows "

@@ -18,8 +18,10 @@ from touche_llm.corpus.passages import LeftOut
 from touche_llm.databases import check_schema, connect
 from touche_llm.errors import BadLine, DataError, UsageError
 from touche_llm.files import check_name, file_state, read_record, sha256, whole_folder, write_records
+from touche_llm.folder_files import INDEX_FILES
 from touche_llm.json_records import JsonModel
 from touche_llm.records import Document
+from touche_llm.scratch import recover
 
 FORMAT = 3
 _DATABASE = "documents.sqlite"
@@ -171,6 +173,7 @@ class DocumentStore(Units):
 
     def __init__(self, folder: Path) -> None:
         """Open the store in `folder`; raises DataError when there is none."""
+        recover(folder.parent)
         manifest = _read_manifest(folder)
         # Nobody changes the file of a store, so that no read has to lock it or to look whether somebody did.
         place = f"{(folder / _DATABASE).absolute().as_uri()}?mode=ro&immutable=1"
@@ -253,6 +256,7 @@ def ensure_store(
     if not corpus.is_file():
         raise DataError(f"{corpus}: no such corpus file")
     check_name(corpus.absolute())
+    recover(folder.parent)
     if (folder / "manifest.json").exists():
         stale = _why_stale(_read_manifest(folder), corpus, folder, skip_bad_lines)
         if stale is None:
@@ -268,6 +272,7 @@ def ensure_store(
 
 def corpus_sha256(corpus: Path | None, folder: Path) -> str | None:
     """Return the SHA-256 of a corpus file, or of the one that the store in a folder was made from; None if none is."""
+    recover(folder.parent)
     stored = (folder / "manifest.json").exists()
     if corpus is None:
         return _read_manifest(folder).sha256 if stored else None
@@ -298,7 +303,7 @@ def _build(corpus: Path, folder: Path, read: Reader, skip_bad_lines: bool, notif
     before = file_state(corpus)
     ids, part_ids = IdList(), IdList()
     parents: array[int] = array("q")
-    with whole_folder(folder) as building:
+    with whole_folder(folder, INDEX_FILES) as building:
         listing = building / _BAD_LINES
         with (
             closing(connect(str(building / _DATABASE))) as database,

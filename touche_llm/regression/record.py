@@ -20,6 +20,7 @@ from touche_llm.regression.recorded import (
     CASSETTE,
     PROMPTS,
     QUERIES,
+    RECORDED_FILES,
     TOPICS,
     Example,
     Manifest,
@@ -94,7 +95,7 @@ async def record(config: Config, run: Path, target: Path, qrels: Qrels | None) -
     """
     task = get_task(config.task)
     topics = choose_topics(config)
-    with whole_folder(target) as folder, tempfile.TemporaryDirectory() as name:
+    with whole_folder(target, RECORDED_FILES) as folder, tempfile.TemporaryDirectory() as name:
         work = Path(name)
         # Templates are named relative to the folder that is to be.
         write_config(config, target, folder)

@@ -24,6 +24,7 @@ from touche_llm.llm.request import Request
 from touche_llm.prompt_uses import uses_of
 from touche_llm.qrels import STANCE, Qrels, read_qrels
 from touche_llm.run_files import CANDIDATES, CONFIG, RUN, SENTENCES
+from touche_llm.scratch import recover
 from touche_llm.setting_problems import describe_problem
 from touche_llm.settings import INCIDENTAL, flat, is_one_of
 from touche_llm.stages.common import first_stage_file
@@ -38,6 +39,12 @@ DOCUMENTS = "documents.jsonl"
 ARGUMENTS = "arguments.csv"
 # A folder with any of them is a recorded run, if perhaps a damaged one.
 _OURS = (MANIFEST, CONFIG, TOPICS, CASSETTE, PROMPTS, DOCUMENTS, ARGUMENTS, CANDIDATES, SENTENCES, RUN)
+# All that this program writes there; what a template pulls in can have any name.
+RECORDED_FILES = (
+    *(name for name in _OURS if name != PROMPTS),
+    *(f"qrels-{aspect}.txt" for aspect in ("relevance", "quality", "coherence", STANCE)),
+    f"{PROMPTS}/*/*",
+)
 QUERIES = "queries"
 QUERIES_UNSEEN = f"the first stage is kept as it was found, so no check sees a change of the prompt `{QUERIES}`"
 # The whole of a manifest is an example of each prompt, of which the longest shows twenty documents.
@@ -228,6 +235,7 @@ def find_recorded(root: Path, names: list[str]) -> list[Path]:
     """
     if not root.is_dir():
         raise UsageError(f"{root}: no such folder; `touche-llm regress record RUN_DIR --dir {root}` makes it")
+    recover(root)
     there = sorted(
         path.name
         for path in root.iterdir()

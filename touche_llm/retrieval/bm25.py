@@ -14,10 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from touche_llm.corpus.store import Units, opening
 from touche_llm.errors import DataError
 from touche_llm.files import read_record, whole_folder, write_records
+from touche_llm.folder_files import BM25_FILES
 from touche_llm.json_records import JsonModel
 from touche_llm.retrieval import analysis
 from touche_llm.retrieval.postings import Block, read_postings
 from touche_llm.retrieval.top import FirstStage
+from touche_llm.scratch import recover
 
 FORMAT = 1
 
@@ -77,6 +79,7 @@ def ensure_index(units: Units, settings: Bm25Settings, notify: Callable[[str], N
     Interrupting leaves the old index or none.
     """
     folder = folder_of(units)
+    recover(folder.parent)
     if (folder / "manifest.json").exists():
         stale = _why_stale(_read_manifest(folder), settings, units)
         if stale is None:
@@ -97,6 +100,7 @@ def open_index(units: Units, settings: Bm25Settings) -> Bm25Index:
     import bm25s
 
     folder = folder_of(units)
+    recover(folder.parent)
     if not (folder / "manifest.json").exists():
         raise DataError(f"{folder}: no BM25 index; build one with `touche-llm index`")
     stale = _why_stale(_read_manifest(folder), settings, units)
@@ -149,7 +153,7 @@ def _build(units: Units, settings: Bm25Settings, folder: Path) -> None:
     index.vocab_dict = vocabulary
     index.nonoccurrence_array = None
     index.scores = {**_columns(blocks, len(vocabulary), settings), "num_docs": len(units)}
-    with whole_folder(folder) as building:
+    with whole_folder(folder, BM25_FILES) as building:
         index.save(building, show_progress=False)
         write_records(building / "manifest.json", [_manifest(units, settings)])
 
