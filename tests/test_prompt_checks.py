@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from touche_llm.llm.answer import schema_of
-from touche_llm.llm.cache import Cache, Entry
+from touche_llm.llm.cache import Cache
+from touche_llm.llm.cache_file import Entry
 from touche_llm.prompt_catalogue import files_of, find, find_all, load_named
 from touche_llm.prompt_checks import Checked, changed_since, check, schema_problems
 from touche_llm.prompt_material import Texts, invented

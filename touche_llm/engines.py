@@ -10,7 +10,8 @@ from typing import Any
 from touche_llm.config import Config
 from touche_llm.engine_config import EngineConfig, SamplingConfig
 from touche_llm.errors import DataError, EngineError, UsageError
-from touche_llm.llm.cache import Cache, CacheMode, Entry
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.cache_file import Entry
 from touche_llm.llm.engine import Engine, EngineFacts
 from touche_llm.llm.language_model import LanguageModel
 from touche_llm.llm.ray_engine import RayEngine

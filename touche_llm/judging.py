@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 from touche_llm.excerpts import Excerpts
 from touche_llm.harmless import neutralise
-from touche_llm.llm.answer import AnswerModel, labels_of, schema_of
+from touche_llm.llm.answer import AnswerModel, Unanswered, labels_of, schema_of
 from touche_llm.llm.concurrency import each_in_order, in_order
 from touche_llm.llm.labels import expected_grade, most_probable, read_label
-from touche_llm.llm.language_model import Answered, LanguageModel, Unanswered
+from touche_llm.llm.language_model import Answered, LanguageModel
 from touche_llm.llm.request import Request, Sampling
 from touche_llm.prompts import Prompt
 from touche_llm.records import Attempt, Cut, Document, Failure, Judgment, Reading, Topic

@@ -13,11 +13,11 @@ from touche_llm.errors import DataError, UsageError
 from touche_llm.expansion import find_queries
 from touche_llm.first_stage import Corpus, Notify, choose_topics, find_candidates, open_corpus
 from touche_llm.judging import Asking, Documents, ask_question, find_objects
-from touche_llm.llm.answer import AnswerModel, AnswerT, labels_of
+from touche_llm.llm.answer import AnswerModel, AnswerT, Unanswered, labels_of
 from touche_llm.llm.concurrency import Slots, in_order
 from touche_llm.llm.engine import Completion, Engine
 from touche_llm.llm.labels import expected_grade, most_probable, read_label
-from touche_llm.llm.language_model import Answered, LanguageModel, Unanswered
+from touche_llm.llm.language_model import Answered, LanguageModel
 from touche_llm.llm.request import Message, Request
 from touche_llm.prompt_catalogue import load_named
 from touche_llm.prompt_uses import Use, load, uses_of

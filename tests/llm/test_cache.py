@@ -11,9 +11,10 @@ import pytest
 from msgspec.structs import replace
 
 from touche_llm.errors import DataError, UsageError
-from touche_llm.llm import cache as cache_module
+from touche_llm.llm import cache_file
 from touche_llm.llm.answer import Answer
-from touche_llm.llm.cache import Cache, CacheMode, Entry, Heading
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.cache_file import Entry, Heading
 
 
 def answer(text: str = "{}") -> Answer:
@@ -129,7 +130,7 @@ def test_a_file_that_is_no_cache_is_named(tmp_path: Path) -> None:
 
 def test_a_cache_of_another_version_is_refused(tmp_path: Path) -> None:
     database = sqlite3.connect(tmp_path / "c.sqlite")
-    database.executescript(f"PRAGMA application_id = {cache_module._APPLICATION}; PRAGMA user_version = 99;")
+    database.executescript(f"PRAGMA application_id = {cache_file._APPLICATION}; PRAGMA user_version = 99;")
     database.close()
     with pytest.raises(DataError, match="version 99"):
         Cache(tmp_path / "c.sqlite")

@@ -13,13 +13,13 @@ from pydantic import Field
 from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.engines import remember
 from touche_llm.errors import DataError, EngineError
-from touche_llm.llm.answer import AnswerModel, labels_of, parse, schema_of
+from touche_llm.llm.answer import AnswerModel, Unanswered, labels_of, parse, schema_of
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.dry import DryEngine, OverlayCache, Spent
 from touche_llm.llm.engine import EngineFacts
 from touche_llm.llm.labels import expected_grade, read_label
-from touche_llm.llm.language_model import Answered, LanguageModel, Unanswered
+from touche_llm.llm.language_model import Answered, LanguageModel
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.records import Topic
 from touche_llm.tasks.comparative import ComparativeJudgment, objects_answer

@@ -15,12 +15,12 @@ from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.errors import DataError, PromptError, ReplayMiss
 from touche_llm.excerpts import Excerpts, excerpts
 from touche_llm.judging import failure
-from touche_llm.llm.answer import Answer, schema_of
+from touche_llm.llm.answer import Answer, Unanswered, schema_of
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.concurrency import in_order
 from touche_llm.llm.cutting import measure
 from touche_llm.llm.engine import Completion, Rejected
-from touche_llm.llm.language_model import Answered, LanguageModel, Unanswered
+from touche_llm.llm.language_model import Answered, LanguageModel
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.prompt_catalogue import load_named
 from touche_llm.records import Cut, Topic

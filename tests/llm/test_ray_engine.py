@@ -19,10 +19,10 @@ from touche_llm.engine_config import EngineConfig
 from touche_llm.engines import open_model
 from touche_llm.errors import EngineError, UsageError
 from touche_llm.llm import ray_engine
-from touche_llm.llm.answer import schema_of
+from touche_llm.llm.answer import Unanswered, schema_of
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.engine import Rejected, Transient
-from touche_llm.llm.language_model import Answered, Unanswered
+from touche_llm.llm.language_model import Answered
 from touche_llm.llm.ray_engine import RayEngine
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.tasks.comparative import ComparativeJudgment

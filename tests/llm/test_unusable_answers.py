@@ -14,11 +14,11 @@ from tests.llm.test_vllm_server import UNUSABLE, ask, model_of, question
 from tests.scripted_engine import FACTS
 from touche_llm.errors import DataError
 from touche_llm.llm import retries
-from touche_llm.llm.answer import OUTCOMES, Answer
+from touche_llm.llm.answer import OUTCOMES, Answer, Unanswered
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.dry import OverlayCache
-from touche_llm.llm.language_model import Answered, LanguageModel, Unanswered
+from touche_llm.llm.language_model import Answered, LanguageModel
 from touche_llm.tasks.comparative import ComparativeJudgment
 
 BAD = says("Well, I think")

@@ -18,11 +18,11 @@ from touche_llm.config import Config
 from touche_llm.engine_config import EngineConfig
 from touche_llm.engines import open_model, remember
 from touche_llm.errors import EngineError, UsageError
-from touche_llm.llm.answer import schema_of
+from touche_llm.llm.answer import Unanswered, schema_of
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.concurrency import in_order
 from touche_llm.llm.engine import EngineFacts, Rejected, Transient
-from touche_llm.llm.language_model import LanguageModel, Unanswered
+from touche_llm.llm.language_model import LanguageModel
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.llm.vllm_common import start_options
 from touche_llm.llm.vllm_offline import VllmOffline

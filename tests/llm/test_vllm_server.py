@@ -29,10 +29,11 @@ from tests.fake_server import (
 )
 from touche_llm.errors import EngineError
 from touche_llm.llm import retries
-from touche_llm.llm.answer import Answer, schema_of
-from touche_llm.llm.cache import Cache, CacheMode, Entry
+from touche_llm.llm.answer import Answer, Unanswered, schema_of
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.cache_file import Entry
 from touche_llm.llm.engine import Transient
-from touche_llm.llm.language_model import Answered, LanguageModel, Unanswered
+from touche_llm.llm.language_model import Answered, LanguageModel
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.llm.vllm_server import VllmServer
 from touche_llm.tasks.comparative import ComparativeJudgment

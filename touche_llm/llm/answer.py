@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args
 
@@ -90,6 +91,13 @@ class UnusableAnswer(JsonStruct, frozen=True, omit_defaults=True):
     def attempt(self, sample: int) -> Attempt:
         """What a failure says of this sample."""
         return Attempt(sample=sample, kind=self.kind, reason=self.reason, text=self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """No usable answer, and why, attempt by attempt. Replay misses have no attempt."""
+
+    attempts: list[Attempt]
 
 
 # What a cache can hold under the key of a sample, by the kind of the entry.

@@ -8,10 +8,11 @@ from typing import TypeVar
 
 from touche_llm.errors import UsageError
 from touche_llm.excerpts import Excerpts
+from touche_llm.llm.answer import Unanswered
 from touche_llm.llm.batch_replies import Replies
 from touche_llm.llm.chat_reply import completion_of
 from touche_llm.llm.engine import Completion, Rejected
-from touche_llm.llm.language_model import LanguageModel, Unanswered
+from touche_llm.llm.language_model import LanguageModel
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.tokenizer import ChatTokenizer
 from touche_llm.records import Cut

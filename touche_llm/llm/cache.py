@@ -9,27 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Any, Self
 
-import msgspec
 import orjson
 from msgspec.structs import asdict, astuple
-from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 
-from touche_llm.databases import LOCK_SECONDS, NamedDatabase, check_schema, connect, connect_to_read, database_problem
+from touche_llm.databases import database_problem
 from touche_llm.errors import DataError, UsageError, os_problem
 from touche_llm.files import iterate_records, whole_file
-from touche_llm.json_records import Count, JsonRecord, JsonStruct, Malformed
-
-# `PRAGMA user_version` of the file.
-SCHEMA_VERSION = 1
-# `PRAGMA application_id`, the bytes "tllm": tells our files from other SQLite files.
-_APPLICATION = 0x746C6C6D
-# So that it is known at once whether there are any; older caches get it when they are opened to write.
-_INDEX_OF_SAMPLES = "CREATE INDEX IF NOT EXISTS samples ON entries (sample) WHERE sample > 0"
-
-ValueT = TypeVar("ValueT", bound=JsonRecord)
-
+from touche_llm.json_records import Malformed
+from touche_llm.llm.cache_file import COLUMNS, Entry, Heading, ValueT, open_file
 
 # Kind and value; what a column of SQLite holds can be of any type.
 _Row = tuple[Any, Any]
@@ -46,43 +35,8 @@ class CacheMode(StrEnum):
     OFF = "off"  # neither read nor write
 
 
-class Heading(JsonStruct, frozen=True, kw_only=True):
-    """What an entry says beside its value: its key, what it is, and what it was asked for."""
-
-    key: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
-    kind: str
-    model: str
-    prompt: str | None = None
-    prompt_version: Count | None = None
-    prompt_hash: str | None = None
-    topic: str | None = None
-    document: str | None = None
-    sample: Count = 0
-
-
-class Entry(Heading, frozen=True, kw_only=True):
-    """One line of a cassette: something that an engine said, and what it was asked for."""
-
-    value: dict[str, Any]
-
-    @property
-    def row(self) -> tuple[Any, ...]:
-        """As it is stored."""
-        *heading, value = astuple(self)
-        return (*heading, _text(value))
-
-    def read(self, model: type[ValueT]) -> ValueT:
-        """The value; raises DataError where it is none."""
-        try:
-            return model.from_json(_text(self.value))
-        except Malformed as error:
-            raise DataError(f"entry {self.key} does not hold a valid {model.__name__}: {error}") from error
-
-
 _SELECT = "SELECT kind, value FROM entries WHERE key = ?"
-# In their order in the table.
-_COLUMNS = Entry.__struct_fields__
-_SAMPLE, _KIND = _COLUMNS.index("sample"), _COLUMNS.index("kind")
+_SAMPLE, _KIND = COLUMNS.index("sample"), COLUMNS.index("kind")
 _HOLDS_RESAMPLED = "SELECT EXISTS (SELECT 1 FROM entries WHERE sample > 0 AND kind = 'answer')"
 
 
@@ -104,9 +58,9 @@ class Cache:
             raise UsageError(f"{path}: no such cache to replay from")
         try:
             if cassette or mode is CacheMode.OFF:
-                self._database = _open(None)
+                self._database = open_file(None)
             else:
-                self._database = _open(path, read_only=mode is CacheMode.REPLAY)
+                self._database = open_file(path, read_only=mode is CacheMode.REPLAY)
         except (sqlite3.Error, OSError) as error:
             cause = database_problem(error) if isinstance(error, sqlite3.Error) else os_problem(error)
             raise DataError(f"{path}: not a cache, or not writable: {cause}") from error
@@ -289,11 +243,11 @@ class Cache:
         """Add rows, headings with the JSON of their values, and tell how many are there now."""
         self._resampled = self._resampled or any(row[_SAMPLE] and row[_KIND] == "answer" for row in rows)
         conflict = conflict or ("REPLACE" if self.mode is CacheMode.REFRESH else "IGNORE")
-        marks = ",".join("?" * len(_COLUMNS))
+        marks = ",".join("?" * len(COLUMNS))
         return self._database.executemany(f"INSERT OR {conflict} INTO entries VALUES ({marks})", rows).rowcount
 
     def _entry(self, row: tuple[Any, ...]) -> Entry:
-        return Entry(**dict(zip(_COLUMNS[:-1], row, strict=False)), value=self._value(row[0], row[-1]))
+        return Entry(**dict(zip(COLUMNS[:-1], row, strict=False)), value=self._value(row[0], row[-1]))
 
     def _value(self, key: object, text: Any) -> Any:
         try:
@@ -329,72 +283,3 @@ def kept(path: Path, mode: CacheMode) -> str:
     if mode is CacheMode.REFRESH:
         return f"every answer so far is in {path}: go on with the same command and --cache-mode reuse"
     return f"every answer so far is in {path}: go on with the same command"
-
-
-def _text(value: dict[str, Any]) -> str:
-    return msgspec.json.encode(value).decode()
-
-
-def _open(path: Path | None, read_only: bool = False) -> NamedDatabase:
-    if path is None:
-        database = connect(":memory:")
-    elif read_only:
-        database = connect_to_read(path)
-    else:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        database = connect(path.absolute().as_uri())
-    try:
-        if read_only:
-            if not _is_ours(database, path):
-                raise DataError(f"{path}: not an answer cache of this program")
-            return database
-        if not _is_ours(database, path):
-            # Looked at again with the file locked: another process may just have made the same cache.
-            database.execute("BEGIN IMMEDIATE")
-            if not _is_ours(database, path):
-                _create(database, path)
-            database.execute("COMMIT")
-        # With write-ahead logging a killed process loses nothing that it committed; only a crash of the machine could.
-        # The switch does not wait for other processes by itself.
-        locked = retry_if_exception(_is_busy)
-        retrying = Retrying(
-            retry=locked, stop=stop_after_delay(LOCK_SECONDS), wait=wait_random(0.01, 0.1), reraise=True
-        )
-        retrying(database.execute, "PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = NORMAL")
-        retrying(database.execute, _INDEX_OF_SAMPLES)
-    except BaseException:
-        database.close()
-        raise
-    return database
-
-
-def _is_busy(error: BaseException) -> bool:
-    return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode == sqlite3.SQLITE_BUSY
-
-
-def _is_ours(database: sqlite3.Connection, path: Path | None) -> bool:
-    application = database.execute("PRAGMA application_id").fetchone()[0]
-    version = database.execute("PRAGMA user_version").fetchone()[0]
-    if application == _APPLICATION and version != SCHEMA_VERSION:
-        raise DataError(f"{path}: cache of version {version}, this program reads {SCHEMA_VERSION}")
-    if application != _APPLICATION:
-        return False
-    check_schema(database, "entries", _COLUMNS, path)
-    return True
-
-
-def _create(database: sqlite3.Connection, path: Path | None) -> None:
-    (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    if tables:
-        raise DataError(f"{path}: not an answer cache of this program")
-    columns = ", ".join(
-        f"{column} {'INTEGER' if column in ('prompt_version', 'sample') else 'TEXT'}" for column in _COLUMNS[1:]
-    )
-    # Rows in the order in which they come, with an index of their keys: keys are random, and rows between those that
-    # are there already would be twice the work.
-    database.execute(f"CREATE TABLE entries (key TEXT PRIMARY KEY, {columns})")
-    database.execute("CREATE INDEX origins ON entries (topic, document)")
-    database.execute(_INDEX_OF_SAMPLES)
-    database.execute(f"PRAGMA application_id = {_APPLICATION}")
-    database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")

@@ -14,7 +14,8 @@ import orjson
 
 from touche_llm.errors import EngineError
 from touche_llm.llm.answer import Token
-from touche_llm.llm.cache import Cache, CacheMode, Entry
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.cache_file import Entry
 from touche_llm.llm.engine import Completion
 from touche_llm.llm.request import Message, Request
 

@@ -18,11 +18,11 @@ from pydantic import BeforeValidator, Field, create_model
 
 from touche_llm.errors import PromptError
 from touche_llm.judging import Asking, Documents, failure, harmless
-from touche_llm.llm.answer import AnswerModel, schema_of
+from touche_llm.llm.answer import AnswerModel, Unanswered, schema_of
 from touche_llm.llm.concurrency import PRIORITY, ItemT, ResultT, Slots, in_order
 from touche_llm.llm.cutting import CUT_MARK
 from touche_llm.llm.labels import read_label
-from touche_llm.llm.language_model import Answered, Unanswered
+from touche_llm.llm.language_model import Answered
 from touche_llm.llm.request import Message, Request
 from touche_llm.prompts import Prompt
 from touche_llm.records import Comparison, Cut, Failure, LabelledDocument, Topic

@@ -15,12 +15,13 @@ from touche_llm.engines import open_model
 from touche_llm.errors import ToucheError
 from touche_llm.excerpts import Excerpts
 from touche_llm.expansion import ExpansionSettings
-from touche_llm.llm.answer import Answer, AnswerT, Unusable, parse
-from touche_llm.llm.cache import Cache, CacheMode, Entry, Form, ValueT
+from touche_llm.llm.answer import Answer, AnswerT, Unanswered, Unusable, parse
+from touche_llm.llm.cache import Cache, CacheMode, Form
+from touche_llm.llm.cache_file import Entry, ValueT
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.cutting import Fit, shown
 from touche_llm.llm.engine import EngineFacts
-from touche_llm.llm.language_model import Answered, LanguageModel, Unanswered
+from touche_llm.llm.language_model import Answered, LanguageModel
 from touche_llm.llm.request import Request
 from touche_llm.prompts import Prompt
 from touche_llm.records import Cut
