@@ -70,3 +70,9 @@ def test_every_line_of_the_real_judgments_is_read() -> None:
     assert sum(map(len, stances.values())) == len(lines)
     labels = Counter(label for topic in stances.values() for label in topic.values())
     assert labels == Counter(columns[3] for columns in lines)
+
+
+def test_an_id_that_is_too_long_is_refused_without_repeating_it(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as refused:
+        stances_of(tmp_path, f"1 0 {'x' * 3823} NO\n")
+    assert len(str(refused.value)) < len(str(tmp_path)) + 300

@@ -205,9 +205,10 @@ def _read(
         if len(columns) != 4:
             raise DataError(f"{path}:{number}: {len(columns)} columns, qrels have four: qid 0 doc {column}")
         topic, _, document, text = columns
+        for name, identifier in (("topic", topic), ("document", document)):
+            if not is_word(identifier):
+                raise DataError(f"{path}:{number}: {name} {identifier!r:.80}: an id must be {ID_FORM}; correct it")
         where = f"{path}:{number}: topic {topic}, document {document}"
-        if not is_word(topic) or not is_word(document):
-            raise DataError(f"{where}: an id is not {ID_FORM}; correct it")
         try:
             value = parse(text)
         except ValueError as error:

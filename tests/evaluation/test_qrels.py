@@ -47,7 +47,7 @@ def test_what_is_no_grade_is_told_with_its_line(tmp_path: Path, grade: str) -> N
     [
         ("1 0 a\n", r":1: 3 columns, qrels have four: qid 0 doc grade"),
         ("1 0 a 1\n1 0 a 0\n", r":2: topic 1, document a: 0\.0, but 1\.0 in line 1; leave one of them out"),
-        ("1 0 a\0b 1\n", r":1: .*: an id is not one printable word"),
+        ("1 0 a\0b 1\n", r":1: .*: an id must be one printable word"),
         ("1 0 " + "a" * 20_000 + " 1\n", r":1: longer than 10,000 bytes"),
         (b"1 0 \xff 1\n", r":1: not UTF-8"),
         ("", r"no grade in this file"),
