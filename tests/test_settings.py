@@ -284,6 +284,21 @@ async def test_an_input_that_changed_under_the_same_path_is_a_change(tmp_path: P
     check_settings(out, short(tmp_path, **own), "run", overwrite=False)
 
 
+@pytest.mark.parametrize("name", ["topics", "corpus"])
+async def test_ranking_compares_no_other_topics_or_documents_than_those_judged(tmp_path: Path, name: str) -> None:
+    out, own = tmp_path / "out", with_own_inputs(tmp_path)
+    await run_on(FakeServer(), short(tmp_path, **own), out)
+    edit(own[name])
+    before, server = contents(out), FakeServer()
+    async with server.running():
+        comparing = short(tmp_path, **own, rank=("judge", "pairwise:2"), engine__base_url=server.url)
+        with pytest.raises(UsageError) as caught:
+            await pipeline.rank_alone(comparing, out, Silent())
+    assert (changes(caught.value), server.asked, contents(out)) == ([name], [], before)
+    # Other weights need neither texts nor titles.
+    assert (await pipeline.rank_alone(short(tmp_path, **own, weights__quality=3.0), out, Silent())).lines == 3
+
+
 async def test_the_model_is_compared_with_the_one_that_judged_whatever_ranked_since(tmp_path: Path) -> None:
     out = tmp_path / "out"
     await run_on(FakeServer(), short(tmp_path, engine__model="fake"), out)

@@ -82,6 +82,27 @@ def check_settings(folder: Path, config: Config, command: str, *, overwrite: boo
         )
 
 
+def check_inputs(folder: Path, config: Config) -> None:
+    """Raise an error if topics or documents are not those of the candidates: the model must compare what it judged.
+
+    Args:
+        folder: The run's folder.
+        config: What `rank` goes by.
+
+    Raises:
+        UsageError: Names the setting of each file that changed.
+        DataError: The metadata cannot be read.
+    """
+    # The folder has its own copy of the candidates.
+    changes = list(_input_changes(read_metadata(folder).stages, config, ("candidates",)))
+    if changes:
+        lines = [f"  {name}: {before} → {now}" for name, before, now in changes]
+        raise UsageError(
+            f"{folder}: the comparisons would show the model other inputs than the first stage had; restore these "
+            "files, or repeat all stages with `touche-llm run --overwrite`:\n" + "\n".join(lines)
+        )
+
+
 def _at_stake(made: Collection[str], config: Config, command: str) -> tuple[str, ...] | None:
     """The settings that the files of these stages were made with; None for all settings."""
     if "rank" in made:

@@ -12,7 +12,7 @@ from touche_llm.engines import open_model
 from touche_llm.errors import DataError
 from touche_llm.first_stage import choose_topics
 from touche_llm.llm.language_model import LanguageModel
-from touche_llm.made_from import check_settings
+from touche_llm.made_from import check_inputs, check_settings
 from touche_llm.records import Failure
 from touche_llm.run_files import CONFIG
 from touche_llm.run_lock import locked
@@ -73,10 +73,15 @@ async def judge_alone(config: Config, folder: Path, observer: Observer, *, overw
 
 
 async def rank_alone(config: Config, folder: Path, observer: Observer) -> Ranking:
-    """The last stage, with a model of its own where it needs one."""
+    """The last stage, with a model of its own where it needs one.
+
+    Raises:
+        UsageError: Documents would be compared, and topics or corpus changed since the first stage.
+    """
     with locked(folder, "rank", observer.notify):
         if not compares(config):
             return await rank_stage(_with_engine_of(folder, config), folder, observer)
+        check_inputs(folder, config)
         async with open_model(config) as model:
             return await rank_stage(_with_facts(config, model), folder, observer, model)
 
