@@ -37,7 +37,7 @@ def test_a_folder_takes_the_place_of_the_project_s_templates(touche: Touche, fol
     assert "folder: mine/comparative" in Path("o/ir-metadata.yml").read_text()
     template = folder / "comparative" / "judge.jinja"
     template.write_text(template.read_text().replace("Passage:", "The passage:"))
-    done = touche(*RUN, "--prompts", "mine")
+    done = touche(*RUN, "--prompts", "mine", "--overwrite")
     assert done.returncode == 1 and "comparative/judge" in done.stderr
     done = touche("rank", "--out", "o", "--set", "prompts.folder=mine")
     assert done.returncode == 2 and "a stage before `rank` went by it" in done.stderr
