@@ -25,14 +25,15 @@ from touche_llm.corpus.chatnoir_cache import ChatNoirDocuments, ChatNoirSettings
 from touche_llm.corpus.store import ensure_store
 from touche_llm.engines import remember
 from touche_llm.errors import DataError, ToucheError
-from touche_llm.files import read_records
-from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.files import read_records, write_records
+from touche_llm.llm.answer import FailureKind
+from touche_llm.llm.cache import Cache, CacheMode, Entry
 from touche_llm.llm.language_model import SAMPLES as MOST_SAMPLES
 from touche_llm.llm.language_model import LanguageModel
 from touche_llm.llm.request import Request
-from touche_llm.records import Failure, Topic
+from touche_llm.records import Attempt, Failure, Topic
 from touche_llm.regression.check import check
-from touche_llm.regression.record import Recording, finished_run, record
+from touche_llm.regression.record import NoReplies, Recording, finished_run, record
 from touche_llm.regression.recorded import open_recorded
 from touche_llm.regression.writing import write_arguments, write_topics
 from touche_llm.run_files import ALL_FAILURES
@@ -177,15 +178,40 @@ def test_a_run_with_unusable_answers_is_recorded_and_checked_with_them(made: Pat
     assert [each.kind for each in checked(target)] == ["missing"]
 
 
-def test_a_run_of_which_a_server_answered_nothing_to_a_question_is_refused(made: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def forgotten(made: Path, tmp_path: Path) -> tuple[Path, Entry]:
+    """A run whose cache lacks an answer of the judge, and what the cache held of it."""
     shutil.copytree(made, tmp_path / "run")
     with Cache(tmp_path / "less.sqlite") as less, Cache(made.parent / "answers.sqlite", CacheMode.REPLAY) as whole:
         whole.export_cassette(tmp_path / "whole.jsonl")
         less.import_cassette(tmp_path / "whole.jsonl")
-        less.forget([less.find("answer", prompt="comparative/judge")[0].key])
+        entry = less.find("answer", prompt="comparative/judge")[0]
+        less.forget([entry.key])
     edit(tmp_path / "run" / "config.yaml", str(made.parent / "answers.sqlite"), str(tmp_path / "less.sqlite"))
-    with pytest.raises(DataError, match="answers missing: 1 of judge"):
-        recorded(tmp_path / "run", tmp_path / "regress" / "name")
+    return tmp_path / "run", entry
+
+
+@pytest.mark.parametrize("kind", ["timeout", "server_error"])
+def test_a_run_of_which_a_server_left_a_request_without_a_reply_is_to_be_run_again(
+    forgotten: tuple[Path, Entry], tmp_path: Path, kind: FailureKind
+) -> None:
+    run, entry = forgotten
+    assert entry.topic is not None and entry.document is not None
+    attempts = [Attempt(sample=0, kind=kind, reason="no reply")]
+    failure = Failure(
+        topic_id=entry.topic, document_id=entry.document, kind=kind, prompt="comparative/judge", attempts=attempts
+    )
+    write_records(run / "failures.jsonl", [failure])
+    with pytest.raises(NoReplies, match=f"touche-llm run --config {run / 'config.yaml'} --out {run}` again") as caught:
+        recorded(run, tmp_path / "regress" / "name")
+    assert caught.value.places == {(entry.topic, entry.document)}
+    assert not list((tmp_path / "regress").iterdir())
+
+
+def test_a_run_whose_cache_lost_an_answer_is_refused(forgotten: tuple[Path, Entry], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="answers missing: 1 of judge") as caught:
+        recorded(forgotten[0], tmp_path / "regress" / "name")
+    assert type(caught.value) is DataError
 
 
 @pytest.mark.parametrize("name", ["run.txt", "config.yaml"])
@@ -210,7 +236,7 @@ def test_a_run_that_its_replay_does_not_give_is_refused_and_nothing_stays(
     run = shutil.copytree(made, tmp_path / "run")
     if what == "another ranking":
         edit(run / "config.yaml", "quality: 0.5", "quality: 3.0")
-        problem = "the run does not come out again; make it anew .*\nname: differs\n"
+        problem = "the run does not come out again; make it anew\nname: differs\n"
     elif what == "another template":
         mine = overlay(tmp_path / "mine", "comparative", judge=("You are an assessor", "You assess"))
         edit(run / "config.yaml", "folder: null", f"folder: {mine}")

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from touche_llm.config import CacheConfig, Config, load_config
 from touche_llm.errors import DataError
-from touche_llm.files import whole_file, whole_folder
+from touche_llm.files import read_records, whole_file, whole_folder
 from touche_llm.first_stage import check_candidates, choose_topics, open_corpus
 from touche_llm.llm.cache import CacheMode
 from touche_llm.prompt_uses import uses_of
 from touche_llm.qrels import Qrels
-from touche_llm.records import Topic
+from touche_llm.records import Failure, Topic
 from touche_llm.regression.differences import missing, moves
 from touche_llm.regression.recorded import (
     CASSETTE,
@@ -41,12 +42,24 @@ from touche_llm.regression.writing import (
     write_qrels,
     write_topics,
 )
-from touche_llm.run_files import CONFIG, RUN
+from touche_llm.run_files import ALL_FAILURES, CONFIG, RUN
 from touche_llm.run_folder import check_finished
 from touche_llm.runs import read_run, write_candidates
 from touche_llm.stages.common import first_stage_file, prompts_of
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
+
+
+class NoReplies(DataError):
+    """A run cannot be recorded, since the server left requests without a reply, which nothing can be stored of.
+
+    Attributes:
+        places: Topic and document of each such request.
+    """
+
+    def __init__(self, message: str, places: Collection[tuple[str | None, str | None]]) -> None:
+        super().__init__(message)
+        self.places = frozenset(places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +104,8 @@ async def record(config: Config, run: Path, target: Path, qrels: Qrels | None) -
         qrels: judgments to keep beside it: those of the run's topics.
 
     Raises:
-        DataError: the replay gives another run, or an answer is missing.
+        NoReplies: answers are missing, since the server gave no reply to these requests.
+        DataError: the replay gives another run, or an answer is missing for another reason.
     """
     task = get_task(config.task)
     topics = choose_topics(config)
@@ -114,7 +128,7 @@ async def record(config: Config, run: Path, target: Path, qrels: Qrels | None) -
         recorded = open_recorded(folder)
         source = CacheConfig(file=config.cache.file, mode=CacheMode.REPLAY)
         asked = recorded.config().model_copy(update={"prompts": config.prompts, "cache": source})
-        found = await _replayed(asked, recorded, work / "first", target)
+        found = await _replayed(asked, recorded, work / "first", run, target)
         answers = write_cassette(found, source.file, work / "entries.sqlite", folder / CASSETTE)
         examples: dict[str, Example] = {}
         for place, request in found.asked.items():
@@ -122,7 +136,7 @@ async def record(config: Config, run: Path, target: Path, qrels: Qrels | None) -
         manifest.model_copy(update={"examples": examples}).write(folder)
         # What was written must do without all that it was made of.
         recorded = open_recorded(folder)
-        await _replayed(recorded.as_recorded(recorded.config()), recorded, work / "second", target)
+        await _replayed(recorded.as_recorded(recorded.config()), recorded, work / "second", run, target)
         files = [path for path in folder.rglob("*") if path.is_file()]
         return Recording(len(files), sum(path.stat().st_size for path in files), len(topics), documents, answers)
 
@@ -143,17 +157,35 @@ def _write_documents(config: Config, run: Path, task: Task, topics: list[Topic],
     return len(documents)
 
 
-async def _replayed(config: Config, recorded: Recorded, work: Path, target: Path) -> Walk:
+async def _replayed(config: Config, recorded: Recorded, work: Path, run: Path, target: Path) -> Walk:
     """The way of a run that is being recorded; raises DataError where it does not lead to the same run."""
     work.mkdir()
     found = await walk(config, recorded.first_stage, work, target)
     findings = missing(target.name, found)
+    if unreplied := _without_reply(run) & {(each.topic, each.document) for each in findings}:
+        raise NoReplies(
+            f"{target}: not recorded: the server gave no reply to {len(unreplied):,} requests of {run}, so that their "
+            f"answers are missing; run `touche-llm run --config {run / CONFIG} --out {run}` again, which sends these "
+            f"alone, and record it then\n{told(target.name, findings)}",
+            unreplied,
+        )
     if not findings and found.run.read_bytes() != recorded.run.read_bytes():
         findings = moves(target.name, read_run(recorded.run), read_run(found.run))
     if findings:
         raise DataError(
             f"{target}: not recorded, since with {config.cache.file}, and with the program and the templates of now, "
-            "the run does not come out again; make it anew (what a server left without a reply is not stored)\n"
-            f"{told(target.name, findings)}"
+            f"the run does not come out again; make it anew\n{told(target.name, findings)}"
         )
     return found
+
+
+def _without_reply(run: Path) -> set[tuple[str | None, str | None]]:
+    """Return topic and document of the requests of a run that ended without a reply."""
+    files = [run / name for name in ALL_FAILURES if (run / name).exists()]
+    failures = [failure for file in files for failure in read_records(file, Failure, "failures")]
+    # Of the errors of a server, those that are a reply are stored, and so are not missing.
+    return {
+        (each.topic_id, each.document_id)
+        for each in failures
+        if each.attempts and each.attempts[-1].kind in ("server_error", "timeout")
+    }
