@@ -16,7 +16,9 @@ from touche_llm.errors import DataError
 from touche_llm.llm import retries
 from touche_llm.llm.answer import OUTCOMES, Answer, Unanswered
 from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.cache_file import Entry
 from touche_llm.llm.counts import Counts
+from touche_llm.llm.cutting import Fit
 from touche_llm.llm.dry import OverlayCache
 from touche_llm.llm.language_model import Answered, LanguageModel
 from touche_llm.tasks.comparative import ComparativeJudgment
@@ -151,6 +153,42 @@ async def test_a_cassette_carries_them(tmp_path: Path) -> None:
         assert cache.import_cassette(cassette) == (0, 3)
     for path in (cassette, tmp_path / "other.sqlite"):
         assert (await replay(path))[0] == failed
+
+
+@pytest.mark.parametrize("into", ["the answer", "the failure"])
+async def test_where_caches_are_merged_an_answer_wins_over_a_failure(tmp_path: Path, into: str) -> None:
+    answered, _ = await ask(FakeServer(), tmp_path / "the answer")
+    await ask(FakeServer(rest=BAD), tmp_path / "the failure")
+    (other,) = {"the answer", "the failure"} - {into}
+    with Cache(tmp_path / other / "answers.sqlite", CacheMode.REPLAY) as cache:
+        cache.export_cassette(tmp_path / "other.jsonl")
+    with Cache(tmp_path / into / "answers.sqlite") as cache:
+        # The failure has two more samples.
+        assert cache.import_cassette(tmp_path / "other.jsonl") == {"the answer": (2, 1), "the failure": (1, 0)}[into]
+        assert cache.import_cassette(tmp_path / "other.jsonl")[0] == 0
+    assert kinds(tmp_path / into) == [("answer", 0), ("unusable", 1), ("unusable", 2)]
+    assert (await replay(tmp_path / into / "answers.sqlite"))[0] == answered
+
+
+async def test_of_two_failures_the_first_stays(tmp_path: Path) -> None:
+    failed, _ = await ask(FakeServer(rest=BAD), tmp_path / "first")
+    await ask(FakeServer(rest=says("Otherwise")), tmp_path / "second")
+    with Cache(tmp_path / "second" / "answers.sqlite", CacheMode.REPLAY) as cache:
+        cache.export_cassette(tmp_path / "second.jsonl")
+    with Cache(tmp_path / "first" / "answers.sqlite") as cache:
+        assert cache.import_cassette(tmp_path / "second.jsonl")[0] == 0
+    assert (await replay(tmp_path / "first" / "answers.sqlite"))[0] == failed
+
+
+async def test_a_failure_takes_the_place_of_nothing_but_an_outcome(tmp_path: Path) -> None:
+    await ask(FakeServer(rest=BAD), tmp_path)
+    with Cache(tmp_path / "answers.sqlite") as cache:
+        cache.export_cassette(tmp_path / "failed.jsonl")
+        key = cache.find("unusable")[0].key
+        cache.forget([key])
+        cache.put(Entry(key=key, kind="fit", model="m", value={"prompt_tokens": 1}), Fit)
+        with pytest.raises(DataError, match=key):
+            cache.import_cassette(tmp_path / "failed.jsonl")
 
 
 @pytest.mark.parametrize("field", ["text", "reason"])

@@ -27,7 +27,8 @@ from touche_llm.engines import remember
 from touche_llm.errors import DataError, ToucheError
 from touche_llm.files import read_records, write_records
 from touche_llm.llm.answer import FailureKind
-from touche_llm.llm.cache import Cache, CacheMode, Entry
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.cache_file import Entry
 from touche_llm.llm.language_model import SAMPLES as MOST_SAMPLES
 from touche_llm.llm.language_model import LanguageModel
 from touche_llm.llm.request import Request

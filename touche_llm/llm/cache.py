@@ -18,6 +18,7 @@ from touche_llm.databases import database_problem
 from touche_llm.errors import DataError, UsageError, os_problem
 from touche_llm.files import iterate_records, whole_file
 from touche_llm.json_records import Malformed
+from touche_llm.llm.answer import OUTCOMES
 from touche_llm.llm.cache_file import COLUMNS, Entry, Heading, ValueT, open_file
 
 # Kind and value; what a column of SQLite holds can be of any type.
@@ -217,6 +218,10 @@ class Cache:
     def import_cassette(self, path: Path) -> tuple[int, int]:
         """Add the entries of a cassette, all or none; returns how many were new and how many were there already.
 
+        Under one key an answer wins over a stored failure, as when failures are sent again, and of two failures the
+        first stays, so that the caches of several machines can be merged. Of two different answers neither may be
+        dropped: a run was made with each.
+
         Raises:
             DataError: a line that is no entry, with file and line, or a key that is there with another value.
         """
@@ -227,8 +232,14 @@ class Cache:
                 if self._insert([entry.row], "IGNORE"):
                     new += 1
                     continue
-                known += 1
                 kind, value = self._database.execute(_SELECT, (entry.key,)).fetchone()
+                if (kind, entry.kind) == ("unusable", "answer"):
+                    self._insert([entry.row], "REPLACE")
+                    new += 1
+                    continue
+                known += 1
+                if entry.kind == "unusable" and kind in OUTCOMES:
+                    continue
                 if kind != entry.kind or self._value(entry.key, value) != entry.value:
                     raise DataError(
                         f"{path}: key {entry.key}: {self.path} holds another value; import into a new cache"
