@@ -347,3 +347,22 @@ async def test_judging_may_use_another_model_than_the_queries_are_of(tmp_path: P
     with pytest.raises(UsageError) as caught:
         check_settings(out, other, "retrieve", overwrite=False)
     assert changes(caught.value) == ["engine.model"]
+
+
+async def test_judging_deeper_than_the_first_stage_is_refused_and_less_deep_is_recorded(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    await pipeline.retrieve_alone(short(tmp_path, depth=4), out, Silent())
+    found = (out / "candidates.run.txt").read_bytes()
+    server = FakeServer()
+    async with server.running():
+        deeper = short(tmp_path, depth=5, engine__base_url=server.url)
+        with pytest.raises(UsageError, match="--depth 4"):
+            await pipeline.judge_alone(deeper, out, Silent())
+        assert server.asked == []
+        fewer = short(tmp_path, depth=2, engine__base_url=server.url)
+        assert (await pipeline.judge_alone(fewer, out, Silent())).judgments == 2
+        assert (out / "candidates.run.txt").read_bytes() == found
+        methods = yaml.safe_load((out / "ir-metadata.yml").read_bytes())["method"]["retrieval"]
+        assert methods[0]["params"]["depth"] == 4
+        all_found = short(tmp_path, depth=4, engine__base_url=server.url)
+        assert (await pipeline.judge_alone(all_found, out, Silent(), overwrite=True)).judgments == 4

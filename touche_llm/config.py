@@ -214,6 +214,11 @@ class Config(Section):
         return self.limit_topics is not None or bool(self.topic)
 
     @property
+    def first_stage_depth(self) -> int:
+        """How many documents or, where pairs are made of them, sentences the first stage finds for a topic."""
+        return self.depth if self.sentences is None else self.sentences.pool
+
+    @property
     def steps(self) -> tuple[Step, ...]:
         """The steps of the ranking."""
         return parse_steps(self.rank)

@@ -140,7 +140,7 @@ async def find_candidates(
     if config.candidates is not None:
         return _from_run(config, topics, corpus, done)
     candidates = await _search(config, task, topics, config.retriever.query, corpus, notify, done)
-    depth = config.sentences.pool if config.sentences else config.depth
+    depth = config.first_stage_depth
     other = {each.topic_id: each.queries for each in queries}
     asked = [replace(topic, title=query) for topic in topics for query in other.get(topic.id, ())]
     if asked:
@@ -221,7 +221,7 @@ def listed(names: list[str]) -> str:
 def _from_run(config: Config, topics: list[Topic], corpus: Corpus, done: Callable[[], None]) -> list[list[Candidate]]:
     assert config.candidates is not None
     # Of sentences more may be judged than `depth`, where that gives too few pairs.
-    found = read_candidates(config.candidates, config.sentences.pool if config.sentences else config.depth)
+    found = read_candidates(config.candidates, config.first_stage_depth)
     check_topics(config.candidates, found, config)
     chosen = [found.get(topic.id, []) for topic in topics]
     if not any(chosen):

@@ -24,6 +24,8 @@ from touche_llm.tasks.base import Task
 from touche_llm.yaml_text import to_yaml
 
 STAGES = tuple(OUTPUTS)
+# What the first stage was asked for, among its facts.
+DEPTH = "depth"
 _LIBRARIES = ("bm25s", "rank-bm25", "PyStemmer", "sentencex", "jinja2", "pydantic", "aiohttp")
 
 
@@ -81,7 +83,7 @@ def _write(folder: Path, config: Config, stages: Mapping[str, Any], unfinished: 
         "method": {
             "automatic": True,
             "score ties": "none, scores strictly decrease",
-            **_method(config, task, "judge" in stages),
+            **_method(config, task, stages),
         },
         "stages": stages,
         **({} if unfinished is None else {UNFINISHED: unfinished}),
@@ -109,7 +111,8 @@ def _stages_before(folder: Path, stage: str) -> dict[str, Any]:
     return {name: stages[name] for name in STAGES[: STAGES.index(stage)] if name in stages}
 
 
-def _method(config: Config, task: Task, judged: bool) -> dict[str, Any]:
+def _method(config: Config, task: Task, stages: Mapping[str, Any]) -> dict[str, Any]:
+    judged = "judge" in stages
     retriever = config.retriever
     first: dict[str, Any] = {"name": "first stage"}
     retrieval = [first]
@@ -130,7 +133,8 @@ def _method(config: Config, task: Task, judged: bool) -> dict[str, Any]:
     if config.candidates is not None:
         first |= {"method": "run file", "params": {"file": str(config.candidates)}}
         return {"retrieval": retrieval}
-    depth = config.depth if config.sentences is None else config.sentences.pool
+    # Fewer than were found may be judged.
+    depth = stages.get("retrieve", {}).get(DEPTH, config.first_stage_depth)
     params: dict[str, Any] = {"query": list(retriever.query), "depth": depth}
     if config.expansion.use:
         params["other queries"] = config.expansion.model_dump(exclude={"use"})

@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from touche_llm.config import Config
-from touche_llm.errors import DataError
+from touche_llm.errors import DataError, UsageError
 from touche_llm.files import whole_file, write_records
 from touche_llm.first_stage import check_candidates, choose_topics, open_corpus
 from touche_llm.judging import Asking, find_objects, judge_each
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.language_model import LanguageModel
-from touche_llm.metadata import begin_stage, record_stage
+from touche_llm.metadata import DEPTH, begin_stage, record_stage
 from touche_llm.prompts import Prompt
 from touche_llm.ranking.pointwise import by_first_stage, by_judgment
 from touche_llm.records import Candidate, Failure, Judgment, Objects, StanceReading, Topic
 from touche_llm.run_files import CANDIDATES, FAILURES, JUDGMENTS, OBJECTS, SENTENCE_JUDGMENTS, STANCES
-from touche_llm.run_folder import check_finished
+from touche_llm.run_folder import check_finished, read_metadata
 from touche_llm.runs import write_candidates
 from touche_llm.stages.common import (
     Observer,
@@ -56,12 +56,14 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
 
     Raises:
         DataError: the first stage is not there, or was interrupted while it replaced its outputs.
+        UsageError: more documents are to be judged than the first stage was asked for.
         ReplayMiss: in replay, when the cache lacks an answer; nothing is written then.
     """
     started = time.monotonic()
     task = get_task(config.task)
     topics = choose_topics(config)
     check_finished(folder, "retrieve")
+    _check_depth(folder, config)
     found = candidates_of(folder / first_stage_file(task), config, "retrieve")
     asking = asking_of(config, model)
     prompts = prompts_of(config, task, "judge", "objects", "sentence", "stance", notify=observer.notify)
@@ -160,6 +162,17 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
             "model says of them there, or set pairs.no_side_above higher"
         )
     return Outcome(file.asked, failures, model.counts)
+
+
+def _check_depth(folder: Path, config: Config) -> None:
+    """Raise UsageError if more documents of a topic are to be judged than the first stage was asked for."""
+    found = read_metadata(folder).stages.get("retrieve", {}).get(DEPTH)
+    if isinstance(found, int) and config.first_stage_depth > found:
+        raise UsageError(
+            f"{folder}: the first stage found at most {found:,} documents for each topic, and "
+            f"{config.first_stage_depth:,} are to be judged; give --depth {found}, or repeat the first stage with "
+            "`touche-llm retrieve --overwrite`"
+        )
 
 
 async def _with_objects(

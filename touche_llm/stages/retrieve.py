@@ -13,7 +13,7 @@ from touche_llm.files import write_records
 from touche_llm.first_stage import choose_topics, find_candidates, listed, open_corpus
 from touche_llm.llm.language_model import LanguageModel
 from touche_llm.made_from import INPUTS, hash_inputs
-from touche_llm.metadata import begin_stage, record_stage
+from touche_llm.metadata import DEPTH, begin_stage, record_stage
 from touche_llm.records import Failure, Queries
 from touche_llm.run_files import QUERIES, QUERY_FAILURES
 from touche_llm.runs import write_candidates
@@ -80,6 +80,7 @@ async def retrieve_stage(
         "retrieve",
         {
             "topics": len(topics),
+            DEPTH: config.first_stage_depth,
             "candidates": sum(map(len, candidates)),
             "topics without candidates": empty,
             "corpus": dict(corpus.description),
