@@ -17,6 +17,8 @@ from touche_llm.config import Config, _names, load_config
 from touche_llm.errors import ToucheError, UsageError
 from touche_llm.made_from import check_settings
 from touche_llm.prompts import prompts_folder
+from touche_llm.report.data import gather
+from touche_llm.report.write import write_report
 from touche_llm.settings import INCIDENTAL, OF_ENGINE, OF_JUDGE, OF_RETRIEVE
 
 PORT_NOBODY_LISTENS_ON = "http://127.0.0.1:1"
@@ -366,3 +368,16 @@ async def test_judging_deeper_than_the_first_stage_is_refused_and_less_deep_is_r
         assert methods[0]["params"]["depth"] == 4
         all_found = short(tmp_path, depth=4, engine__base_url=server.url)
         assert (await pipeline.judge_alone(all_found, out, Silent(), overwrite=True)).judgments == 4
+
+
+@pytest.mark.parametrize("again", [pipeline.retrieve_alone, pipeline.rank_alone])
+async def test_no_page_of_the_run_that_was_stays_when_a_stage_runs_again(tmp_path: Path, again: Any) -> None:
+    out = tmp_path / "out"
+    await run_on(FakeServer(), short(tmp_path, engine__model="fake"), out)
+    page = out / "report.html"
+    write_report(gather(out, None, 3), page)
+    await again(short(tmp_path, engine__model="fake"), out, Silent())
+    assert not page.exists()
+    page.write_text("notes of the user")
+    await again(short(tmp_path, engine__model="fake"), out, Silent())
+    assert page.read_text() == "notes of the user"

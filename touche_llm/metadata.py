@@ -17,8 +17,8 @@ from touche_llm.corpus import elastic
 from touche_llm.files import whole_file
 from touche_llm.ranking.chain import JUDGE
 from touche_llm.retrieval import analysis
-from touche_llm.run_files import CONFIG, METADATA, OUTPUTS
-from touche_llm.run_folder import UNFINISHED, read_metadata
+from touche_llm.run_files import CONFIG, METADATA, OUTPUTS, REPORT
+from touche_llm.run_folder import UNFINISHED, is_page, read_metadata
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 from touche_llm.yaml_text import to_yaml
@@ -32,6 +32,7 @@ _LIBRARIES = ("bm25s", "rank-bm25", "PyStemmer", "sentencex", "jinja2", "pydanti
 def begin_stage(folder: Path, config: Config, stage: str) -> None:
     """Remove the outputs of a stage and of later ones, and write the configuration that the new ones are made with.
 
+    The page of `report` would be one of a run that is no more, so it goes as well, if this program wrote it.
     The metadata comes first: from then on until `record_stage` it says that the stage is unfinished, so that no reader
     takes files of two states for one run, wherever this is interrupted.
 
@@ -39,6 +40,8 @@ def begin_stage(folder: Path, config: Config, stage: str) -> None:
         DataError: The metadata is not as this program wrote it; nothing is removed.
     """
     _write(folder, config, _stages_before(folder, stage), unfinished=stage)
+    if is_page(folder / REPORT):
+        (folder / REPORT).unlink()
     for later in reversed(STAGES[STAGES.index(stage) :]):
         for name in OUTPUTS[later]:
             (folder / name).unlink(missing_ok=True)

@@ -25,6 +25,8 @@ COMPARISON_FAILURES = "comparison_failures.jsonl"
 RUN = "run.txt"
 # The same lines with all that is known of them, for analysis.
 RESULTS = "results.tsv"
+# Only with `touche-llm report`: every stage that runs again makes it the page of a run that is no more.
+REPORT = "report.html"
 # Only with `touche-llm batch`: what was exported last.
 BATCH = "batch.json"
 OF_RETRIEVE = (CANDIDATES, SENTENCES, QUERIES, QUERY_FAILURES)

@@ -13,6 +13,10 @@ from touche_llm.yaml_text import YamlError, read_yaml
 # In the metadata, the stage that has begun to replace its outputs; removed once they are recorded.
 UNFINISHED = "unfinished"
 
+# What every page that this program writes says of itself, and so many of its first bytes hold that.
+GENERATOR = '<meta name="generator" content="touche-llm">'
+_HEAD_BYTES = 512
+
 
 class Metadata(NamedTuple):
     """What a folder's metadata says of its stages.
@@ -70,3 +74,11 @@ def check_finished(folder: Path, stage: str) -> None:
             "belong together; repeat the command that was interrupted, or run "
             f"`touche-llm {unfinished}{config} --out {folder}` (answers that are in the cache are not requested again)"
         )
+
+
+def is_page(path: Path) -> bool:
+    """Return whether a file is a page that this program wrote."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        return GENERATOR.encode() in stream.read(_HEAD_BYTES)

@@ -12,8 +12,9 @@ from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.output import Format, FormatOption, print_rows
 from touche_llm.files import check_output
+from touche_llm.run_files import REPORT
+from touche_llm.run_folder import is_page
 
-_FILE = "report.html"
 _TOP = 20
 
 
@@ -24,7 +25,7 @@ def report(
     stance: f.StanceOption = None,
     coherence: f.CoherenceOption = None,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help=f"The page to write (default: {_FILE} in the run's folder).")
+        Path | None, typer.Option("-o", "--out", help=f"The page to write (default: {REPORT} in the run's folder).")
     ] = None,
     run_topics: f.RunTopicsOption = False,
     top: Annotated[int, typer.Option("--top", min=1, help="Documents of each topic that are shown with texts.")] = _TOP,
@@ -38,12 +39,12 @@ def report(
     # Only here: matplotlib and pandas take a second to load.
     from touche_llm.report.data import gather
     from touche_llm.report.folder import config_of
-    from touche_llm.report.write import is_page, write_report
+    from touche_llm.report.write import write_report
 
     files = {"relevance": relevance, "quality": quality, "stance": stance, "coherence": coherence}
-    target = out or run_dir / _FILE
+    target = out or run_dir / REPORT
     # The page that an earlier call wrote into the run's folder is one of the run's own files.
-    if target != run_dir / _FILE or not is_page(target):
+    if target != run_dir / REPORT or not is_page(target):
         check_output(target, overwrite, filter(None, files.values()))
     given = any(path is not None for path in files.values())
     qrels = f.given_qrels(config_of(run_dir).task, **files) if given else None

@@ -16,6 +16,7 @@ from touche_llm.files import whole_file
 from touche_llm.report.figures import movement, stance_bars, topic_bars
 from touche_llm.report.overview import BANDS
 from touche_llm.report.records import Report
+from touche_llm.run_folder import GENERATOR
 
 # Bytes of a page for 50 topics of 20 documents each, so that it can be sent by mail and opened on a phone.
 MOST_BYTES = 5_000_000
@@ -25,9 +26,6 @@ _FAILURES = 50
 # The characters with Unicode's property Bidi_Control.
 _BIDIRECTIONAL = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _HERE = Path(__file__).parent
-_GENERATOR = '<meta name="generator" content="touche-llm">'
-# Where it stands on a page: behind the document type and the character set.
-_HEAD_BYTES = 512
 COSTS = {
     "seconds": "seconds",
     "asked": "requests",
@@ -60,14 +58,6 @@ def write_page(text: str, path: Path) -> int:
     return len(page)
 
 
-def is_page(path: Path) -> bool:
-    """Whether a file is a page that this program wrote."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as stream:
-        return _GENERATOR.encode() in stream.read(_HEAD_BYTES)
-
-
 def environment() -> Environment:
     """Where the templates of pages are; what they insert is escaped.
 
@@ -86,7 +76,7 @@ def environment() -> Environment:
         "policy": f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; "
         "form-action 'none'",
         # The project's own markup, as it was written.
-        "generator": Markup(_GENERATOR),
+        "generator": Markup(GENERATOR),
         "style": Markup(style),
         "script": Markup(script),
     }
