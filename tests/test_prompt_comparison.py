@@ -119,7 +119,8 @@ async def test_of_equal_wordings_the_first_stays(bench: Bench, sharp: Path) -> N
     assert (change["difference"], change["p"], change["ties"]) == (0.0, 1.0, 8)
     # Nothing is to be confirmed, so that nobody looked.
     assert len(found.parts) == 1 and found.earlier_looks is None
-    assert read_looks(bench.log) == []
+    (choice,) = read_looks(bench.log)
+    assert choice.topics == list(found.parts[0].topics)
 
 
 async def test_a_wording_that_only_suits_the_topics_it_was_chosen_on_is_not_confirmed(
@@ -190,7 +191,7 @@ async def test_only_the_half_to_choose_on_is_seen_unless_the_choice_is_to_be_con
     assert (found.verdict.winner, found.verdict.confirmed, found.earlier_looks) == (str(sharp), None, None)
     assert "--confirm opens the topics held out" in found.verdict.sentence
     assert any("8 topics to choose on; 8 are held out" in notice for notice in bench.notices)
-    assert not bench.log.exists()
+    assert [set(look.topics) for look in read_looks(bench.log)] == [{str(n) for n in range(1, 17, 2)}]
 
 
 async def test_all_topics_are_one_where_none_is_held_out(bench: Bench, blunt: Path, sharp: Path) -> None:
@@ -218,9 +219,10 @@ async def test_each_look_is_counted_and_the_next_one_has_those_before(bench: Ben
     first = await bench.compare(blunt, sharp, confirm=True)
     bench.wording("sharp", f"{SHARP} and better")
     second = await bench.compare(blunt, sharp, confirm=True)
-    assert (first.earlier_looks, second.earlier_looks) == ([], read_looks(bench.log)[:1])
-    one, two = read_looks(bench.log)
-    assert (one.task, one.aspect, one.topics) == ("comparative", "relevance", 8)
+    choice, one, again, two = read_looks(bench.log)
+    assert (first.earlier_looks, second.earlier_looks) == ([], [one])
+    assert (choice.topics, again.topics) == (list(first.parts[0].topics), list(second.parts[0].topics))
+    assert (one.task, one.aspect, one.topics) == ("comparative", "relevance", list(first.parts[1].topics))
     assert one.qrels == two.qrels == hash_grades(read_grades(bench.files["relevance"]))
     assert [(each.name, each.hash) for each in one.templates] == [
         (variant.name, variant.prompt.hash) for variant in first.variants
@@ -231,15 +233,31 @@ async def test_each_look_is_counted_and_the_next_one_has_those_before(bench: Ben
     lines = bench.files["relevance"].read_text().splitlines(keepends=True)
     bench.files["relevance"].write_text("".join(lines[:-1]))
     assert (await bench.compare(blunt, sharp, confirm=True)).earlier_looks == []
-    assert len(read_looks(bench.log)) == 3
+    assert len(read_looks(bench.log)) == 6
 
 
-async def test_a_damaged_log_of_looks_is_told_before_anything_is_asked(bench: Bench, blunt: Path, sharp: Path) -> None:
+@pytest.mark.parametrize("split", ["even", "all", "a file"])
+async def test_topics_that_another_choice_has_shown_are_looked_at(
+    bench: Bench, blunt: Path, sharp: Path, tmp_path: Path, split: str
+) -> None:
+    if split == "a file":
+        (tmp_path / "split").write_text("".join(f"{number}\n" for number in range(5, 13)))
+    await bench.compare(blunt, sharp)
+    await bench.compare(blunt, sharp, split=str(tmp_path / "split") if split == "a file" else split)
+    found = await bench.compare(blunt, sharp, confirm=True)
+    own, other, _, _ = read_looks(bench.log)
+    assert found.earlier_looks == [other] and set(other.topics) & {str(number) for number in range(2, 17, 2)}
+    assert any("before this one: 1;" in notice for notice in bench.notices)
+
+
+@pytest.mark.parametrize("confirm", [True, False])
+async def test_a_damaged_log_of_looks_is_told_before_anything_is_asked(
+    bench: Bench, blunt: Path, sharp: Path, confirm: bool
+) -> None:
     bench.log.write_text("{}\n")
     with pytest.raises(DataError, match=r"hold_out_looks\.jsonl:1: "):
-        await bench.compare(blunt, sharp, confirm=True)
+        await bench.compare(blunt, sharp, confirm=confirm)
     assert bench.engine.requests == [] and bench.log.read_text() == "{}\n"
-    assert len((await bench.compare(blunt, sharp)).parts) == 1
 
 
 async def test_a_topic_is_in_one_half_whatever_is_drawn_found_or_asked_about(

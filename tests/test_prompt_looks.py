@@ -9,18 +9,23 @@ import pytest
 
 from touche_llm.errors import DataError
 from touche_llm.files import line_of
-from touche_llm.prompt_looks import Look, LookTemplate, describe_looks, hash_grades, read_looks, record_look
+from touche_llm.prompt_looks import Look, LookTemplate, describe_looks, hash_grades, look_log, read_looks, record_look
 
 GRADES = {"1": {"a": 2.0, "b": 0.0}, "2": {"c": 1.0}}
 
 
-def look(number: int = 0, task: str = "comparative", grades: dict[str, dict[str, float]] | None = None) -> Look:
+def look(
+    number: int = 0,
+    task: str = "comparative",
+    grades: dict[str, dict[str, float]] | None = None,
+    topics: list[str] | None = None,
+) -> Look:
     return Look(
         time=datetime(2026, 1, 2, 3, number % 60, tzinfo=UTC),
         task=task,
         aspect="relevance",
         qrels=hash_grades(grades or GRADES),
-        topics=6,
+        topics=topics or ["1", "2"],
         templates=[LookTemplate(name=f"prompt {number}", version=1, hash=f"{number:06}")],
     )
 
@@ -31,6 +36,13 @@ def test_looks_are_counted_by_task_and_judgments(tmp_path: Path) -> None:
     assert [record_look(path, each) for each in (look(0), *others)] == [[], [], []]
     assert record_look(path, look(3)) == [look(0)]
     assert read_looks(path) == [look(0), *others, look(3)]
+
+
+def test_looks_at_other_topics_are_logged_and_not_counted(tmp_path: Path) -> None:
+    path = tmp_path / "looks"
+    for topics in (["1", "3"], ["4"], ["2", "4", "6"]):
+        record_look(path, look(topics=topics))
+    assert [each.topics for each in record_look(path, look(topics=["2", "1"]))] == [["1", "3"], ["2", "4", "6"]]
 
 
 def test_judgments_are_the_same_in_any_order() -> None:
@@ -68,6 +80,11 @@ def test_processes_that_append_at_a_time_lose_no_look(tmp_path: Path) -> None:
     assert [each.returncode for each in started] == [0, 0, 0]
     # No two of them saw as many before.
     assert sorted(counted) == list(range(120)) and len(read_looks(path)) == 120
+
+
+def test_the_log_is_beside_a_cache_and_not_beside_a_cassette() -> None:
+    assert look_log(Path("mine/answers.sqlite")) == Path("mine/hold_out_looks.jsonl")
+    assert look_log(Path("mine/cassette.jsonl")) == Path(".touche-llm/hold_out_looks.jsonl")
 
 
 def test_a_note_lists_the_latest_looks(tmp_path: Path) -> None:

@@ -127,8 +127,7 @@ async def compare_prompts(
             check_examples(prompt, topics, config.topics, observer.notify)
         # Before the engine starts: what is wrong with the sample or with the log.
         parted, remarks = parts_of(plan, sample, halves)
-        if plan.confirm:
-            read_looks(look_log(config.cache.file))
+        read_looks(look_log(config.cache.file))
         asked = {each.topic_id for documents in parted.values() for each in documents}
         topics = [topic for topic in topics if topic.id in asked]
         notes += remarks
@@ -150,14 +149,16 @@ async def compare_prompts(
             )
             held = parted.pop(HOLD_OUT, [])
             said = await ask(variants, parted)
+            for documents in parted.values():
+                _count_look(config, qrels, documents, variants)
             parts = [_measure(name, documents, said, qrels, config) for name, documents in parted.items()]
             finalists = list(dict.fromkeys((variants[0].name, winner_of(parts[0]))))
             earlier = None
             if held and len(finalists) > 1:
                 compared = [variant for variant in variants if variant.name in finalists]
                 said |= await ask(compared, {HOLD_OUT: held})
-                earlier, note = _count_look(config, qrels, held, compared)
-                notes.append(note)
+                earlier = _count_look(config, qrels, held, compared)
+                notes.append(note := describe_looks(earlier, look_log(config.cache.file)))
                 observer.notify(note)
                 parts.append(_measure(HOLD_OUT, held, said, qrels, config))
             report_known_failures(observer, model, Counts())
@@ -177,16 +178,12 @@ def _measure(
     return measure_part(name, documents, judgments, qrels, config.weights)
 
 
-def _count_look(
-    config: Config, qrels: Qrels, held: Sequence[Sampled], compared: Sequence[Variant]
-) -> tuple[list[Look], str]:
-    """Count a look at the topics held out before anybody sees a figure; return the earlier ones, and a note."""
+def _count_look(config: Config, qrels: Qrels, seen: Sequence[Sampled], compared: Sequence[Variant]) -> list[Look]:
+    """Count a look at topics before anybody sees a figure; return the earlier ones at any of them."""
     aspect, grades = next(iter(qrels.grades.items()))
     prompts = [(variant.name, variant.prompt) for variant in compared]
-    look = make_look(config.task, aspect, grades, len({each.topic_id for each in held}), prompts)
-    log = look_log(config.cache.file)
-    earlier = record_look(log, look)
-    return earlier, describe_looks(earlier, log)
+    topics = list(dict.fromkeys(each.topic_id for each in seen))
+    return record_look(look_log(config.cache.file), make_look(config.task, aspect, grades, topics, prompts))
 
 
 def load_variants(names: Sequence[str], config: Config, task: Task) -> list[Variant]:

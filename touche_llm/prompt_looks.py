@@ -1,4 +1,7 @@
-"""The log of looks at held-out topics: each one makes the next confirmation weaker."""
+"""The log of looks at topics: each at topics that are held out later makes their confirmation weaker.
+
+A comparison's choice is logged like a confirmation, so that another `--split` in between hides no look.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,14 @@ from touche_llm.prompts import Prompt
 from touche_llm.qrels import Grades
 
 _FILE = "hold_out_looks.jsonl"
+# Beside the default cache. Cassettes are kept with tests and packages, and only read.
+_FOLDER_OF_CASSETTES = Path(".touche-llm")
 # Earlier looks that a note lists.
 _LISTED = 5
 
 
 class LookTemplate(JsonModel):
-    """A template that was measured on held-out topics, by name or path, version and hash."""
+    """A template that was measured, by name or path, version and hash."""
 
     name: str
     version: int
@@ -33,28 +38,28 @@ class LookTemplate(JsonModel):
 
 
 class Look(JsonModel):
-    """A look at held-out topics.
+    """A look at the figures of some topics.
 
     Attributes:
         time: When the figures were made.
         task: The task's name.
         aspect: The graded aspect that variants are chosen by.
         qrels: SHA-256 of this aspect's judgments, see `hash_grades`.
-        topics: Number of held-out topics.
-        templates: The baseline and the winner.
+        topics: Their ids.
+        templates: All that were compared, or of held-out topics the baseline and the winner.
     """
 
     time: AwareDatetime
     task: str
     aspect: str
     qrels: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    topics: Annotated[int, Field(ge=1)]
+    topics: Annotated[list[str], Field(min_length=1)]
     templates: list[LookTemplate]
 
 
 def look_log(cache: Path) -> Path:
-    """Return the log beside an answer cache."""
-    return cache.parent / _FILE
+    """Return the log beside an answer cache; that of a cassette is beside the default cache."""
+    return (_FOLDER_OF_CASSETTES if cache.suffix == ".jsonl" else cache.parent) / _FILE
 
 
 def hash_grades(grades: Grades) -> str:
@@ -70,14 +75,14 @@ def read_looks(path: Path) -> list[Look]:
     """
     if not path.exists():
         return []
-    looks = read_records(path, Look, "looks at held-out topics, one a line; correct or remove this line")
+    looks = read_records(path, Look, "looks at topics, one a line; correct or remove this line")
     if looks and not path.read_bytes().endswith(b"\n"):
         raise DataError(f"{path}:{len(looks)}: the last line has no end; complete or remove this line")
     return looks
 
 
 def record_look(path: Path, look: Look) -> list[Look]:
-    """Append a look to a log, and return the earlier ones of the same task and judgments.
+    """Append a look to a log, and return the earlier ones at any of its topics, of the same task and judgments.
 
     The log is locked meanwhile, so that of two processes the later one sees the look of the other.
 
@@ -87,17 +92,23 @@ def record_look(path: Path, look: Look) -> list[Look]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab", buffering=0) as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
-        earlier = [each for each in read_looks(path) if (each.task, each.qrels) == (look.task, look.qrels)]
+        earlier = [
+            each
+            for each in read_looks(path)
+            if (each.task, each.qrels) == (look.task, look.qrels) and not set(look.topics).isdisjoint(each.topics)
+        ]
         stream.write(line_of(look))
         os.fsync(stream.fileno())
     return earlier
 
 
-def make_look(task: str, aspect: str, grades: Grades, topics: int, prompts: Sequence[tuple[str, Prompt]]) -> Look:
-    """Return the look at so many held-out topics with these prompts, as of now."""
+def make_look(
+    task: str, aspect: str, grades: Grades, topics: Sequence[str], prompts: Sequence[tuple[str, Prompt]]
+) -> Look:
+    """Return the look at these topics with these prompts, as of now."""
     templates = [LookTemplate(name=name, version=each.header.version, hash=each.hash) for name, each in prompts]
     now = datetime.now(UTC).replace(microsecond=0)
-    return Look(time=now, task=task, aspect=aspect, qrels=hash_grades(grades), topics=topics, templates=templates)
+    return Look(time=now, task=task, aspect=aspect, qrels=hash_grades(grades), topics=list(topics), templates=templates)
 
 
 def describe_looks(earlier: Sequence[Look], path: Path) -> str:
