@@ -809,3 +809,16 @@ async def test_a_replies_file_that_changes_while_it_is_read_stores_nothing(
     with pytest.raises(DataError, match=r"r\.jsonl:\d"):
         await imported(out, path)
     assert stored(config) == set()
+
+
+async def test_an_import_reads_so_many_replies_and_names_the_next(
+    waiting: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, out, requests = waiting
+    file = b.write(out / "r.jsonl", b.answers(requests, COMPARATIVE))
+    monkeypatch.setattr("touche_llm.llm.batch_replies.MAX_REPLIES", len(requests) - 1)
+    with pytest.raises(DataError, match=rf"r\.jsonl:{len(requests)}: more than"):
+        await imported(out, file)
+    assert not config.cache.file.exists()
+    monkeypatch.setattr("touche_llm.llm.batch_replies.MAX_REPLIES", len(requests))
+    assert (await imported(out, file)).stored == len(requests)

@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from itertools import islice
 from pathlib import Path
 from typing import IO, NamedTuple, TypeVar
 
@@ -20,6 +21,9 @@ from touche_llm.scratch import BUILDING, RETIRED, WRITING, is_scratch, recover, 
 
 # Longest line of a file of records: an answer with its label tokens has a few kilobytes.
 MAX_LINE = 16 * 2**20
+# Bytes, and commas, of a file of records that is held in memory. Each byte takes up to four there, each value about a
+# hundred. The largest of a shared task, 50 topics of 1,000 documents, has 35 MiB and 1.8 million commas.
+MAX_RECORDS, MAX_VALUES = 192 * 2**20, 10_000_000
 # Bytes of one line that are passed over; a packed file of a few megabytes can hold a line of many gigabytes.
 MAX_SKIPPED = 2**30
 # Of a large file so many blocks are compared, which takes milliseconds; a file of up to 4 MiB is compared whole.
@@ -199,33 +203,54 @@ def line_of(record: JsonRecord) -> bytes:
     return record.to_json() + b"\n"
 
 
-def read_records(path: Path, record: type[RecordT], what: str) -> list[RecordT]:
+def read_records(path: Path, record: type[RecordT], what: str, *, max_bytes: int = MAX_RECORDS) -> list[RecordT]:
     """Read JSON Lines written by `write_records`.
 
     Raises:
-        DataError: no such file, or a line that is not such a record; names file, line and what is wrong with it.
+        DataError: no such file, more than `max_bytes` or `MAX_VALUES` in it, or a line that is not such a record; names
+            file, line and what is wrong with it.
     """
-    return list(iterate_records(path, record, what))
+    found: list[RecordT] = []
+    size = values = 0
+    for number, line in _record_lines(path, what):
+        size += len(line)
+        values += line.count(b",")
+        if size > max_bytes or values > MAX_VALUES:
+            raise DataError(
+                f"{path}:{number}: too large: at most {max_bytes:,} bytes and {MAX_VALUES:,} values are read into "
+                "memory; restore the file, or divide a larger run by topics (--topic)"
+            )
+        found.append(_record(path, number, line, record, what))
+    return found
 
 
 def read_record(path: Path, record: type[RecordT], what: str) -> RecordT:
     """The one record of a file; raises DataError as `read_records`, and for any other number of records."""
-    records = read_records(path, record, f"{what}s")
+    records = list(islice(iterate_records(path, record, f"{what}s"), 2))
     if len(records) != 1:
-        raise DataError(f"{path}: {len(records)} lines, not one {what}")
+        raise DataError(f"{path}: {'more than one line' if records else 'no line'}, not one {what}")
     return records[0]
 
 
 def iterate_records(path: Path, record: type[RecordT], what: str) -> Iterator[RecordT]:
     """Yield one parsed record a line, for files that need not fit into memory."""
+    for number, line in _record_lines(path, what):
+        yield _record(path, number, line, record, what)
+
+
+def _record_lines(path: Path, what: str) -> Iterator[tuple[int, bytes]]:
     try:
         with path.open("rb") as stream:
             for number, line in bounded_lines(stream, MAX_LINE):
                 if len(line) > MAX_LINE:
                     raise DataError(f"{path}:{number}: longer than {MAX_LINE:,} bytes; not one of the {what}")
-                try:
-                    yield record.from_json(line)
-                except Malformed as error:
-                    raise DataError(f"{path}:{number}: not one of the {what}: {error}") from error
+                yield number, line
     except OSError as error:
         raise DataError(f"{path}: cannot read the {what}: {error.strerror}") from error
+
+
+def _record(path: Path, number: int, line: bytes, record: type[RecordT], what: str) -> RecordT:
+    try:
+        return record.from_json(line)
+    except Malformed as error:
+        raise DataError(f"{path}:{number}: not one of the {what}: {error}") from error

@@ -25,6 +25,8 @@ from touche_llm.qrels import Grades
 _FILE = "hold_out_looks.jsonl"
 # Beside the default cache. Cassettes are kept with tests and packages, and only read.
 _FOLDER_OF_CASSETTES = Path(".touche-llm")
+# Bytes of the log: some 50,000 looks; each takes ten times its bytes in memory.
+_MAX_LOG = 16 * 2**20
 # Earlier looks that a note lists.
 _LISTED = 5
 
@@ -75,7 +77,8 @@ def read_looks(path: Path) -> list[Look]:
     """
     if not path.exists():
         return []
-    looks = read_records(path, Look, "looks at topics, one a line; correct or remove this line")
+    what = "looks at topics, one a line; correct or remove this line"
+    looks = read_records(path, Look, what, max_bytes=_MAX_LOG)
     if looks and not path.read_bytes().endswith(b"\n"):
         raise DataError(f"{path}:{len(looks)}: the last line has no end; complete or remove this line")
     return looks

@@ -24,6 +24,17 @@ EVALUATE = ["evaluate", "run/run.txt", "--task", "comparative"]
 INDEX = ["index", "--task", "comparative", "--index", "new", "--corpus"]
 ARGUMENTS = ["index", "--task", "sentence_pairs", "--index", "new", "--corpus"]
 RANK = ["rank", "--out", "run", "--cache", "cassette.jsonl", "--cache-mode", "replay"]
+IMPORT = ["batch", "import", "responses.jsonl", "--out", "exported"]
+LOOK = [
+    *("prompts", "compare", "judge", "prompts/comparative/judge.jinja", "--confirm"),
+    *("--topics", "six.xml", "--corpus", "passages.jsonl", "--index", "index"),
+    *("--relevance", "six-relevance.txt", "--cache", "answers.sqlite", "--cache-mode", "replay"),
+]
+CHATNOIR = [
+    *("retrieve", "--task", "controversial", "--topics", "web.xml", "--retriever", "chatnoir", "--out", "o"),
+    *("--set", "chatnoir.cache=chatnoir.sqlite", "--set", "chatnoir.base_url=http://127.0.0.1:9/"),
+    *("--set", "chatnoir.retry_for=0"),
+]
 
 
 def case(make: Case) -> Case:
@@ -212,22 +223,31 @@ for name, data in {
     "long": lambda: b"x" * (256 * MIB),
     "surrogate": lambda: ENTRY % (1, b'{"a":"\\ud800"}'),
     "lines": lambda: b"".join(ENTRY % (n, b'{"text":"a"}') for n in range(300_000)),
+    "more_lines": lambda: b"".join(ENTRY % (n, b"{}") for n in range(1_200_000)),
+    "gigabyte": lambda: ENTRY % (1, b'{"text":"' + b"a" * (8 * MIB) + b'"}') * 128,
 }.items():
     content(f"cassette_import_{name}", "h.jsonl", ["cache", "import", "h.jsonl", "--cache", "new.sqlite"], data)
     content(f"cassette_replay_{name}", "cassette.jsonl", RANK, data)
     content(f"cassette_regress_{name}", "regress/comparative/cassette.jsonl", ["regress", "check"], data)
 
+JUDGMENT = b'{"topic_id":"3","document_id":"%d","prompt":"","source":"value","grades":{},"stance":"NO"%s}\n'
+READINGS = b',"readings":{"a":{"answered":1,"probabilities":{%s}}}'
+PARTS = b',"cut":{"kept_chars":1,"of_chars":1,"prompt_tokens":1,"parts":[%s]}'
+FAILURE = b'{"topic_id":"3","document_id":"%d","attempts":[{"sample":0,"kind":"server_error","reason":"a"}]}\n'
+COMPARISON = b'{"topic_id":"3","step":"a","documents":[%s],"prompt":"a","key":"a"}\n'
+
 for name, data in {
     "lists": lambda: b'{"a":[' + b"[]," * (5 * MIB) + b"[]]}\n",
     "deep": lambda: b'{"a":' * (2 * MIB),
     "large": lambda: b" " * (256 * MIB) + b"{}",
-    "probabilities": lambda: (
-        (
-            b'{"topic_id":"3","document_id":"d","key":"' + b"a" * 64 + b'","grades":{"relevance":1.0,"quality":1.0},'
-            b'"stance":"NO","probabilities":{"stance":{' + b",".join(b'"%d":0.0' % n for n in range(MIB)) + b"}}}\n"
-        )
-        * 8
+    "probabilities": lambda: JUDGMENT % (1, READINGS % b",".join(b'"%d":0' % n for n in range(MIB))) * 16,
+    "parts": lambda: JUDGMENT % (1, PARTS % b",".join(b"[%d,1]" % n for n in range(300, MIB))) * 64,
+    "judgments": lambda: b"".join(JUDGMENT % (n, b"") for n in range(3_000_000)),
+    "wide": lambda: (
+        JUDGMENT.replace(b'"value"', b'"value","key":"' + "\U0001f600".encode() + b"a" * MIB + b'"') % (1, b"") * 400
     ),
+    "failures": lambda: b"".join(FAILURE % n for n in range(3_000_000)),
+    "comparisons": lambda: COMPARISON % b",".join(b'"%d"' % n for n in range(MIB)) * 32,
 }.items():
     content(f"records_judgments_{name}", "run/judgments.jsonl", RANK, data)
     content(f"records_judgments_report_{name}", "run/judgments.jsonl", ["report", "run"], data)
@@ -236,6 +256,51 @@ for name, data in {
     content(f"records_recorded_{name}", "regress/comparative/recorded.json", ["regress", "check"], data)
     content(f"records_topics_{name}", "regress/comparative/topics.jsonl", ["regress", "check"], data)
     content(f"records_manifest_{name}", "index/manifest.json", [*VALIDATE, "--index", "index"], data)
+    content(f"records_batch_{name}", "exported/batch.json", IMPORT, data)
+    content(f"records_looks_{name}", "hold_out_looks.jsonl", LOOK, data)
+
+MANIFEST = b'{"format":3,"corpus":"c","size":1,"mtime_ns":1,"sha256":"a","documents":1,"parts":0,"bad_lines":0}\n'
+content("records_manifests", "index/manifest.json", [*VALIDATE, "--index", "index"], lambda: MANIFEST * 2_000_000)
+
+SEEN = (
+    b'{"time":"2026-01-01T00:00:00Z","task":"comparative","aspect":"relevance","qrels":"%064d","topics":1,'
+    b'"templates":[%s]}\n'
+)
+TEMPLATE = b'{"name":"a","version":1,"hash":"a"}'
+for name, data in {
+    "lines": lambda: SEEN % (1, TEMPLATE) * 1_000_000,
+    "templates": lambda: SEEN % (1, b",".join([TEMPLATE] * 25_000)) * 20,
+    "many_templates": lambda: SEEN % (1, b",".join([TEMPLATE] * 100_000)),
+    "time": lambda: SEEN.replace(b"2026", b"9" * 900_000) % (1, TEMPLATE),
+    "surrogate": lambda: SEEN % (1, TEMPLATE.replace(b'"a"', b'"\\ud800"')),
+    "open": lambda: (SEEN % (1, TEMPLATE))[:-1],
+}.items():
+    content(f"looks_{name}", "hold_out_looks.jsonl", LOOK, data)
+
+REPLY = b'{"custom_id":"%s","response":{"status_code":%s,"body":%s},"error":null}\n'
+CHAT = b'{"choices":[{"message":{"content":"%s"},"finish_reason":"stop","logprobs":{"content":[%s]}}],"model":"served"}'
+TOKEN = b'{"token":"a","logprob":-0.1,"top_logprobs":[%s]}'
+for name, data in {
+    "lists": lambda: (REPLY % (b"a", b"200", b'{"choices":[' + b"[]," * (4 * MIB) + b"[]]}")) * 4,
+    "deep": lambda: REPLY % (b"a", b"200", b'{"choices":' * MIB),
+    "long": lambda: b"x" * (256 * MIB),
+    "ids": lambda: b"".join(REPLY % (b"%d" % n + b"a" * (15 * MIB), b"500", b"1") for n in range(32)),
+    "lines": lambda: b"".join(REPLY % (b"%064d" % n, b"200", CHAT % (b"a", b"")) for n in range(1_000_000)),
+    "errors": lambda: b"".join(REPLY % (b"%064d" % n, b"500", b'"' + b"e" * 400 + b'"') for n in range(600_000)),
+    "repeated": lambda: REPLY % (b"a" * 64, b"500", b"1") * 1_000_000,
+    "status": lambda: REPLY % (b"a", b"9" * MIB, b"1"),
+    "error_deep": lambda: REPLY % (b"a", b"500", b'{"error":' * MIB),
+    "error_lists": lambda: REPLY % (b"a", b"400", b"[" + b"[]," * (4 * MIB) + b"[]]"),
+    "tokens": lambda: REPLY % (b"a" * 64, b"200", CHAT % (b"a", b",".join([TOKEN % b""] * 300_000))),
+    "alternatives": lambda: (
+        REPLY % (b"a" * 64, b"200", CHAT % (b"a", TOKEN % b",".join([b'{"token":"a","logprob":-9}'] * 500_000)))
+    ),
+    "nan": lambda: REPLY % (b"a", b"200", CHAT % (b"a", TOKEN.replace(b"-0.1", b"NaN") % b"")),
+    "surrogate": lambda: REPLY % (b"\\ud800", b"200", CHAT % (b"\\ud800", b"")),
+    "nul": lambda: b"\0" * MIB,
+    "utf8": lambda: REPLY % (b"\xff", b"200", CHAT % (b"\xff", b"")),
+}.items():
+    content(f"replies_{name}", "responses.jsonl", IMPORT, data)
 
 STATS = ["cache", "stats", "--cache", "answers.sqlite"]
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT "
@@ -302,3 +367,28 @@ for name, statements in {
         ],
         *statements,
     )
+
+for name, statements in {
+    "view": ["DROP TABLE documents", f"CREATE VIEW documents AS {ENDLESS} 'p' AS place, x AS id, 't', NULL FROM c"],
+    "large": ["UPDATE documents SET text = printf('%.*c', 300000000, 'x')"],
+    "blob": ["UPDATE documents SET text = CAST(text AS BLOB)"],
+    "number": ["UPDATE documents SET reason = 7"],
+    "null": ["UPDATE documents SET text = NULL, reason = NULL"],
+    "utf8": ["UPDATE documents SET text = CAST(x'ff' AS TEXT)"],
+    "id": ["UPDATE documents SET id = CAST(id AS BLOB)"],
+    "page_large": ["UPDATE searches SET page = printf('{\"a\":\"%.*c\"}', 300000000, 'x')"],
+    "page_blob": ["UPDATE searches SET page = x'ff00'"],
+    "page_number": ["UPDATE searches SET page = 7"],
+    "page_lists": [f"UPDATE searches SET page = '{{\"hits\": [{'[],' * (5 * MIB)}[]]}}'"],
+    "page_deep": [f"UPDATE searches SET page = '{'[' * MIB}'"],
+    "page_score": ["UPDATE searches SET page = replace(page, '1.0', '1e999')"],
+    "page_total": [
+        "UPDATE searches SET page = replace(page, '\"total\":1', '\"total\":' || printf('%.*c', 5000, '9'))"
+    ],
+    "page_id": ["UPDATE searches SET page = replace(page, 'd1', 'd 1\\n\\ud800')"],
+    "page_hits": [
+        "UPDATE searches SET page = replace(page, '[{', '[' || replace(printf('%.*c', 100000, 'x'), 'x', "
+        '\'{"document_id":"d","uuid":"00000000-0000-0000-0000-000000000001","score":1.0},\') || \'{\')'
+    ],
+}.items():
+    altered(f"sqlite_chatnoir_{name}", "chatnoir.sqlite", CHATNOIR, *statements)

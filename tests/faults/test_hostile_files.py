@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -11,11 +12,14 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
+from uuid import UUID
 
 import pytest
 
-from tests.faults.hostile_files import CASES, MIB
+from tests.faults.hostile_files import CASES, CHATNOIR, LOOK, MIB, topic
 from tests.faults.tally import Tally
+from touche_llm.corpus.chatnoir_cache import ChatNoirDocuments, ChatNoirSettings, Hit, Page
+from touche_llm.topics import read_topics
 
 REPOSITORY = Path(__file__).parents[2]
 SAMPLE = REPOSITORY / "touche_llm" / "samples" / "comparative"
@@ -78,14 +82,32 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "prompts" / "comparative").mkdir(parents=True)
     for path in (REPOSITORY / "prompts" / "comparative").glob("judge*"):
         shutil.copy(path, folder / "prompts" / "comparative")
+    (folder / "six.xml").write_bytes(topic("<objects>heating, cooling</objects>", 6))
+    ids = [json.loads(line)["id"] for line in (folder / "passages.jsonl").read_text().splitlines()]
+    graded = [f"{n} 0 {ident} {place % 3}\n" for n in range(6) for place, ident in enumerate(ids)]
+    (folder / "six-relevance.txt").write_text("".join(graded))
+    shutil.copy(SAMPLE.with_name("controversial") / "topics.xml", folder / "web.xml")
+    settings = ChatNoirSettings(base_url="http://127.0.0.1:9/", cache=folder / "chatnoir.sqlite")
+    with ChatNoirDocuments(settings) as documents:
+        documents.put_text("d1", "The text of a page.")
+        for each in read_topics(folder / "web.xml"):
+            hit = Hit(document_id="d1", uuid=UUID(int=1), score=1.0)
+            documents.put_page(each.title, 0, settings.page_size, Page(hits=[hit], unnamed=0, total=1))
     inputs = ["--topics", "topics.xml", "--corpus", "passages.jsonl", "--index", "index"]
     answers = ["--cache", "cassette.jsonl", "--cache-mode", "replay"]
     for arguments in (
         ["run", "--config", str(SAMPLE / "demo.yaml"), *inputs, *answers, "--out", "run"],
         ["cache", "import", "cassette.jsonl", "--cache", "answers.sqlite"],
+        ["retrieve", *inputs, "--out", "exported", "--topic", "3"],
+        ["batch", "export", "judge", "--out", "exported", "--model", "served", "--context", "32768", "-o", "o.jsonl"],
+        CHATNOIR,
     ):
         outcome = command(folder, arguments)
         assert outcome.code == 0, outcome.said
+    shutil.rmtree(folder / "o")
+    # Nothing is wrong before the cache, which lacks the answers.
+    looked = command(folder, LOOK)
+    assert looked.code == 1 and "the cache" in looked.said, looked.said
     return folder
 
 

@@ -361,3 +361,19 @@ def test_a_row_that_is_no_json_is_named_with_its_key(tmp_path: Path, value: str)
             cache.export_cassette(tmp_path / "new.jsonl")
         with pytest.raises(DataError, match=rf"c\.sqlite: entry {entry().key} holds no JSON"):
             cache.import_cassette(tmp_path / "c.jsonl")
+
+
+def test_a_cassette_that_is_too_large_for_memory_is_imported_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "c.jsonl"
+    with Cache(tmp_path / "c.sqlite") as cache:
+        cache.put(entry(), Answer)
+        cache.export_cassette(path)
+    monkeypatch.setattr("touche_llm.llm.cache.MAX_CASSETTE", path.stat().st_size)
+    Cache(path, CacheMode.REPLAY).close()
+    monkeypatch.setattr("touche_llm.llm.cache.MAX_CASSETTE", path.stat().st_size - 1)
+    with pytest.raises(UsageError, match="cache import"):
+        Cache(path, CacheMode.REPLAY)
+    with Cache(tmp_path / "new.sqlite") as cache:
+        assert cache.import_cassette(path) == (1, 0)

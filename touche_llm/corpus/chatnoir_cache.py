@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, Va
 
 from touche_llm.databases import check_schema, connect
 from touche_llm.errors import DataError
+from touche_llm.json_records import MAX_MODEL, Malformed
 from touche_llm.records import Document
 
 API_KEY_VARIABLE = "CHATNOIR_API_KEY"
@@ -73,6 +74,13 @@ class Page(BaseModel):
     hits: list[Hit]
     unnamed: int
     total: int
+
+
+def _bounded(stored: object) -> str:
+    """The text of a page as it is stored: a thousand hits have 150 KB; raises Malformed for anything else."""
+    if not isinstance(stored, str) or len(stored) > MAX_MODEL:
+        raise Malformed(f"not a text of at most {MAX_MODEL:,} characters")
+    return stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +146,12 @@ class ChatNoirDocuments:
         if row is None:
             return None
         text, reason = row
-        return text if reason is None else Missing(reason)
+        # A column of SQLite holds values of any type.
+        if reason is None and isinstance(text, str):
+            return text
+        if text is None and isinstance(reason, str):
+            return Missing(reason)
+        raise DataError(f"{self.path}: damaged: the document {document_id!r} is no text; delete the file")
 
     def put_text(self, document_id: str, text: str | Missing) -> None:
         """Store a document at once, or that there is none."""
@@ -154,8 +167,8 @@ class ChatNoirDocuments:
         if row is None:
             return None
         try:
-            return Page.model_validate_json(row[0])
-        except ValidationError as error:
+            return Page.model_validate_json(_bounded(row[0]))
+        except (ValidationError, Malformed) as error:
             raise DataError(
                 f"{self.path}: damaged: the results of {query!r} from {start} on; delete the file"
             ) from error

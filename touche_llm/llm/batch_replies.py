@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -16,6 +16,8 @@ from touche_llm.json_records import Malformed, decoded
 from touche_llm.llm.chat_reply import CHAT_PATH, LOGPROBS_MISSING, ChatReply, completion_of
 from touche_llm.llm.engine import Transient
 
+# Replies that one import reads: each takes up to a kilobyte of memory.
+MAX_REPLIES = 300_000
 _LONGEST_REASON = 300
 _LONGEST_KIND = 40
 # Of these the way to the model is the cause, not the request.
@@ -28,7 +30,8 @@ class _Response(msgspec.Struct):
 
 
 class _Line(msgspec.Struct):
-    custom_id: str
+    # The key of a request has 64 characters; some room is left to quote other ids whole.
+    custom_id: Annotated[str, msgspec.Meta(max_length=256)]
     response: _Response | None
     error: Any = None
 
@@ -100,11 +103,18 @@ def read_replies(paths: Sequence[Path], model: str, *, logprobs: bool) -> Replie
         DataError: a file that cannot be read, or a line that is none of `vllm run-batch`; names file and line.
     """
     replies = Replies()
+    count = 0
     for path in paths:
         try:
             with path.open("rb") as stream:
                 offset = 0
                 for number, line in bounded_lines(stream, MAX_LINE):
+                    count += 1
+                    if count > MAX_REPLIES:
+                        raise DataError(
+                            f"{path}:{number}: more than {MAX_REPLIES:,} replies, the most that one import reads; "
+                            "import the files one after the other (batch export --shards makes several)"
+                        )
                     key, answer = _parsed(path, number, line)
                     problem = answer if isinstance(answer, Problem) else _unfit(answer, model, logprobs)
                     reply = Reply(path, number, offset, problem)

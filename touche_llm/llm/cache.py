@@ -27,6 +27,10 @@ _Row = tuple[Any, Any]
 Form = type[ValueT] | Mapping[str, type[ValueT]]
 
 
+# Bytes of a cassette that is replayed, for which it is held in memory: some 100,000 answers.
+MAX_CASSETTE = 2**27
+
+
 class CacheMode(StrEnum):
     """How the cache is used."""
 
@@ -57,6 +61,11 @@ class Cache:
             raise UsageError(f"{path}: a cassette can only be replayed; import it into an .sqlite cache to add to it")
         if mode is CacheMode.REPLAY and not path.exists():
             raise UsageError(f"{path}: no such cache to replay from")
+        if cassette and path.stat().st_size > MAX_CASSETTE:
+            raise UsageError(
+                f"{path}: {path.stat().st_size:,} bytes; a cassette of at most {MAX_CASSETTE:,} is replayed in memory; "
+                "put it into a file (touche-llm cache import CASSETTE --cache FILE.sqlite) and replay that"
+            )
         try:
             if cassette or mode is CacheMode.OFF:
                 self._database = open_file(None)
