@@ -1,6 +1,7 @@
 """What can go wrong, by who has to act. Every message says what, where, and what to do next."""
 
 import errno
+from collections.abc import Sequence
 from pathlib import Path
 
 _ADVICE = {
@@ -13,6 +14,12 @@ _ADVICE = {
 def printable(text: str) -> str:
     """Text from outside with nothing in it that a terminal would act on but line feeds."""
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def some(names: Sequence[str], most: int = 10) -> str:
+    """The first of some names for a message, and how many there are."""
+    shown = ", ".join(names[:most])
+    return f"{shown}, … ({len(names)} in all)" if len(names) > most else shown
 
 
 def os_problem(error: OSError) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, NamedTuple, TypeVar
 
 from touche_llm.databases import named
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import DataError, UsageError, some
 from touche_llm.json_records import JsonRecord, Malformed
 from touche_llm.scratch import BUILDING, RETIRED, WRITING, is_scratch, recover, remove_abandoned, scratch
 
@@ -28,8 +28,6 @@ MAX_RECORDS, MAX_VALUES = 192 * 2**20, 10_000_000
 MAX_SKIPPED = 2**30
 # Of a large file so many blocks are compared, which takes milliseconds; a file of up to 4 MiB is compared whole.
 _BLOCKS, _BLOCK = 64, 2**16
-# Files that a refusal names.
-_LISTED = 5
 
 RecordT = TypeVar("RecordT", bound=JsonRecord)
 
@@ -121,10 +119,9 @@ def _check_own_files(folder: Path, own: Collection[str]) -> None:
         names = (os.path.relpath(os.path.join(root, name), folder) for name in files + links if not is_scratch(name))
         others += [name for name in names if not any(fnmatchcase(name, each) for each in own)]
     if others:
-        more = f" and {len(others) - _LISTED} more" if len(others) > _LISTED else ""
         raise UsageError(
             f"{folder}: the folder is replaced as a whole, and holds files that this program did not write: "
-            f"{', '.join(sorted(others)[:_LISTED])}{more}; move them out of it, and run the same command again"
+            f"{some(sorted(others), 5)}; move them out of it, and run the same command again"
         )
 
 

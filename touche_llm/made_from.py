@@ -75,10 +75,9 @@ def check_settings(folder: Path, config: Config, command: str, *, overwrite: boo
     changed = {each.setting for each in changes}
     changes += [*_input_changes(made, config, changed), *_prompt_changes(made, config, changed)]
     if changes:
-        lines = [f"  {name}: {before} → {now}" for name, before, now in changes]
         raise UsageError(
             f"{folder}: holds a run with other settings or inputs; give another folder with --out, or replace what is "
-            "there with --overwrite (answers stay in the cache):\n" + "\n".join(lines)
+            "there with --overwrite (answers stay in the cache):\n" + _listed(changes)
         )
 
 
@@ -96,11 +95,14 @@ def check_inputs(folder: Path, config: Config) -> None:
     # The folder has its own copy of the candidates.
     changes = list(_input_changes(read_metadata(folder).stages, config, ("candidates",)))
     if changes:
-        lines = [f"  {name}: {before} → {now}" for name, before, now in changes]
         raise UsageError(
             f"{folder}: the comparisons would show the model other inputs than the first stage had; restore these "
-            "files, or repeat all stages with `touche-llm run --overwrite`:\n" + "\n".join(lines)
+            "files, or repeat all stages with `touche-llm run --overwrite`:\n" + _listed(changes)
         )
+
+
+def _listed(changes: Collection[Change]) -> str:
+    return "\n".join(f"  {name}: {before} → {now}" for name, before, now in changes)
 
 
 def _at_stake(made: Collection[str], config: Config, command: str) -> tuple[str, ...] | None:

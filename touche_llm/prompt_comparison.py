@@ -9,7 +9,7 @@ from pathlib import Path
 
 from touche_llm.config import Config
 from touche_llm.engines import open_model
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import DataError, UsageError, some
 from touche_llm.first_stage import choose_topics, open_corpus
 from touche_llm.judging import Asking, Documents, find_objects, judge
 from touche_llm.llm.counts import Counts
@@ -21,7 +21,7 @@ from touche_llm.prompt_measures import Part, Verdict, measure_part, verdict_of, 
 from touche_llm.prompt_sample import HOLD_OUT, Plan, check_parts, parts_of, sample_of, split_topics
 from touche_llm.prompt_uses import load, uses_of
 from touche_llm.prompts import Prompt, check_overlay
-from touche_llm.qrels import Qrels, some
+from touche_llm.qrels import Qrels
 from touche_llm.records import Failure, Judgment, Topic
 from touche_llm.stages.common import Observer, asking_of, check_examples, report_known_failures
 from touche_llm.tasks import get_task

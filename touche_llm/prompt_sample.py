@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from touche_llm.corpus.passages import corpus_lines, is_word
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import DataError, UsageError, some
 from touche_llm.files import whole_file
 from touche_llm.first_stage import Corpus, listed
 from touche_llm.judging import Documents
 from touche_llm.prompt_draw import Sampled, draw_sample, shares
-from touche_llm.qrels import MAX_LINE, Grades, Qrels, some
+from touche_llm.qrels import MAX_LINE, Grades, Qrels
 from touche_llm.records import Topic
 from touche_llm.tasks.base import Task
 

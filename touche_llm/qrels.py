@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from touche_llm.corpus.passages import ID_FORM, corpus_lines, is_word
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import DataError, UsageError, some
 from touche_llm.records import HIGHEST_GRADE
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
@@ -94,12 +94,6 @@ class Qrels:
 
 def _chosen(judged: dict[str, dict[str, ValueT]], topics: Collection[str]) -> dict[str, dict[str, ValueT]]:
     return {topic: documents for topic, documents in judged.items() if topic in topics}
-
-
-def some(names: list[str], most: int = 10) -> str:
-    """The first of some names for a message, and how many there are."""
-    shown = ", ".join(names[:most])
-    return f"{shown}, … ({len(names)} in all)" if len(names) > most else shown
 
 
 def read_qrels(files: Mapping[str, Path | str], task: Task | str) -> Qrels:

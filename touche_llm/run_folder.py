@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from touche_llm.errors import DataError
-from touche_llm.run_files import CONFIG, METADATA, OUTPUTS
+from touche_llm.files import read_records
+from touche_llm.records import Failure
+from touche_llm.run_files import ALL_FAILURES, CONFIG, METADATA, OUTPUTS
 from touche_llm.yaml_text import YamlError, read_yaml
 
 # In the metadata, the stage that has begun to replace its outputs; removed once they are recorded.
@@ -82,3 +84,9 @@ def is_page(path: Path) -> bool:
         return False
     with path.open("rb") as stream:
         return GENERATOR.encode() in stream.read(_HEAD_BYTES)
+
+
+def read_failures(folder: Path) -> dict[str, list[Failure]]:
+    """Read the failures of a run, by file; raises DataError if a file is damaged."""
+    files = (name for name in ALL_FAILURES if (folder / name).exists())
+    return {name: read_records(folder / name, Failure, "failures") for name in files}

@@ -298,27 +298,18 @@ async def test_a_miss_in_replay_says_what_is_missing_and_why(tmp_path: Path) -> 
                 model.raise_on_misses()
 
 
-async def test_a_cached_answer_that_cannot_be_used_is_an_error_that_names_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", ["text", "probabilities"])
+async def test_a_cached_answer_that_cannot_be_used_is_an_error_that_names_it(tmp_path: Path, damaged: str) -> None:
     request = request_about("x")
     with Cache(tmp_path / "c.sqlite") as cache:
         model, _ = model_with(cache)
         await model.ask(request, ComparativeJudgment)
         (entry,) = cache.entries()
         cache.forget([entry.key])
-        cache.put(msgspec.structs.replace(entry, value={**entry.value, "text": "{}"}), Answer)
-        with pytest.raises(DataError, match=f"cached answer {request.key} cannot be used"):
-            await model.ask(request, ComparativeJudgment)
-
-
-async def test_cached_probabilities_that_exceed_1_are_an_error_that_names_the_answer(tmp_path: Path) -> None:
-    request = request_about("x")
-    with Cache(tmp_path / "c.sqlite") as cache:
-        model, _ = model_with(cache)
-        await model.ask(request, ComparativeJudgment)
-        (entry,) = cache.entries()
-        cache.forget([entry.key])
+        # Probabilities exceed 1 in sum.
         tokens = [{**token, "top": [["2", -0.1], ["1", -0.1]]} for token in entry.value["tokens"]]
-        cache.put(msgspec.structs.replace(entry, value={**entry.value, "tokens": tokens}), Answer)
+        value: dict[str, object] = {"text": "{}"} if damaged == "text" else {"tokens": tokens}
+        cache.put(msgspec.structs.replace(entry, value={**entry.value, **value}), Answer)
         with pytest.raises(DataError, match=f"cached answer {request.key} cannot be used"):
             await model.ask(request, ComparativeJudgment)
 

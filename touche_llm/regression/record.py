@@ -10,12 +10,12 @@ from pathlib import Path
 
 from touche_llm.config import CacheConfig, Config, load_config
 from touche_llm.errors import DataError
-from touche_llm.files import read_records, whole_file, whole_folder
+from touche_llm.files import whole_file, whole_folder
 from touche_llm.first_stage import check_candidates, choose_topics, open_corpus
 from touche_llm.llm.cache import CacheMode
 from touche_llm.prompt_uses import uses_of
 from touche_llm.qrels import Qrels
-from touche_llm.records import Failure, Topic
+from touche_llm.records import Topic
 from touche_llm.regression.differences import missing, moves
 from touche_llm.regression.recorded import (
     CASSETTE,
@@ -42,8 +42,8 @@ from touche_llm.regression.writing import (
     write_qrels,
     write_topics,
 )
-from touche_llm.run_files import ALL_FAILURES, CONFIG, RUN
-from touche_llm.run_folder import check_finished
+from touche_llm.run_files import CONFIG, RUN
+from touche_llm.run_folder import check_finished, read_failures
 from touche_llm.runs import read_run, write_candidates
 from touche_llm.stages.common import first_stage_file, prompts_of
 from touche_llm.tasks import get_task
@@ -181,8 +181,7 @@ async def _replayed(config: Config, recorded: Recorded, work: Path, run: Path, t
 
 def _without_reply(run: Path) -> set[tuple[str | None, str | None]]:
     """Return topic and document of the requests of a run that ended without a reply."""
-    files = [run / name for name in ALL_FAILURES if (run / name).exists()]
-    failures = [failure for file in files for failure in read_records(file, Failure, "failures")]
+    failures = [failure for of_file in read_failures(run).values() for failure in of_file]
     # Of the errors of a server, those that are a reply are stored, and so are not missing.
     return {
         (each.topic_id, each.document_id)

@@ -24,7 +24,6 @@ from touche_llm.report.overview import people_of
 from touche_llm.report.records import DocumentView, RawAnswer, Row, Said, SentenceView
 from touche_llm.report.sources import Answers, answers_at_hand, corpus_at_hand
 from touche_llm.run_files import (
-    ALL_FAILURES,
     CANDIDATES,
     COMPARISONS,
     CONFIG,
@@ -35,7 +34,7 @@ from touche_llm.run_files import (
     SENTENCE_JUDGMENTS,
     STANCES,
 )
-from touche_llm.run_folder import check_finished, read_metadata
+from touche_llm.run_folder import check_finished, read_failures, read_metadata
 from touche_llm.runs import ReadRun, read_run
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
@@ -66,9 +65,7 @@ def open_folder(folder: Path) -> Iterator[RunFolder]:
     topics = {topic.id: topic for topic in _topics(folder, config)}
     check_topics(folder / RUN, run.rankings, config)
     stages, notes = read_metadata(folder).stages, list[str]()
-    failures = {
-        name: read_records(folder / name, Failure, "failures") for name in ALL_FAILURES if (folder / name).exists()
-    }
+    failures = read_failures(folder)
     with corpus_at_hand(config, task, stages, notes) as corpus, answers_at_hand(config, notes) as answers:
         yield RunFolder(folder, config, task, run, first, topics, stages, failures, corpus, answers, notes)
 
