@@ -219,6 +219,11 @@ class Config(Section):
         return self.depth if self.sentences is None else self.sentences.pool
 
     @property
+    def fitted_on(self) -> tuple[str, ...]:
+        """The topics that the thresholds of the stances were fitted on; none where there are no thresholds."""
+        return self.stance.calibrated_on if self.stance is not None and self.stance.thresholds else ()
+
+    @property
     def steps(self) -> tuple[Step, ...]:
         """The steps of the ranking."""
         return parse_steps(self.rank)

@@ -102,10 +102,9 @@ def _version(name: str) -> str:
 
 
 def _training(config: Config) -> str:
-    topics = config.stance.calibrated_on if config.stance is not None and config.stance.thresholds else ()
-    if not topics:
+    if not config.fitted_on:
         return "none, the model is used as it is"
-    fitted = ", ".join(topics)
+    fitted = ", ".join(config.fitted_on)
     return f"the model is used as it is; thresholds of the stance are fitted on the judgments of topics {fitted}"
 
 

@@ -242,6 +242,26 @@ def test_what_should_be_known_of_the_figures_is_told(touche: Touche, judged: Pat
     assert "imputed" not in touche("evaluate", "mine", *GRADED).stderr
 
 
+FITTED = (
+    "task: comparative\ntopics: t.xml\ncorpus: c.jsonl\n"
+    "stance: {thresholds: {'NO': 0.5}, calibrated_on: ['2', '3', '7'], calibrated_for: x}\n"
+)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "compare"])
+def test_thresholds_fitted_on_topics_that_a_run_is_measured_by_are_noted(
+    touche: Touche, judged: Path, command: str
+) -> None:
+    (judged / "mine" / "config.yaml").write_text(FITTED)
+    other = () if command == "evaluate" else ("other", "--baseline", "other")
+    notes = [line for line in touche(command, "mine", *other, *ALL).stderr.splitlines() if "fitted" in line]
+    # Nobody judged topic 3, and the run lacks topic 7.
+    assert len(notes) == 1 and notes[0].startswith("note: mine: stance: ") and notes[0].endswith(": 2")
+    assert "fitted" not in touche(command, "mine", *other, *GRADED).stderr
+    (judged / "mine" / "config.yaml").write_text(FITTED.replace("['2', '3', '7']", "['7']"))
+    assert "fitted" not in touche(command, "mine", *other, *ALL).stderr
+
+
 def test_the_values_that_judgments_could_make_are_told(touche: Touche, judged: Path) -> None:
     told = touche("evaluate", "mine", *GRADED, "--format", "json").stderr
     line = next(line for line in told.splitlines() if line.startswith("note: mine: relevance nDCG@5"))

@@ -48,6 +48,16 @@ def test_each_document_has_its_way_from_the_first_stage_over_the_judgments_to_th
         assert all(row.judge == row.rank and row.places == [row.first, row.rank, row.rank] for row in rows[5:])
 
 
+def test_thresholds_fitted_on_topics_of_the_judgments_are_noted(
+    comparative: Path, qrels: Qrels, tmp_path: Path
+) -> None:
+    topic = next(iter(qrels.stances))
+    out = copied(comparative, tmp_path, stance__thresholds={"NO": 0.5}, stance__calibrated_on=[topic, "none"])
+    (note,) = (note for note in gather(out, qrels, 3).notes if "fitted" in note)
+    assert note.startswith("The run: stance: ") and note.endswith(f": {topic}")
+    assert not [note for note in gather(out, None, 3).notes if "fitted" in note]
+
+
 def test_a_ranking_by_judgments_alone_has_no_way_over_them(comparative: Path, tmp_path: Path) -> None:
     rows = [each.row for each in gather(copied(comparative, tmp_path, rank=["judge"]), None, 3).topics[0].shown]
     assert all(row.judge is None and row.places == [row.first, row.rank] for row in rows)

@@ -140,6 +140,19 @@ def test_figures_are_those_of_the_evaluations_and_differences_those_to_the_basel
     assert [set(each) for each in ndcg.by_topic] == [set(qrels.grades["relevance"])] * 3
 
 
+def test_a_difference_says_over_how_many_topics_it_is_where_the_runs_own_values_are_over_others(
+    runs: list[GivenRun], qrels: Qrels, found: SideBySide
+) -> None:
+    (official,) = (each for each in found.measures if each.name == "relevance official_ndcg@5")
+    first, turned, _ = (evaluate_run(each.name, each.run, qrels, 30).figures[official.name].topics for each in runs)
+    shared = len(set(first) & set(turned))
+    change = official.runs[0].difference
+    assert change is not None
+    assert change.topics == shared == change.wins + change.ties + change.losses
+    text = " ".join(Page(render(found)).text.split())
+    assert f"{change.value.value:+.4f} {shared} topics" in text
+
+
 def test_only_folders_tell_what_failed_and_what_it_cost(found: SideBySide) -> None:
     first, turned, alone = found.sides
     assert first.costs == turned.costs and first.costs is not None and first.costs["judge"]["asked"] is not None

@@ -79,7 +79,7 @@ def compare(
     name = printable(str(baseline))
     held = next(each for each in evaluations if each.name == name)
     frame, remarks = compare_runs(held, [each for each in evaluations if each is not held])
-    notes = [*limits, *remarks]
+    notes = [*limits, *f.fitted(kept, qrels), *remarks]
     page = ""
     if html is not None:
         judged_by = {aspect: path for aspect, path in files.items() if path is not None}

@@ -89,7 +89,7 @@ def evaluate(
     else:
         _show_summary(frame, evaluations)
     alone = [] if any(each.first_stage for each in given) or not qrels.grades else [_NO_FIRST_STAGE]
-    f.tell(qrels, evaluations, given, *f.limits(given), *unplaced, *alone)
+    f.tell(qrels, evaluations, given, *f.limits(given), *f.fitted(given, qrels), *unplaced, *alone)
 
 
 def _summary(evaluations: Sequence[Evaluation]) -> DataFrame:

@@ -16,7 +16,7 @@ from rich.table import Table
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.output import Format, plain, print_rows, show_table
 from touche_llm.errors import DataError, UsageError, printable
-from touche_llm.evaluation.coverage import describe_limits
+from touche_llm.evaluation.coverage import describe_fitted, describe_limits
 from touche_llm.qrels import Qrels, read_qrels
 from touche_llm.run_files import CANDIDATES, CONFIG, METADATA, RUN
 from touche_llm.run_folder import check_finished, read_metadata
@@ -71,6 +71,7 @@ class Given(NamedTuple):
         folder: of a run of this program; None for others.
         first_stage: whether it is what a run in such a folder was made from.
         limited: Whether its own configuration limited it to some topics.
+        fitted_on: Ids of the topics that the thresholds of its stances were fitted on.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Given(NamedTuple):
     folder: Path | None = None
     first_stage: bool = False
     limited: bool = False
+    fitted_on: tuple[str, ...] = ()
 
 
 def given_runs(paths: Iterable[Path], qrels: Qrels, task: Task, first_stage: Path | None = None) -> list[Given]:
@@ -104,7 +106,7 @@ def given_runs(paths: Iterable[Path], qrels: Qrels, task: Task, first_stage: Pat
         name = printable(str(path))
         if any(name == each.name for each in runs):
             raise UsageError(f"{path}: is given twice; name each run once")
-        folder, limited = _folder_of(path), False
+        folder, limited, fitted_on = _folder_of(path), False, tuple[str, ...]()
         if folder is not None and (folder / CONFIG).exists():
             # Only here: the models of a configuration take as long to make as all runs to read.
             from touche_llm.config import load_config
@@ -112,12 +114,12 @@ def given_runs(paths: Iterable[Path], qrels: Qrels, task: Task, first_stage: Pat
             own = load_config(folder / CONFIG, {})
             if own.task != task.name:
                 raise UsageError(f"{path}: is a run of {own.task}, and --task is {task.name}; give --task {own.task}")
-            limited = own.has_chosen_topics
+            limited, fitted_on = own.has_chosen_topics, own.fitted_on
         if folder is not None and qrels.grades and (folder / CANDIDATES).exists():
             before = f"{name} ({task.before_judging})"
             runs.append(Given(before, read_run(folder / CANDIDATES), folder, True, limited))
         run = read_run(path / RUN if path.is_dir() else path, labels)
-        runs.append(Given(name, run, folder, limited=limited))
+        runs.append(Given(name, run, folder, limited=limited, fitted_on=fitted_on))
     return runs
 
 
@@ -158,6 +160,11 @@ def of_all_runs(qrels: Qrels, runs: Sequence[Given]) -> Qrels:
 def limits(runs: Sequence[Given]) -> list[str]:
     """What to know of runs that their own configurations limited to some topics."""
     return describe_limits(each.name for each in runs if each.limited and not each.first_stage)
+
+
+def fitted(runs: Sequence[Given], qrels: Qrels) -> list[str]:
+    """Return notes on runs whose thresholds were fitted on these judgments."""
+    return [note for each in runs for note in describe_fitted(each.name, each.run, each.fitted_on, qrels)]
 
 
 def evaluate_runs(runs: Sequence[Given], qrels: Qrels, depth: int) -> list[Evaluation]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from touche_llm.qrels import STANCE, Qrels
+from touche_llm.qrels import STANCE, Qrels, some
 from touche_llm.run_files import CONFIG
 from touche_llm.runs import ReadRun
 
@@ -58,6 +58,24 @@ def describe_limits(names: Iterable[str]) -> list[str]:
         if listed
         else []
     )
+
+
+def describe_fitted(name: str, run: ReadRun, fitted_on: Collection[str], qrels: Qrels) -> list[str]:
+    """Return a note on a run whose stances have thresholds that were fitted on topics it is measured by, if it has.
+
+    Args:
+        name: What to call the run.
+        run: Its lines.
+        fitted_on: Ids of the topics that its thresholds were fitted on.
+        qrels: The judgments that it is measured by.
+    """
+    both = [topic for topic in qrels.stances if topic in fitted_on and topic in run.rankings]
+    if not both:
+        return []
+    return [
+        f"{name}: stance: the thresholds were fitted on {len(both)} of these topics, so that its figures say nothing "
+        f"about other topics; `touche-llm calibrate` prints figures that do: {some(both)}"
+    ]
 
 
 def describe_coverage(evaluations: Iterable[Evaluation], aspect: str) -> list[str]:

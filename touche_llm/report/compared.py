@@ -23,6 +23,7 @@ class Difference:
         p: of the paired randomisation test.
         p_holm: that with Holm's correction for the number of runs.
         wins, ties, losses: topics in which the run is better, as good, and worse.
+        topics: Over how many it is: those that take part in both runs.
         documents: over how many it is, where these are the documents that both runs label; else None.
     """
 
@@ -32,6 +33,7 @@ class Difference:
     wins: int
     ties: int
     losses: int
+    topics: int
     documents: int | None
 
 
@@ -107,5 +109,6 @@ def _difference(row: Mapping[Any, Any]) -> Difference:
         row["wins"],
         row["ties"],
         row["losses"],
+        row["n"],
         None if documents != documents else int(documents),
     )

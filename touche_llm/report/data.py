@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from touche_llm.evaluation.coverage import describe_limits
+from touche_llm.evaluation.coverage import describe_fitted, describe_limits
 from touche_llm.qrels import Qrels
 from touche_llm.report.folder import open_folder
 from touche_llm.report.measured import measure
@@ -41,6 +41,7 @@ def gather(folder: Path, qrels: Qrels | None, top: int, *, run_topics: bool = Fa
             measured = measure(run, opened.first, qrels, task.before_judging)
             notes += measured.notes
             notes += describe_limits(["The run"] if opened.config.has_chosen_topics else [])
+            notes += describe_fitted("The run", run, opened.config.fitted_on, qrels)
         missing = [topic for topic in opened.topics if topic not in run.rankings]
         if missing:
             notes.append(f"Topics without a line in the run: {', '.join(missing)}.")
