@@ -23,7 +23,7 @@ from touche_llm.scratch import BUILDING, RETIRED, WRITING, is_scratch, recover, 
 MAX_LINE = 16 * 2**20
 # Bytes, and commas, of a file of records that is held in memory. Each byte takes up to four there, each value about a
 # hundred. The largest of a shared task, 50 topics of 1,000 documents, has 35 MiB and 1.8 million commas.
-MAX_RECORDS, MAX_VALUES = 192 * 2**20, 10_000_000
+MAX_RECORDS, MAX_VALUES = 192 * 2**20, 7_000_000
 # Bytes of one line that are passed over; a packed file of a few megabytes can hold a line of many gigabytes.
 MAX_SKIPPED = 2**30
 # Of a large file so many blocks are compared, which takes milliseconds; a file of up to 4 MiB is compared whole.

@@ -233,7 +233,7 @@ for name, data in {
 JUDGMENT = b'{"topic_id":"3","document_id":"%d","prompt":"","source":"value","grades":{},"stance":"NO"%s}\n'
 READINGS = b',"readings":{"a":{"answered":1,"probabilities":{%s}}}'
 PARTS = b',"cut":{"kept_chars":1,"of_chars":1,"prompt_tokens":1,"parts":[%s]}'
-FAILURE = b'{"topic_id":"3","document_id":"%d","attempts":[{"sample":0,"kind":"server_error","reason":"a"}]}\n'
+FAILURE = b'{"topic_id":"3","document_id":"%d","kind":"timeout","attempts":[]}\n'
 COMPARISON = b'{"topic_id":"3","step":"a","documents":[%s],"prompt":"a","key":"a"}\n'
 
 for name, data in {
@@ -263,7 +263,7 @@ MANIFEST = b'{"format":3,"corpus":"c","size":1,"mtime_ns":1,"sha256":"a","docume
 content("records_manifests", "index/manifest.json", [*VALIDATE, "--index", "index"], lambda: MANIFEST * 2_000_000)
 
 SEEN = (
-    b'{"time":"2026-01-01T00:00:00Z","task":"comparative","aspect":"relevance","qrels":"%064d","topics":1,'
+    b'{"time":"2026-01-01T00:00:00Z","task":"comparative","aspect":"relevance","qrels":"%064d","topics":["1"],'
     b'"templates":[%s]}\n'
 )
 TEMPLATE = b'{"name":"a","version":1,"hash":"a"}'
