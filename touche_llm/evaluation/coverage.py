@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from touche_llm.qrels import STANCE, Qrels, some
+from touche_llm.errors import some
+from touche_llm.qrels import STANCE, Qrels
 from touche_llm.run_files import CONFIG
 from touche_llm.runs import ReadRun
 
