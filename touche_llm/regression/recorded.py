@@ -24,7 +24,7 @@ from touche_llm.llm.request import Request
 from touche_llm.prompt_uses import uses_of
 from touche_llm.qrels import STANCE, Qrels, read_qrels
 from touche_llm.run_files import CANDIDATES, CONFIG, RUN, SENTENCES
-from touche_llm.scratch import recover
+from touche_llm.scratch import remove_abandoned
 from touche_llm.setting_problems import describe_problem
 from touche_llm.settings import INCIDENTAL, flat, is_one_of
 from touche_llm.stages.common import first_stage_file
@@ -235,7 +235,7 @@ def find_recorded(root: Path, names: list[str]) -> list[Path]:
     """
     if not root.is_dir():
         raise UsageError(f"{root}: no such folder; `touche-llm regress record RUN_DIR --dir {root}` makes it")
-    recover(root)
+    remove_abandoned(root)
     there = sorted(
         path.name
         for path in root.iterdir()
