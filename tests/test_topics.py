@@ -96,6 +96,7 @@ def test_a_declared_encoding_is_used(tmp_path: Path) -> None:
         ("<number>42</number><title>T</title><objects>a, b, c</objects>", ["topic 42", "two objects", "'a, b, c'"]),
         ("<number>42</number><title>T</title><objects>laptop, </objects>", ["topic 42", "two objects"]),
         ("<number>42</number><title>T</title><objects> ,desktop</objects>", ["topic 42", "two objects"]),
+        ("<number>42</number><title>T</title><objects>Tea, tea</objects>", ["topic 42", "two different", "'Tea'"]),
     ],
 )
 def test_a_bad_topic_is_named_with_its_file(tmp_path: Path, inside: str, fragments: list[str]) -> None:

@@ -156,6 +156,8 @@ def _objects(value: Any, what: str) -> tuple[str, str] | None:
     objects = [_one_line(part, f"{what}: an object") for part in value]
     if len(objects) != 2 or not all(objects):
         raise DataError(f"{what} must name two objects with a comma between, not {', '.join(objects)!r:.200}")
+    if objects[0].casefold() == objects[1].casefold():
+        raise DataError(f"{what} must name two different objects, not {objects[0]!r:.100} twice")
     return objects[0], objects[1]
 
 
