@@ -22,7 +22,11 @@ MAX_MODEL = 2**20
 
 
 class Malformed(ValueError):
-    """A text is no JSON, or JSON of another form; says what is wrong and where in it."""
+    """A text is no JSON, or JSON of another form; says what is wrong and where in it, in at most 400 characters."""
+
+    def __init__(self, problem: str) -> None:
+        # A name from the text may be of any length; the place comes last.
+        super().__init__(problem if len(problem) <= 400 else f"{problem[:200]} … {problem[-197:]}")
 
 
 class JsonRecord(Protocol):

@@ -51,6 +51,7 @@ def test_a_changed_prompt_s_own_requests_are_all_that_a_comparison_sends(vllm_ur
         """The rows, and how many requests the server had beside the one that checks whether it enforces schemas."""
         before = finished_requests(vllm_url)
         arguments = ["-m", "touche_llm", "prompts", "compare", "judge", str(template), *DATA, *places]
+        arguments += ["--split", "all"]
         done = subprocess.run(
             [sys.executable, *arguments, "--format", "json"], capture_output=True, text=True, cwd=ROOT
         )
