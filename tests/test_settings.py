@@ -281,6 +281,14 @@ async def test_an_input_that_changed_under_the_same_path_is_a_change(tmp_path: P
         with pytest.raises(UsageError) as caught:
             check_settings(out, short(tmp_path, **own), command, overwrite=False)
         assert changes(caught.value) == [name]
+    # Judging replaces no candidates, of which the folder has a copy.
+    if name == "candidates":
+        check_settings(out, short(tmp_path, **own), "judge", overwrite=True)
+    else:
+        with pytest.raises(UsageError) as caught:
+            check_settings(out, short(tmp_path, **own), "judge", overwrite=True)
+        assert changes(caught.value) == [name]
+    check_settings(out, short(tmp_path, **own), "retrieve", overwrite=True)
     # Without its outputs a stage has made nothing.
     (out / "candidates.run.txt").unlink()
     check_settings(out, short(tmp_path, **own), "run", overwrite=False)

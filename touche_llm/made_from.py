@@ -43,10 +43,13 @@ def check_settings(folder: Path, config: Config, command: str, *, overwrite: boo
         overwrite: Whether the user gave `--overwrite`.
 
     Raises:
-        UsageError: Names each such setting with its old and its new value.
+        UsageError: Names each such setting with its old and its new value; with `--overwrite`, inputs of which the
+            candidates are not.
         PromptError: A prompt of the run cannot be read.
     """
     if overwrite:
+        if command == "judge":  # It replaces no candidates.
+            check_inputs(folder, config)
         return
     stages = list(OUTPUTS)[command == "judge" :]
     if not (folder / CONFIG).exists():
@@ -82,11 +85,11 @@ def check_settings(folder: Path, config: Config, command: str, *, overwrite: boo
 
 
 def check_inputs(folder: Path, config: Config) -> None:
-    """Raise an error if topics or documents are not those of the candidates: the model must compare what it judged.
+    """Raise an error if topics or documents are not those of the candidates: the model must see what was retrieved and judged.
 
     Args:
         folder: The run's folder.
-        config: What `rank` goes by.
+        config: What `judge` or `rank` goes by.
 
     Raises:
         UsageError: Names the setting of each file that changed.
@@ -96,7 +99,7 @@ def check_inputs(folder: Path, config: Config) -> None:
     changes = list(_input_changes(read_metadata(folder).stages, config, ("candidates",)))
     if changes:
         raise UsageError(
-            f"{folder}: the comparisons would show the model other inputs than the first stage had; restore these "
+            f"{folder}: the model would see other inputs than the first stage had; restore these "
             "files, or repeat all stages with `touche-llm run --overwrite`:\n" + _listed(changes)
         )
 
