@@ -85,7 +85,7 @@ def check_settings(folder: Path, config: Config, command: str, *, overwrite: boo
 
 
 def check_inputs(folder: Path, config: Config) -> None:
-    """Raise an error if topics or documents are not those of the candidates: the model must see what was retrieved and judged.
+    """Raise an error if topics or documents are not those of the candidates: the model must see what was retrieved.
 
     Args:
         folder: The run's folder.
