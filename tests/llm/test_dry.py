@@ -282,6 +282,16 @@ def test_a_file_that_is_no_cache_is_told(tmp_path: Path) -> None:
     assert path.read_text() == "something else"
 
 
+def test_an_empty_file_is_a_cache_that_was_not_made_yet(tmp_path: Path) -> None:
+    path = tmp_path / "c.sqlite"
+    path.touch()
+    with OverlayCache(path) as overlay:
+        assert overlay.find("answer") == []
+    assert path.read_bytes() == b""
+    with Cache(path) as cache:
+        assert cache.find("answer") == []
+
+
 def test_facts_of_an_engine_are_kept_in_memory_alone(tmp_path: Path) -> None:
     with OverlayCache(tmp_path / "c.sqlite") as cache:
         remember(FACTS, cache)

@@ -140,7 +140,9 @@ class OverlayCache(Cache):
         Raises:
             DataError: the file is not a cache.
         """
-        self._file = Cache(path, CacheMode.REPLAY) if path is not None and path.exists() else None
+        # An empty file is what a full disk or a kill leaves of a cache that was about to be made.
+        there = path is not None and path.exists() and path.stat().st_size > 0
+        self._file = Cache(path, CacheMode.REPLAY) if path is not None and there else None
         self.hidden: dict[str, str | None] = {}
         # In this mode no file is opened, whatever its name.
         super().__init__(Path("dry run"), CacheMode.OFF)
