@@ -158,6 +158,7 @@ def import_all() -> None:
             importlib.import_module(module.name)
     for name in (
         "matplotlib.pyplot",
+        "matplotlib.backends.backend_svg",
         "scipy.stats",
         "statsmodels.stats.multitest",
         "bm25s",

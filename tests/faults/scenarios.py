@@ -30,6 +30,12 @@ class Scenario:
     then: tuple[Command, ...] = ()
     asks: bool = False
 
+    @property
+    def task(self) -> str:
+        """The shared task whose topics its commands rank."""
+        lines = " ".join(part for line in (*self.before, self.command) for part in line)
+        return next((task for task in ("controversial", "sentence_pairs") if task in lines), "comparative")
+
 
 # As many requests as may be in flight when a command is killed.
 IN_FLIGHT = 4

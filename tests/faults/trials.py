@@ -33,10 +33,10 @@ _OUTPUTS = {
 }
 # Commands that only read, which must work or refuse at any time.
 _READERS = (
-    "validate run/run.txt --task comparative",
+    "validate run/run.txt --task {task}",
     "report run -o ../page.html",
     "cache stats",
-    "evaluate run/run.txt --task comparative --relevance qrels/relevance",
+    "evaluate run/run.txt --task {task} --relevance qrels/relevance",
 )
 
 
@@ -184,10 +184,10 @@ def try_fault(
     if done.refuses and trial.kind in _ERRORS and os.strerror(_ERRORS[trial.kind]) not in done.stderr:
         yield f"the message does not say why: {done.stderr}"
     yield from _check_files(place.copied(), undisturbed)
-    reader = tuple(chance.choice(_READERS).split())
+    reader = tuple(chance.choice(_READERS).format(task=scenario.task).split())
     read = place.run(reader)
     if not read.works and not read.refuses:
-        yield f"{' '.join(reader)} right after the kill ended with {read.code}: {read.stderr}"
+        yield f"{' '.join(reader)} right after the kill ended with {read.code}: {read.stdout}{read.stderr}"
     resumed = False
     if scenario.then and chance.random() < 0.5:
         problems = _try_next(place, scenario, undisturbed)
@@ -206,10 +206,24 @@ def _try_next(place: Workplace, scenario: Scenario, undisturbed: Undisturbed) ->
     if ended is None:
         # What the killed command left, the next one that writes there removes.
         found = lasting(place.snapshot())
-        if undisturbed.skipped is not None and found == lasting(undisturbed.skipped):
+        if undisturbed.skipped is not None and _is_skipped(found, undisturbed):
             return []
         return [f"after the next commands, {each}" for each in differences(found, lasting(undisturbed.final))]
     return [] if ended.refuses else [f"the next command ended with {ended.code}: {ended.stderr}"]
+
+
+def _is_skipped(found: Snapshot, undisturbed: Undisturbed) -> bool:
+    """Whether all is as if the killed command had not been given, but for answers that it stored before its end."""
+    old, new = lasting(undisturbed.skipped or {}), lasting(undisturbed.final)
+    return found.keys() == old.keys() and all(
+        content == old[path]
+        or (
+            isinstance(content, list)
+            and all(row in content for row in old[path])
+            and all(row in old[path] or row in new.get(path, []) for row in content)
+        )
+        for path, content in found.items()
+    )
 
 
 def _resume(place: Workplace, scenario: Scenario, undisturbed: Undisturbed) -> Iterator[str]:
