@@ -19,11 +19,11 @@ def test_some(tally, fault_seed, n):
 
 @pytest.mark.slow
 def test_counters_are_summed_over_processes_and_failed_tests_count(
-    pytester: pytest.Pytester, request: pytest.FixtureRequest
+    pytester: pytest.Pytester, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytester.makeconftest(SOME_TESTS.split("@")[0])
     pytester.makepyfile(SOME_TESTS.replace("from tests.conftest import *", "import pytest"))
-    pytester.syspathinsert(request.config.rootpath)
+    monkeypatch.setenv("PYTHONPATH", str(request.config.rootpath))
     result = pytester.runpytest_subprocess("-n", "2", "--fault-seed", "7", "-p", "no:cacheprovider")
     lines = [line.split() for line in result.outlines]
     assert ["kills", "of", "run", "40", "36"] in lines

@@ -190,8 +190,8 @@ def _read(path: Path) -> Any:
     if path.name == _METADATA:
         return _timeless(yaml.safe_load(path.read_bytes()))
     if path.suffix == ".html":
-        # Times are among the numbers of a page.
-        return re.sub(rb"[0-9]+", b"0", path.read_bytes())
+        # Times and memory are among the numbers of a page.
+        return re.sub(rb"[0-9][0-9,.]*", b"0", path.read_bytes())
     return path.read_bytes()
 
 
