@@ -192,7 +192,8 @@ def command(place: Place) -> tuple[float, float]:
     out = place.folder / f"run-{place.task}"
     flags = {"task": place.task, "topics": place.topics, "corpus": place.corpus, "index": place.index, "out": out}
     given = [str(each) for name, value in flags.items() for each in (f"--{name}", value)]
-    given += ["--depth", str(place.depth)]
+    # The same folder serves searches for other topics.
+    given += ["--depth", str(place.depth), "--overwrite"]
     if place.task == "sentence_pairs":
         given += ["--set", f"sentences.pool={place.depth}"]
     started = time.perf_counter()
