@@ -197,6 +197,9 @@ def test_a_written_configuration_reads_back_the_same(folder: Path, flags: dict[s
         ("stance: {treshold: {}}", ["stance.treshold: no such name, did you mean stance.thresholds?"]),
         ("expansion: {use: true}\ncandidates: run.txt", ["expansion: the candidates come from a run"]),
         ("expansion: true", ["expansion: "]),
+        ("depth: true", ["depth: must be a number, not true"]),
+        ("retriever: {k1: yes}", ["retriever.k1: must be a number, not true"]),
+        ("weights: {relevance: off}", ["weights.relevance: must be a number, not false"]),
         ("expand: true", ["expand: no such name, did you mean expansion?"]),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -308,7 +308,7 @@ def load_config(file: Path | None, flags: Mapping[str, Any], options: Mapping[st
         for section in ("sentences", "pairs"):
             values[section] = values.get(section) or {}
     try:
-        return Config.model_validate(values)
+        config = Config.model_validate(values)
     except ValidationError as error:
         flags_given = {name for name, value in flags.items() if value is not None and value != ()}
         problems = []
@@ -326,6 +326,18 @@ def load_config(file: Path | None, flags: Mapping[str, Any], options: Mapping[st
             )
             problems.append(f"{'options' if flagged or file is None else file}: {problem}")
         raise UsageError("; ".join(problems)) from error
+    if problems := list(_booleans_as_numbers(values, config.model_dump())):
+        raise UsageError("; ".join(f"{file or 'options'}: {each}" for each in problems))
+    return config
+
+
+def _booleans_as_numbers(given: Any, read: Any, place: str = "") -> Iterator[str]:
+    """Yield a problem for each true or false that pydantic read as 1 or 0."""
+    if isinstance(given, bool) and isinstance(read, int | float) and not isinstance(read, bool):
+        yield f"{place}: must be a number, not {str(given).lower()}"
+    elif isinstance(given, dict) and isinstance(read, dict):
+        for name in given.keys() & read.keys():
+            yield from _booleans_as_numbers(given[name], read[name], f"{place}.{name}" if place else str(name))
 
 
 def _aimed(task: Task, aim: Any) -> Mapping[str, float]:

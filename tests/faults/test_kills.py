@@ -16,8 +16,8 @@ from tests.faults.tally import Tally
 from tests.faults.trials import Trial, Undisturbed, plan_kill, plan_want, prepare, try_fault
 from tests.faults.workplace import Workplace
 
-# Of each scenario, twice as many where the model is asked: 1,000 kills in all.
-_KILLS = 22
+# Of each scenario, twice as many where the model is asked: so many that 1,000 commands die of it.
+_KILLS = 27
 # Of each scenario: each kind once.
 _WANTS = 7
 # Of the problems of a trial.

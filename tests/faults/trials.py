@@ -15,7 +15,7 @@ import msgspec
 import orjson
 
 from tests.faults.fork_server import Fault
-from tests.faults.scenarios import IN_FLIGHT, SCENARIOS, Scenario
+from tests.faults.scenarios import IN_FLIGHT, Scenario
 from tests.faults.workplace import Outcome, Snapshot, Workplace, differences, is_temporary, lasting
 
 # Of ten kills so many are before a file operation, at a size and at a time; of the last every second one is that of a
@@ -267,11 +267,3 @@ def _check_metadata(path: str, content: Any, found: Snapshot, states: tuple[Snap
                 break
         else:
             yield f"{path}: records a {stage} stage that the files do not hold"
-
-
-def slug(scenario: Scenario) -> str:
-    """Return the name of a scenario as pytest takes it in -k."""
-    return scenario.name.replace(", ", "-").replace(" ", "-")
-
-
-BY_SLUG = {slug(scenario): scenario for scenario in SCENARIOS}

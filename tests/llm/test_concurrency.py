@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from touche_llm.llm import concurrency
 from touche_llm.llm.concurrency import Slots, in_order
 
 
@@ -168,11 +169,15 @@ async def test_calls_begin_in_the_order_of_the_items_and_one_that_waits_holds_up
     assert begun == list(range(6))
 
 
-async def test_the_first_exception_cancels_the_other_calls_and_is_raised_itself() -> None:
+async def test_the_first_exception_cancels_the_other_calls_and_is_raised_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(concurrency, "GRACE", 0.01)
     ended: list[str] = []
 
     async def call(item: int) -> None:
         if item == 1:
+            await turns(2)
             raise KeyError("mine") from ValueError("the cause")
         try:
             await asyncio.Event().wait()
@@ -185,6 +190,25 @@ async def test_the_first_exception_cancels_the_other_calls_and_is_raised_itself(
     assert isinstance(caught.value.__cause__, ValueError)
     # The fourth was never begun.
     assert sorted(ended) == ["0 cancelled", "2 cancelled"]
+
+
+async def test_calls_under_way_end_before_an_exception_is_raised() -> None:
+    ended: list[int] = []
+    failed = asyncio.Event()
+
+    async def call(item: int) -> None:
+        if item == 1:
+            await turns(2)
+            failed.set()
+            raise KeyError("mine")
+        await failed.wait()
+        await asyncio.sleep(0.01)
+        ended.append(item)
+
+    with pytest.raises(KeyError, match="mine"):
+        await in_order(call, range(9), 3)
+    # None began after it.
+    assert sorted(ended) == [0, 2]
 
 
 async def test_an_exception_comes_through_several_levels_as_itself() -> None:

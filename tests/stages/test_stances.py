@@ -21,6 +21,7 @@ from touche_llm.llm.engine import Completion
 from touche_llm.llm.language_model import LanguageModel
 from touche_llm.llm.request import Request
 from touche_llm.records import Failure, Judgment, RunLine, StanceReading
+from touche_llm.stages import judge
 from touche_llm.stages.judge import Outcome, judge_stage
 from touche_llm.stages.rank import rank_stage
 from touche_llm.stages.retrieve import retrieve_stage
@@ -327,3 +328,15 @@ async def test_the_judgments_do_not_depend_on_whether_the_stance_is_asked(tmp_pa
     await judged(heating(tmp_path, stance__depth=0), tmp_path / "two", Judge(UNUSABLE, UNUSABLE))
     one, two = (read_records(tmp_path / name / "judgments.jsonl", Judgment, "judgments") for name in ("one", "two"))
     assert one == two
+
+
+async def test_more_documents_than_a_run_may_hold_judgments_are_refused_before_any_is_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judge, "MAX_JUDGMENTS", 2)
+    with pytest.raises(UsageError, match="--depth 2"):
+        await judged(heating(tmp_path), tmp_path / "out", Judge(FIRST_PLEASE, FIRST_PLEASE))
+    assert not (tmp_path / "out" / "judgments.jsonl").exists()
+    monkeypatch.setattr(judge, "MAX_JUDGMENTS", 3)
+    outcome, _ = await judged(heating(tmp_path), tmp_path / "out", Judge(FIRST_PLEASE, FIRST_PLEASE))
+    assert outcome.judgments == 3

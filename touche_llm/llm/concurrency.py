@@ -14,6 +14,8 @@ ItemT = TypeVar("ItemT")
 # The priority number of what a task asks, where not all can go at once: the lowest goes first.
 PRIORITY: ContextVar[int] = ContextVar("priority", default=0)
 ResultT = TypeVar("ResultT")
+# Seconds that the calls under way have to end when another has failed.
+GRACE = 5.0
 
 
 async def in_order(
@@ -34,35 +36,46 @@ async def each_in_order(
     """Give the results of `call` to `take` in the order of `items`, with at most `concurrency` calls at a time.
 
     Items are taken one by one when a call is free for them, in order, and no call waits for another to end. A result is
-    given away as soon as those before it are. The first exception cancels the rest and is raised itself. A call that
+    given away as soon as those before it are. After the first exception no call begins, those under way have
+    `GRACE` seconds to end, so that their answers are stored, and the exception is raised itself. A call that
     ends as cancelled, because its answer is still to come, leaves the others to go on; when they have ended,
     CancelledError is raised.
     """
     listed = list(items)
     waiting = enumerate(listed)
     early: dict[int, ResultT] = {}
+    errors: list[Exception] = []
     given = 0
 
     async def work() -> None:
         nonlocal given
         task = asyncio.current_task()
         for position, item in waiting:
+            if errors:
+                return
             try:
                 early[position] = await call(item)
+                while given in early and not errors:
+                    take(early.pop(given))
+                    given += 1
             except asyncio.CancelledError:
                 if task is None or task.cancelling():
                     raise
-                continue
-            while given in early:
-                take(early.pop(given))
-                given += 1
+            except Exception as error:
+                errors.append(error)
+                if len(errors) == 1:
+                    limit.reschedule(asyncio.get_running_loop().time() + GRACE)
 
     try:
-        async with asyncio.TaskGroup() as group:
+        async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as group:
             for _ in range(min(concurrency, len(listed))):
                 group.create_task(work())
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from errors.exceptions[0].__cause__
+    except TimeoutError:
+        pass  # only ever set after an error
+    except BaseExceptionGroup as group_of_errors:
+        raise group_of_errors.exceptions[0] from group_of_errors.exceptions[0].__cause__
+    if errors:
+        raise errors[0]
     if given < len(listed):
         raise asyncio.CancelledError
 

@@ -39,6 +39,10 @@ from touche_llm.stages.stances import ask_stances
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 
+# A judgment has about 35 values and 740 bytes in its file: this many stay below what a file of records may hold
+# (`MAX_RECORDS` and `MAX_VALUES` in files.py) with a quarter to spare.
+MAX_JUDGMENTS = 150_000
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -65,6 +69,7 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
     check_finished(folder, "retrieve")
     _check_depth(folder, config)
     found = candidates_of(folder / first_stage_file(task), config, "retrieve")
+    _check_number(folder, [len(found.get(topic.id, [])[: config.first_stage_depth]) for topic in topics])
     asking = asking_of(config, model)
     prompts = prompts_of(config, task, "judge", "objects", "sentence", "stance", notify=observer.notify)
     before = replace(model.counts)
@@ -172,6 +177,15 @@ def _check_depth(folder: Path, config: Config) -> None:
             f"{folder}: the first stage found at most {found:,} documents for each topic, and "
             f"{config.first_stage_depth:,} are to be judged; give --depth {found}, or repeat the first stage with "
             "`touche-llm retrieve --overwrite`"
+        )
+
+
+def _check_number(folder: Path, per_topic: list[int]) -> None:
+    """Raise UsageError if there is more to judge than a run's file of judgments may hold when it is read."""
+    if sum(per_topic) > MAX_JUDGMENTS:
+        raise UsageError(
+            f"{folder}: {sum(per_topic):,} documents to judge; a run holds at most {MAX_JUDGMENTS:,} judgments; give "
+            f"--depth {MAX_JUDGMENTS // len(per_topic)}, or divide the topics among several runs with --topic"
         )
 
 
