@@ -10,8 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from touche_llm import template_limits
-from touche_llm.corpus.passages import MAX_LINE_BYTES
 from touche_llm.errors import PromptError
 from touche_llm.harmless import neutralise
 from touche_llm.llm.answer import labels_of
@@ -171,76 +169,11 @@ def test_rendering_names_the_template_and_what_is_wrong(tmp_path: Path, expressi
         prompt.render(topic=TOPIC, document="x")
 
 
-DOUBLED = "{% set ns = namespace(x=START) %}{% for i in range(60) %}{% set ns.x = MORE %}{% endfor %}{{ ns.x }}"
-
-
-@pytest.mark.parametrize(
-    ("expression", "message"),
-    [
-        ("{{ 9 ** (9 ** 9) }}", "more than 64 bits"),
-        ("{% set ns = namespace(x=3) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}", "64 bits"),
-        ("{{ 'ab' * 400000000 }}", "longer than 1,000,000"),
-        ("{{ 400000000 * [0] }}", "longer than 1,000,000"),
-        ("{% for i in range(999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}", "rounds of loops"),
-        ("{% for i in range(999) %}{% for j in range(9999) if false %}{% endfor %}{% endfor %}", "rounds of loops"),
-        (
-            "{% for i in range(9999) recursive %}{% if loop.depth < 9 %}{{ loop(range(9999)) }}{% endif %}{% endfor %}",
-            "rounds of loops|characters are made",
-        ),
-        (
-            "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
-            "calls in one message|characters are made",
-        ),
-        (DOUBLED.replace("START", "'ab'").replace("MORE", "ns.x ~ ns.x"), "characters are made"),
-        (DOUBLED.replace("START", "'ab'").replace("MORE", "ns.x + ns.x"), "characters are made"),
-        (DOUBLED.replace("START", "[0]").replace("MORE", "ns.x + ns.x"), "characters are made"),
-        # A list of few elements whose text has no end.
-        (DOUBLED.replace("START", "[0]").replace("MORE", "[ns.x, ns.x]"), "characters are made"),
-        (DOUBLED.replace("START", "[0]").replace("MORE", "[ns.x, ns.x]").replace("ns.x }}", "ns }}"), "characters"),
-        ("{{ 'x' | center(999999999) }}", "characters are made"),
-        ("{{ 'x'.ljust(999999999) }}", "characters are made"),
-        ("{{ '%999999999d' % 1 }}", "characters are made"),
-        ("{{ '{:999999999}'.format(1) }}", "characters are made"),
-        ("{{ '%*d' | format(999999999, 1) }}", "characters are made"),
-        ("{{ ('a' * 99999) | replace('a', 'b' * 99999) }}", "characters are made"),
-        ("{{ ('a' * 99999).replace('a', 'b' * 99999) }}", "characters are made"),
-        ("{{ range(99999) | map('string') | join('b' * 99999) }}", "characters are made"),
-        ("{{ ('b' * 99999).join(range(99999) | map('string')) }}", "characters are made"),
-        ("{{ ('\\t' * 99999).expandtabs(99999) }}", "characters are made"),
-        ("{{ ['x'] | map('center', 999999999) | list }}", "characters are made"),
-        (
-            "{% macro m() %}{% for i in range(9999) %}" + "x" * 9999 + "{% endfor %}{% endmacro %}{% set y = m() %}",
-            "characters are made",
-        ),
-        ("{% for i in range(9999) %}" + "x" * 9999 + "{% endfor %}", "characters are made"),
-        ("{{ lipsum(99999) }}", "undefined"),
-    ],
-)
-def test_a_template_can_neither_hang_nor_fill_the_machine(
-    tmp_path: Path, expression: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A machine bears more than a test should last.
-    monkeypatch.setattr(template_limits, "MOST_CHARS", 2**22)
+@pytest.mark.parametrize("expression", ["{{ [1, 2] | random }}", "{{ lipsum(3) }}"])
+def test_a_template_cannot_make_random_text_which_no_cached_answer_would_match(tmp_path: Path, expression: str) -> None:
     body = f"{{% block system %}}S{{% endblock %}}{{% block user %}}{expression}{{% endblock %}}"
-    with pytest.raises(PromptError, match=rf"mine.jinja: .*({message})"):
-        prompt = load_prompt("comparative", template(tmp_path, body), "judge", ANY)
-        prompt.render(topic=TOPIC, document="x")
-
-
-def test_the_limits_leave_room_for_the_longest_document_of_a_corpus(tmp_path: Path) -> None:
-    body = "{% block system %}S{% endblock %}{% block user %}"
-    body += "{{ document | trim | replace('a', 'b') }}{{ document }}{% endblock %}"
-    prompt = load_prompt("comparative", template(tmp_path, body), "judge", ANY)
-    content = prompt.render(topic=TOPIC, document="a" * MAX_LINE_BYTES)[1].content
-    assert content.count("b") == content.count("a") == MAX_LINE_BYTES
-
-
-def test_the_limits_count_anew_for_each_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_limits, "MOST_STEPS", 100)
-    body = "{% block system %}S{% endblock %}{% block user %}"
-    body += "{% for i in range(9) %}{% for j in range(9) if j %}{{ '%2d' % (i * 2 ** j) }}{% endfor %}{% endfor %}"
-    prompt = load_prompt("comparative", template(tmp_path, body.replace("(9)", "(6)") + "{% endblock %}"), "judge", ANY)
-    assert prompt.render(topic=TOPIC)[1] == prompt.render(topic=TOPIC)[1]
+    with pytest.raises(PromptError, match=r"mine.jinja.*(random|lipsum)"):
+        load_prompt("comparative", template(tmp_path, body), "judge", ANY)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Template, TemplateSyntaxError, meta, nodes
 
 from touche_llm.errors import PromptError
-from touche_llm.sandbox import Loader, sandbox
+from touche_llm.sandbox import Loader, Sandbox
 
 ROLES = ("system", "user")
 HEADER = re.compile(r"---\n(.*?)\n---\n", re.DOTALL)
@@ -80,7 +80,7 @@ class TemplateFiles:
         self._variables = frozenset(variables)
         # The text of a block that looks at no variable: most systems' messages.
         self._constant: dict[str, str] = {}
-        self._environment = sandbox(finalize)
+        self._environment = Sandbox(finalize)
         self._load(path.name, path, text, ())
         self._chain = self._extended()
         self._check_blocks()
@@ -97,7 +97,6 @@ class TemplateFiles:
         """The text of the block `role`. What the template does wrong when it runs is raised as Jinja raises it."""
         if role in self._constant:
             return self._constant[role]
-        self._environment.meter.reset()
         self._environment.looked_up.clear()
         context = self._chain[0].template.new_context(dict(variables))
         for file in self._chain[1:]:
