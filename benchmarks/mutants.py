@@ -42,7 +42,7 @@ TREE, RESULTS, OUTPUT = WORK / "tree", WORK / "results.jsonl", WORK / "output.tx
 EQUIVALENT = ROOT / "benchmarks" / "equivalent_mutants.yaml"
 PACKAGES = [*sorted(each.parent.name for each in (ROOT / "touche_llm").glob("*/__init__.py")), "top"]
 # Without a GPU, Ray or a second server, the tests see little of these.
-EXCLUDED = ("vllm_offline", "ray_", "adaptive", "concurrency", "elastic_server")
+EXCLUDED = ("ray_", "adaptive", "concurrency", "elastic_server")
 # These need names of variables, or change nothing for small integers, short strings and None.
 IDLE = ("VariableReplacer", "VariableInserter", "_Eq_Is", "_NotEq_IsNot", "_Is_Eq", "_IsNot_NotEq")
 # The whole: bytes of recorded runs, and the pipeline.

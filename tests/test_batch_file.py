@@ -42,6 +42,7 @@ from touche_llm.llm.request import Message, Request
 from touche_llm.llm.tokenizer import ChatTokenizer
 from touche_llm.pipeline import judge_alone, rank_alone, retrieve_alone, run_all, run_stages
 from touche_llm.records import Failure
+from touche_llm.run_files import BATCH
 from touche_llm.runs import read_candidates
 from touche_llm.stages.retrieve import retrieve_stage
 from touche_llm.tasks import get_task
@@ -201,6 +202,15 @@ async def test_an_export_writes_nothing_but_its_files(waiting: Waiting, tmp_path
         *("batch.json", "requests.jsonl"),
     }
     assert not config.cache.file.exists()
+
+
+async def test_an_export_of_an_earlier_version_can_be_imported(waiting: Waiting) -> None:
+    config, out, _ = waiting
+    text = (out / BATCH).read_text()
+    assert '"name":"server"' in text
+    (out / BATCH).write_text(text.replace('"name":"server"', '"name":"offline"'))
+    managed = config.engine.model_copy(update={"name": "managed"})
+    assert read_batch(out).config == config.model_copy(update={"engine": managed})
 
 
 async def test_an_answer_is_stored_as_one_of_a_server(waiting: Waiting) -> None:

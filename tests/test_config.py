@@ -9,9 +9,10 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from touche_llm.config import Config, index_folder, load_config, write_config
+from touche_llm.engine_config import EngineConfig
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import CacheMode
 from touche_llm.tasks import TASKS, get_task
@@ -46,6 +47,32 @@ def test_a_false_flag_is_a_flag(tmp_path: Path) -> None:
     file = config_file(tmp_path, BASE + "skip_bad_lines: true\n")
     assert load_config(file, {"skip_bad_lines": None}).skip_bad_lines is True
     assert load_config(file, {"skip_bad_lines": False}).skip_bad_lines is False
+
+
+@pytest.mark.parametrize("old", ["started", "offline"])
+def test_old_names_of_the_managed_engine_open_in_files_flags_and_records(old: str, tmp_path: Path) -> None:
+    file = config_file(tmp_path, BASE + f"engine: {{name: {old}, model: models/tiny, context: 512}}\n")
+    config = load_config(file, {})
+    assert (config.engine.name, config.engine.model_name, config.engine.context) == ("managed", "tiny", 512)
+    assert load_config(None, NEEDED | {"engine.name": old}).engine.name == "managed"
+    record = config.model_dump(mode="json")
+    record["engine"]["name"] = old
+    assert Config.model_validate(record) == config
+
+
+@pytest.mark.parametrize("engine", [{"name": ["started"]}, {"name": {"offline": 1}}, ["started"], "offline"])
+def test_what_is_no_name_of_an_engine_is_refused_not_translated(engine: object) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Config.model_validate(NEEDED | {"task": "comparative", "weights": {"relevance": 1.0}, "engine": engine})
+    assert {error["loc"][0] for error in caught.value.errors()} == {"engine"}
+
+
+@pytest.mark.parametrize("options", [{"hf_token": "s3cret"}, {"max_model_len": 5}, {"enforce-eager": 1}])
+def test_options_of_vllm_that_are_secret_or_set_by_the_program_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        EngineConfig(name="managed", options=options)
+    assert [error["loc"] for error in caught.value.errors()] == [("options",)]
+    assert "s3cret" not in str(caught.value)
 
 
 def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:

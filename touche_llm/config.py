@@ -38,6 +38,8 @@ from touche_llm.tasks.base import Aim, Task
 from touche_llm.yaml_text import YamlError, read_yaml, to_yaml
 
 _INDEX_ROOT = Path(".touche-llm/index")
+# Old values of settings, by dotted name: translated wherever a configuration is read.
+_RENAMED_VALUES = {"engine.name": {"started": "managed", "offline": "managed"}}
 
 
 QueryField = Literal["title", "description", "narrative", "objects"]
@@ -163,6 +165,17 @@ class Config(Section):
     cache: CacheConfig = CacheConfig()
     tag: Annotated[str, AfterValidator(_one_word)] = "touche-llm"
     actor: ActorConfig = ActorConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _translate_old_values(cls, values: Any) -> Any:
+        """Accept the configurations of earlier versions, in files of their own, run folders and batch exports."""
+        for place, renamed in _RENAMED_VALUES.items():
+            section, name = place.split(".")
+            given = values.get(section) if isinstance(values, dict) else None
+            if isinstance(given, dict) and isinstance(old := given.get(name), str) and old in renamed:
+                values = values | {section: given | {name: renamed[old]}}
+        return values
 
     @model_validator(mode="after")
     def _fits_task(self) -> Config:

@@ -10,9 +10,9 @@ from touche_llm.llm.adaptive import MOST_AT_ONCE
 from touche_llm.llm.vllm_common import model_name
 
 _MOST_GIVEN = 65536
-# Of a server as many are sent as it takes (llm/adaptive.py); in process, so many are in vLLM's batch.
+# A server is sent as many as it takes (llm/adaptive.py).
 # Ray is given what waits, and loads the model for each data set: as good as all of it.
-_MOST_AT_ONCE = {"server": MOST_AT_ONCE, "started": MOST_AT_ONCE, "offline": 256, "ray": 65536}
+_MOST_AT_ONCE = {"server": MOST_AT_ONCE, "managed": MOST_AT_ONCE, "ray": 65536}
 
 
 class Section(BaseModel):
@@ -36,7 +36,7 @@ def _without_password(url: str) -> str:
 def _engine_options(options: dict[str, Any]) -> dict[str, Any]:
     for name in options:
         if not name.isidentifier():
-            raise ValueError(f"{name!r} is no name of an argument of vllm.LLM, as enforce_eager is")
+            raise ValueError(f"{name!r} is no option of vLLM in the form of enforce_eager")
         if name in ("hf_token", "api_key"):
             raise ValueError(f"must not hold {name}, since it is written to files: set it in the environment")
         if name in ("model", "max_model_len", "served_model_name", "host", "port"):
@@ -54,19 +54,18 @@ def _concurrency(given: Any) -> int | Literal["auto"]:
 
 
 class EngineConfig(Section):
-    """The engine: a vLLM server at `base_url`, one `started` for the run, vLLM in process (`offline`) or under `ray`.
+    """The engine: a vLLM `server` at `base_url`, one `managed` by the program for the run, or vLLM under `ray`.
 
-    For the latter three, `model` is a local folder, known by its last name, and `options` are further arguments of
-    `vllm.LLM`, as in `{tensor_parallel_size: 2}`; to a server that runs already they say nothing. For `ray` they may
+    For the latter two, `model` is a local folder, known by its last name, and `options` are additional options of
+    vLLM, as in `{tensor_parallel_size: 2}`; a server that runs already ignores them. For `ray` they may
     also be those of `ray.data.llm.vLLMEngineProcessorConfig`, as in `{concurrency: [4, 4]}` for four replicas, and
     `context` has to be given.
     Times are in seconds and are the server's alone; `context` is in tokens, the model's own where left out.
-    `concurrency` is the number of requests at a time; "auto" finds out what a server takes, is 256 for `offline`
-    (so many are in vLLM's batch) and 65536 for `ray`: what waits becomes one data set, for each of which the model is
-    loaded.
+    `concurrency` is the number of requests at a time; "auto" finds out what a server takes, and is 65536 for `ray`:
+    what waits becomes one data set, for each of which the model is loaded.
     """
 
-    name: Literal["server", "offline", "started", "ray"] = "server"
+    name: Literal["server", "managed", "ray"] = "server"
     base_url: Annotated[str, AfterValidator(_without_password)] = "http://127.0.0.1:8000"
     model: str | None = None
     options: Annotated[dict[str, Any], AfterValidator(_engine_options)] = {}

@@ -17,9 +17,8 @@ from touche_llm.llm.language_model import LanguageModel
 from touche_llm.llm.ray_engine import RayEngine
 from touche_llm.llm.request import content_key
 from touche_llm.llm.vllm_common import model_folder
-from touche_llm.llm.vllm_offline import VllmOffline
 
-# What vLLM writes where it is started for the run as another process, beside the answer cache.
+# The log of a vLLM that the program starts, beside the answer cache.
 _LOG = "vllm.log"
 # Tokens; more than any document has.
 _ENDLESS = 2**30
@@ -58,23 +57,10 @@ def _engine(asked: EngineConfig, sampling: SamplingConfig, log: Path) -> _Opened
     match asked.name:
         case "server":
             return _server(asked, sampling)
-        case "started":
-            return _started(asked, sampling, log)
-        case "offline":
-            return _offline(asked, sampling)
+        case "managed":
+            return _managed(asked, sampling, log)
         case "ray":
             return _ray(asked, sampling, log)
-
-
-@asynccontextmanager
-async def _offline(asked: EngineConfig, sampling: SamplingConfig) -> AsyncIterator[tuple[Engine, EngineFacts]]:
-    async with VllmOffline(
-        model_folder(asked.model),
-        context=asked.context,
-        options=asked.options,
-        chat_template_kwargs=sampling.chat_template_kwargs,
-    ) as offline:
-        yield offline, await offline.connect(asked.revision, sampling.top_logprobs)
 
 
 @asynccontextmanager
@@ -90,7 +76,7 @@ async def _ray(asked: EngineConfig, sampling: SamplingConfig, log: Path) -> Asyn
 
 
 @asynccontextmanager
-async def _started(
+async def _managed(
     asked: EngineConfig, sampling: SamplingConfig, log: Path
 ) -> AsyncIterator[tuple[Engine, EngineFacts]]:
     # As `_server`.

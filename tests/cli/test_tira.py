@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import logging.config
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +14,6 @@ import yaml
 from tests.cli.conftest import Done, Touche
 from tests.sample_runs import run_lines
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.config import Config
-from touche_llm.llm.counts import Counts
-from touche_llm.stages.judge import Outcome
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tira import recognise
 from touche_llm.topics import read_topics
@@ -105,11 +100,12 @@ def test_the_formats_of_tira_are_read(touche: Touche, prepared: Prepare, tmp_pat
             line = {"qid": topic_id, "docno": name, "text": texts[name], "rank": rank, "score": -float(rank)}
             stream.write(json.dumps(line) + "\n")
     # In another order of the candidates, others would be compared than the cassette has answers for.
-    (tmp_path / "config.yaml").write_text("rank: judge\nstance: {depth: 100}\n")
+    (tmp_path / "config.yaml").write_text("rank: judge\nstance: {depth: 100}\nengine: {name: server}\n")
     flags = ("--cache-mode", "replay", "--config", "config.yaml")
     done = touche("tira", "-i", str(given), "-o", "out", *flags)
     assert done.returncode == 0, done.stderr
     assert validate_run(tmp_path / "out" / "run.txt", get_task("controversial")) == []
+    assert yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())["engine"]["name"] == "managed"
     assert len(set(answered)) == len(run_lines(tmp_path / "out" / "run.txt")) > len(texts)
 
 
@@ -118,7 +114,6 @@ def test_the_formats_of_tira_are_read(touche: Touche, prepared: Prepare, tmp_pat
     [
         ([], "give the folders: -i INPUT -o OUTPUT"),
         (["-i", "nowhere", "-o", "out"], "nowhere: no such folder"),
-        (["-i", "input", "-o", "out", "--engine", "cloud"], "--engine cloud: offline or server"),
     ],
 )
 def test_wrong_usage_is_told(arguments: list[str], message: str, touche: Touche, prepared: Prepare) -> None:
@@ -156,56 +151,3 @@ def test_without_a_home_the_message_asks_for_a_cache_folder(
     monkeypatch.setattr(Path, "home", nowhere)
     done = touche("tira", "-i", str(given), "-o", "out")
     assert (done.returncode, "give --cache-folder or TOUCHE_LLM_CACHE" in done.stderr) == (2, True)
-
-
-def without_logging(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the variable away that the command sets, also after the test."""
-    monkeypatch.setenv("VLLM_LOGGING_CONFIG_PATH", "")
-    monkeypatch.delenv("VLLM_LOGGING_CONFIG_PATH")
-
-
-def test_what_vllm_logs_goes_to_a_file_and_the_last_lines_are_the_program_s_own(
-    touche: Touche, prepared: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    without_logging(monkeypatch)
-    given = prepared("comparative")
-
-    async def logs_much(config: Config, out: Path, observer: object, **_: object) -> Outcome:
-        # As vLLM does when it is loaded.
-        logging.config.dictConfig(json.loads(Path(os.environ["VLLM_LOGGING_CONFIG_PATH"]).read_text()))
-        for number in range(41):
-            logging.getLogger("vllm.engine").info("line %d of vLLM", number)
-        return Outcome(judgments=3, failures=[], counts=Counts())
-
-    monkeypatch.setattr("touche_llm.pipeline.run_all", logs_much)
-    logger = logging.getLogger("vllm")
-    try:
-        done = touche("tira", "-i", str(given), "-o", "out", "--model", str(tmp_path))
-    finally:
-        for handler in list(logger.handlers):
-            logger.removeHandler(handler)
-            handler.close()
-        logger.propagate = True
-    assert done.returncode == 0, done.stderr
-    assert "of vLLM" not in done.stdout + done.stderr
-    assert done.stdout == f"run: {Path('out/run.txt')} (3 judgments)\n"
-    log = tmp_path / "cache" / "vllm.log"
-    assert len(log.read_text().splitlines()) == 41 and str(log) in done.stderr
-
-
-def test_a_replay_and_a_log_of_one_s_own_leave_vllm_s_settings_alone(
-    touche: Touche, prepared: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    without_logging(monkeypatch)
-    given = prepared("comparative")
-    assert tira(touche, "comparative", "-i", str(given), "-o", "out").returncode == 0
-    assert "VLLM_LOGGING_CONFIG_PATH" not in os.environ
-    monkeypatch.setenv("VLLM_LOGGING_CONFIG_PATH", "mine.json")
-
-    async def nothing(config: Config, out: Path, observer: object, **_: object) -> Outcome:
-        return Outcome(judgments=0, failures=[], counts=Counts())
-
-    monkeypatch.setattr("touche_llm.pipeline.run_all", nothing)
-    assert touche("tira", "-i", str(given), "-o", "out", "--model", str(tmp_path)).returncode == 0
-    assert os.environ["VLLM_LOGGING_CONFIG_PATH"] == "mine.json"
-    assert not (tmp_path / "cache" / "vllm_logging.json").exists()

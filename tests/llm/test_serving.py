@@ -16,9 +16,14 @@ import orjson
 import pytest
 
 from tests.sample_runs import SAMPLE
-from touche_llm.errors import EngineError
+from touche_llm.config import Config
+from touche_llm.engines import open_model, remember
+from touche_llm.errors import EngineError, UsageError
 from touche_llm.llm import serving
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.engine import EngineFacts
 from touche_llm.llm.serving import serve
+from touche_llm.llm.vllm_common import start_options
 
 SERVER = """#!{python}
 import http.server, json, os, pathlib, signal, subprocess, sys
@@ -165,7 +170,7 @@ def program(place: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "config.json").write_text("{}")
     files = ["--topics", SAMPLE / "topics.xml", "--corpus", SAMPLE / "passages.jsonl", "--out", tmp_path / "out"]
-    engine = ["--engine", "started", "--model", tmp_path / "tiny"]
+    engine = ["--engine", "managed", "--model", tmp_path / "tiny"]
     command = [sys.executable, "-m", "touche_llm", "run", *map(str, [*files, *engine])]
     folder = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
@@ -213,3 +218,44 @@ async def test_without_vllm_the_error_says_how_to_get_it(tmp_path: Path, monkeyp
     with pytest.raises(EngineError, match="pip install"):
         async with serve(tmp_path / "tiny", {}, tmp_path / "server.log"):
             pass
+
+
+@pytest.mark.parametrize(
+    ("variable", "given", "eager"),
+    [("1", {}, True), ("1", {"enforce_eager": False}, False), ("0", {}, None), ("0", {"enforce_eager": True}, True)],
+)
+def test_compilation_that_the_environment_switches_off_is_switched_off_in_vllm(
+    monkeypatch: pytest.MonkeyPatch, variable: str, given: dict[str, Any], eager: bool | None
+) -> None:
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", variable)
+    assert start_options(given).get("enforce_eager") is eager
+
+
+def managed(folder: Path, model: str | None, mode: CacheMode = CacheMode.REUSE) -> Config:
+    return Config.model_validate(
+        {
+            "task": "comparative",
+            "topics": "topics.xml",
+            "index": "index",
+            "weights": {"relevance": 1.0},
+            "engine": {"name": "managed", "model": model},
+            "cache": {"file": folder / "answers.sqlite", "mode": mode},
+        }
+    )
+
+
+async def test_a_managed_engine_without_the_folder_of_a_model_starts_nothing(place: Path, tmp_path: Path) -> None:
+    for model in (None, str(tmp_path / "nowhere"), str(place)):
+        with pytest.raises(UsageError, match="--model"):
+            async with open_model(managed(tmp_path, model)):
+                pass
+    assert not (place / "seen").exists()
+
+
+@pytest.mark.parametrize("model", ["tiny", "models/tiny", "models/tiny/", None])
+async def test_replay_takes_the_folder_or_the_name(model: str | None, tmp_path: Path) -> None:
+    facts = EngineFacts(model="tiny", revision="", context=512, overhead=30, engine="vllm 0.32.0")
+    with Cache(tmp_path / "answers.sqlite") as cache:
+        remember(facts, cache)
+    async with open_model(managed(tmp_path, model, CacheMode.REPLAY)) as opened:
+        assert opened.facts == facts

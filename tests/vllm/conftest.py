@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.vllm.processes import left_in_session, processes_of
 from tests.vllm.server import ROOT, VENV, make_model, vllm_server
 from touche_llm.cli.demo import SAMPLES
 
@@ -53,6 +54,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def vllm_url(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The base URL of a running vLLM."""
+    """The base URL of the one vLLM that the tests share; at the end nothing of it is left."""
     with vllm_server(tiny_model, tmp_path_factory.mktemp("vllm") / "server.log") as url:
+        # The server and its guard, each the leader of a session; vLLM's other processes are in the server's.
+        leaders = processes_of(str(tiny_model))
+        assert len(leaders) == 2
         yield url
+    assert [left_in_session(pid) for pid in leaders] == [[], []]

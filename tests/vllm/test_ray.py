@@ -1,4 +1,4 @@
-"""Ray Data with vLLM, the real ones on the CPU, against vLLM in process: the same cache and run, nothing left behind.
+"""Ray Data with vLLM, the real ones on the CPU, against a managed server: the same cache and run, nothing left behind.
 
 Each data set loads the model anew, which takes up to a minute on two cores: so one run, interrupted and gone on with.
 """
@@ -18,8 +18,9 @@ import pytest
 import yaml
 
 from tests.vllm.conftest import Tell
+from tests.vllm.processes import left_in_session
 from tests.vllm.server import CONTEXT, OPTIONS, VENV, vllm_environment
-from tests.vllm.test_offline import ONE_PROCESS, WHOLE_PROMPTS, left_in_session
+from tests.vllm.test_batch import WHOLE_PROMPTS
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.llm.cache import Cache
 
@@ -61,14 +62,14 @@ def stored(path: Path) -> int:
         return len(cache.find("answer"))
 
 
-def test_an_interrupted_run_under_ray_goes_on_and_is_that_of_vllm_in_process(
+def test_an_interrupted_run_under_ray_goes_on_and_is_that_of_a_server(
     tiny_model: Path, tmp_path: Path, tell: Tell
 ) -> None:
     shutil.copytree(tiny_model, tmp_path / "models" / "tiny")
     # Settings of the model's own, which Ray passes by.
     settings = tmp_path / "models" / "tiny" / "generation_config.json"
     settings.write_bytes(orjson.dumps(orjson.loads(settings.read_bytes()) | {"top_k": 2}))
-    one_thread = {name: value for name, value in ONE_PROCESS.items() if name != "VLLM_ENABLE_V1_MULTIPROCESSING"}
+    one_thread = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     under_ray: dict[str, object] = {"name": "ray", "options": OPTIONS | WHOLE_PROMPTS | IN_RAY}
     python = VENV / "bin" / "python"
 
@@ -105,14 +106,14 @@ def test_an_interrupted_run_under_ray_goes_on_and_is_that_of_vllm_in_process(
     assert requests["cache_hits"] == before
     assert 0 < before < before + requests["asked"]
 
-    in_process: dict[str, object] = {"name": "offline", "options": OPTIONS | WHOLE_PROMPTS}
-    finish(command(python, tmp_path, "offline", in_process), tmp_path, **ONE_PROCESS)
-    for name in ("ray", "offline"):
+    options = OPTIONS | WHOLE_PROMPTS | {"fingerprint_mode": "none"}
+    finish(command(python, tmp_path, "managed", {"name": "managed", "options": options}), tmp_path, **one_thread)
+    for name in ("ray", "managed"):
         with Cache(tmp_path / f"{name}.sqlite") as cache:
             cache.export_cassette(tmp_path / f"{name}.jsonl")
-    assert (tmp_path / "ray.jsonl").read_bytes() == (tmp_path / "offline.jsonl").read_bytes()
+    assert (tmp_path / "ray.jsonl").read_bytes() == (tmp_path / "managed.jsonl").read_bytes()
     for name in FILES:
-        assert (tmp_path / "ray" / name).read_bytes() == (tmp_path / "offline" / name).read_bytes()
+        assert (tmp_path / "ray" / name).read_bytes() == (tmp_path / "managed" / name).read_bytes()
 
     # And where there is neither Ray nor vLLM.
     shutil.copy(tmp_path / "ray.sqlite", tmp_path / "replayed.sqlite")

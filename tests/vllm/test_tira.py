@@ -1,4 +1,4 @@
-"""`touche-llm tira` with a real vLLM, on one prepared input folder for each task, as TIRA calls it."""
+"""`touche-llm tira` with a real vLLM that it starts and stops, as TIRA calls it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.sample_runs import run_lines
-from tests.vllm.server import CONTEXT, OPTIONS, ROOT, VENV, vllm_environment
-from tests.vllm.test_offline import ONE_PROCESS, command_line, processes
+from tests.vllm.processes import left_in_folder
+from tests.vllm.server import CONTEXT, OPTIONS, ROOT, vllm_environment
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.tasks import get_task
 from touche_llm.tira import recognise
@@ -54,18 +55,19 @@ def rerank_folder(folder: Path) -> Path:
     return place
 
 
-def tira(folder: Path, model: Path, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Call the wrapper that TIRA calls, in an empty folder and with an empty home."""
+def tira(folder: Path, model: Path, *arguments: object, **variables: str) -> None:
+    """Call the wrapper that TIRA calls, in an empty folder and with an empty home, where it leaves nothing."""
     for name in ("home", "work"):
         (folder / name).mkdir(exist_ok=True)
     with vllm_environment():
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")} | ONE_PROCESS
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
     # What a CPU without a compiler needs; on a GPU there is nothing to say.
     config = folder / "engine.yaml"
     config.write_text(yaml.safe_dump({"engine": {"options": OPTIONS, "context": CONTEXT}}))
     environment |= {
         "TOUCHE_LLM_CONFIG": str(config),
-        "PATH": f"{VENV / 'bin'}:{environment['PATH']}",
+        # Before vLLM's own programs, so that vLLM is found on the path, as in an image.
+        "PATH": f"{Path(sys.executable).parent}:{environment['PATH']}",
         "HOME": str(folder / "home"),
         "TOUCHE_LLM_MODEL": str(model),
         "TOUCHE_LLM_CACHE": str(folder / "cache"),
@@ -73,7 +75,10 @@ def tira(folder: Path, model: Path, *arguments: object, **variables: str) -> sub
     }
     shutil.copy(ROOT / "my-software.sh", folder / "my-software.sh")
     command = ["sh", str(folder / "my-software.sh"), *map(str, arguments)]
-    return subprocess.run(command, env=environment, cwd=folder / "work", capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, cwd=folder / "work", capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    assert left_in_folder(folder / "work") == []
+    assert [path for name in ("home", "work") for path in (folder / name).rglob("*") if path.is_file()] == []
 
 
 def check(out: Path, task: str, topics: Path) -> None:
@@ -84,37 +89,32 @@ def check(out: Path, task: str, topics: Path) -> None:
     assert {"actor", "platform", "implementation", "method", "data"} <= set(metadata)
 
 
-@pytest.mark.parametrize("task", ["comparative", "controversial", "sentence_pairs"])
+@pytest.mark.parametrize(
+    "task",
+    [
+        "comparative",
+        pytest.param("controversial", marks=pytest.mark.nightly),
+        pytest.param("sentence_pairs", marks=pytest.mark.nightly),
+    ],
+)
 def test_nothing_but_two_folders_and_a_model_gives_a_valid_run(task: str, tiny_model: Path, tmp_path: Path) -> None:
     given = prepared(task, tmp_path)
-    done = tira(tmp_path, tiny_model, "-i", given, "-o", tmp_path / "out")
-    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    before = {path.name for path in given.iterdir()}
+    tira(tmp_path, tiny_model, "-i", given, "-o", tmp_path / "out")
     check(tmp_path / "out", task, given / "topics.xml")
-    # Nothing was written beside the output and the cache.
-    written = [path for name in ("home", "work") for path in (tmp_path / name).rglob("*") if path.is_file()]
-    assert written == []
-    assert sorted(path.name for path in given.iterdir()) == sorted(
-        ["topics.xml", next(path.name for path in given.iterdir() if path.suffix == ".gz")]
-    )
+    assert {path.name for path in given.iterdir()} == before
+    assert "vLLM" in (tmp_path / "cache" / "vllm.log").read_text()
+
+    # The cache serves a second run, which starts no server: the log is as it was.
+    log = (tmp_path / "cache" / "vllm.log").read_bytes()
+    tira(tmp_path, tiny_model, "-i", given, "-o", tmp_path / "again", "--cache-mode", "replay")
+    assert (tmp_path / "again" / "run.txt").read_bytes() == (tmp_path / "out" / "run.txt").read_bytes()
+    assert (tmp_path / "cache" / "vllm.log").read_bytes() == log
 
 
-def test_variables_stand_in_for_the_folders_and_the_cache_serves_a_second_run(tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.nightly
+def test_variables_stand_in_for_the_folders(tiny_model: Path, tmp_path: Path) -> None:
     given = rerank_folder(tmp_path)
-    folders = {"TIRA_INPUT_DATASET": str(given), "TIRA_OUTPUT_DIR": str(tmp_path / "out")}
-    done = tira(tmp_path, tiny_model, **folders)
-    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    tira(tmp_path, tiny_model, TIRA_INPUT_DATASET=str(given), TIRA_OUTPUT_DIR=str(tmp_path / "out"))
     check(tmp_path / "out", "controversial", given / "queries.jsonl")
     assert len(run_lines(tmp_path / "out" / "run.txt")) == 10
-    again = tira(tmp_path, tiny_model, "-i", given, "-o", tmp_path / "again", "--cache-mode", "replay")
-    assert again.returncode == 0, again.stdout + again.stderr[-4000:]
-    assert (tmp_path / "again" / "run.txt").read_bytes() == (tmp_path / "out" / "run.txt").read_bytes()
-
-
-def test_a_server_is_started_and_stopped(tiny_model: Path, tmp_path: Path) -> None:
-    given = rerank_folder(tmp_path)
-    # Another server may be serving the tests' own folder.
-    model = shutil.copytree(tiny_model, tmp_path / "models" / "tiny")
-    done = tira(tmp_path, model, "-i", given, "-o", tmp_path / "out", "--engine", "server")
-    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
-    check(tmp_path / "out", "controversial", given / "queries.jsonl")
-    assert [pid for pid in processes() if str(model).encode() in command_line(pid)] == []

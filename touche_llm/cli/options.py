@@ -119,7 +119,7 @@ EngineOption = Annotated[
     str | None,
     typer.Option(
         "--engine",
-        help="server (default); started: one for this run alone; offline: vLLM in this process; ray: under Ray Data.",
+        help="server (default): one that runs; managed: one started and stopped for the run; ray: vLLM under Ray Data.",
     ),
 ]
 BaseUrlOption = Annotated[
@@ -128,7 +128,7 @@ BaseUrlOption = Annotated[
 ModelOption = Annotated[
     str | None,
     typer.Option(
-        "--model", help="Served name, not needed where there is one; the folder for --engine started, offline and ray."
+        "--model", help="Served name, not needed if the server has one model; the folder for --engine managed and ray."
     ),
 ]
 RevisionOption = Annotated[str | None, typer.Option("--revision", help="Your name for the version of the weights.")]
@@ -140,7 +140,7 @@ ConcurrencyOption = Annotated[
     typer.Option(
         "--concurrency",
         metavar="NUMBER",
-        help="Requests at a time, or auto (default): of a server as many as it takes, with --engine offline 256.",
+        help="Requests at a time, or auto (default): as many as the server takes.",
     ),
 ]
 TimeoutOption = Annotated[

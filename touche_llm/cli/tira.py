@@ -1,4 +1,4 @@
-"""The entry point for TIRA: an input folder, an output folder, and nothing else."""
+"""Entry point for TIRA: an input folder, an output folder, and nothing else."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
-import orjson
 import typer
 
 from touche_llm import pipeline, run_files
@@ -17,11 +16,9 @@ from touche_llm.cli.stages import asked, end, made
 from touche_llm.config import index_folder, load_config
 from touche_llm.corpus.chatnoir_cache import API_KEY_VARIABLE
 from touche_llm.errors import UsageError
-from touche_llm.files import whole_file
-from touche_llm.llm.cache import CacheMode
 from touche_llm.tira import corpus_names, recognise
 
-# Where vLLM and what it stands on write unless told otherwise; and what would reach for the network.
+# Where vLLM and its libraries write by default, and what keeps them from using the network.
 _WRITES = {
     "VLLM_CACHE_ROOT": "vllm",
     "VLLM_CONFIG_ROOT": "vllm",
@@ -29,10 +26,6 @@ _WRITES = {
     "TRITON_CACHE_DIR": "triton",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
 }
-# There is no server but one that is started for the run.
-_ENGINES = {"offline": "offline", "server": "started"}
-# vLLM's own variable: a file with the settings of Python's `logging`.
-_LOGGING = "VLLM_LOGGING_CONFIG_PATH"
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
 
@@ -46,9 +39,6 @@ def tira(
     model: Annotated[
         str | None, typer.Option("--model", envvar="TOUCHE_LLM_MODEL", help="Folder of the model's weights.")
     ] = None,
-    engine: Annotated[
-        str, typer.Option("--engine", help="offline: vLLM in process; server: a vLLM server, started and stopped here.")
-    ] = "offline",
     config: Annotated[
         Path | None,
         typer.Option("--config", envvar="TOUCHE_LLM_CONFIG", help="YAML file with any of the values of a run."),
@@ -58,7 +48,7 @@ def tira(
         typer.Option(
             "--cache-folder",
             envvar="TOUCHE_LLM_CACHE",
-            help="For index, answers and what vLLM keeps (default: touche-llm in $XDG_CACHE_HOME or ~/.cache).",
+            help="For index, answers, and vLLM's files and log (default: touche-llm in $XDG_CACHE_HOME or ~/.cache).",
         ),
     ] = None,
     prompts_folder: o.PromptsOption = None,
@@ -66,14 +56,13 @@ def tira(
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Make the run for a TIRA input folder, without a network: the task is told by the files that lie there.
+    """Make the run for a TIRA input folder without a network; the files there determine the task.
 
-    Writes to the output folder and the cache folder only. Exit codes as `run`.
+    A vLLM server is started and stopped for the run. Writes to the output folder and the cache folder only.
+    Exit codes as `run`.
     """
     if input_folder is None or output_folder is None:
         raise UsageError("give the folders: -i INPUT -o OUTPUT, or TIRA_INPUT_DATASET and TIRA_OUTPUT_DIR")
-    if engine not in _ENGINES:
-        raise UsageError(f"--engine {engine}: offline or server")
     given = recognise(input_folder)
     cache = cache_folder or _cache_folder()
     flags: dict[str, Any] = {
@@ -82,7 +71,7 @@ def tira(
         "corpus": given.corpus,
         "candidates": given.candidates,
         "index": cache / "index" / index_folder(given.corpus).name if given.corpus else None,
-        "engine.name": _ENGINES[engine],
+        "engine.name": "managed",
         "engine.model": model,
         "prompts.folder": prompts_folder,
         "cache.file": cache / "answers.sqlite",
@@ -98,32 +87,11 @@ def tira(
         os.environ.setdefault(name, str(cache.absolute() / place))
     for name, value in _OFFLINE.items():
         os.environ.setdefault(name, value)
-    if settings.engine.name == "offline" and settings.cache.mode is not CacheMode.REPLAY:
-        ConsoleObserver().notify(f"vLLM's log: {_log_to_file(cache)}")
     outcome = asked(settings, pipeline.run_all(settings, output_folder, ConsoleObserver(), overwrite=overwrite))
     run = output_folder / run_files.RUN
     counts = {"judgments": outcome.judgments, "failures": len(outcome.failures)}
     made(output, f"run: {run} ({outcome.judgments:,} judgments)", run, counts)
     end(output, output_folder, outcome.failures)
-
-
-def _log_to_file(cache: Path) -> Path:
-    """Have vLLM in this process log to a file, unless its user configured it, so that the last lines are ours."""
-    log, settings = cache.absolute() / "vllm.log", cache.absolute() / "vllm_logging.json"
-    if _LOGGING in os.environ:
-        return Path(os.environ[_LOGGING])
-    handler = {"class": "logging.FileHandler", "filename": str(log), "encoding": "utf-8", "formatter": "line"}
-    values = {
-        "version": 1,
-        "disable_existing_loggers": False,
-        "formatters": {"line": {"format": "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"}},
-        "handlers": {"file": handler},
-        "loggers": {"vllm": {"handlers": ["file"], "level": "INFO", "propagate": False}},
-    }
-    with whole_file(settings) as stream:
-        stream.write(orjson.dumps(values, option=orjson.OPT_INDENT_2))
-    os.environ[_LOGGING] = str(settings)
-    return log
 
 
 def _cache_folder() -> Path:

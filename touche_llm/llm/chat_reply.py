@@ -1,20 +1,25 @@
-"""What a chat request to vLLM holds and what its reply says: of a server, and line by line of a batch file."""
+"""Chat requests to vLLM and their replies, over HTTP and as lines of batch files."""
 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any
 
 import msgspec
 
 from touche_llm.json_records import Count, Malformed, decoded
+from touche_llm.llm.answer import Token
 from touche_llm.llm.engine import Completion, MissingLogprobs, Transient
+from touche_llm.llm.labels import LOGPROB_ROUNDING, overlaps, value_spans
 from touche_llm.llm.request import Request
-from touche_llm.llm.vllm_common import BROKEN_TRIES, chat, finished, placed
+from touche_llm.llm.vllm_common import BROKEN_TRIES, chat
 
 CHAT_PATH = "/v1/chat/completions"
 LOGPROBS_MISSING = "log-probabilities were requested and none came; use --no-logprobs where none can be had"
+# Alternatives below e^-25 change no probability that is stored; masked tokens have -9999.
+_MIN_LOGPROB = -25.0
+_WHITE_SPACE = b" \t\r\n"
 
 
 class _Alternative(msgspec.Struct, gc=False):
@@ -31,7 +36,7 @@ class _Token(msgspec.Struct, gc=False):
 
     @property
     def spelled(self) -> builtins.bytes:
-        """Its bytes, where vLLM tells them."""
+        """Its bytes, if vLLM sends them."""
         return builtins.bytes(self.bytes or ())
 
     @property
@@ -127,18 +132,20 @@ def completion_of(reply: ChatReply, fields: Collection[str] = ()) -> Completion:
     if not reply.choices:
         raise Transient("server_error", "the reply has no choices", most_tries=BROKEN_TRIES)
     choice = reply.choices[0]
-    finish_reason = finished(choice.finish_reason)
+    if choice.finish_reason not in ("stop", "length", "content_filter"):
+        reason = f"the answer ended with {choice.finish_reason!r}"
+        raise Transient("server_error", reason, most_tries=BROKEN_TRIES)
     if fields and reply.lacks_logprobs:
         raise MissingLogprobs("server_error", LOGPROBS_MISSING, most_tries=BROKEN_TRIES)
     text = choice.message.content or ""
     sent = choice.logprobs.content if choice.logprobs and choice.logprobs.content else []
     try:
-        tokens = placed(sent, text, fields)
+        tokens = _align_tokens(sent, text, fields)
     except Malformed as error:
         raise Transient("server_error", f"alternatives of another form: {error}", most_tries=BROKEN_TRIES) from error
     return Completion(
         text=text,
-        finish_reason=finish_reason,
+        finish_reason=choice.finish_reason,
         prompt_tokens=reply.usage.prompt_tokens,
         completion_tokens=reply.usage.completion_tokens,
         tokens=tokens,
@@ -147,3 +154,43 @@ def completion_of(reply: ChatReply, fields: Collection[str] = ()) -> Completion:
         fingerprint=reply.system_fingerprint,
         cached_tokens=reply.usage.cached_tokens,
     )
+
+
+def _align_tokens(sent: Sequence[_Token], text: str, fields: Collection[str]) -> list[Token]:
+    """Return the tokens of an answer that carry the values of fields, with their places in its text.
+
+    White space is not compared: some tokenisers keep it in their tokens and lose it in the tokens' texts. Tokens before
+    the answer (reasoning), after it (the end token) and of white space alone are left out. A log-probability that
+    rounding raised above 0 becomes 0; see `check_logprobs` for others.
+
+    Returns:
+        The tokens in order; empty if they do not spell the text.
+
+    Raises:
+        Malformed: The alternatives of a token have another form.
+    """
+    if not fields:
+        return []
+    content = text.encode("utf-8", "replace")
+    places = [place for place, byte in enumerate(content) if byte not in _WHITE_SPACE]
+    pieces = [(token.spelled or token.token.encode("utf-8", "replace")).translate(None, _WHITE_SPACE) for token in sent]
+    start = b"".join(pieces).rfind(content.translate(None, _WHITE_SPACE))
+    if start < 0 or not places:
+        return []
+    found: list[Token] = []
+    spans = value_spans(text, tuple(fields)).values()
+    at = -start
+    for token, piece in zip(sent, pieces, strict=True):
+        if piece and 0 <= at < len(places) and overlaps(places[at], token.token, spans):
+            top = [
+                (alternative, logprob if logprob < 0.0 else _unrounded(logprob))
+                for alternative, logprob in token.alternatives
+                if logprob > _MIN_LOGPROB
+            ]
+            found.append(Token(at=places[at], token=token.token, logprob=_unrounded(token.logprob), top=top))
+        at += len(piece)
+    return found
+
+
+def _unrounded(logprob: float) -> float:
+    return 0.0 if 0.0 < logprob <= LOGPROB_ROUNDING else logprob

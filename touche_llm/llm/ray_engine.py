@@ -33,7 +33,7 @@ from touche_llm.llm.chat_reply import ChatReply, chat_body, completion_of
 from touche_llm.llm.engine import Completion, Engine, EngineFacts, MissingLogprobs, Rejected, Transient
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.tokenizer import ChatTokenizer
-from touche_llm.llm.vllm_common import BROKEN_TRIES, introduce, model_name, start_options
+from touche_llm.llm.vllm_common import BROKEN_TRIES, model_name, start_options, verify_engine
 
 # Those who wait are a data set when nobody has joined them for so many seconds.
 _MOMENT = 0.5
@@ -145,7 +145,7 @@ class RayEngine:
         check = partial(self._ask, first=True)
         unproved = SimpleNamespace(complete=check, count_tokens=self.count_tokens, head=self.head)
         self._prove = partial(
-            introduce,
+            verify_engine,
             cast(Engine, unproved),
             self._folder,
             model=facts.model,

@@ -23,7 +23,7 @@ from touche_llm.llm.chat_reply import CHAT_PATH, ChatReply, chat_body, completio
 from touche_llm.llm.concurrency import PRIORITY, Slots
 from touche_llm.llm.engine import Completion, EngineFacts, Rejected, Transient, Unreachable
 from touche_llm.llm.request import Message, Request
-from touche_llm.llm.vllm_common import BROKEN_TRIES, chat, head_of, introduce
+from touche_llm.llm.vllm_common import BROKEN_TRIES, chat, head_of, verify_engine
 
 # The server's own variable for its key, so that both sides can be set at once. The key is never written anywhere.
 API_KEY_VARIABLE = "VLLM_API_KEY"
@@ -130,7 +130,7 @@ class VllmServer:
                 self._watching = asyncio.create_task(self._watch_queue(self._slots))
             if chosen.max_model_len is None:
                 raise EngineError(f"{self.base_url}: does not tell the context length of {chosen.id}; is it vLLM?")
-            return await introduce(
+            return await verify_engine(
                 self,
                 self.base_url,
                 model=chosen.id,
