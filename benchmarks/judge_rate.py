@@ -1,8 +1,8 @@
 """The judge stage against a vLLM server, by turns with vLLM's own load generator and a bare loop of requests.
 
-What `benchmarks.serving` and `benchmarks.gpu` share. Each turn begins with an empty prefix cache and an empty answer
-cache; `touche-llm judge` runs as users run it, in a process of its own, once with as many requests at a time as the
-others and once with `--concurrency auto`, its default.
+Shared by `benchmarks.serving` and `benchmarks.gpu`. Each turn begins with an empty prefix cache and an empty answer
+cache; `touche-llm judge` runs in a process of its own, as for users, once for each setting of `--concurrency`. Its
+peers send as many requests at a time as the first setting allows.
 
 The load generator has its answers streamed, which costs it and the server more than a whole reply does; the bare loop
 asks exactly as the judge stage does. So the judge stage's share is told of both, against the same target.
@@ -21,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -40,11 +41,12 @@ from benchmarks.load import (
     server_seconds,
     token_ids,
 )
+from benchmarks.sizes import at_least
 from tests.vllm.server import OPTIONS, READY_SECONDS, ROOT, VENV, vllm_environment
 from touche_llm.errors import UsageError
 from touche_llm.llm.serving import serve
 
-OURS, AUTO = "judge stage", "judge stage, --concurrency auto"
+OURS = "judge stage, --concurrency"
 GENERATOR, BARE = "vllm bench serve", "bare loop"
 _SHARE = 0.95
 # Enough that what a server does once, as compiling the grammar, is done.
@@ -83,6 +85,11 @@ class Measured:
     load: list[float] = field(default_factory=list)
 
 
+def at_once(text: str) -> int | str:
+    """Read a value of `--concurrency`."""
+    return text if text == "auto" else at_least(1)(text)
+
+
 @contextmanager
 def vllm_settings(cpu: bool) -> Iterator[None]:
     """The environment for vLLM: as it is, or that of the CPU build in `.venv-vllm`; the prefix cache can be emptied."""
@@ -114,9 +121,17 @@ def random_model(folder: Path, cpu: bool, **settings: Any) -> None:
 
 
 def measure(
-    work: Path, topics: Path, corpus: Path, url: str, *, limit: int, depth: int, concurrency: int, rounds: int
+    work: Path,
+    topics: Path,
+    corpus: Path,
+    url: str,
+    *,
+    limit: int,
+    depth: int,
+    concurrency: Sequence[int | str],
+    rounds: int,
 ) -> Measured:
-    """Judge the best passages of the comparative task's topics, and have the two others ask the same.
+    """Judge the best passages of the comparative task's topics, and have the two others send the same requests.
 
     Args:
         work: an empty folder.
@@ -126,7 +141,7 @@ def measure(
             of the kind was asked before are its figures those of a cold cache.
         limit: topics.
         depth: passages for each.
-        concurrency: requests at a time, except where `AUTO` finds that out.
+        concurrency: Settings of the judge stage, the first a number of requests at a time.
         rounds: how often each client has its turn; the order changes from round to round.
 
     Raises:
@@ -136,16 +151,16 @@ def measure(
     bodies = _prepare(work, topics, corpus, limit, depth, model, context)
     resettable = reset_prefix_cache(url)
     if resettable:
-        bare_loop(url, bodies[:_WARM_UP], concurrency, uuid4().hex)
+        bare_loop(url, bodies[:_WARM_UP], _WARM_UP, uuid4().hex)
     elif rounds > 1:
         raise UsageError(
             f"{url}: its prefix cache cannot be emptied: start it with VLLM_SERVER_DEV_MODE=1, or ask for one round"
         )
     found = Measured(requests=len(bodies), capacity=metrics(url).capacity)
 
-    def ours(at_once: int | str) -> float:
+    def ours(setting: int | str) -> float:
         before = metrics(url)
-        stage = _judge(work, url, model, at_once)
+        stage = _judge(work, url, model, setting)
         after = metrics(url)
         asked = stage["requests"]
         if asked["asked"] != len(bodies):
@@ -156,11 +171,11 @@ def measure(
         found.hits = min(found.hits, after.hits - before.hits)
         return float(stage["seconds"])
 
+    at_once = int(concurrency[0])
     clients: list[tuple[str, Callable[[], float]]] = [
-        (OURS, lambda: ours(concurrency)),
-        (AUTO, lambda: ours("auto")),
-        (GENERATOR, lambda: load_generator(url, bodies, concurrency, uuid4().hex, work)),
-        (BARE, lambda: bare_loop(url, bodies, concurrency, uuid4().hex)),
+        *((f"{OURS} {setting}", partial(ours, setting)) for setting in concurrency),
+        (GENERATOR, lambda: load_generator(url, bodies, at_once, uuid4().hex, work)),
+        (BARE, lambda: bare_loop(url, bodies, at_once, uuid4().hex)),
     ]
     for number in range(rounds):
         turn = number % len(clients)
@@ -179,21 +194,17 @@ def measure(
 
 def figures(found: Measured, real_size: bool) -> list[Figure]:
     """The rows of the table; targets are held against them only at their real size."""
-    ours = found.rates[OURS]
-    turns = statistics.median(ours) / found.requests  # a second
+    settings = [name for name in found.rates if name.startswith(OURS)]
+    turns = statistics.median(found.rates[settings[0]]) / found.requests  # a second
     served, possible = found.hits / found.prompt_tokens, found.possible / found.prompt_tokens
     of_possible = found.hits / found.possible if found.possible else None
     return [
-        Figure(f"{OURS}, {found.requests:,} requests", f"{_range(ours, '.1f')} requests/s"),
+        *(Figure(f"{name}, {found.requests:,} requests", _rate(found.rates[name])) for name in settings),
         Figure("prompt tokens", f"{found.prompt_tokens * turns:,.0f} tokens/s"),
         Figure("output tokens", f"{found.output_tokens * turns:,.0f} tokens/s"),
-        _share(found, OURS, GENERATOR, real_size),
-        _share(found, OURS, BARE, real_size),
-        Figure(f"{AUTO}, the default", f"{_range(found.rates[AUTO], '.1f')} requests/s"),
-        _share(found, AUTO, GENERATOR, real_size),
-        _share(found, AUTO, BARE, real_size),
-        _processor_time("server", found.server, found.requests),
-        _processor_time("client, its start included", found.client, found.requests),
+        *(_share(found, name, peer, real_size) for name in settings for peer in (GENERATOR, BARE)),
+        _processor_time("server", settings[0], found.server, found.requests),
+        _processor_time("client, its start included", settings[0], found.client, found.requests),
         Figure("prompt tokens from the prefix cache", f"{served:.2%}", "", f"possible {possible:.2%}"),
         Figure(
             "share of what it could serve",
@@ -216,15 +227,19 @@ def _share(found: Measured, client: str, peer: str, real_size: bool) -> Figure:
         f"{client}: share of the rate of {who}",
         _range(shares, ".1%"),
         f">= {_SHARE:.0%}",
-        f"{_range(rates, '.1f')} requests/s",
+        _rate(rates),
         statistics.median(shares) >= _SHARE if real_size else None,
     )
 
 
-def _processor_time(whose: str, seconds: Mapping[str, Sequence[float]], requests: int) -> Figure:
-    ours, generator, bare = (1000 * statistics.median(seconds[name]) / requests for name in (OURS, GENERATOR, BARE))
+def _processor_time(whose: str, client: str, seconds: Mapping[str, Sequence[float]], requests: int) -> Figure:
+    ours, generator, bare = (1000 * statistics.median(seconds[name]) / requests for name in (client, GENERATOR, BARE))
     peers = f"{generator:.1f} ms, {BARE} {bare:.1f} ms"
     return Figure(f"processor time of the {whose}", f"{ours:.1f} ms a request", "", peers)
+
+
+def _rate(values: Sequence[float]) -> str:
+    return f"{_range(values, '.1f')} requests/s"
 
 
 def _range(values: Sequence[float], form: str) -> str:

@@ -1,15 +1,15 @@
 """Our client against vLLM's own load generator, and the share of its prefix cache, on a real vLLM on the CPU.
 
-    python -m benchmarks.serving [--topics 50] [--depth 20] [--rounds 3] [--concurrency 64]
+    python -m benchmarks.serving [--topics 50] [--depth 20] [--rounds 3] [--concurrency 64 256]
 
 The comparative task's real topics and passages in `../shared/data`, or the project's sample where they are not there,
 are judged by a tiny random model (`benchmarks.random_model --size tiny`, with a context that no passage exceeds).
-Three clients ask for the same, by turns and each with an empty prefix cache: `touche-llm judge`, which renders,
-checks, reads the probabilities and stores, with that many requests at a time and with `--concurrency auto`, its
-default; `vllm bench serve`, which has the answers streamed and looks at their times; and a loop that only sends and
-reads, so that it is the harder one to keep up with. Client and server share the cores, so that what a client costs is
-missing to the server: with a GPU it is not. Needs `.venv-vllm` (`make test-vllm` installs it) with pandas, which
-`vllm bench serve` reads prompts with. Targets are held against figures of the real data alone.
+Three clients send the same requests in turn, each with an empty prefix cache: `touche-llm judge`, which renders,
+checks, reads the probabilities and stores, once for each value of `--concurrency`; `vllm bench serve`, which streams
+the answers and takes their times; and a loop that only sends and reads, so that it is harder to keep up with. The
+latter two send as many requests at a time as the first value says. Client and server share the cores, unlike with a
+GPU, so that the client's work takes time from the server. Needs `.venv-vllm` (`make test-vllm` installs it) with
+pandas, with which `vllm bench serve` reads prompts. Only figures of the real data are compared with targets.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.figures import show
-from benchmarks.judge_rate import Measured, figures, measure, random_model, served, vllm_settings
+from benchmarks.judge_rate import Measured, at_once, figures, measure, random_model, served, vllm_settings
 from benchmarks.sizes import at_least
 from tests.vllm.real_data import input_of
 from tests.vllm.server import MODEL_NAME
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--topics", type=at_least(1), default=_TOPICS)
     parser.add_argument("--depth", type=at_least(1), default=_DEPTH)
     parser.add_argument("--rounds", type=at_least(1), default=_ROUNDS)
-    parser.add_argument("--concurrency", type=at_least(1), default=64)
+    parser.add_argument("--concurrency", type=at_once, nargs="+", default=[64, 256])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, vllm_settings(cpu=True):
         work = Path(name)
@@ -53,7 +53,7 @@ def main() -> None:
                 rounds=options.rounds,
             )
     title = f"Judge stage against vLLM on the CPU: {'the real topics and passages' if real else 'the sample'}, "
-    title += f"depth {options.depth}, {options.concurrency} requests at a time, {options.rounds} rounds, median (range)"
+    title += f"depth {options.depth}, {options.rounds} rounds, median (range)"
     show(title, figures(found, real_size(options, found, real)))
 
 
