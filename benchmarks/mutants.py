@@ -1,8 +1,9 @@
 """Draw mutants of each package, run the tests against them, and print the killed share with its interval.
 
-Cosmic Ray makes the mutants. Its own runner would start pytest anew for each of them; here the libraries are imported
-once, and a fork of this process runs the tests in a copy of the tree, nearest tests first, until one fails. Results are
-kept in `.mutants/results.jsonl`: a run that was ended continues, and tests only what is new or has survived before.
+Cosmic Ray makes the mutants. Its own runner starts pytest anew for each of them; here the libraries are imported once,
+and a fork of a worker runs, in its own copy of the tree, the tests that execute the changed lines, until one fails.
+Results are kept in `.mutants/results.jsonl`: a run continues an interrupted one, and repeats only the survivors whose
+tests, or what these depend on, have changed.
 """
 
 from __future__ import annotations
@@ -10,56 +11,57 @@ from __future__ import annotations
 import argparse
 import ast
 import difflib
-import importlib
+import hashlib
 import json
+import multiprocessing
 import os
 import random
-import re
-import resource
 import shutil
-import signal
 import subprocess
 import sys
-import time
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
+from typing import Any
 
-import pytest
 import yaml
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 from statsmodels.stats.proportion import proportion_confint
 
+from benchmarks.covering_tests import CoveringTests, digests, import_libraries, record, run_tests
+
 ROOT = Path(__file__).parent.parent
 WORK = ROOT / ".mutants"
-TREE, RESULTS, OUTPUT = WORK / "tree", WORK / "results.jsonl", WORK / "output.txt"
+TREE, RECORDS, RESULTS = WORK / "tree", WORK / "records", WORK / "results.jsonl"
 EQUIVALENT = ROOT / "benchmarks" / "equivalent_mutants.yaml"
 PACKAGES = [*sorted(each.parent.name for each in (ROOT / "touche_llm").glob("*/__init__.py")), "top"]
 # Without a GPU, Ray or a second server, the tests see little of these.
 EXCLUDED = ("ray_", "adaptive", "concurrency", "elastic_server")
 # These need names of variables, or change nothing for small integers, short strings and None.
 IDLE = ("VariableReplacer", "VariableInserter", "_Eq_Is", "_NotEq_IsNot", "_Is_Eq", "_IsNot_NotEq")
-# The whole: bytes of recorded runs, and the pipeline.
-# Another server, a browser, hours.
-ELSEWHERE = ("tests/vllm", "tests/browser", "tests/faults")
-LAST = ["tests/regression", "tests/test_pipeline.py"]
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of one file; `before` and `after` are what differs in its lines."""
+    """One change of one file; `before` and `after` are what differs in its lines, the first of which is `line`."""
 
     file: str
     operator: str
     occurrence: int
+    line: int
     before: str
     after: str
+
+    @property
+    def name(self) -> tuple[str, str, str]:
+        """What survives when other lines of the file change."""
+        return self.file, self.before, self.after
 
     def apply(self, source: str) -> str:
         """Return the changed source."""
@@ -93,81 +95,45 @@ def draw(package: str, number: int, seed: int) -> list[Mutant]:
     chance.shuffle(everything)
     drawn: list[Mutant] = []
     for file, place in everything:
-        mutant = Mutant(str(file.relative_to(TREE)), *chance.choice(place), "", "")
+        operator, occurrence = chance.choice(place)
         source = file.read_text()
-        changed = mutant.apply(source)
-        lines = list(difflib.ndiff(source.splitlines(), changed.splitlines()))
-        before, after = (" ".join(line[2:].strip() for line in lines if line.startswith(f"{sign} ")) for sign in "-+")
         with suppress(SyntaxError), warnings.catch_warnings(action="ignore"):
-            compile(changed, str(file), "exec", dont_inherit=True)
-            drawn.append(Mutant(mutant.file, mutant.operator, mutant.occurrence, before, after))
+            drawn.append(make_mutant(str(file.relative_to(TREE)), source, operator, occurrence))
         if len(drawn) == number:
             break
     return drawn
 
 
-@cache
-def nearest_tests(file: str, near_only: bool) -> list[str]:
-    """Return the tests that import a module; and those of its package, and that import what imports it."""
-    paths = [path for folder in ("touche_llm", "tests") for path in sorted((TREE / folder).rglob("*.py"))]
-    imports = {
-        str(path.relative_to(TREE)): set(re.findall(r"^(?:from|import) (touche_llm[\w.]*)", path.read_text(), re.M))
-        for path in paths
-    }
-    module = {each: each.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for each in (file, *imports)}
-    near = {module[file]}
-    further = {module[each] for each, names in imports.items() if names & near}
-    tests = [each for each in imports if "/test_" in each and not each.startswith(ELSEWHERE)]
-    first, second = ([each for each in tests if imports[each] & names] for names in (near, further))
-    package = "/".join(["tests", *Path(file).parts[1:-1]])
-    named = [each for each in tests if each == f"{package}/test_{Path(file).name}"]
-    folder = [package] if package != "tests" and (TREE / package).is_dir() else []
-    nearest = list(dict.fromkeys([*named, *first])) or folder
-    return nearest if near_only and nearest else list(dict.fromkeys([*nearest, *folder, *second, *LAST]))
+def make_mutant(file: str, source: str, operator: str, occurrence: int) -> Mutant:
+    """Return a mutant with what it changes; raise SyntaxError if it cannot be compiled."""
+    changed = Mutant(file, operator, occurrence, 0, "", "").apply(source)
+    compile(changed, file, "exec", dont_inherit=True)
+    old, new = source.splitlines(), changed.splitlines()
+    differing = [
+        each for each in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes() if each[0] != "equal"
+    ]
+    before = " ".join(line.strip() for _, first, last, _, _ in differing for line in old[first:last])
+    after = " ".join(line.strip() for _, _, _, first, last in differing for line in new[first:last])
+    return Mutant(file, operator, occurrence, differing[0][1] + 1, before, after)
 
 
 def prepare() -> None:
-    """Copy the tree, and import all libraries that the tests import, but nothing of the project."""
-    shutil.rmtree(TREE, ignore_errors=True)
+    """Copy the tree."""
+    for tree in WORK.glob("tree*/"):
+        shutil.rmtree(tree)
     listed = subprocess.check_output(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, text=True)
     for name in filter(lambda name: (ROOT / name).is_file(), listed.splitlines()):
         (TREE / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, TREE / name)
-    os.environ["PYTHONPATH"] = str(TREE)  # of the programs that tests start
-    imported = "import sys, pytest; pytest.main(['-qq', '--collect-only', 'tests']); print('', *sys.modules, sep='\\n')"
-    listed = subprocess.run([sys.executable, "-c", imported], cwd=TREE, capture_output=True, text=True).stdout
-    for name in listed.splitlines():
-        # Plugins of pytest are imported by pytest itself, which rewrites their asserts.
-        if re.fullmatch(r"(?!touche_llm|tests|benchmarks|__main__|_?pytest|xdist|_?hypothesis|anyio)[\w.]+", name):
-            with suppress(Exception):  # what cannot be imported alone, each fork imports
-                importlib.import_module(name)
+    RECORDS.mkdir(exist_ok=True)
 
 
-def run(tests: Sequence[str], limit: float) -> tuple[str, float]:
-    """Run tests in a fork; return `passed`, `failed`, `timeout` or `broken`, and the processor seconds that it took."""
-    started = time.monotonic()
-    child = os.fork()
-    if child == 0:
-        os.setsid()
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background, but tests send it
-        resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit) + 5))
-        os.chdir(TREE)
-        sys.path.insert(0, str(TREE))
-        stream = os.open(OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(stream, 1)
-        os.dup2(stream, 2)
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not vllm and not browser and not nightly"]
-        os._exit(pytest.main([*options, "--hypothesis-seed=0", *tests]))
-    # One that waits for ever takes no time of the processor.
-    while (ended := os.wait4(child, os.WNOHANG))[0] == 0 and time.monotonic() < started + 20 * limit:
-        time.sleep(0.05)
-    if ended[0] == 0:
-        os.killpg(child, signal.SIGKILL)
-        ended = os.wait4(child, 0)
-    code = os.waitstatus_to_exitcode(ended[1])
-    # pytest ends with 2 where a module cannot be imported.
-    outcome = {0: "passed", 1: "failed", 2: "failed"}.get(code, "timeout" if code < 0 else "broken")
-    return outcome, ended[2].ru_utime + ended[2].ru_stime
+def own_tree() -> Path:
+    """Return this worker's copy of the tree."""
+    tree = TREE.with_name(f"tree-{os.getpid()}")
+    if not tree.exists():
+        shutil.copytree(TREE, tree)
+    return tree
 
 
 def write(file: Path, source: str) -> None:
@@ -177,22 +143,48 @@ def write(file: Path, source: str) -> None:
         compiled.unlink()
 
 
-def outcomes(mutants: Sequence[Mutant], limit: float, near_only: bool = False) -> Iterator[tuple[Mutant, str, float]]:
-    """Yield what the tests say of each mutant, and the processor seconds that it took, now or in an earlier run."""
+def record_tests(test_file: str, digest: str) -> None:
+    """Record one test file in a worker."""
+    record(test_file, own_tree(), RECORDS / digest)
+
+
+def try_mutant(mutant: Mutant, tests: dict[str, float], digest: str) -> dict[str, Any]:
+    """Run tests against a mutant in a worker; keep and return the result."""
+    file = own_tree() / mutant.file
+    source = file.read_text()
+    write(file, mutant.apply(source))
+    outcome, seconds = run_tests(tests, own_tree()) if tests else ("passed", 0.0)
+    write(file, source)
+    entry = asdict(mutant) | {"tests": digest, "outcome": outcome, "seconds": round(seconds, 1)}
+    with RESULTS.open("a") as stream:
+        stream.write(json.dumps(entry) + "\n")
+    return entry
+
+
+def try_all(
+    mutants: list[Mutant], tests: CoveringTests, workers: ProcessPoolExecutor, bound: float
+) -> Iterator[dict[str, Any]]:
+    """Yield the result of each mutant, of this run or an earlier one.
+
+    Args:
+        mutants: What to try.
+        tests: Tests to choose from.
+        workers: Processes that run the tests.
+        bound: Seconds that the tests of a mutant may take, as they were recorded.
+    """
     entries = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
-    known = {(each["file"], each["before"], each["after"]): each for each in entries}
+    known = {(entry["file"], entry["before"], entry["after"]): entry for entry in entries}
+    results: list[Future[dict[str, Any]] | dict[str, Any]] = []
     for mutant in mutants:
-        entry = known.get((mutant.file, mutant.before, mutant.after))
-        if entry is None or entry["outcome"] == "passed":
-            file = TREE / mutant.file
-            source = file.read_text()
-            write(file, mutant.apply(source))
-            outcome, seconds = run(nearest_tests(mutant.file, near_only), limit)
-            write(file, source)
-            entry = asdict(mutant) | {"outcome": outcome, "seconds": round(seconds, 1)}
-            with RESULTS.open("a") as stream:
-                stream.write(json.dumps(entry) + "\n")
-        yield mutant, entry["outcome"], entry["seconds"]
+        chosen = tests.choose(mutant.file, mutant.line, bound)
+        digest = hashlib.sha256("\n".join(f"{test} {tests.digest(test)}" for test in chosen).encode()).hexdigest()
+        entry = known.get(mutant.name)
+        if entry is None or (entry["outcome"] == "passed" and entry["tests"] != digest):
+            seconds = {test: tests.seconds[test] for test in chosen}
+            results.append(workers.submit(try_mutant, mutant, seconds, digest))
+        else:
+            results.append(entry)
+    yield from (result.result() if isinstance(result, Future) else result for result in results)
 
 
 def main() -> None:
@@ -201,31 +193,38 @@ def main() -> None:
     parser.add_argument("--packages", nargs="+", default=PACKAGES, choices=PACKAGES)
     parser.add_argument("--mutants", type=int, default=200, help="of each package (default: 200)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--near", action="store_true", help="only the tests that import the module itself")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="(default: one for each core)")
+    parser.add_argument("--bound", type=float, default=60, help="seconds of tests for each mutant (default: 60)")
     given = parser.parse_args()
     prepare()
-    equivalent = {(each["file"], each["before"], each["after"]) for each in yaml.safe_load(EQUIVALENT.read_text())}
-    for package in given.packages:
-        drawn = draw(package, given.mutants, given.seed)
-        tests = list(dict.fromkeys(test for mutant in drawn for test in nearest_tests(mutant.file, given.near)))
-        outcome, whole = run(tests, 3600)
-        if outcome != "passed":
-            sys.exit(f"{package}: its tests do not pass without a mutant; see {OUTPUT}")
-        counted = [each for each in drawn if (each.file, each.before, each.after) not in equivalent]
-        alive, minutes = [], 0.0
-        for number, (mutant, outcome, seconds) in enumerate(outcomes(counted, 20 + 3 * whole, given.near), start=1):
-            minutes += seconds / 60
-            if outcome == "passed":
-                alive.append(asdict(mutant))
-            print(f"{package}: {number} of {len(counted)}, {len(alive)} alive", file=sys.stderr, end="\r", flush=True)
-        (WORK / f"survivors-{package}.yaml").write_text(yaml.safe_dump(alive, sort_keys=False, width=120))
-        killed = len(counted) - len(alive)
-        low, high = proportion_confint(killed, len(counted), method="wilson")
-        print(
-            f"{package:<12}{len(drawn):>4} drawn, {len(drawn) - len(counted)} equivalent, {killed} of {len(counted)} "
-            f"killed: {killed / len(counted):.1%} ({low:.1%} to {high:.1%}), {minutes:.0f} min",
-            flush=True,
-        )
+    import_libraries(TREE)
+    equivalent = {(entry["file"], entry["before"], entry["after"]) for entry in yaml.safe_load(EQUIVALENT.read_text())}
+    with ProcessPoolExecutor(given.workers, multiprocessing.get_context("fork")) as workers:
+        missing = [(name, digest) for name, digest in digests(TREE).items() if not (RECORDS / digest).exists()]
+        for number, _ in enumerate(workers.map(record_tests, *zip(*missing, strict=True)), start=1):
+            print(f"recorded {number} of {len(missing)} test files", file=sys.stderr, end="\r", flush=True)
+        tests = CoveringTests.read(TREE, RECORDS)
+        if tests.failed:
+            print("not used, since they fail without a mutant:", *sorted(tests.failed), sep="\n  ")
+        for package in given.packages:
+            drawn = draw(package, given.mutants, given.seed)
+            counted = [mutant for mutant in drawn if mutant.name not in equivalent]
+            alive, seconds = [], 0.0
+            for number, result in enumerate(try_all(counted, tests, workers, given.bound), start=1):
+                seconds += result["seconds"]
+                if result["outcome"] == "passed":
+                    alive.append(result)
+                print(
+                    f"{package}: {number} of {len(counted)}, {len(alive)} alive", file=sys.stderr, end="\r", flush=True
+                )
+            (WORK / f"survivors-{package}.yaml").write_text(yaml.safe_dump(alive, sort_keys=False, width=120))
+            number, killed = len(counted), len(counted) - len(alive)
+            low, high = proportion_confint(killed, number, method="wilson")
+            print(
+                f"{package:<12}{len(drawn):>4} drawn, {len(drawn) - number} equivalent, {killed} of {number} killed: "
+                f"{killed / number:.1%} ({low:.1%} to {high:.1%}), {seconds / number:.1f} s each",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-"""Mutants: where they are drawn, which tests see them, and what is made of the end of a test run."""
+"""Mutants: where they are drawn, which tests are run against them, and what follows from how these end."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,8 +14,10 @@ import pytest
 pytest.importorskip("cosmic_ray", reason="make mutants installs it")
 
 from benchmarks import mutants  # noqa: E402
-from benchmarks.mutants import Mutant, draw, nearest_tests, outcomes, places  # noqa: E402
+from benchmarks.covering_tests import CoveringTests, digests, executed_lines  # noqa: E402
+from benchmarks.mutants import Mutant, draw, make_mutant, places, record_tests, try_all  # noqa: E402
 
+FILE = "touche_llm/least.py"
 MODULE = """
 def least(values: list[int | None], most: int = 3) -> int | None:
     found: int | None = None
@@ -20,22 +25,83 @@ def least(values: list[int | None], most: int = 3) -> int | None:
         if each is not None and each < most:
             found = each
     return found
+
+
+def some_values():
+    return [5, 2]
+
+
+def endless():
+    while False:
+        pass
+"""
+# Run instead of imported: this process has imported the package of the same name from elsewhere.
+TESTS = """
+import runpy
+import pytest
+MODULE = runpy.run_path("touche_llm/least.py")
+@pytest.fixture(scope="module")
+def values():
+    return MODULE["some_values"]()
+def test_two(values):
+    assert MODULE["least"](values) == 2
+def test_none():
+    assert MODULE["least"]([]) is None
+def test_end():
+    MODULE["endless"]()
+def test_values(values):
+    assert len(values) == 2
+def test_that_fails():
+    assert MODULE["least"]([1]) == 2
+"""
+STATEMENTS = """A = 1
+def f(
+    a=2):
+    try:
+        b = [
+            a]
+        if (a and
+            b):
+            return
+    except E:
+        pass
 """
 
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of a project with one module and one test of it."""
-    monkeypatch.setattr(mutants, "TREE", tmp_path)
+    """A project with one module and its tests."""
+    monkeypatch.setattr(mutants, "TREE", tmp_path / "tree")
+    monkeypatch.setattr(mutants, "RECORDS", tmp_path / "records")
     monkeypatch.setattr(mutants, "RESULTS", tmp_path / "results.jsonl")
-    monkeypatch.setattr(mutants, "OUTPUT", tmp_path / "output.txt")
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  vllm:\n  browser:\n  nightly:\n")
-    (tmp_path / "least.py").write_text(MODULE)
-    (tmp_path / "test_it.py").write_text(
-        f"from pathlib import Path\nexec(Path({str(tmp_path / 'least.py')!r}).read_text())\n"
-        "def test_it():\n    assert least([5, 2, None]) == 2\n"
-    )
-    return tmp_path / "least.py"
+    for folder in ("tree/touche_llm", "tree/tests", "records"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "tree" / "pytest.ini").write_text("[pytest]\nmarkers =\n  vllm:\n  browser:\n  nightly:\n")
+    (tmp_path / "tree" / "tests" / "test_least.py").write_text(TESTS)
+    (tmp_path / "tree" / FILE).write_text(MODULE)
+    return tmp_path / "tree" / FILE
+
+
+@pytest.fixture
+def workers() -> Iterator[ProcessPoolExecutor]:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+        yield pool
+
+
+def recorded(workers: ProcessPoolExecutor) -> CoveringTests:
+    """Record the tests of the project."""
+    for name, digest in digests(mutants.TREE).items():
+        workers.submit(record_tests, name, digest).result()
+    return CoveringTests.read(mutants.TREE, mutants.RECORDS)
+
+
+def names(tests: list[str]) -> set[str]:
+    assert all(test.startswith("tests/test_least.py::test_") for test in tests)
+    return {test.removeprefix("tests/test_least.py::test_") for test in tests}
+
+
+def line_of(text: str) -> int:
+    return next(number for number, line in enumerate(MODULE.splitlines(), start=1) if text in line)
 
 
 def test_each_place_outside_of_annotations_is_found_with_all_of_its_changes(module: Path) -> None:
@@ -43,43 +109,93 @@ def test_each_place_outside_of_annotations_is_found_with_all_of_its_changes(modu
     source = MODULE.splitlines()
     changed: Counter[str] = Counter()
     for operator, occurrence in (change for place in found for change in place):
-        other = Mutant("least.py", operator, occurrence, "", "").apply(MODULE).splitlines()
-        changed[next(line.strip() for line, now in zip(source, other, strict=True) if line != now)] += 1
+        mutant = make_mutant(FILE, MODULE, operator, occurrence)
+        assert source[mutant.line - 1].strip() == mutant.before
+        changed[mutant.before] += 1
     assert set(changed) == {
         "def least(values: list[int | None], most: int = 3) -> int | None:",
         "for each in values:",
         "if each is not None and each < most:",
+        "return [5, 2]",
+        "while False:",
     }
     assert changed["def least(values: list[int | None], most: int = 3) -> int | None:"] == 2, "3 becomes 2 and 4"
 
 
-def test_a_draw_is_that_of_its_seed_and_names_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draw_is_that_of_its_seed_and_begins_like_a_longer_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutants, "TREE", mutants.ROOT)
-    one, again, other = draw("tasks", 12, 1), draw("tasks", 12, 1), draw("tasks", 12, 2)
-    assert one == again != other and len(one) == 12
-    assert all(each.before != each.after for each in one)
+    one, longer, other = draw("tasks", 12, 1), draw("tasks", 15, 1), draw("tasks", 12, 2)
+    assert one == longer[:12] and one != other and len(one) == 12
+    assert all(mutant.before != mutant.after for mutant in one)
 
 
-def test_tests_of_the_module_come_first_and_those_of_its_package_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mutants, "TREE", mutants.ROOT)
-    found = nearest_tests("touche_llm/excerpts.py", False)
-    assert found[0].startswith("tests/") and "tests/test_excerpts.py" in found[: found.index("tests/regression")]
-    found = nearest_tests("touche_llm/ranking/order.py", False)
-    assert nearest_tests("touche_llm/ranking/order.py", True) == ["tests/ranking"]
-    assert found[0] == "tests/ranking" and found[-2:] == ["tests/regression", "tests/test_pipeline.py"]
+def test_tests_are_chosen_that_execute_the_line(module: Path, workers: ProcessPoolExecutor) -> None:
+    tests = recorded(workers)
+    assert names(list(tests.failed)) == {"that_fails"}
+    assert names(tests.choose(FILE, line_of("if each"), 60)) == {"two"}
+    assert names(tests.choose(FILE, line_of("return found"), 60)) == {"two", "none"}
+    assert names(tests.choose(FILE, line_of("return [5"), 60)) == {"two", "none", "end", "values"}, "a shared fixture"
+    assert names(tests.choose(FILE, line_of("def least"), 60)) == {"two", "none", "end", "values"}, "an import"
 
 
-def test_a_mutant_is_killed_or_survives_and_is_tested_again_only_where_it_survived(
-    module: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_quickest_tests_are_chosen_within_the_bound(module: Path, workers: ProcessPoolExecutor) -> None:
+    tests = recorded(workers)
+    tests.seconds.update({f"tests/test_least.py::test_{name}": of for name, of in {"two": 4.0, "none": 3.0}.items()})
+    line = line_of("return found")
+    assert [names([test]) for test in tests.choose(FILE, line, 7)] == [{"none"}, {"two"}]
+    assert [names([test]) for test in tests.choose(FILE, line, 6)] == [{"none"}]
+    assert [names([test]) for test in tests.choose(FILE, line, 0)] == [{"none"}]
+
+
+def test_test_files_of_the_module_and_its_package_come_first() -> None:
+    tests = CoveringTests(mutants.ROOT, digests(mutants.ROOT), {}, set(), {})
+    nearest = tests.nearest_files("touche_llm/ranking/order.py")
+    assert nearest and all(name.startswith("tests/ranking/") for name in nearest)
+    assert tests.nearest_files("touche_llm/excerpts.py")[0] == "tests/test_excerpts.py"
+
+
+@pytest.mark.parametrize(
+    ("line", "lines", "is_import"),
+    [
+        (1, {1}, True),
+        (2, {2, 3}, True),
+        (3, {2, 3}, True),
+        (4, {4}, False),
+        (6, {5, 6}, False),
+        (7, {7, 8}, False),
+        (9, {9}, False),
+    ],
+)
+def test_a_line_belongs_to_a_statement_without_its_body(line: int, lines: set[int], is_import: bool) -> None:
+    assert executed_lines(STATEMENTS, line) == (lines, is_import)
+
+
+def test_mutants_are_killed_or_survive_and_only_survivors_are_tried_again(
+    module: Path, workers: ProcessPoolExecutor
 ) -> None:
-    monkeypatch.setattr(mutants, "nearest_tests", lambda file, near_only: ["test_it.py"])
     changes = [
-        Mutant("least.py", "core/NumberReplacer", 0, "3", "4"),
-        Mutant("least.py", "core/ZeroIterationForLoop", 0, "values", "[]"),
+        Mutant(FILE, "core/NumberReplacer", 0, line_of("3"), "3", "4"),
+        Mutant(FILE, "core/ZeroIterationForLoop", 0, line_of("in values"), "values", "[]"),
+        Mutant(FILE, "core/ReplaceFalseWithTrue", 0, line_of("False"), "False", "True"),
     ]
-    assert [outcome for _, outcome, _ in outcomes(changes, 60)] == ["passed", "failed"]
+    tests = recorded(workers)
+    quick = CoveringTests(tests.tree, tests.digests, dict.fromkeys(tests.seconds, -1.8), tests.failed, tests.lines)
+    for _ in range(2):
+        found = [result["outcome"] for result in try_all(changes, quick, workers, 60)]
+        assert found == ["passed", "failed", "timeout"]
+        assert len(mutants.RESULTS.read_text().splitlines()) == 3, "the tests are the same"
     assert module.read_text() == MODULE
-    (module.parent / "test_it.py").write_text("def test_it():\n    while True:\n        pass\n")
-    assert [outcome for _, outcome, _ in outcomes(changes, 1)] == ["timeout", "failed"]
+    tests_file = module.parents[1] / "tests" / "test_least.py"
+    tests_file.write_text(
+        TESTS.replace(
+            "def test_that_fails", "def test_most():\n    assert MODULE['least']([3]) is None\ndef test_that_fails"
+        )
+    )
+    for copy in module.parents[2].glob("tree-*/tests/test_least.py"):
+        copy.write_text(tests_file.read_text())
+    assert [result["outcome"] for result in try_all(changes, recorded(workers), workers, 60)][:2] == [
+        "failed",
+        "failed",
+    ]
     lines = [json.loads(line) for line in mutants.RESULTS.read_text().splitlines()]
-    assert [each["outcome"] for each in lines] == ["passed", "failed", "timeout"]
+    assert [each["outcome"] for each in lines] == ["passed", "failed", "timeout", "failed"]
