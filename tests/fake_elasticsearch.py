@@ -199,8 +199,7 @@ class FakeElasticsearch:
             found = documents.get(ident)
             item: dict[str, Any] = {"_index": name, "_id": ident, "found": found is not None}
             if found is not None:
-                source = {} if fields == ["false"] else {"_source": {each: found[each] for each in fields}}
-                item |= {"_version": 1, **source}
+                item |= {"_version": 1, "_source": {each: found[each] for each in fields}}
             docs.append(item)
         return Reply(200, {"docs": docs})
 

@@ -50,6 +50,11 @@ class Corpus:
         """What messages call it."""
         return str(self.description.get("file") or self.description["search engine"])
 
+    async def fetch(self, document_ids: Iterable[str]) -> None:
+        """Fetch candidates that a search engine holds, so that nothing waits for it later; others are on disk."""
+        if isinstance(self.candidates, ElasticIndex):
+            await self.candidates.fetch(document_ids)
+
 
 @contextmanager
 def open_corpus(config: Config, task: Task, notify: Notify) -> Iterator[Corpus]:
@@ -138,7 +143,7 @@ async def find_candidates(
         DataError: none for any topic, or a run of other topics or documents.
     """
     if config.candidates is not None:
-        return _from_run(config, topics, corpus, done)
+        return await _from_run(config, topics, corpus, done)
     candidates = await _search(config, task, topics, config.retriever.query, corpus, notify, done)
     depth = config.first_stage_depth
     other = {each.topic_id: each.queries for each in queries}
@@ -186,12 +191,10 @@ async def _search(
 
         return await retrieve_chatnoir(topics, config.chatnoir, fields, config.depth, notify, done)
     if isinstance(corpus.candidates, ElasticIndex):
-        rankings = corpus.candidates.retrieve(topics, fields=fields, depth=config.depth)
-    else:
-        assert corpus.store is not None
-        rankings = _retrieve(config, task, topics, fields, corpus.store, notify)
+        return await corpus.candidates.retrieve(topics, fields=fields, depth=config.depth, done=done)
+    assert corpus.store is not None
     candidates = []
-    for ranking in rankings:
+    for ranking in _retrieve(config, task, topics, fields, corpus.store, notify):
         candidates.append(ranking)
         done()
     return candidates
@@ -218,7 +221,9 @@ def listed(names: list[str]) -> str:
     return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _from_run(config: Config, topics: list[Topic], corpus: Corpus, done: Callable[[], None]) -> list[list[Candidate]]:
+async def _from_run(
+    config: Config, topics: list[Topic], corpus: Corpus, done: Callable[[], None]
+) -> list[list[Candidate]]:
     assert config.candidates is not None
     # Of sentences more may be judged than `depth`, where that gives too few pairs.
     found = read_candidates(config.candidates, config.first_stage_depth)
@@ -228,6 +233,7 @@ def _from_run(config: Config, topics: list[Topic], corpus: Corpus, done: Callabl
         raise DataError(
             f"{config.candidates}: none of the chosen topics is in it: {listed([each.id for each in topics])}"
         )
+    await corpus.fetch(each.document_id for ranking in chosen for each in ranking)
     check_candidates(config.candidates, chosen, corpus.candidates, corpus.name)
     for _ in topics:
         done()

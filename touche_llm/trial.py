@@ -135,6 +135,7 @@ class Bench:
         (topic,) = choose_topics(self.config)
         documents: Documents = NoDocuments()
         if self.corpus is not None:
+            await self.corpus.fetch(self.ids)
             documents = self.corpus.candidates if use.purpose == "sentence" else self.corpus.documents
         subject = Subject(self.task, use, topic, self.ids, documents)
         subject.check()

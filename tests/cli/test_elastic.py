@@ -12,8 +12,9 @@ import yaml
 
 from tests.cli.conftest import Touche
 from tests.fake_elasticsearch import FakeElasticsearch, refuses
+from touche_llm import transport
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.corpus import elastic_load, elastic_server
+from touche_llm.corpus import elastic_load
 from touche_llm.corpus.elastic import ANALYSIS
 
 CORPUS = {
@@ -26,7 +27,7 @@ PASSWORD = "not to be told"
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeElasticsearch]:
     """A server with a password, which the environment has."""
-    monkeypatch.setattr(elastic_server, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(transport, "_FIRST_WAIT", 0.001)
     monkeypatch.setattr(elastic_load, "_BATCH", 10)
     monkeypatch.delenv("ELASTICSEARCH_API_KEY", raising=False)
     monkeypatch.setenv("ELASTICSEARCH_USER", "elastic")

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from touche_llm.corpus import chatnoir_transport, elastic_server
+from touche_llm import transport
 
 
 @pytest.fixture
 def chatnoir_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of this machine's settings counts, and nobody waits: not between two tries, and not for the disk."""
-    monkeypatch.setattr(chatnoir_transport, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(transport, "_FIRST_WAIT", 0.001)
     for name in ("CHATNOIR_API_KEY", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     connect = sqlite3.connect
@@ -31,6 +31,6 @@ def chatnoir_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def elasticsearch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of this machine's settings counts, and nobody waits between two tries."""
-    monkeypatch.setattr(elastic_server, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(transport, "_FIRST_WAIT", 0.001)
     for name in ("ELASTICSEARCH_API_KEY", "ELASTICSEARCH_USER", "ELASTICSEARCH_PASSWORD"):
         monkeypatch.delenv(name, raising=False)

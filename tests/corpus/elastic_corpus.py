@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from touche_llm.corpus.elastic import META, ElasticManifest
 from touche_llm.corpus.elastic_load import load_corpus
 from touche_llm.corpus.elastic_search import ElasticIndex
 from touche_llm.corpus.passages import read_passages
+from touche_llm.records import Candidate, Topic
 
 SOME = {"d1": "Tea is better than coffee.", "d2": "Coffee wakes people up.", "d3": "Cars are fast."}
 
@@ -44,7 +46,7 @@ class Loader:
         read: Any = read_passages,
         **changes: Any,
     ) -> ElasticManifest:
-        return load_corpus(
+        load = load_corpus(
             self.corpus,
             read,
             settings_for(self.server, **changes),
@@ -53,12 +55,23 @@ class Loader:
             skip_bad_lines=skip_bad_lines,
             notify=self.notices.append,
         )
+        return asyncio.run(load)
 
 
 @contextmanager
 def opened(server: FakeElasticsearch, *, k1: float = 1.5, b: float = 0.75, **changes: Any) -> Iterator[ElasticIndex]:
     with ElasticIndex(settings_for(server, **changes), k1=k1, b=b, notify=print) as index:
         yield index
+
+
+def retrieve(
+    index: ElasticIndex, topics: list[Topic], depth: int, fields: tuple[str, ...] = ("title",)
+) -> list[list[Candidate]]:
+    """The rankings, with `done` called once a topic."""
+    done: list[None] = []
+    rankings = asyncio.run(index.retrieve(topics, fields=fields, depth=depth, done=lambda: done.append(None)))
+    assert len(done) == len(topics)
+    return rankings
 
 
 def texts_in(server: FakeElasticsearch, name: str = "touche-llm") -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,10 +22,9 @@ from tests.fake_elasticsearch import (
     refused_item,
     refuses,
     says,
-    settings_for,
     takes_only,
 )
-from touche_llm.corpus import elastic_load, elastic_server
+from touche_llm.corpus import elastic_load
 from touche_llm.corpus.elastic import META
 from touche_llm.corpus.passages import read_passages
 from touche_llm.errors import BadLine, DataError, EngineError, ToucheError, UsageError
@@ -168,15 +168,18 @@ def test_holes_of_an_earlier_load_are_filled(server: FakeElasticsearch, tmp_path
     assert texts_in(server) == numbered(25)
 
 
-def test_ctrl_c_says_that_the_same_command_goes_on(server: FakeElasticsearch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, asyncio.CancelledError])
+def test_ctrl_c_says_that_the_same_command_goes_on(
+    server: FakeElasticsearch, tmp_path: Path, stop: type[BaseException]
+) -> None:
     def interrupted(path: Path, on_bad_line: Any = None) -> Iterator[Any]:
         for line, document in read_passages(path, on_bad_line):
             if line == 15:
-                raise KeyboardInterrupt
+                raise stop
             yield line, document
 
     load = Loader(server, corpus_file(tmp_path, numbered(25)))
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(stop):
         load(read=interrupted)
     assert load.notices[-1] == f"{server.url}, index touche-llm: 10 documents are there; the same command goes on"
     assert not complete(server)
@@ -411,16 +414,6 @@ def test_other_replies_of_another_form_do_as_well(
     with pytest.raises(ToucheError):
         Loader(server, corpus_file(tmp_path, SOME))()
     assert not any(complete(server, name) for name in server.indices)
-
-
-def test_a_reply_that_does_not_end_is_not_read_to_its_end(
-    server: FakeElasticsearch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(elastic_server, "_MAX_REPLY", 10_000)
-    server.behaviours["bulk"] = [says({"items": [], "more": "x" * 20_000})]
-    with pytest.raises(EngineError, match="a reply of more than 10,000 bytes"):
-        Loader(server, corpus_file(tmp_path, SOME))()
-    assert settings_for(server).retry_for and len(server.of("bulk")) == 1
 
 
 def test_a_refusal_says_what_was_asked_and_why(server: FakeElasticsearch, tmp_path: Path) -> None:

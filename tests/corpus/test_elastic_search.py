@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.corpus.elastic_corpus import SOME, Loader, corpus_file, numbered, opened, texts_in
-from tests.fake_elasticsearch import FakeElasticsearch, found, refuses, says
+from tests.corpus.elastic_corpus import SOME, Loader, corpus_file, numbered, opened, retrieve, texts_in
+from tests.fake_elasticsearch import Asked, FakeElasticsearch, Reply, found, refuses, says
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.corpus import elastic_search
 from touche_llm.corpus.elastic import ElasticsearchSettings, index_body
@@ -37,7 +39,7 @@ def loaded(server: FakeElasticsearch, folder: Path, texts: dict[str, str]) -> No
 
 def search(server: FakeElasticsearch, query: str, depth: int = 10) -> list[Candidate]:
     with opened(server) as index:
-        (ranking,) = index.retrieve([Topic("1", query)], fields=("title",), depth=depth)
+        (ranking,) = retrieve(index, [Topic("1", query)], depth)
     return ranking
 
 
@@ -54,7 +56,7 @@ def test_the_ranking_is_that_of_the_index_on_disk_with_lucenes_bm25(
         index = ensure_index(store, Bm25Settings(method="lucene", k1=k1, b=b), print)
         local = list(index.retrieve(topics, fields=fields, depth=20))
     with opened(server, k1=k1, b=b) as there:
-        remote = list(there.retrieve(topics, fields=fields, depth=20))
+        remote = retrieve(there, topics, 20, fields)
     assert all(remote) and len(remote) == len(topics)
     for own, other in zip(local, remote, strict=True):
         assert [each.document_id for each in own] == [each.document_id for each in other]
@@ -137,37 +139,50 @@ def test_a_reply_that_cannot_be_is_an_error(
 # Documents.
 
 
-def test_documents_come_several_at_a_time_in_the_order_of_the_candidates(
+def test_documents_are_fetched_several_at_a_time_and_once(server: FakeElasticsearch, tmp_path: Path) -> None:
+    loaded(server, tmp_path, numbered(250))
+    wanted = [f"d{n:03d}" for n in range(249, -1, -1)]
+    with opened(server) as index:
+        asyncio.run(index.fetch([*wanted, "none", "d001", "neither"]))
+        assert [len(each.body["ids"]) for each in server.of("mget")] == [100, 100, 52]
+        assert index.unknown([*wanted, "none", "d001", "neither"]) == ["none", "neither"]
+        assert {ident: index.get(ident).text for ident in wanted} == numbered(250)
+        assert len(server.of("mget")) == 3
+
+
+async def test_documents_that_were_not_fetched_come_also_where_an_event_loop_runs(
     server: FakeElasticsearch, tmp_path: Path
 ) -> None:
-    loaded(server, tmp_path, numbered(100))
-    wanted = [f"d{n:03d}" for n in range(99, -1, -1)]
+    corpus = corpus_file(tmp_path, SOME)
+    await asyncio.to_thread(Loader(server, corpus))
     with opened(server) as index:
-        assert index.unknown([*wanted, "none", "d001", "neither"]) == ["none", "neither"]
-        before = len(server.of("mget"))
-        assert {ident: index.get(ident).text for ident in wanted} == numbered(100)
-        assert [len(each.body["ids"]) for each in server.of("mget")[before:]] == [32, 32, 32, 4]
-        # What is held is not asked for again.
-        assert index.get("d050").text == numbered(100)["d050"]
-        assert len(server.of("mget")) - before == 4
+        assert index.get("d2").text == SOME["d2"]
+        assert index.unknown(["d1", "none", "d3"]) == ["none"]
+        assert len(server.of("mget")) == 2
 
 
-def test_a_text_that_does_not_come_is_not_waited_for_as_long_as_a_search(
-    server: FakeElasticsearch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The event loop stands still while a text is fetched.
-    monkeypatch.setattr(elastic_search, "_PATIENCE", 0.0)
-    loaded(server, tmp_path, SOME)
+async def test_the_event_loop_goes_on_while_elasticsearch_is_slow(server: FakeElasticsearch, tmp_path: Path) -> None:
+    corpus = corpus_file(tmp_path, SOME)
+    await asyncio.to_thread(Loader(server, corpus))
+    released = threading.Event()
+
+    def slow(_: Asked, usual: Callable[[], Reply]) -> Reply:
+        assert released.wait(10.0)
+        return usual()
+
+    server.behaviours |= {"mget": [slow, refuses(503), None], "search": [slow, refuses(503), None]}
     with opened(server) as index:
-        server.behaviours["mget"] = [refuses(503), refuses(429), None]
-        assert index.unknown(SOME) == []
-        server.behaviours["mget"] = [refuses(503)]
-        with pytest.raises(EngineError, match=r"documents d1 and 2 more: HTTP 503.*go on with the same command$"):
-            index.get("d1")
+        for work in (index.fetch(["d1"]), index.retrieve([WATER], fields=("title",), depth=3, done=lambda: None)):
+            released.clear()
+            task = asyncio.ensure_future(work)
+            await asyncio.sleep(0.05)
+            assert not task.done()
+            released.set()
+            await task
         assert index.get("d1").text == SOME["d1"]
 
 
-def test_a_text_is_tried_again_for_a_while(server: FakeElasticsearch, tmp_path: Path) -> None:
+def test_a_document_is_requested_again_for_a_while(server: FakeElasticsearch, tmp_path: Path) -> None:
     loaded(server, tmp_path, SOME)
     with opened(server) as index:
         server.behaviours["mget"] = [refuses(503), refuses(429), None]
@@ -197,30 +212,6 @@ def test_a_document_can_be_had_without_its_neighbours(server: FakeElasticsearch,
             index.get("none")
 
 
-def test_only_so_much_text_is_held(server: FakeElasticsearch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elastic_search, "_KEPT", 5_000)
-    monkeypatch.setattr(elastic_search, "DOCUMENTS_AT_ONCE", 4)
-    texts = {f"d{n:03d}": f"{n} " * 200 for n in range(100)}
-    loaded(server, tmp_path, texts)
-    with opened(server) as index:
-        index.unknown(texts)
-        for ident, text in texts.items():
-            assert index.get(ident).text == text
-            assert sum(map(len, index._texts.values())) == index._size <= 5_000 + 4 * 800
-        assert index.get("d000").text == texts["d000"]
-
-
-def test_many_ids_are_looked_up_in_parts(
-    server: FakeElasticsearch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(elastic_search, "_IDS_AT_ONCE", 40)
-    loaded(server, tmp_path, numbered(100))
-    with opened(server) as index:
-        assert index.unknown([*numbered(100), "none"]) == ["none"]
-        assert index.unknown([]) == []
-    assert [len(each.body["ids"]) for each in server.of("mget")] == [40, 40, 21]
-
-
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
@@ -232,7 +223,7 @@ def test_many_ids_are_looked_up_in_parts(
             "no_shard_available: gone",
         ),
         ({"docs": [{"_id": "d1", "found": True, "_source": {"text": 7}}]}, "docs.0._source.text"),
-        ({"docs": [{"_id": "d1", "found": True, "_source": {}}]}, "docs.0._source.text"),
+        ({"docs": [{"_id": "d1", "found": True, "_source": {}}]}, "document d1: came without its text"),
         ({"docs": [{"_id": "d1", "found": True, "_source": None}]}, "document d1: came without its text"),
         ({"docs": [{"_id": "d1", "found": True}]}, "document d1: came without its text"),
         ({"docs": [{"_id": "d1", "found": "yes"}]}, "docs.0.found"),
@@ -248,10 +239,9 @@ def test_a_document_that_did_not_come_is_not_taken_for_one_that_is_not_there(
         server.behaviours["mget"] = [says(reply)]
         with pytest.raises(EngineError, match=message):
             index.get("d1")
-        if "text" not in message:
-            server.behaviours["mget"] = [says(reply)]
-            with pytest.raises(EngineError, match=message):
-                index.unknown(["d1"])
+        server.behaviours["mget"] = [says(reply)]
+        with pytest.raises(EngineError, match=message):
+            index.unknown(["d1"])
 
 
 # Opening.

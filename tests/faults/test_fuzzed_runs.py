@@ -14,10 +14,9 @@ from tests.faults.fuzz_server import FuzzServer, Plan, honest, probe
 from tests.faults.reply_kinds import KINDS, Good, Kind, Pieces, good, http
 from tests.faults.tally import Tally
 from tests.sample_runs import Silent, config_for
-from touche_llm import pipeline
+from touche_llm import pipeline, transport
 from touche_llm.config import Config
 from touche_llm.errors import EngineError, ReplayMiss
-from touche_llm.llm import retries
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.vllm_server import VllmServer
 from touche_llm.stages.judge import Outcome
@@ -33,8 +32,8 @@ PASSING = [kind for kind in KINDS.values() if kind.outcomes != {"ends"}]
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "_FIRST_WAIT", 0.001)
-    monkeypatch.setattr(retries, "_LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(transport, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(transport, "_LONGEST_WAIT", 0.01)
 
 
 def start_up_plan(kind: Kind, endpoint: str, rng: random.Random) -> Plan:

@@ -19,8 +19,8 @@ from tests.faults import reply_bodies, reply_logprobs, reply_wires
 from tests.faults.fuzz_server import FuzzServer, honest, probe
 from tests.faults.reply_kinds import KINDS, LABELS, Kind, Pieces, good, http
 from tests.faults.tally import Tally
+from touche_llm import transport
 from touche_llm.errors import EngineError
-from touche_llm.llm import retries
 from touche_llm.llm.answer import Answer, Unanswered, parse, schema_of
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineFacts
@@ -108,9 +108,9 @@ def request_for(number: int) -> Request:
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(transport, "_FIRST_WAIT", 0.001)
     # Or a Retry-After would be waited for.
-    monkeypatch.setattr(retries, "_LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(transport, "_LONGEST_WAIT", 0.01)
 
 
 @asynccontextmanager

@@ -12,8 +12,8 @@ import pytest
 from tests.fake_server import Behaviour, FakeServer, hangs, says, status
 from tests.llm.test_vllm_server import UNUSABLE, ask, model_of, question
 from tests.scripted_engine import FACTS
+from touche_llm import transport
 from touche_llm.errors import DataError
-from touche_llm.llm import retries
 from touche_llm.llm.answer import OUTCOMES, Answer, Unanswered
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.cache_file import Entry
@@ -29,7 +29,7 @@ FAILING = [*UNUSABLE, (status(400), "server_error"), (status(413), "server_error
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "_FIRST_WAIT", 0.01)
+    monkeypatch.setattr(transport, "_FIRST_WAIT", 0.01)
 
 
 async def replay(path: Path) -> tuple[Answered[Any] | Unanswered, LanguageModel]:

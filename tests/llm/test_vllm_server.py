@@ -27,8 +27,8 @@ from tests.fake_server import (
     says,
     status,
 )
+from touche_llm import transport
 from touche_llm.errors import EngineError
-from touche_llm.llm import retries
 from touche_llm.llm.answer import Answer, Unanswered, schema_of
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.cache_file import Entry
@@ -41,7 +41,7 @@ from touche_llm.tasks.comparative import ComparativeJudgment
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "_FIRST_WAIT", 0.01)
+    monkeypatch.setattr(transport, "_FIRST_WAIT", 0.01)
 
 
 @asynccontextmanager

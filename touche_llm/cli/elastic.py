@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def load_elasticsearch(
         raise UsageError(f"--retriever elasticsearch: {known.name} ranks pairs of sentences, for which there is bm25")
     bm25 = checked(Bm25Settings, {name: given[name] for name in ("k1", "b") if given[name] is not None})
     settings = _settings({name: given[name] for name in ("url", "index") if given[name] is not None}, values)
-    manifest = load_corpus(
+    load = load_corpus(
         corpus,
         known.read_corpus,
         settings,
@@ -49,6 +50,7 @@ def load_elasticsearch(
         skip_bad_lines=skip_bad_lines,
         notify=ConsoleObserver().notify,
     )
+    manifest = asyncio.run(load)
     if output is Format.TABLE:
         print(f"{manifest.documents:,} documents of {corpus} are in {settings.url}, index {settings.index}")
     else:

@@ -12,12 +12,13 @@ from chatnoir_api.v1.model import Request, SearchResponse
 from pydantic import ValidationError
 
 from touche_llm.corpus.chatnoir_cache import ChatNoirDocuments, ChatNoirSettings, Hit, Missing, Page
-from touche_llm.corpus.chatnoir_transport import HOW_TO_GIVE_A_KEY, Notify, Reply, Transient, Transport
+from touche_llm.corpus.chatnoir_transport import HOW_TO_GIVE_A_KEY, Notify, Reply, Transport
 from touche_llm.corpus.passages import is_word
 from touche_llm.errors import UsageError
 from touche_llm.llm.concurrency import in_order
 from touche_llm.records import Candidate, Topic
 from touche_llm.retrieval.top import query_text
+from touche_llm.transport import PassingFailure
 
 MAX_DOCUMENT_BYTES = 4 * 2**20
 # ChatNoir moves `from` back so that `from + size` stays within this window: beyond it, pages would repeat.
@@ -158,7 +159,7 @@ class ChatNoir:
         else:
             return self._checked(response, query, size)
         # Raised out here, since an error that is chained to what the server sent would print it, key and all.
-        raise Transient(f"a reply of another form: {self._transport.clean(problem)}", most_tries=_BROKEN_TRIES)
+        raise PassingFailure(f"a reply of another form: {self._transport.clean(problem)}", most_tries=_BROKEN_TRIES)
 
     def _checked(self, response: SearchResponse, query: str, size: int) -> Page:
         clean, error, results = self._transport.clean, self._transport.error, response.results

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import html
-import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -16,28 +15,19 @@ from urllib.parse import quote
 import aiohttp
 import orjson
 from pydantic import SecretStr
-from tenacity import AsyncRetrying, RetryCallState, stop_after_delay, wait_random_exponential
 
 from touche_llm.corpus.chatnoir_cache import API_KEY_VARIABLE, ChatNoirSettings
 from touche_llm.errors import EngineError, UsageError
+from touche_llm.transport import PassingFailure, read_bounded, retried
 
 HOW_TO_GIVE_A_KEY = (
     f"give it in the environment variable {API_KEY_VARIABLE}, or as chatnoir.api_key in the configuration; "
     "ChatNoir hands keys out at https://www.chatnoir.eu/apikey/"
 )
 _SHORTEST_KEY = 8
-_FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0  # seconds before a second try, and at most
 
 Notify = Callable[[str], None]
 ResultT = TypeVar("ResultT")
-
-
-class Transient(Exception):
-    """A failure that may pass. `most_tries` bounds the tries where time alone should not."""
-
-    def __init__(self, reason: str, most_tries: float = math.inf) -> None:
-        super().__init__(reason)
-        self.most_tries = most_tries
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +106,7 @@ class Transport:
         Args:
             what: is asked for, in the words of an error.
             path: below the base address.
-            read: may raise Transient, and then the request is sent again.
+            read: may raise PassingFailure, and then the request is sent again.
             limit: bytes of the reply; of a longer one `limit + 1` are read.
             params: go into the address, which other hosts and their logs see: no key.
             body: JSON, sent with POST; without it the request is a GET, and redirects are followed.
@@ -130,28 +120,19 @@ class Transport:
         async def once() -> ResultT:
             return read(await self._send(path, limit, params, body))
 
-        retrying = AsyncRetrying(
-            retry=_may_pass,
-            wait=wait_random_exponential(multiplier=_FIRST_WAIT, max=_LONGEST_WAIT),
-            stop=stop_after_delay(self._settings.retry_for),
-            before_sleep=self._tell_once,
-            reraise=True,
-        )
         try:
-            return await retrying(once)
-        except Transient as error:
+            return await retried(once, self._settings.retry_for, PassingFailure, self._tell_once)
+        except PassingFailure as error:
             raise self.error(
                 f"{what}: {error}; all that came so far is in {self._settings.cache}: go on with the same command{hint}"
             ) from error
 
-    def _tell_once(self, state: RetryCallState) -> None:
-        """Tell of the first failure that is retried, so that nobody waits without knowing for what."""
-        if not self._told and state.outcome is not None:
+    def _tell_once(self, failed: PassingFailure) -> None:
+        """Report the first failure that is retried, so that nobody waits without knowing for what."""
+        if not self._told:
             self._told = True
             place, seconds = self._settings.base_url, self._settings.retry_for
-            self._notify(
-                f"{place}: {state.outcome.exception()}; tried again for up to {seconds:g} s (chatnoir.base_url)"
-            )
+            self._notify(f"{place}: {failed}; tried again for up to {seconds:g} s (chatnoir.base_url)")
 
     async def _send(self, path: str, limit: int, params: Mapping[str, str] | None, body: bytes | None) -> Reply:
         """Send once, in turn; a status that is neither 200 nor 404 is raised."""
@@ -167,7 +148,7 @@ class Transport:
             async with self._session.request(
                 method, url, params=params, data=body, headers=headers, allow_redirects=body is None
             ) as response:
-                reply = Reply(response.status, await _bounded(response, limit), response.charset or "utf-8")
+                reply = Reply(response.status, await read_bounded(response, limit), response.charset or "utf-8")
                 retry_after = response.headers.get("Retry-After")
         except TimeoutError:
             problem = f"no answer within {self._settings.request_timeout:g} s"
@@ -175,13 +156,13 @@ class Transport:
             problem = f"the connection broke: {type(error).__name__}: {error}"
         # Raised out here, since an error that is chained to what the server sent would print it, key and all.
         if problem:
-            raise Transient(self.clean(problem))
+            raise PassingFailure(self.clean(problem))
         if reply.status in (200, 404):
             return reply
         problem = f"HTTP {reply.status}: {self.clean(_message(reply.content))}"
         if reply.status == 429 or reply.status >= 500:
             self._wait_as_asked(_seconds(retry_after), problem)
-            raise Transient(problem)
+            raise PassingFailure(problem)
         if reply.status == 401:
             raise UsageError(f"{url}: ChatNoir does not take the key ({problem}); {HOW_TO_GIVE_A_KEY}")
         if reply.status == 403:
@@ -221,20 +202,6 @@ def _key(settings: ChatNoirSettings) -> SecretStr | None:
     if key and (len(key) < _SHORTEST_KEY or not key.isascii() or not key.isprintable() or " " in key):
         raise UsageError(f"the key for ChatNoir is no key: {HOW_TO_GIVE_A_KEY}")
     return SecretStr(key) if key else None
-
-
-def _may_pass(state: RetryCallState) -> bool:
-    error = state.outcome.exception() if state.outcome else None
-    return isinstance(error, Transient) and state.attempt_number < error.most_tries
-
-
-async def _bounded(response: aiohttp.ClientResponse, limit: int) -> bytes:
-    content = bytearray()
-    async for part in response.content.iter_any():
-        content += part
-        if len(content) > limit:
-            return bytes(content[: limit + 1])
-    return bytes(content)
 
 
 def _message(content: bytes) -> str:

@@ -1,4 +1,4 @@
-"""A corpus in Elasticsearch: where it is, and what the index is made of."""
+"""Settings of Elasticsearch and the definition of an index."""
 
 from __future__ import annotations
 
@@ -16,16 +16,11 @@ ANALYSIS = (
     "pattern (?U)\\b\\w\\w+\\b, lower case, Lucene's 33 English stop words, Snowball English stemmer, "
     "terms cut at 255 characters"
 )
-DOCUMENTS_AT_ONCE = 32
 META = "touche-llm"
-# Statuses of a request, or of one document in it, that may be others later.
+# Statuses of a request, or of one document in it, that may pass.
 MAY_PASS = (429, 502, 503, 504)
 
 Notify = Callable[[str], None]
-
-
-class Transient(Exception):
-    """A failure that may pass."""
 
 
 def _address(url: str) -> str:
@@ -38,9 +33,9 @@ def _address(url: str) -> str:
 
 
 class ElasticsearchSettings(BaseModel):
-    """Where Elasticsearch is and how it is asked; times are in seconds.
+    """Address, index and patience; times are in seconds.
 
-    `shards` counts when the index is made; Elasticsearch's own default is taken where it is left out.
+    `shards` counts when the index is created; if it is None, Elasticsearch's own default does.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
@@ -53,9 +48,9 @@ class ElasticsearchSettings(BaseModel):
 
 
 class ElasticManifest(BaseModel):
-    """What an index was made from and with; it stands in the `_meta` of its mapping.
+    """What an index was created from and with; stored in the `_meta` of its mapping.
 
-    `documents` is None until all are there.
+    `documents` is None until all of them are loaded.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -71,9 +66,9 @@ class ElasticManifest(BaseModel):
 
 
 def index_body(manifest: ElasticManifest, shards: int | None) -> dict[str, Any]:
-    """Settings and mappings of an index: one analysed field with BM25, the rest as it came.
+    """Return settings and mappings of an index: one analysed field with BM25, the others as they came.
 
-    `id` is there for the order of ties, since Elasticsearch does not sort by `_id`.
+    `id` breaks ties, since Elasticsearch does not sort by `_id`.
     """
     index: dict[str, Any] = {
         "similarity": {"touche": {"type": "BM25", "k1": manifest.k1, "b": manifest.b}},
@@ -108,5 +103,5 @@ def index_body(manifest: ElasticManifest, shards: int | None) -> dict[str, Any]:
 
 
 def meta_of(manifest: ElasticManifest) -> dict[str, Any]:
-    """The `_meta` of the mapping."""
+    """Return the `_meta` of the mapping."""
     return {META: manifest.model_dump()}

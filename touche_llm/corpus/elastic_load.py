@@ -1,7 +1,8 @@
-"""Loading a corpus into Elasticsearch: line by line, where a load before stopped, and marked as complete only then."""
+"""Loading a corpus into Elasticsearch: in batches, resumed after an interruption, marked as complete at the end."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,27 +17,27 @@ from touche_llm.corpus.elastic import (
     ElasticManifest,
     ElasticsearchSettings,
     Notify,
-    Transient,
     index_body,
     meta_of,
 )
-from touche_llm.corpus.elastic_search import find_manifest, lines_of, open_server
+from touche_llm.corpus.elastic_search import Shards, find_manifest, lines_of, open_server
 from touche_llm.corpus.passages import LeftOut
 from touche_llm.corpus.store import Reader
 from touche_llm.errors import BadLine, DataError, UsageError
 from touche_llm.files import file_state, sha256
 from touche_llm.records import Document
+from touche_llm.transport import PassingFailure
 
-if TYPE_CHECKING:  # the client is loaded where somebody is asked
+if TYPE_CHECKING:  # the client is loaded when a server is opened
     from elasticsearch import Elasticsearch
 
     from touche_llm.corpus.elastic_server import Server
 
-# One request holds so many documents, or so many bytes and one document more.
+# Max documents of one request, and the bytes after which no other document is added to it.
 _BATCH, _BATCH_BYTES = 500, 8 * 2**20
 # Elasticsearch takes no longer ids; it would refuse the whole request.
 _MAX_ID_BYTES = 512
-_TOLD_EVERY = 60.0  # seconds
+_NOTICE_EVERY = 60.0  # seconds
 
 _Batch = dict[str, tuple[int, tuple[bytes, bytes]]]
 
@@ -57,18 +58,14 @@ class _BulkReply(BaseModel):
     items: list[_Created]
 
 
-class _Shards(BaseModel):
-    failed: int
-
-
 class _Count(BaseModel):
     model_config = ConfigDict(strict=True)
 
     count: int
-    shards: _Shards = Field(alias="_shards")
+    shards: Shards = Field(alias="_shards")
 
 
-def load_corpus(
+async def load_corpus(
     corpus: Path,
     read: Reader,
     settings: ElasticsearchSettings,
@@ -78,15 +75,15 @@ def load_corpus(
     skip_bad_lines: bool,
     notify: Notify,
 ) -> ElasticManifest:
-    """Load a corpus into an index, unless it is there; a load that was interrupted goes on.
+    """Load a corpus into an index, unless it is loaded; resume a load that was interrupted.
 
-    One batch of documents is in memory at a time. The index says that it is complete only after all documents were
+    One batch of documents is in memory at a time. The index is marked as complete only after all documents were
     counted in it.
 
     Raises:
-        DataError: the corpus cannot be read, has a bad line (unless `skip_bad_lines`) or changes while it is read.
-        UsageError: the index holds another corpus, has other settings, or is none of this program's.
-        EngineError: Elasticsearch cannot be reached or refuses; what it holds then, the next load does not send again.
+        DataError: The corpus cannot be read, has a bad line (unless `skip_bad_lines`) or changes while it is read.
+        UsageError: The index holds another corpus, has other settings, or was not created by this program.
+        EngineError: Elasticsearch cannot be reached or refuses; the next load does not send again what it holds then.
     """
     if not corpus.is_file():
         raise DataError(f"{corpus}: no such corpus file")
@@ -94,13 +91,13 @@ def load_corpus(
     wanted = ElasticManifest(format=FORMAT, corpus=corpus.name, sha256=sha256(corpus), k1=k1, b=b, analysis=ANALYSIS)
     place = f"{settings.url}, index {settings.index}"
     with open_server(settings, notify) as server:
-        found = find_manifest(server, settings.index)
+        found = await find_manifest(server, settings.index)
         resumed = found is not None
         if found is None:
-            _create(server, wanted, settings)
+            await _create(server, wanted, settings)
             notify(f"loading {corpus} into {place}")
-            # Somebody else may just have made it.
-            found = find_manifest(server, settings.index)
+            # Another process may have created it meanwhile.
+            found = await find_manifest(server, settings.index)
         elif found.documents is None:
             notify(f"{place}: an earlier load did not end; going on, documents that are there are not sent again")
         _check(found, wanted, skip_bad_lines, place)
@@ -109,9 +106,9 @@ def load_corpus(
         load = _Load(server, settings.index, corpus, skip_bad_lines=skip_bad_lines, resumed=resumed, notify=notify)
         try:
             for line, document in read(corpus, load.bad_line if skip_bad_lines else None):
-                load.add(line, document)
-            load.flush()
-        except KeyboardInterrupt:
+                await load.add(line, document)
+            await load.flush()
+        except (KeyboardInterrupt, asyncio.CancelledError):
             notify(f"{place}: {load.documents:,} documents are there; the same command goes on")
             raise
         if file_state(corpus) != before:
@@ -121,11 +118,11 @@ def load_corpus(
             )
         if not load.documents:
             raise DataError(f"{corpus}: no usable document in it")
-        _check_count(server, settings.index, load.documents)
+        await _check_count(server, settings.index, load.documents)
         # An index that somebody deleted meanwhile comes back with the next document, without our settings.
-        _check(find_manifest(server, settings.index), wanted, skip_bad_lines, place)
+        _check(await find_manifest(server, settings.index), wanted, skip_bad_lines, place)
         complete = wanted.model_copy(update={"documents": load.documents, "bad_lines": load.left_out.count})
-        server.ask(
+        await server.request(
             f"completing the index {settings.index}",
             lambda client: client.indices.put_mapping(index=settings.index, meta=meta_of(complete)),
             lambda response: None,
@@ -137,7 +134,7 @@ def load_corpus(
     return complete
 
 
-def _create(server: Server, manifest: ElasticManifest, settings: ElasticsearchSettings) -> None:
+async def _create(server: Server, manifest: ElasticManifest, settings: ElasticsearchSettings) -> None:
     body = index_body(manifest, settings.shards)
 
     def read(response: Any) -> None:
@@ -146,7 +143,7 @@ def _create(server: Server, manifest: ElasticManifest, settings: ElasticsearchSe
             if not said.startswith("resource_already_exists_exception"):
                 raise server.error(f"cannot make the index {settings.index}: {said}")
 
-    server.ask(
+    await server.request(
         f"making the index {settings.index}",
         lambda client: client.options(ignore_status=400).indices.create(index=settings.index, **body),
         read,
@@ -154,7 +151,7 @@ def _create(server: Server, manifest: ElasticManifest, settings: ElasticsearchSe
 
 
 def _check(found: ElasticManifest | None, wanted: ElasticManifest, skip_bad_lines: bool, place: str) -> None:
-    """Raise UsageError where an index is not the one that is wanted."""
+    """Raise UsageError if an index is not the one that is wanted."""
     other = "delete that index, or load into one of another name (--elasticsearch-index)"
     if found is None:
         raise UsageError(f"{place}: somebody deleted it just now; run the command again")
@@ -171,9 +168,9 @@ def _check(found: ElasticManifest | None, wanted: ElasticManifest, skip_bad_line
         )
 
 
-def _check_count(server: Server, name: str, documents: int) -> None:
-    server.ask(f"refresh of {name}", lambda client: client.indices.refresh(index=name), lambda response: None)
-    reply = server.ask(f"count of {name}", lambda client: client.count(index=name), server.reading(_Count))
+async def _check_count(server: Server, name: str, documents: int) -> None:
+    await server.request(f"refresh of {name}", lambda client: client.indices.refresh(index=name), lambda response: None)
+    reply = await server.request(f"count of {name}", lambda client: client.count(index=name), server.reading(_Count))
     if reply.count != documents or reply.shards.failed:
         raise server.error(
             f"index {name}: {reply.count:,} documents are there, not {documents:,}; fewer: run the command again, it "
@@ -182,20 +179,20 @@ def _check_count(server: Server, name: str, documents: int) -> None:
 
 
 class _Load:
-    """The documents on their way."""
+    """A load under way: the batch that is next, and what is in the index by now."""
 
     def __init__(
         self, server: Server, name: str, corpus: Path, *, skip_bad_lines: bool, resumed: bool, notify: Notify
     ) -> None:
-        # In the index now; of them there from an earlier load.
+        # Documents in the index, and those of them that an earlier load sent.
         self.documents = self.there = 0
         self.left_out = LeftOut(corpus, notify)
         self._server, self._name, self._corpus = server, name, corpus
         self._skip, self._resumed, self._notify = skip_bad_lines, resumed, notify
-        # By id the line of the corpus, and the two lines of the request.
+        # The line of the corpus and the two lines of the request, by id.
         self._batch: _Batch = {}
         self._bytes = 0
-        self._told = time.monotonic()
+        self._noticed = time.monotonic()
 
     def bad_line(self, bad: BadLine) -> None:
         """Leave a line out, or raise what is wrong with it."""
@@ -203,8 +200,8 @@ class _Load:
             raise bad
         self.left_out.add(bad, self.documents)
 
-    def add(self, line: int, document: Document) -> None:
-        """Take a document; a full batch is sent."""
+    async def add(self, line: int, document: Document) -> None:
+        """Add a document to the batch; send the batch when it is full."""
         if len(document.id.encode()) > _MAX_ID_BYTES:
             self._bad(line, document.id, f"the id is longer than the {_MAX_ID_BYTES} bytes that Elasticsearch takes")
         elif document.id in self._batch:
@@ -214,22 +211,22 @@ class _Load:
             self._batch[document.id] = line, (orjson.dumps({"create": {"_id": document.id}}), source)
             self._bytes += len(source)
         if len(self._batch) >= _BATCH or self._bytes >= _BATCH_BYTES:
-            self.flush()
+            await self.flush()
 
-    def flush(self) -> None:
+    async def flush(self) -> None:
         """Send the batch, without what an earlier load sent."""
         batch, self._batch, self._bytes = self._batch, {}, 0
         if self._resumed and batch:
-            there = lines_of(self._server, self._name, list(batch))
+            there = await lines_of(self._server, self._name, list(batch))
             self.there += self._account_for(there, {ident: batch.pop(ident)[0] for ident in there})
         if batch:
-            self._send(batch)
-        if time.monotonic() - self._told > _TOLD_EVERY:
-            self._told = time.monotonic()
+            await self._send(batch)
+        if time.monotonic() - self._noticed > _NOTICE_EVERY:
+            self._noticed = time.monotonic()
             self._notify(f"{self.documents:,} documents so far")
 
     def _account_for(self, there: dict[str, int], lines: dict[str, int]) -> int:
-        """Count those of the index's documents that came from these lines; from another line it is another document."""
+        """Return how many documents of the index came from these lines; one from another line is another document."""
         count = 0
         for ident, line in lines.items():
             if ident not in there:
@@ -241,8 +238,8 @@ class _Load:
         self.documents += count
         return count
 
-    def _send(self, batch: _Batch) -> None:
-        """Send a batch; what the server has no room for now is sent again."""
+    async def _send(self, batch: _Batch) -> None:
+        """Send a batch; what the server has no room for at the moment is sent again."""
         taken: dict[str, int] = {}  # by an earlier line, or by a request that seemed to fail
 
         def send(client: Elasticsearch) -> Any:
@@ -271,12 +268,12 @@ class _Load:
                     said = self._server.refusal({"error": item.error})
                     self._bad(line, item.id, f"Elasticsearch does not take it: {said}")
             if busy:
-                raise Transient(f"{len(batch)} documents not taken: {busy}")
+                raise PassingFailure(f"{len(batch)} documents not taken: {busy}")
 
         lines = [line for line, _ in batch.values()]
         what = f"documents of lines {min(lines)} to {max(lines)} of {self._corpus}"
-        self._server.ask(what, send, read)
-        self._account_for(lines_of(self._server, self._name, list(taken)), taken)
+        await self._server.request(what, send, read)
+        self._account_for(await lines_of(self._server, self._name, list(taken)), taken)
 
     def _bad(self, line: int, ident: str, problem: str) -> None:
         self.bad_line(BadLine(self._corpus, line, f"document {ident}: {problem}"))

@@ -1,39 +1,25 @@
-"""A corpus in Elasticsearch: searched, and its documents by id."""
+"""A corpus in Elasticsearch: search, and documents by their ids."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+import sqlite3
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from touche_llm.corpus.elastic import (
-    ANALYSIS,
-    DOCUMENTS_AT_ONCE,
-    FORMAT,
-    META,
-    ElasticManifest,
-    ElasticsearchSettings,
-    Notify,
-)
+from touche_llm.corpus.elastic import ANALYSIS, FORMAT, META, ElasticManifest, ElasticsearchSettings, Notify
 from touche_llm.corpus.passages import is_word
-from touche_llm.errors import DataError, EngineError, UsageError
+from touche_llm.errors import DataError, UsageError
 from touche_llm.records import Candidate, Document, Topic
 from touche_llm.retrieval.top import query_text
+from touche_llm.transport import run
 
-if TYPE_CHECKING:  # the client is loaded where somebody is asked
+if TYPE_CHECKING:  # the client is loaded when a server is opened
     from touche_llm.corpus.elastic_server import Server
 
-SourceT = TypeVar("SourceT", bound=BaseModel)
-
-_IDS_AT_ONCE = 1000
-# Texts kept beside those of the last request, in characters.
-_KEPT = 32 * 2**20
-# Seconds for which texts that do not come are asked for again. Requests to the model are under way meanwhile, and
-# nothing hears their replies; `elasticsearch.retry_for` is for what comes before them.
-_PATIENCE = 20.0
+# Documents of one request.
+_TEXTS_AT_ONCE = 100
 
 
 class _Reply(BaseModel):
@@ -48,30 +34,25 @@ class _Index(_Reply):
     mappings: _Mappings
 
 
-class _Nothing(_Reply):
-    pass
+class _Source(_Reply):
+    text: str | None = None
+    line: int | None = None
 
 
-class _Line(_Reply):
-    line: int
-
-
-class _Text(_Reply):
-    text: str
-
-
-class _Got(_Reply, Generic[SourceT]):
+class _Got(_Reply):
     id: str = Field(alias="_id")
     found: bool = False
-    source: SourceT | None = Field(None, alias="_source")
+    source: _Source | None = Field(None, alias="_source")
     error: Any = None
 
 
-class _Many(_Reply, Generic[SourceT]):
-    docs: list[_Got[SourceT]]
+class _Many(_Reply):
+    docs: list[_Got]
 
 
-class _Shards(_Reply):
+class Shards(_Reply):
+    """How many shards did not do what was requested."""
+
     failed: int
 
 
@@ -86,16 +67,16 @@ class _Hits(_Reply):
 
 class _Found(_Reply):
     timed_out: bool
-    shards: _Shards = Field(alias="_shards")
+    shards: Shards = Field(alias="_shards")
     hits: _Hits
 
 
-def find_manifest(server: Server, name: str) -> ElasticManifest | None:
-    """The manifest of an index, or None where there is no such index.
+async def find_manifest(server: Server, name: str) -> ElasticManifest | None:
+    """Return the manifest of an index, or None if there is no such index.
 
     Raises:
-        UsageError: the name stands for several indices, or for one that this program did not make.
-        EngineError: see `Server.ask`.
+        UsageError: The name stands for several indices, or for one that this program did not create.
+        EngineError: As `Server.request`.
     """
 
     def read(response: Any) -> dict[str, Any] | None:
@@ -103,7 +84,9 @@ def find_manifest(server: Server, name: str) -> ElasticManifest | None:
             return None
         return dict(response.body) if isinstance(response.body, dict) else {}
 
-    found = server.ask(f"index {name}", lambda client: client.options(ignore_status=404).indices.get(index=name), read)
+    found = await server.request(
+        f"index {name}", lambda client: client.options(ignore_status=404).indices.get(index=name), read
+    )
     if found is None:
         return None
     if len(found) != 1:
@@ -123,49 +106,33 @@ def find_manifest(server: Server, name: str) -> ElasticManifest | None:
         ) from None
 
 
-def lines_of(server: Server, name: str, ids: list[str]) -> dict[str, int]:
-    """The lines of the corpus from which documents came, by id; those that are not there are left out."""
-    return {
-        ident: source.line
-        for part in _slices(ids, _IDS_AT_ONCE)
-        for ident, source in _get(server, name, part, _Line).items()
-    }
+async def lines_of(server: Server, name: str, ids: list[str]) -> dict[str, int]:
+    """Return the lines of the corpus from which documents came, by id; ids that the index lacks are left out."""
+    return await _get(server, name, ids, "line") if ids else {}
 
 
 class ElasticIndex:
-    """An index that is complete: searched, and a source of documents. A context manager.
+    """A complete index: a first stage, and a source of documents. A context manager.
 
-    Documents are fetched several at a time: the one that is wanted and those after it in the order in which
-    `unknown` was last asked, which is that of the candidates. They are asked for again for 20 s at most, and no longer
-    than `retry_for`, since the event loop stands still until they come; all else is for `retry_for`.
+    A stage that sends requests to the model fetches its documents first; `get` takes them from a temporary database
+    then, and the event loop never waits for Elasticsearch. Other documents are fetched when they are needed.
     """
 
     def __init__(self, settings: ElasticsearchSettings, *, k1: float, b: float, notify: Notify) -> None:
         """Open the index.
 
         Raises:
-            UsageError: the client is not installed, or the index is none of this program's.
-            DataError: there is none, or one that is not complete or has other settings.
-            EngineError: the server cannot be asked.
+            UsageError: The client is not installed, or this program did not create the index.
+            DataError: There is no such index, or it is not complete or has other settings.
+            EngineError: As `Server`.
         """
         self._name = settings.index
-        told: set[str] = set()
-
-        def tell(message: str) -> None:
-            told.add(message)
-            notify(message)
-
-        def tell_new(message: str) -> None:
-            if message not in told:
-                notify(message)
-
-        hasty = settings.model_copy(update={"retry_for": min(settings.retry_for, _PATIENCE)})
-        with ExitStack() as stack:
-            self._server = stack.enter_context(open_server(settings, tell))
-            # The same server, which says the same about itself.
-            self._hasty = stack.enter_context(open_server(hasty, tell_new))
-            self.manifest = self._checked(settings, k1, b)
-            self._close = stack.pop_all().close
+        self._server = open_server(settings, notify)
+        try:
+            self.manifest = run(self._checked(settings, k1, b))
+        except BaseException:
+            self._server.close()
+            raise
         self.description: dict[str, str | int] = {
             "search engine": settings.url,
             "engine": f"Elasticsearch {self._server.version}",
@@ -175,66 +142,70 @@ class ElasticIndex:
             "documents": self.manifest.documents or 0,
             "bad lines": self.manifest.bad_lines or 0,
         }
-        self._order: list[str] = []
-        self._place: dict[str, int] = {}
-        self._texts: OrderedDict[str, str] = OrderedDict()
-        self._size = 0
+        # In a file that SQLite deletes; documents that the index lacks have no text.
+        self._fetched = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        self._fetched.execute("CREATE TABLE documents (id TEXT PRIMARY KEY, text TEXT) WITHOUT ROWID")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close()
+        self._fetched.close()
+        self._server.close()
 
-    def retrieve(self, topics: list[Topic], *, fields: tuple[str, ...], depth: int) -> Iterator[list[Candidate]]:
-        """The best documents of each topic, topic by topic; empty where none matches.
+    async def retrieve(
+        self, topics: list[Topic], *, fields: tuple[str, ...], depth: int, done: Callable[[], None]
+    ) -> list[list[Candidate]]:
+        """Return the best documents of each topic; `done` is called after each.
 
         By descending score, equal scores by ascending document id, also where the last place is tied. Scores are
         Lucene's BM25 with the statistics of all shards.
         """
+        rankings = []
         for topic in topics:
-            found = self._search(topic.id, query_text(topic, fields), depth)
+            found = await self._search(topic.id, query_text(topic, fields), depth)
             ordered = sorted(found, key=lambda hit: (-hit.score, hit.id))
-            yield [Candidate(topic.id, hit.id, rank, hit.score) for rank, hit in enumerate(ordered, start=1)]
+            rankings.append([Candidate(topic.id, hit.id, rank, hit.score) for rank, hit in enumerate(ordered, start=1)])
+            done()
+        return rankings
+
+    async def fetch(self, document_ids: Iterable[str]) -> None:
+        """Fetch documents that were not fetched before; ids that the index lacks are no error."""
+        wanted = [ident for ident in dict.fromkeys(document_ids) if self._row(ident) is None]
+        for start in range(0, len(wanted), _TEXTS_AT_ONCE):
+            part = wanted[start : start + _TEXTS_AT_ONCE]
+            found = await _get(self._server, self._name, part, "text")
+            rows = [(ident, found.get(ident)) for ident in part]
+            self._fetched.executemany("INSERT OR REPLACE INTO documents VALUES (?, ?)", rows)
 
     def unknown(self, document_ids: Iterable[str]) -> list[str]:
-        """Those of the given ids that the index does not hold, in the order given."""
+        """Return the ids that the index lacks, in the order given."""
         wanted = list(dict.fromkeys(document_ids))
-        parts = _slices(wanted, _IDS_AT_ONCE)
-        known = {ident for part in parts for ident in _get(self._server, self._name, part, _Nothing)}
-        self._order = [each for each in wanted if each in known]
-        self._place = {each: place for place, each in enumerate(self._order)}
-        return [each for each in wanted if each not in known]
+        return [ident for ident in wanted if self._text(ident, wanted) is None]
 
     def get(self, document_id: str) -> Document:
-        """The document of this id; raises DataError where there is none, EngineError where it does not come."""
-        if document_id not in self._texts:
-            place = self._place.get(document_id)
-            after = [] if place is None else self._order[place + 1 : place + DOCUMENTS_AT_ONCE]
-            self._fetch([document_id, *(each for each in after if each not in self._texts)])
-        if document_id not in self._texts:
+        """Return the document of this id; raises DataError if there is none, and EngineError as `Server.request`."""
+        text = self._text(document_id, [document_id])
+        if text is None:
             raise DataError(f"document {document_id!r} is not in the index {self._name} of Elasticsearch")
-        self._texts.move_to_end(document_id)
-        return Document(document_id, self._texts[document_id])
+        return Document(document_id, text)
 
-    def _fetch(self, ids: list[str]) -> None:
-        """Fetch texts, and let go of the oldest where there are many."""
-        try:
-            got = _get(self._hasty, self._name, ids, _Text)
-        except EngineError as error:
-            raise EngineError(
-                f"{error}. While the model is at work, documents are waited for no longer than {_PATIENCE:g} s. Every "
-                "answer so far is in the cache, unless that is off: go on with the same command"
-            ) from None
-        while self._texts and self._size > _KEPT:
-            _, text = self._texts.popitem(last=False)
-            self._size -= len(text)
-        for ident, source in got.items():
-            self._texts[ident] = source.text
-            self._size += len(source.text)
+    def _text(self, document_id: str, wanted: list[str]) -> str | None:
+        """Return a text; if it was not fetched, all that are `wanted` are."""
+        row = self._row(document_id)
+        if row is None:
+            run(self.fetch(wanted))
+            row = self._row(document_id)
+            assert row is not None
+        return row[0]
 
-    def _search(self, topic_id: str, query: str, depth: int) -> list[_Hit]:
-        reply = self._server.ask(
+    def _row(self, document_id: str) -> tuple[str | None] | None:
+        found = self._fetched.execute("SELECT text FROM documents WHERE id = ?", (document_id,))
+        row: tuple[str | None] | None = found.fetchone()
+        return row
+
+    async def _search(self, topic_id: str, query: str, depth: int) -> list[_Hit]:
+        reply = await self._server.request(
             f"search for topic {topic_id}",
             lambda client: client.search(
                 index=self._name,
@@ -261,13 +232,13 @@ class ElasticIndex:
             raise self._server.error(f"topic {topic_id}: {problem}")
         return hits
 
-    def _checked(self, settings: ElasticsearchSettings, k1: float, b: float) -> ElasticManifest:
+    async def _checked(self, settings: ElasticsearchSettings, k1: float, b: float) -> ElasticManifest:
         place = f"{settings.url}: index {settings.index}"
         load = (
             f"touche-llm index --retriever elasticsearch --elasticsearch {settings.url} "
             f"--elasticsearch-index {settings.index} --corpus FILE"
         )
-        manifest = find_manifest(self._server, settings.index)
+        manifest = await find_manifest(self._server, settings.index)
         if manifest is None:
             raise DataError(f"{place}: not there; load the corpus with `{load}`")
         if manifest.documents is None:
@@ -286,7 +257,7 @@ class ElasticIndex:
 
 
 def open_server(settings: ElasticsearchSettings, notify: Notify) -> Server:
-    """The server; raises UsageError where the client is not installed, and as `Server`."""
+    """Return the server; raises UsageError if the client is not installed, and as `Server`."""
     try:
         from touche_llm.corpus.elastic_server import Server
     except ImportError as error:
@@ -296,12 +267,11 @@ def open_server(settings: ElasticsearchSettings, notify: Notify) -> Server:
     return Server(settings, notify)
 
 
-def _get(server: Server, name: str, ids: list[str], kind: type[SourceT]) -> dict[str, SourceT]:
-    """Those of the documents that are there, by id, with the fields of `kind`; `ids` has at least one."""
-    what, fields = f"documents {ids[0]} and {len(ids) - 1} more", list(kind.model_fields)
-    form: type[_Many[SourceT]] = _Many[kind]  # type: ignore[valid-type]
-    reply = server.ask(
-        what, lambda client: client.mget(index=name, ids=ids, source=fields or False), server.reading(form)
+async def _get(server: Server, name: str, ids: list[str], field: Literal["line", "text"]) -> dict[str, Any]:
+    """Return a field of the documents that the index holds, by id; `ids` has at least one."""
+    what = f"documents {ids[0]} and {len(ids) - 1} more"
+    reply = await server.request(
+        what, lambda client: client.mget(index=name, ids=ids, source=field), server.reading(_Many)
     )
     if len(reply.docs) != len(ids):
         raise server.error(f"{what}: {len(reply.docs)} documents came")
@@ -311,13 +281,8 @@ def _get(server: Server, name: str, ids: list[str], kind: type[SourceT]) -> dict
             raise server.error(f"document {wanted}: {server.refusal({'error': each.error})}")
         if each.id != wanted:
             raise server.error(f"{what}: another document came, {server.clean(repr(each.id))}")
-        if each.found and fields and each.source is None:
-            raise server.error(f"document {wanted}: came without its {fields[0]}")
         if each.found:
-            found[wanted] = each.source or kind()
+            found[wanted] = getattr(each.source, field, None)
+            if found[wanted] is None:
+                raise server.error(f"document {wanted}: came without its {field}")
     return found
-
-
-def _slices(items: list[str], size: int) -> Iterator[list[str]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]

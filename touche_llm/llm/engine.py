@@ -8,6 +8,7 @@ from typing import Protocol
 from touche_llm.json_records import JsonModel
 from touche_llm.llm.answer import FailureKind, Token
 from touche_llm.llm.request import Message, Request
+from touche_llm.transport import PassingFailure
 
 
 class EngineFacts(JsonModel):
@@ -38,12 +39,8 @@ class Completion:
     cached_tokens: int | None = None
 
 
-class Transient(Exception):
-    """A failure that may pass: worth another try.
-
-    `retry_after` is what the server asks for, in seconds; `most_tries` bounds the tries where time alone should not;
-    `crowded` says that fewer requests at a time would help.
-    """
+class Transient(PassingFailure):
+    """A failure of an engine that may pass; `crowded` says that fewer requests at a time would help."""
 
     def __init__(
         self,
@@ -53,11 +50,8 @@ class Transient(Exception):
         most_tries: int | None = None,
         crowded: bool = False,
     ) -> None:
-        super().__init__(reason)
+        super().__init__(reason, retry_after, most_tries)
         self.kind: FailureKind = kind
-        self.reason = reason
-        self.retry_after = retry_after
-        self.most_tries = most_tries
         self.crowded = crowded
 
 

@@ -18,8 +18,8 @@ from touche_llm.llm.cutting import Fit, measure, shown
 from touche_llm.llm.engine import Engine, EngineFacts, Rejected, Transient, Unreachable
 from touche_llm.llm.request import Message, Request, content_key
 from touche_llm.llm.request_log import log_retry
-from touche_llm.llm.retries import retried
 from touche_llm.records import Attempt, Cut
+from touche_llm.transport import retried
 
 _ResultT = TypeVar("_ResultT")
 
@@ -169,7 +169,7 @@ class MeasuringModel:
             log_retry(problem)
 
         try:
-            return await retried(call, self.retry_for, note)
+            return await retried(call, self.retry_for, Transient, note)
         except Unreachable as error:
             raise EngineError(
                 f"the engine has not been reachable for {self.retry_for:g} s ({error.reason}); "

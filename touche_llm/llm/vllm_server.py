@@ -24,6 +24,7 @@ from touche_llm.llm.concurrency import PRIORITY, Slots
 from touche_llm.llm.engine import Completion, EngineFacts, Rejected, Transient, Unreachable
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.vllm_common import BROKEN_TRIES, chat, head_of, verify_engine
+from touche_llm.transport import read_bounded
 
 # The server's own variable for its key, so that both sides can be set at once. The key is never written anywhere.
 API_KEY_VARIABLE = "VLLM_API_KEY"
@@ -241,7 +242,9 @@ class VllmServer:
             async with self._session.request(
                 method, self.base_url + path, data=body, headers=headers, allow_redirects=False
             ) as response:
-                content = await _bounded(response)
+                content = await read_bounded(response, _MAX_BODY)
+                if len(content) > _MAX_BODY:
+                    raise aiohttp.ClientPayloadError(f"a reply of more than {_MAX_BODY:,} bytes")
                 status, retry_after = response.status, response.headers.get("Retry-After")
                 location = response.headers.get("Location", "")
         except aiohttp.ClientConnectorError as error:
@@ -308,15 +311,6 @@ def _read(path: str, content: bytes, reply: type[ReplyT]) -> ReplyT:
     except Malformed as error:
         reason = f"{path} sent a reply of another form: {_web_page(content) or error}"
         raise Transient("server_error", reason, most_tries=BROKEN_TRIES) from error
-
-
-async def _bounded(response: aiohttp.ClientResponse) -> bytes:
-    content = bytearray()
-    async for part in response.content.iter_any():
-        content += part
-        if len(content) > _MAX_BODY:
-            raise aiohttp.ClientPayloadError(f"a reply of more than {_MAX_BODY:,} bytes")
-    return bytes(content)
 
 
 def _problem(content: bytes) -> str:

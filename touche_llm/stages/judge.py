@@ -81,6 +81,7 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
     sentences: list[Judgment] = []
     with open_corpus(config, task, observer.notify) as corpus, whole_file(folder / JUDGMENTS) as stream:
         file = JudgmentFile(stream, keep_grades="stance" in prompts)
+        await corpus.fetch(each.document_id for ranking in found.values() for each in ranking)
         check_candidates(folder / first_stage_file(task), found.values(), corpus.candidates, corpus.name)
         if "objects" in prompts:
             topics, failures, objects = await _with_objects(topics, task, prompts, asking, observer)

@@ -87,6 +87,7 @@ async def rank_stage(config: Config, folder: Path, observer: Observer, model: La
         prompts = prompts_of(config, task, *asked_kinds(config.steps), notify=observer.notify)
         asking = asking_of(config, model)
         with open_corpus(config, task, observer.notify) as corpus:
+            await corpus.fetch(each.document_id for ranking in candidates.values() for each in ranking)
             check_candidates(folder / CANDIDATES, candidates.values(), corpus.documents, corpus.name)
             comparing = Comparing(asking, prompts, corpus.documents, config.aim)
             topics = _with_objects(topics, folder / OBJECTS)
