@@ -608,7 +608,7 @@ def test_a_sample_comes_back_as_it_was_written(tmp_path: Path) -> None:
         ("topic\tdocument\tgrade\n1\ta\t2\n", ":2: topic 1, document a: grade 2, but 1 in the qrels"),
         ("topic\tdocument\tgrade\n1\tx\t1\n", ":2: topic 1, document x: not judged"),
         ("topic\tdocument\tgrade\n\udcff\ta\t1\n", ":2: not UTF-8"),
-        ("topic\tdocument\tgrade\n" + "1" * 20_000, ":2: longer than a sample can be"),
+        ("topic\tdocument\tgrade\n" + "1" * 20_000, ":2: longer than 10,000 bytes"),
     ],
 )
 def test_a_sample_that_is_none_is_refused(tmp_path: Path, text: str, message: str) -> None:

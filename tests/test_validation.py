@@ -142,7 +142,7 @@ def test_after_too_many_lines_or_problems_nothing_more_is_checked(
     problems = problems_of(tmp_path, "\n" * 1_000)
     assert [each.line for each in problems] == [1, 2, 3, 4, 5, 6, 7]
     assert "from here on nothing is checked" in problems[-1].message
-    monkeypatch.setattr("touche_llm.validation.MAX_LINES", 2)
+    monkeypatch.setattr("touche_llm.validation.MAX_TABLE_LINES", 2)
     problems = problems_of(tmp_path, VALID)
     assert [each.line for each in problems] == [3]
 

@@ -17,15 +17,12 @@ from typing import IO, NamedTuple, TypeVar
 from touche_llm.databases import named
 from touche_llm.errors import DataError, UsageError, some
 from touche_llm.json_records import JsonRecord, Malformed
+from touche_llm.lines import MAX_LINE, bounded_lines
 from touche_llm.scratch import BUILDING, RETIRED, WRITING, is_scratch, recover, remove_abandoned, scratch
 
-# Longest line of a file of records: an answer with its label tokens has a few kilobytes.
-MAX_LINE = 16 * 2**20
 # Bytes, and commas, of a file of records that is held in memory. Each byte takes up to four there, each value about a
 # hundred. The largest of a shared task, 50 topics of 1,000 documents, has 35 MiB and 1.8 million commas.
 MAX_RECORDS, MAX_VALUES = 192 * 2**20, 7_000_000
-# Bytes of one line that are passed over; a packed file of a few megabytes can hold a line of many gigabytes.
-MAX_SKIPPED = 2**30
 # Of a large file so many blocks are compared, which takes milliseconds; a file of up to 4 MiB is compared whole.
 _BLOCKS, _BLOCK = 64, 2**16
 
@@ -142,24 +139,6 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
-
-
-def bounded_lines(stream: IO[bytes], limit: int) -> Iterator[tuple[int, bytes]]:
-    """Yield `(line number, line)`; of a line longer than `limit` bytes the first `limit + 1`, the rest is skipped.
-
-    Raises:
-        DataError: a line longer than `MAX_SKIPPED` bytes.
-    """
-    number = 0
-    while line := stream.readline(limit + 1):
-        number += 1
-        yield number, line
-        skipped = 0
-        while len(line) > limit and not line.endswith(b"\n"):
-            line = stream.readline(limit + 1)
-            skipped += len(line)
-            if skipped > MAX_SKIPPED:
-                raise DataError(f"{stream.name}:{number}: longer than {MAX_SKIPPED:,} bytes; this is no file of lines")
 
 
 def sha256(path: Path) -> str:

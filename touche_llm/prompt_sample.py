@@ -8,13 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from touche_llm.corpus.passages import corpus_lines, is_word
+from touche_llm.corpus.passages import is_word
 from touche_llm.errors import DataError, UsageError, some
 from touche_llm.files import whole_file
 from touche_llm.first_stage import Corpus, listed
 from touche_llm.judging import Documents
+from touche_llm.lines import table_lines
 from touche_llm.prompt_draw import Sampled, draw_sample, shares
-from touche_llm.qrels import MAX_LINE, Grades, Qrels
+from touche_llm.qrels import Grades, Qrels
 from touche_llm.records import Topic
 from touche_llm.tasks.base import Task
 
@@ -32,8 +33,6 @@ SIZE = 200
 _SAMPLES = Path(".touche-llm/samples")
 # Ids of all judged topics of the topics' file: those to choose on, and the others.
 Halves = tuple[list[str], list[str]]
-# Lines; a comparison of so many documents is a run.
-_MOST = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +108,8 @@ def read_sample(path: Path, grades: Grades) -> list[Sampled]:
             another grade than people gave; names file and line.
     """
     found: dict[tuple[str, str], Sampled] = {}
-    for number, raw in corpus_lines(path, MAX_LINE):
-        where = f"{path}:{number}"
-        if len(raw) > MAX_LINE or number > _MOST:
-            raise DataError(f"{where}: longer than a sample can be; give a file that this command wrote")
-        try:
-            columns = raw.decode().rstrip("\r\n").split("\t")
-        except UnicodeDecodeError as error:
-            raise DataError(f"{where}: not UTF-8: {error.reason}") from error
+    for number, line in table_lines(path, "a sample that this command wrote"):
+        where, columns = f"{path}:{number}", line.rstrip("\r\n").split("\t")
         if number == 1:
             if tuple(columns) != COLUMNS:
                 raise DataError(f"{where}: must be a header, {', '.join(COLUMNS)}, parted by tabs; this is no sample")
@@ -161,12 +154,9 @@ def split_topics(topics: Sequence[str], split: str) -> Halves:
         chosen = set(topics[split == EVEN :: 2])
     else:
         chosen = set()
-        for number, raw in corpus_lines(Path(split), MAX_LINE):
-            try:
-                name = raw.decode().strip()
-            except UnicodeDecodeError as error:
-                raise DataError(f"{split}:{number}: not UTF-8: {error.reason}") from error
-            if number > _MOST or len(raw) > MAX_LINE or (name and not is_word(name)):
+        for number, line in table_lines(Path(split), "a list of topics"):
+            name = line.strip()
+            if name and not is_word(name):
                 raise DataError(f"{split}:{number}: must be the id of a topic, one a line")
             chosen.add(name)
         if not chosen.intersection(topics):

@@ -9,16 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from touche_llm.corpus.passages import ID_FORM, corpus_lines, is_word
+from touche_llm.corpus.passages import ID_FORM, is_word
 from touche_llm.errors import DataError, UsageError, some
+from touche_llm.lines import table_lines
 from touche_llm.records import HIGHEST_GRADE
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 
-# Bytes of a line: four short columns.
-MAX_LINE = 10_000
-# More than the largest collections have; each line takes half a kilobyte of memory.
-MAX_LINES = 1_000_000
 # What is no argument at all has the grade -2.
 LOWEST_GRADE = -2
 # The aspect whose qrels hold words.
@@ -184,16 +181,8 @@ def _read(
     found: dict[str, dict[str, ValueT]] = {}
     lines: dict[tuple[str, str], int] = {}
     repeated = 0
-    for number, raw in corpus_lines(path, MAX_LINE):
-        # A small packed file can hold empty lines for hours.
-        if number > MAX_LINES:
-            raise DataError(f"{path}: more than {MAX_LINES:,} lines; these are no judgments of people")
-        if len(raw) > MAX_LINE:
-            raise DataError(f"{path}:{number}: longer than {MAX_LINE:,} bytes; this is no line of qrels")
-        try:
-            columns = raw.decode().split()
-        except UnicodeDecodeError as error:
-            raise DataError(f"{path}:{number}: not UTF-8: {error.reason}") from error
+    for number, row in table_lines(path, "a file of qrels"):
+        columns = row.split()
         if not columns:
             continue
         if len(columns) != 4:

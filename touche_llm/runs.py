@@ -10,17 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from touche_llm.corpus.passages import ID_FORM, MAX_LINE_BYTES, corpus_lines, is_word, json_object
+from touche_llm.corpus.passages import ID_FORM, is_word, json_object
 from touche_llm.errors import BadLine, DataError
 from touche_llm.files import whole_file
+from touche_llm.lines import MAX_LINE, check_number, file_lines, table_lines
 from touche_llm.records import Candidate, RunLine
 
 # Scores are written with this many decimals; equal ones are parted by one unit of the last.
 DECIMALS = 6
-# Bytes of a run line, in any file: six short columns.
-MAX_LINE = 10_000
-# Twenty times the largest runs of the shared tasks; each line takes half a kilobyte of memory.
-MAX_LINES = 1_000_000
 # Python would also take other digits and underscores, evaluators do not.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
@@ -152,27 +149,15 @@ def _where(path: Path, row: _Row) -> str:
     return f"{path}:{row.line}: topic {row.topic}, document {row.document}"
 
 
-def _check_number(path: Path, line: int) -> None:
-    if line > MAX_LINES:
-        raise DataError(f"{path}: more than {MAX_LINES:,} lines, the most that a run may have; is this a run?")
-
-
 def _run_rows(path: Path) -> Iterator[_Row]:
-    for number, raw in corpus_lines(path, MAX_LINE):
-        _check_number(path, number)
-        if len(raw) > MAX_LINE:
-            raise DataError(f"{path}:{number}: longer than {MAX_LINE:,} bytes; this is no run line")
-        try:
-            text = raw.decode()
-        except UnicodeDecodeError as error:
-            raise DataError(f"{path}:{number}: not UTF-8: {error.reason}") from error
+    for number, text in table_lines(path, "a run"):
         if text.strip():
             yield _columns(path, number, text)
 
 
 def _rerank_rows(path: Path) -> Iterator[_Row]:
-    for line, raw in corpus_lines(path, MAX_LINE_BYTES):
-        _check_number(path, line)
+    for line, raw in file_lines(path, MAX_LINE):
+        check_number(path, line, "a run")
         try:
             record = json_object(raw, path, line)
         except BadLine as error:

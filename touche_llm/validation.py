@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from touche_llm.errors import DataError, printable
-from touche_llm.files import bounded_lines
+from touche_llm.lines import MAX_TABLE_LINE, MAX_TABLE_LINES, bounded_lines
 from touche_llm.pairing import pair_problem
-from touche_llm.runs import MAX_LINE, MAX_LINES, parse_rank, parse_score
+from touche_llm.runs import parse_rank, parse_score
 from touche_llm.tasks.base import Task
 
 # After so many, no further line is read.
@@ -68,8 +68,8 @@ def validate_run(
             if what := _FOREIGN.get(stream.read(2)):
                 return [Problem(1, f"the file is {what}, not UTF-8 text")]
             stream.seek(0)
-            for number, raw in bounded_lines(stream, MAX_LINE):
-                if number > MAX_LINES or len(problems) > MAX_PROBLEMS:
+            for number, raw in bounded_lines(stream, MAX_TABLE_LINE):
+                if number > MAX_TABLE_LINES or len(problems) > MAX_PROBLEMS:
                     problems.append(Problem(number, "too many lines or problems; from here on nothing is checked"))
                     break
                 problems += [Problem(number, message) for message in _line(raw, number, seen, task)]
@@ -91,8 +91,8 @@ def validate_run(
 
 
 def _line(raw: bytes, number: int, seen: _Seen, task: Task) -> Iterator[str]:
-    if len(raw) > MAX_LINE:
-        yield f"longer than {MAX_LINE:,} bytes; a run line has six short columns"
+    if len(raw) > MAX_TABLE_LINE:
+        yield f"longer than {MAX_TABLE_LINE:,} bytes; a run line has six short columns"
         return
     try:
         text = raw.decode("utf-8")

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
-from touche_llm.corpus.passages import ID_FORM, corpus_lines, good_documents, is_word, open_packed
+from touche_llm.corpus.passages import ID_FORM, good_documents, is_word
 from touche_llm.errors import BadLine, DataError
+from touche_llm.lines import file_lines, open_packed
 from touche_llm.records import Document, Part
 
 HEADER = ["id", "conclusion", "premises", "context", "sentences"]
@@ -142,7 +143,7 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str] | BadLine]]:
     """Yield `(line in which it begins, row)`, the header left out; a BadLine stands for a row that cannot be read."""
     # The limit is the process's own. It is raised and never put back: another reader may be in the middle of a row.
     csv.field_size_limit(max(csv.field_size_limit(), MAX_ROW_BYTES))
-    lines = _Lines(corpus_lines(path, MAX_ROW_BYTES, _open_csv))
+    lines = _Lines(file_lines(path, MAX_ROW_BYTES, _open_csv))
     reader = csv.reader(lines, strict=True)
     header_seen = False
     while True:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
-from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, Any, TypeGuard, TypeVar, cast
+from typing import IO, Any, TypeGuard, TypeVar
 
 import orjson
 
 from touche_llm.errors import BadLine, DataError
-from touche_llm.files import bounded_lines
+from touche_llm.lines import MAX_LINE, file_lines
 from touche_llm.records import Document
 
 RowT = TypeVar("RowT")
 
-# The longest passage of the real corpus has under 10,000 characters, a web page a few hundred thousand.
-MAX_LINE_BYTES = 16 * 2**20
 # Under these names passages (2022), TIRA's collections and ClueWeb22 have the same things.
 MAX_ID = 1_000
 ID_FORM = f"one printable word of at most {MAX_ID:,} characters"
@@ -55,8 +49,8 @@ def read_passages(path: Path, on_bad_line: Callable[[BadLine], None] | None = No
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield `corpus_lines`; raise DataError where the file is not JSON Lines but the corpus of another task."""
-    for line, raw in corpus_lines(path, MAX_LINE_BYTES):
+    """Yield `file_lines`; raise DataError where the file is not JSON Lines but the corpus of another task."""
+    for line, raw in file_lines(path, MAX_LINE):
         if line == 1 and (raw.startswith(_ARGUMENTS) or raw[257:262] == _TAR):
             raise DataError(
                 f"{path}: looks like the arguments of args.me, and this task takes JSON Lines; did you mean --task "
@@ -118,39 +112,10 @@ class LeftOut:
             self._listing.write(f"{bad}\n")
 
 
-def open_packed(path: Path) -> IO[bytes]:
-    """The bytes of a file, without its gzip packing if it has one; told by its first bytes, not by its name."""
-    with path.open("rb") as stream:
-        gzipped = stream.read(2) == b"\x1f\x8b"
-    return cast(IO[bytes], gzip.open(path, "rb") if gzipped else path.open("rb"))
-
-
-def corpus_lines(
-    path: Path, limit: int, opened: Callable[[Path], AbstractContextManager[IO[bytes]]] = open_packed
-) -> Iterator[tuple[int, bytes]]:
-    """Yield `(line number, line)` as `bounded_lines`, without a byte order mark at the beginning.
-
-    Raises:
-        DataError: the file cannot be read to its end.
-    """
-    line = 0
-    try:
-        with opened(path) as stream:
-            for line, raw in bounded_lines(stream, limit):
-                # One that is too long shows it by its length.
-                yield line, raw.removeprefix(BOM_UTF8) if line == 1 and len(raw) <= limit else raw
-    except EOFError as error:
-        raise DataError(f"{path}: truncated gzip file: it ends after line {line}; fetch it again") from error
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path}: damaged gzip file near line {line + 1}: {error}; fetch it again") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot read the file: {error.strerror or error}") from error
-
-
 def json_object(raw: bytes, path: Path, line: int) -> dict[str, Any]:
-    """The JSON object of a line that was read with the limit `MAX_LINE_BYTES`; raises BadLine."""
-    if len(raw) > MAX_LINE_BYTES:
-        raise BadLine(path, line, f"longer than {MAX_LINE_BYTES:,} bytes")
+    """The JSON object of a line that was read with the limit `MAX_LINE`; raises BadLine."""
+    if len(raw) > MAX_LINE:
+        raise BadLine(path, line, f"longer than {MAX_LINE:,} bytes")
     try:
         record = orjson.loads(raw)
     except orjson.JSONDecodeError as error:

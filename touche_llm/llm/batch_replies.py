@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import msgspec
 
 from touche_llm.errors import DataError, printable
-from touche_llm.files import MAX_LINE, bounded_lines
 from touche_llm.json_records import Malformed, decoded
+from touche_llm.lines import MAX_LINE, bounded_lines
 from touche_llm.llm.chat_reply import CHAT_PATH, LOGPROBS_MISSING, ChatReply, completion_of
 from touche_llm.llm.engine import Transient
 

@@ -1,0 +1,91 @@
+"""Lines of files that may come from elsewhere, read within bounds."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from codecs import BOM_UTF8
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import IO, cast
+
+from touche_llm.errors import DataError
+
+# Bytes of a line of JSON: an answer with its label tokens has a few kilobytes, a web page a few hundred.
+MAX_LINE = 16 * 2**20
+# Bytes of a line, and lines, of a table (a run, qrels): a few short columns, and twenty times the largest runs of the
+# shared tasks. Each line takes half a kilobyte of memory.
+MAX_TABLE_LINE, MAX_TABLE_LINES = 10_000, 1_000_000
+# Bytes of one line that are skipped; a packed file of a few megabytes can hold a line of many gigabytes.
+MAX_SKIPPED = 2**30
+
+
+def bounded_lines(stream: IO[bytes], limit: int) -> Iterator[tuple[int, bytes]]:
+    """Yield `(line number, line)`; of a line longer than `limit` bytes the first `limit + 1`, the rest is skipped.
+
+    Raises:
+        DataError: A line is longer than `MAX_SKIPPED` bytes.
+    """
+    number = 0
+    while line := stream.readline(limit + 1):
+        number += 1
+        yield number, line
+        skipped = 0
+        while len(line) > limit and not line.endswith(b"\n"):
+            line = stream.readline(limit + 1)
+            skipped += len(line)
+            if skipped > MAX_SKIPPED:
+                raise DataError(f"{stream.name}:{number}: longer than {MAX_SKIPPED:,} bytes; this is no file of lines")
+
+
+def open_packed(path: Path) -> IO[bytes]:
+    """Open a file for reading, through gzip if its first bytes (not its name) say so."""
+    with path.open("rb") as stream:
+        gzipped = stream.read(2) == b"\x1f\x8b"
+    return cast(IO[bytes], gzip.open(path, "rb") if gzipped else path.open("rb"))
+
+
+def file_lines(
+    path: Path, limit: int, opened: Callable[[Path], AbstractContextManager[IO[bytes]]] = open_packed
+) -> Iterator[tuple[int, bytes]]:
+    """Yield `(line number, line)` as `bounded_lines`, without a byte order mark at the beginning.
+
+    Raises:
+        DataError: The file cannot be read to its end.
+    """
+    line = 0
+    try:
+        with opened(path) as stream:
+            for line, raw in bounded_lines(stream, limit):
+                # One that is too long shows it by its length.
+                yield line, raw.removeprefix(BOM_UTF8) if line == 1 and len(raw) <= limit else raw
+    except EOFError as error:
+        raise DataError(f"{path}: truncated gzip file: it ends after line {line}; fetch it again") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path}: damaged gzip file near line {line + 1}: {error}; fetch it again") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot read the file: {error.strerror or error}") from error
+
+
+def table_lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
+    """Yield `(line number, text)` of a table; `what` names it in errors: `a run`.
+
+    Raises:
+        DataError: As `file_lines`; more or longer lines than a table has, or a line that is not UTF-8.
+    """
+    for number, raw in file_lines(path, MAX_TABLE_LINE):
+        check_number(path, number, what)
+        if len(raw) > MAX_TABLE_LINE:
+            raise DataError(f"{path}:{number}: longer than {MAX_TABLE_LINE:,} bytes; is this {what}?")
+        try:
+            yield number, raw.decode()
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}:{number}: not UTF-8: {error.reason}") from error
+
+
+def check_number(path: Path, number: int, what: str) -> None:
+    """Raise DataError for the number of a line that a table cannot have."""
+    # A small packed file can hold empty lines for hours.
+    if number > MAX_TABLE_LINES:
+        raise DataError(f"{path}: more than {MAX_TABLE_LINES:,} lines; is this {what}?")
