@@ -7,26 +7,25 @@ STAMP := $(VENV)/.installed
 # make test-vllm VLLM_PIP_ARGS="--extra-index-url ADDRESS_OF_PYTORCHS_CPU_WHEELS"
 VLLM_PYTHON ?= python3.11
 VLLM_VENV := .venv-vllm
-VLLM_STAMP := $(VLLM_VENV)/.installed
 VLLM_PIP_ARGS ?=
 FAULT_SEED ?= 1
 PIP := -m pip --disable-pip-version-check -qq
 
 CHROMIUM := /usr/bin/chromium
 
-.PHONY: help setup demo test nightly test-vllm test-browser check format demo-cassette regress wheel test-wheel clean \
-	bench bench-small mutants
+.PHONY: help setup demo test nightly nightly-faults nightly-vllm vllm test-vllm test-browser check format demo-cassette \
+	regress wheel test-wheel clean bench bench-small bench-serving-small mutants
 
 help:
 	@echo "make demo       set up everything and run every task on its sample, offline"
 	@echo "make test       set up everything and run the tests (offline, about two minutes)"
 	@echo "make check      format, lint, types, all of the tests that need neither a browser nor vLLM"
-	@echo "make nightly    kill, starve and mislead every command, and print what was tried and what held (up to two hours)"
-	@echo "make test-vllm  install the CPU build of vLLM and run the tests against a real server"
+	@echo "make nightly    kill, starve and mislead every command, start and stop servers (two to three hours)"
+	@echo "make test-vllm  install the CPU build of vLLM, once for all clones, and run the tests against a real server"
 	@echo "make test-browser  open a report in Debian's Chromium and use it"
 	@echo "make test-wheel build the wheel and run the demo from an empty environment"
 	@echo "make mutants    change the code of each package in 200 places, one at a time, and count what the tests notice (hours)"
-	@echo "make bench-small run every benchmark at a small size: do they work?"
+	@echo "make bench-small run the benchmarks that need no vLLM at a small size: do they work?"
 	@echo "make bench      run them at the real sizes, which takes 30 to 40 minutes"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -49,9 +48,15 @@ check: $(STAMP)
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -n auto -m 'not vllm and not browser and not nightly'
 
+nightly: nightly-faults nightly-vllm bench-serving-small
+
 # All of the fault harness; `make check` runs a short part of it. FAULT_SEED=N makes other trials.
-nightly: $(STAMP)
+nightly-faults: $(STAMP)
 	@$(BIN)/python -m pytest -n auto -m 'not vllm and not browser' --fault-seed $(FAULT_SEED) tests/faults
+
+# What starts servers of its own.
+nightly-vllm: $(STAMP) vllm
+	@$(BIN)/python -m pytest -m 'vllm and nightly' tests/vllm
 
 format: $(STAMP)
 	@$(BIN)/ruff format .
@@ -63,18 +68,11 @@ demo-cassette: $(STAMP)
 regress: $(STAMP)
 	@$(BIN)/python -m tests.write_regressions
 
-# --no-deps: the pins are complete, and without it pip fetches CUDA builds. Bytecode is compiled once, or each of
-# vLLM's processes would do it at every start.
-$(VLLM_STAMP): tests/vllm/requirements.txt tests/vllm/distribution/pyproject.toml
-	test -x $(VLLM_VENV)/bin/python || $(VLLM_PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python $(PIP) install --no-deps --no-compile $(VLLM_PIP_ARGS) --requirement tests/vllm/requirements.txt
-	rm -rf $(VLLM_VENV)/distribution && cp -r tests/vllm/distribution $(VLLM_VENV)/distribution
-	$(VLLM_VENV)/bin/python $(PIP) install --no-deps --no-build-isolation $(VLLM_VENV)/distribution
-	$(VLLM_VENV)/bin/python $(PIP) install --no-deps --editable .
-	$(VLLM_VENV)/bin/python -m compileall -qq -j 0 $(VLLM_VENV)/lib || true
-	@touch $@
+# Quick if this version is installed already, by whichever clone.
+vllm:
+	@sh tests/vllm/install.sh "$(VLLM_PYTHON)" $(VLLM_VENV) $(VLLM_PIP_ARGS)
 
-test-vllm: $(STAMP) $(VLLM_STAMP)
+test-vllm: $(STAMP) vllm
 	@$(BIN)/python -m pytest -m 'vllm and not nightly' tests/vllm
 
 $(CHROMIUM):
@@ -92,15 +90,17 @@ test-wheel: wheel
 	@sh tests/wheel/run.sh "$(PYTHON)" "$(abspath constraints.txt)" "$(abspath dist)"
 
 # Sizes at which nothing can be said, to see that the scripts work; then those of the shared tasks.
-bench-small: $(STAMP) $(VLLM_STAMP)
+bench-small: $(STAMP)
 	$(BIN)/python -m benchmarks.first_stage --passages 3000 --sentences 6000 --topics 3 --depth 50
 	$(BIN)/python -m benchmarks.judging --topics 3 --depth 50 --passages 500
 	$(BIN)/python -m benchmarks.evaluation --topics 5 --depth 50
 	$(BIN)/python -m benchmarks.growth --topics 1 2 --passages 300 600 --depth 20
+
+bench-serving-small: $(STAMP) vllm
 	$(BIN)/python -m benchmarks.serving --topics 2 --depth 10 --rounds 1
 	$(BIN)/python -m benchmarks.gpu --cpu --size tiny --vocabulary 4096 --topics 2 --depth 10 --passages 500 --rounds 1
 
-bench: $(STAMP) $(VLLM_STAMP)
+bench: $(STAMP) vllm
 	$(BIN)/python -m benchmarks.first_stage
 	$(BIN)/python -m benchmarks.judging
 	$(BIN)/python -m benchmarks.evaluation

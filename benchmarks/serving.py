@@ -38,23 +38,23 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, vllm_settings(cpu=True):
         work = Path(name)
-        data, real = input_of("comparative", work)
-        assert data.corpus is not None
+        given = input_of("comparative", work)
         random_model(work / MODEL_NAME, cpu=True, size="tiny", vocabulary=_VOCABULARY)
         with served(work / MODEL_NAME, {}, work / "server.log", cpu=True) as url:
             found = measure(
                 work,
-                data.topics,
-                data.corpus,
+                given.topics,
+                given.corpus,
                 url,
                 limit=options.topics,
                 depth=options.depth,
                 concurrency=options.concurrency,
                 rounds=options.rounds,
             )
-    title = f"Judge stage against vLLM on the CPU: {'the real topics and passages' if real else 'the sample'}, "
+    source = "the real topics and passages" if given.is_real else "the sample"
+    title = f"Judge stage against vLLM on the CPU: {source}, "
     title += f"depth {options.depth}, {options.rounds} rounds, median (range)"
-    show(title, figures(found, real_size(options, found, real)))
+    show(title, figures(found, real_size(options, found, given.is_real)))
 
 
 def real_size(options: argparse.Namespace, found: Measured, real: bool) -> bool:

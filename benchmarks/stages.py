@@ -85,11 +85,10 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        data, real = input_of(options.task, work)
-        print(f"{options.task}: {'the real input' if real else 'the sample'}, depth {options.depth}")
-        arguments: list[Any] = ["--task", options.task, "--topics", data.topics, "--corpus", data.corpus]
-        arguments += ["--depth", options.depth, "--limit-topics", options.topics, "--model", "tiny"]
-        arguments += ["--index", work / "index", "--cache", work / "answers.sqlite"]
+        given = input_of(options.task, work)
+        print(f"{options.task}: {'the real input' if given.is_real else 'the sample'}, depth {options.depth}")
+        arguments: list[Any] = [*given.options, "--depth", options.depth, "--limit-topics", options.topics]
+        arguments += ["--model", "tiny", "--cache", work / "answers.sqlite"]
         for flag in ("judge_pairs", "both_orders", "stance_depth", "rank"):
             value = getattr(options, flag)
             arguments += [] if value is None else [f"--{flag.replace('_', '-')}", value]

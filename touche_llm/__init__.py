@@ -22,6 +22,8 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 # What is sent and answered: logged for those alone who set its level.
 logging.getLogger(f"{__name__}.text").setLevel(logging.CRITICAL)
 
+# The one place of the version, so that a checkout on the path knows it without being installed.
+__version__ = "0.1.0"
 __all__ = ["evaluate", "get_task", "read_qrels", "read_run"]
 
 _HOMES = {

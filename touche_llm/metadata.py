@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from touche_llm import __version__
 from touche_llm.config import Config, write_config
 from touche_llm.corpus import elastic
 from touche_llm.files import whole_file
@@ -72,7 +73,7 @@ def _write(folder: Path, config: Config, stages: Mapping[str, Any], unfinished: 
             "operating system": {"kernel": f"{platform.system()} {platform.release()}"},
             "software": {
                 "libraries": {"python": [f"{name}=={_version(name)}" for name in _LIBRARIES]},
-                "retrieval toolkit": [f"touche-llm=={_version('touche-llm')}"],
+                "retrieval toolkit": [f"touche-llm=={__version__}"],
             },
         },
         "implementation": {

@@ -1,23 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from tests.vllm.processes import left_in_session, processes_of
-from tests.vllm.server import ROOT, VENV, make_model, vllm_server
-from touche_llm.cli.demo import SAMPLES
-
-REAL = ROOT.parent / "shared" / "data" / "comparative"
-
-
-@dataclass(frozen=True)
-class Input:
-    topics: Path
-    corpus: Path
-
+from tests.vllm.real_data import TaskInput, input_of
+from tests.vllm.server import VENV, make_model, vllm_server
 
 Tell = Callable[[str], None]
 
@@ -36,12 +27,17 @@ def tell(request: pytest.FixtureRequest) -> Tell:
 
 
 @pytest.fixture(scope="session")
-def data(tell: Tell) -> Input:
-    """The real topics and passages, or the project's sample."""
-    if REAL.is_dir():
-        return Input(REAL / "topics.xml", REAL / "passages.jsonl.gz")
-    tell("the real topics and passages are not there: the project's sample is taken instead")
-    return Input(SAMPLES / "comparative" / "topics.xml", SAMPLES / "comparative" / "passages.jsonl")
+def inputs(tmp_path_factory: pytest.TempPathFactory, tell: Tell) -> Callable[[str], TaskInput]:
+    """The input of each task, with one index for all tests."""
+
+    @cache
+    def prepare(task: str) -> TaskInput:
+        found = input_of(task, tmp_path_factory.mktemp(f"input-{task}"))
+        if not found.is_real:
+            tell(f"{task}: the real topics and documents are not here; the project's sample is used instead")
+        return found
+
+    return prepare
 
 
 @pytest.fixture(scope="session")

@@ -1,29 +1,57 @@
-"""The real topics and corpora beside the checkout, where they are at hand, or the project's samples."""
+"""The real topics and corpora beside the checkout, if available, or else the project's samples."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.vllm.server import ROOT
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.corpus.args_me import read_arguments
-from touche_llm.tira import Input, recognise
+from touche_llm.tasks.base import Task
+from touche_llm.tira import recognise
 
 REAL = ROOT.parent / "shared" / "data"
 
 
-def input_of(task: str, folder: Path) -> tuple[Input, bool]:
-    """The input of a task, and whether it is the real one; what has to be made is written to `folder`."""
-    if not REAL.is_dir():
-        return recognise(SAMPLES / task), False
-    if recognise(REAL / task).corpus is None:
+@dataclass(frozen=True)
+class TaskInput:
+    """The files of a task.
+
+    Attributes:
+        task: The task.
+        topics: Its topics.
+        corpus: Its documents.
+        index: Folder for the index of the corpus.
+        is_real: Whether these are the real topics and documents, and not the sample's.
+    """
+
+    task: Task
+    topics: Path
+    corpus: Path
+    index: Path
+    is_real: bool
+
+    @property
+    def options(self) -> list[object]:
+        """The options that name the files, as most commands take them."""
+        files = ["--topics", self.topics, "--corpus", self.corpus, "--index", self.index]
+        return ["--task", self.task.name, *files]
+
+
+def input_of(task: str, folder: Path) -> TaskInput:
+    """Return the input of a task; what has to be made for it is written to `folder`."""
+    source = (REAL if REAL.is_dir() else SAMPLES) / task
+    if recognise(source).corpus is None:
         arguments = recognise(REAL / "sentence_pairs").corpus
         assert arguments is not None
-        write_debates(arguments, REAL / task / "topics.xml", folder / "debates")
-        return recognise(folder / "debates"), True
-    return recognise(REAL / task), True
+        write_debates(arguments, source / "topics.xml", folder / "debates")
+        source = folder / "debates"
+    found = recognise(source)
+    assert found.corpus is not None
+    return TaskInput(found.task, found.topics, found.corpus, folder / "index", REAL.is_dir())
 
 
 def write_debates(arguments: Path, topics: Path, folder: Path) -> None:

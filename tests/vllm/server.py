@@ -43,10 +43,11 @@ def make_model(folder: Path) -> Path:
 
 @contextmanager
 def vllm_environment() -> Iterator[None]:
-    """The environment of this process as vLLM's, with the programs of its installation."""
+    """Make the environment of this process vLLM's, with the programs of its installation and this project's modules."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
-    path = f"{VENV / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    with patch.dict(os.environ, kept | ENVIRONMENT | {"PATH": path}, clear=True):
+    # The installation is shared by all clones, so none is installed in it.
+    paths = {"PATH": f"{VENV / 'bin'}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    with patch.dict(os.environ, kept | ENVIRONMENT | paths, clear=True):
         yield
 
 

@@ -1,4 +1,4 @@
-"""The comparative task against a real vLLM, on all 50 real topics where they are at hand."""
+"""The comparative task against a real vLLM, on all 50 real topics if available."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.vllm.conftest import REAL, Input, Tell
-from tests.vllm.server import finished_requests, token_ids, vllm_server
+from tests.vllm.command import touche
+from tests.vllm.conftest import Tell
+from tests.vllm.real_data import TaskInput
+from tests.vllm.server import finished_requests, token_ids
 from touche_llm.corpus.store import DocumentStore
 from touche_llm.files import read_records
 from touche_llm.llm.cache import Cache
@@ -24,32 +28,33 @@ from touche_llm.tasks import get_task
 from touche_llm.topics import read_topics
 
 pytestmark = pytest.mark.vllm
-DEPTH = 20
+DEPTH = 8
 ROOM = 2048 - 64  # tokens of the context beside the answer
 PAIRS = [("tea", "coffee"), ("a cat", "a dog"), ("the train", "a car"), ("paper", "a screen"), ("wool", "cotton")]
 # The start-up check of every run is one request of its own.
 PROBES = 1
 
 
-def command(data: Input, url: str, out: Path, *more: str) -> list[str]:
-    arguments = ["run", "--task", "comparative", "--topics", data.topics, "--corpus", data.corpus, "--model", "tiny"]
-    arguments += ["--base-url", url, "--out", out, "--depth", DEPTH, "--cache", out.parent / "answers.sqlite"]
+@pytest.fixture
+def data(inputs: Callable[[str], TaskInput]) -> TaskInput:
+    return inputs("comparative")
+
+
+def arguments(data: TaskInput, url: str, out: Path) -> list[object]:
+    asked = ["run", *data.options, "--model", "tiny", "--base-url", url, "--out", out, "--depth", DEPTH]
     # One question a document.
-    arguments += ["--index", out.parent / "index", "--stance-depth", 0]
-    return [sys.executable, "-m", "touche_llm", *map(str, arguments), *more]
+    return [*asked, "--cache", out.parent / "answers.sqlite", "--stance-depth", 0]
 
 
-def run(data: Input, url: str, out: Path, *more: str) -> str:
-    done = subprocess.run(command(data, url, out, *more), capture_output=True, text=True, cwd=out.parent)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stderr.splitlines()[-1]
+def run(data: TaskInput, url: str, out: Path, *more: object) -> str:
+    return touche(*arguments(data, url, out), *more).stderr.splitlines()[-1]
 
 
-def those_that_do_not_fit(data: Input, url: str, folder: Path) -> set[tuple[str, str]]:
+def those_that_do_not_fit(data: TaskInput, url: str, folder: Path) -> set[tuple[str, str]]:
     """The candidates whose whole prompt has more tokens than the context holds beside the answer; counted by vLLM."""
     prompt = load_prompt("comparative", "judge", "judge", get_task("comparative").question.template_variables)
     found = set()
-    with DocumentStore(folder / "index") as store:
+    with DocumentStore(data.index) as store:
         candidates = read_candidates(folder / "asked" / "candidates.run.txt", DEPTH)
         for topic in read_topics(data.topics):
             first, second = topic.objects or ("", "")
@@ -62,12 +67,12 @@ def those_that_do_not_fit(data: Input, url: str, folder: Path) -> set[tuple[str,
 
 
 def test_all_topics_are_judged_and_replay_needs_no_server(
-    data: Input, tiny_model: Path, tmp_path: Path, tell: Tell
+    data: TaskInput, vllm_url: str, tmp_path: Path, tell: Tell
 ) -> None:
-    with vllm_server(tiny_model, tmp_path / "server.log") as url:
-        tell(run(data, url, tmp_path / "asked"))
-        asked = finished_requests(url)
-        too_long = those_that_do_not_fit(data, url, tmp_path)
+    before = finished_requests(vllm_url)
+    tell(run(data, vllm_url, tmp_path / "asked"))
+    asked = finished_requests(vllm_url) - before
+    too_long = those_that_do_not_fit(data, vllm_url, tmp_path)
     judgments = read_records(tmp_path / "asked" / "judgments.jsonl", Judgment, "judgments")
     stages = yaml.safe_load((tmp_path / "asked" / "ir-metadata.yml").read_text())["stages"]
     assert read_records(tmp_path / "asked" / "failures.jsonl", Failure, "failures") == []
@@ -79,32 +84,25 @@ def test_all_topics_are_judged_and_replay_needs_no_server(
     cut = [each.cut for each in judgments if each.cut]
     assert stages["judge"]["documents cut"] == len(cut)
     assert all(each.kept_chars < each.of_chars and each.prompt_tokens <= ROOM for each in cut)
-    if data.corpus.parent == REAL:
+    if data.is_real:
         assert len(cut) > 10
     assert {(each.topic_id, each.document_id) for each in judgments if each.cut} == too_long
 
-    checked = subprocess.run(
-        [sys.executable, "-m", "touche_llm", "validate", str(tmp_path / "asked" / "run.txt"), "--task", "comparative"]
-        + ["--topics", str(data.topics), "--corpus", str(data.corpus), "--index", str(tmp_path / "index")],
-        capture_output=True,
-        text=True,
-    )
-    assert checked.returncode == 0, checked.stdout
+    touche("validate", tmp_path / "asked" / "run.txt", *data.options)
 
-    # The server is stopped now.
-    tell(run(data, url, tmp_path / "replayed", "--cache-mode", "replay"))
+    # Nothing listens there.
+    tell(run(data, "http://127.0.0.1:1", tmp_path / "replayed", "--cache-mode", "replay"))
     for name in ("run.txt", "judgments.jsonl"):
         assert (tmp_path / "replayed" / name).read_bytes() == (tmp_path / "asked" / name).read_bytes()
     assert asked == stages["judge"]["requests"]["asked"] + PROBES
 
 
 def test_a_run_killed_half_way_asks_only_for_what_was_missing(
-    data: Input, vllm_url: str, tmp_path: Path, tell: Tell
+    data: TaskInput, vllm_url: str, tmp_path: Path, tell: Tell
 ) -> None:
     out = tmp_path / "killed"
-    process = subprocess.Popen(
-        command(data, vllm_url, out, "--limit-topics", "12"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    command = [sys.executable, "-m", "touche_llm", *map(str, arguments(data, vllm_url, out)), "--limit-topics", "20"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     start = finished_requests(vllm_url)
     while finished_requests(vllm_url) - start < 40:
         assert process.poll() is None, "the run ended before it could be killed"
@@ -116,7 +114,7 @@ def test_a_run_killed_half_way_asks_only_for_what_was_missing(
     assert stored > 0
     time.sleep(3)  # what the killed run had sent may still be finished by the server
     before = finished_requests(vllm_url)
-    run(data, vllm_url, out, "--limit-topics", "12")
+    run(data, vllm_url, out, "--limit-topics", "20")
     sent = finished_requests(vllm_url) - before
     with Cache(tmp_path / "answers.sqlite") as cache:
         total = len(cache.find("answer"))
@@ -125,17 +123,18 @@ def test_a_run_killed_half_way_asks_only_for_what_was_missing(
     )
     assert sent == total - stored + PROBES
     # Asked anew, the engine may differ in the last digits, as its batches do: the cache makes a run repeatable.
-    run(data, "http://127.0.0.1:1", tmp_path / "replayed", "--limit-topics", "12", "--cache-mode", "replay")
+    run(data, "http://127.0.0.1:1", tmp_path / "replayed", "--limit-topics", "20", "--cache-mode", "replay")
     assert (tmp_path / "replayed" / "run.txt").read_bytes() == (out / "run.txt").read_bytes()
 
 
-def test_topics_without_objects_get_two_from_their_titles(data: Input, vllm_url: str, tmp_path: Path) -> None:
+def test_topics_without_objects_get_two_from_their_titles(data: TaskInput, vllm_url: str, tmp_path: Path) -> None:
     titles = {str(n): f"Is {one} or {other} the better choice?" for n, (one, other) in enumerate(PAIRS, start=1)}
     topics = "".join(f"<topic><number>{n}</number><title>{title}</title></topic>" for n, title in titles.items())
     (tmp_path / "topics.xml").write_text(f"<topics>{topics}</topics>")
     out = tmp_path / "out"
-    asked = Input(tmp_path / "topics.xml", data.corpus)
-    done = subprocess.run(command(asked, vllm_url, out, "--depth", "1", "--query", "title"), capture_output=True)
+    asked = arguments(replace(data, topics=tmp_path / "topics.xml"), vllm_url, out)
+    command = [sys.executable, "-m", "touche_llm", *map(str, asked), "--depth", "1", "--query", "title"]
+    done = subprocess.run(command, capture_output=True)
     judge = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["judge"]
     found = judge["objects found by the model"]
     failures = read_records(out / "failures.jsonl", Failure, "failures")

@@ -14,6 +14,7 @@ from touche_llm.llm.adaptive import AdaptiveSlots
 from touche_llm.llm.vllm_server import VllmServer
 
 pytestmark = pytest.mark.vllm
+REQUESTS = 300
 
 
 async def test_the_number_of_requests_follows_the_load_of_the_server(
@@ -30,12 +31,11 @@ async def test_the_number_of_requests_follows_the_load_of_the_server(
     monkeypatch.setattr(AdaptiveSlots, "look", noted)
     async with VllmServer(vllm_url, concurrency=None, request_timeout=120, chat_template_kwargs={}) as server:
         await server.connect("tiny", "", 20)
-        asked = [replace(question(f"Question {number}?"), model="tiny") for number in range(600)]
+        asked = [replace(question(f"Question {number}?"), model="tiny") for number in range(REQUESTS)]
         answers = await asyncio.gather(*map(server.complete, asked))
     assert all(answer.text for answer in answers)
     # The server told of requests that it was working on, and the number left the 32 that it begins with.
     assert max(running for _, running, _ in looks) > 0
     assert {most for _, _, most in looks} != {32}
-    tell(
-        f"600 requests: {len(looks)} looks, at most {max(most for *_, most in looks)} at a time, at the end {looks[-1]}"
-    )
+    most = max(most for *_, most in looks)
+    tell(f"{REQUESTS} requests: {len(looks)} looks, at most {most} at a time, at the end {looks[-1]}")

@@ -12,7 +12,8 @@ from typing import IO, Any
 
 import pytest
 
-from tests.vllm.server import ROOT, VENV, finished_requests
+from tests.vllm.command import touche
+from tests.vllm.server import VENV, finished_requests, vllm_environment
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.prompts import prompts_folder
 
@@ -23,17 +24,13 @@ ABOUT = ["--topic", "3", "--doc", "sample-heating-01___3", "--doc", "sample-heat
 WAITS = "waiting for the template"
 
 
-def command(folder: Path, python: Path | str, *arguments: str) -> list[str]:
+def arguments(folder: Path, *more: str) -> list[str]:
     places = ["--index", str(folder / "index"), "--cache", str(folder / "answers.sqlite")]
-    return [str(python), "-m", "touche_llm", "prompts", *arguments, *ABOUT, *DATA, *places]
+    return ["prompts", *more, *ABOUT, *DATA, *places]
 
 
-def rows(folder: Path, *arguments: str, python: Path | str = sys.executable) -> list[dict[str, Any]]:
-    done = subprocess.run(
-        command(folder, python, *arguments, "--format", "json"), capture_output=True, text=True, cwd=ROOT
-    )
-    assert done.returncode == 0, done.stderr
-    found: list[dict[str, Any]] = json.loads(done.stdout)
+def rows(folder: Path, *more: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(touche(*arguments(folder, *more), "--format", "json").stdout)
     return found
 
 
@@ -50,12 +47,7 @@ def test_a_changed_prompt_s_own_requests_are_all_that_a_comparison_sends(vllm_ur
     def compare() -> tuple[dict[str, dict[str, Any]], int]:
         """The rows, and how many requests the server had beside the one that checks whether it enforces schemas."""
         before = finished_requests(vllm_url)
-        arguments = ["-m", "touche_llm", "prompts", "compare", "judge", str(template), *DATA, *places]
-        arguments += ["--split", "all"]
-        done = subprocess.run(
-            [sys.executable, *arguments, "--format", "json"], capture_output=True, text=True, cwd=ROOT
-        )
-        assert done.returncode == 0, done.stderr
+        done = touche("prompts", "compare", "judge", template, *DATA, *places, "--split", "all", "--format", "json")
         return {row["prompt"]: row for row in json.loads(done.stdout)}, finished_requests(vllm_url) - before - 1
 
     def counted(rows: dict[str, dict[str, Any]], name: str) -> list[tuple[int, int]]:
@@ -102,17 +94,19 @@ def test_a_prompt_is_tried_watched_and_counted_as_the_server_counts_it(
     assert finished_requests(vllm_url) - before - asked == asked - 2
 
     # The parts of a prompt have as many tokens as the server says that the prompt has.
-    rendered = rows(tmp_path, "render", str(template), "--tokenizer", str(tiny_model), python=VENV / "bin" / "python")
+    render = arguments(tmp_path, "render", str(template), "--tokenizer", str(tiny_model), "--format", "json")
+    with vllm_environment():
+        done = subprocess.run([VENV / "bin" / "python", "-m", "touche_llm", *render], capture_output=True, check=True)
+    rendered = json.loads(done.stdout)
     for document in ABOUT[3::2]:
         tokens = sum(part["tokens"] for part in rendered if part["documents"] == document)
         assert {row["prompt_tokens"] for row in found if row["documents"] == document} == {tokens}
 
     watching = subprocess.Popen(
-        command(tmp_path, sys.executable, *asks, "--watch"),
+        [sys.executable, "-m", "touche_llm", *arguments(tmp_path, *asks, "--watch")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        cwd=ROOT,
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
     )
     with watching:

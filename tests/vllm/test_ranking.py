@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
-import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
@@ -19,8 +18,9 @@ import pytest
 import yaml
 
 from tests.sample_runs import run_lines
+from tests.vllm.command import touche
 from tests.vllm.conftest import Tell
-from tests.vllm.real_data import input_of
+from tests.vllm.real_data import TaskInput
 from tests.vllm.server import CONTEXT, MODEL_NAME, finished_requests, prefix_cache_hits
 from touche_llm.files import read_records
 from touche_llm.llm.answer import schema_of
@@ -28,7 +28,6 @@ from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.llm.vllm_server import VllmServer
 from touche_llm.ranking.comparing import order_answer
 from touche_llm.records import Comparison, Failure, Queries, StanceReading
-from touche_llm.tira import Input
 
 pytestmark = pytest.mark.vllm
 TOPICS = 2
@@ -74,31 +73,21 @@ CASES = [
 ]
 
 
-def touche(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "touche_llm", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True)
-
-
 @dataclass(frozen=True)
 class Place:
-    """The input of a task, with the index and the answers that its runs share."""
+    """The input of a task, with the answers that its runs share."""
 
-    given: Input
-    real: bool
+    given: TaskInput
     folder: Path
     url: str
 
     def arguments(self, *more: object) -> list[object]:
-        given = self.given
-        arguments = ["--task", given.task.name, "--topics", given.topics, "--corpus", given.corpus]
-        arguments += ["--model", MODEL_NAME, "--index", self.folder / "index", "--limit-topics", TOPICS]
-        arguments += ["--cache", self.folder / "answers.sqlite", *JUDGING[given.task.name]]
-        return [*arguments, *more]
+        arguments = [*self.given.options, "--limit-topics", TOPICS, "--model", MODEL_NAME]
+        return [*arguments, "--cache", self.folder / "answers.sqlite", *JUDGING[self.given.task.name], *more]
 
     def dry(self, *more: object) -> tuple[int, int]:
         """The least and the most requests that a dry run speaks of."""
         done = touche("run", "--dry-run", *self.arguments("--base-url", NOWHERE, "--out", self.folder / "dry", *more))
-        assert done.returncode == 0, done.stdout + done.stderr
         assert not (self.folder / "dry").exists()
         if done.stdout.startswith("0 requests"):
             return 0, 0
@@ -110,8 +99,7 @@ class Place:
     def run(self, name: str, *more: object, code: int = 0) -> Path:
         """Make a run; returns its folder."""
         out = self.folder / name
-        done = touche("run", *self.arguments("--base-url", self.url, "--out", out, *more))
-        assert done.returncode == code, done.stdout + done.stderr
+        touche("run", *self.arguments("--base-url", self.url, "--out", out, *more), code=code)
         return out
 
     def replayed(self, out: Path, *more: object) -> None:
@@ -125,10 +113,7 @@ class Place:
 
     def validated(self, out: Path) -> None:
         """Assert that the run is valid."""
-        given = self.given
-        places = ["--topics", given.topics, "--corpus", given.corpus, "--index", self.folder / "index"]
-        done = touche("validate", out / "run.txt", "--task", given.task.name, *places)
-        assert done.returncode == 0, done.stdout
+        touche("validate", out / "run.txt", *self.given.options)
         assert len({line.topic_id for line in run_lines(out / "run.txt")}) == TOPICS
 
 
@@ -143,12 +128,13 @@ def total(out: Path, name: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def places(vllm_url: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Place]:
+def places(
+    inputs: Callable[[str], TaskInput], vllm_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Place]:
     """Each task, judged already."""
     found = {}
     for task in JUDGING:
-        folder = tmp_path_factory.mktemp(task)
-        found[task] = Place(*input_of(task, folder), folder, vllm_url)
+        found[task] = Place(inputs(task), tmp_path_factory.mktemp(task), vllm_url)
         found[task].run("judged")
     return found
 
@@ -257,7 +243,7 @@ def test_documents_of_a_comparison_shrink_until_the_context_holds_all(places: di
     assert [len(each.documents) for each in comparisons] == [6] * TOPICS
     for each in comparisons:
         assert sum(cut.prompt_tokens for cut in each.cut.values()) < CONTEXT
-        if place.real:
+        if place.given.is_real:
             assert len(each.cut) == 6
     assert total(out, "asked_again") == 0
     place.validated(out)

@@ -20,7 +20,6 @@ import yaml
 from tests.vllm.conftest import Tell
 from tests.vllm.processes import left_in_session
 from tests.vllm.server import CONTEXT, OPTIONS, VENV, vllm_environment
-from tests.vllm.test_batch import WHOLE_PROMPTS
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.llm.cache import Cache
 
@@ -34,6 +33,8 @@ SAMPLE = SAMPLES / "comparative"
 # Their objects are in the topics: nothing but judgments is asked.
 TOPICS = ["3", "7", "12"]
 IN_RAY = {"placement_group_config": {"bundles": [{"CPU": 1}]}, "batch_size": 8, "max_concurrent_batches": 1}
+# Where a prompt is divided depends on what else arrives, and moves the last digit of some log-probabilities.
+WHOLE_PROMPTS = {"enable_chunked_prefill": False, "enable_prefix_caching": False, "max_num_batched_tokens": CONTEXT}
 FILES = ("run.txt", "judgments.jsonl", "failures.jsonl")
 
 

@@ -6,13 +6,13 @@ import sqlite3
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from touche_llm import __version__
 from touche_llm.cli.command import Command
 from touche_llm.cli.log import logged, take_options
 from touche_llm.cli.streams import open_streams
@@ -96,7 +96,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"touche-llm {version('touche-llm')}")
+        print(f"touche-llm {__version__}")
         raise typer.Exit()
 
 

@@ -9,10 +9,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
+from touche_llm import __version__
 from touche_llm.errors import UsageError
 
 PROGRAM, TEXT = "touche_llm", "touche_llm.text"
@@ -134,9 +134,7 @@ def logged(options: LogOptions, command: str) -> Iterator[None]:
     program.setLevel(logging.DEBUG)
     if options.with_text:
         text.setLevel(logging.DEBUG)
-    _LOG.info(
-        "touche-llm %s, Python %s, %s: %s", version("touche-llm"), platform.python_version(), sys.platform, command
-    )
+    _LOG.info("touche-llm %s, Python %s, %s: %s", __version__, platform.python_version(), sys.platform, command)
     started, ending = time.monotonic(), "exit code 0"
     try:
         yield
