@@ -1,14 +1,15 @@
-"""How long a request that keeps failing is tried again."""
+"""The retry policy: how often and how long a request that fails is repeated, and what a server may ask for."""
 
 from __future__ import annotations
 
 import asyncio
+from email.utils import formatdate
 
 import pytest
 
 from touche_llm import transport
 from touche_llm.llm.engine import Transient
-from touche_llm.transport import retried
+from touche_llm.transport import retried, retry_after
 
 
 @pytest.fixture
@@ -76,3 +77,24 @@ async def test_giving_up_says_that_the_server_asked_for_more_than_was_allowed(mo
     with pytest.raises(Transient) as asked_for_nothing:
         await retried(Failing(1000, retry_after=None), 0.05, Transient, ignore)
     assert asked_for_nothing.value.reason == "HTTP 429: busy"
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        (None, None),
+        ("", None),
+        ("soon", None),
+        ("-1", None),
+        ("0", 0.0),
+        ("3", 3.0),
+        (formatdate(1003.0, usegmt=True), 3.0),
+        (formatdate(997.0, usegmt=True), 0.0),
+        ("Sun, 99 Nov 99999999999 08:49:37 GMT", None),
+    ],
+)
+def test_retry_after_is_in_seconds_or_a_date(
+    header: str | None, seconds: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("touche_llm.transport.time.time", lambda: 1000.0)
+    assert retry_after(header) == seconds

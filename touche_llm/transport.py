@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay
@@ -17,6 +18,8 @@ if TYPE_CHECKING:  # takes a while to load
 ResultT = TypeVar("ResultT")
 FailureT = TypeVar("FailureT", bound="PassingFailure")
 
+# Tries of a request whose reply came whole and is broken: a proxy may break one, a server breaks all of them.
+BROKEN_TRIES = 3
 # In seconds.
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0
 
@@ -108,6 +111,16 @@ def _wait(state: RetryCallState) -> float:
 def _tried_enough(state: RetryCallState) -> bool:
     most_tries = _failure(state).most_tries
     return most_tries is not None and state.attempt_number >= most_tries
+
+
+def retry_after(header: str | None) -> float | None:
+    """Return the seconds from now that a Retry-After header asks for; None if there is none that can be read."""
+    if header is None or header.isdecimal():
+        return float(header) if header else None
+    try:
+        return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return None
 
 
 async def read_bounded(response: aiohttp.ClientResponse, limit: int) -> bytes:

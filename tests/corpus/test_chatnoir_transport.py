@@ -29,6 +29,7 @@ from tests.fake_chatnoir import (
     status,
 )
 from tests.fake_server import breaks_off, closes, hangs
+from touche_llm import transport
 from touche_llm.corpus import chatnoir_transport
 from touche_llm.corpus.chatnoir import ChatNoir
 from touche_llm.errors import EngineError, ToucheError, UsageError
@@ -146,7 +147,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(chatnoir_transport, "time", clock)
+    for module in (chatnoir_transport, transport):
+        monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(chatnoir_transport, "asyncio", clock)
     return clock
 

@@ -18,7 +18,7 @@ from touche_llm.errors import UsageError
 from touche_llm.llm.concurrency import in_order
 from touche_llm.records import Candidate, Topic
 from touche_llm.retrieval.top import query_text
-from touche_llm.transport import PassingFailure
+from touche_llm.transport import BROKEN_TRIES, PassingFailure
 
 MAX_DOCUMENT_BYTES = 4 * 2**20
 # ChatNoir moves `from` back so that `from + size` stays within this window: beyond it, pages would repeat.
@@ -28,8 +28,6 @@ _MAX_ID = 256
 # Codecs of Python's that are slow on long texts, give lone surrogates or warn; no page is written in them.
 _NO_ENCODING_OF_TEXT = {"idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape", "utf-7"}
 _CONCURRENCY = 8
-# A reply that came whole and is broken may be a proxy's fault; the server's would come again and again.
-_BROKEN_TRIES = 3
 
 
 class ChatNoir:
@@ -159,7 +157,7 @@ class ChatNoir:
         else:
             return self._checked(response, query, size)
         # Raised out here, since an error that is chained to what the server sent would print it, key and all.
-        raise PassingFailure(f"a reply of another form: {self._transport.clean(problem)}", most_tries=_BROKEN_TRIES)
+        raise PassingFailure(f"a reply of another form: {self._transport.clean(problem)}", most_tries=BROKEN_TRIES)
 
     def _checked(self, response: SearchResponse, query: str, size: int) -> Page:
         clean, error, results = self._transport.clean, self._transport.error, response.results

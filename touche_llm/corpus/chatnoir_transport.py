@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import TypeVar
 from urllib.parse import quote
 
@@ -18,7 +17,7 @@ from pydantic import SecretStr
 
 from touche_llm.corpus.chatnoir_cache import API_KEY_VARIABLE, ChatNoirSettings
 from touche_llm.errors import EngineError, UsageError
-from touche_llm.transport import PassingFailure, read_bounded, retried
+from touche_llm.transport import PassingFailure, read_bounded, retried, retry_after
 
 HOW_TO_GIVE_A_KEY = (
     f"give it in the environment variable {API_KEY_VARIABLE}, or as chatnoir.api_key in the configuration; "
@@ -149,7 +148,7 @@ class Transport:
                 method, url, params=params, data=body, headers=headers, allow_redirects=body is None
             ) as response:
                 reply = Reply(response.status, await read_bounded(response, limit), response.charset or "utf-8")
-                retry_after = response.headers.get("Retry-After")
+                asked = retry_after(response.headers.get("Retry-After"))
         except TimeoutError:
             problem = f"no answer within {self._settings.request_timeout:g} s"
         except (aiohttp.ClientError, OSError) as error:
@@ -161,7 +160,7 @@ class Transport:
             return reply
         problem = f"HTTP {reply.status}: {self.clean(_message(reply.content))}"
         if reply.status == 429 or reply.status >= 500:
-            self._wait_as_asked(_seconds(retry_after), problem)
+            self._wait_as_asked(asked or 0.0, problem)
             raise PassingFailure(problem)
         if reply.status == 401:
             raise UsageError(f"{url}: ChatNoir does not take the key ({problem}); {HOW_TO_GIVE_A_KEY}")
@@ -210,13 +209,3 @@ def _message(content: bytes) -> str:
         return str(orjson.loads(content)["message"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return content.decode("utf-8", errors="replace")
-
-
-def _seconds(retry_after: str | None) -> float:
-    """The Retry-After header in seconds from now; 0 where there is none."""
-    if retry_after is None or retry_after.isdecimal():
-        return float(retry_after or 0)
-    try:
-        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
-    except (ValueError, OverflowError):
-        return 0.0

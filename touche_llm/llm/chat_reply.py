@@ -13,7 +13,8 @@ from touche_llm.llm.answer import Token
 from touche_llm.llm.engine import Completion, MissingLogprobs, Transient
 from touche_llm.llm.labels import LOGPROB_ROUNDING, overlaps, value_spans
 from touche_llm.llm.request import Request
-from touche_llm.llm.vllm_common import BROKEN_TRIES, chat
+from touche_llm.llm.vllm_common import chat
+from touche_llm.transport import BROKEN_TRIES
 
 CHAT_PATH = "/v1/chat/completions"
 LOGPROBS_MISSING = "log-probabilities were requested and none came; use --no-logprobs where none can be had"

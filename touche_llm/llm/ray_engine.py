@@ -33,7 +33,8 @@ from touche_llm.llm.chat_reply import ChatReply, chat_body, completion_of
 from touche_llm.llm.engine import Completion, Engine, EngineFacts, MissingLogprobs, Rejected, Transient
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.tokenizer import ChatTokenizer
-from touche_llm.llm.vllm_common import BROKEN_TRIES, model_name, start_options, verify_engine
+from touche_llm.llm.vllm_common import model_name, start_options, verify_engine
+from touche_llm.transport import BROKEN_TRIES
 
 # Those who wait are a data set when nobody has joined them for so many seconds.
 _MOMENT = 0.5

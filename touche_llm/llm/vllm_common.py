@@ -18,8 +18,6 @@ from touche_llm.llm.request import Message, Origin, Request, Sampling
 # A grammar that allows white space between tokens lets weak models write it without end; the switch exists for this
 # backend, and one backend must hold for all requests.
 _STRUCTURED_OUTPUTS = {"backend": "xgrammar", "disable_any_whitespace": True}
-# A reply that came whole and is broken may be a proxy's fault; the engine's would come again and again.
-BROKEN_TRIES = 3
 # No free model answers with this word.
 _PROBE_WORD = "quokka-7351"
 

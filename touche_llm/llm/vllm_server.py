@@ -23,8 +23,8 @@ from touche_llm.llm.chat_reply import CHAT_PATH, ChatReply, chat_body, completio
 from touche_llm.llm.concurrency import PRIORITY, Slots
 from touche_llm.llm.engine import Completion, EngineFacts, Rejected, Transient, Unreachable
 from touche_llm.llm.request import Message, Request
-from touche_llm.llm.vllm_common import BROKEN_TRIES, chat, head_of, verify_engine
-from touche_llm.transport import read_bounded
+from touche_llm.llm.vllm_common import chat, head_of, verify_engine
+from touche_llm.transport import BROKEN_TRIES, read_bounded, retry_after
 
 # The server's own variable for its key, so that both sides can be set at once. The key is never written anywhere.
 API_KEY_VARIABLE = "VLLM_API_KEY"
@@ -245,7 +245,7 @@ class VllmServer:
                 content = await read_bounded(response, _MAX_BODY)
                 if len(content) > _MAX_BODY:
                     raise aiohttp.ClientPayloadError(f"a reply of more than {_MAX_BODY:,} bytes")
-                status, retry_after = response.status, response.headers.get("Retry-After")
+                status, asked = response.status, retry_after(response.headers.get("Retry-After"))
                 location = response.headers.get("Location", "")
         except aiohttp.ClientConnectorError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
@@ -260,7 +260,7 @@ class VllmServer:
             raise Transient("server_error", reason) from error
         if status in (408, 429) or status >= 500:
             reason, crowded = f"HTTP {status}: {_problem(content)}", status in (429, 503)
-            raise Transient("server_error", reason, _seconds(retry_after), crowded=crowded)
+            raise Transient("server_error", reason, asked, crowded=crowded)
         if status >= 400:
             raise Rejected(status, f"HTTP {status} from {path}: {_problem(content)}")
         if status >= 300:
@@ -335,8 +335,3 @@ def _web_page(content: bytes) -> str:
     _, _, rest = start.partition("<title")
     title = " ".join(html.unescape(rest.partition(">")[2].partition("<")[0]).split())
     return f"a web page{f' ({title[:_MOST_TITLE]!r})' if title else ''}"
-
-
-def _seconds(retry_after: str | None) -> float | None:
-    """The Retry-After header in seconds; its form as a date is not used by model servers."""
-    return float(retry_after) if retry_after and retry_after.isdecimal() else None
