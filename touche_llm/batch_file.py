@@ -129,7 +129,7 @@ async def pending_requests(
         facts = _facts(config, cache, counter)
         engine = BatchEngine(Replies(), counter, importing=False)
         model = _model(config, facts, engine, cache)
-        if _asks(stage, config):
+        if asks_model(stage, config):
             await _go_through(stage, config, there, Quiet(observer, "batch"), model)
         _store(cache, config)
     batch = Batch(stage=stage, facts=facts, config=config)
@@ -172,7 +172,7 @@ def write_requests(
                 stream = stack.enter_context(whole_file(name))
                 digest = hashlib.sha256()
                 for request in islice(waiting, size):
-                    line = _line(request)
+                    line = request_line(request)
                     digest.update(line)
                     stream.write(line)
                 written.append(digest.hexdigest())
@@ -295,8 +295,8 @@ def _facts(config: Config, cache: Cache, tokenizer: ChatTokenizer | None) -> Eng
     return known.model_copy(update={"overhead": overhead, "engine": _ENGINE})
 
 
-def _asks(stage: StageName, config: Config) -> bool:
-    """Whether a stage asks the model at all."""
+def asks_model(stage: StageName, config: Config) -> bool:
+    """Whether a stage sends requests at all."""
     return {"retrieve": config.expansion.use, "judge": True, "rank": compares(config)}[stage]
 
 
@@ -333,7 +333,8 @@ def _together(requests: Iterable[Request]) -> list[Request]:
     return [request for group in groups.values() for request in group]
 
 
-def _line(request: Request) -> bytes:
+def request_line(request: Request) -> bytes:
+    """Return a request as a line of a batch file."""
     line = {"custom_id": request.key, "method": "POST", "url": CHAT_PATH, "body": chat_body(request)}
     return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
 

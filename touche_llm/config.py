@@ -38,8 +38,14 @@ from touche_llm.tasks.base import Aim, Task
 from touche_llm.yaml_text import YamlError, read_yaml, to_yaml
 
 _INDEX_ROOT = Path(".touche-llm/index")
-# Old values of settings, by dotted name: translated wherever a configuration is read.
-_RENAMED_VALUES = {"engine.name": {"started": "managed", "offline": "managed"}}
+# Old values of settings, by dotted name, and what their section holds now: translated wherever a configuration is read.
+_RENAMED_VALUES: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+    "engine.name": {
+        "started": {"name": "managed"},
+        "offline": {"name": "managed"},
+        "ray": {"name": "batch", "runner": "ray"},
+    }
+}
 
 
 QueryField = Literal["title", "description", "narrative", "objects"]
@@ -174,7 +180,7 @@ class Config(Section):
             section, name = place.split(".")
             given = values.get(section) if isinstance(values, dict) else None
             if isinstance(given, dict) and isinstance(old := given.get(name), str) and old in renamed:
-                values = values | {section: given | {name: renamed[old]}}
+                values = values | {section: {**given, **renamed[old]}}
         return values
 
     @model_validator(mode="after")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -10,9 +11,6 @@ from touche_llm.llm.adaptive import MOST_AT_ONCE
 from touche_llm.llm.vllm_common import model_name
 
 _MOST_GIVEN = 65536
-# A server is sent as many as it takes (llm/adaptive.py).
-# Ray is given what waits, and loads the model for each data set: as good as all of it.
-_MOST_AT_ONCE = {"server": MOST_AT_ONCE, "managed": MOST_AT_ONCE, "ray": 65536}
 
 
 class Section(BaseModel):
@@ -53,19 +51,26 @@ def _concurrency(given: Any) -> int | Literal["auto"]:
     return int(text)
 
 
+class Runner(StrEnum):
+    """What answers batch files: `vllm run-batch`, or a Ray Data job."""
+
+    VLLM = "vllm"
+    RAY = "ray"
+
+
 class EngineConfig(Section):
-    """The engine: a vLLM `server` at `base_url`, one `managed` by the program for the run, or vLLM under `ray`.
+    """The engine: a vLLM `server` at `base_url`, one `managed` by the program for the run, or `batch` files.
 
     For the latter two, `model` is a local folder, known by its last name, and `options` are additional options of
-    vLLM, as in `{tensor_parallel_size: 2}`; a server that runs already ignores them. For `ray` they may
-    also be those of `ray.data.llm.vLLMEngineProcessorConfig`, as in `{concurrency: [4, 4]}` for four replicas, and
-    `context` has to be given.
+    vLLM, as in `{tensor_parallel_size: 2}`; a server that runs already ignores them. Batch files are answered by the
+    `runner`, `vllm run-batch` or a Ray Data job, and need the `context`; for `ray`, `options` may also be those of
+    `ray.data.llm.vLLMEngineProcessorConfig`, as in `{concurrency: [4, 4]}` for four replicas.
     Times are in seconds and are the server's alone; `context` is in tokens, the model's own where left out.
-    `concurrency` is the number of requests at a time; "auto" finds out what a server takes, and is 65536 for `ray`:
-    what waits becomes one data set, for each of which the model is loaded.
+    `concurrency` is the number of requests at a time; "auto" finds out what a server takes.
     """
 
-    name: Literal["server", "managed", "ray"] = "server"
+    name: Literal["server", "managed", "batch"] = "server"
+    runner: Runner = Runner.VLLM
     base_url: Annotated[str, AfterValidator(_without_password)] = "http://127.0.0.1:8000"
     model: str | None = None
     options: Annotated[dict[str, Any], AfterValidator(_engine_options)] = {}
@@ -78,7 +83,7 @@ class EngineConfig(Section):
     @property
     def at_once(self) -> int:
         """Requests that may be under way at a time, at most."""
-        return _MOST_AT_ONCE[self.name] if self.concurrency == "auto" else self.concurrency
+        return MOST_AT_ONCE if self.concurrency == "auto" else self.concurrency
 
     @property
     def model_name(self) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,20 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.cache_file import Entry
 from touche_llm.llm.engine import Engine, EngineFacts
 from touche_llm.llm.language_model import LanguageModel
-from touche_llm.llm.ray_engine import RayEngine
 from touche_llm.llm.request import content_key
 from touche_llm.llm.vllm_common import model_folder
 
 # The log of a vLLM that the program starts, beside the answer cache.
-_LOG = "vllm.log"
+LOG = "vllm.log"
 # Tokens; more than any document has.
 _ENDLESS = 2**30
 
 
 @asynccontextmanager
 async def open_model(config: Config) -> AsyncIterator[LanguageModel]:
-    """The language model of a configuration, checked and ready; in replay no engine is touched.
+    """The language model of a configuration, checked and ready.
+
+    In replay no engine is reached, nor with batch files: `batch.rounds` puts their answers into the cache before.
 
     Raises:
         UsageError: failures are to be retried in replay, or nothing is known of the engine that is replayed.
@@ -42,37 +43,16 @@ async def open_model(config: Config) -> AsyncIterator[LanguageModel]:
             "resample_temperature": sampling.resample_temperature,
             "retry_failures": config.cache.retry_failures,
         }
-        if cache.mode is CacheMode.REPLAY:
+        if cache.mode is CacheMode.REPLAY or engine.name == "batch":
+            # Failures were sent again with the files.
+            policy = {**policy, "retry_failures": False}
             yield LanguageModel(facts=_replayed_facts(config, cache), engine=None, **policy)
             return
-        async with _engine(engine, sampling, cache.path.with_name(_LOG)) as (opened, facts):
+        log = cache.path.with_name(LOG)
+        opening = _managed(engine, sampling, log) if engine.name == "managed" else _server(engine, sampling)
+        async with opening as (opened, facts):
             remember(facts, cache)
             yield LanguageModel(facts=facts, engine=opened, **policy)
-
-
-_Opened = AbstractAsyncContextManager[tuple[Engine, EngineFacts]]
-
-
-def _engine(asked: EngineConfig, sampling: SamplingConfig, log: Path) -> _Opened:
-    match asked.name:
-        case "server":
-            return _server(asked, sampling)
-        case "managed":
-            return _managed(asked, sampling, log)
-        case "ray":
-            return _ray(asked, sampling, log)
-
-
-@asynccontextmanager
-async def _ray(asked: EngineConfig, sampling: SamplingConfig, log: Path) -> AsyncIterator[tuple[Engine, EngineFacts]]:
-    async with RayEngine(
-        model_folder(asked.model),
-        log,
-        context=asked.context,
-        options=asked.options,
-        chat_template_kwargs=sampling.chat_template_kwargs,
-    ) as ray:
-        yield ray, await ray.connect(asked.revision, sampling.top_logprobs)
 
 
 @asynccontextmanager

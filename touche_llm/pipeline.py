@@ -35,15 +35,20 @@ async def run_all(config: Config, folder: Path, observer: Observer, *, overwrite
     Raises:
         UsageError: The folder holds a run with other settings, or another process writes there.
     """
+    check_files(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder, "run", observer.notify):
+        async with _model(config, folder, "run", overwrite) as (known, model):
+            return await run_stages(known, folder, observer, model)
+
+
+def check_files(config: Config) -> None:
+    """Raise an error if topics, prompts, corpus or candidates are missing or cannot be read."""
     choose_topics(config)
     prompts_of(config, get_task(config.task))
     for path in (config.corpus, config.candidates):
         if path is not None and not path.is_file():
             raise DataError(f"{path}: no such file")
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder, "run", observer.notify):
-        async with _model(config, folder, "run", overwrite) as (known, model):
-            return await run_stages(known, folder, observer, model)
 
 
 async def run_stages(config: Config, folder: Path, observer: Observer, model: LanguageModel) -> Outcome:

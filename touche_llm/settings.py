@@ -12,7 +12,8 @@ from touche_llm.config import Config
 # Every other setting counts, so that a new one is not forgotten.
 INCIDENTAL = (
     *("index", "cache", "actor"),
-    *(f"engine.{name}" for name in ("name", "base_url", "options", "concurrency", "request_timeout", "retry_for")),
+    *(f"engine.{name}" for name in ("name", "runner", "base_url", "options")),
+    *(f"engine.{name}" for name in ("concurrency", "request_timeout", "retry_for")),
     *(
         f"chatnoir.{name}"
         for name in ("base_url", "cache", "requests_per_second", "page_size", "request_timeout", "retry_for")

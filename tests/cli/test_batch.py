@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tests import batch_replies as b
+from tests.batch.conftest import Programs
 from tests.cli.conftest import Done, Touche
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.run_lock import locked
@@ -40,7 +41,7 @@ def test_three_commands_and_a_replay_make_a_run(touche: Touche, tmp_path: Path) 
     assert (
         "vllm run-batch -i requests.jsonl -o responses.jsonl --model FOLDER --served-model-name served" in done.stdout
     )
-    assert "--max-model-len 32768" in done.stdout and "xgrammar" in done.stdout
+    assert "--max-model-len=32768" in done.stdout and "xgrammar" in done.stdout
     b.write(tmp_path / "responses.jsonl", replied(tmp_path / "requests.jsonl"))
     done = touche("batch", "import", "responses.jsonl", "--out", "run")
     assert done.returncode == 0, done.stderr
@@ -242,3 +243,69 @@ def test_export_and_import_are_refused_while_another_command_writes_in_the_folde
             assert (done.returncode, f"process {os.getpid()} " in done.stderr) == (2, True), done.stderr
         assert touche("judge", "--out", "run", "--dry-run").returncode == 0
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.name[0] != "."} == before
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    return Programs(tmp_path, monkeypatch)
+
+
+@pytest.mark.usefixtures("retrieved")
+def test_a_file_of_requests_is_answered_and_imported(touche: Touche, tmp_path: Path, programs: Programs) -> None:
+    assert touche(*EXPORT[:7], "--model", "models/tiny", *MODEL[2:]).returncode == 0
+    answer = ["batch", "run", "requests.jsonl", "-o", "responses.jsonl", "--model", "models/tiny"]
+    done = touche(*answer, "--context", "32768", "--set", "engine.options.tensor_parallel_size=2")
+    assert (done.returncode, done.stdout) == (0, "responses: responses.jsonl (3 requests)\n"), done.stderr
+    flags = programs.calls()[0]["flags"]
+    assert (flags["--max-model-len"], flags["--tensor-parallel-size"]) == ("32768", "2")
+    assert touche("batch", "import", "responses.jsonl", "--out", "run").returncode == 0
+
+    before = (tmp_path / "responses.jsonl").read_bytes()
+    refused = touche(*answer)
+    assert (refused.returncode, len(programs.calls())) == (2, 1)
+    assert (tmp_path / "responses.jsonl").read_bytes() == before
+    rows = json.loads(touche(*answer, "--overwrite", "--format", "json").stdout)
+    assert rows == [{"file": "responses.jsonl", "requests": 3}]
+
+
+@pytest.mark.usefixtures("retrieved")
+def test_what_cannot_be_answered_ends_the_command_before_vllm_starts(
+    touche: Touche, tmp_path: Path, programs: Programs
+) -> None:
+    assert touche(*EXPORT[:7], "--model", "models/tiny", *MODEL[2:]).returncode == 0
+    answer = ["batch", "run", "requests.jsonl", "--model", "models/tiny"]
+    for code, more in (
+        (2, ["-o", "requests.jsonl", "--overwrite"]),
+        (2, ["-o", "r.jsonl", "--engine", "ray"]),
+        (2, ["-o", "r.jsonl", "--engine", "warp"]),
+        (2, ["-o", "r.jsonl", "--context", "0"]),
+        (2, ["-o", "r.jsonl", "--set", "engine.revision=1"]),
+        (2, ["-o", "r.jsonl", "--set", "engine.options.api_key=1"]),
+        (2, ["-o", "r.jsonl", "--model", "nowhere"]),
+    ):
+        done = touche(*answer, *more)
+        assert (done.returncode, done.stdout) == (code, ""), more
+        assert "Traceback" not in done.stderr
+    programs.behave(fails=True)
+    done = touche(*answer, "-o", "r.jsonl")
+    assert done.returncode == 1 and "not enough memory" in done.stderr
+    assert not (tmp_path / "r.jsonl").exists()
+
+
+def test_one_command_makes_a_whole_run_by_files(touche: Touche, tmp_path: Path, programs: Programs) -> None:
+    engine = ["--engine", "batch", "--model", "models/tiny", "--context", "32768"]
+    given = [*DATA, "--out", "run", "--depth", "3", "--stance-depth", "0"]
+    done = touche("run", *given, *engine)
+    assert (done.returncode, "3 judgments" in done.stdout) == (0, True), done.stderr
+    assert [len(call["keys"]) for call in programs.calls()] == [3]
+    # Stage by stage: the answers are in the cache, and the ranking requests its own.
+    assert touche("judge", *given[len(DATA) :]).returncode == 0
+    assert touche("rank", "--out", "run", "--rank", "judge,pairwise:2").returncode == 0
+    assert len(programs.calls()) > 1
+    assert len((tmp_path / "run" / "run.txt").read_text().splitlines()) == 3
+
+
+def test_commands_that_make_no_run_refuse_batch_files(touche: Touche, programs: Programs) -> None:
+    engine = ["--engine", "batch", "--model", "models/tiny", "--context", "32768"]
+    done = touche("prompts", "try", "comparative/judge", *DATA, *engine)
+    assert (done.returncode, "--engine" in done.stderr, programs.calls()) == (2, True, [])

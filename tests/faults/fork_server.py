@@ -153,8 +153,7 @@ def import_all() -> None:
     """Import every module of the program, and what its functions import when they are called."""
     package = importlib.import_module("touche_llm")
     for module in pkgutil.walk_packages(package.__path__, "touche_llm."):
-        # These import vLLM and Ray, which need not be installed.
-        if not re.search(r"ray_driver|__main__", module.name):
+        if module.name != "touche_llm.__main__":
             importlib.import_module(module.name)
     for name in (
         "matplotlib.pyplot",

@@ -19,7 +19,7 @@ from tests.sample_runs import SAMPLE
 from touche_llm.config import Config
 from touche_llm.engines import open_model, remember
 from touche_llm.errors import EngineError, UsageError
-from touche_llm.llm import serving
+from touche_llm.llm import serving, vllm_process
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engine import EngineFacts
 from touche_llm.llm.serving import serve
@@ -59,7 +59,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "behaviour").write_text("serves")
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setattr(serving, "_ASK_EVERY", 0.05)
-    monkeypatch.setattr(serving, "_STOP_SECONDS", 0.3)
+    monkeypatch.setattr(vllm_process, "_STOP_SECONDS", 0.3)
     return folder
 
 

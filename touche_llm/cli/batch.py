@@ -1,4 +1,4 @@
-"""The commands for `vllm run-batch`: requests as files, and its replies into the cache."""
+"""The commands for batch files: requests as files, their responses, and these into the cache."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import orjson
 import typer
 
+from touche_llm.batch.runner import answer_file, run_batch
 from touche_llm.batch_file import Batch, import_replies, pending_requests, read_batch, write_requests
 from touche_llm.cli import options as o
 from touche_llm.cli import stages
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.dry_run import StageName
+from touche_llm.engine_config import EngineConfig, Runner
 from touche_llm.errors import UsageError, printable
+from touche_llm.files import check_output
 from touche_llm.llm.vllm_common import start_options
 from touche_llm.run_lock import locked
 
@@ -35,7 +37,7 @@ _RESPONSES = "responses.jsonl"
 # As many files are open at a time.
 _MOST_SHARDS = 500
 
-app = typer.Typer(no_args_is_help=True, help="Ask by files, for clusters with a queue and no server: `vllm run-batch`.")
+app = typer.Typer(no_args_is_help=True, help="Batch files, for clusters without a server: `vllm run-batch`, Ray Data.")
 
 
 @app.command()
@@ -125,6 +127,54 @@ def export(
     say(output, f"  {_export(batch, out)}")
 
 
+@app.command()
+def run(
+    requests: Annotated[Path, typer.Argument(help="A file of requests, as `batch export` writes it.")],
+    responses: Annotated[Path, typer.Option("--responses", "-o", help="The file to write, responses.jsonl.")],
+    model: Annotated[Path, typer.Option("--model", help="Folder of the model.")],
+    engine: Annotated[
+        Runner, typer.Option("--engine", help="vllm: `vllm run-batch`; ray: a Ray Data job, on a cluster or here.")
+    ] = Runner.VLLM,
+    context_tokens: Annotated[
+        int | None, typer.Option("--context", help="Context in tokens, as of the export (default: the model's).")
+    ] = None,
+    served_name: Annotated[
+        str | None,
+        typer.Option("--served-model-name", help="The model's name in the requests (default: the folder's)."),
+    ] = None,
+    values: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="An option of vLLM or Ray, as engine.options.tensor_parallel_size=2; repeatable.",
+        ),
+    ] = None,
+    overwrite: o.OverwriteOption = False,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Answer a file of requests with vLLM, here or on a Ray cluster (RAY_ADDRESS).
+
+    The responses are written whole or not at all; the output of vLLM and Ray goes to a log beside them.
+    """
+    check_output(responses, overwrite, [requests])
+    options = {}
+    for name, value in o.set_values(values or [], "batch run").items():
+        section, _, option = name.rpartition(".")
+        if section != "engine.options":
+            raise UsageError(f"--set {name}: not an option of vLLM or Ray; give --set engine.options.NAME=VALUE")
+        options[option] = value
+    given = {"name": "batch", "runner": engine.value, "model": str(model), "context": context_tokens}
+    settings = o.checked(EngineConfig, given | {"options": options}, {"options": "--set engine.options"})
+    log = responses.with_suffix(".log")
+    work = answer_file(settings, requests, responses, log, served_name=served_name)
+    count = stages.until_interrupted(work, lambda: f"{responses} is not written")
+    if output is Format.TABLE:
+        print(f"responses: {responses} ({count:,} requests)")
+    else:
+        print_rows(output, [{"file": responses, "requests": count}])
+
+
 @app.command("import")
 def import_(
     responses: Annotated[list[Path], typer.Argument(help="What vllm run-batch wrote, one file or more.")],
@@ -192,13 +242,11 @@ def _options(stage: StageName, context: typer.Context) -> dict[str, tuple[str, .
 
 
 def _command(batch: Batch, file: Path, tokenizer: Path | None) -> str:
-    """How vLLM answers a file of requests."""
-    settings = orjson.dumps(start_options({})["structured_outputs_config"]).decode()
+    """Return the command with which vLLM answers a file of requests."""
     known = (each for each in (tokenizer, Path(batch.facts.model)) if each is not None)
     weights = next((str(each) for each in known if (each / "config.json").is_file()), "FOLDER")
-    command = ["vllm", "run-batch", "-i", str(file), "-o", _RESPONSES, "--model", weights]
-    command += ["--served-model-name", batch.facts.model, "--max-model-len", str(batch.facts.context)]
-    return _spelled(*command, "--structured-outputs-config", settings)
+    facts = batch.facts
+    return _spelled(*run_batch(file, Path(_RESPONSES), weights, facts.model, facts.context, start_options({})))
 
 
 def _export(batch: Batch, out: Path) -> str:

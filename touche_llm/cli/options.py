@@ -61,6 +61,7 @@ _PLACES = {
     "retry_failures": "cache.retry_failures",
 }
 _NOT_CONFIGURATION = ("out", "config", "thresholds", "values", "dry_run", "output", "overwrite")
+_BY_FILES = ("retrieve", "judge", "rank", "run")
 # Of a batch export: the stage's options are those of its own command.
 _OF_BATCH = ("stage", "requests", "shards", "tokenizer")
 
@@ -119,7 +120,7 @@ EngineOption = Annotated[
     str | None,
     typer.Option(
         "--engine",
-        help="server (default): one that runs; managed: one started and stopped for the run; ray: vLLM under Ray Data.",
+        help="server (default): one that runs; managed: one started and stopped for the run; batch: files, in rounds.",
     ),
 ]
 BaseUrlOption = Annotated[
@@ -128,7 +129,8 @@ BaseUrlOption = Annotated[
 ModelOption = Annotated[
     str | None,
     typer.Option(
-        "--model", help="Served name, not needed if the server has one model; the folder for --engine managed and ray."
+        "--model",
+        help="Served name, not needed if the server has one model; the folder for --engine managed and batch.",
     ),
 ]
 RevisionOption = Annotated[str | None, typer.Option("--revision", help="Your name for the version of the weights.")]
@@ -260,7 +262,14 @@ def configure(context: typer.Context, *others: str) -> Config:
         for each in context.command.params
         if each.name is not None and _PLACES.get(each.name, each.name) not in given
     }
-    return load_config(file, flags | given, names)
+    config = load_config(file, flags | given, names)
+    is_sent = config.engine.name == "batch" and config.cache.mode is not CacheMode.REPLAY
+    if is_sent and "engine" in parameters and command not in _BY_FILES:
+        raise UsageError(
+            f"--engine batch: `{command}` sends no batch files; give --engine server or managed, or replay answers "
+            "with --cache-mode replay"
+        )
+    return config
 
 
 # To set then what a stage before a command went by would make the configuration tell what was not done.

@@ -6,13 +6,14 @@ import asyncio
 import signal
 import sys
 from collections import Counter
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import typer
 
 from touche_llm import pipeline, run_files
+from touche_llm.batch.rounds import answer_stage, run_by_files
 from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.costs import print_cost
@@ -123,6 +124,7 @@ def retrieve(
     if dry_run:
         show_cost(output, settings, None, ("retrieve",))
         return
+    _answer("retrieve", settings, out, overwrite=overwrite)
     failures = asked(settings, pipeline.retrieve_alone(settings, out, ConsoleObserver(), overwrite=overwrite))
     file = out / first_stage_file(get_task(settings.task))
     made(output, f"candidates: {file}", file, {"failures": len(failures)})
@@ -170,6 +172,7 @@ def judge(
     if dry_run:
         show_cost(output, settings, out, ("judge",))
         return
+    _answer("judge", settings, out, overwrite=overwrite)
     outcome = asked(settings, pipeline.judge_alone(settings, out, ConsoleObserver(), overwrite=overwrite))
     file = out / run_files.JUDGMENTS
     made(output, f"judgments: {file}", file, {"failures": len(outcome.failures)})
@@ -215,6 +218,7 @@ def rank(
     if dry_run:
         show_cost(output, settings, out, ("rank",))
         return
+    _answer("rank", settings, out)
     ranking = asked(settings, pipeline.rank_alone(settings, out, ConsoleObserver()))
     file = out / run_files.RUN
     counts = {"imputed": ranking.imputed, "failures": len(ranking.failures)}
@@ -289,11 +293,18 @@ def run(
     if dry_run:
         show_cost(output, settings, None, ("retrieve", "judge", "rank"))
         return
-    outcome = asked(settings, pipeline.run_all(settings, out, ConsoleObserver(), overwrite=overwrite))
+    run_stages = run_by_files if settings.engine.name == "batch" else pipeline.run_all
+    outcome = asked(settings, run_stages(settings, out, ConsoleObserver(), overwrite=overwrite))
     file = out / run_files.RUN
     counts = {"judgments": outcome.judgments, "failures": len(outcome.failures)}
     made(output, f"run: {file} ({outcome.judgments:,} judgments)", file, counts)
     end(output, out, outcome.failures)
+
+
+def _answer(stage: StageName, config: Config, out: Path, *, overwrite: bool = False) -> None:
+    """With `--engine batch`, have batch files answer what a stage requests, before it reads the answers."""
+    if config.engine.name == "batch":
+        asked(config, answer_stage(stage, config, out, ConsoleObserver(), overwrite=overwrite))
 
 
 def show_cost(output: Format, config: Config, folder: Path | None, stages: tuple[StageName, ...]) -> None:
@@ -315,6 +326,11 @@ def made(output: Format, sentence: str, file: Path, counts: Mapping[str, int]) -
 
 def asked(config: Config, work: Coroutine[Any, Any, ResultT]) -> ResultT:
     """Run what asks the model; Ctrl-C, SIGTERM and SIGHUP end it with exit code 130 and say where the answers are."""
+    return until_interrupted(work, lambda: kept(config.cache.file, config.cache.mode))
+
+
+def until_interrupted(work: Coroutine[Any, Any, ResultT], note: Callable[[], str]) -> ResultT:
+    """Run a coroutine; Ctrl-C, SIGTERM and SIGHUP end it with exit code 130 and print `note`."""
 
     def stop(*_: object) -> None:
         # What is left then is to close, which a second Ctrl-C should not break.
@@ -330,7 +346,7 @@ def asked(config: Config, work: Coroutine[Any, Any, ResultT]) -> ResultT:
     try:
         return asyncio.run(_quietly(work))
     except KeyboardInterrupt:
-        print(f"interrupted; {kept(config.cache.file, config.cache.mode)}", file=sys.stderr)
+        print(f"interrupted; {note()}", file=sys.stderr)
         raise typer.Exit(130) from None
     finally:
         for number, handler in before.items():

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import orjson
 
 from touche_llm.errors import EngineError
-from touche_llm.llm import server_guard
 from touche_llm.llm.vllm_common import model_name, start_options
+from touche_llm.llm.vllm_process import find_vllm, flags, guarded
 
 _HOST = "127.0.0.1"
 _ASK_EVERY = 0.5
-# Between SIGTERM and SIGKILL, in seconds: vLLM gives memory and semaphores back meanwhile.
-_STOP_SECONDS = 30.0
-_LAST_LINES, _LAST_BYTES = 15, 2**16
 
 
 @asynccontextmanager
@@ -34,65 +26,32 @@ async def serve(
 ) -> AsyncIterator[str]:
     """Serve the model of a folder, under the folder's last name, on a free port of this machine.
 
-    The server and its processes end with the block and with this process, whatever ends these (see `server_guard`).
+    The server and its processes end with the block and with this process (see `guarded`).
 
     Args:
-        folder: holds the model.
-        options: further options of `vllm serve`, named and valued as for `vllm.LLM`: `{"enforce_eager": True}`.
-        log: what the server writes is appended to it.
-        context: in tokens; the model's own where None.
-        ready_within: seconds that starting may take.
+        folder: Folder of the model.
+        options: Additional options of `vllm serve`, named and valued as for `vllm.LLM`: `{"enforce_eager": True}`.
+        log: File to which the server's output is appended.
+        context: Context in tokens; the model's own if None.
+        ready_within: Seconds that starting may take.
 
     Yields:
-        the server's base URL, once it answers.
+        The server's base URL, once it answers.
 
     Raises:
-        EngineError: no vLLM, or it did not start; with the last lines of its log.
+        EngineError: vLLM is not installed, or it did not start; with the last lines of its log.
     """
-    command = shutil.which("vllm", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
-    if command is None:
-        raise EngineError("no `vllm` beside this Python or on PATH: pip install 'vllm>=0.32'")
     port = _free_port()
     arguments = start_options(options)
     arguments |= {"served_model_name": model_name(folder), "host": _HOST, "port": port}
     arguments |= {} if context is None else {"max_model_len": context}
+    command = [find_vllm(), "serve", str(folder), "--disable-uvicorn-access-log", "--enable-prompt-tokens-details"]
     # Seconds; vLLM's default of 5 closes connections that the client is about to use again.
-    environment = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "120"} | os.environ
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
-        start = output.tell()
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-I", server_guard.__file__, str(_STOP_SECONDS)),
-                *(command, "serve", str(folder), "--disable-uvicorn-access-log", "--enable-prompt-tokens-details"),
-                *_flags(arguments),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            env=environment,
-            start_new_session=True,
-        )
-    try:
+    variables = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "120"}
+    async with guarded([*command, *flags(arguments)], log, variables) as (process, end_of_log):
         url = f"http://{_HOST}:{port}"
-        await _wait_until_ready(process, f"{url}/health", partial(_end_of, log, start), ready_within)
+        await _wait_until_ready(process, f"{url}/health", end_of_log, ready_within)
         yield url
-    finally:
-        await _stop(process)
-
-
-def _flags(options: Mapping[str, Any]) -> list[str]:
-    """Options as command line flags; None leaves one out."""
-    flags = []
-    for name, value in options.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            flags.append(f"--{flag}" if value else f"--no-{flag}")
-        elif isinstance(value, Mapping | list | tuple):
-            flags.append(f"--{flag}={orjson.dumps(value).decode()}")
-        elif value is not None:
-            flags.append(f"--{flag}={value}")
-    return flags
 
 
 def _free_port() -> int:
@@ -116,19 +75,3 @@ async def _wait_until_ready(
     except TimeoutError as error:
         raise EngineError(f"vLLM did not start within {seconds:g} s; {end_of_log()}") from error
     raise EngineError(f"vLLM ended with code {process.returncode} before it was ready; {end_of_log()}")
-
-
-def _end_of(log: Path, start: int) -> str:
-    """The last lines of a log from the byte `start` on."""
-    with log.open("rb") as stream:
-        size = stream.seek(0, os.SEEK_END)
-        stream.seek(max(start, size - _LAST_BYTES))
-        lines = stream.read(_LAST_BYTES).decode(errors="replace").splitlines()[-_LAST_LINES:]
-    return "\n".join([f"the end of {log}:", *(line[:500] for line in lines)])
-
-
-async def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server and all processes that it has started."""
-    assert process.stdin is not None
-    process.stdin.close()
-    await asyncio.to_thread(process.wait)

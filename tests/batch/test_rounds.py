@@ -1,0 +1,177 @@
+"""Runs by batch files, answered by a program that stands in for `vllm run-batch`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.batch.conftest import Programs
+from tests.sample_runs import Silent, config_for
+from touche_llm import pipeline
+from touche_llm.batch import rounds
+from touche_llm.batch.rounds import answer_stage, run_by_files
+from touche_llm.config import Config, load_config
+from touche_llm.errors import EngineError, ReplayMiss, UsageError
+from touche_llm.llm.cache import Cache, CacheMode
+
+RUN_FILES = ("run.txt", "judgments.jsonl", "failures.jsonl", "comparisons.jsonl", "stances.jsonl")
+
+
+@pytest.fixture
+def config(tmp_path: Path, programs: Programs) -> Config:
+    return config_of(tmp_path, programs)
+
+
+def config_of(folder: Path, programs: Programs, **flags: Any) -> Config:
+    engine = {"engine__name": "batch", "engine__model": str(programs.model), "engine__context": 32768}
+    given: dict[str, Any] = {"topic": ("3",), "depth": 4, "stance__depth": 2, "rank": "judge,pairwise:3"}
+    return config_for(folder, **(engine | given | flags))
+
+
+def sent(programs: Programs) -> list[int]:
+    return [len(call["keys"]) for call in programs.calls()]
+
+
+async def test_a_run_takes_a_file_for_each_set_of_requests_that_do_not_wait_for_others(
+    config: Config, programs: Programs, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    outcome = await run_by_files(config, out, Silent())
+    assert (outcome.judgments, outcome.failures) == (4, [])
+    # Judgments, the stances of the best two and the orders of three pairs, both twice.
+    assert sent(programs) == [4, 4, 6]
+    written = yaml.safe_load((out / "config.yaml").read_text())
+    assert (written["engine"]["name"], written["engine"]["runner"]) == ("batch", "vllm")
+    assert written["cache"]["mode"] == "reuse"
+    assert {path.name for path in tmp_path.iterdir() if path.name.startswith(".")} == set()
+    assert not (out / "batch.json").exists()
+
+    # The same command again sends nothing; a replay for a server makes the same run from the same answers.
+    await run_by_files(config, out, Silent())
+    assert len(sent(programs)) == 3
+    mode = config.cache.model_copy(update={"mode": CacheMode.REPLAY})
+    engine = config.engine.model_copy(update={"name": "server", "model": "tiny"})
+    replay = config.model_copy(update={"cache": mode, "engine": engine})
+    await pipeline.run_all(replay, tmp_path / "replayed", Silent())
+    for name in RUN_FILES:
+        assert (tmp_path / "replayed" / name).read_bytes() == (out / name).read_bytes()
+
+
+async def test_a_first_stage_with_expansion_sends_a_file_of_its_own(programs: Programs, tmp_path: Path) -> None:
+    config = config_of(tmp_path, programs, expansion__use=True, rank="judge", stance__depth=0)
+    await run_by_files(config, tmp_path / "out", Silent())
+    assert sent(programs) == [1, 4]
+    assert (tmp_path / "out" / "queries.jsonl").stat().st_size > 0
+
+
+async def test_the_runner_is_a_setting(programs: Programs, tmp_path: Path) -> None:
+    on_cpu = {"placement_group_config": {"bundles": [{"CPU": 1}]}}
+    flags = {"engine__runner": "ray", "engine__options": on_cpu}
+    config = config_of(tmp_path, programs, rank="judge", stance__depth=0, **flags)
+    assert (await run_by_files(config, tmp_path / "out", Silent())).judgments == 4
+    assert ([len(rows) for rows in programs.seen("rows")], programs.calls()) == ([4], [])
+    stages = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]
+    assert "ray-2.60.0" in stages["judge"]["engine"]
+
+
+async def test_a_run_whose_runner_failed_resumes_with_what_is_missing(
+    config: Config, programs: Programs, tmp_path: Path
+) -> None:
+    programs.behave(fails_in_call=2)
+    with pytest.raises(EngineError, match="not enough memory"):
+        await run_by_files(config, tmp_path / "out", Silent())
+    assert not (tmp_path / "out" / "judgments.jsonl").exists()
+    programs.behave()
+    await run_by_files(config, tmp_path / "out", Silent())
+    assert sent(programs) == [4, 4, 4, 6]
+
+
+async def test_errors_are_sent_again_until_a_round_brings_nothing(
+    config: Config, programs: Programs, tmp_path: Path
+) -> None:
+    programs.behave(broken=1)
+    with pytest.raises(EngineError, match="1 status_500"):
+        await run_by_files(config, tmp_path / "out", Silent())
+    assert sent(programs) == [4, 1]
+    programs.behave()
+    assert (await run_by_files(config, tmp_path / "out", Silent())).failures == []
+
+
+async def test_questions_without_a_usable_answer_are_failures_and_sent_again_once_if_wanted(
+    programs: Programs, tmp_path: Path
+) -> None:
+    config = config_of(tmp_path, programs, rank="judge", stance__depth=0)
+    programs.behave(says="Well.")
+    outcome = await run_by_files(config, tmp_path / "out", Silent())
+    assert [failure.attempts[-1].kind for failure in outcome.failures] == ["not_json"] * 4
+    assert sent(programs) == [4, 4, 4]  # three samples
+    await run_by_files(config, tmp_path / "out", Silent())
+    assert len(sent(programs)) == 3
+    retry = config.model_copy(update={"cache": config.cache.model_copy(update={"retry_failures": True})})
+    outcome = await run_by_files(retry, tmp_path / "out", Silent())
+    assert (len(outcome.failures), sent(programs)) == (4, [4] * 6)
+    programs.behave()
+    assert (await run_by_files(retry, tmp_path / "out", Silent())).failures == []
+
+
+async def test_no_file_has_more_requests_than_an_import_reads(
+    config: Config, programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "MAX_REPLIES", 3)
+    await run_by_files(config, tmp_path / "out", Silent())
+    assert sent(programs) == [3, 1, 3, 1, 3, 3]
+
+
+async def test_answers_in_the_cache_need_no_runner_also_if_they_are_of_another_context(
+    config: Config, programs: Programs, tmp_path: Path
+) -> None:
+    await run_by_files(config, tmp_path / "out", Silent())
+    engine = config.engine.model_copy(update={"context": 30000})
+    await run_by_files(config.model_copy(update={"engine": engine}), tmp_path / "other", Silent())
+    assert len(sent(programs)) == 3
+    assert (tmp_path / "other" / "run.txt").read_bytes() == (tmp_path / "out" / "run.txt").read_bytes()
+
+
+async def test_a_replay_sends_nothing(config: Config, programs: Programs, tmp_path: Path) -> None:
+    mode = config.cache.model_copy(update={"mode": CacheMode.REPLAY})
+    replay = config.model_copy(update={"cache": mode})
+    with Cache(config.cache.file) as cache:
+        cache.export_cassette(tmp_path / "empty.jsonl")
+    with pytest.raises((UsageError, ReplayMiss)):
+        await run_by_files(replay, tmp_path / "out", Silent())
+    assert programs.calls() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "value"),
+    [("engine", {"context": None}), ("engine", {"model": None}), ("cache", {"mode": CacheMode.REFRESH})],
+)
+async def test_what_a_file_cannot_be_made_of_is_wrong_usage(
+    change: str, value: dict[str, Any], config: Config, programs: Programs, tmp_path: Path
+) -> None:
+    section = getattr(config, change).model_copy(update=value)
+    with pytest.raises(UsageError):
+        await run_by_files(config.model_copy(update={change: section}), tmp_path / "out", Silent())
+    assert programs.calls() == []
+
+
+async def test_a_folder_with_a_run_of_other_settings_is_refused_before_anything_is_sent(
+    config: Config, programs: Programs, tmp_path: Path
+) -> None:
+    await run_by_files(config, tmp_path / "out", Silent())
+    other = config.model_copy(update={"sampling": config.sampling.model_copy(update={"seed": 5})})
+    with pytest.raises(UsageError, match=r"sampling\.seed"):
+        await answer_stage("judge", other, tmp_path / "out", Silent())
+    assert len(sent(programs)) == 3
+
+
+def test_a_configuration_of_the_former_engine_opens_as_batch_files_answered_by_ray(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("engine: {name: ray, model: models/tiny, context: 512, options: {concurrency: [4, 8]}}\n")
+    config = load_config(file, {"topics": "topics.xml", "corpus": "corpus.jsonl"})
+    assert (config.engine.name, config.engine.runner) == ("batch", "ray")
+    assert (config.engine.model_name, config.engine.context) == ("tiny", 512)
+    assert config.engine.options == {"concurrency": [4, 8]}

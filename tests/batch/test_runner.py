@@ -1,0 +1,251 @@
+"""Answering a file of requests with a program that stands in for `vllm run-batch`, or with libraries for Ray's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from tests import batch_replies as b
+from tests.batch.conftest import Programs
+from touche_llm.batch import runner
+from touche_llm.batch.runner import answer_file
+from touche_llm.engine_config import EngineConfig
+from touche_llm.errors import DataError, EngineError, UsageError
+
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"word": {"enum": ["yes"]}}, "required": ["word"]}
+
+
+def request(key: str, text: str = "A question.", **body: Any) -> dict[str, Any]:
+    given = {
+        "model": "tiny",
+        "messages": [{"role": "system", "content": "Judge."}, {"role": "user", "content": text}],
+        "temperature": 0.0,
+        "seed": 3,
+        "max_tokens": 64,
+        "structured_outputs": {"json": SCHEMA},
+        "chat_template_kwargs": {"enable_thinking": False},
+        "logprobs": True,
+        "top_logprobs": 20,
+    }
+    return {"custom_id": key, "method": "POST", "url": "/v1/chat/completions", "body": given | body}
+
+
+class Place:
+    """A file of requests, and where its responses go."""
+
+    def __init__(self, folder: Path, programs: Programs) -> None:
+        self.programs = programs
+        self.requests = b.write(folder / "requests.jsonl", [request("a"), request("b")])
+        self.responses = folder / "out" / "responses.jsonl"
+        self.log = folder / "out" / "responses.log"
+
+    async def answer(self, served_name: str | None = None, **engine: Any) -> int:
+        given = {"name": "batch", "model": str(self.programs.model), "context": 1000} | engine
+        config = EngineConfig.model_validate(given)
+        return await answer_file(config, self.requests, self.responses, self.log, served_name=served_name)
+
+    def files(self) -> set[str]:
+        return {path.name for path in self.responses.parent.iterdir()} if self.responses.parent.exists() else set()
+
+
+@pytest.fixture
+def place(tmp_path: Path, programs: Programs) -> Place:
+    return Place(tmp_path, programs)
+
+
+async def test_vllm_gets_model_name_context_and_options(place: Place) -> None:
+    assert await place.answer(options={"tensor_parallel_size": 2, "enforce_eager": True}) == 2
+    assert [line["custom_id"] for line in b.read(place.responses)] == ["a", "b"]
+    assert place.files() == {"responses.jsonl", "responses.log"}
+    (call,) = place.programs.calls()
+    flags = call["flags"]
+    assert call["argv"][0] == "run-batch" and "--enforce-eager" in call["argv"]
+    assert (flags["-i"], flags["--model"]) == (str(place.requests), str(place.programs.model))
+    assert (flags["--served-model-name"], flags["--max-model-len"]) == ("tiny", "1000")
+    assert flags["--tensor-parallel-size"] == "2"
+    assert orjson.loads(flags["--structured-outputs-config"])["disable_any_whitespace"] is True
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        {"fails": True},
+        {"nothing": True},
+        {"garbage": True},
+        {"fewer": True},
+        {"twice": True},
+        {"foreign": True},
+        {"model": "another"},
+    ],
+)
+async def test_responses_that_are_not_one_to_each_request_leave_the_target_as_it_was(
+    behaviour: dict[str, Any], place: Place
+) -> None:
+    place.programs.behave(**behaviour)
+    with pytest.raises(EngineError) as caught:
+        await place.answer()
+    assert str(place.requests) in str(caught.value)
+    assert ("not enough memory" in str(caught.value)) == ("fails" in behaviour)  # the end of the log
+    assert place.files() == {"responses.log"}
+    place.responses.write_text("of before")
+    with pytest.raises(EngineError):
+        await place.answer()
+    assert place.responses.read_text() == "of before"
+
+
+async def test_a_response_with_an_error_is_a_response(place: Place) -> None:
+    place.programs.behave(broken=1)
+    assert await place.answer() == 2
+    assert [line["response"]["status_code"] for line in b.read(place.responses)] == [500, 200]
+
+
+async def test_an_interruption_ends_the_runner_and_leaves_no_half_file(place: Place) -> None:
+    place.programs.behave(hangs=True)
+    task = asyncio.create_task(place.answer())
+    while not (place.programs.folder / "hangs").exists():
+        assert not task.done(), task.exception()
+        await asyncio.sleep(0.02)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert place.files() == {"responses.log"}
+
+
+@pytest.mark.parametrize("runner", ["vllm", "ray"])
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [],
+        [{"custom_id": "a"}],
+        ["no object"],
+        [request("a") | {"url": "/v1/embeddings"}],
+        [request("a"), request("a")],
+        [request("a"), request("b", model="another")],
+    ],
+)
+async def test_what_is_no_file_of_chat_requests_to_one_model_starts_nothing(
+    lines: list[Any], runner: str, place: Place
+) -> None:
+    b.write(place.requests, lines)
+    with pytest.raises(DataError) as caught:
+        await place.answer(runner=runner)
+    assert str(caught.value).startswith(f"{place.requests}:")
+    assert (place.programs.calls(), place.programs.seen("init"), place.files()) == ([], [], set())
+
+
+async def test_a_missing_file_is_an_error_of_the_data(place: Place) -> None:
+    place.requests.unlink()
+    with pytest.raises(DataError, match=r"requests\.jsonl"):
+        await place.answer()
+
+
+async def test_requests_to_a_model_of_another_name_need_that_name(place: Place) -> None:
+    b.write(place.requests, [request("a", model="organisation/tiny")])
+    assert await place.answer() == 1  # the folder's name is the last part
+    b.write(place.requests, [request("a", model="large")])
+    with pytest.raises(UsageError, match="--served-model-name large"):
+        await place.answer()
+    with pytest.raises(UsageError, match="--served-model-name large"):
+        await place.answer(served_name="small")
+    assert await place.answer(served_name="large") == 1
+    assert [call["flags"]["--served-model-name"] for call in place.programs.calls()] == ["organisation/tiny", "large"]
+
+
+async def test_a_model_that_is_no_folder_of_one_is_refused(place: Place) -> None:
+    (place.programs.model / "config.json").unlink()
+    with pytest.raises(UsageError, match=r"config\.json"):
+        await place.answer()
+
+
+@pytest.mark.parametrize("changes", [{"top_p": 0.5}, {"response_format": {"type": "json_object"}}, {"seed": "x"}])
+async def test_ray_refuses_what_it_would_not_hand_on(changes: Mapping[str, Any], place: Place) -> None:
+    b.write(place.requests, [request("a", **changes)])
+    with pytest.raises(DataError, match=r"requests\.jsonl:1.*" + next(iter(changes))):
+        await place.answer(runner="ray")
+
+
+async def test_ray_needs_the_context_and_its_libraries(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="--context"):
+        await place.answer(runner="ray", context=None)
+    monkeypatch.setattr(runner, "find_spec", lambda name: None)
+    with pytest.raises(EngineError, match=r"pip install 'touche-llm\[ray\]'"):
+        await place.answer(runner="ray")
+
+
+async def test_without_vllm_the_error_names_the_extra(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.devnull)
+    monkeypatch.setattr(sys, "executable", os.devnull)
+    with pytest.raises(EngineError, match=r"pip install 'touche-llm\[vllm\]'"):
+        await place.answer()
+
+
+async def test_rays_options_go_to_ray_and_the_others_to_vllm(place: Place) -> None:
+    b.write(place.requests, [request(str(number)) for number in range(20)])
+    options = {"batch_size": 8, "tensor_parallel_size": 2, "placement_group_config": {"bundles": [{"CPU": 1}]}}
+    assert await place.answer(runner="ray", options=options) == 20
+    assert place.programs.seen("blocks") == [3]
+    assert (place.programs.seen("init"), place.programs.seen("stats")) == (["local"], ["0"])
+    (config,) = place.programs.seen("config")
+    assert config["model_source"] == str(place.programs.model)
+    assert (config["batch_size"], config["placement_group_config"]) == (8, options["placement_group_config"])
+    vllm = config["engine_kwargs"]
+    assert (vllm["tensor_parallel_size"], vllm["max_model_len"]) == (2, 1000)
+    assert vllm["structured_outputs_config"]["disable_any_whitespace"] and "batch_size" not in vllm
+
+
+async def test_too_few_gpus_are_an_error_instead_of_a_wait(place: Place) -> None:
+    with pytest.raises(EngineError, match=r"(?s)0 GPUs.*needs 2.*RAY_ADDRESS.*placement_group_config"):
+        await place.answer(runner="ray", options={"tensor_parallel_size": 2})
+    assert place.files() == {"responses.log"}
+
+
+async def test_the_job_sends_what_a_chat_template_and_a_server_would_make_of_a_request(place: Place) -> None:
+    schema = {"type": "object", "properties": {"b": {"enum": ["x"]}, "a": {"enum": [1]}}}
+    thinking = {"enable_thinking": True}
+    sampling = {"seed": 3, "max_tokens": 32, "top_logprobs": 5, "temperature": 0.7}
+    changes = {"structured_outputs": {"json": schema}, "chat_template_kwargs": thinking} | sampling
+    b.write(place.requests, [request("a", "Why?", **changes)])
+    await place.answer(runner="ray", options={"placement_group_config": {"bundles": [{"CPU": 1}]}})
+    ((row,),) = place.programs.seen("rows")
+    assert "".join(map(chr, row["tokenized_prompt"])) == "<system>Judge.<user>Why?<think><assistant>"
+    assert row["sampling_params"] == {
+        **{"temperature": 0.7, "seed": 3, "max_tokens": 32, "logprobs": 5},
+        "top_k": 2,  # the model's own, which the request does not set
+        "structured_outputs": {"json": orjson.dumps(schema).decode()},
+    }
+
+
+async def test_the_job_writes_a_response_to_each_request_also_where_vllm_or_the_template_refuses(place: Place) -> None:
+    text = '{"word": "yes"}'
+    lines = [request(str(most), max_tokens=most) for most in (64, len(text) + 1, len(text), 4)]
+    lines += [request("refused", structured_outputs={"json": {"allOf": []}})]
+    lines += [request("broken", "broken"), request("template", "no such role")]
+    b.write(place.requests, lines)
+    on_cpu = {"placement_group_config": {"bundles": [{"CPU": 1}]}}
+    assert await place.answer(runner="ray", options=on_cpu) == len(lines)
+    found = {line["custom_id"]: line["response"] for line in b.read(place.responses)}
+    assert {key: found[key]["status_code"] for key in ("refused", "broken", "template")} == {
+        "refused": 400,
+        "broken": 500,
+        "template": 400,
+    }
+    assert "takes no such role" in json.dumps(found["template"]["body"])
+    answered = [found[str(most)]["body"] for most in (64, len(text) + 1, len(text), 4)]
+    # The end token separates an answer that ended with its last token from one that was cut off there.
+    assert [each["choices"][0]["finish_reason"] for each in answered] == ["stop", "stop", "length", "length"]
+    assert [each["usage"]["completion_tokens"] for each in answered] == [16, 16, 15, 4]
+    whole = answered[0]
+    assert whole["choices"][0]["message"]["content"] == text
+    assert whole["usage"]["prompt_tokens"] == len("<system>Judge.<user>A question.<assistant>")
+    assert (whole["model"], whole["system_fingerprint"]) == ("tiny", "vllm-0.32.0-ray-2.60.0")
+    first = whole["choices"][0]["logprobs"]["content"][0]
+    assert (first["token"], first["logprob"], len(first["top_logprobs"])) == ("{", -0.5, 20)
+    assert first["top_logprobs"][1]["logprob"] == -9999.0

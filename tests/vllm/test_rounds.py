@@ -1,0 +1,103 @@
+"""Runs by batch files, answered by the real `vllm run-batch` and the real Ray Data,.
+
+Each round loads the model, which takes about a minute on two cores; tests/vllm/test_batch.py compares `vllm run-batch`
+with a server.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import yaml
+
+from tests.sample_runs import run_lines
+from tests.vllm.conftest import Tell
+from tests.vllm.processes import left_in_folder
+from tests.vllm.server import CONTEXT, MODEL_NAME, OPTIONS, VENV, vllm_environment
+from touche_llm.cli.demo import SAMPLES
+from touche_llm.llm.answer import Answer
+from touche_llm.llm.cache import Cache
+
+pytestmark = [pytest.mark.vllm, pytest.mark.nightly]
+SAMPLE = SAMPLES / "comparative"
+# Their objects are in the topics, so the model only judges: one round.
+TOPICS = ["3", "7", "12"]
+ON_CPU = {"placement_group_config": {"bundles": [{"CPU": 1}]}, "batch_size": 8, "max_concurrent_batches": 1}
+# Other batches move the last digits of log-probabilities.
+CLOSE = 1e-4
+
+
+def command(folder: Path, out: str, engine: dict[str, Any]) -> list[str]:
+    config = folder / f"{out}.yaml"
+    config.write_text(yaml.safe_dump({"engine": engine}))
+    arguments = ["run", "--topics", SAMPLE / "topics.xml", "--corpus", SAMPLE / "passages.jsonl", "--config", config]
+    arguments += [word for topic in TOPICS for word in ("--topic", topic)]
+    arguments += ["--temperature", 0.7, "--stance-depth", 0, "--index", folder / "index"]
+    arguments += ["--out", folder / f"{out}-out", "--cache", folder / out / "answers.sqlite"]
+    return [str(VENV / "bin" / "python"), "-m", "touche_llm", *map(str, arguments)]
+
+
+def test_interrupted_runs_leave_nothing_and_both_runners_give_the_same_answers(
+    tiny_model: Path, tmp_path: Path, tell: Tell
+) -> None:
+    model = tmp_path / "models" / MODEL_NAME
+    shutil.copytree(tiny_model, model)
+    # Sampling of the model's own, which vLLM's server applies and Ray does not.
+    settings = model / "generation_config.json"
+    settings.write_bytes(orjson.dumps(orjson.loads(settings.read_bytes()) | {"top_k": 2}))
+    for runner, more in (("vllm", {}), ("ray", ON_CPU)):
+        engine = {"name": "batch", "runner": runner, "model": str(model), "context": CONTEXT, "options": OPTIONS | more}
+        log = tmp_path / runner / "vllm.log"
+        run = command(tmp_path, runner, engine)
+        interrupt(run, tmp_path, log)
+        assert left_in_folder(tmp_path) == []
+        assert [path.name for path in log.parent.iterdir()] == ["vllm.log"]
+        started = time.monotonic()
+        with vllm_environment():
+            done = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+        assert left_in_folder(tmp_path) == []
+        tell(f"{runner}: {len(answers(log.parent))} answers in {time.monotonic() - started:.0f} s")
+    found, expected = answers(tmp_path / "ray"), answers(tmp_path / "vllm")
+    assert found.keys() == expected.keys() != set()
+    for key, answer in found.items():
+        assert said(answer) == said(expected[key])
+        logprobs = [token.logprob for token in answer.tokens]
+        assert logprobs == pytest.approx([token.logprob for token in expected[key].tokens], abs=CLOSE)
+        assert answer.fingerprint is not None and "-ray-" in answer.fingerprint
+    ranked = [
+        {(line.topic_id, line.document_id, line.stance) for line in run_lines(tmp_path / f"{name}-out" / "run.txt")}
+        for name in ("ray", "vllm")
+    ]
+    assert ranked[0] == ranked[1] != set()
+
+
+def interrupt(run: list[str], folder: Path, log: Path) -> None:
+    """Start a run, and interrupt it while the runner loads the model."""
+    with vllm_environment():
+        process = subprocess.Popen(run, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        while not log.exists() or b"Initializing a V1 LLM engine" not in log.read_bytes():
+            assert process.poll() is None, "the run ended before it could be interrupted"
+            time.sleep(0.2)
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, errors[-4000:]
+
+
+def answers(folder: Path) -> dict[str, Answer]:
+    with Cache(folder / "answers.sqlite") as opened:
+        return {entry.key: entry.read(Answer) for entry in opened.find("answer")}
+
+
+def said(answer: Answer) -> tuple[object, ...]:
+    """What is the same to the byte."""
+    tokens = [(token.at, token.token) for token in answer.tokens]
+    return answer.text, answer.finish_reason, answer.prompt_tokens, answer.completion_tokens, tokens

@@ -1,0 +1,98 @@
+"""Runs whose requests are answered by batch files: export, run and import, until nothing is pending."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+from touche_llm.batch.runner import TITLES, answer_file
+from touche_llm.batch_file import Import, asks_model, import_replies, pending_requests, request_line
+from touche_llm.config import Config
+from touche_llm.dry_run import StageName
+from touche_llm.engines import LOG, remember
+from touche_llm.errors import EngineError
+from touche_llm.llm.batch_replies import MAX_REPLIES
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.vllm_common import model_folder
+from touche_llm.made_from import check_inputs, check_settings
+from touche_llm.pipeline import check_files, judge_alone, rank_alone, retrieve_alone
+from touche_llm.run_lock import locked
+from touche_llm.scratch import BUILDING, remove_abandoned, scratch
+from touche_llm.stages.common import Observer
+from touche_llm.stages.judge import Outcome
+
+
+async def run_by_files(config: Config, folder: Path, observer: Observer, *, overwrite: bool = False) -> Outcome:
+    """Run all stages, each after its requests were answered; arguments and errors as `pipeline.run_all`."""
+    check_files(config)
+    await answer_stage("retrieve", config, folder, observer, overwrite=overwrite)
+    failures = await retrieve_alone(config, folder, observer, overwrite=overwrite)
+    await answer_stage("judge", config, folder, observer)
+    outcome = await judge_alone(config, folder, observer)
+    await answer_stage("rank", config, folder, observer)
+    ranking = await rank_alone(config, folder, observer)
+    return replace(outcome, failures=failures + outcome.failures + ranking.failures)
+
+
+async def answer_stage(
+    stage: StageName, config: Config, folder: Path, observer: Observer, *, overwrite: bool = False
+) -> None:
+    """Have the engine's runner answer what a stage requests, in rounds, until the cache holds all answers.
+
+    A round answers all requests that do not depend on pending answers. Answers of finished rounds stay in the cache, so
+    that the same command resumes an interrupted one. A replay sends nothing.
+
+    Raises:
+        UsageError: The folder holds a run with other settings, or the model's folder or its context is missing.
+        EngineError: The runner failed, or a round yielded nothing that can be stored.
+    """
+    if config.cache.mode is CacheMode.REPLAY or not asks_model(stage, config):
+        return
+    if stage == "rank":
+        check_inputs(folder, config)
+    else:
+        check_settings(folder, config, stage, overwrite=overwrite)
+    tokenizer = model_folder(config.engine.model)
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder, f"batch {stage}", observer.notify):
+        for number in count(1):
+            export = await pending_requests(stage, config, folder, tokenizer, observer)
+            if not export.requests:
+                with Cache(config.cache.file, config.cache.mode) as opened:
+                    # The stage reads them there; earlier answers may be those of another context.
+                    remember(export.batch.facts, opened)
+                return
+            requests = export.requests[:MAX_REPLIES]
+            cache = config.cache.file
+            cache.parent.mkdir(parents=True, exist_ok=True)
+            with scratch(cache.with_name("batch"), BUILDING) as (place, _):
+                with (place / "requests.jsonl").open("wb") as stream:
+                    stream.writelines(map(request_line, requests))
+                title = f"{stage}, round {number}: {len(requests):,} requests to {TITLES[config.engine.runner]}"
+                with observer.stage(title, 1) as done:
+                    responses = place / "responses.jsonl"
+                    await answer_file(config.engine, place / "requests.jsonl", responses, cache.with_name(LOG))
+                    done()
+                result = await import_replies(export.batch, folder, [responses], observer)
+                shutil.rmtree(place)
+            remove_abandoned(cache.parent)
+            _check_progress(result, stage, folder)
+            if result.done:
+                return
+            # The first round has sent them again.
+            config = config.model_copy(update={"cache": config.cache.model_copy(update={"retry_failures": False})})
+
+
+def _check_progress(result: Import, stage: StageName, folder: Path) -> None:
+    """Raise EngineError if a round stored nothing: the next one would send the same requests."""
+    if result.stored or result.unusable or result.refused:
+        return
+    kinds: Mapping[str, list[str]] = result.errors
+    listed = "; ".join(f"{len(reasons):,} {kind}, as {reasons[0]}" for kind, reasons in kinds.items())
+    raise EngineError(
+        f"{folder}: no response of this round of `{stage}` holds an answer: {listed}; remove the cause and run the "
+        "same command again: earlier answers are in the cache"
+    )

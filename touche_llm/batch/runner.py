@@ -1,0 +1,172 @@
+"""Runners: the programs that answer a file of requests, `vllm run-batch` and a Ray Data job."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import orjson
+
+from touche_llm.engine_config import EngineConfig, Runner
+from touche_llm.errors import DataError, EngineError, UsageError
+from touche_llm.files import iterate_records
+from touche_llm.json_records import JsonStruct
+from touche_llm.llm.batch_replies import read_replies
+from touche_llm.llm.vllm_common import model_folder, start_options
+from touche_llm.llm.vllm_process import find_vllm, flags, guarded
+from touche_llm.scratch import BUILDING, remove_abandoned, scratch
+
+TITLES = {Runner.VLLM: "vllm run-batch", Runner.RAY: "the Ray Data job"}
+# Options of `ray.data.llm.vLLMEngineProcessorConfig`; all others are vLLM's.
+_OF_RAY = (
+    *("accelerator_type", "batch_size", "concurrency", "max_concurrent_batches", "max_pending_requests"),
+    *("max_tasks_in_flight_per_actor", "placement_group_config", "runtime_env"),
+)
+
+
+class _Body(JsonStruct, frozen=True, forbid_unknown_fields=False):
+    model: str
+
+
+class _Request(JsonStruct, frozen=True, forbid_unknown_fields=False):
+    custom_id: str
+    url: Literal["/v1/chat/completions"]
+    body: _Body
+
+
+class _StructuredOutputs(JsonStruct, frozen=True):
+    json: dict[str, Any]
+
+
+class _RayBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A body as `batch export` writes it; the Ray Data job hands on nothing else."""
+
+    messages: list[msgspec.Raw]
+    temperature: float
+    seed: int
+    max_tokens: int
+    structured_outputs: _StructuredOutputs
+    chat_template_kwargs: dict[str, Any]
+    logprobs: bool = False
+    top_logprobs: int = 0
+
+
+class _RayRequest(_Request, frozen=True):
+    body: _RayBody
+
+
+async def answer_file(
+    engine: EngineConfig, requests: Path, responses: Path, log: Path, *, served_name: str | None = None
+) -> int:
+    """Answer a file of requests with the engine's runner; write the responses whole or not at all.
+
+    Args:
+        engine: Runner, folder of the model, context and options.
+        requests: Chat requests in the form of OpenAI's batch files.
+        responses: File to write or replace.
+        log: File to which the runner's output is appended.
+        served_name: Name of the model in the requests; if None, it has to end with the name of the folder.
+
+    Returns:
+        The number of responses.
+
+    Raises:
+        DataError: A line holds no chat request, or the requests are for several models.
+        UsageError: The model's folder is missing or named differently, or Ray is given no context.
+        EngineError: The runner is not installed or failed, or did not answer each request once.
+    """
+    keys, name = _read_requests(requests, _RayRequest if engine.runner is Runner.RAY else _Request)
+    folder = model_folder(engine.model).absolute()
+    if name != served_name and (served_name or folder.name != Path(name).name):
+        raise UsageError(
+            f"{requests}: the requests are for the model {name}, not {served_name or folder.name}; if {folder} holds "
+            f"it, add --served-model-name {name}"
+        )
+    title = TITLES[engine.runner]
+    responses.parent.mkdir(parents=True, exist_ok=True)
+    with scratch(responses, BUILDING) as (place, _):
+        written = place / responses.name
+        if engine.runner is Runner.VLLM:
+            options = start_options(engine.options)
+            command = [find_vllm(), *run_batch(requests, written, str(folder), name, engine.context, options)[1:]]
+        else:
+            command = _ray_job(engine, requests, written, folder)
+        async with guarded(command, log, {"RAY_USAGE_STATS_ENABLED": "0"}) as (process, end_of_log):
+            code = await asyncio.to_thread(process.wait)
+        if code != 0:
+            raise EngineError(f"{requests}: {title} ended with code {code}; {end_of_log()}")
+        try:
+            _check(written, keys, name)
+        except DataError as error:
+            raise EngineError(f"{requests}: {title} wrote no usable responses: {error}; {end_of_log()}") from error
+        written.replace(responses)
+        place.rmdir()
+    remove_abandoned(responses.parent)
+    return len(keys)
+
+
+def run_batch(
+    requests: Path, responses: Path, model: str, name: str, context: int | None, options: Mapping[str, Any]
+) -> list[str]:
+    """Return the command with which vLLM answers a file of requests, under the name that they give the model."""
+    command = ["vllm", "run-batch", "-i", str(requests), "-o", str(responses), "--model", model]
+    command += ["--served-model-name", name]
+    return [*command, *flags(({} if context is None else {"max_model_len": context}) | dict(options))]
+
+
+def _ray_job(engine: EngineConfig, requests: Path, responses: Path, folder: Path) -> list[str]:
+    if engine.context is None:
+        raise UsageError("engine.context: the Ray Data job needs the context in tokens; give --context N")
+    for name in ("ray", "vllm"):
+        if find_spec(name) is None:
+            raise EngineError(f"{name} is not installed beside this Python: pip install 'touche-llm[ray]'")
+    vllm = start_options({name: value for name, value in engine.options.items() if name not in _OF_RAY})
+    settings = {
+        "folder": str(folder),
+        "vllm": vllm | {"max_model_len": engine.context},
+        "ray": {name: value for name, value in engine.options.items() if name in _OF_RAY},
+    }
+    job = [sys.executable, "-m", "touche_llm.batch.ray_job"]
+    return [*job, *map(os.path.abspath, (requests, responses)), orjson.dumps(settings).decode()]
+
+
+def _read_requests(path: Path, form: type[_Request]) -> tuple[set[str], str]:
+    """Return the ids of the requests and the name of their model."""
+    keys: set[str] = set()
+    name = ""
+    for number, found in enumerate(iterate_records(path, form, "chat requests of `batch export`"), start=1):
+        if found.custom_id in keys:
+            raise DataError(f"{path}:{number}: the id {found.custom_id:.80} occurs twice; each request needs its own")
+        if keys and found.body.model != name:
+            raise DataError(
+                f"{path}:{number}: a request for the model {found.body.model:.80}, others are for {name:.80}; divide "
+                "the file by model"
+            )
+        keys.add(found.custom_id)
+        name = found.body.model
+    if not keys:
+        raise DataError(f"{path}: no requests; write them with `touche-llm batch export`")
+    return keys, name
+
+
+def _check(path: Path, keys: set[str], name: str) -> None:
+    """Raise DataError unless a file holds one response to each request, of the model of this name."""
+    replies = read_replies([path], name, logprobs=False)
+    foreign = [reply.place for key, reply in replies.by_key.items() if key not in keys]
+    others = [reply.place for reply in replies.by_key.values() if reply.problem and reply.problem.kind == "other_model"]
+    missing = len(keys - replies.by_key.keys())
+    for places, what in (
+        (foreign, "answers no request of the file"),
+        (replies.repeated, "answers a request for the second time"),
+        (others, f"is of another model than {name}"),
+    ):
+        if places:
+            raise DataError(f"{places[0]}: {what}")
+    if missing:
+        raise DataError(f"{path}: {missing:,} of {len(keys):,} requests have no response")
