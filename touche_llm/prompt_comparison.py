@@ -116,6 +116,7 @@ async def compare_prompts(
     known = [topic.id for topic in read_topics(config.topics) if topic.id in judged]
     halves = split_topics(known, plan.split)
     with open_corpus(config, task, observer.notify) as corpus:
+        await corpus.fetch(document for topic in topics for document in judged.get(topic.id, {}))
         sample, path, notes = sample_of(plan, qrels, topics, halves, corpus, task)
         sampled = {each.topic_id for each in sample}
         topics = [topic for topic in topics if topic.id in sampled]

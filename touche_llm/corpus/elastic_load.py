@@ -20,7 +20,7 @@ from touche_llm.corpus.elastic import (
     index_body,
     meta_of,
 )
-from touche_llm.corpus.elastic_search import Shards, find_manifest, lines_of, open_server
+from touche_llm.corpus.elastic_search import Shards, lines_of, manifest_request, open_server
 from touche_llm.corpus.passages import LeftOut
 from touche_llm.corpus.store import Reader
 from touche_llm.errors import BadLine, DataError, UsageError
@@ -91,13 +91,13 @@ async def load_corpus(
     wanted = ElasticManifest(format=FORMAT, corpus=corpus.name, sha256=sha256(corpus), k1=k1, b=b, analysis=ANALYSIS)
     place = f"{settings.url}, index {settings.index}"
     with open_server(settings, notify) as server:
-        found = await find_manifest(server, settings.index)
+        found = await server.request(*manifest_request(settings.index))
         resumed = found is not None
         if found is None:
             await _create(server, wanted, settings)
             notify(f"loading {corpus} into {place}")
             # Another process may have created it meanwhile.
-            found = await find_manifest(server, settings.index)
+            found = await server.request(*manifest_request(settings.index))
         elif found.documents is None:
             notify(f"{place}: an earlier load did not end; going on, documents that are there are not sent again")
         _check(found, wanted, skip_bad_lines, place)
@@ -120,7 +120,7 @@ async def load_corpus(
             raise DataError(f"{corpus}: no usable document in it")
         await _check_count(server, settings.index, load.documents)
         # An index that somebody deleted meanwhile comes back with the next document, without our settings.
-        _check(await find_manifest(server, settings.index), wanted, skip_bad_lines, place)
+        _check(await server.request(*manifest_request(settings.index)), wanted, skip_bad_lines, place)
         complete = wanted.model_copy(update={"documents": load.documents, "bad_lines": load.left_out.count})
         await server.request(
             f"completing the index {settings.index}",

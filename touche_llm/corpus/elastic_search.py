@@ -16,7 +16,9 @@ from touche_llm.retrieval.top import query_text
 from touche_llm.transport import run
 
 if TYPE_CHECKING:  # the client is loaded when a server is opened
-    from touche_llm.corpus.elastic_server import Server
+    from elastic_transport import ApiResponse
+
+    from touche_llm.corpus.elastic_server import Read, Send, Server
 
 # Documents of one request.
 _TEXTS_AT_ONCE = 100
@@ -71,39 +73,35 @@ class _Found(_Reply):
     hits: _Hits
 
 
-async def find_manifest(server: Server, name: str) -> ElasticManifest | None:
-    """Return the manifest of an index, or None if there is no such index.
+def manifest_request(name: str) -> tuple[str, Send, Read[ElasticManifest | None]]:
+    """Return the request for the manifest of an index, for `Server.request`; None comes if there is no such index.
 
-    Raises:
-        UsageError: The name stands for several indices, or for one that this program did not create.
-        EngineError: As `Server.request`.
+    UsageError is raised if the name stands for several indices, or for one that this program did not create.
     """
 
-    def read(response: Any) -> dict[str, Any] | None:
+    def read(response: ApiResponse[Any]) -> ElasticManifest | None:
         if response.meta.status == 404:
             return None
-        return dict(response.body) if isinstance(response.body, dict) else {}
-
-    found = await server.request(
-        f"index {name}", lambda client: client.options(ignore_status=404).indices.get(index=name), read
-    )
-    if found is None:
-        return None
-    if len(found) != 1:
-        raise UsageError(f"{name}: stands for {len(found)} indices in Elasticsearch; name one (--elasticsearch-index)")
-    (content,) = found.values()
-    try:
-        meta = _Index.model_validate(content).mappings.meta.get(META)
-        if isinstance(meta, dict) and meta.get("format") not in (None, FORMAT):
+        found = response.body if isinstance(response.body, dict) else {}
+        if len(found) != 1:
             raise UsageError(
-                f"{name}: the index has format {meta['format']!r:.20}, this program reads {FORMAT}; load the corpus "
-                "into an index of another name"
+                f"{name}: stands for {len(found)} indices in Elasticsearch; name one (--elasticsearch-index)"
             )
-        return ElasticManifest.model_validate(meta)
-    except ValidationError:
-        raise UsageError(
-            f"{name}: an index that `touche-llm index` did not make; name another one (--elasticsearch-index)"
-        ) from None
+        (content,) = found.values()
+        try:
+            meta = _Index.model_validate(content).mappings.meta.get(META)
+            if isinstance(meta, dict) and meta.get("format") not in (None, FORMAT):
+                raise UsageError(
+                    f"{name}: the index has format {meta['format']!r:.20}, this program reads {FORMAT}; load the "
+                    "corpus into an index of another name"
+                )
+            return ElasticManifest.model_validate(meta)
+        except ValidationError:
+            raise UsageError(
+                f"{name}: an index that `touche-llm index` did not make; name another one (--elasticsearch-index)"
+            ) from None
+
+    return f"index {name}", lambda client: client.options(ignore_status=404).indices.get(index=name), read
 
 
 async def lines_of(server: Server, name: str, ids: list[str]) -> dict[str, int]:
@@ -129,7 +127,7 @@ class ElasticIndex:
         self._name = settings.index
         self._server = open_server(settings, notify)
         try:
-            self.manifest = run(self._checked(settings, k1, b))
+            self.manifest = self._checked(settings, k1, b)
         except BaseException:
             self._server.close()
             raise
@@ -232,13 +230,14 @@ class ElasticIndex:
             raise self._server.error(f"topic {topic_id}: {problem}")
         return hits
 
-    async def _checked(self, settings: ElasticsearchSettings, k1: float, b: float) -> ElasticManifest:
+    def _checked(self, settings: ElasticsearchSettings, k1: float, b: float) -> ElasticManifest:
         place = f"{settings.url}: index {settings.index}"
         load = (
             f"touche-llm index --retriever elasticsearch --elasticsearch {settings.url} "
             f"--elasticsearch-index {settings.index} --corpus FILE"
         )
-        manifest = await find_manifest(self._server, settings.index)
+        # Once, as the greeting before it: a stage opens the index in its event loop.
+        manifest = self._server.request_once(*manifest_request(settings.index))
         if manifest is None:
             raise DataError(f"{place}: not there; load the corpus with `{load}`")
         if manifest.documents is None:

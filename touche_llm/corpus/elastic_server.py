@@ -87,12 +87,8 @@ class Server:
         )
         # Read from the replies instead, and passed on as notices.
         warnings.filterwarnings("ignore", category=ElasticsearchWarning)
-        what = "who is there"
         try:
-            info = self.reading(_Info)(self._send(what, lambda client: client.info()))
-        except PassingFailure as failed:
-            self.close()
-            raise self._lost(what, failed.reason) from None
+            info = self.request_once("who is there", lambda client: client.info(), self.reading(_Info))
         except BaseException:
             self.close()
             raise
@@ -129,6 +125,13 @@ class Server:
             return await retried(once, seconds, PassingFailure, self._note)
         except PassingFailure as failed:
             raise self._lost(what, f"{failed.reason} for {seconds:g} s (elasticsearch.retry_for)") from None
+
+    def request_once(self, what: str, send: Send, read: Read[ResultT]) -> ResultT:
+        """Return what `read` makes of the reply to a request that is sent at once and never again."""
+        try:
+            return read(self._send(what, send))
+        except PassingFailure as failed:
+            raise self._lost(what, failed.reason) from None
 
     def reading(self, model: type[ReplyT]) -> Read[ReplyT]:
         """Return a `read` for replies of one form; it raises EngineError for a reply of another."""
