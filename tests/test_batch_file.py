@@ -228,7 +228,7 @@ async def test_an_answer_is_stored_as_one_of_a_server(waiting: Waiting) -> None:
             assert replace(mine, value={}) == replace(entry, value={})
             assert mine.value["prompt_tokens"] == 100 and mine.value["completion_tokens"] == 9
         (facts,) = cache.find("engine")
-    assert facts.value["engine"] == "vllm run-batch, vllm-0.32.0-01234567"
+    assert facts.value["engine"] == "batch files, vllm-0.32.0-01234567"
     assert (facts.value["model"], facts.value["context"]) == ("scripted", FACTS.context)
 
 
@@ -505,7 +505,7 @@ async def test_a_line_that_is_no_reply_is_told_with_its_place_and_nothing_is_sto
 
 async def test_a_file_that_is_not_there_is_named(waiting: Waiting) -> None:
     _, out, _ = waiting
-    with pytest.raises(DataError, match="nowhere.jsonl: cannot read the replies"):
+    with pytest.raises(DataError, match="nowhere.jsonl: cannot read the responses"):
         await imported(out, out / "nowhere.jsonl")
     with pytest.raises(DataError, match=r"batch.json: not there; run `touche-llm batch export`"):
         read_batch(out / "elsewhere")

@@ -1,7 +1,7 @@
-"""Requests as files for `vllm run-batch`, and its answers back into the cache: for clusters with a queue and no server.
+"""Export of a stage's requests as batch files, and import of the responses into the cache.
 
-A stage is gone through in a copy of the run's folder. A question whose answer is still to come ends whoever waits for
-it; all else goes on, so that what is found is what can be asked now, and nothing that depends on later answers.
+The stage runs in a copy of the run's folder. A request without an answer cancels the task that waits for it, and all
+other tasks continue: so an export holds every request that can be sent now, and none that depends on a later answer.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from touche_llm.llm.tokenizer import ChatTokenizer
 from touche_llm.run_files import BATCH
 from touche_llm.stages.common import Observer, compares
 
-_ENGINE = "vllm run-batch"
-# What a chat template is taken to add where nobody has counted it: much, so that no long document is taken for short.
-# Where one adds more, answers are cut off or requests refused, and counted as such.
+_ENGINE = "batch files"
+# Tokens that a chat template is assumed to add if they were not counted: many, so that no long document counts as
+# short. A template that adds more has answers cut off or requests refused, which are counted.
 _MOST_OVERHEAD = 512
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 
 
 class Batch(JsonModel):
-    """What the last export into a run's folder was made of: an import needs the same.
+    """Inputs of the last export into a run's folder, which the import needs too.
 
     Attributes:
-        stage: The stage that would send the requests.
-        facts: The engine that is to answer.
-        config: The configuration of the stage.
-        written: SHA-256 of each file of requests: only these may the next export replace.
-        export_options: The options of the export, to be given again to the next one.
-        stage_options: Those of them that the stage's own command takes, for its replay.
+        stage: Stage that would send the requests.
+        facts: Engine that will answer.
+        config: Configuration of the stage.
+        written: SHA-256 of each file of requests; the next export may replace only these.
+        export_options: Command-line options of the export, for the next one.
+        stage_options: Options among them that the stage's own command takes, for its replay.
     """
 
     stage: StageName
@@ -67,12 +67,12 @@ class Batch(JsonModel):
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What a stage can ask now, the requests of a prompt and topic together.
+    """Requests that a stage can send now, grouped by prompt and topic.
 
     Attributes:
-        batch: what an import has to know.
-        requests: without those that the cache can answer.
-        failed: questions that no sample gave a usable answer to; they are given up.
+        batch: Inputs of the export.
+        requests: Requests that the cache cannot answer.
+        failed: Number of questions without a usable answer in any sample; they are not sent again.
     """
 
     batch: Batch
@@ -82,16 +82,16 @@ class Export:
 
 @dataclass(slots=True)
 class Import:
-    """What became of replies: each is counted once.
+    """Outcomes of an import; each response is counted once.
 
     Attributes:
-        stored: answers that are in the cache now.
-        unusable: answers that could not be used, by kind, each with its reason.
-        errors: of replies that hold no answer, by kind, each with what was said.
-        refused: how many of those the engine refused for good: their questions are given up.
-        repeated: the place of each reply to a request that has an answer already, or another reply before it.
-        done: whether nothing is left to ask.
-        failed: questions that no sample gave a usable answer to.
+        stored: Number of answers that are in the cache now.
+        unusable: Reasons of the unusable answers, by kind.
+        errors: Messages of the responses without an answer, by kind.
+        refused: Number of requests among `errors` that the engine refused; they are not sent again.
+        repeated: Place of each response to a request that has an answer or an earlier response.
+        done: Whether no request is pending.
+        failed: Number of questions without a usable answer in any sample.
     """
 
     stored: int = 0
@@ -106,20 +106,20 @@ class Import:
 async def pending_requests(
     stage: StageName, config: Config, folder: Path, tokenizer: Path | None, observer: Observer
 ) -> Export:
-    """What a stage would ask and the cache does not hold.
+    """Return the requests that a stage would send now and the cache cannot answer.
 
-    Nothing is written but to the cache: how documents are cut. If failures are retried, they are forgotten there.
+    Only the cache is written: how documents are truncated. Failures that are retried are removed from it.
 
     Args:
-        stage: the stage.
-        config: what is asked for.
-        folder: the run's, with what earlier stages wrote.
-        tokenizer: a folder with the model's tokeniser; needed where a document could be too long.
-        observer: is told.
+        stage: Stage to export.
+        config: Configuration of the stage.
+        folder: The run's folder, with the outputs of earlier stages.
+        tokenizer: Folder of the model's tokeniser; needed if a document could be too long.
+        observer: Follows the progress.
 
     Raises:
-        UsageError: the model or its context is not known, a document has to be measured and there is no tokeniser, or
-            the cache cannot be added to. Says which option to give.
+        UsageError: The model or its context is unknown, a document has to be measured and there is no tokeniser, or
+            the cache is read-only. Names the option to give.
     """
     _check(config)
     with copy_of(folder) as there, OverlayCache(config.cache.file) as cache:
@@ -139,19 +139,19 @@ async def pending_requests(
 def write_requests(
     export: Export, folder: Path, path: Path, shards: int, *, overwrite: bool = False
 ) -> list[tuple[Path, int]]:
-    """Write requests in the form that `vllm run-batch` takes: all files or none.
+    """Write requests as OpenAI's batch files: all files or none.
 
     Files of the folder's last export to the same name are replaced, and removed if nothing is pending.
 
     Args:
-        export: the requests.
-        folder: the run's; gets what an import has to know.
-        path: of the file; of shards, each has its number before the suffix.
-        shards: into so many files at most, in the order of the requests, about as many in each.
+        export: The requests.
+        folder: The run's folder, in which the inputs of the export are recorded.
+        path: File to write; shards have their number before the suffix.
+        shards: Maximum number of files; all have the same number of requests, give or take one.
         overwrite: Whether other files of that name may be replaced and removed as well.
 
     Returns:
-        the files, each with its number of requests.
+        The files, each with its number of requests.
 
     Raises:
         UsageError: A file of that name exists that the last export did not write.
@@ -189,25 +189,24 @@ def write_requests(
 
 
 def read_batch(folder: Path) -> Batch:
-    """What the last export for a run's folder was made of; raises DataError where there was none."""
+    """Return the inputs of the last export for a run's folder; raises DataError if there was none."""
     if not (folder / BATCH).exists():
         raise DataError(f"{folder / BATCH}: not there; run `touche-llm batch export` for this folder first")
     return read_record(folder / BATCH, Batch, "batch export")
 
 
 async def import_replies(batch: Batch, folder: Path, paths: Sequence[Path], observer: Observer) -> Import:
-    """Put what `vllm run-batch` answered into the cache, as if a server had answered: the whole of all files, or none.
+    """Store responses in the cache, as if a server had answered: those of all files, or none.
 
     Args:
-        batch: what the export was made of.
-        folder: the run's.
-        paths: the files that it wrote.
-        observer: is told.
+        batch: Inputs of the export.
+        folder: The run's folder.
+        paths: Files of responses.
+        observer: Follows the progress.
 
     Raises:
-        DataError: a line that is none of `vllm run-batch`, or that answers no request of the export; names file and
-            line. Nothing is stored then.
-        ToucheError: what the answers lead to, at the end of the stage. They are stored then.
+        DataError: A line is no response, or answers no request of the export; names file and line. Nothing is stored.
+        ToucheError: The stage failed with these answers. They are stored.
     """
     config = batch.config
     _check(config)

@@ -208,7 +208,7 @@ def test_what_does_not_fit_is_one_line_that_says_what_to_do(touche: Touche, tmp_
     (tmp_path / "r.jsonl").write_text("{}\n")
     fails(
         1,
-        "r.jsonl:1: no reply of vllm run-batch: Object missing required field `custom_id`",
+        "r.jsonl:1: no response of a batch file: Object missing required field `custom_id`",
         "batch",
         "import",
         "r.jsonl",

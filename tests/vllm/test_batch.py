@@ -147,7 +147,7 @@ def test_comparative_questions_judged_ranked_and_with_stances_by_files(
     place.compare()
     assert any(each.cut for each in read_records(tmp_path / "files" / "judgments.jsonl", Judgment, "judgments"))
     stages = yaml.safe_load((tmp_path / "files" / "ir-metadata.yml").read_text())["stages"]
-    assert stages["judge"]["engine"].startswith("vllm run-batch")
+    assert stages["judge"]["engine"].startswith("batch files")
 
 
 @pytest.mark.nightly

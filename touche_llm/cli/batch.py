@@ -97,9 +97,9 @@ def export(
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Write what a stage would ask, and the cache does not hold, for `vllm run-batch`; with the options of that stage.
+    """Write the requests that a stage would send and the cache cannot answer; with the options of that stage.
 
-    Questions that depend on answers come with a later export. The files of the last export of this folder are replaced,
+    Requests that depend on answers come with a later export. The files of the last export of this folder are replaced,
     and removed when nothing is pending any more.
     """
     _only_of(stage, context)
@@ -166,7 +166,7 @@ def run(
         options[option] = value
     given = {"name": "batch", "runner": engine.value, "model": str(model), "context": context_tokens}
     settings = o.checked(EngineConfig, given | {"options": options}, {"options": "--set engine.options"})
-    log = responses.with_suffix(".log")
+    log = responses.with_name(f"{responses.name}.log")
     work = answer_file(settings, requests, responses, log, served_name=served_name)
     count = stages.until_interrupted(work, lambda: f"{responses} is not written")
     if output is Format.TABLE:
@@ -177,13 +177,13 @@ def run(
 
 @app.command("import")
 def import_(
-    responses: Annotated[list[Path], typer.Argument(help="What vllm run-batch wrote, one file or more.")],
+    responses: Annotated[list[Path], typer.Argument(help="Files of responses, one or more.")],
     out: o.OutOption,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Put the replies to the last export of a run's folder into its cache: all of the files, or nothing.
+    """Store the responses to the last export of a run's folder in its cache: those of all files, or none.
 
-    Exit code 3 when some replies hold no usable answer; the next export asks for those again.
+    Exit code 3 if some hold no usable answer; the next export sends their requests again.
     """
     observer = ConsoleObserver()
     with locked(out, "batch import", observer.notify):

@@ -1,4 +1,4 @@
-"""What a batch asks instead of a server: replies that came in files, and what has none is noted."""
+"""Engine of an export or import: answers from files of responses, and a list of the requests without one."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _REFUSED = 400
 
 
 class _NoTokenizer(Exception):
-    """A text has to be measured, and there is nothing to measure it with."""
+    """A text has to be measured without a tokeniser."""
 
 
 class BatchEngine:
-    """Answers with replies, and keeps what it has none to; the caller's task is ended as cancelled then.
+    """Answers requests from responses; one without a response is noted, and cancels the task that waits for it.
 
     Attributes:
-        pending: requests without an answer.
-        taken: keys of those that were answered now.
-        fingerprint: what vLLM called itself, if it did.
+        pending: Requests without an answer.
+        taken: Keys of the requests answered now.
+        fingerprint: Fingerprint of the software, if the responses hold one.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class BatchEngine:
         *,
         importing: bool,
     ) -> None:
-        """Nothing is answered yet.
+        """Initialise the engine.
 
         Args:
-            replies: by key.
-            tokenizer: measures texts.
-            importing: without a tokeniser, whoever has to measure waits; else that is an error.
+            replies: Responses by key.
+            tokenizer: The model's tokeniser, if there is one.
+            importing: Whether a text that cannot be measured waits for the next export; otherwise it is an error.
         """
         self._replies, self._tokenizer, self._importing = replies, tokenizer, importing
         self.pending: dict[str, Request] = {}
@@ -55,7 +55,7 @@ class BatchEngine:
         self.fingerprint: str | None = None
 
     async def complete(self, request: Request) -> Completion:
-        """Answer one request; raises Rejected for one that vLLM refused."""
+        """Answer a request; raises Rejected if vLLM refused it."""
         key = request.key
         problem = self._replies.problem(key)
         if problem is not None and problem.final:
@@ -70,11 +70,11 @@ class BatchEngine:
         return completion
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        """Number of prompt tokens of a chat, template included."""
+        """Return the number of prompt tokens of a chat, template included."""
         return self._measured(lambda tokenizer: tokenizer.count(messages))
 
     async def head(self, text: str, tokens: int) -> str:
-        """The beginning of `text` that has about this many tokens."""
+        """Return the beginning of `text` that has about this many tokens."""
         return self._measured(lambda tokenizer: tokenizer.head(text, tokens))
 
     def _measured(self, measure: Callable[[ChatTokenizer], _ValueT]) -> _ValueT:
@@ -86,7 +86,7 @@ class BatchEngine:
 
 
 class BatchModel(LanguageModel):
-    """A language model that names what it could not measure."""
+    """A language model whose errors name the text that it could not measure."""
 
     async def shorten(
         self, request: Callable[[str], Request], whole: Request, document: str | Excerpts, room: int

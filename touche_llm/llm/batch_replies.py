@@ -1,4 +1,4 @@
-"""The replies of `vllm run-batch`, in files that need not fit into memory."""
+"""Files of responses, as `vllm run-batch` writes them; they need not fit into memory."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from touche_llm.lines import MAX_LINE, bounded_lines
 from touche_llm.llm.chat_reply import CHAT_PATH, LOGPROBS_MISSING, ChatReply, completion_of
 from touche_llm.llm.engine import Transient
 
-# Replies that one import reads: each takes up to a kilobyte of memory.
+# Responses that one import reads: each takes up to a kilobyte of memory.
 MAX_REPLIES = 300_000
 _LONGEST_REASON = 300
 _LONGEST_KIND = 40
-# Of these the way to the model is the cause, not the request.
+# Caused by the way to the model, not by the request.
 _NOT_FINAL = (401, 403, 404, 408, 429)
 
 
@@ -38,12 +38,12 @@ class _Line(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a reply holds no answer.
+    """Why a response holds no answer.
 
     Attributes:
-        kind: for counting: `status_500`, `finish_abort`, `other_model` …
-        reason: what was said.
-        final: whether the engine refused the request itself, so that asking again would not help.
+        kind: Kind to count: `status_500`, `finish_abort`, `other_model` …
+        reason: Message of the error.
+        final: Whether the engine refused the request itself, so that sending it again would not help.
     """
 
     kind: str
@@ -53,7 +53,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Where a reply is, and why it holds no answer, if so."""
+    """Place of a response, and its problem if it holds no answer."""
 
     file: Path
     line: int
@@ -68,18 +68,18 @@ class Reply:
 
 @dataclass(slots=True)
 class Replies:
-    """Replies by the key of their request, and the places of those that repeat another."""
+    """Responses by the key of their request, and the places of those that repeat another."""
 
     by_key: dict[str, Reply] = field(default_factory=dict)
     repeated: list[str] = field(default_factory=list)
 
     def problem(self, key: str) -> Problem | None:
-        """Why the reply to the request of this key holds no answer; None where it does, or none came."""
+        """Return why the response to a request holds no answer; None if it holds one, or none came."""
         reply = self.by_key.get(key)
         return reply.problem if reply is not None else None
 
     def answer(self, key: str) -> ChatReply | None:
-        """The reply to the request of this key, where it holds an answer."""
+        """Return the answer to a request, if its response holds one."""
         reply = self.by_key.get(key)
         if reply is None or reply.problem is not None:
             return None
@@ -92,15 +92,15 @@ class Replies:
 
 
 def read_replies(paths: Sequence[Path], model: str, *, logprobs: bool) -> Replies:
-    """The replies of all files; of several to the same request the first that holds an answer stands, or the first.
+    """Read the responses of all files; of several to a request, the first with an answer counts, or else the first.
 
     Args:
-        paths: the files.
-        model: the name of the model that was to answer; an answer of another one is none.
-        logprobs: whether log-probabilities were asked for; an answer without any is none then.
+        paths: Files of responses.
+        model: Name of the model that should answer; answers of other models are problems.
+        logprobs: Whether log-probabilities were requested; an answer without any is a problem then.
 
     Raises:
-        DataError: a file that cannot be read, or a line that is none of `vllm run-batch`; names file and line.
+        DataError: A file cannot be read, or a line is no response; names file and line.
     """
     replies = Replies()
     count = 0
@@ -112,7 +112,7 @@ def read_replies(paths: Sequence[Path], model: str, *, logprobs: bool) -> Replie
                     count += 1
                     if count > MAX_REPLIES:
                         raise DataError(
-                            f"{path}:{number}: more than {MAX_REPLIES:,} replies, the most that one import reads; "
+                            f"{path}:{number}: more than {MAX_REPLIES:,} responses, the most that one import reads; "
                             "import the files one after the other (batch export --shards makes several)"
                         )
                     key, answer = _parsed(path, number, line)
@@ -125,15 +125,15 @@ def read_replies(paths: Sequence[Path], model: str, *, logprobs: bool) -> Replie
                         replies.repeated.append(reply.place)
                     offset += len(line)
         except OSError as error:
-            raise DataError(f"{path}: cannot read the replies: {error.strerror}") from error
+            raise DataError(f"{path}: cannot read the responses: {error.strerror}") from error
     return replies
 
 
 def _parsed(path: Path, number: int, line: bytes) -> tuple[str, ChatReply | Problem]:
-    """The key of a line's request, and its answer or why it holds none."""
+    """Return the key of a line's request, and its answer or the problem."""
     place = f"{path}:{number}"
     if len(line) > MAX_LINE:
-        raise DataError(f"{place}: longer than {MAX_LINE:,} bytes; no reply of vllm run-batch")
+        raise DataError(f"{place}: longer than {MAX_LINE:,} bytes; no response of a batch file")
     try:
         found = decoded(line, _Line)
         response = found.response
@@ -142,7 +142,7 @@ def _parsed(path: Path, number: int, line: bytes) -> tuple[str, ChatReply | Prob
         reply = decoded(response.body, ChatReply)
         reply.check()
     except Malformed as error:
-        raise DataError(f"{place}: no reply of vllm run-batch: {error}") from error
+        raise DataError(f"{place}: no response of a batch file: {error}") from error
     try:
         completion_of(reply)
     except Transient as transient:
@@ -161,7 +161,7 @@ def _error(response: _Response | None, error: Any) -> Problem:
 
 
 def _unfit(reply: ChatReply, model: str, logprobs: bool) -> Problem | None:
-    """Why an answer is none to what was asked."""
+    """Return why an answer does not fit its request, or None."""
     if reply.model != model:
         reason = f"the answer is of the model {reply.model!r:.120}, not of {model}: see to --served-model-name"
         return Problem("other_model", printable(reason))
@@ -171,7 +171,7 @@ def _unfit(reply: ChatReply, model: str, logprobs: bool) -> Problem | None:
 
 
 def _said(error: Any) -> str:
-    """What an error says, shortened; its form is not the same everywhere."""
+    """Return the message of an error, shortened; its form differs between servers."""
     for name in ("error", "message"):
         if isinstance(error, dict) and error.get(name):
             error = error[name]
