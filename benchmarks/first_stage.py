@@ -35,13 +35,13 @@ from benchmarks.figures import Figure, peak_gib, show
 from benchmarks.sizes import at_least
 from benchmarks.synthetic import PASSAGES, SENTENCES, write_arguments, write_passages, write_topics
 from touche_llm.corpus.store import DocumentStore, Units, ensure_store
-from touche_llm.records import Candidate, Topic
+from touche_llm.data.records import Candidate, Topic
+from touche_llm.data.topics import read_topics
+from touche_llm.retrieval.base import FirstStage
 from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index, open_index
 from touche_llm.retrieval.okapi import OkapiIndex
 from touche_llm.retrieval.sentences import SentenceSettings, retrieve_sentences
-from touche_llm.retrieval.top import FirstStage
 from touche_llm.tasks import get_task
-from touche_llm.topics import read_topics
 
 ResultT = TypeVar("ResultT")
 TaskName = Literal["comparative", "sentence_pairs"]

@@ -42,18 +42,18 @@ from benchmarks.sizes import at_least
 from benchmarks.synthetic import write_passages, write_topics
 from touche_llm.config import Config, load_config
 from touche_llm.corpus.store import DocumentStore
-from touche_llm.json_records import decoded
+from touche_llm.data.json_records import decoded
+from touche_llm.data.records import Candidate
+from touche_llm.data.topics import read_topics
+from touche_llm.data.trec_runs import write_candidates
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.chat_reply import ChatReply, completion_of
 from touche_llm.llm.counts import Counts
-from touche_llm.llm.engine import Completion, EngineFacts
-from touche_llm.llm.language_model import LanguageModel
+from touche_llm.llm.engines.base import Completion, EngineFacts
+from touche_llm.llm.engines.chat_reply import ChatReply, completion_of
+from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.request import Message, Request
-from touche_llm.records import Candidate
-from touche_llm.run_files import CANDIDATES
-from touche_llm.runs import write_candidates
-from touche_llm.stages.judge import judge_stage
-from touche_llm.topics import read_topics
+from touche_llm.pipeline.judge import judge_stage
+from touche_llm.pipeline.run_files import CANDIDATES
 
 _TOPICS, _DEPTH = 50, 1000
 _FACTS = EngineFacts(model="none", revision="", context=32768, overhead=32, engine="answers at once")
@@ -233,7 +233,7 @@ def judge(part: str, folder: Path, depth: int, profile: Path | None) -> dict[str
         return time.perf_counter() - started
 
     async def run_http(url: str) -> float:
-        from touche_llm.engines import open_model
+        from touche_llm.pipeline.engines import open_model
 
         engine = config.engine.model_copy(update={"base_url": url})
         async with open_model(config.model_copy(update={"engine": engine})) as model:

@@ -21,8 +21,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import orjson
 
-from touche_llm.corpus.elastic import ElasticsearchSettings
-from touche_llm.retrieval.analysis import STOP_WORDS, Analyser
+from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
+from touche_llm.text.analysis import STOP_WORDS, Analyser
 
 
 @dataclass

@@ -13,16 +13,16 @@ from string import ascii_uppercase
 from typing import Any
 
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
+from touche_llm.data.records import Candidate, Document, Judgment, Topic
 from touche_llm.errors import DataError
-from touche_llm.judging import Asking, judge
+from touche_llm.judging.pointwise import Asking, judge
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.language_model import LanguageModel
+from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.request import Request, Sampling
-from touche_llm.prompts import Prompt, load_prompt
-from touche_llm.ranking.chain import RankingSettings, asked_kinds, parse_steps
-from touche_llm.ranking.comparing import template_variables
+from touche_llm.prompts.prompt import Prompt, load_prompt
+from touche_llm.ranking.comparer import template_variables
+from touche_llm.ranking.steps import RankingSettings, asked_kinds, parse_steps
 from touche_llm.ranking.topics import Comparing, Ranked, rank_topics
-from touche_llm.records import Candidate, Document, Judgment, Topic
 from touche_llm.tasks import get_task
 
 # By topic and document, from 0 to 3.

@@ -12,9 +12,9 @@ from xml.sax.saxutils import escape
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.config import Config, load_config
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.language_model import LanguageModel
+from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.request import Request
-from touche_llm.prompts import prompts_folder
+from touche_llm.prompts.prompt import prompts_folder
 
 LABELS = ("FIRST", "SECOND", "NEUTRAL", "NO")
 DOCUMENTS = 6

@@ -9,18 +9,18 @@ from typing import Any
 
 from tests.fake_server import FakeServer
 from tests.scripted_engine import FACTS, ScriptedEngine
-from touche_llm import pipeline
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.config import Config, load_config
+from touche_llm.data.records import RunLine
+from touche_llm.integrations.tira import recognise
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.counts import Counts
-from touche_llm.llm.language_model import LanguageModel
-from touche_llm.records import RunLine
-from touche_llm.stages.judge import Outcome, judge_stage
-from touche_llm.stages.rank import rank_stage
-from touche_llm.stages.retrieve import retrieve_stage
+from touche_llm.llm.model import LanguageModel
+from touche_llm.pipeline import run_all as pipeline
+from touche_llm.pipeline.judge import Outcome, judge_stage
+from touche_llm.pipeline.rank import rank_stage
+from touche_llm.pipeline.retrieve import retrieve_stage
 from touche_llm.tasks import get_task
-from touche_llm.tira import recognise
 
 SAMPLE = SAMPLES / "comparative"
 

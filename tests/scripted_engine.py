@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 
 import orjson
 
-from touche_llm.llm.answer import Token
-from touche_llm.llm.engine import Completion, EngineFacts
+from touche_llm.llm.answers import Token
+from touche_llm.llm.engines.base import Completion, EngineFacts
 from touche_llm.llm.request import Message, Request
 
 Label = int | str

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from touche_llm.config import Config, index_folder, load_config, write_config
-from touche_llm.engine_config import EngineConfig
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import CacheMode
+from touche_llm.llm.settings import EngineConfig
 from touche_llm.tasks import TASKS, get_task
 
 NEEDED = {"topics": Path("topics.xml"), "corpus": Path("passages.jsonl")}

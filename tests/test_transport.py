@@ -7,9 +7,9 @@ from email.utils import formatdate
 
 import pytest
 
-from touche_llm import transport
-from touche_llm.llm.engine import Transient
-from touche_llm.transport import retried, retry_after
+from touche_llm.data import transport
+from touche_llm.data.transport import retried, retry_after
+from touche_llm.llm.engines.base import Transient
 
 
 @pytest.fixture
@@ -96,5 +96,5 @@ async def test_giving_up_says_that_the_server_asked_for_more_than_was_allowed(mo
 def test_retry_after_is_in_seconds_or_a_date(
     header: str | None, seconds: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("touche_llm.transport.time.time", lambda: 1000.0)
+    monkeypatch.setattr("touche_llm.data.transport.time.time", lambda: 1000.0)
     assert retry_after(header) == seconds

@@ -19,16 +19,16 @@ from tests.scripted_engine import Label, Script, ScriptedEngine
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.demo import SAMPLES, sample_config
 from touche_llm.config import Config
-from touche_llm.engines import remember
+from touche_llm.data.topics import read_topics
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engine import EngineFacts
-from touche_llm.llm.language_model import LanguageModel
+from touche_llm.llm.engines.base import EngineFacts
+from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.request import Request
-from touche_llm.stages.judge import judge_stage
-from touche_llm.stages.rank import rank_stage
-from touche_llm.stages.retrieve import retrieve_stage
+from touche_llm.pipeline.engines import remember
+from touche_llm.pipeline.judge import judge_stage
+from touche_llm.pipeline.rank import rank_stage
+from touche_llm.pipeline.retrieve import retrieve_stage
 from touche_llm.tasks import TASKS
-from touche_llm.topics import read_topics
 
 FACTS = EngineFacts(
     model="written-for-the-demo", revision="", context=32768, overhead=32, engine="none: the answers are invented"

@@ -17,17 +17,17 @@ from tests.scripted_engine import Script, ScriptedEngine
 from tests.write_demo_cassette import FACTS, script_of
 from touche_llm.cli.demo import sample_config
 from touche_llm.config import Config
-from touche_llm.engines import remember
+from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.language_model import LanguageModel
-from touche_llm.qrels import Qrels, read_qrels
+from touche_llm.llm.model import LanguageModel
+from touche_llm.pipeline.engines import remember
+from touche_llm.pipeline.judge import judge_stage
+from touche_llm.pipeline.rank import rank_stage
+from touche_llm.pipeline.retrieve import retrieve_stage
+from touche_llm.regression.format_diff import told
 from touche_llm.regression.record import finished_run, record
-from touche_llm.regression.recorded import open_recorded
-from touche_llm.regression.telling import told
+from touche_llm.regression.snapshot import open_recorded
 from touche_llm.regression.update import preview, update
-from touche_llm.stages.judge import judge_stage
-from touche_llm.stages.rank import rank_stage
-from touche_llm.stages.retrieve import retrieve_stage
 from touche_llm.tasks import TASKS, get_task
 
 FOLDER = Path(__file__).parent / "regress"

@@ -13,9 +13,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from touche_llm.data.trec_runs import read_run
     from touche_llm.evaluation import evaluate
-    from touche_llm.qrels import read_qrels
-    from touche_llm.runs import read_run
+    from touche_llm.evaluation.qrels import read_qrels
     from touche_llm.tasks import get_task
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
@@ -29,8 +29,8 @@ __all__ = ["evaluate", "get_task", "read_qrels", "read_run"]
 _HOMES = {
     "evaluate": "touche_llm.evaluation",
     "get_task": "touche_llm.tasks",
-    "read_qrels": "touche_llm.qrels",
-    "read_run": "touche_llm.runs",
+    "read_qrels": "touche_llm.evaluation.qrels",
+    "read_run": "touche_llm.data.trec_runs",
 }
 
 

@@ -20,22 +20,22 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from touche_llm.corpus.chatnoir_cache import ChatNoirSettings
-from touche_llm.corpus.elastic import ElasticsearchSettings
-from touche_llm.engine_config import EngineConfig, SamplingConfig, Section
+from touche_llm.data.files import whole_file
+from touche_llm.data.setting_problems import describe_problem
+from touche_llm.data.yaml_text import YamlError, read_yaml, to_yaml
 from touche_llm.errors import UsageError
-from touche_llm.expansion import ExpansionSettings
-from touche_llm.files import whole_file
+from touche_llm.judging.sentence_pairs import PairSettings
+from touche_llm.judging.stance import StanceSettings
 from touche_llm.llm.cache import CacheMode
-from touche_llm.pairing import PairSettings
-from touche_llm.ranking.chain import JUDGE, RankingSettings, Step, check_fusion, parse_steps
+from touche_llm.llm.settings import EngineConfig, SamplingConfig, Section
+from touche_llm.ranking.expansion import ExpansionSettings
+from touche_llm.ranking.steps import JUDGE, RankingSettings, Step, check_fusion, parse_steps
 from touche_llm.retrieval.bm25 import Bm25Settings
+from touche_llm.retrieval.chatnoir.cache import ChatNoirSettings
+from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
 from touche_llm.retrieval.sentences import SentenceSettings
-from touche_llm.setting_problems import describe_problem
-from touche_llm.stance import StanceSettings
 from touche_llm.tasks import DEFAULT_TASK, get_task
 from touche_llm.tasks.base import Aim, Task
-from touche_llm.yaml_text import YamlError, read_yaml, to_yaml
 
 _INDEX_ROOT = Path(".touche-llm/index")
 # Old values of settings, by dotted name, and what their section holds now: translated wherever a configuration is read.

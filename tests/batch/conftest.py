@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from touche_llm.llm import vllm_process
+from touche_llm.llm.engines import vllm_process
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,12 +10,12 @@ import yaml
 
 from tests.batch.conftest import Programs
 from tests.sample_runs import Silent, config_for
-from touche_llm import pipeline
 from touche_llm.batch import rounds
 from touche_llm.batch.rounds import answer_stage, run_by_files
 from touche_llm.config import Config, load_config
 from touche_llm.errors import EngineError, ReplayMiss, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.pipeline import run_all as pipeline
 
 RUN_FILES = ("run.txt", "judgments.jsonl", "failures.jsonl", "comparisons.jsonl", "stances.jsonl")
 

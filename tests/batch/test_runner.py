@@ -17,8 +17,8 @@ from tests import batch_replies as b
 from tests.batch.conftest import Programs
 from touche_llm.batch import runner
 from touche_llm.batch.runner import answer_file
-from touche_llm.engine_config import EngineConfig
 from touche_llm.errors import DataError, EngineError, UsageError
+from touche_llm.llm.settings import EngineConfig
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"word": {"enum": ["yes"]}}, "required": ["word"]}
 

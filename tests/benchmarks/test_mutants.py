@@ -151,7 +151,7 @@ def test_test_files_of_the_module_and_its_package_come_first() -> None:
     tests = CoveringTests(mutants.ROOT, digests(mutants.ROOT), {}, set(), {})
     nearest = tests.nearest_files("touche_llm/ranking/order.py")
     assert nearest and all(name.startswith("tests/ranking/") for name in nearest)
-    assert tests.nearest_files("touche_llm/excerpts.py")[0] == "tests/test_excerpts.py"
+    assert tests.nearest_files("touche_llm/text/passages.py")[0] == "tests/text/test_passages.py"
 
 
 @pytest.mark.parametrize(

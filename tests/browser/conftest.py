@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.report.reports import hostile_run, sample_run, write_qrels
-from touche_llm.qrels import read_qrels
+from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.report.data import gather
 from touche_llm.report.write import write_report
 from touche_llm.tasks import get_task

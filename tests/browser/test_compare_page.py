@@ -9,11 +9,11 @@ from playwright.sync_api import Page, expect
 from tests.browser.conftest import Open
 from tests.browser.test_report import FAINT, LEFT, OPEN_ALL, told
 from tests.report.reports import ATTACKS
+from touche_llm.data.trec_runs import read_run
 from touche_llm.evaluation.measures import compare_runs, evaluate_run
-from touche_llm.qrels import Qrels, read_qrels
+from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.report.side_by_side import GivenRun, gather_runs
 from touche_llm.report.write_side_by_side import write_side_by_side
-from touche_llm.runs import read_run
 from touche_llm.tasks import get_task
 
 pytestmark = pytest.mark.browser

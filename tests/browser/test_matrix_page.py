@@ -15,10 +15,10 @@ from tests.prompt_variants import collection, config_of, opening, reader, wordin
 from tests.report.reports import ATTACKS
 from tests.sample_runs import Silent
 from tests.scripted_engine import ScriptedEngine
-from touche_llm.llm.engine import Rejected
-from touche_llm.prompt_comparison import compare_prompts
-from touche_llm.prompt_sample import Plan
-from touche_llm.qrels import read_qrels
+from touche_llm.evaluation.qrels import read_qrels
+from touche_llm.llm.engines.base import Rejected
+from touche_llm.prompt_lab.comparison import compare_prompts
+from touche_llm.prompt_lab.sample import Plan
 from touche_llm.report.matrix import write_matrix
 from touche_llm.tasks import get_task
 
@@ -45,7 +45,7 @@ def written(folder: Path, engine: ScriptedEngine, words: dict[str, str], text: s
     qrels = read_qrels({aspect: files[aspect] for aspect in ASPECTS}, get_task("comparative"))
     plan = Plan(file=folder / "sample.tsv", texts=True, split="all")
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor() as other:
-        patch.setattr("touche_llm.prompt_comparison.open_model", opening(engine))
+        patch.setattr("touche_llm.prompt_lab.comparison.open_model", opening(engine))
         work = compare_prompts(config_of(folder, files), names, qrels, plan, Silent())
         # Playwright keeps an event loop in this thread.
         found = other.submit(asyncio.run, work).result()

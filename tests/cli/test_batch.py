@@ -14,7 +14,7 @@ from tests import batch_replies as b
 from tests.batch.conftest import Programs
 from tests.cli.conftest import Done, Touche
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.run_lock import locked
+from touche_llm.pipeline.run_lock import locked
 
 SAMPLE = SAMPLES / "comparative"
 DATA = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl"), "--topic", "3"]

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from tests.cli.conftest import Touche
-from tests.test_calibration import ASKED, gated, judgment, stance_reading
-from touche_llm.files import write_records
+from tests.evaluation.test_calibration import ASKED, gated, judgment, stance_reading
+from touche_llm.data.files import write_records
 
 TOPICS = 8
 FIT = ("calibrate", "--run", "run", "--stance", "qrels.txt")

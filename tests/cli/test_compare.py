@@ -18,7 +18,7 @@ QRELS = ("--task", "comparative", "--relevance", "relevance")
 @pytest.fixture(autouse=True)
 def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Intervals are as wide as they like here; with 10,000 resamples the tests would take twice as long."""
-    monkeypatch.setattr("touche_llm.evaluation.certainty.RESAMPLES", 300)
+    monkeypatch.setattr("touche_llm.evaluation.significance.RESAMPLES", 300)
 
 
 @pytest.fixture

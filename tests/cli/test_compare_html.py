@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("touche_llm.evaluation.certainty.RESAMPLES", 200)
+    monkeypatch.setattr("touche_llm.evaluation.significance.RESAMPLES", 200)
 
 
 @pytest.fixture(scope="module")

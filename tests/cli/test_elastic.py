@@ -12,10 +12,10 @@ import yaml
 
 from tests.cli.conftest import Touche
 from tests.fake_elasticsearch import FakeElasticsearch, refuses
-from touche_llm import transport
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.corpus import elastic_load
-from touche_llm.corpus.elastic import ANALYSIS
+from touche_llm.data import transport
+from touche_llm.retrieval.elasticsearch import load as elastic_load
+from touche_llm.retrieval.elasticsearch.settings import ANALYSIS
 
 CORPUS = {
     "comparative": SAMPLES / "comparative" / "passages.jsonl",

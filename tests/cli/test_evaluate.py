@@ -15,9 +15,9 @@ import pytest
 
 import touche_llm
 from tests.cli.conftest import Touche
+from touche_llm.data.trec_runs import read_run
 from touche_llm.evaluation import leaderboard
-from touche_llm.qrels import read_qrels
-from touche_llm.runs import read_run
+from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.tasks import get_task
 
 REAL = Path(__file__).parents[2].parent / "shared" / "data" / "comparative"
@@ -36,7 +36,7 @@ POOR = "1 Q0 c 1 3 t\n1 Q0 b 2 2 t\n1 Q0 a 3 1 t\n2 Q0 x 1 3 t\n2 Q0 y 2 2 t\n2 
 @pytest.fixture(autouse=True)
 def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Intervals are as wide as they like here; with 10,000 resamples the tests would take twice as long."""
-    monkeypatch.setattr("touche_llm.evaluation.certainty.RESAMPLES", 300)
+    monkeypatch.setattr("touche_llm.evaluation.significance.RESAMPLES", 300)
 
 
 @pytest.fixture
@@ -370,7 +370,7 @@ def test_commands_do_not_wait_for_each_other(tmp_path: Path) -> None:
         "import sys, touche_llm, touche_llm.cli\n"
         "sys.argv = ['touche-llm', 'validate', 'run', '--task', 'comparative']\n"
         "try:\n    touche_llm.cli.main()\nexcept SystemExit:\n    pass\n"
-        "print({'pandas', 'scipy', 'ir_measures', 'touche_llm.stages', 'aiohttp'} & set(sys.modules))\n"
+        "print({'pandas', 'scipy', 'ir_measures', 'touche_llm.pipeline', 'aiohttp'} & set(sys.modules))\n"
         "print(touche_llm.evaluate.__name__)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)

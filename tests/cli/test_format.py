@@ -17,26 +17,26 @@ import typer
 import yaml
 
 from tests.cli.conftest import Done, Touche
+from tests.evaluation.test_calibration import gated, judgment
 from tests.report.reports import sample_run
 from tests.sample_runs import Silent, run_lines
-from tests.test_calibration import gated, judgment
-from touche_llm.calibration import cross_validate, measure
 from touche_llm.cli import app
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.cli.output import Format, print_rows
 from touche_llm.cli.prompts import fields_of
 from touche_llm.cli.stages import end
 from touche_llm.config import load_config
-from touche_llm.dry_run import Cost, dry_cost
-from touche_llm.files import read_records, write_records
+from touche_llm.data.files import read_records, write_records
+from touche_llm.data.records import Attempt, Failure, Judgment
+from touche_llm.evaluation.calibration import cross_validate, measure
+from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.cache import Cache
-from touche_llm.prompt_catalogue import find_all, load_named
-from touche_llm.prompt_checks import check
-from touche_llm.prompt_material import invented
-from touche_llm.prompt_parts import estimate
-from touche_llm.records import Attempt, Failure, Judgment
+from touche_llm.pipeline.dry_run import Cost, dry_cost
+from touche_llm.prompt_lab.lint import check
+from touche_llm.prompt_lab.material import invented
+from touche_llm.prompt_lab.prefix_sharing import estimate
+from touche_llm.prompts.catalog import find_all, load_named
 from touche_llm.tasks import TASKS, get_task
-from touche_llm.validation import validate_run
 
 Row = dict[str, Any]
 SAMPLE = SAMPLES / "comparative"

@@ -9,11 +9,11 @@ import pytest
 
 from tests.cli.conftest import Touche
 from tests.cli.test_calibrate import FIT, TOPICS
+from tests.evaluation.test_calibration import gated, judgment
 from tests.report.reports import sample_run, write_qrels
-from tests.test_calibration import gated, judgment
 from touche_llm.cli.demo import SAMPLES
+from touche_llm.data.files import check_output, write_records
 from touche_llm.errors import UsageError
-from touche_llm.files import check_output, write_records
 
 CASSETTE = SAMPLES / "comparative" / "cassette.jsonl"
 MINE = b"not written by this program\n"

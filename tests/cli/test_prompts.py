@@ -21,16 +21,16 @@ from tests.write_demo_cassette import script_of
 from touche_llm.cli import prompts_try
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.config import Config
-from touche_llm.engines import remember
-from touche_llm.llm.answer import Token
+from touche_llm.llm.answers import Token
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.engine import Completion, Rejected
-from touche_llm.llm.language_model import LanguageModel
+from touche_llm.llm.engines.base import Completion, Rejected
+from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.request import Request
-from touche_llm.prompts import prompts_folder
-from touche_llm.stages.judge import judge_stage
-from touche_llm.stages.rank import rank_stage
-from touche_llm.stages.retrieve import retrieve_stage
+from touche_llm.pipeline.engines import remember
+from touche_llm.pipeline.judge import judge_stage
+from touche_llm.pipeline.rank import rank_stage
+from touche_llm.pipeline.retrieve import retrieve_stage
+from touche_llm.prompts.prompt import prompts_folder
 from touche_llm.tasks import TASKS
 
 SAMPLE = SAMPLES / "comparative"

@@ -15,7 +15,7 @@ import pytest
 from tests.cli.conftest import Done, Touche
 from tests.prompt_variants import collection, opening, reader, wording
 from tests.scripted_engine import ScriptedEngine
-from touche_llm.llm.engine import Rejected
+from touche_llm.llm.engines.base import Rejected
 
 WORDINGS = ("mine/blunt.jinja", "mine/sharp.jinja")
 DATA = ("--topics", "topics.xml", "--corpus", "passages.jsonl", "--index", "index", "--cache", "answers.sqlite")
@@ -38,12 +38,12 @@ class Engine(ScriptedEngine):
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """Behind a collection with two wordings of its prompt."""
-    monkeypatch.setattr("touche_llm.evaluation.certainty.RESAMPLES", 300)
+    monkeypatch.setattr("touche_llm.evaluation.significance.RESAMPLES", 300)
     collection(tmp_path, topics=12)
     for name, words in (("blunt", "BLUNT"), ("sharp", "SHARP")):
         wording(tmp_path / "mine" / f"{name}.jinja", words)
     found = Engine()
-    monkeypatch.setattr("touche_llm.prompt_comparison.open_model", opening(found))
+    monkeypatch.setattr("touche_llm.prompt_lab.comparison.open_model", opening(found))
     return found
 
 

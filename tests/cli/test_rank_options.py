@@ -13,12 +13,12 @@ import yaml
 from tests.cli.conftest import Touche
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from tests.write_demo_cassette import script_of
-from touche_llm import pipeline
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.config import Config
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.language_model import LanguageModel
+from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.request import Request
+from touche_llm.pipeline import run_all as pipeline
 from touche_llm.tasks import get_task
 
 SAMPLE = SAMPLES / "comparative"

@@ -13,8 +13,8 @@ from tests.cli.conftest import Touche
 from tests.regression.conftest import edit, overlay
 from tests.report.reports import write_qrels
 from tests.write_regressions import FOLDER, make_run
+from touche_llm.data.scratch import RETIRED, scratch
 from touche_llm.regression.differences import COLUMNS
-from touche_llm.scratch import RETIRED, scratch
 
 # Runs are recorded and replayed whole.
 pytestmark = pytest.mark.slow

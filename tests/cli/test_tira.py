@@ -14,10 +14,10 @@ import yaml
 from tests.cli.conftest import Done, Touche
 from tests.sample_runs import run_lines
 from touche_llm.cli.demo import SAMPLES
+from touche_llm.data.topics import read_topics
+from touche_llm.evaluation.run_validation import validate_run
+from touche_llm.integrations.tira import recognise
 from touche_llm.tasks import TASKS, get_task
-from touche_llm.tira import recognise
-from touche_llm.topics import read_topics
-from touche_llm.validation import validate_run
 
 Prepare = Callable[[str], Path]
 

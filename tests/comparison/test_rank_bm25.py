@@ -18,12 +18,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from touche_llm.corpus.passages import read_passages
+from touche_llm.corpus.json_lines import read_passages
 from touche_llm.corpus.store import DocumentStore, ensure_store
-from touche_llm.records import Candidate, Topic
+from touche_llm.data.records import Candidate, Topic
+from touche_llm.data.topics import read_topics
 from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index
 from touche_llm.retrieval.okapi import OkapiIndex
-from touche_llm.topics import read_topics
 
 TOLERANCE = 5e-7
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "comparative"

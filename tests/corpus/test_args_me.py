@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from touche_llm.corpus import args_me
 from touche_llm.corpus.args_me import HEADER, read_arguments
+from touche_llm.data.records import Document, Part
 from touche_llm.errors import BadLine, DataError
-from touche_llm.records import Document, Part
 
 REAL = Path(__file__).resolve().parents[3] / "shared/data/sentence_pairs/args_processed_04_01.csv.gz"
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from touche_llm.corpus.rerank import read_rerank_documents
+from touche_llm.data.records import Document
 from touche_llm.errors import BadLine, DataError
-from touche_llm.records import Document
 
 
 def line(topic: str, document: str, text: str, **more: Any) -> bytes:

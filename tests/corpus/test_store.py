@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from touche_llm.corpus.passages import read_passages
+from touche_llm.corpus.json_lines import read_passages
 from touche_llm.corpus.store import DocumentStore, Reader, ensure_store
+from touche_llm.data.records import Document, Part
+from touche_llm.data.scratch import RETIRED, scratch
 from touche_llm.errors import BadLine, DataError, UsageError
-from touche_llm.records import Document, Part
 from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index
-from touche_llm.scratch import RETIRED, scratch
 
 TEXTS = {"b": "second letter", "a": "first letter ", "c": "third\nletter \U0001f600\x00"}
 
@@ -152,7 +152,7 @@ def test_only_the_first_ten_lines_left_out_are_told(tmp_path: Path, stores: Stor
 def test_more_bad_lines_than_the_bound_and_than_documents_are_no_corpus(
     tmp_path: Path, stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("touche_llm.corpus.passages.MAX_BAD_LINES", 20)
+    monkeypatch.setattr("touche_llm.corpus.json_lines.MAX_BAD_LINES", 20)
     path = tmp_path / "bad.jsonl"
     path.write_text(lines_of((f"d{n}", "text") for n in range(30)) + "broken\n" * 30)
     assert stores.ensure(path, skip_bad_lines=True).manifest.bad_lines == 30

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from touche_llm.corpus.ids import IdList, Ids
-from touche_llm.corpus.passages import read_passages
+from touche_llm.corpus.json_lines import read_passages
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.errors import DataError
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from touche_llm.data.records import Candidate
+from touche_llm.data.trec_runs import ReadRun, read_run
 from touche_llm.evaluation.measures import Evaluation, evaluate_run
-from touche_llm.qrels import Qrels, read_qrels
-from touche_llm.records import Candidate
-from touche_llm.runs import ReadRun, read_run
+from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.tasks import get_task
 
 TASK = get_task("comparative")

@@ -7,7 +7,7 @@ import pytest
 from statsmodels.stats.inter_rater import cohens_kappa
 
 from touche_llm.evaluation.agreement import kappa_figure, level
-from touche_llm.evaluation.certainty import interval
+from touche_llm.evaluation.significance import interval
 
 
 def random_pairs(seed: int, documents: int) -> list[tuple[float, float]]:

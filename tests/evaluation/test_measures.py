@@ -12,12 +12,12 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from tests.evaluation.judged_runs import TASK, evaluated, qrels_of, run_of, values_of
+from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation import evaluate
 from touche_llm.evaluation.measures import compare_runs, evaluate_run
 from touche_llm.evaluation.notes import Note, worded
-from touche_llm.qrels import Grades, read_qrels
-from touche_llm.runs import read_run
+from touche_llm.evaluation.qrels import Grades, read_qrels
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "comparative"
 QRELS = "1 0 a 2\n1 0 b 1\n1 0 c 0\n"

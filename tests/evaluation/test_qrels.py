@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from touche_llm.errors import DataError, UsageError
-from touche_llm.qrels import Gap, Grades, Qrels, read_grades, read_qrels
+from touche_llm.evaluation.qrels import Gap, Grades, Qrels, read_grades, read_qrels
 from touche_llm.tasks import get_task
 
 TASK = get_task("comparative")
@@ -93,7 +93,7 @@ def test_what_one_file_lacks_and_another_has_is_told(tmp_path: Path) -> None:
 
 
 def test_a_file_that_never_ends_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("touche_llm.lines.MAX_TABLE_LINES", 5)
+    monkeypatch.setattr("touche_llm.data.lines.MAX_TABLE_LINES", 5)
     (tmp_path / "qrels.gz").write_bytes(gzip.compress(b"1 0 a 1" + b"\n" * 6))
     with pytest.raises(DataError, match="qrels.gz: more than 5 lines"):
         read_grades(tmp_path / "qrels.gz")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from tests.scripted_engine import spell
-from touche_llm.llm.answer import labels_of
+from touche_llm.llm.answers import labels_of
 from touche_llm.tasks.comparative import ComparativeJudgment
 
 LABELS = labels_of(ComparativeJudgment)

@@ -14,9 +14,9 @@ from tests.faults.fuzz_server import FuzzServer, honest, probe
 from tests.faults.reply_kinds import Pieces, http
 from tests.faults.tally import Tally
 from tests.faults.test_replies import connected, request_for
-from touche_llm.llm.answer import Unanswered
+from touche_llm.llm.answers import Unanswered
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.language_model import LanguageModel
+from touche_llm.llm.model import LanguageModel
 from touche_llm.tasks.comparative import ComparativeJudgment
 
 pytestmark = pytest.mark.slow

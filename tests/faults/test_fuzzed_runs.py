@@ -14,14 +14,15 @@ from tests.faults.fuzz_server import FuzzServer, Plan, honest, probe
 from tests.faults.reply_kinds import KINDS, Good, Kind, Pieces, good, http
 from tests.faults.tally import Tally
 from tests.sample_runs import Silent, config_for
-from touche_llm import pipeline, transport
 from touche_llm.config import Config
+from touche_llm.data import transport
 from touche_llm.errors import EngineError, ReplayMiss
+from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.cache import CacheMode
-from touche_llm.llm.vllm_server import VllmServer
-from touche_llm.stages.judge import Outcome
+from touche_llm.llm.engines.server import VllmServer
+from touche_llm.pipeline import run_all as pipeline
+from touche_llm.pipeline.judge import Outcome
 from touche_llm.tasks import get_task
-from touche_llm.validation import validate_run
 
 assert reply_bodies and reply_logprobs and reply_wires
 

@@ -18,8 +18,8 @@ import pytest
 
 from tests.faults.hostile_files import CASES, CHATNOIR, LOOK, MIB, topic
 from tests.faults.tally import Tally
-from touche_llm.corpus.chatnoir_cache import ChatNoirDocuments, ChatNoirSettings, Hit, Page
-from touche_llm.topics import read_topics
+from touche_llm.data.topics import read_topics
+from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments, ChatNoirSettings, Hit, Page
 
 REPOSITORY = Path(__file__).parents[2]
 SAMPLE = REPOSITORY / "touche_llm" / "samples" / "comparative"

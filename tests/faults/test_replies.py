@@ -19,15 +19,15 @@ from tests.faults import reply_bodies, reply_logprobs, reply_wires
 from tests.faults.fuzz_server import FuzzServer, honest, probe
 from tests.faults.reply_kinds import KINDS, LABELS, Kind, Pieces, good, http
 from tests.faults.tally import Tally
-from touche_llm import transport
+from touche_llm.data import transport
 from touche_llm.errors import EngineError
-from touche_llm.llm.answer import Answer, Unanswered, parse, schema_of
+from touche_llm.llm.answers import Answer, Unanswered, parse, schema_of
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engine import EngineFacts
-from touche_llm.llm.labels import expected_grade, read_label
-from touche_llm.llm.language_model import Answered, LanguageModel
+from touche_llm.llm.engines.base import EngineFacts
+from touche_llm.llm.engines.server import VllmServer
+from touche_llm.llm.logprobs import expected_grade, read_label
+from touche_llm.llm.model import Answered, LanguageModel
 from touche_llm.llm.request import Message, Origin, Request, Sampling
-from touche_llm.llm.vllm_server import VllmServer
 from touche_llm.tasks.comparative import ComparativeJudgment
 
 # Imported for the kinds that they register.

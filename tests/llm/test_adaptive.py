@@ -9,11 +9,11 @@ import pytest
 from aiohttp import web
 
 from tests.fake_server import FakeServer, good, status
-from tests.llm.test_vllm_server import question
-from touche_llm.llm import vllm_server
+from tests.llm.engines.test_server import question
 from touche_llm.llm.adaptive import AdaptiveSlots
-from touche_llm.llm.engine import Transient
-from touche_llm.llm.vllm_server import VllmServer
+from touche_llm.llm.engines import server as vllm_server
+from touche_llm.llm.engines.base import Transient
+from touche_llm.llm.engines.server import VllmServer
 
 
 @asynccontextmanager

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.llm.test_language_model import ANSWER, request_about
+from tests.llm.test_model import ANSWER, request_about
 from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.errors import EngineError
-from touche_llm.llm.answer import Unanswered, UnusableAnswer
+from touche_llm.llm.answers import Unanswered, UnusableAnswer
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.counts import Counts
-from touche_llm.llm.engine import Completion, Rejected, Transient
-from touche_llm.llm.language_model import Answered, LanguageModel
+from touche_llm.llm.engines.base import Completion, Rejected, Transient
+from touche_llm.llm.model import Answered, LanguageModel
 from touche_llm.llm.request import Message, Request
 from touche_llm.tasks.comparative import ComparativeJudgment
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from touche_llm.errors import DataError, UsageError
 from touche_llm.llm import cache_file
-from touche_llm.llm.answer import Answer
+from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.cache_file import Entry, Heading
 

@@ -10,17 +10,17 @@ import orjson
 import pytest
 
 from tests.fake_server import Behaviour, FakeServer, hangs, says, status
-from tests.llm.test_vllm_server import UNUSABLE, ask, model_of, question
+from tests.llm.engines.test_server import UNUSABLE, ask, model_of, question
 from tests.scripted_engine import FACTS
-from touche_llm import transport
+from touche_llm.data import transport
 from touche_llm.errors import DataError
-from touche_llm.llm.answer import OUTCOMES, Answer, Unanswered
+from touche_llm.llm.answers import OUTCOMES, Answer, Unanswered
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.cache_file import Entry
 from touche_llm.llm.counts import Counts
-from touche_llm.llm.cutting import Fit
-from touche_llm.llm.dry import OverlayCache
-from touche_llm.llm.language_model import Answered, LanguageModel
+from touche_llm.llm.engines.dry_run import OverlayCache
+from touche_llm.llm.model import Answered, LanguageModel
+from touche_llm.llm.truncation import Fit
 from touche_llm.tasks.comparative import ComparativeJudgment
 
 BAD = says("Well, I think")

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
-from touche_llm.judging import Asking, Documents
+from touche_llm.data.records import Comparison, Reading, Scored, Topic
+from touche_llm.judging.pointwise import Asking, Documents
 from touche_llm.llm.concurrency import ResultT, Slots
-from touche_llm.llm.language_model import LanguageModel
+from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.request import Sampling
-from touche_llm.ranking.comparing import LABELS, Comparer, Kind
-from touche_llm.records import Comparison, Reading, Scored, Topic
+from touche_llm.ranking.comparer import LABELS, Comparer, Kind
 from touche_llm.tasks import get_task
 
 Shown = tuple[str, ...]

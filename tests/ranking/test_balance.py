@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.ranking.fake_comparer import ids
+from touche_llm.data.records import Scored
 from touche_llm.ranking.balance import BalanceSettings, balance
-from touche_llm.records import Scored
 
 SIDES = ("PRO", "CON")
 LABELS = ("PRO", "CON", "NEU", "NO")

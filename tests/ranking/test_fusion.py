@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from touche_llm.data.records import Candidate, Scored
+from touche_llm.data.trec_runs import ReadRun
 from touche_llm.errors import DataError, UsageError
 from touche_llm.ranking.fusion import FusionSettings, fuse, fuse_runs, interpolate, reciprocal_rank
-from touche_llm.records import Candidate, Scored
-from touche_llm.runs import ReadRun
 from touche_llm.tasks import get_task
 
 Method = Callable[[Sequence[Sequence[Scored]], Sequence[float]], list[Scored]]

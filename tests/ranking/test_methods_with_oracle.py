@@ -11,7 +11,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.oracle_engine import Grades, OracleEngine, Outcome, judge_with, mean_ndcg, rank_with, read_grades
-from touche_llm.ranking import chain
+from touche_llm.ranking import steps as chain
 
 QRELS = Path("../shared/data/comparative/qrels-relevance.txt")
 STRONG_BIAS = 1.5

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.ranking.fake_comparer import FakeComparer, Shown, at_random, by_worth, check_scores, ids, names
+from touche_llm.data.records import Scored
 from touche_llm.ranking import insertion, setwise
-from touche_llm.ranking.comparing import Comparer
+from touche_llm.ranking.comparer import Comparer
 from touche_llm.ranking.setwise import SetwiseSettings
-from touche_llm.records import Scored
 
 Rerank = Callable[[list[str], Comparer, SetwiseSettings], Awaitable[list[Scored]]]
 RERANKS: list[Rerank] = [setwise.rerank, insertion.rerank]

@@ -12,21 +12,21 @@ import pytest
 from aiohttp import web
 
 from tests.fake_server import FakeServer, good, reply
-from tests.ranking.test_comparing import Held
+from tests.ranking.test_comparer import Held
 from tests.sample_runs import SAMPLE, config_for, run_scripted
 from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from tests.write_demo_cassette import script_of
-from touche_llm.files import read_records
-from touche_llm.judging import Asking
+from touche_llm.data.files import read_records
+from touche_llm.data.records import Candidate, Comparison, Failure, RunLine, Topic
+from touche_llm.judging.pointwise import Asking
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.language_model import SAMPLES, LanguageModel
+from touche_llm.llm.model import SAMPLES, LanguageModel
 from touche_llm.llm.request import Request, Sampling
-from touche_llm.prompts import load_prompt
-from touche_llm.ranking.chain import RankingSettings, parse_steps
-from touche_llm.ranking.comparing import LABELS, template_variables
+from touche_llm.pipeline.run_files import COMPARISON_FAILURES, COMPARISONS
+from touche_llm.prompts.prompt import load_prompt
+from touche_llm.ranking.comparer import LABELS, template_variables
+from touche_llm.ranking.steps import RankingSettings, parse_steps
 from touche_llm.ranking.topics import Comparing, Ranked, rank_topics
-from touche_llm.records import Candidate, Comparison, Failure, RunLine, Topic
-from touche_llm.run_files import COMPARISON_FAILURES, COMPARISONS
 from touche_llm.tasks import get_task
 
 TASK = get_task("comparative")

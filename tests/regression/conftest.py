@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.write_regressions import FOLDER, make_run
-from touche_llm.prompts import prompts_folder
+from touche_llm.prompts.prompt import prompts_folder
 from touche_llm.regression.check import Outcome, check, check_all
 from touche_llm.regression.differences import Finding
-from touche_llm.regression.recorded import open_recorded
+from touche_llm.regression.snapshot import open_recorded
 
 Copy = Callable[[str], Path]
 _VERSION = cache(version)
@@ -22,7 +22,7 @@ _VERSION = cache(version)
 @pytest.fixture(autouse=True)
 def _versions_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking up the versions of libraries takes most of the time of a short run."""
-    monkeypatch.setattr("touche_llm.metadata.version", _VERSION)
+    monkeypatch.setattr("touche_llm.pipeline.metadata.version", _VERSION)
 
 
 @pytest.fixture

@@ -12,13 +12,13 @@ import pytest
 from tests.regression.conftest import Copy, all_checked, checked, edit, overlay
 from tests.write_regressions import FOLDER
 from touche_llm.errors import UsageError
-from touche_llm.harmless import neutralise
-from touche_llm.llm.answer import AnswerModel, schema_of
-from touche_llm.prompts import prompts_folder
+from touche_llm.llm.answers import AnswerModel, schema_of
+from touche_llm.prompts.prompt import prompts_folder
 from touche_llm.regression.differences import Finding, by_kind
-from touche_llm.regression.recorded import QUERIES_UNSEEN
-from touche_llm.regression.telling import told
+from touche_llm.regression.format_diff import told
+from touche_llm.regression.snapshot import QUERIES_UNSEEN
 from touche_llm.tasks import TASKS
+from touche_llm.text.sanitize import neutralise
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -261,7 +261,7 @@ def test_a_changed_schema_is_told_by_name(monkeypatch: pytest.MonkeyPatch) -> No
     def with_a_title(model: type[AnswerModel]) -> dict[str, Any]:
         return {**schema_of(model), "title": "Answer"}
 
-    monkeypatch.setattr("touche_llm.judging.schema_of", with_a_title)
+    monkeypatch.setattr("touche_llm.judging.pointwise.schema_of", with_a_title)
     found = by_kind(checked(FOLDER / "comparative"))
     assert {(each.name, each.old, each.new) for each in found["request"]} == {
         (f"{purpose}.schema.title", None, "Answer") for purpose in ("judge", "stance", "objects")
@@ -272,7 +272,7 @@ def test_a_changed_schema_is_told_by_name(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_the_program_renders_otherwise_is_shown_though_no_template_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("touche_llm.judging.neutralise", lambda text: neutralise(text).upper())
+    monkeypatch.setattr("touche_llm.judging.pointwise.neutralise", lambda text: neutralise(text).upper())
     findings = checked(FOLDER / "comparative")
     judge = next(each for each in by_kind(findings)["prompt"] if each.name == "judge")
     assert judge.count is None

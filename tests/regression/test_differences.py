@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from touche_llm.qrels import Qrels
-from touche_llm.records import Candidate
+from touche_llm.data.records import Candidate
+from touche_llm.data.trec_runs import ReadRun
+from touche_llm.evaluation.qrels import Qrels
 from touche_llm.regression.differences import Finding, measures, moves, values
-from touche_llm.regression.telling import told
-from touche_llm.runs import ReadRun
+from touche_llm.regression.format_diff import told
 
 LABELS = ("PRO", "CON")
 

@@ -13,8 +13,8 @@ from tests.regression.conftest import Copy, all_checked, checked, edit
 from tests.write_regressions import FOLDER
 from touche_llm.config import Config
 from touche_llm.errors import DataError, ToucheError, UsageError
-from touche_llm.regression.recorded import find_recorded, open_recorded
-from touche_llm.regression.replaying import Walk, walk
+from touche_llm.regression.replay import Walk, walk
+from touche_llm.regression.snapshot import find_recorded, open_recorded
 
 
 @pytest.mark.parametrize(

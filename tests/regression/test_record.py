@@ -21,26 +21,26 @@ from tests.write_regressions import FOLDER, make_run
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.config import load_config
 from touche_llm.corpus.args_me import HEADER, read_arguments
-from touche_llm.corpus.chatnoir_cache import ChatNoirDocuments, ChatNoirSettings
 from touche_llm.corpus.store import ensure_store
-from touche_llm.engines import remember
+from touche_llm.data.files import read_records, write_records
+from touche_llm.data.records import Attempt, Failure, Topic
+from touche_llm.data.topics import read_topics
 from touche_llm.errors import DataError, ToucheError
-from touche_llm.files import read_records, write_records
-from touche_llm.llm.answer import FailureKind
+from touche_llm.llm.answers import FailureKind
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.cache_file import Entry
-from touche_llm.llm.language_model import SAMPLES as MOST_SAMPLES
-from touche_llm.llm.language_model import LanguageModel
+from touche_llm.llm.model import SAMPLES as MOST_SAMPLES
+from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.request import Request
-from touche_llm.records import Attempt, Failure, Topic
+from touche_llm.pipeline.engines import remember
+from touche_llm.pipeline.judge import judge_stage
+from touche_llm.pipeline.rank import rank_stage
+from touche_llm.pipeline.run_files import ALL_FAILURES
 from touche_llm.regression.check import check
 from touche_llm.regression.record import NoReplies, Recording, finished_run, record
-from touche_llm.regression.recorded import open_recorded
+from touche_llm.regression.snapshot import open_recorded
 from touche_llm.regression.writing import write_arguments, write_topics
-from touche_llm.run_files import ALL_FAILURES
-from touche_llm.stages.judge import judge_stage
-from touche_llm.stages.rank import rank_stage
-from touche_llm.topics import read_topics
+from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments, ChatNoirSettings
 
 
 def recorded(run: Path, target: Path) -> Recording:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.report.reports import hostile_run, sample_run, write_qrels
-from touche_llm.qrels import Qrels, read_qrels
+from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.report.data import gather
 from touche_llm.report.records import Report
 from touche_llm.tasks import get_task

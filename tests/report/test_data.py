@@ -7,15 +7,15 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
+from touche_llm.data.files import read_records, write_records
+from touche_llm.data.records import Attempt, Comparison, Cut, Failure, Judgment, Reading
+from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError
-from touche_llm.excerpts import GAP_MARK
-from touche_llm.files import read_records, write_records
-from touche_llm.qrels import Qrels
-from touche_llm.records import Attempt, Comparison, Cut, Failure, Judgment, Reading
+from touche_llm.evaluation.qrels import Qrels
 from touche_llm.report.data import gather
 from touche_llm.report.folder import compared_of
 from touche_llm.report.records import Report
-from touche_llm.runs import read_run
+from touche_llm.text.passages import GAP_MARK
 
 
 def copied(run: Path, folder: Path, **changes: object) -> Path:

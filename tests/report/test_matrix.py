@@ -13,10 +13,10 @@ from tests.prompt_variants import collection, config_of, opening, reader, wordin
 from tests.report.reports import ATTACKS
 from tests.sample_runs import Silent
 from tests.scripted_engine import ScriptedEngine
-from touche_llm.llm.engine import Rejected
-from touche_llm.prompt_comparison import PromptComparison, compare_prompts
-from touche_llm.prompt_sample import Plan
-from touche_llm.qrels import Qrels, read_qrels
+from touche_llm.evaluation.qrels import Qrels, read_qrels
+from touche_llm.llm.engines.base import Rejected
+from touche_llm.prompt_lab.comparison import PromptComparison, compare_prompts
+from touche_llm.prompt_lab.sample import Plan
 from touche_llm.report.matrix import render, rows_of
 from touche_llm.report.write import LEAST_CHARS
 from touche_llm.tasks import get_task
@@ -41,9 +41,9 @@ class Refusing(ScriptedEngine):
 
 async def compared(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str = "") -> Compared:
     """A blunt wording that takes each first and third document of a topic for the other, and two that agree."""
-    monkeypatch.setattr("touche_llm.evaluation.certainty.RESAMPLES", 20)
+    monkeypatch.setattr("touche_llm.evaluation.significance.RESAMPLES", 20)
     blind: dict[str, Callable[[str, int], bool]] = {"BLUNT": lambda topic, number: number in (0, 2)}
-    monkeypatch.setattr("touche_llm.prompt_comparison.open_model", opening(Refusing(reader(blind).script)))
+    monkeypatch.setattr("touche_llm.prompt_lab.comparison.open_model", opening(Refusing(reader(blind).script)))
     files = collection(folder, topics=4, text=text)
     words = {"blunt": "BLUNT", "sharp": "SHARP", "keen": "KEEN"}
     names = [str(wording(folder / "mine" / f"{name}.jinja", word)) for name, word in words.items()]

@@ -7,14 +7,14 @@ from shutil import copytree
 import pytest
 import yaml
 
+from touche_llm.data.trec_runs import read_run
 from touche_llm.evaluation import evaluate
+from touche_llm.evaluation.qrels import Qrels
 from touche_llm.evaluation.stance_measures import confusion_matrix
-from touche_llm.qrels import Qrels
+from touche_llm.pipeline.run_files import CANDIDATES, CONFIG, RUN
 from touche_llm.report.data import gather
 from touche_llm.report.measured import Measured, measure
 from touche_llm.report.records import Report
-from touche_llm.run_files import CANDIDATES, CONFIG, RUN
-from touche_llm.runs import read_run
 
 
 def found(report: Report) -> Measured:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from touche_llm.qrels import Qrels
-from touche_llm.records import Candidate
+from touche_llm.data.records import Candidate
+from touche_llm.data.trec_runs import ReadRun
+from touche_llm.evaluation.qrels import Qrels
 from touche_llm.report.overview import cost_of, imputed_of, label_sets, left, moved, people_labels, people_of, shares_of
 from touche_llm.report.records import Left, Row
-from touche_llm.runs import ReadRun
 
 LABELS = ("PRO", "CON", "NEU", "NO")
 QRELS = Qrels(

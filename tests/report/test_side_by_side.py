@@ -12,16 +12,16 @@ import pytest
 from tests.report.reports import ATTACKS, POISON, poisoned
 from tests.report.test_write import Page, count
 from touche_llm.config import load_config, write_config
+from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.measures import compare_runs, evaluate_run
-from touche_llm.qrels import Qrels
+from touche_llm.evaluation.qrels import Qrels
 from touche_llm.report import write
 from touche_llm.report.figures import LETTERS, topic_letters
 from touche_llm.report.side_by_side import GivenRun, check_runs, gather_runs
 from touche_llm.report.sides import SideBySide
 from touche_llm.report.write import MOST_BYTES
 from touche_llm.report.write_side_by_side import render
-from touche_llm.runs import read_run
 from touche_llm.tasks import get_task
 
 # Pages of several runs take a while to make.
@@ -35,7 +35,7 @@ TOP = 6
 @pytest.fixture(scope="module", autouse=True)
 def few_resamples() -> object:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("touche_llm.evaluation.certainty.RESAMPLES", 200)
+        patch.setattr("touche_llm.evaluation.significance.RESAMPLES", 200)
         yield
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.report.reports import ATTACKS, POISON, poisoned
-from touche_llm.records import Attempt, Failure
+from touche_llm.data.records import Attempt, Failure
 from touche_llm.report.data import gather
 from touche_llm.report.records import Left, RawAnswer, Report, SentenceView
 from touche_llm.report.write import MOST_BYTES, render, write_report

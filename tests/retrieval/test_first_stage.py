@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from touche_llm.corpus.passages import read_passages
+from touche_llm.corpus.json_lines import read_passages
 from touche_llm.corpus.store import DocumentStore, ensure_store
+from touche_llm.data.records import Candidate, Topic
 from touche_llm.errors import DataError
-from touche_llm.records import Candidate, Topic
+from touche_llm.retrieval.base import top_candidates
 from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index, folder_of, open_index
 from touche_llm.retrieval.okapi import OkapiIndex
-from touche_llm.retrieval.top import top_candidates
 
 Retrieve = Callable[..., list[list[Candidate]]]
 MakeStore = Callable[[dict[str, str]], DocumentStore]

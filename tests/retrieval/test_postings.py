@@ -17,13 +17,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from touche_llm.corpus.passages import read_passages
+from touche_llm.corpus.json_lines import read_passages
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.errors import DataError
 from touche_llm.retrieval import postings
-from touche_llm.retrieval.analysis import Analyser
+from touche_llm.retrieval.base import best_rows
 from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index, folder_of, open_index
-from touche_llm.retrieval.top import best_rows
+from touche_llm.text.analysis import Analyser
 
 TEXTS = [f"common word{n % 7} word{n % 7} of the rare{n}" for n in range(200)] + ["the of", "common"]
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from touche_llm.corpus.store import DocumentStore, ensure_store
+from touche_llm.data.records import Document, Part, Topic
 from touche_llm.errors import BadLine
-from touche_llm.records import Document, Part, Topic
 from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index
 from touche_llm.retrieval.sentences import (
     NearDuplicates,

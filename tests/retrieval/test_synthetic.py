@@ -7,9 +7,9 @@ import pytest
 
 from benchmarks import synthetic
 from touche_llm.corpus.args_me import read_arguments
-from touche_llm.corpus.passages import read_passages
-from touche_llm.retrieval.analysis import Analyser
-from touche_llm.topics import read_topics
+from touche_llm.corpus.json_lines import read_passages
+from touche_llm.data.topics import read_topics
+from touche_llm.text.analysis import Analyser
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 from tests.vllm.server import ROOT
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.corpus.args_me import read_arguments
+from touche_llm.integrations.tira import recognise
 from touche_llm.tasks.base import Task
-from touche_llm.tira import recognise
 
 REAL = ROOT.parent / "shared" / "data"
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from touche_llm.llm.engines.managed import serve
 from touche_llm.llm.request import Message
-from touche_llm.llm.serving import serve
 
 ROOT = Path(__file__).parents[2]
 VENV = ROOT / ".venv-vllm"

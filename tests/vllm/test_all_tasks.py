@@ -13,9 +13,9 @@ from tests.sample_runs import run_lines
 from tests.vllm.command import touche
 from tests.vllm.conftest import Tell
 from tests.vllm.real_data import TaskInput
-from touche_llm.files import read_records
-from touche_llm.records import Judgment
-from touche_llm.topics import read_topics
+from touche_llm.data.files import read_records
+from touche_llm.data.records import Judgment
+from touche_llm.data.topics import read_topics
 
 pytestmark = pytest.mark.vllm
 # All topics of the one task, and twenty of the same topics in the other, which asks about many more documents.

@@ -19,13 +19,13 @@ from tests.vllm.conftest import Tell
 from tests.vllm.real_data import TaskInput
 from tests.vllm.server import finished_requests, token_ids
 from touche_llm.corpus.store import DocumentStore
-from touche_llm.files import read_records
+from touche_llm.data.files import read_records
+from touche_llm.data.records import Failure, Judgment
+from touche_llm.data.topics import read_topics
+from touche_llm.data.trec_runs import read_candidates
 from touche_llm.llm.cache import Cache
-from touche_llm.prompts import load_prompt
-from touche_llm.records import Failure, Judgment
-from touche_llm.runs import read_candidates
+from touche_llm.prompts.prompt import load_prompt
 from touche_llm.tasks import get_task
-from touche_llm.topics import read_topics
 
 pytestmark = pytest.mark.vllm
 DEPTH = 8

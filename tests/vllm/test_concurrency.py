@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.llm.test_vllm_server import question
+from tests.llm.engines.test_server import question
 from tests.vllm.conftest import Tell
-from touche_llm.llm import vllm_server
 from touche_llm.llm.adaptive import AdaptiveSlots
-from touche_llm.llm.vllm_server import VllmServer
+from touche_llm.llm.engines import server as vllm_server
+from touche_llm.llm.engines.server import VllmServer
 
 pytestmark = pytest.mark.vllm
 REQUESTS = 300

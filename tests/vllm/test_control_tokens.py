@@ -10,9 +10,9 @@ import pytest
 
 from tests.vllm.make_tiny_model import SPECIAL_TOKENS
 from tests.vllm.server import token_ids
+from touche_llm.data.records import Topic
 from touche_llm.llm.request import Message
-from touche_llm.prompts import load_prompt
-from touche_llm.records import Topic
+from touche_llm.prompts.prompt import load_prompt
 from touche_llm.tasks import get_task
 
 pytestmark = pytest.mark.vllm

@@ -22,12 +22,12 @@ from tests.vllm.command import touche
 from tests.vllm.conftest import Tell
 from tests.vllm.real_data import TaskInput
 from tests.vllm.server import CONTEXT, MODEL_NAME, finished_requests, prefix_cache_hits
-from touche_llm.files import read_records
-from touche_llm.llm.answer import schema_of
+from touche_llm.data.files import read_records
+from touche_llm.data.records import Comparison, Failure, Queries, StanceReading
+from touche_llm.llm.answers import schema_of
+from touche_llm.llm.engines.server import VllmServer
 from touche_llm.llm.request import Message, Origin, Request, Sampling
-from touche_llm.llm.vllm_server import VllmServer
-from touche_llm.ranking.comparing import order_answer
-from touche_llm.records import Comparison, Failure, Queries, StanceReading
+from touche_llm.ranking.comparer import order_answer
 
 pytestmark = pytest.mark.vllm
 TOPICS = 2

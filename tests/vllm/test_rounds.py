@@ -23,7 +23,7 @@ from tests.vllm.conftest import Tell
 from tests.vllm.processes import left_in_folder
 from tests.vllm.server import CONTEXT, MODEL_NAME, OPTIONS, VENV, vllm_environment
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.llm.answer import Answer
+from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache
 
 pytestmark = [pytest.mark.vllm, pytest.mark.nightly]

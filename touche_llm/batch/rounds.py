@@ -8,21 +8,21 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
+from touche_llm.batch.files import Import, asks_model, import_replies, pending_requests, request_line
 from touche_llm.batch.runner import TITLES, answer_file
-from touche_llm.batch_file import Import, asks_model, import_replies, pending_requests, request_line
 from touche_llm.config import Config
-from touche_llm.dry_run import StageName
-from touche_llm.engines import LOG, remember
+from touche_llm.data.scratch import BUILDING, remove_abandoned, scratch
 from touche_llm.errors import EngineError
-from touche_llm.llm.batch_replies import MAX_REPLIES
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.vllm_common import model_folder
-from touche_llm.made_from import check_inputs, check_settings
-from touche_llm.pipeline import check_files, judge_alone, rank_alone, retrieve_alone
-from touche_llm.run_lock import locked
-from touche_llm.scratch import BUILDING, remove_abandoned, scratch
-from touche_llm.stages.common import Observer
-from touche_llm.stages.judge import Outcome
+from touche_llm.llm.engines.batch_replies import MAX_REPLIES
+from touche_llm.llm.engines.vllm_common import model_folder
+from touche_llm.pipeline.common import Observer
+from touche_llm.pipeline.dry_run import StageName
+from touche_llm.pipeline.engines import LOG, remember
+from touche_llm.pipeline.judge import Outcome
+from touche_llm.pipeline.made_from import check_inputs, check_settings
+from touche_llm.pipeline.run_all import check_files, judge_alone, rank_alone, retrieve_alone
+from touche_llm.pipeline.run_lock import locked
 
 
 async def run_by_files(config: Config, folder: Path, observer: Observer, *, overwrite: bool = False) -> Outcome:

@@ -13,14 +13,14 @@ from typing import Any, Literal
 import msgspec
 import orjson
 
-from touche_llm.engine_config import EngineConfig, Runner
+from touche_llm.data.files import iterate_records
+from touche_llm.data.json_records import JsonStruct
+from touche_llm.data.scratch import BUILDING, remove_abandoned, scratch
 from touche_llm.errors import DataError, EngineError, UsageError
-from touche_llm.files import iterate_records
-from touche_llm.json_records import JsonStruct
-from touche_llm.llm.batch_replies import read_replies
-from touche_llm.llm.vllm_common import model_folder, start_options
-from touche_llm.llm.vllm_process import find_vllm, flags, guarded
-from touche_llm.scratch import BUILDING, remove_abandoned, scratch
+from touche_llm.llm.engines.batch_replies import read_replies
+from touche_llm.llm.engines.vllm_common import model_folder, start_options
+from touche_llm.llm.engines.vllm_process import find_vllm, flags, guarded
+from touche_llm.llm.settings import EngineConfig, Runner
 
 TITLES = {Runner.VLLM: "vllm run-batch", Runner.RAY: "the Ray Data job"}
 # Options of `ray.data.llm.vLLMEngineProcessorConfig`; all others are vLLM's.

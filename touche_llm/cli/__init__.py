@@ -16,9 +16,9 @@ from touche_llm import __version__
 from touche_llm.cli.command import Command
 from touche_llm.cli.log import logged, take_options
 from touche_llm.cli.streams import open_streams
-from touche_llm.databases import database_problem
+from touche_llm.data.databases import database_problem
+from touche_llm.data.files import check_name
 from touche_llm.errors import ToucheError, os_problem, printable
-from touche_llm.files import check_name
 
 # Each command and the module that holds it: a function of its name, or `app`, which has commands of its own.
 COMMANDS = {

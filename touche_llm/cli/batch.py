@@ -11,18 +11,18 @@ from typing import Annotated
 
 import typer
 
+from touche_llm.batch.files import Batch, import_replies, pending_requests, read_batch, write_requests
 from touche_llm.batch.runner import answer_file, run_batch
-from touche_llm.batch_file import Batch, import_replies, pending_requests, read_batch, write_requests
 from touche_llm.cli import options as o
 from touche_llm.cli import stages
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
-from touche_llm.dry_run import StageName
-from touche_llm.engine_config import EngineConfig, Runner
+from touche_llm.data.files import check_output
 from touche_llm.errors import UsageError, printable
-from touche_llm.files import check_output
-from touche_llm.llm.vllm_common import start_options
-from touche_llm.run_lock import locked
+from touche_llm.llm.engines.vllm_common import start_options
+from touche_llm.llm.settings import EngineConfig, Runner
+from touche_llm.pipeline.dry_run import StageName
+from touche_llm.pipeline.run_lock import locked
 
 _STAGES: Mapping[StageName, Callable[..., None]] = {
     "retrieve": stages.retrieve,

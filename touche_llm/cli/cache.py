@@ -11,8 +11,8 @@ from rich.table import Table
 from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, plain, print_rows, show_table
 from touche_llm.config import CacheConfig
+from touche_llm.data.files import check_output
 from touche_llm.errors import UsageError
-from touche_llm.files import check_output
 from touche_llm.llm.cache import Cache, CacheMode
 
 CacheFile = Annotated[Path, typer.Option("--cache", help="The cache.")]

@@ -9,18 +9,18 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from touche_llm.calibration import Examples, Report, Scores, cross_validate, measure, read_examples
 from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.output import Format, FormatOption, plain, print_rows, say, show_table
 from touche_llm.config import load_config
+from touche_llm.data.files import check_output
 from touche_llm.errors import DataError, UsageError
-from touche_llm.files import check_output
-from touche_llm.first_stage import listed
-from touche_llm.qrels import read_stances
-from touche_llm.run_files import CONFIG, JUDGMENTS, STANCES
-from touche_llm.run_folder import check_finished
-from touche_llm.stance import read_settings, write_thresholds
+from touche_llm.evaluation.calibration import Examples, Report, Scores, cross_validate, measure, read_examples
+from touche_llm.evaluation.qrels import read_stances
+from touche_llm.judging.stance import read_settings, write_thresholds
+from touche_llm.pipeline.candidates import listed
+from touche_llm.pipeline.run_files import CONFIG, JUDGMENTS, STANCES
+from touche_llm.pipeline.run_folder import check_finished
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 

@@ -11,10 +11,10 @@ import typer
 from touche_llm.cli import figures as f
 from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, say
+from touche_llm.data.files import check_output
 from touche_llm.errors import UsageError, printable
 from touche_llm.evaluation.coverage import describe_coverage
-from touche_llm.files import check_output
-from touche_llm.run_files import RUN
+from touche_llm.pipeline.run_files import RUN
 from touche_llm.tasks import get_task
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from rich.table import Column, Table
 
 from touche_llm.cli.output import Format, plain, print_rows, say, show_table
 from touche_llm.config import Config
-from touche_llm.dry_run import Cost, DryRun, StageName
-from touche_llm.stages.common import known_failures
+from touche_llm.pipeline.common import known_failures
+from touche_llm.pipeline.dry_run import Cost, DryRun, StageName
 from touche_llm.tasks import get_task
 
 _SPENT = ("requests", "prompt_tokens", "shared_tokens")

@@ -16,19 +16,20 @@ from typing import Annotated, Any
 import typer
 from rich.table import Column, Table
 
-from touche_llm import pipeline, run_files
 from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.output import Format, FormatOption, plain, print_rows, say, show_table
 from touche_llm.config import Config, load_config
-from touche_llm.files import read_records
-from touche_llm.first_stage import open_corpus
-from touche_llm.records import Judgment, Objects
-from touche_llm.runs import read_run
+from touche_llm.data.files import read_records
+from touche_llm.data.records import Judgment, Objects
+from touche_llm.data.topics import read_topics
+from touche_llm.data.trec_runs import read_run
+from touche_llm.integrations.tira import recognise
+from touche_llm.pipeline import run_all as pipeline
+from touche_llm.pipeline import run_files
+from touche_llm.pipeline.candidates import open_corpus
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.base import Task
-from touche_llm.tira import recognise
-from touche_llm.topics import read_topics
 
 SAMPLES = Path(__file__).parent.parent / "samples"
 _SHOWN_RANKS = 3

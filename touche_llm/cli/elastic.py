@@ -12,11 +12,11 @@ from pydantic import ValidationError
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.options import checked, set_values
 from touche_llm.cli.output import Format, print_rows
-from touche_llm.corpus.elastic import ElasticsearchSettings
-from touche_llm.corpus.elastic_load import load_corpus
+from touche_llm.data.setting_problems import describe_problem
 from touche_llm.errors import UsageError
 from touche_llm.retrieval.bm25 import Bm25Settings
-from touche_llm.setting_problems import describe_problem
+from touche_llm.retrieval.elasticsearch.load import load_corpus
+from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
 from touche_llm.tasks import DEFAULT_TASK, get_task
 
 

@@ -14,7 +14,7 @@ from touche_llm.cli.output import Format, FormatOption, plain
 from touche_llm.cli.standings import show_standings, standings
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.coverage import describe_coverage
-from touche_llm.qrels import STANCE
+from touche_llm.evaluation.qrels import STANCE
 from touche_llm.tasks import get_task
 
 if TYPE_CHECKING:

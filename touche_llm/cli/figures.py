@@ -15,12 +15,12 @@ from rich.table import Table
 
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.output import Format, plain, print_rows, show_table
+from touche_llm.data.trec_runs import ReadRun, read_run
 from touche_llm.errors import DataError, UsageError, printable
 from touche_llm.evaluation.coverage import describe_fitted, describe_limits
-from touche_llm.qrels import Qrels, read_qrels
-from touche_llm.run_files import CANDIDATES, CONFIG, METADATA, RUN
-from touche_llm.run_folder import check_finished, read_metadata
-from touche_llm.runs import ReadRun, read_run
+from touche_llm.evaluation.qrels import Qrels, read_qrels
+from touche_llm.pipeline.run_files import CANDIDATES, CONFIG, METADATA, RUN
+from touche_llm.pipeline.run_folder import check_finished, read_metadata
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.base import Task
 

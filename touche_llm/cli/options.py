@@ -10,15 +10,15 @@ import typer
 from pydantic import BaseModel, ValidationError
 
 from touche_llm.config import Config, load_config
+from touche_llm.data.setting_problems import describe_problem
+from touche_llm.data.yaml_text import YamlError, parse_yaml
 from touche_llm.errors import DataError, UsageError
+from touche_llm.judging.stance import read_settings
 from touche_llm.llm.cache import CacheMode
-from touche_llm.ranking.chain import METHODS
-from touche_llm.run_files import CONFIG
-from touche_llm.setting_problems import describe_problem
-from touche_llm.settings import OF_JUDGE, OF_RETRIEVE, is_one_of
-from touche_llm.stance import read_settings
+from touche_llm.pipeline.run_files import CONFIG
+from touche_llm.pipeline.settings import OF_JUDGE, OF_RETRIEVE, is_one_of
+from touche_llm.ranking.steps import METHODS
 from touche_llm.tasks import DEFAULT_TASK, TASKS
-from touche_llm.yaml_text import YamlError, parse_yaml
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 

@@ -17,23 +17,23 @@ from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.output import Format, FormatOption, plain, print_rows, say, show_table
 from touche_llm.cli.prompts_render import NameArgument, TokenizerOption
 from touche_llm.config import CacheConfig
-from touche_llm.engine_config import SamplingConfig
+from touche_llm.data.records import Topic
+from touche_llm.data.topics import read_topics
 from touche_llm.errors import UsageError, printable
-from touche_llm.first_stage import Corpus, open_local
-from touche_llm.llm.answer import labels_of
+from touche_llm.llm.answers import labels_of
 from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.settings import SamplingConfig
 from touche_llm.llm.tokenizer import ChatTokenizer
-from touche_llm.prompt_catalogue import Found, find, find_all, load_named
-from touche_llm.prompt_checks import Checked, Finding, Share, changed_since, check
-from touche_llm.prompt_material import invented, of_corpus
-from touche_llm.prompt_parts import Count, estimate
-from touche_llm.prompt_uses import Use
-from touche_llm.prompts import Prompt, examples_path
-from touche_llm.records import Topic
-from touche_llm.stages.common import check_examples
+from touche_llm.pipeline.candidates import Corpus, open_local
+from touche_llm.pipeline.common import check_examples
+from touche_llm.prompt_lab.lint import Checked, Finding, Share, changed_since, check
+from touche_llm.prompt_lab.material import invented, of_corpus
+from touche_llm.prompt_lab.prefix_sharing import Count, estimate
+from touche_llm.prompts.catalog import Found, find, find_all, load_named
+from touche_llm.prompts.prompt import Prompt, examples_path
+from touche_llm.prompts.purposes import Use
+from touche_llm.prompts.templates import read_text
 from touche_llm.tasks import DEFAULT_TASK, TASKS, get_task
-from touche_llm.templates import read_text
-from touche_llm.topics import read_topics
 
 EveryTaskOption = Annotated[
     str | None, typer.Option("--task", help=f"The shared task: {', '.join(TASKS)} (default: all).")

@@ -14,14 +14,14 @@ from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.output import Format, FormatOption, plain, print_rows, say
 from touche_llm.cli.stages import FAILURES_EXIT, asked
+from touche_llm.data.files import check_output
 from touche_llm.errors import UsageError, printable
-from touche_llm.files import check_output
-from touche_llm.stages.common import by_kind
+from touche_llm.pipeline.common import by_kind
 
 if TYPE_CHECKING:
-    from touche_llm.prompt_comparison import PromptComparison
-    from touche_llm.prompt_measures import Part
-    from touche_llm.qrels import Qrels
+    from touche_llm.evaluation.qrels import Qrels
+    from touche_llm.prompt_lab.comparison import PromptComparison
+    from touche_llm.prompt_lab.measures import Part
 
 # Parameters that are none of the configuration's.
 _QRELS = ("relevance", "quality", "stance", "coherence")
@@ -114,8 +114,8 @@ def compare(
 
     Exit codes as those of `run`: 3 where some questions had no usable answer.
     """
-    from touche_llm.prompt_comparison import compare_prompts
-    from touche_llm.prompt_sample import Plan
+    from touche_llm.prompt_lab.comparison import compare_prompts
+    from touche_llm.prompt_lab.sample import Plan
 
     if html is not None and len(templates) > _MOST_ON_PAGE:
         raise UsageError(f"{len(templates)} prompts do not fit side by side; name {_MOST_ON_PAGE}, or leave --html out")
@@ -146,7 +146,7 @@ def compare(
 
 
 def _show(found: PromptComparison, part: Part) -> None:
-    from touche_llm.prompt_measures import named
+    from touche_llm.prompt_lab.measures import named
 
     table = f.plain_table()
     table.add_column("variant")
@@ -185,7 +185,7 @@ def _short(measure: str) -> str:
 
 
 def _explain(found: PromptComparison, qrels: Qrels) -> None:
-    from touche_llm.prompt_measures import stance_told
+    from touche_llm.prompt_lab.measures import stance_told
 
     print("random order: nDCG@5 that the same documents have on average, in any order")
     if qrels.stances:

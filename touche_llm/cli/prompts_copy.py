@@ -11,12 +11,12 @@ import typer
 from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.cli.prompts_render import NameArgument
+from touche_llm.data.files import whole_file
 from touche_llm.errors import UsageError, printable
-from touche_llm.files import whole_file
-from touche_llm.prompt_catalogue import load_named
-from touche_llm.prompts import examples_path
+from touche_llm.prompts.catalog import load_named
+from touche_llm.prompts.prompt import examples_path
+from touche_llm.prompts.templates import read_text
 from touche_llm.tasks import DEFAULT_TASK, get_task
-from touche_llm.templates import read_text
 
 
 def copy(

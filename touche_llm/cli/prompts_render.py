@@ -15,12 +15,14 @@ from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.output import Format, FormatOption, print_rows
 from touche_llm.config import Config
-from touche_llm.engines import assumed_facts
+from touche_llm.data.records import Cut
 from touche_llm.errors import printable
-from touche_llm.llm.dry import DryEngine, OverlayCache
-from touche_llm.llm.language_model import LanguageModel
+from touche_llm.llm.engines.dry_run import DryEngine, OverlayCache
+from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.tokenizer import ChatTokenizer
-from touche_llm.prompt_parts import (
+from touche_llm.pipeline.common import asking_of
+from touche_llm.pipeline.engines import assumed_facts
+from touche_llm.prompt_lab.prefix_sharing import (
     MeasuringEngine,
     Part,
     Shared,
@@ -29,10 +31,8 @@ from touche_llm.prompt_parts import (
     parts_of,
     rendered,
 )
-from touche_llm.prompts import Prompt
-from touche_llm.records import Cut
-from touche_llm.stages.common import asking_of
-from touche_llm.trial import Bench, open_bench
+from touche_llm.prompt_lab.trial import Bench, open_bench
+from touche_llm.prompts.prompt import Prompt
 
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME|PATH", help="A prompt's name, or the path of a .jinja file.")

@@ -25,19 +25,19 @@ from touche_llm.cli.prompts_render import (
 )
 from touche_llm.cli.stages import FAILURES_EXIT, asked
 from touche_llm.config import Config
-from touche_llm.engines import open_model
+from touche_llm.data.records import Reading
 from touche_llm.errors import DataError, EngineError, PromptError, ReplayMiss, UsageError, printable
-from touche_llm.first_stage import choose_topics
-from touche_llm.llm.language_model import Answered
-from touche_llm.prompt_catalogue import find
-from touche_llm.prompt_uses import Use
-from touche_llm.prompts import Prompt
-from touche_llm.qrels import STANCE, Qrels
-from touche_llm.ranking.comparing import LABELS
-from touche_llm.records import Reading
-from touche_llm.stages.common import asking_of, check_examples
-from touche_llm.trial import Bench, Subject, Trial, ask, best_documents, open_bench
-from touche_llm.watching import Saved
+from touche_llm.evaluation.qrels import STANCE, Qrels
+from touche_llm.llm.model import Answered
+from touche_llm.pipeline.candidates import choose_topics
+from touche_llm.pipeline.common import asking_of, check_examples
+from touche_llm.pipeline.engines import open_model
+from touche_llm.prompt_lab.trial import Bench, Subject, Trial, ask, best_documents, open_bench
+from touche_llm.prompt_lab.watch import Saved
+from touche_llm.prompts.catalog import find
+from touche_llm.prompts.prompt import Prompt
+from touche_llm.prompts.purposes import Use
+from touche_llm.ranking.comparer import LABELS
 
 _QRELS = ("relevance", "quality", "stance", "coherence")
 # Of a label with all of the probability.

@@ -12,8 +12,8 @@ import typer
 
 from touche_llm.cli import figures as f
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
+from touche_llm.data.scratch import recover
 from touche_llm.errors import UsageError
-from touche_llm.scratch import recover
 
 if TYPE_CHECKING:
     from touche_llm.regression.differences import Finding
@@ -46,7 +46,7 @@ def record_(
     Its first stage is kept as it is and never run again. With judgments, a check also tells how far figures move.
     """
     from touche_llm.regression.record import finished_run, record
-    from touche_llm.regression.recorded import QUERIES_UNSEEN, check_name
+    from touche_llm.regression.snapshot import QUERIES_UNSEEN, check_name
 
     target = root / check_name(run_dir.resolve().name if name is None else name)
     recover(root)
@@ -81,8 +81,8 @@ def check_(
     """
     from touche_llm.regression.check import check_all
     from touche_llm.regression.differences import COLUMNS
-    from touche_llm.regression.recorded import find_recorded
-    from touche_llm.regression.telling import told
+    from touche_llm.regression.format_diff import told
+    from touche_llm.regression.snapshot import find_recorded
 
     found: list[Finding] = []
 
@@ -115,8 +115,8 @@ def update_(
     its folder with --run.
     """
     from touche_llm.regression.differences import COLUMNS
-    from touche_llm.regression.recorded import find_recorded, open_recorded, templates_for
-    from touche_llm.regression.telling import told
+    from touche_llm.regression.format_diff import told
+    from touche_llm.regression.snapshot import find_recorded, open_recorded, templates_for
     from touche_llm.regression.update import new_run, preview, update
 
     if run is not None and len(names) > 1:

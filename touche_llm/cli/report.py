@@ -11,9 +11,9 @@ from touche_llm.cli import figures as f
 from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.output import Format, FormatOption, print_rows
-from touche_llm.files import check_output
-from touche_llm.run_files import REPORT
-from touche_llm.run_folder import is_page
+from touche_llm.data.files import check_output
+from touche_llm.pipeline.run_files import REPORT
+from touche_llm.pipeline.run_folder import is_page
 
 _TOP = 20
 

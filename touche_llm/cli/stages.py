@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import typer
 
-from touche_llm import pipeline, run_files
 from touche_llm.batch.rounds import answer_stage, run_by_files
 from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
@@ -20,15 +19,17 @@ from touche_llm.cli.costs import print_cost
 from touche_llm.cli.elastic import load_elasticsearch
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.config import Config
-from touche_llm.dry_run import StageName, dry_cost
+from touche_llm.data.files import read_records
+from touche_llm.data.records import Failure, Judgment
+from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import UsageError, printable
-from touche_llm.files import read_records
-from touche_llm.first_stage import build_index
 from touche_llm.llm.cache import kept
-from touche_llm.records import Failure, Judgment
+from touche_llm.pipeline import run_all as pipeline
+from touche_llm.pipeline import run_files
+from touche_llm.pipeline.candidates import build_index
+from touche_llm.pipeline.common import by_kind, first_stage_file
+from touche_llm.pipeline.dry_run import StageName, dry_cost
 from touche_llm.retrieval.bm25 import Bm25Settings
-from touche_llm.runs import read_run
-from touche_llm.stages.common import by_kind, first_stage_file
 from touche_llm.tasks import DEFAULT_TASK, get_task
 
 FAILURES_EXIT = 3

@@ -8,15 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from touche_llm import pipeline, run_files
 from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.output import Format, FormatOption
 from touche_llm.cli.stages import asked, end, made
 from touche_llm.config import index_folder, load_config
-from touche_llm.corpus.chatnoir_cache import API_KEY_VARIABLE
 from touche_llm.errors import UsageError
-from touche_llm.tira import corpus_names, recognise
+from touche_llm.integrations.tira import corpus_names, recognise
+from touche_llm.pipeline import run_all as pipeline
+from touche_llm.pipeline import run_files
+from touche_llm.retrieval.chatnoir.cache import API_KEY_VARIABLE
 
 # Where vLLM and its libraries write by default, and what keeps them from using the network.
 _WRITES = {

@@ -13,12 +13,12 @@ import typer
 from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleObserver
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
-from touche_llm.first_stage import open_local
-from touche_llm.runs import read_candidates
+from touche_llm.data.topics import read_topics
+from touche_llm.data.trec_runs import read_candidates
+from touche_llm.evaluation.run_validation import Problem, validate_run
+from touche_llm.pipeline.candidates import open_local
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
-from touche_llm.topics import read_topics
-from touche_llm.validation import Problem, validate_run
 
 # So many problems are told by kind too.
 _MANY = 20

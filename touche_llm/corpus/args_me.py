@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
-from touche_llm.corpus.passages import ID_FORM, good_documents, is_word
+from touche_llm.corpus.json_lines import ID_FORM, good_documents, is_word
+from touche_llm.data.lines import file_lines, open_packed
+from touche_llm.data.records import Document, Part
 from touche_llm.errors import BadLine, DataError
-from touche_llm.lines import file_lines, open_packed
-from touche_llm.records import Document, Part
 
 HEADER = ["id", "conclusion", "premises", "context", "sentences"]
 SIDES = ("PRO", "CON")

@@ -10,15 +10,15 @@ import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from touche_llm.corpus.passages import (
+from touche_llm.corpus.json_lines import (
     document_of,
     good_documents,
     json_lines,
     json_object,
     read_passages,
 )
+from touche_llm.data.records import Document
 from touche_llm.errors import BadLine
-from touche_llm.records import Document
 
 
 def read_rerank_documents(

@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from touche_llm.corpus.ids import IdList, Ids
-from touche_llm.corpus.passages import LeftOut
-from touche_llm.databases import check_schema, connect
+from touche_llm.corpus.json_lines import LeftOut
+from touche_llm.data.databases import check_schema, connect
+from touche_llm.data.files import check_name, file_state, read_record, sha256, whole_folder, write_records
+from touche_llm.data.folder_files import INDEX_FILES
+from touche_llm.data.json_records import JsonModel
+from touche_llm.data.records import Document
+from touche_llm.data.scratch import recover
 from touche_llm.errors import BadLine, DataError, UsageError
-from touche_llm.files import check_name, file_state, read_record, sha256, whole_folder, write_records
-from touche_llm.folder_files import INDEX_FILES
-from touche_llm.json_records import JsonModel
-from touche_llm.records import Document
-from touche_llm.scratch import recover
 
 FORMAT = 3
 _DATABASE = "documents.sqlite"

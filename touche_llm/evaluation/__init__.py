@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from touche_llm.qrels import Qrels
-from touche_llm.runs import ReadRun
+from touche_llm.data.trec_runs import ReadRun
+from touche_llm.evaluation.qrels import Qrels
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from touche_llm.data.trec_runs import ReadRun
 from touche_llm.errors import some
-from touche_llm.qrels import STANCE, Qrels
-from touche_llm.run_files import CONFIG
-from touche_llm.runs import ReadRun
+from touche_llm.evaluation.qrels import STANCE, Qrels
+from touche_llm.pipeline.run_files import CONFIG
 
 if TYPE_CHECKING:
     from touche_llm.evaluation.measures import Evaluation

@@ -10,8 +10,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from touche_llm.data.yaml_text import YamlError, read_yaml
 from touche_llm.errors import DataError, UsageError
-from touche_llm.yaml_text import YamlError, read_yaml
 
 FILE = Path(__file__).with_name("leaderboards.yaml")
 # Decimal places of the published values.

@@ -9,14 +9,14 @@ import ir_measures
 import numpy as np
 import pandas as pd
 
+from touche_llm.data.trec_runs import ReadRun
 from touche_llm.errors import DataError, UsageError, some
-from touche_llm.evaluation.certainty import bounds, compare, interval
 from touche_llm.evaluation.coverage import Coverage, coverage_of
 from touche_llm.evaluation.figure import Figure, mean_figure
 from touche_llm.evaluation.notes import Note, graded_notes, stance_notes
+from touche_llm.evaluation.qrels import GRADE_DECIMALS, STANCE, Grades, Qrels
+from touche_llm.evaluation.significance import bounds, compare, interval
 from touche_llm.evaluation.stance_measures import label_figures, paired_stance_figures, stance_figures
-from touche_llm.qrels import GRADE_DECIMALS, STANCE, Grades, Qrels
-from touche_llm.runs import ReadRun
 
 CUTOFF = 5
 NDCG = f"nDCG@{CUTOFF}"

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from touche_llm.data.trec_runs import ReadRun
 from touche_llm.errors import some
-from touche_llm.qrels import STANCE, Qrels
-from touche_llm.runs import ReadRun
+from touche_llm.evaluation.qrels import STANCE, Qrels
 
 if TYPE_CHECKING:
     from pandas import DataFrame

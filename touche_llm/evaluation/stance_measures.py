@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from touche_llm.data.trec_runs import ReadRun
 from touche_llm.errors import DataError
 from touche_llm.evaluation.figure import Array, Figure, ratio
-from touche_llm.qrels import Qrels
-from touche_llm.runs import ReadRun
+from touche_llm.evaluation.qrels import Qrels
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -14,11 +14,11 @@ from typing import Any, Self
 import orjson
 from msgspec.structs import asdict, astuple
 
-from touche_llm.databases import database_problem
+from touche_llm.data.databases import database_problem
+from touche_llm.data.files import iterate_records, whole_file
+from touche_llm.data.json_records import Malformed
 from touche_llm.errors import DataError, UsageError, os_problem
-from touche_llm.files import iterate_records, whole_file
-from touche_llm.json_records import Malformed
-from touche_llm.llm.answer import OUTCOMES
+from touche_llm.llm.answers import OUTCOMES
 from touche_llm.llm.cache_file import COLUMNS, Entry, Heading, ValueT, open_file
 
 # Kind and value; what a column of SQLite holds can be of any type.

@@ -10,9 +10,9 @@ import msgspec
 from msgspec.structs import astuple
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 
-from touche_llm.databases import LOCK_SECONDS, NamedDatabase, check_schema, connect, connect_to_read
+from touche_llm.data.databases import LOCK_SECONDS, NamedDatabase, check_schema, connect, connect_to_read
+from touche_llm.data.json_records import Count, JsonRecord, JsonStruct, Malformed
 from touche_llm.errors import DataError
-from touche_llm.json_records import Count, JsonRecord, JsonStruct, Malformed
 
 # `PRAGMA user_version` of the file.
 SCHEMA_VERSION = 1

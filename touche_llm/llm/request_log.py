@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
 
-from touche_llm.llm.answer import Answer
-from touche_llm.llm.engine import Transient
+from touche_llm.llm.answers import Answer
+from touche_llm.llm.engines.base import Transient
 from touche_llm.llm.request import Request
 
 _LOG = logging.getLogger(__name__)

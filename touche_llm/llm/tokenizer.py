@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from touche_llm.errors import EngineError, UsageError
+from touche_llm.llm.engines.vllm_common import chat, head_of
 from touche_llm.llm.request import Message
-from touche_llm.llm.vllm_common import chat, head_of
 
 
 class ChatTokenizer:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from touche_llm.records import Scored
+from touche_llm.data.records import Scored
 
 
 class BalanceSettings(BaseModel):

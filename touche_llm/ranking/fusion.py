@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from touche_llm.data.records import RunLine, Scored
+from touche_llm.data.trec_runs import NO_STANCE_COLUMN, ReadRun, strictly_decreasing
 from touche_llm.errors import DataError, UsageError
 from touche_llm.ranking.order import scaled
-from touche_llm.records import RunLine, Scored
-from touche_llm.runs import NO_STANCE_COLUMN, ReadRun, strictly_decreasing
 from touche_llm.tasks.base import Task
 
 DEFAULT_K = 60.0

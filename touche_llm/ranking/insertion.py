@@ -5,10 +5,10 @@ After Podolak et al., arXiv 2504.10509.
 
 from __future__ import annotations
 
-from touche_llm.ranking.comparing import Comparer
+from touche_llm.data.records import Scored
+from touche_llm.ranking.comparer import Comparer
 from touche_llm.ranking.order import by_position
 from touche_llm.ranking.setwise import SetwiseSettings, heapsort
-from touche_llm.records import Scored
 
 
 async def rerank(documents: list[str], comparer: Comparer, settings: SetwiseSettings) -> list[Scored]:

@@ -11,9 +11,9 @@ from itertools import combinations
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from touche_llm.ranking.comparing import MOST_DOCUMENTS, Comparer
+from touche_llm.data.records import Scored
+from touche_llm.ranking.comparer import MOST_DOCUMENTS, Comparer
 from touche_llm.ranking.order import by_position
-from touche_llm.records import Scored
 
 
 class ListwiseSettings(BaseModel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from touche_llm.records import Scored
+from touche_llm.data.records import Scored
 
 
 def by_position(documents: Sequence[str]) -> list[Scored]:

@@ -10,9 +10,9 @@ from statistics import fmean
 
 from pydantic import BaseModel, ConfigDict
 
-from touche_llm.ranking.comparing import Comparer
+from touche_llm.data.records import Scored
+from touche_llm.ranking.comparer import Comparer
 from touche_llm.ranking.order import by_value
-from touche_llm.records import Scored
 
 
 class PairwiseSettings(BaseModel):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from touche_llm.data.records import HIGHEST_GRADE, Candidate, Scored
 from touche_llm.ranking.order import scaled
-from touche_llm.records import HIGHEST_GRADE, Candidate, Scored
 from touche_llm.tasks.base import FIRST_STAGE
 
 # Below every score, so that what the model was asked about stays above what it was not.

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from touche_llm.ranking.comparing import MOST_TO_CHOOSE_FROM, Comparer
+from touche_llm.data.records import Scored
+from touche_llm.ranking.comparer import MOST_TO_CHOOSE_FROM, Comparer
 from touche_llm.ranking.order import by_position
-from touche_llm.records import Scored
 
 
 class SetwiseSettings(BaseModel):

@@ -9,9 +9,9 @@ import asyncio
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from touche_llm.ranking.comparing import Comparer
+from touche_llm.data.records import Scored
+from touche_llm.ranking.comparer import Comparer
 from touche_llm.ranking.order import by_position
-from touche_llm.records import Scored
 
 
 class SlidingSettings(BaseModel):

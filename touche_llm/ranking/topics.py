@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from touche_llm.judging import Asking, Documents, Done
+from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, RunLine, Topic
+from touche_llm.data.trec_runs import strictly_decreasing
+from touche_llm.judging.pointwise import Asking, Documents, Done
 from touche_llm.llm.concurrency import Slots, in_order
-from touche_llm.prompts import Prompt
-from touche_llm.ranking.chain import METHODS, RankingSettings, Step, rank_topic
-from touche_llm.ranking.comparing import Comparer, Kind
+from touche_llm.prompts.prompt import Prompt
+from touche_llm.ranking.comparer import Comparer, Kind
 from touche_llm.ranking.pointwise import by_first_stage, by_judgment
-from touche_llm.records import Candidate, Comparison, Failure, Judgment, RunLine, Topic
-from touche_llm.runs import strictly_decreasing
+from touche_llm.ranking.steps import METHODS, RankingSettings, Step, rank_topic
 from touche_llm.tasks.base import Aim, Task
 
 

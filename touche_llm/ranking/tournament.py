@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from touche_llm.ranking.comparing import MOST_DOCUMENTS, Comparer
+from touche_llm.data.records import Scored
+from touche_llm.ranking.comparer import MOST_DOCUMENTS, Comparer
 from touche_llm.ranking.order import by_value
-from touche_llm.records import Scored
 
 
 class TournamentSettings(BaseModel):

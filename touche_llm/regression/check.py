@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from touche_llm.config import Config
+from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import PromptError, ToucheError, os_problem
 from touche_llm.regression import differences
 from touche_llm.regression.differences import Finding
-from touche_llm.regression.recorded import Recorded, open_recorded, settings_of, templates_for
-from touche_llm.regression.replaying import Walk, walk
-from touche_llm.runs import read_run
+from touche_llm.regression.replay import Walk, walk
+from touche_llm.regression.snapshot import Recorded, open_recorded, settings_of, templates_for
 
 
 @dataclass(frozen=True, slots=True)

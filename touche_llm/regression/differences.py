@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from difflib import unified_diff
 from typing import Any, Literal
 
+from touche_llm.data.trec_runs import ReadRun
+from touche_llm.evaluation.qrels import STANCE, Qrels
 from touche_llm.llm.request import Request
-from touche_llm.prompts import Prompt
-from touche_llm.qrels import STANCE, Qrels
-from touche_llm.regression.recorded import Example, parameters_of
-from touche_llm.regression.replaying import Place, Walk
-from touche_llm.runs import ReadRun
+from touche_llm.prompts.prompt import Prompt
+from touche_llm.regression.replay import Place, Walk
+from touche_llm.regression.snapshot import Example, parameters_of
 
 Kind = Literal["error", "setting", "prompt", "version", "request", "missing", "rank", "stance", "run", "measure"]
 Messages = list[tuple[str, str]]

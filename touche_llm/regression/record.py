@@ -9,15 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from touche_llm.config import CacheConfig, Config, load_config
+from touche_llm.data.files import whole_file, whole_folder
+from touche_llm.data.records import Topic
+from touche_llm.data.trec_runs import read_run, write_candidates
 from touche_llm.errors import DataError
-from touche_llm.files import whole_file, whole_folder
-from touche_llm.first_stage import check_candidates, choose_topics, open_corpus
+from touche_llm.evaluation.qrels import Qrels
 from touche_llm.llm.cache import CacheMode
-from touche_llm.prompt_uses import uses_of
-from touche_llm.qrels import Qrels
-from touche_llm.records import Topic
+from touche_llm.pipeline.candidates import check_candidates, choose_topics, open_corpus
+from touche_llm.pipeline.common import first_stage_file, prompts_of
+from touche_llm.pipeline.run_files import CONFIG, RUN
+from touche_llm.pipeline.run_folder import check_finished, read_failures
+from touche_llm.prompts.purposes import uses_of
 from touche_llm.regression.differences import missing, moves
-from touche_llm.regression.recorded import (
+from touche_llm.regression.format_diff import told
+from touche_llm.regression.replay import Walk, walk
+from touche_llm.regression.snapshot import (
     CASSETTE,
     PROMPTS,
     QUERIES,
@@ -30,8 +36,6 @@ from touche_llm.regression.recorded import (
     open_recorded,
     settings_of,
 )
-from touche_llm.regression.replaying import Walk, walk
-from touche_llm.regression.telling import told
 from touche_llm.regression.writing import (
     copy_template,
     first_stage_of,
@@ -42,10 +46,6 @@ from touche_llm.regression.writing import (
     write_qrels,
     write_topics,
 )
-from touche_llm.run_files import CONFIG, RUN
-from touche_llm.run_folder import check_finished, read_failures
-from touche_llm.runs import read_run, write_candidates
-from touche_llm.stages.common import first_stage_file, prompts_of
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from touche_llm.config import Config
 from touche_llm.errors import UsageError
+from touche_llm.pipeline.run_files import RUN
 from touche_llm.regression import differences
 from touche_llm.regression.check import check_in, run_findings
 from touche_llm.regression.differences import Finding
 from touche_llm.regression.record import Recording, finished_run, record
-from touche_llm.regression.recorded import Recorded, settings_of
-from touche_llm.run_files import RUN
+from touche_llm.regression.snapshot import Recorded, settings_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,25 +15,25 @@ from pydantic import BaseModel
 from touche_llm.config import Config, load_config
 from touche_llm.corpus.args_me import HEADER
 from touche_llm.corpus.store import DocumentStore
-from touche_llm.engine_config import EngineConfig
-from touche_llm.engines import remember
+from touche_llm.data.files import read_records, whole_file
+from touche_llm.data.records import Candidate, Judgment, Topic
+from touche_llm.data.yaml_text import to_yaml
 from touche_llm.errors import DataError
-from touche_llm.files import read_records, whole_file
-from touche_llm.first_stage import listed
-from touche_llm.judging import Documents
-from touche_llm.llm.answer import OUTCOMES
+from touche_llm.evaluation.qrels import STANCE, Qrels
+from touche_llm.judging.pointwise import Documents
+from touche_llm.llm.answers import OUTCOMES
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.cutting import Fit
-from touche_llm.prompts import Prompt, examples_path
-from touche_llm.qrels import STANCE, Qrels
-from touche_llm.records import Candidate, Judgment, Topic
-from touche_llm.regression.recorded import CASSETTE, DECIDE, TOPICS, corpus_file, qrels_file
-from touche_llm.regression.replaying import Walk
-from touche_llm.run_files import CONFIG, SENTENCE_JUDGMENTS
-from touche_llm.stages.common import candidates_of, first_stage_file
+from touche_llm.llm.settings import EngineConfig
+from touche_llm.llm.truncation import Fit
+from touche_llm.pipeline.candidates import listed
+from touche_llm.pipeline.common import candidates_of, first_stage_file
+from touche_llm.pipeline.engines import remember
+from touche_llm.pipeline.run_files import CONFIG, SENTENCE_JUDGMENTS
+from touche_llm.prompts.prompt import Prompt, examples_path
+from touche_llm.regression.replay import Walk
+from touche_llm.regression.snapshot import CASSETTE, DECIDE, TOPICS, corpus_file, qrels_file
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
-from touche_llm.yaml_text import to_yaml
 
 
 def copy_template(prompt: Prompt, folder: Path) -> None:

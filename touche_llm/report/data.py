@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from touche_llm.evaluation.coverage import describe_fitted, describe_limits
-from touche_llm.qrels import Qrels
+from touche_llm.evaluation.qrels import Qrels
 from touche_llm.report.folder import open_folder
 from touche_llm.report.measured import measure
 from touche_llm.report.overview import cost_of, facts_of, imputed_of, label_sets, left, moved, people_labels, shares_of

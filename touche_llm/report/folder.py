@@ -11,19 +11,14 @@ from statistics import fmean
 from typing import Any
 
 from touche_llm.config import Config, load_config
+from touche_llm.data.files import RecordT, read_records
+from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, Objects, Reading, StanceReading, Topic
+from touche_llm.data.trec_runs import ReadRun, read_run
 from touche_llm.errors import DataError
-from touche_llm.excerpts import GAP_MARK
-from touche_llm.files import RecordT, read_records
-from touche_llm.first_stage import Corpus, check_candidates, check_topics, choose_topics
-from touche_llm.pairing import SEPARATOR
-from touche_llm.qrels import Qrels
-from touche_llm.ranking.chain import JUDGE
-from touche_llm.ranking.pointwise import by_first_stage, by_judgment
-from touche_llm.records import Candidate, Comparison, Failure, Judgment, Objects, Reading, StanceReading, Topic
-from touche_llm.report.overview import people_of
-from touche_llm.report.records import DocumentView, RawAnswer, Row, Said, SentenceView
-from touche_llm.report.sources import Answers, answers_at_hand, corpus_at_hand
-from touche_llm.run_files import (
+from touche_llm.evaluation.qrels import Qrels
+from touche_llm.judging.sentence_pairs import SEPARATOR
+from touche_llm.pipeline.candidates import Corpus, check_candidates, check_topics, choose_topics
+from touche_llm.pipeline.run_files import (
     CANDIDATES,
     COMPARISONS,
     CONFIG,
@@ -34,10 +29,15 @@ from touche_llm.run_files import (
     SENTENCE_JUDGMENTS,
     STANCES,
 )
-from touche_llm.run_folder import check_finished, read_failures, read_metadata
-from touche_llm.runs import ReadRun, read_run
+from touche_llm.pipeline.run_folder import check_finished, read_failures, read_metadata
+from touche_llm.ranking.pointwise import by_first_stage, by_judgment
+from touche_llm.ranking.steps import JUDGE
+from touche_llm.report.overview import people_of
+from touche_llm.report.records import DocumentView, RawAnswer, Row, Said, SentenceView
+from touche_llm.report.sources import Answers, answers_at_hand, corpus_at_hand
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
+from touche_llm.text.passages import GAP_MARK
 
 
 def config_of(folder: Path) -> Config:

@@ -9,13 +9,13 @@ from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
+from touche_llm.data.records import HIGHEST_GRADE, Failure, Judgment, Topic
 from touche_llm.evaluation.agreement import level
-from touche_llm.prompt_comparison import PromptComparison
-from touche_llm.prompt_draw import Sampled
-from touche_llm.prompt_measures import named, stance_told
-from touche_llm.prompts import Prompt
-from touche_llm.qrels import STANCE, Qrels
-from touche_llm.records import HIGHEST_GRADE, Failure, Judgment, Topic
+from touche_llm.evaluation.qrels import STANCE, Qrels
+from touche_llm.prompt_lab.comparison import PromptComparison
+from touche_llm.prompt_lab.draw import Sampled
+from touche_llm.prompt_lab.measures import named, stance_told
+from touche_llm.prompts.prompt import Prompt
 from touche_llm.report.figures import LETTERS
 from touche_llm.report.records import Said
 from touche_llm.report.write import LEAST_CHARS, MOST_BYTES, environment, size_of, text_limit, write_page

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from touche_llm.qrels import STANCE, Qrels
-from touche_llm.runs import ReadRun
+from touche_llm.data.trec_runs import ReadRun
+from touche_llm.evaluation.qrels import STANCE, Qrels
 
 if TYPE_CHECKING:
     from touche_llm.evaluation.measures import Evaluation
@@ -102,8 +102,8 @@ def measure(run: ReadRun, first_stage: ReadRun, qrels: Qrels, before: str) -> Me
         DataError: none of the run's topics is judged.
     """
     # Only here, since they load pandas and scipy, which takes a while.
-    from touche_llm.evaluation.certainty import compare
     from touche_llm.evaluation.measures import evaluate_run, unlike_judged
+    from touche_llm.evaluation.significance import compare
 
     depth = max(map(len, first_stage.rankings.values()))
     found = evaluate_run(_RUN, run, qrels, depth)

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from touche_llm.config import Config
-from touche_llm.qrels import STANCE, Qrels
-from touche_llm.ranking.chain import JUDGE
-from touche_llm.records import Candidate
+from touche_llm.data.records import Candidate
+from touche_llm.data.trec_runs import ReadRun
+from touche_llm.evaluation.qrels import STANCE, Qrels
+from touche_llm.ranking.steps import JUDGE
 from touche_llm.report.records import Left, Row
-from touche_llm.runs import ReadRun
 from touche_llm.tasks.base import Task
 
 # Final ranks that are looked at together, and the bands of ranks that their documents came from; the last is open.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from touche_llm.records import Failure, Topic
+from touche_llm.data.records import Failure, Topic
 from touche_llm.report.measured import Measured
 from touche_llm.report.sources import RenderedPrompt
 

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from touche_llm.data.records import Candidate, Topic
+from touche_llm.data.trec_runs import ReadRun
 from touche_llm.errors import DataError, UsageError
-from touche_llm.qrels import Qrels
-from touche_llm.records import Candidate, Topic
-from touche_llm.regression.recorded import settings_of
+from touche_llm.evaluation.qrels import Qrels
+from touche_llm.pipeline.run_files import CONFIG
+from touche_llm.regression.snapshot import settings_of
 from touche_llm.report.compared import compared
 from touche_llm.report.figures import LETTERS
 from touche_llm.report.folder import RunFolder, config_of, open_folder
 from touche_llm.report.measured import confusion_of, coverage_lines, notes_of
 from touche_llm.report.overview import cost_of, facts_of, label_sets, people_labels, people_of
 from touche_llm.report.sides import Place, SharedDocument, SharedTopic, Side, SideBySide
-from touche_llm.run_files import CONFIG
-from touche_llm.runs import ReadRun
 from touche_llm.tasks.base import Task
 
 if TYPE_CHECKING:

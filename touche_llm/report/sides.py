@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from touche_llm.records import Topic
+from touche_llm.data.records import Topic
 from touche_llm.report.compared import ComparedMeasure
 from touche_llm.report.measured import LabelScores
 from touche_llm.report.records import DocumentView, Row

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from touche_llm.config import Config
+from touche_llm.data.records import Document, Topic
 from touche_llm.errors import PromptError, ToucheError, UsageError
-from touche_llm.first_stage import Corpus, Notify, open_corpus
-from touche_llm.llm.answer import Answer
+from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.prompts import Prompt
-from touche_llm.records import Document, Topic
-from touche_llm.stages.common import prompts_of
+from touche_llm.pipeline.candidates import Corpus, Notify, open_corpus
+from touche_llm.pipeline.common import prompts_of
+from touche_llm.prompts.prompt import Prompt
 from touche_llm.tasks.base import Question, Task
 
 _FROM_HERE = "paths in config.yaml are taken from the current folder, as they were for the run"

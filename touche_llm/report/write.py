@@ -12,11 +12,11 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from touche_llm.files import whole_file
+from touche_llm.data.files import whole_file
+from touche_llm.pipeline.run_folder import GENERATOR
 from touche_llm.report.figures import movement, stance_bars, topic_bars
 from touche_llm.report.overview import BANDS
 from touche_llm.report.records import Report
-from touche_llm.run_folder import GENERATOR
 
 # Bytes of a page for 50 topics of 20 documents each, so that it can be sent by mail and opened on a phone.
 MOST_BYTES = 5_000_000

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from touche_llm.corpus.store import Units, opening
+from touche_llm.data.files import read_record, whole_folder, write_records
+from touche_llm.data.folder_files import BM25_FILES
+from touche_llm.data.json_records import JsonModel
+from touche_llm.data.scratch import recover
 from touche_llm.errors import DataError
-from touche_llm.files import read_record, whole_folder, write_records
-from touche_llm.folder_files import BM25_FILES
-from touche_llm.json_records import JsonModel
-from touche_llm.retrieval import analysis
+from touche_llm.retrieval.base import FirstStage
 from touche_llm.retrieval.postings import Block, read_postings
-from touche_llm.retrieval.top import FirstStage
-from touche_llm.scratch import recover
+from touche_llm.text import analysis
 
 FORMAT = 1
 

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from touche_llm.corpus.store import Units
 from touche_llm.errors import DataError
-from touche_llm.retrieval.analysis import Analyser
-from touche_llm.retrieval.top import FirstStage
+from touche_llm.retrieval.base import FirstStage
+from touche_llm.text.analysis import Analyser
 
 
 class OkapiIndex(FirstStage):

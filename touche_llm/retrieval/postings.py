@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from touche_llm.corpus.store import DocumentStore, Units
 from touche_llm.errors import DataError
-from touche_llm.retrieval.analysis import Stems, words
+from touche_llm.text.analysis import Stems, words
 
 # So much of the database makes one block: some 30,000 passages, which take some seconds and 200 MB to tokenise.
 BLOCK_BYTES = 32 * 2**20

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from touche_llm.corpus.store import Parts
-from touche_llm.records import Candidate, Topic
-from touche_llm.retrieval.analysis import Analyser
-from touche_llm.retrieval.top import FirstStage, best_rows, query_text, top_candidates
+from touche_llm.data.records import Candidate, Topic
+from touche_llm.retrieval.base import FirstStage, best_rows, query_text, top_candidates
+from touche_llm.text.analysis import Analyser
 
 _ENDINGS = (".com", ".org", ".net", ".edu", ".gov", ".htm", ".html", ".pdf")
 _PUNCTUATION = ".,;:!?()[]{}<>\"'“”‘’"

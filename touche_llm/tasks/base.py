@@ -8,9 +8,9 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from touche_llm.corpus.store import Reader
-from touche_llm.excerpts import Excerpts
-from touche_llm.llm.answer import AnswerModel, labels_of
-from touche_llm.records import Document, Topic
+from touche_llm.data.records import Document, Topic
+from touche_llm.llm.answers import AnswerModel, labels_of
+from touche_llm.text.passages import Excerpts
 
 # The weight of the first stage's score, beside those of the grades.
 FIRST_STAGE = "first_stage"

@@ -7,9 +7,9 @@ from typing import Literal
 from pydantic import create_model, model_validator
 
 from touche_llm.corpus.rerank import read_collection
+from touche_llm.data.records import Document, Topic
 from touche_llm.errors import DataError
-from touche_llm.llm.answer import AnswerModel
-from touche_llm.records import Document, Topic
+from touche_llm.llm.answers import AnswerModel
 from touche_llm.tasks.base import FIRST_STAGE, Question, Shown, Task
 
 # The longest title of the three editions has 17 words; every run of words becomes a label of the schema.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 from touche_llm.corpus.rerank import read_collection
-from touche_llm.excerpts import excerpts
-from touche_llm.llm.answer import AnswerModel
-from touche_llm.records import Document, Topic
-from touche_llm.retrieval.analysis import Analyser
+from touche_llm.data.records import Document, Topic
+from touche_llm.llm.answers import AnswerModel
 from touche_llm.tasks.base import FIRST_STAGE, Question, Shown, Task
+from touche_llm.text.analysis import Analyser
+from touche_llm.text.passages import excerpts
 
 
 class ControversialJudgment(AnswerModel):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from touche_llm.corpus.args_me import read_arguments
-from touche_llm.llm.answer import AnswerModel
-from touche_llm.records import Document, Topic
+from touche_llm.data.records import Document, Topic
+from touche_llm.llm.answers import AnswerModel
 from touche_llm.tasks.base import FIRST_STAGE, Question, Shown, Task
 
 

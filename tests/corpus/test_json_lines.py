@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from touche_llm.corpus import json_lines as passages
+from touche_llm.corpus.json_lines import read_passages
+from touche_llm.corpus.rerank import read_rerank_documents
+from touche_llm.data.records import Document
+from touche_llm.errors import BadLine, DataError
+
+LINES = [json.dumps({"id": f"d{n}", "contents": f"Text {n}, ä."}).encode() + b"\n" for n in range(1, 401)]
+DOCUMENTS = [(n, Document(f"d{n}", f"Text {n}, ä.")) for n in range(1, 401)]
+
+
+def plain(data: bytes) -> bytes:
+    return data
+
+
+def in_two_members(data: bytes) -> bytes:
+    return gzip.compress(data[:1000]) + gzip.compress(data[1000:])
+
+
+@pytest.mark.parametrize("name", ["passages.jsonl", "passages.jsonl.gz", "passages"])
+@pytest.mark.parametrize("pack", [plain, gzip.compress, in_two_members])
+def test_gzip_is_told_by_content_whatever_the_name(tmp_path: Path, name: str, pack: Callable[[bytes], bytes]) -> None:
+    path = tmp_path / name
+    path.write_bytes(pack(b"".join(LINES)))
+    assert list(read_passages(path)) == DOCUMENTS
+
+
+def test_other_keys_are_ignored_and_the_text_is_kept_as_it_is(tmp_path: Path) -> None:
+    records = [
+        {"id": "a___1", "contents": " two\n lines \u2028\t", "chatNoirUrl": None},
+        {"contents": "x", "extra": [1, {"id": "no"}], "id": "clueweb12-0000wb-00-00000___7", "chatNoirUrl": "http://x"},
+    ]
+    path = tmp_path / "p.jsonl"
+    path.write_text("\n".join(json.dumps(record) for record in records))
+    assert list(read_passages(path)) == [
+        (1, Document("a___1", " two\n lines \u2028\t")),
+        (2, Document("clueweb12-0000wb-00-00000___7", "x")),
+    ]
+
+
+@pytest.mark.parametrize("identifier", [{"id": "x"}, {"docno": "x"}, {"ClueWeb22-ID": "x"}, {"id": "x", "docno": "x"}])
+@pytest.mark.parametrize(
+    "text", [{"contents": "y"}, {"text": "y"}, {"Clean-Text": "y"}, {"text": "y", "contents": "y"}]
+)
+def test_id_and_text_may_have_any_of_their_names(
+    tmp_path: Path, identifier: dict[str, str], text: dict[str, str]
+) -> None:
+    path = tmp_path / "documents.jsonl"
+    path.write_text(json.dumps({"URL": "http://x", **text, **identifier, "original_document": {"id": "other"}}))
+    assert list(read_passages(path)) == [(1, Document("x", "y"))]
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    path = tmp_path / "passages.jsonl"
+    path.write_bytes(pack(b'\xef\xbb\xbf{"id": "a", "contents": "one"}\n{"id": "b", "contents": "\xef\xbb\xbftwo"}\n'))
+    assert list(read_passages(path)) == [(1, Document("a", "one")), (2, Document("b", "\ufefftwo"))]
+
+
+def test_a_packed_line_of_any_length_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("touche_llm.data.lines.MAX_SKIPPED", 2**25)
+    path = tmp_path / "passages.jsonl.gz"
+    path.write_bytes(gzip.compress(b"\n" + b"x" * 2**26 + b"\n"))
+    bad: list[BadLine] = []
+    with pytest.raises(DataError, match=r"passages\.jsonl\.gz:2: longer than 33,554,432 bytes"):
+        list(read_passages(path, bad.append))
+    assert [each.line for each in bad] == [1, 2]
+
+
+def test_an_empty_file_holds_no_passages(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.touch()
+    assert list(read_passages(path)) == []
+
+
+BAD = [
+    (b"id,contents", "not JSON"),
+    (b'{"id": "x", "contents": "y"', "not JSON"),
+    (b'{"id": "x", "contents": "\xff"}', "not JSON"),
+    (b'{"id": "\\ud800", "contents": "y"}', "not JSON"),
+    (b'["x", "y"]', "not a JSON object but list"),
+    (b"null", "not a JSON object"),
+    (b'{"contents": "y"}', "`id`"),
+    (b'{"id": null, "contents": "y"}', "`id`"),
+    (b'{"id": "", "contents": "y"}', "`id`"),
+    (b'{"id": "x y", "contents": "y"}', "'x y'"),
+    (b'{"id": "x\\n", "contents": "y"}', "'x\\n'"),
+    (b'{"id": "x\\u00a0y", "contents": "y"}', "`id`"),
+    (b'{"id": 7, "contents": "y"}', "`id`"),
+    (b'{"id": "x"}', "document x: none of the keys `contents`, `text`, `Clean-Text`"),
+    (b'{"id": "x", "contents": ""}', "document x: `contents`"),
+    (b'{"id": "x", "contents": " \\n "}', "document x: `contents`"),
+    (b'{"id": "x", "contents": null}', "document x: `contents`"),
+    (b'{"id": "x", "contents": ["y"]}', "document x: `contents`"),
+    (b'{"docno": "x y", "text": "z"}', "`docno`"),
+    (b'{"ClueWeb22-ID": "x", "Clean-Text": " "}', "document x: `Clean-Text`"),
+    (b'{"id": "x", "docno": "y", "text": "z"}', "`id` and `docno` differ"),
+    (b'{"id": "x", "docno": null, "text": "z"}', "`id` and `docno` differ"),
+    (b'{"id": "x", "contents": "y", "Clean-Text": "z"}', "document x: `contents` and `Clean-Text` differ"),
+    (b"", "empty line"),
+    (b"  \t", "empty line"),
+    (b'{"id": "x", "contents": "' + b"y" * 300 + b'"}', "longer than 200 bytes"),
+]
+
+
+@pytest.fixture
+def short_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passages, "MAX_LINE", 200)
+
+
+@pytest.mark.usefixtures("short_lines")
+@pytest.mark.parametrize(("line", "reason"), BAD)
+def test_a_bad_line_stops_with_file_and_line(tmp_path: Path, line: bytes, reason: str) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(LINES[0] + LINES[1] + line + b"\n" + LINES[2])
+    with pytest.raises(BadLine) as caught:
+        list(read_passages(path))
+    assert (caught.value.path, caught.value.line) == (path, 3)
+    assert str(caught.value).startswith(f"{path}:3: ")
+    assert reason in caught.value.reason
+
+
+@pytest.mark.parametrize("identifier", ["x\x00", "x\x1b[2J", "x\u200by"])
+def test_an_id_that_could_not_stand_in_a_valid_run_is_a_bad_line(tmp_path: Path, identifier: str) -> None:
+    """`validate` refuses characters that cannot be printed, so a run with such an id could not be submitted."""
+    path = tmp_path / "p.jsonl"
+    path.write_text(json.dumps({"id": identifier, "contents": "y"}) + "\n")
+    with pytest.raises(BadLine, match=":1: .*`id`"):
+        list(read_passages(path))
+
+
+@pytest.mark.usefixtures("short_lines")
+def test_bad_lines_are_collected_and_reading_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(b"".join(bad + b"\n" + LINES[0] for bad, _ in BAD))
+    collected: list[BadLine] = []
+    found = list(read_passages(path, collected.append))
+    assert [bad.line for bad in collected] == list(range(1, 2 * len(BAD), 2))
+    assert found == [(number, DOCUMENTS[0][1]) for number in range(2, 2 * len(BAD) + 1, 2)]
+
+
+@pytest.mark.usefixtures("short_lines")
+@pytest.mark.parametrize("length", [201, 202, 401, 402, 403, 603, 5000])
+@pytest.mark.parametrize("pack", [plain, gzip.compress])
+def test_lines_behind_too_long_a_line_keep_their_numbers(
+    tmp_path: Path, length: int, pack: Callable[[bytes], bytes]
+) -> None:
+    """The lengths lie around multiples of the piece that is read at once; each counts the line feed."""
+    too_long = b"x" * (length - 1) + b"\n"
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(pack(LINES[0] + too_long + LINES[2] + too_long[:-1]))
+    collected: list[BadLine] = []
+    assert list(read_passages(path, collected.append)) == [DOCUMENTS[0], DOCUMENTS[2]]
+    assert [bad.line for bad in collected] == [2, 4]
+
+
+@pytest.mark.usefixtures("short_lines")
+def test_the_longest_line_allowed_is_read(tmp_path: Path) -> None:
+    record = b'{"id": "x", "contents": "%s"}\n'
+    line = record % (b"y" * (200 - len(record % b"")))
+    assert len(line) == 200
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(line)
+    assert [number for number, _ in read_passages(path)] == [1]
+
+
+def test_nothing_is_read_ahead_of_the_passage_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(LINES[0] + LINES[1] + b"broken\n")
+    reader = read_passages(path)
+    assert [next(reader), next(reader)] == DOCUMENTS[:2]
+    with pytest.raises(BadLine):
+        next(reader)
+
+
+# Stored without compression, so that a byte of the file is a byte of a known line.
+STORED = gzip.compress(b"".join(LINES), compresslevel=0, mtime=0)
+
+
+@pytest.mark.parametrize("kept", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("level", [0, 9])
+def test_a_truncated_gzip_file_is_named_with_the_line_it_got_to(tmp_path: Path, kept: float, level: int) -> None:
+    packed = gzip.compress(b"".join(LINES), compresslevel=level)
+    path = tmp_path / "p.jsonl.gz"
+    path.write_bytes(packed[: int(len(packed) * kept)])
+    found = []
+    with pytest.raises(DataError) as caught:
+        for item in read_passages(path):
+            found.append(item)
+    assert found == DOCUMENTS[: len(found)]
+    assert len(found) < len(DOCUMENTS)
+    assert str(caught.value).startswith(f"{path}: truncated gzip file: it ends after line {len(found)};")
+
+
+def test_a_gzip_file_without_its_checksum_is_truncated_after_the_last_line(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl.gz"
+    path.write_bytes(STORED[:-8])
+    with pytest.raises(DataError, match=f"truncated gzip file: it ends after line {len(LINES)};"):
+        list(read_passages(path))
+
+
+def test_a_changed_letter_in_a_gzip_file_is_found_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl.gz"
+    path.write_bytes(STORED.replace(b"Text 200", b"Text 2o0"))
+    with pytest.raises(DataError, match=f"damaged gzip file near line {len(LINES) + 1}: CRC check failed"):
+        list(read_passages(path))
+
+
+def test_a_broken_block_in_a_gzip_file_is_damage(tmp_path: Path) -> None:
+    broken = bytearray(STORED)
+    broken[11] ^= 0xFF  # the length of the first block, which stands there twice
+    path = tmp_path / "p.jsonl.gz"
+    path.write_bytes(broken)
+    with pytest.raises(DataError, match="damaged gzip file near line 1: .*; fetch it again"):
+        list(read_passages(path))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("passages")
+
+
+PACKED = gzip.compress(b"".join(LINES), mtime=0)
+
+
+@settings(deadline=None)
+@given(position=st.integers(0, len(PACKED) - 1), flip=st.integers(1, 255))
+def test_no_damage_of_a_gzip_file_goes_unnoticed(folder: Path, position: int, flip: int) -> None:
+    """Some bits of the header and of unused codes carry nothing; every other change is an error that names the file."""
+    damaged = bytearray(PACKED)
+    damaged[position] ^= flip
+    path = folder / "p.jsonl.gz"
+    path.write_bytes(damaged)
+    found = []
+    try:
+        for item in read_passages(path):
+            found.append(item)
+    except DataError as error:
+        assert str(path) in str(error)
+    else:
+        assert found == DOCUMENTS
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere\.jsonl: cannot read the file: No such file"):
+        list(read_passages(tmp_path / "nowhere.jsonl"))
+
+
+def tarred(data: bytes) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        member = tarfile.TarInfo("args_processed_04_01.csv")
+        member.size = len(data)
+        archive.addfile(member, io.BytesIO(data))
+    return packed.getvalue()
+
+
+@pytest.mark.parametrize("read", [read_passages, read_rerank_documents])
+@pytest.mark.parametrize("pack", [plain, gzip.compress, tarred])
+def test_the_corpus_of_another_task_names_that_task_whether_bad_lines_are_left_out_or_not(
+    tmp_path: Path, pack: Callable[[bytes], bytes], read: Callable[..., Iterator[Any]]
+) -> None:
+    path = tmp_path / "args.csv"
+    path.write_bytes(pack(b"id,conclusion,premises,context,sentences\nx,y,[],{},[]\n"))
+    for left_out in (None, lambda bad: None):
+        with pytest.raises(DataError, match=r"args\.csv: .*did you mean --task sentence_pairs\?") as caught:
+            list(read(path, left_out))
+        assert not isinstance(caught.value, BadLine)

@@ -1,0 +1,238 @@
+"""Temporary files and folders: those of killed processes go, those of living ones and of other machines stay."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from touche_llm.data.files import whole_file, whole_folder
+from touche_llm.data.scratch import BUILDING, RETIRED, WRITING, recover, remove_abandoned, scratch
+
+# Writes half of a file or of a folder, says so, and waits to be killed.
+_HALF = """
+import sys, time
+from pathlib import Path
+from touche_llm.data.files import whole_file, whole_folder
+path = Path(sys.argv[2])
+if sys.argv[1] == "file":
+    with whole_file(path) as stream:
+        stream.write(b"half")
+        stream.flush()
+        print("ready", flush=True)
+        time.sleep(600)
+else:
+    with whole_folder(path, ["*"]) as building:
+        (building / "half").touch()
+        print("ready", flush=True)
+        time.sleep(600)
+"""
+
+
+@contextmanager
+def half_written(kind: str, path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that is about to write `path`; killed at the end."""
+    command = [sys.executable, "-c", _HALF, kind, str(path)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_a_killed_process_left_goes_with_the_next_output_and_not_before(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "output"
+    with half_written(kind, path) as process:
+        (left,) = tmp_path.iterdir()
+        with whole_file(tmp_path / "other") as stream:
+            stream.write(b"other")
+        assert left.exists()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert left.exists()
+    if kind == "file":
+        with whole_file(path) as stream:
+            stream.write(b"whole")
+        assert path.read_bytes() == b"whole"
+    else:
+        with whole_folder(path, ["*"]) as building:
+            (building / "whole").touch()
+        assert list(path.iterdir()) == [path / "whole"]
+    assert {each.name for each in tmp_path.iterdir()} == {"output", "other"}
+
+
+def name(output: str, kind: str, host: str = "") -> str:
+    """The name of a temporary file of a process that has died; of this machine unless `host` is another."""
+    with scratch(Path(f"/tmp/{output}"), kind) as (place, _):
+        pass
+    if kind == WRITING:
+        place.unlink()
+    else:
+        place.rmdir()
+    own = place.name.rsplit("-", 3)[1]
+    return place.name.replace(f"-{own}-", f"-{host or own}-")
+
+
+def test_only_names_of_this_program_and_this_machine_are_removed(tmp_path: Path) -> None:
+    own = name("run.txt", WRITING)
+    kept = [
+        name("run.txt", WRITING, host="0123abcd"),
+        own.removeprefix("."),
+        f"{own}.bak",
+        ".run.txt.writing",
+        ".run.txt.swp",
+        "run.txt.partial",
+    ]
+    for each in (own, *kept):
+        (tmp_path / each).touch()
+    remove_abandoned(tmp_path)
+    assert {each.name for each in tmp_path.iterdir()} == set(kept)
+
+
+@pytest.mark.parametrize("work", [recover, remove_abandoned])
+def test_what_was_retired_is_put_back_unless_something_is_in_its_place(
+    tmp_path: Path, work: Callable[[Path], None]
+) -> None:
+    for _ in range(2):
+        retired = tmp_path / name("index", RETIRED)
+        (retired / "index").mkdir(parents=True)
+        (retired / "index" / "old").touch()
+    work(tmp_path)
+    assert [each.name for each in (tmp_path / "index").iterdir()] == ["old"]
+    remove_abandoned(tmp_path)
+    assert [each.name for each in tmp_path.iterdir()] == ["index"]
+
+
+def test_what_a_living_process_or_another_machine_retired_stays(tmp_path: Path) -> None:
+    with scratch(tmp_path / "index", RETIRED) as (living, _):
+        other = tmp_path / name("index", RETIRED, host="0123abcd")
+        for place in (living, other):
+            (place / "index").mkdir(parents=True)
+        recover(tmp_path)
+        remove_abandoned(tmp_path)
+        assert {each.name for each in tmp_path.iterdir()} == {living.name, other.name}
+
+
+# Is killed between the two renames, when the folder has no other copy than the retired one.
+_BETWEEN = """
+import os, signal, sys
+from pathlib import Path
+from touche_llm.data.files import whole_folder
+rename = Path.rename
+def killed(self, target):
+    rename(self, target)
+    os.kill(os.getpid(), signal.SIGKILL)
+Path.rename = killed
+with whole_folder(Path(sys.argv[1]), ["*"]) as building:
+    (building / "new").touch()
+"""
+
+
+def killed_between_the_renames(path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))}
+    done = subprocess.run([sys.executable, "-c", _BETWEEN, str(path)], env=environment, check=False)
+    assert (done.returncode, path.exists()) == (-signal.SIGKILL, False)
+
+
+def test_a_folder_whose_replacement_was_killed_between_the_renames_is_put_back(tmp_path: Path) -> None:
+    path = tmp_path / ("a name of more than forty characters, of which" + " the rest counts too")
+    path.mkdir()
+    (path / "old").touch()
+    killed_between_the_renames(path)
+    recover(tmp_path)
+    assert [each.name for each in path.iterdir()] == ["old"]
+    killed_between_the_renames(path)
+    with whole_folder(path, ["*"]) as building:
+        assert [each.name for each in path.iterdir()] == ["old"]
+        (building / "new").touch()
+    assert [each.name for each in path.iterdir()] == ["new"]
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").touch()
+    (tmp_path / name("x", BUILDING)).symlink_to(precious)
+    remove_abandoned(tmp_path)
+    assert (precious / "file").exists()
+
+
+def test_without_locks_all_is_written_and_nothing_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    left = tmp_path / name("left", WRITING)
+    left.touch()
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with whole_file(tmp_path / "file") as stream:
+        stream.write(b"new")
+    with whole_folder(tmp_path / "folder", ["*"]):
+        pass
+    assert (tmp_path / "file").read_bytes() == b"new" and (tmp_path / "folder").is_dir() and left.exists()
+
+
+@pytest.mark.parametrize("work", [whole_file, partial(whole_folder, own=())])
+def test_a_temporary_file_taken_for_abandoned_before_it_was_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Callable[[Path], object]
+) -> None:
+    real, calls = fcntl.flock, iter(["busy", "removed"])
+
+    def flock(number: int, how: int) -> None:
+        call = next(calls, None)
+        if call == "busy":
+            raise BlockingIOError(errno.EWOULDBLOCK, "busy")
+        if call == "removed":
+            for each in tmp_path.iterdir():
+                each.rmdir() if each.is_dir() else each.unlink()
+        real(number, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with work(tmp_path / "output"):  # type: ignore[attr-defined]
+        pass
+    assert [each.name for each in tmp_path.iterdir()] == ["output"]
+
+
+def test_the_old_folder_survives_two_renames_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, real = tmp_path / "folder", Path.rename
+    path.mkdir()
+    (path / "old").touch()
+
+    def rename(self: Path, target: Path) -> Path:
+        if Path(target) == path:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(OSError), whole_folder(path, ["*"]):
+        pass
+    remove_abandoned(tmp_path)
+    (left,) = tmp_path.iterdir()
+    assert [each.name for each in (left / "folder").iterdir()] == ["old"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EFBIG])
+def test_a_full_disk_is_an_error_that_names_the_output(tmp_path: Path, code: int) -> None:
+    for work in (whole_file, partial(whole_folder, own=())):
+        with pytest.raises(OSError) as caught, work(tmp_path / "output"):
+            raise OSError(code, os.strerror(code))
+        assert (caught.value.errno, caught.value.filename) == (code, str(tmp_path / "output"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_errors_name_what_they_named(tmp_path: Path) -> None:
+    with pytest.raises(OSError) as caught, whole_file(tmp_path / "output"):
+        raise OSError(errno.ENOSPC, "No space left on device", "elsewhere")
+    assert caught.value.filename == "elsewhere"

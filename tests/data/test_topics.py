@@ -1,0 +1,329 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from touche_llm.data.records import Topic
+from touche_llm.data.topics import read_topics
+from touche_llm.errors import DataError
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+
+def topics_file(folder: Path, text: str | bytes) -> Path:
+    path = folder / "topics.xml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def one_topic(folder: Path, inside: str) -> Topic:
+    (topic,) = read_topics(topics_file(folder, f"<topics><topic>{inside}</topic></topics>"))
+    return topic
+
+
+def test_topics_keep_the_order_of_the_file(tmp_path: Path) -> None:
+    numbers = ["10", "2", "33", "1"]
+    inside = "".join(f"<topic><number>{n}</number><title>Title {n}</title></topic>" for n in numbers)
+    topics = read_topics(topics_file(tmp_path, f"<topics>{inside}</topics>"))
+    assert [(topic.id, topic.title) for topic in topics] == [(n, f"Title {n}") for n in numbers]
+
+
+def test_text_over_several_lines_becomes_one_line(tmp_path: Path) -> None:
+    topic = one_topic(
+        tmp_path,
+        "<number>\n 7\n</number><title>\n  Which is\n\tbetter? </title><objects>\n a\n b ,\n c </objects>"
+        "<description> one\r\n two </description><narrative>\nthree   four\n</narrative>",
+    )
+    assert topic == Topic("7", "Which is better?", "one two", "three four", ("a b", "c"))
+
+
+@pytest.mark.parametrize(
+    ("element", "objects"),
+    [
+        ("<objects>laptop, desktop</objects>", ("laptop", "desktop")),
+        ("<objects>  laptop , desktop</objects>", ("laptop", "desktop")),
+        ("<objects>bake, fry food</objects>", ("bake", "fry food")),
+        ("<objects></objects>", None),
+        ("<objects/>", None),
+        ("<objects> \n </objects>", None),
+        ("", None),
+    ],
+)
+def test_objects_are_two_trimmed_texts_or_none(tmp_path: Path, element: str, objects: tuple[str, str] | None) -> None:
+    assert one_topic(tmp_path, f"<number>1</number><title>T</title>{element}").objects == objects
+
+
+def test_markup_inside_a_title_keeps_its_words(tmp_path: Path) -> None:
+    title = "Is <b>tea</b> or <i>strong <u>coffee</u></i>\n better<!-- sic --> &amp; cheaper?"
+    topic = one_topic(tmp_path, f"<number>1</number><title>{title}</title>")
+    assert topic.title == "Is tea or strong coffee better & cheaper?"
+
+
+def test_elements_of_no_known_name_are_ignored(tmp_path: Path) -> None:
+    topic = one_topic(tmp_path, "<number>1</number><x>a</x><x>b</x><!-- c --><title>T</title>")
+    assert topic == Topic("1", "T")
+
+
+@pytest.mark.parametrize("declaration", ["", '<?xml version="1.0" encoding="UTF-8"?>\n'])
+def test_a_byte_order_mark_is_no_part_of_the_file(tmp_path: Path, declaration: str) -> None:
+    text = f"\ufeff{declaration}<topics><topic><number>1</number><title>Käse</title></topic></topics>"
+    assert read_topics(topics_file(tmp_path, text)) == [Topic("1", "Käse")]
+
+
+def test_a_declared_encoding_is_used(tmp_path: Path) -> None:
+    topic = "<topic><number>1</number><title>Käse</title></topic>"
+    text = f'<?xml version="1.0" encoding="ISO-8859-1"?><topics>{topic}</topics>'
+    assert read_topics(topics_file(tmp_path, text.encode("latin-1"))) == [Topic("1", "Käse")]
+
+
+@pytest.mark.parametrize(
+    ("inside", "fragments"),
+    [
+        ("<title>T</title>", ["topic at position 2", "<number>"]),
+        ("<number> </number><title>T</title>", ["topic at position 2", "<number>"]),
+        ("<number>4 2</number><title>T</title>", ["topic at position 2", "'4 2'"]),
+        ("<number>4\u00a02</number><title>T</title>", ["topic at position 2"]),
+        ("<number>4\u200b2</number><title>T</title>", ["topic at position 2", "'4\\u200b2'"]),
+        ("<number>42</number>", ["topic 42", "<title>"]),
+        ("<number>42</number><title/>", ["topic 42", "<title>"]),
+        ("<number>1</number><title>T</title>", ["topic 1:", "twice"]),
+        ("<number>42</number><title>T</title><title>U</title>", ["topic at position 2", "two <title>"]),
+        ("<number>42</number><number>43</number><title>T</title>", ["topic at position 2", "two <number>"]),
+        ("<number>42</number><title>T</title><objects>laptop</objects>", ["topic 42", "two objects", "'laptop'"]),
+        ("<number>42</number><title>T</title><objects>a, b, c</objects>", ["topic 42", "two objects", "'a, b, c'"]),
+        ("<number>42</number><title>T</title><objects>laptop, </objects>", ["topic 42", "two objects"]),
+        ("<number>42</number><title>T</title><objects> ,desktop</objects>", ["topic 42", "two objects"]),
+        ("<number>42</number><title>T</title><objects>Tea, tea</objects>", ["topic 42", "two different", "'Tea'"]),
+    ],
+)
+def test_a_bad_topic_is_named_with_its_file(tmp_path: Path, inside: str, fragments: list[str]) -> None:
+    good = "<topic><number>1</number><title>T</title></topic>"
+    path = topics_file(tmp_path, f"<topics>{good}<topic>{inside}</topic></topics>")
+    with pytest.raises(DataError) as caught:
+        read_topics(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    for fragment in fragments:
+        assert fragment in str(caught.value)
+
+
+GOOD = "<topics><topic><number>1</number><title>T</title></topic></topics>"
+OBJECTS = GOOD.replace("</title>", "</title><objects>{}</objects>")
+LAUGHS = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))
+
+
+@pytest.mark.parametrize(
+    ("content", "fragment"),
+    [
+        (b"", "not well-formed"),
+        (b"<topics><topic></topics>", "not well-formed"),
+        (GOOD.replace("T<", "K\xe4se<").encode("latin-1"), "not well-formed"),
+        (f'<?xml version="1.0" encoding="utf-16"?>{GOOD}'.encode(), "encoding"),
+        (f'<?xml version="1.0" encoding="klingon"?>{GOOD}'.encode(), "klingon"),
+        (f'<?xml version="1.0" encoding="shift_jis"?>{GOOD}'.encode(), "cannot decode"),
+        (b"<topics></topics>", "no <topic> element"),
+        (b"<html><body>Not found</body></html>", "no <topic> element"),
+        (f'<!DOCTYPE t [<!ENTITY l0 "lol">{LAUGHS}]>{GOOD.replace("T<", "&l9;<")}'.encode(), "refused"),
+        (f'<!DOCTYPE t [<!ENTITY x SYSTEM "file:///etc/passwd">]>{GOOD.replace("T<", "&x;<")}'.encode(), "refused"),
+        (f'<!DOCTYPE topics SYSTEM "topics.dtd">{GOOD}'.encode(), "refused, the XML declares entities or a DTD"),
+        (f"<!DOCTYPE topics>{GOOD}".encode(), "refused, the XML declares entities or a DTD"),
+        (f"<!DOCTYPE topics [<!ELEMENT topics ANY>]>{GOOD}".encode(), "refused, the XML declares entities or a DTD"),
+        (GOOD.encode() + b" " * 2**22, "larger than 4,194,304 bytes"),
+        (GOOD.replace("1<", "1" * 1_001 + "<").encode(), "up to 1,000"),
+        (OBJECTS.format("('" + "a" * 10_000 + "', 'b')").encode(), "topic 1: <objects> has 10,009 characters"),
+        (OBJECTS.format("x" * 10_000 + ",y").encode(), "topic 1: <objects> has 10,002 characters"),
+        (OBJECTS.format("['a', " + "[" * 9_000).encode(), "topic 1: <objects> is not a pair of texts"),
+        (OBJECTS.format("['" + "'b'" * 3_000 + "']").encode(), "topic 1: <objects> is not a pair of texts"),
+    ],
+)
+def test_a_file_that_is_no_topics_file_is_refused_by_name(tmp_path: Path, content: bytes, fragment: str) -> None:
+    path = topics_file(tmp_path, content)
+    with pytest.raises(DataError) as caught:
+        read_topics(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert fragment in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere\.xml: cannot read the topics: No such file"):
+        read_topics(tmp_path / "nowhere.xml")
+
+
+@pytest.mark.parametrize(
+    ("task", "compares"), [("comparative", True), ("controversial", False), ("sentence_pairs", False)]
+)
+def test_the_real_topics_are_read(task: str, compares: bool) -> None:
+    path = SHARED / task / "topics.xml"
+    if not path.exists():
+        pytest.skip(f"no {path}")
+    topics = read_topics(path)
+    assert len({topic.id for topic in topics}) == len(topics) == 50
+    assert all(topic.title and topic.description and topic.narrative for topic in topics)
+    assert {topic.objects is not None for topic in topics} == {compares}
+
+
+# As TIRA's loader writes it: through an XML library that indents, and through Python's str().
+QUERIES_XML = """<topics ir-datasets-id="argsme/2020/touche">
+ <topic number="2">
+  <query>
+   Which is better &amp; why?
+  </query>
+  <original_query>
+   <query_id>
+    2
+   </query_id>
+   <title>
+    Which is better &amp; why?
+   </title>
+   <objects>
+    ('laptop', "baker's, desktop")
+   </objects>
+   <description>
+    About both.
+   </description>
+   <narrative>
+   </narrative>
+  </original_query>
+ </topic>
+ <topic number="10">
+  <query>
+   Tea?
+  </query>
+ </topic>
+</topics>
+"""
+QUERIES_JSON = [
+    {
+        "qid": "2",
+        "query": "Which is better & why?",
+        "original_query": {
+            "query_id": "2",
+            "title": "Which is\nbetter & why?",
+            "objects": ["laptop", " baker's, desktop "],
+            "description": " About both.",
+            "narrative": "",
+        },
+    },
+    {"qid": 10, "query": " Tea? "},
+]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        QUERIES_XML,
+        "\ufeff" + QUERIES_XML,
+        "\n".join(map(json.dumps, QUERIES_JSON)),
+        "\ufeff" + "\r\n\r\n".join(map(json.dumps, QUERIES_JSON)) + "\r\n\r\n",
+    ],
+    ids=["XML", "XML with a mark", "JSON Lines", "JSON Lines with a mark and empty lines"],
+)
+def test_the_topics_of_tira_are_read_whatever_the_name(tmp_path: Path, content: str) -> None:
+    assert read_topics(topics_file(tmp_path, content)) == [
+        Topic("2", "Which is better & why?", "About both.", "", ("laptop", "baker's, desktop")),
+        Topic("10", "Tea?"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("original", "topic"),
+    [
+        (None, Topic("1", "Q")),
+        ("as it was", Topic("1", "Q")),
+        ({}, Topic("1", "Q")),
+        ({"title": "T", "objects": "a, b"}, Topic("1", "T", objects=("a", "b"))),
+        ({"title": "T", "objects": "('a', 'b')"}, Topic("1", "T", objects=("a", "b"))),
+        ({"title": "T", "objects": "(hot) tea, coffee"}, Topic("1", "T", objects=("(hot) tea", "coffee"))),
+        ({"title": "T", "objects": []}, Topic("1", "T")),
+        ({"title": "T", "objects": None, "narrative": None}, Topic("1", "T")),
+        ({"query": "other", "description": "D", "subtopics": [["1", "x"]]}, Topic("1", "Q", "D")),
+    ],
+)
+def test_what_the_original_query_lacks_comes_from_the_query(tmp_path: Path, original: Any, topic: Topic) -> None:
+    record = {"qid": "1", "query": "Q", "original_query": original}
+    assert read_topics(topics_file(tmp_path, json.dumps(record))) == [topic]
+
+
+def test_an_original_query_in_plain_text_leaves_the_query_as_title(tmp_path: Path) -> None:
+    text = '<topics><topic number="1"><query>Q</query><original_query>as it was</original_query></topic></topics>'
+    assert read_topics(topics_file(tmp_path, text)) == [Topic("1", "Q")]
+
+
+@pytest.mark.parametrize(
+    ("line", "fragments"),
+    [
+        ('{"qid": "2"', [":2:", "not JSON"]),
+        ("2\tquery", [":2:", "not JSON"]),
+        ("[]", [":2:", "list"]),
+        ('{"query": "Q"}', ["line 2", "<number>"]),
+        ('{"qid": true, "query": "Q"}', ["line 2", "number", "True"]),
+        ('{"qid": "2 3", "query": "Q"}', ["line 2", "'2 3'"]),
+        ('{"qid": "1", "query": "Q"}', ["topic 1:", "twice"]),
+        ('{"qid": 1, "query": "Q"}', ["topic 1:", "twice"]),
+        ('{"qid": "2", "query": ""}', ["topic 2", "<title>"]),
+        ('{"qid": "2", "query": ["Q"]}', ["topic 2", "<query>", "['Q']"]),
+        ('{"qid": "2", "query": "Q", "original_query": {"narrative": 1}}', ["topic 2", "<narrative>"]),
+        ('{"qid": "2", "query": "Q", "original_query": {"objects": ["a"]}}', ["topic 2", "two objects", "'a'"]),
+        ('{"qid": "2", "query": "Q", "original_query": {"objects": ["a", ""]}}', ["topic 2", "two objects"]),
+        ('{"qid": "2", "query": "Q", "original_query": {"objects": ["a", 1]}}', ["topic 2", "an object"]),
+        ('{"qid": "2", "query": "Q", "original_query": {"objects": {"a": 1}}}', ["topic 2", "<objects>"]),
+        ('{"qid": "2", "query": "Q", "original_query": {"objects": "(\'a\', x)"}}', ["topic 2", "<objects>"]),
+    ],
+)
+def test_a_bad_line_of_a_queries_file_is_named(tmp_path: Path, line: str, fragments: list[str]) -> None:
+    path = topics_file(tmp_path, '{"qid": "1", "query": "Q"}\n' + line + "\n")
+    with pytest.raises(DataError) as caught:
+        read_topics(path)
+    assert str(caught.value).startswith(f"{path}:")
+    for fragment in fragments:
+        assert fragment in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("inside", "fragment"),
+    [
+        ('<topic number="1"><query>Q</query><query>R</query></topic>', "topic 1: two <query>"),
+        (
+            '<topic number="1"><original_query><title>T</title><title>U</title></original_query></topic>',
+            "topic 1: <original_query>: two <title>",
+        ),
+        ('<topic number="1 2"><query>Q</query></topic>', "'1 2'"),
+        ('<topic number="1"><query/></topic>', "topic 1: no <title>"),
+        (
+            "<topic number=\"1\"><query>Q</query><original_query><objects>('a',)</objects></original_query></topic>",
+            "two objects",
+        ),
+    ],
+)
+def test_a_bad_topic_of_a_queries_file_is_named(tmp_path: Path, inside: str, fragment: str) -> None:
+    with pytest.raises(DataError) as caught:
+        read_topics(topics_file(tmp_path, f"<topics>{inside}</topics>"))
+    assert fragment in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        ("1\tIs tea better than coffee?\n2\tIs red better than blue?\n", "tab-separated columns"),
+        ("\ufeffqid\tquery\r\n1\tIs tea better?\r\n", "tab-separated columns"),
+        ('[{"qid": "1", "query": "Is tea better?"}]', "a JSON list"),
+        ("Is tea better than coffee?\n", "text"),
+        ("2 Q0 d 1 1.0 tag\n", "text"),
+    ],
+)
+def test_a_table_is_no_topics_file_and_the_form_is_told(tmp_path: Path, content: str, kind: str) -> None:
+    path = topics_file(tmp_path, content)
+    with pytest.raises(DataError) as caught:
+        read_topics(path)
+    assert str(caught.value).startswith(f"{path}:1: {kind} (")
+    assert "queries.jsonl" in str(caught.value)
+
+
+def test_xml_in_another_encoding_is_not_taken_for_a_table(tmp_path: Path) -> None:
+    text = (
+        '<?xml version="1.0" encoding="UTF-16"?><topics><topic><number>1</number><title>ä\tb</title></topic></topics>'
+    )
+    (topic,) = read_topics(topics_file(tmp_path, text.encode("utf-16")))
+    assert topic.title == "ä b"

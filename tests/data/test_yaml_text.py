@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from touche_llm.config import load_config
+from touche_llm.data.yaml_text import MAX_BYTES, MAX_DEPTH, MAX_NODES, YamlError, parse_yaml, read_yaml, to_yaml
+from touche_llm.errors import DataError, PromptError, UsageError
+from touche_llm.evaluation.leaderboard import read_boards
+from touche_llm.judging.stance import read_settings
+from touche_llm.pipeline.run_folder import read_metadata
+from touche_llm.prompts.prompt import read_header
+
+# Nine values that double nine times over would be four hundred million.
+BOMB = "a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+    f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 9)
+)
+MERGES = "a0: &a0 {b: 1}\n" + "".join(
+    f"a{level}: &a{level} {{<<: [{', '.join([f'*a{level - 1}'] * 9)}]}}\n" for level in range(1, 9)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("", None),
+        ("a: 1\nb: [x, 2.5, null, true]\n", {"a": 1, "b": ["x", 2.5, None, True]}),
+        ("a: 2024-01-31", {"a": date(2024, 1, 31)}),
+        ("a: &one {b: 1}\nc: *one", {"a": {"b": 1}, "c": {"b": 1}}),
+        ("a: {b: 1}\nc: {b: 1}", {"a": {"b": 1}, "c": {"b": 1}}),
+        ("1: a\n'1': b", {1: "a", "1": "b"}),
+        ("[" * MAX_DEPTH + "1" + "]" * MAX_DEPTH, None),
+        ("- a\n" * (MAX_NODES - 1), ["a"] * (MAX_NODES - 1)),
+        (f"a: {'1' * 100}", {"a": int("1" * 100)}),
+    ],
+)
+def test_what_is_within_the_bounds_is_read(text: str, value: Any) -> None:
+    parsed = parse_yaml(text)
+    if text.startswith("[["):
+        for _ in range(MAX_DEPTH):
+            (parsed,) = parsed
+        value = 1
+    assert parsed == value
+    assert parse_yaml(text.encode()) == parse_yaml(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("a: 1\nb: 2\na: 3", 3, "'a' is in line 1"),
+        ("{a: 1, a: 2}", 1, "'a' is in line 1"),
+        ("x:\n  - a: 1\n    'a': 2", 3, "'a' is in line 2"),
+        ("1: a\n0x1: b", 2, "1 is in line 1"),
+        (BOMB, 6, "100,000"),
+        (MERGES, 6, "100,000"),
+        ("a: {b: 1}\nc:\n  <<: {d: 1}", 3, "merge key"),
+        ("a: &a [*a]", 1, "'a'"),
+        ("a: *b", 1, "'b'"),
+        ("[" * (MAX_DEPTH + 1), 1, "50 levels"),
+        ("- " * 100_000, 1, "50 levels"),
+        ("x\n" + "{a: " * 100_000, 2, ""),
+        ("- a\n" * MAX_NODES, MAX_NODES, "100,000"),
+        ("a: !!python/object/apply:os.getcwd []", 1, "os.getcwd"),
+        ("a: !!int ''", 1, "tag"),
+        ("a: !!timestamp x", 1, "tag"),
+        ("a: 1" + ":1" * 100, 1, "100 characters"),
+        ("a: " + "1" * 5_000, 1, "100 characters"),
+        ("a: [1", 2, ""),
+    ],
+)
+def test_what_exceeds_a_bound_or_says_something_twice_is_an_error_with_its_line(
+    text: str, line: int, said: str
+) -> None:
+    for content in (text, text.encode()):
+        with pytest.raises(YamlError) as error:
+            parse_yaml(content)
+        assert str(error.value).startswith((f"line {line}:", f"line {line},"))
+        assert said in str(error.value)
+        assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "content", [b"a: 2024-13-01", b"\xff\xfe\xfa", b"a: \x00", "a: \ud800", b" " * (MAX_BYTES + 1)]
+)
+def test_what_is_no_yaml_at_all_is_an_error(content: bytes | str) -> None:
+    with pytest.raises(YamlError):
+        parse_yaml(content)
+
+
+def test_labels_of_answers_are_words_where_that_is_asked_for() -> None:
+    assert parse_yaml("[NO, yes, 2024-01-31, 7]", words=True) == ["NO", "yes", "2024-01-31", 7]
+    with pytest.raises(YamlError, match=r"^line 2: the key 'NO' is in line 1"):
+        parse_yaml("NO: 1\nNO: 2", words=True)
+
+
+def test_a_file_is_read_no_further_than_its_bound(tmp_path: Path) -> None:
+    path = tmp_path / "large.yaml"
+    with path.open("wb") as stream:
+        stream.truncate(2**40)
+    with pytest.raises(YamlError, match="longer than 1,048,576 bytes"):
+        read_yaml(path)
+
+
+def test_what_the_program_writes_is_read_again(tmp_path: Path) -> None:
+    shared = [1, "NO", "a: b"]
+    value = {"b": shared, "a": shared, "ü": {"off": 1.5}}
+    (tmp_path / "a.yaml").write_bytes(to_yaml(value))
+    assert read_yaml(tmp_path / "a.yaml") == value
+
+
+@pytest.mark.parametrize("text", ["task: comparative\ntask: controversial\n", BOMB, MERGES])
+def test_every_reader_of_yaml_refuses_it(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "ir-metadata.yml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=r"ir-metadata\.yml: not YAML: line \d"):
+        load_config(path, {})
+    with pytest.raises(UsageError, match=r"ir-metadata\.yml: not YAML: line \d"):
+        read_settings(path)
+    with pytest.raises(DataError, match=r"ir-metadata\.yml: the published results are not YAML: line \d"):
+        read_boards(path)
+    with pytest.raises(DataError, match=r"ir-metadata\.yml: not metadata .*line \d"):
+        read_metadata(tmp_path)
+
+
+def test_the_front_matter_of_a_prompt_counts_the_lines_of_its_file(tmp_path: Path) -> None:
+    with pytest.raises(PromptError, match="line 4: the key 'version' is in line 2 already"):
+        read_header(tmp_path / "judge.jinja", "version: 1\nanswer: judgment\nversion: 2\n")

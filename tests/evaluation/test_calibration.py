@@ -1,0 +1,330 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import count, product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from touche_llm.data.files import write_records
+from touche_llm.data.records import Judgment, Reading, StanceReading
+from touche_llm.errors import DataError, UsageError
+from touche_llm.evaluation import calibration
+from touche_llm.evaluation.calibration import GRID, Example, cross_validate, fit, measure, read_examples
+from touche_llm.judging.stance import decide
+from touche_llm.tasks import get_task
+
+TASK = get_task("comparative")
+NUMBERS = count()
+
+
+def shares(first: float, second: float, neutral: float, no: float) -> dict[str, float]:
+    return dict(zip(TASK.stances, (first, second, neutral, no), strict=True))
+
+
+def example(topic: str, stance: str, *probabilities: float) -> Example:
+    return Example(topic, f"d{next(NUMBERS)}", shares(*probabilities), stance)
+
+
+def gated(topics: int, seed: int = 0) -> list[Example]:
+    """Documents of a model that says NO too readily and NEUTRAL too rarely.
+
+    Those that are NO have 0.8 or more of it, the others up to 0.7; of what is left, NEUTRAL ones have 0.3 to 0.4 and
+    the others up to 0.2: all are told apart by thresholds between, and only by these.
+    """
+    draw = random.Random(seed)
+    found = []
+    for topic in range(topics):
+        for stance in TASK.stances * 4:
+            no = draw.uniform(0.8, 1.0) if stance == "NO" else draw.uniform(0.4, 0.7)
+            neutral = draw.uniform(0.3, 0.4) if stance == "NEUTRAL" else draw.uniform(0.0, 0.2)
+            most = draw.uniform(0.8, 1.0) * (1.0 - neutral)
+            sides = (most, 1.0 - neutral - most) if stance == "FIRST" else (1.0 - neutral - most, most)
+            found.append(example(str(topic), stance, *((1.0 - no) * each for each in (*sides, neutral)), no))
+    return found
+
+
+def noisy(topics: int, seed: int = 0) -> list[Example]:
+    """Twenty documents for each topic, whose labels are drawn from their probabilities."""
+    draw = np.random.default_rng(seed)
+    rows = draw.dirichlet([0.5] * 4, size=20 * topics).tolist()
+    return [example(str(n % topics), TASK.stances[draw.choice(4, p=row)], *row) for n, row in enumerate(rows)]
+
+
+def plain_macro_f1(chosen: list[str], true: list[str]) -> float:
+    found = []
+    for label in set(chosen) | set(true):
+        right = sum(c == t == label for c, t in zip(chosen, true, strict=True))
+        precision = right / chosen.count(label) if label in chosen else 0.0
+        recall = right / true.count(label) if label in true else 0.0
+        found.append(2 * precision * recall / (precision + recall) if right else 0.0)
+    return sum(found) / len(found)
+
+
+EXAMPLES = st.lists(
+    st.tuples(
+        st.lists(st.integers(1, 20), min_size=4, max_size=4).map(lambda each: [n / sum(each) for n in each]),
+        st.sampled_from(TASK.stances),
+    ).map(lambda drawn: Example("1", "d", shares(*drawn[0]), drawn[1])),
+    min_size=1,
+    max_size=12,
+)
+
+
+def test_scores_are_those_worked_out_by_hand() -> None:
+    examples = [
+        example("1", "FIRST", 0.7, 0.1, 0.1, 0.1),
+        example("1", "FIRST", 0.1, 0.1, 0.1, 0.7),
+        example("2", "NO", 0.1, 0.1, 0.1, 0.7),
+        example("2", "NO", 0.1, 0.1, 0.1, 0.7),
+    ]
+    scores = measure(examples, {}, TASK)
+    # FIRST: precision 1, recall 1/2; NO: precision 2/3, recall 1; SECOND and NEUTRAL occur nowhere and do not count.
+    assert scores.macro_f1 == pytest.approx((2 / 3 + 4 / 5) / 2)
+    assert (scores.documents, scores.accuracy) == (4, 0.75)
+
+
+def test_a_label_that_is_only_chosen_counts_with_an_f1_of_zero() -> None:
+    examples = [example("1", "FIRST", 0.7, 0.1, 0.1, 0.1), example("1", "FIRST", 0.1, 0.7, 0.1, 0.1)]
+    assert measure(examples, {}, TASK).macro_f1 == pytest.approx((2 / 3 + 0) / 2)
+
+
+@given(EXAMPLES, st.floats(0, 1), st.floats(0, 1))
+def test_scores_agree_with_the_textbook(examples: list[Example], no: float, neutral: float) -> None:
+    thresholds = {"NO": no, "NEUTRAL": neutral}
+    chosen = [decide(each.probabilities, thresholds, TASK) for each in examples]
+    true = [each.stance for each in examples]
+    scores = measure(examples, thresholds, TASK)
+    assert scores.macro_f1 == pytest.approx(plain_macro_f1(chosen, true))
+    assert scores.accuracy == pytest.approx(sum(c == t for c, t in zip(chosen, true, strict=True)) / len(true))
+
+
+@settings(max_examples=40)
+@given(EXAMPLES)
+def test_no_combination_of_the_grid_is_better_than_the_one_fitted(examples: list[Example]) -> None:
+    coarse = GRID[4::9]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibration, "GRID", coarse)
+        fitted = fit(examples, TASK)
+    every = [
+        measure(examples, {"NO": no, "NEUTRAL": neutral}, TASK).macro_f1 for no, neutral in product(coarse, repeat=2)
+    ]
+    assert set(fitted.values()) <= set(coarse.tolist())
+    assert measure(examples, fitted, TASK).macro_f1 == pytest.approx(max(every))
+
+
+def test_thresholds_are_found_where_they_are_known_to_be() -> None:
+    examples = gated(topics=20)
+    assert measure(examples, {}, TASK).macro_f1 < 0.5
+    fitted = fit(examples, TASK)
+    assert list(fitted) == ["NO", "NEUTRAL"]
+    assert 0.7 < fitted["NO"] <= 0.8
+    assert 0.2 < fitted["NEUTRAL"] <= 0.3
+    assert measure(examples, fitted, TASK).macro_f1 == 1.0
+
+
+def test_of_equally_good_thresholds_the_middle_is_taken() -> None:
+    # NO is right from 0.1 on and wrong up to 0.01; NEUTRAL does not matter at all.
+    examples = [example("1", "NO", 0.9, 0.0, 0.0, 0.1), example("1", "FIRST", 0.99, 0.0, 0.0, 0.01)]
+    fitted = fit(examples, TASK)
+    good = [place for place, threshold in enumerate(GRID.tolist()) if 0.01 < threshold <= 0.1]
+    place = GRID.tolist().index(fitted["NO"])
+    assert abs(place - (good[0] + good[-1]) / 2) <= 0.5
+    # No document has any of NEUTRAL, so that no threshold above 0 takes it.
+    assert fitted["NEUTRAL"] == 0.5
+
+
+def test_thresholds_without_any_effect_are_a_half() -> None:
+    examples = [example("1", "FIRST", 1.0, 0.0, 0.0, 0.0)]
+    assert fit(examples, TASK) == {"NO": 0.5, "NEUTRAL": 0.5}
+
+
+def test_the_grid_rises_and_is_the_same_from_both_ends() -> None:
+    assert (np.diff(GRID) > 0).all()
+    assert np.allclose(GRID + GRID[::-1], 1.0, atol=1e-6)
+    assert (GRID == np.round(GRID, 6)).all()
+
+
+@given(topics=st.integers(2, 12), folds=st.integers(2, 12), seed=st.integers(0, 5))
+@settings(max_examples=15, deadline=None)
+def test_each_topic_is_held_out_once_and_as_a_whole(topics: int, folds: int, seed: int) -> None:
+    examples = [each for n, each in enumerate(gated(topics)) if n % 3 != 0]
+    random.Random(1).shuffle(examples)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibration, "GRID", GRID[::8])
+        if topics < folds:
+            with pytest.raises(DataError, match=f"{topics} judged topics are too few for {folds} folds"):
+                cross_validate(examples, TASK, folds, seed)
+            return
+        report = cross_validate(examples, TASK, folds, seed)
+    dealt = [topic for fold in report.folds for topic in fold.topics]
+    assert sorted(dealt) == sorted(report.topics) == sorted({each.topic_id for each in examples})
+    sizes = [len(fold.topics) for fold in report.folds]
+    assert len(sizes) == folds and max(sizes) - min(sizes) <= 1
+    for fold in report.folds:
+        assert fold.scores.documents == sum(each.topic_id in fold.topics for each in examples)
+    assert report.scores.documents == len(examples)
+
+
+def test_a_held_out_topic_has_no_part_in_the_thresholds_it_is_measured_with() -> None:
+    examples = noisy(topics=6)
+    report = cross_validate(examples, TASK, 3, seed=0)
+    turned = {"FIRST": "NO", "SECOND": "NEUTRAL", "NEUTRAL": "FIRST", "NO": "SECOND"}
+    for number, fold in enumerate(report.folds):
+        others = [
+            Example(each.topic_id, each.document_id, each.probabilities, turned[each.stance])
+            if each.topic_id in fold.topics
+            else each
+            for each in examples
+        ]
+        again = cross_validate(others, TASK, 3, seed=0)
+        assert again.folds[number].topics == fold.topics
+        assert again.folds[number].thresholds == fold.thresholds
+        assert again.folds[number].scores.accuracy < fold.scores.accuracy
+        # Where they do take part, they change the thresholds.
+        assert again.thresholds != report.thresholds
+        assert all(again.folds[n].thresholds != report.folds[n].thresholds for n in range(3) if n != number)
+
+
+def test_what_is_reported_is_what_the_parts_give() -> None:
+    examples = noisy(topics=7)
+    report = cross_validate(examples, TASK, 4, seed=2)
+    chosen, true = [], []
+    for fold in report.folds:
+        inside = [each for each in examples if each.topic_id in fold.topics]
+        outside = [each for each in examples if each.topic_id not in fold.topics]
+        assert fold.thresholds == fit(outside, TASK)
+        assert fold.scores == measure(inside, fold.thresholds, TASK)
+        assert fold.most_probable == measure(inside, {}, TASK)
+        chosen += [decide(each.probabilities, fold.thresholds, TASK) for each in inside]
+        true += [each.stance for each in inside]
+    assert report.scores.macro_f1 == pytest.approx(plain_macro_f1(chosen, true))
+    assert report.most_probable == measure(examples, {}, TASK)
+    assert report.thresholds == fit(examples, TASK)
+
+
+def test_the_seed_deals_the_topics_and_nothing_else_does() -> None:
+    examples = gated(topics=8)
+    folds = [cross_validate(examples, TASK, 2, seed).folds for seed in (0, 0, 1)]
+    assert folds[0] == folds[1]
+    assert folds[0][0].topics != folds[2][0].topics
+    turned = cross_validate(examples[::-1], TASK, 2, 0).folds
+    assert [set(fold.topics) for fold in turned] == [set(fold.topics) for fold in folds[0]]
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        (lambda: fit([], TASK), "no judged document to fit"),
+        (lambda: measure([], {}, TASK), "no judged document to measure"),
+        (lambda: cross_validate([], TASK, 2, 0), "0 judged topics are too few for 2 folds"),
+        (lambda: cross_validate(gated(3), TASK, 1, 0), "1 folds: what is held out needs at least 2"),
+        (lambda: fit(gated(1), get_task("sentence_pairs")), "sentence_pairs: all its stances take a side"),
+    ],
+)
+def test_what_cannot_be_fitted_is_told(call: Callable[[], object], problem: str) -> None:
+    with pytest.raises((DataError, UsageError), match=problem):
+        call()
+
+
+def judgment(topic: str, document: str, probabilities: dict[str, float] | None, field: str = "stance") -> Judgment:
+    return Judgment(
+        topic_id=topic,
+        document_id=document,
+        grades={"relevance": 1.0, "quality": 1.0},
+        stance="NO",
+        readings={field: Reading(answered="NO", probabilities=probabilities)},
+        source="probabilities" if probabilities else "value",
+        prompt="judge",
+    )
+
+
+def stance_reading(topic: str, document: str, probabilities: dict[str, float]) -> StanceReading:
+    return StanceReading(
+        topic_id=topic, document_id=document, probabilities=probabilities, orders=2, prompt="stance", keys=["a", "b"]
+    )
+
+
+JUDGED, ASKED = shares(0.1, 0.2, 0.3, 0.4), shares(0.4, 0.3, 0.2, 0.1)
+
+
+def test_where_the_stance_prompt_was_asked_the_judge_is_not_looked_at(tmp_path: Path) -> None:
+    write_records(tmp_path / "j", [judgment("1", "a", JUDGED), judgment("1", "b", JUDGED), judgment("1", "c", None)])
+    truth = {"1": {"a": "NO", "b": "FIRST", "c": "NO"}}
+    examples = read_examples(tmp_path / "j", tmp_path / "s", truth, TASK)
+    assert examples.used == [Example("1", "a", JUDGED, "NO"), Example("1", "b", JUDGED, "FIRST")]
+    assert (examples.without, examples.elsewhere) == (["1 c"], 0)
+    write_records(tmp_path / "s", [stance_reading("1", "b", ASKED), stance_reading("1", "c", ASKED)])
+    examples = read_examples(tmp_path / "j", tmp_path / "s", truth, TASK)
+    assert examples.used == [Example("1", "b", ASKED, "FIRST"), Example("1", "c", ASKED, "NO")]
+    assert (examples.without, examples.elsewhere) == ([], 1)
+
+
+def test_readings_without_probabilities_are_not_fitted_on(tmp_path: Path) -> None:
+    write_records(tmp_path / "j", [judgment("1", "a", JUDGED)])
+    certain = replace(stance_reading("1", "a", shares(0, 0, 0, 1)), source="value")
+    write_records(tmp_path / "s", [certain, stance_reading("1", "b", ASKED)])
+    examples = read_examples(tmp_path / "j", tmp_path / "s", {"1": {"a": "NO", "b": "FIRST"}}, TASK)
+    assert (examples.used, examples.without) == ([Example("1", "b", ASKED, "FIRST")], ["1 a"])
+
+
+def test_documents_that_cannot_be_used_are_counted_and_named(tmp_path: Path) -> None:
+    write_records(
+        tmp_path / "j",
+        [
+            judgment("1", "a", JUDGED),
+            judgment("1", "plain", None),
+            judgment("1", "unjudged", JUDGED),
+            judgment("2", "unread", JUDGED, field="relevance"),
+        ],
+    )
+    truth = {"1": {"a": "NO", "plain": "NO", "gone": "NO"}, "2": {"unread": "NO"}, "3": {"a": "NO"}}
+    examples = read_examples(tmp_path / "j", tmp_path / "s", truth, TASK)
+    assert [each.document_id for each in examples.used] == ["a"]
+    assert (examples.without, examples.elsewhere) == (["1 plain", "2 unread"], 2)
+
+
+def test_topics_can_be_chosen(tmp_path: Path) -> None:
+    write_records(tmp_path / "j", [judgment(topic, "a", JUDGED) for topic in ("1", "2", "3")])
+    truth = {topic: {"a": "NO"} for topic in ("1", "2", "3")}
+    examples = read_examples(tmp_path / "j", tmp_path / "s", truth, TASK, ("3", "1"))
+    assert [each.topic_id for each in examples.used] == ["1", "3"]
+    with pytest.raises(UsageError, match=r"topic 4, 5: no judged document with probabilities in .*j"):
+        read_examples(tmp_path / "j", tmp_path / "s", truth, TASK, ("5", "1", "4"))
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "problem"),
+    [
+        ({"PRO": 0.5, "CON": 0.5}, "probabilities of PRO, CON, not of FIRST, SECOND, NEUTRAL, NO"),
+        (shares(0.0, 0.0, 0.0, 0.0), "the probabilities add up to 0"),
+        (shares(1.0, 1.0, 0.0, 0.0), "the probabilities add up to 2"),
+        (shares(-0.5, 0.5, 0.5, 0.5), "or one is below 0"),
+    ],
+)
+def test_probabilities_that_are_none_are_told_with_topic_and_document(
+    tmp_path: Path, probabilities: dict[str, float], problem: str
+) -> None:
+    write_records(tmp_path / "j", [judgment("1", "a", probabilities)])
+    with pytest.raises(DataError, match=f"j: topic 1, document a: .*{problem}"):
+        read_examples(tmp_path / "j", tmp_path / "s", {"1": {"a": "NO"}}, TASK)
+
+
+def test_a_run_without_a_judged_document_is_told(tmp_path: Path) -> None:
+    write_records(tmp_path / "j", [judgment("1", "a", JUDGED)])
+    with pytest.raises(DataError, match="none of its documents is both judged and has probabilities"):
+        read_examples(tmp_path / "j", tmp_path / "s", {"2": {"a": "NO"}}, TASK)
+
+
+def test_a_bad_line_of_the_stances_is_told_with_its_number(tmp_path: Path) -> None:
+    write_records(tmp_path / "j", [judgment("1", "a", JUDGED)])
+    (tmp_path / "s").write_text('{"topic_id": "1"}\n')
+    with pytest.raises(
+        DataError, match=r"s:1: not one of the stance readings: Object missing required field `document_id`"
+    ):
+        read_examples(tmp_path / "j", tmp_path / "s", {"1": {"a": "NO"}}, TASK)

@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from touche_llm.data.records import RunLine
+from touche_llm.data.trec_runs import strictly_decreasing, write_run
+from touche_llm.errors import DataError
+from touche_llm.evaluation.run_validation import Problem, validate_run
+from touche_llm.tasks import get_task
+
+TASK = get_task("comparative")
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+LINES = [
+    "2 FIRST d1 1 3.5 tag\n",
+    "2 SECOND d2 2 2.5 tag\n",
+    "2 NEUTRAL d3 3 1.5 tag\n",
+    "10 NO d1 1 -1.5 tag\n",
+    "10 FIRST d4 2 -2e0 tag\n",
+]
+VALID = "".join(LINES)
+
+
+def problems_of(folder: Path, content: str | bytes) -> list[Problem]:
+    path = folder / "run.txt"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return validate_run(
+        path,
+        TASK,
+        topic_ids={"2", "10"},
+        unknown_documents=lambda ids: [each for each in ids if each not in ("d1", "d2", "d3", "d4")],
+    )
+
+
+def test_a_valid_run_has_no_problem(tmp_path: Path) -> None:
+    assert problems_of(tmp_path, VALID) == []
+
+
+def test_topics_may_be_interleaved(tmp_path: Path) -> None:
+    assert problems_of(tmp_path, "".join(LINES[n] for n in (3, 0, 1, 4, 2))) == []
+
+
+def test_topics_and_documents_are_only_checked_where_they_are_given(tmp_path: Path) -> None:
+    path = tmp_path / "run.txt"
+    path.write_text("99 NO nowhere 1 1.0 tag\n")
+    assert validate_run(path, TASK) == []
+
+
+def test_a_ranking_may_be_as_long_as_the_task_allows(tmp_path: Path) -> None:
+    path = tmp_path / "run.txt"
+    path.write_text("".join(f"2 NO d{n} {n} {-n} tag\n" for n in range(1, 1001)))
+    assert validate_run(path, TASK) == []
+
+
+def test_the_first_line_too_many_of_a_topic_is_the_only_one_told(tmp_path: Path) -> None:
+    path = tmp_path / "run.txt"
+    path.write_text("".join(f"2 NO d{n} {n} {-n} tag\n" for n in range(1, 1004)))
+    (problem,) = validate_run(path, TASK)
+    assert problem.line == 1001
+    assert "topic 2: more than 1000 lines" in problem.message
+
+
+def at(line: int, change: Callable[[str], str]) -> str:
+    changed = list(LINES)
+    changed[line - 1] = change(changed[line - 1])
+    return "".join(changed)
+
+
+def swap(line: int, old: str, new: str) -> str:
+    assert old in LINES[line - 1]
+    return at(line, lambda text: text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "fragment"),
+    [
+        pytest.param(swap(5, " tag", ""), 5, "5 columns", id="five columns"),
+        pytest.param("2 FIRST d1 1 3.5 my tag\n", 1, "7 columns, not six: a tag", id="tag with a space"),
+        pytest.param(swap(2, "SECOND d2", "SECOND\td2"), 2, "a tab", id="tab"),
+        pytest.param(swap(2, " d2", "  d2"), 2, "more than one space", id="double space"),
+        pytest.param(at(2, lambda text: " " + text), 2, "white space at the beginning", id="leading space"),
+        pytest.param(swap(2, "\n", " \n"), 2, "white space at the beginning or the end", id="trailing space"),
+        pytest.param(swap(2, "SECOND", "Q0"), 2, "stance 'Q0' is none of FIRST, SECOND, NEUTRAL, NO", id="Q0"),
+        pytest.param(swap(2, "SECOND", "second"), 2, "stance 'second'", id="label in lower case"),
+        pytest.param("2 NO d1 0 2 t\n2 NO d2 1 1 t\n", 1, "topic 2: ranks begin at 0", id="rank from 0"),
+        pytest.param(swap(3, " 3 ", " 4 "), 3, "topic 2: rank 4 where 3 is due", id="rank gap"),
+        pytest.param(swap(2, " 2 ", " 1 ").replace("d3 3", "d3 2"), 2, "rank 1 where 2 is due", id="rank twice"),
+        pytest.param(swap(2, " 2 ", " 2.0 "), 2, "rank '2.0' is not an integer", id="rank with a point"),
+        pytest.param(swap(5, " 2 ", " x "), 5, "rank 'x' is not an integer", id="rank a letter"),
+        pytest.param(swap(5, " 2 ", " ٢ "), 5, "rank '٢' is not an integer", id="rank in other digits"),
+        pytest.param(swap(2, "2.5", "3.5"), 2, "ties with line 1", id="tie"),
+        pytest.param(swap(2, "2.5", "3.49999999"), 2, "ties with line 1", id="tie in single precision"),
+        pytest.param(swap(2, "2.5", "3.50"), 2, "ties with line 1", id="tie in another spelling"),
+        pytest.param(swap(2, "2.5", "4.5"), 2, "is above that of line 1", id="growing score"),
+        pytest.param(swap(2, "2.5", "nan"), 2, "score 'nan' is not a finite number", id="nan"),
+        pytest.param(swap(5, "-2e0", "-inf"), 5, "score '-inf' is not a finite number", id="infinite"),
+        pytest.param(swap(5, "-2e0", "-2,5"), 5, "score '-2,5' is not a finite number", id="decimal comma"),
+        # Python takes these two for numbers; trec_eval's atof reads 0 and -2.
+        pytest.param(swap(5, "-2e0", "-２"), 5, "score '-２' is not a finite number", id="score in other digits"),
+        pytest.param(swap(5, "-2e0", "-2_0"), 5, "score '-2_0' is not a finite number", id="score with underscore"),
+        pytest.param(swap(2, "d2", "d1"), 2, "topic 2: document d1 is already in line 1", id="duplicate"),
+        pytest.param(swap(2, "tag", "other"), 2, "tag 'other' differs from 'tag' in line 1", id="two tags"),
+        pytest.param(VALID.removesuffix("\n"), 5, "does not end with a line feed", id="no last line feed"),
+        pytest.param(swap(2, "\n", "\r\n"), 2, "carriage return", id="CRLF"),
+        pytest.param("\ufeff" + VALID, 1, "byte order mark", id="BOM"),
+        pytest.param(at(2, lambda text: "\n" + text), 2, "an empty line", id="empty line"),
+        pytest.param(at(2, lambda text: "  \n" + text), 2, "an empty line", id="line of spaces"),
+        pytest.param(VALID.encode() + b"10 NO d\xff 3 -3 tag\n", 6, "not UTF-8", id="not UTF-8"),
+        pytest.param(VALID + "10 NO d3 3 -3 " + "t" * 20_000 + "\n", 6, "longer than 10,000 bytes", id="over-long"),
+        pytest.param("2 FIRST d1 1 3.5 tag\x07\n", 1, "cannot be printed", id="control character"),
+        pytest.param("", 0, "the file is empty", id="empty file"),
+        pytest.param(VALID + "7 NO d1 1 2 tag\n7 NO d2 2 1 tag\n", 6, "topic 7 is not in the topics", id="topic"),
+        pytest.param(swap(2, "d2", "d9"), 2, "document d9 is not in the corpus", id="document"),
+    ],
+)
+def test_one_defect_is_one_problem_at_its_line(tmp_path: Path, content: str | bytes, line: int, fragment: str) -> None:
+    problems = problems_of(tmp_path, content)
+    assert [each.line for each in problems] == [line]
+    assert fragment in problems[0].message
+
+
+def test_all_problems_are_told_in_the_order_of_the_lines(tmp_path: Path) -> None:
+    content = "2 Q0 d1 1 1.0 tag\n\n2 NO d1 5 2.0 tag\n7 NO  d8 1 x tag"
+    problems = problems_of(tmp_path, content)
+    assert [each.line for each in problems] == [1, 2, 3, 3, 3, 4, 4, 4, 4, 4]
+
+
+def test_a_message_holds_nothing_that_a_terminal_would_act_on(tmp_path: Path) -> None:
+    problems = problems_of(tmp_path, "2\x1b[2J NO d\x1b[2J 1 1 t\x1b[2J\n2\x1b[2J NO d\x1b[2J 3 2 t\n")
+    assert problems
+    assert [each.message for each in problems if not each.message.isprintable()] == []
+
+
+def test_after_too_many_lines_or_problems_nothing_more_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("touche_llm.evaluation.run_validation.MAX_PROBLEMS", 5)
+    problems = problems_of(tmp_path, "\n" * 1_000)
+    assert [each.line for each in problems] == [1, 2, 3, 4, 5, 6, 7]
+    assert "from here on nothing is checked" in problems[-1].message
+    monkeypatch.setattr("touche_llm.evaluation.run_validation.MAX_TABLE_LINES", 2)
+    problems = problems_of(tmp_path, VALID)
+    assert [each.line for each in problems] == [3]
+
+
+def test_a_missing_file_is_an_error_not_a_problem(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere\.txt: cannot read the run: No such file"):
+        validate_run(tmp_path / "nowhere.txt", TASK)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+pieces = [bytes([byte]) for byte in b"2 \t\n\r\v\0-.e\xff"] + [
+    b"\n",
+    b" ",
+    b"2 NO d 1 1 t\n",
+    b"FIRST",
+    b"nan",
+    b"9" * 400,
+    b"\xef\xbb\xbf",
+    b"\xc2\xa0",
+]
+nearly_runs = st.lists(st.sampled_from(pieces)).map(b"".join)
+
+
+@settings(deadline=None, max_examples=300)
+@given(content=st.binary() | nearly_runs)
+def test_any_bytes_give_a_list_of_problems(folder: Path, content: bytes) -> None:
+    problems = problems_of(folder, content)
+    assert problems == sorted(problems)
+    assert all(0 <= each.line <= content.count(b"\n") + 1 and each.message for each in problems)
+    assert problems or content.strip()
+
+
+words = st.text(st.characters(codec="utf-8", exclude_categories=("Z", "C")), min_size=1, max_size=12)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> list[RunLine]:
+    lines = []
+    tag = draw(words)
+    for topic in draw(st.lists(words, min_size=1, max_size=4, unique=True)):
+        documents = draw(st.lists(words, min_size=1, max_size=8, unique=True))
+        values = draw(st.lists(st.floats(-1e6, 1e6), min_size=len(documents), max_size=len(documents)))
+        ordered = strictly_decreasing(sorted(values, reverse=True))
+        for rank, (document, score) in enumerate(zip(documents, ordered, strict=True), start=1):
+            lines.append(RunLine(topic, draw(st.sampled_from(TASK.stances)), document, rank, score, tag))
+    return lines
+
+
+@settings(deadline=None, max_examples=50)
+@given(lines=runs())
+def test_every_run_that_we_write_is_valid(folder: Path, lines: list[RunLine]) -> None:
+    path = folder / "run.txt"
+    write_run(path, lines)
+    topic_ids = {line.topic_id for line in lines}
+    known = {line.document_id for line in lines}
+    problems = validate_run(
+        path, TASK, topic_ids=topic_ids, unknown_documents=lambda ids: [each for each in ids if each not in known]
+    )
+    assert problems == []
+
+
+def test_the_real_first_stage_lacks_labels_and_has_ties_and_nothing_else() -> None:
+    """Elasticsearch left some ties; they are counted here from the file itself."""
+    path = SHARED / "comparative" / "candidates.run.txt"
+    if not path.exists():
+        pytest.skip(f"no {path}")
+    rows = [line.split() for line in path.read_text().splitlines()]
+    ties = [
+        number
+        for number, (above, row) in enumerate(zip(rows, rows[1:], strict=False), start=2)
+        if (above[0], float(above[4])) == (row[0], float(row[4]))
+    ]
+    problems = validate_run(path, TASK)
+    labels = [each.line for each in problems if each.message == "stance 'Q0' is none of FIRST, SECOND, NEUTRAL, NO"]
+    assert labels == list(range(1, len(rows) + 1))
+    assert [each.line for each in problems if " ties with line " in each.message] == ties
+    assert len(problems) == len(labels) + len(ties)
+
+
+@pytest.mark.parametrize(
+    ("task", "stance", "document", "message"),
+    [
+        ("sentence_pairs", "NEU", "a__1,b__1", "stance 'NEU' is none of PRO, CON"),
+        ("sentence_pairs", "PRO", "a__1", "document 'a__1': not a pair"),
+        ("sentence_pairs", "PRO", "a__1,b__1,c__1", "not a pair"),
+        ("sentence_pairs", "CON", "a__1,a__1", "a sentence paired with itself"),
+        ("controversial", "NEUTRAL", "a", "stance 'NEUTRAL' is none of PRO, CON, NEU, NO"),
+        ("comparative", "PRO", "a", "stance 'PRO' is none of FIRST"),
+    ],
+)
+def test_labels_and_ids_are_those_of_the_task(
+    tmp_path: Path, task: str, stance: str, document: str, message: str
+) -> None:
+    (tmp_path / "run.txt").write_text(f"1 {stance} {document} 1 1.0 t\n")
+    (problem,) = validate_run(tmp_path / "run.txt", get_task(task))
+    assert (problem.line, message in problem.message) == (1, True)
+
+
+def test_a_good_run_of_each_task_has_no_problem(tmp_path: Path) -> None:
+    for task, line in (("sentence_pairs", "1 PRO a__1,b__1 1 1.0 t\n"), ("controversial", "1 NEU a,b 1 1.0 t\n")):
+        (tmp_path / "run.txt").write_text(line)
+        assert validate_run(tmp_path / "run.txt", get_task(task)) == []

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import ir_measures
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.evaluation.judged_runs import qrels_of, run_of
+from touche_llm.errors import UsageError
+from touche_llm.evaluation.figure import Figure, mean_figure
+from touche_llm.evaluation.significance import RESAMPLES, bounds, compare, interval
+from touche_llm.evaluation.stance_measures import stance_figures
+
+
+def means(*values: float) -> Figure:
+    return mean_figure({str(topic): value for topic, value in enumerate(values)})
+
+
+def accuracies(right: list[int], size: int = 30) -> Figure:
+    """The accuracy of a run with so many right labels in each topic."""
+    truth = {str(topic): {f"d{n}": "FIRST" for n in range(size)} for topic in range(len(right))}
+    chosen = {
+        (topic, document): "FIRST" if int(document[1:]) < right[int(topic)] else "NO"
+        for topic, judged in truth.items()
+        for document in judged
+    }
+    ranked = {topic: list(judged) for topic, judged in truth.items()}
+    return stance_figures(run_of(ranked, chosen), qrels_of({}, truth), 5)["stance accuracy"]
+
+
+def test_the_interval_of_two_topics_reaches_from_one_to_the_other() -> None:
+    # A quarter of the resamples holds the lower one alone, and a quarter the higher one.
+    assert interval(means(0.2, 0.8)) == pytest.approx((0.2, 0.8))
+
+
+def test_topics_are_drawn_and_their_documents_stay_together() -> None:
+    # Sixty documents drawn one by one would give about 0.37 to 0.63.
+    assert interval(accuracies([30, 0])) == pytest.approx((0.0, 1.0))
+
+
+def test_the_interval_is_that_of_the_textbook() -> None:
+    values = np.random.default_rng(1).beta(2, 3, size=50)
+    drawn = np.random.default_rng(2).choice(values, (20_000, 50)).mean(axis=1)
+    assert interval(means(*values)) == pytest.approx(np.quantile(drawn, (0.025, 0.975)), abs=0.005)
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_the_interval_is_that_of_scipy(seed: int) -> None:
+    values = np.random.default_rng(3).beta(2, 3, size=(50, 1))
+    figure = means(*values.ravel())
+    expected = scipy.stats.bootstrap(
+        (values.ravel(),),
+        np.mean,
+        method="percentile",
+        n_resamples=RESAMPLES,
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    assert interval(figure, seed=seed) == pytest.approx((expected.low, expected.high), abs=0.005)
+
+
+def test_the_same_seed_gives_the_same_interval() -> None:
+    figure = means(*np.random.default_rng(1).random(20))
+    assert interval(figure) == interval(figure)
+    assert interval(figure, seed=1) != interval(figure)
+
+
+def test_equal_topics_leave_no_doubt_and_one_topic_says_nothing() -> None:
+    assert interval(means(0.5, 0.5, 0.5)) == pytest.approx((0.5, 0.5))
+    assert all(map(math.isnan, interval(means(0.5))))
+    assert all(map(math.isnan, interval(means())))
+
+
+def test_differences_have_wins_ties_and_losses() -> None:
+    runs = {"base": {"m": means(0.1, 0.5, 0.5, 0.3)}, "new": {"m": means(0.9, 0.5, 0.4, 0.6)}}
+    (row,) = compare("base", runs).to_dict("records")
+    assert (row["run"], row["baseline"], row["measure"]) == ("new", "base", "m")
+    assert row["difference"] == pytest.approx((0.8 + 0 - 0.1 + 0.3) / 4)
+    assert (row["wins"], row["ties"], row["losses"], row["n"]) == (2, 1, 1, 4)
+    assert row["low"] < row["difference"] < row["high"]
+
+
+def test_few_topics_have_the_exact_randomisation_test() -> None:
+    rng = np.random.default_rng(3)
+    one, other = rng.random(7), rng.random(7)
+    signs = np.array(list(product((1, -1), repeat=7)))
+    swapped = np.abs((signs * (one - other)).mean(axis=1))
+    exact = (swapped >= abs((one - other).mean()) - 1e-12).mean()
+    (row,) = compare("b", {"a": {"m": means(*one)}, "b": {"m": means(*other)}}).to_dict("records")
+    assert row["p"] == pytest.approx(exact)
+
+
+def test_whole_topics_change_places_in_the_test_of_pooled_documents() -> None:
+    # The better run is better in all of three topics: of the eight ways to swap, two are as far from 0.
+    runs = {"low": {"m": accuracies([5, 10, 15])}, "high": {"m": accuracies([20, 25, 30])}}
+    (row,) = compare("low", runs).to_dict("records")
+    assert row["p"] == pytest.approx(2 / 8)
+    assert row["difference"] == pytest.approx(45 / 90)
+
+
+def test_a_run_does_not_differ_from_itself() -> None:
+    figure = means(0.1, 0.5, 0.9)
+    (row,) = compare("a", {"a": {"m": figure}, "b": {"m": figure}}).to_dict("records")
+    assert (row["difference"], row["low"], row["high"], row["p"], row["ties"]) == (0, 0, 0, 1, 3)
+
+
+def test_runs_of_equal_values_do_not_differ_however_sums_are_rounded() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(5):
+        figure = means(*(rng.integers(0, 60, 25) / rng.integers(60, 90, 25)))
+        (row,) = compare("a", {"a": {"m": figure}, "b": {"m": figure}}).to_dict("records")
+        assert (row["p"], row["ties"]) == (1.0, 25)
+
+
+def test_holm_corrects_over_the_runs_of_a_measure() -> None:
+    base = means(*[0.0] * 6)
+    strong, weak = means(*[0.5] * 6), means(0.5, 0.5, 0.5, 0.5, 0.5, -0.1)
+    runs = {"base": {"m": base, "k": base}, "strong": {"m": strong, "k": base}, "weak": {"m": weak, "k": base}}
+    table = compare("base", runs).set_index(["measure", "run"])
+    p, corrected = table["p"], table["p_holm"]
+    # Of 64 ways to swap, 2 are as far as the strong run, and 4 as far as the weak one.
+    assert (p["m", "strong"], p["m", "weak"]) == pytest.approx((2 / 64, 4 / 64))
+    assert (corrected["m", "strong"], corrected["m", "weak"]) == pytest.approx((4 / 64, 4 / 64))
+    assert corrected["k", "strong"] == 1
+
+
+def test_only_topics_of_both_runs_are_compared() -> None:
+    runs = {
+        "a": {"m": mean_figure({"1": 0.5, "2": 0.7}), "k": mean_figure({"1": 1.0})},
+        "b": {"m": mean_figure({"3": 0.9, "2": 0.9}), "k": mean_figure({})},
+    }
+    table = compare("a", runs).set_index("measure")
+    assert table.loc["m", "difference"] == pytest.approx(0.2)
+    assert table.loc["m", "n"] == 1 and table.loc["k", "n"] == 0
+    assert table.loc["k", ["difference", "low", "high", "p", "p_holm"]].isna().all()
+
+
+def test_what_cannot_be_compared_is_told() -> None:
+    figures = {"m": means(0.5, 0.6)}
+    with pytest.raises(UsageError, match="baseline 'x' is none of the runs: a, b"):
+        compare("x", {"a": figures, "b": figures})
+    with pytest.raises(UsageError, match="give another run"):
+        compare("a", {"a": figures})
+    with pytest.raises(UsageError, match="run 'b' has the measures R@9.*one depth"):
+        compare("a", {"a": figures, "b": {"R@9": means(0.5, 0.6)}})
+
+
+def test_a_ranking_without_unjudged_documents_cannot_move() -> None:
+    table = bounds(run_of({"1": ["a", "b"]}).rankings, {"1": {"a": 1.0, "b": 2.0}, "2": {"c": 1.0}}, 5)
+    assert list(table["unjudged"]) == [0, 0]
+    assert list(table["lowest"]) == list(table["highest"])
+    assert table["lowest"][1] == 0.0
+
+
+def test_a_late_good_document_can_lower_the_value() -> None:
+    run = run_of({"1": ["a", "b", "c", "d", "x"]})
+    table = bounds(run.rankings, {"1": {"a": 1.0, "b": 0.0, "c": 0.0, "d": 0.0}}, 5)
+    # Judged 0 the unjudged document leaves the value at 1.
+    assert table["lowest"][0] == pytest.approx((1 + 3 / math.log2(6)) / (3 + 1 / math.log2(3)))
+    assert table["highest"][0] == pytest.approx(1.0)
+
+
+@given(
+    st.lists(st.sampled_from("abcdefgh"), unique=True, min_size=1),
+    st.dictionaries(st.sampled_from("abcdefghij"), st.sampled_from([-2.0, 0.0, 1.0, 2.0, 3.0]), min_size=1),
+)
+@settings(max_examples=50, deadline=None)
+def test_bounds_are_those_of_all_completed_judgments(ranking: list[str], grades: dict[str, float]) -> None:
+    unknown = [document for document in ranking[:5] if document not in grades]
+    # Every completed set of judgments is a topic of its own.
+    judged = {document: max(int(grade), 0) for document, grade in grades.items()}
+    completed = {
+        str(number): judged | dict(zip(unknown, given, strict=True))
+        for number, given in enumerate(product(range(4), repeat=len(unknown)))
+    }
+    ranked = {document: -float(place) for place, document in enumerate(ranking)}
+    values = [
+        metric.value
+        for metric in ir_measures.iter_calc([ir_measures.nDCG @ 5], completed, dict.fromkeys(completed, ranked))
+    ]
+    table = bounds(run_of({"1": ranking}).rankings, {"1": grades}, 5)
+    assert table["unjudged"][0] == len(unknown)
+    assert (table["lowest"][0], table["highest"][0]) == pytest.approx((min(values), max(values)))

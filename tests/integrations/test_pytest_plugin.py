@@ -1,0 +1,103 @@
+"""Recorded runs as somebody's own tests."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.regression.conftest import Copy, edit
+from tests.write_regressions import FOLDER
+
+pytest_plugins = ["pytester"]
+# Hypothesis would be imported anew each time, which takes a second.
+INI = (
+    "[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error\n"
+    "addopts = -p no:hypothesispytest -p no:xdist\n"
+)
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester) -> pytest.Pytester:
+    pytester.makefile(".ini", pytest=INI)
+    return pytester
+
+
+def test_each_recorded_run_is_a_test_of_its_name(project: pytest.Pytester) -> None:
+    result = project.runpytest(f"--touche-regress={FOLDER}", "-v")
+    result.assert_outcomes(passed=3)
+    result.stdout.fnmatch_lines([f"*::{task} PASSED*" for task in ("comparative", "controversial", "sentence_pairs")])
+
+
+def test_they_are_selected_like_other_tests_and_stand_beside_them(project: pytest.Pytester) -> None:
+    project.makepyfile("def test_pairs(): pass\ndef test_other(): pass")
+    project.runpytest(f"--touche-regress={FOLDER}", "-k", "pairs").assert_outcomes(passed=2, deselected=3)
+
+
+def test_a_run_that_differs_fails_with_the_differences_alone(project: pytest.Pytester, copy_of: Copy) -> None:
+    folder = copy_of("controversial")
+    edit(folder / "config.yaml", "setwise:3", "setwise:2")
+    result = project.runpytest(f"--touche-regress={folder.parent}")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["controversial: differs", "  setting rank: *setwise:3* → *setwise:2*"])
+    result.stdout.no_fnmatch_line("*Traceback*")
+    result.stdout.no_fnmatch_line("*pytest_plugin.py*")
+
+
+def test_a_damaged_run_fails_with_the_error_alone(project: pytest.Pytester, copy_of: Copy) -> None:
+    folder = copy_of("controversial")
+    (folder / "topics.jsonl").unlink()
+    result = project.runpytest(f"--touche-regress={folder.parent}")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["error: *topics.jsonl: not there; record the run again"])
+    result.stdout.no_fnmatch_line("*Traceback*")
+
+
+def test_a_run_that_lost_its_manifest_fails_and_the_others_pass(project: pytest.Pytester, copy_of: Copy) -> None:
+    (copy_of("comparative") / "recorded.json").unlink()
+    folder = copy_of("controversial")
+    result = project.runpytest(f"--touche-regress={folder.parent}")
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(["error: *comparative/recorded.json: cannot read the recorded run: *"])
+
+
+def test_a_folder_that_is_none_is_wrong_usage(project: pytest.Pytester) -> None:
+    result = project.runpytest("--touche-regress=nowhere")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: --touche-regress: nowhere: no such folder*"])
+
+
+def test_the_fixture_takes_a_name_and_a_path_also_where_an_event_loop_runs(
+    project: pytest.Pytester, copy_of: Copy
+) -> None:
+    folder = copy_of("controversial")
+    edit(folder / "run.txt", " regress\n", " other\n")
+    project.makepyfile(
+        f"""
+        from pathlib import Path
+
+        def test_name(touche_regress):
+            touche_regress("controversial")
+
+        async def test_path(touche_regress):
+            touche_regress(Path({str(FOLDER)!r}) / "controversial")
+
+        def test_unknown(touche_regress):
+            touche_regress("nothing")
+        """
+    )
+    (project.path / "regress").symlink_to(folder.parent)
+    result = project.runpytest("-v")
+    result.assert_outcomes(passed=1, failed=2)
+    result.stdout.fnmatch_lines(["*test_path PASSED*", "controversial: differs", "error: *nothing: no recorded run; *"])
+    result.stdout.no_fnmatch_line("*Traceback*")
+
+
+def test_nothing_of_the_program_is_loaded_where_it_is_not_asked_for() -> None:
+    code = (
+        "import sys, pytest; before = set(sys.modules); import touche_llm.integrations.pytest_plugin; "
+        "print(sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['touche_llm', 'touche_llm.integrations.pytest_plugin']"

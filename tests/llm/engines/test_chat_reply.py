@@ -1,0 +1,64 @@
+"""What is taken from a chat completion."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from touche_llm.data.json_records import Malformed, decoded
+from touche_llm.llm.engines.base import Completion, Transient
+from touche_llm.llm.engines.chat_reply import ChatReply, completion_of
+
+USAGE: dict[str, Any] = {"prompt_tokens": 31, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 16}}
+
+
+def completion(**changes: Any) -> Completion:
+    """What is made of a reply with another message, or other parts."""
+    message = {"role": "assistant", "content": '{"relevance":2}'} | changes.pop("message", {})
+    reply = {
+        "model": "m",
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        "usage": USAGE,
+        "system_fingerprint": "vllm-0.32",
+    }
+    return completion_of(decoded(orjson.dumps(reply | changes), ChatReply))
+
+
+def test_every_part_of_a_reply_has_its_place() -> None:
+    assert completion() == Completion(
+        text='{"relevance":2}',
+        finish_reason="stop",
+        prompt_tokens=31,
+        completion_tokens=7,
+        tokens=[],
+        fingerprint="vllm-0.32",
+        cached_tokens=16,
+    )
+
+
+def test_what_a_server_leaves_out_is_nothing() -> None:
+    bare = completion(message={"content": None}, usage={}, system_fingerprint=None)
+    assert (bare.text, bare.prompt_tokens, bare.completion_tokens) == ("", 0, 0)
+    assert (bare.fingerprint, bare.cached_tokens, bare.refusal, bare.reasoning) == (None, None, None, None)
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_reasoning_is_found_by_either_of_its_names(name: str) -> None:
+    found = completion(message={"content": "", name: "Let me think.", "refusal": None})
+    assert (found.text, found.reasoning, found.refusal) == ("", "Let me think.", None)
+
+
+def test_a_refusal_is_kept_apart_from_the_text() -> None:
+    found = completion(message={"content": None, "refusal": "I will not."})
+    assert (found.text, found.refusal, found.reasoning) == ("", "I will not.", None)
+
+
+def test_a_reply_without_a_choice_is_broken_and_more_cached_than_prompt_tokens_are_malformed() -> None:
+    with pytest.raises(Transient) as caught:
+        completion(choices=[])
+    assert caught.value.most_tries is not None
+    with pytest.raises(Malformed):
+        completion(usage=USAGE | {"prompt_tokens": 15})
+    assert completion(usage=USAGE | {"prompt_tokens": 16}).cached_tokens == 16

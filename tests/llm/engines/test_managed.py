@@ -1,0 +1,262 @@
+"""Starting and stopping a server: a script stands for `vllm serve`, and has a child of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.sample_runs import SAMPLE
+from touche_llm.config import Config
+from touche_llm.errors import EngineError, UsageError
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.engines import managed as serving
+from touche_llm.llm.engines import vllm_process
+from touche_llm.llm.engines.base import EngineFacts
+from touche_llm.llm.engines.managed import serve
+from touche_llm.llm.engines.vllm_common import start_options
+from touche_llm.pipeline.engines import open_model, remember
+
+SERVER = """#!{python}
+import http.server, json, os, pathlib, signal, subprocess, sys
+here = pathlib.Path(__file__).parent
+behaviour = (here / "behaviour").read_text()
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+flags = dict(each[2:].split("=", 1) for each in sys.argv[3:] if "=" in each)
+switches = [each for each in sys.argv[3:] if "=" not in each]
+seen = {{"pids": [os.getpid(), child.pid], "guard": os.getppid(), "command": sys.argv[1:3]}}
+seen["session"] = os.getsid(os.getppid())
+seen |= {{"flags": flags, "switches": switches, "alive": os.environ["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"]}}
+(here / "half").write_text(json.dumps(seen))
+(here / "half").replace(here / "seen")
+print("loading", flush=True)
+if behaviour == "fails":
+    sys.exit("ValueError: not enough memory")
+if behaviour == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(503 if behaviour == "slow" else 200)
+        self.end_headers()
+http.server.HTTPServer((flags["host"], int(flags["port"])), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "vllm").write_text(SERVER.format(python=sys.executable))
+    (folder / "vllm").chmod(0o755)
+    (folder / "behaviour").write_text("serves")
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr(serving, "_ASK_EVERY", 0.05)
+    monkeypatch.setattr(vllm_process, "_STOP_SECONDS", 0.3)
+    return folder
+
+
+def seen(place: Path) -> dict[str, Any]:
+    found: dict[str, Any] = orjson.loads((place / "seen").read_bytes())
+    return found
+
+
+def gone(place: Path) -> bool:
+    """Whether server and child have ended, within ten seconds."""
+    return all(ended(pid) for pid in seen(place)["pids"])
+
+
+def ended(pid: int) -> bool:
+    """Whether a process ends within ten seconds; one that its new parent has not buried yet has ended."""
+    for _ in range(500):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.02)
+    return False
+
+
+async def test_the_server_gets_its_options_and_leaves_nothing_behind(place: Path, tmp_path: Path) -> None:
+    options = {"enforce_eager": True, "enable_prefix_caching": False, "dtype": "float32", "seed": None}
+    async with serve(tmp_path / "tiny", options, tmp_path / "logs" / "server.log", context=512) as url:
+        assert url.startswith("http://127.0.0.1:")
+        found = seen(place)
+    flags = found["flags"]
+    assert isinstance(flags, dict)
+    assert found["command"] == ["serve", str(tmp_path / "tiny")]
+    assert found["switches"] == [
+        "--disable-uvicorn-access-log",
+        "--enable-prompt-tokens-details",
+        "--enforce-eager",
+        "--no-enable-prefix-caching",
+    ]
+    assert orjson.loads(flags.pop("structured-outputs-config")) == {
+        "backend": "xgrammar",
+        "disable_any_whitespace": True,
+    }
+    assert flags.pop("port") == url.rpartition(":")[2]
+    assert flags == {"served-model-name": "tiny", "host": "127.0.0.1", "max-model-len": "512", "dtype": "float32"}
+    assert found["alive"] == "120"
+    # Ctrl-C of the terminal is for the program, which ends the server in its order.
+    assert found["session"] == found["guard"]
+    assert "loading" in (tmp_path / "logs" / "server.log").read_text()
+    assert gone(place)
+
+
+async def test_a_server_that_ends_at_once_gives_the_end_of_its_log(place: Path, tmp_path: Path) -> None:
+    (place / "behaviour").write_text("fails")
+    with pytest.raises(EngineError, match=r"(?s)ended with code 1 .*server.log:.*not enough memory"):
+        async with serve(tmp_path / "tiny", {}, tmp_path / "server.log"):
+            pass
+    assert gone(place)
+
+
+async def test_a_log_is_appended_to_and_an_error_shows_only_what_is_new(place: Path, tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("notes of somebody else\n")
+    (place / "behaviour").write_text("fails")
+    with pytest.raises(EngineError) as caught:
+        async with serve(tmp_path / "tiny", {}, log):
+            pass
+    assert log.read_text().startswith("notes of somebody else\n") and "not enough memory" in log.read_text()
+    assert "not enough memory" in str(caught.value) and "somebody else" not in str(caught.value)
+
+
+@pytest.mark.slow
+async def test_a_server_that_is_never_ready_is_given_up_and_ended(place: Path, tmp_path: Path) -> None:
+    (place / "behaviour").write_text("slow")
+    with pytest.raises(EngineError, match=r"did not start within 1 s"):
+        async with serve(tmp_path / "tiny", {}, tmp_path / "server.log", ready_within=1):
+            pass
+    assert gone(place)
+
+
+@pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError])
+async def test_an_error_ends_the_server_even_one_that_ignores_sigterm(
+    error: type[BaseException], place: Path, tmp_path: Path
+) -> None:
+    (place / "behaviour").write_text("deaf")
+    with pytest.raises(error):
+        async with serve(tmp_path / "tiny", {}, tmp_path / "server.log"):
+            raise error
+    assert gone(place)
+
+
+def test_an_interrupt_ends_the_server(place: Path, tmp_path: Path) -> None:
+    async def work() -> None:
+        async with serve(tmp_path / "tiny", {}, tmp_path / "server.log"):
+            asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), signal.SIGINT)
+            await asyncio.sleep(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(work())
+    assert gone(place)
+
+
+@pytest.fixture
+def program(place: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A run with a server of its own, which has started and is not ready yet."""
+    (place / "behaviour").write_text("slow")
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text("{}")
+    files = ["--topics", SAMPLE / "topics.xml", "--corpus", SAMPLE / "passages.jsonl", "--out", tmp_path / "out"]
+    engine = ["--engine", "managed", "--model", tmp_path / "tiny"]
+    command = [sys.executable, "-m", "touche_llm", "run", *map(str, [*files, *engine])]
+    folder = Path(__file__).parents[3]
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE) as process:
+        while not (place / "seen").exists():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        yield process
+        process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_that_ends_the_program_ends_its_server(
+    ending: signal.Signals, program: subprocess.Popen[bytes], place: Path
+) -> None:
+    program.send_signal(ending)
+    _, errors = program.communicate()
+    assert program.returncode == (-ending if ending == signal.SIGKILL else 130)
+    assert (b"interrupted; every answer so far is in" in errors) == (ending != signal.SIGKILL)
+    assert b"Traceback" not in errors
+    assert gone(place)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_that_ends_the_guard_ends_server_and_program(
+    ending: signal.Signals, program: subprocess.Popen[bytes], place: Path
+) -> None:
+    server = seen(place)
+    os.kill(server["guard"], ending)
+    _, errors = program.communicate()
+    assert program.returncode == 1
+    assert b"before it was ready" in errors
+    assert ended(server["pids"][0])
+    # vLLM ends its own children; where the guard can still act, nothing depends on that.
+    if ending != signal.SIGKILL:
+        assert gone(place)
+    else:
+        os.kill(server["pids"][1], signal.SIGKILL)
+
+
+async def test_without_vllm_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EngineError, match="pip install"):
+        async with serve(tmp_path / "tiny", {}, tmp_path / "server.log"):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("variable", "given", "eager"),
+    [("1", {}, True), ("1", {"enforce_eager": False}, False), ("0", {}, None), ("0", {"enforce_eager": True}, True)],
+)
+def test_compilation_that_the_environment_switches_off_is_switched_off_in_vllm(
+    monkeypatch: pytest.MonkeyPatch, variable: str, given: dict[str, Any], eager: bool | None
+) -> None:
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", variable)
+    assert start_options(given).get("enforce_eager") is eager
+
+
+def managed(folder: Path, model: str | None, mode: CacheMode = CacheMode.REUSE) -> Config:
+    return Config.model_validate(
+        {
+            "task": "comparative",
+            "topics": "topics.xml",
+            "index": "index",
+            "weights": {"relevance": 1.0},
+            "engine": {"name": "managed", "model": model},
+            "cache": {"file": folder / "answers.sqlite", "mode": mode},
+        }
+    )
+
+
+async def test_a_managed_engine_without_the_folder_of_a_model_starts_nothing(place: Path, tmp_path: Path) -> None:
+    for model in (None, str(tmp_path / "nowhere"), str(place)):
+        with pytest.raises(UsageError, match="--model"):
+            async with open_model(managed(tmp_path, model)):
+                pass
+    assert not (place / "seen").exists()
+
+
+@pytest.mark.parametrize("model", ["tiny", "models/tiny", "models/tiny/", None])
+async def test_replay_takes_the_folder_or_the_name(model: str | None, tmp_path: Path) -> None:
+    facts = EngineFacts(model="tiny", revision="", context=512, overhead=30, engine="vllm 0.32.0")
+    with Cache(tmp_path / "answers.sqlite") as cache:
+        remember(facts, cache)
+    async with open_model(managed(tmp_path, model, CacheMode.REPLAY)) as opened:
+        assert opened.facts == facts

@@ -1,0 +1,542 @@
+"""The client against a real HTTP server that misbehaves: every answer ends in a retry or in a typed failure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from tests.fake_server import (
+    GOOD,
+    Behaviour,
+    FakeServer,
+    answers_as,
+    breaks_off,
+    closes,
+    good,
+    half_json,
+    hangs,
+    reply,
+    says,
+    status,
+)
+from touche_llm.data import transport
+from touche_llm.errors import EngineError
+from touche_llm.llm.answers import Answer, Unanswered, schema_of
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.cache_file import Entry
+from touche_llm.llm.engines.base import Transient
+from touche_llm.llm.engines.server import VllmServer
+from touche_llm.llm.model import Answered, LanguageModel
+from touche_llm.llm.request import Message, Origin, Request, Sampling
+from touche_llm.tasks.comparative import ComparativeJudgment
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "_FIRST_WAIT", 0.01)
+
+
+@asynccontextmanager
+async def model_of(
+    server: FakeServer, path: Path, *, request_timeout: float = 5.0, retry_for: float = 5.0, **options: Any
+) -> AsyncIterator[LanguageModel]:
+    async with VllmServer(
+        server.url, concurrency=8, request_timeout=request_timeout, chat_template_kwargs={"enable_thinking": False}
+    ) as engine:
+        facts = await engine.connect(None, "", 20)
+        with Cache(path / "answers.sqlite", options.get("mode", CacheMode.REUSE)) as cache:
+            retry = options.get("retry_failures", False)
+            yield LanguageModel(facts=facts, engine=engine, cache=cache, retry_for=retry_for, retry_failures=retry)
+
+
+def question(text: str = "A question.") -> Request:
+    return Request(
+        messages=(Message("system", "Judge."), Message("user", text)),
+        schema=schema_of(ComparativeJudgment),
+        sampling=Sampling(max_tokens=64),
+        model="fake",
+        revision="",
+        chat_template_kwargs={"enable_thinking": False},
+        origin=Origin("comparative/judge", 1, "0" * 12, "1", "d"),
+    )
+
+
+async def ask(server: FakeServer, path: Path, **options: Any) -> tuple[Answered[Any] | Unanswered, LanguageModel]:
+    async with server.running(), model_of(server, path, **options) as model:
+        return await model.ask(question(), ComparativeJudgment), model
+
+
+async def test_the_request_carries_all_that_the_answer_depends_on(tmp_path: Path) -> None:
+    server = FakeServer()
+    result, _ = await ask(server, tmp_path)
+    assert isinstance(result, Answered)
+    (body,) = server.asked
+    assert body["structured_outputs"] == {"json": schema_of(ComparativeJudgment)}
+    assert (body["temperature"], body["seed"], body["max_tokens"]) == (0.0, 0, 64)
+    assert body["chat_template_kwargs"] == {"enable_thinking": False}
+    assert (body["logprobs"], body["top_logprobs"]) == (True, 20)
+    assert not {"guided_json", "response_format"} & set(body)
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [status(500), status(503), status(429), status(429, **{"Retry-After": "0"}), closes, breaks_off, half_json],
+)
+async def test_a_failure_that_passes_is_retried_until_it_does(behaviour: Behaviour, tmp_path: Path) -> None:
+    server = FakeServer([behaviour, behaviour])
+    result, model = await ask(server, tmp_path)
+    assert isinstance(result, Answered)
+    assert result.sample == 0
+    assert (len(server.asked), model.counts.retries, model.counts.failures) == (3, 2, 0)
+
+
+@pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("0", 0.0), ("soon", None), ("-3", None), (None, None)])
+async def test_the_wait_that_a_server_asks_for_is_read_from_its_header(
+    header: str | None, seconds: float | None
+) -> None:
+    server = FakeServer(rest=status(429, **({} if header is None else {"Retry-After": header})))
+    async with server.running():
+        async with VllmServer(server.url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
+            with pytest.raises(Transient) as caught:
+                await engine.complete(question())
+    assert caught.value.retry_after == seconds
+
+
+async def test_a_request_that_hangs_is_given_up_and_retried(tmp_path: Path) -> None:
+    result, model = await ask(FakeServer([hangs]), tmp_path, request_timeout=0.3)
+    assert isinstance(result, Answered)
+    assert model.counts.retries == 1
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "kind", "reason"),
+    [
+        (status(500), "server_error", "HTTP 500: status 500"),
+        (status(429), "server_error", "HTTP 429"),
+        (hangs, "timeout", "no answer within 0.2 s"),
+        (closes, "server_error", "the connection broke"),
+        (breaks_off, "server_error", "the connection broke"),
+        (half_json, "server_error", "another form"),
+        (says("", finish_reason="abort"), "server_error", "'abort'"),
+    ],
+)
+async def test_a_failure_that_lasts_is_typed_and_not_cached(
+    behaviour: Behaviour, kind: str, reason: str, tmp_path: Path
+) -> None:
+    result, model = await ask(FakeServer(rest=behaviour), tmp_path, request_timeout=0.2, retry_for=0.1)
+    assert isinstance(result, Unanswered)
+    assert [attempt.kind for attempt in result.attempts] == [kind]
+    assert reason in result.attempts[0].reason
+    assert model.counts.failures == 1
+    with Cache(tmp_path / "answers.sqlite") as cache:
+        assert not list(cache.entries())
+
+
+# How the alternatives of the relevance begin: what they hold is read later than the rest, and only there.
+_OF_RELEVANCE = b'"top_logprobs":[{"token":"0"'
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"logprob":-0.1', b'"logprob":NaN'),
+        (b'"bytes":[123]', b'"bytes":[999]'),
+        (b'"prompt_tokens":10', b'"prompt_tokens":9007199254740992'),
+        (b'"prompt_tokens":10', b'"prompt_tokens":-1'),
+        (_OF_RELEVANCE, _OF_RELEVANCE.replace(b'"0"', b"0")),
+        (_OF_RELEVANCE, _OF_RELEVANCE.replace(b'"0"', b'"\xff"')),
+        (_OF_RELEVANCE, b'"top_logprobs":["0",{"token":"0"'),
+        (_OF_RELEVANCE, b'"top_logprobs":' + b"[" * 100_000 + b'{"token":"0"'),
+        (_OF_RELEVANCE + b',"logprob":-0.1', _OF_RELEVANCE + b',"logprob":-1e999'),
+    ],
+)
+async def test_a_reply_with_impossible_parts_is_tried_three_times_and_typed(
+    old: bytes, new: bytes, tmp_path: Path
+) -> None:
+    async def impossible(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        sent = (await good(request, body)).body  # type: ignore[attr-defined]
+        assert old in sent
+        return web.Response(body=sent.replace(old, new), content_type="application/json")
+
+    server = FakeServer(rest=impossible)
+    result, _ = await ask(server, tmp_path)
+    assert isinstance(result, Unanswered)
+    assert [attempt.kind for attempt in result.attempts] == ["server_error"]
+    assert "another form" in result.attempts[0].reason
+    assert len(server.asked) == 3
+
+
+def cached(tokens: Any) -> dict[str, Any]:
+    return {"prompt_tokens_details": {"cached_tokens": tokens}}
+
+
+@pytest.mark.parametrize(
+    ("usage", "counted"),
+    [
+        ({}, (0, 0)),
+        ({"prompt_tokens_details": None}, (0, 0)),
+        ({"prompt_tokens_details": {}}, (0, 0)),
+        (cached(None), (0, 0)),
+        (cached(0), (0, 1)),
+        (cached(10), (10, 1)),
+    ],
+)
+async def test_what_the_prefix_cache_saved_is_counted_where_the_server_tells_and_is_no_part_of_the_answer(
+    usage: dict[str, Any], counted: tuple[int, int], tmp_path: Path
+) -> None:
+    result, model = await ask(FakeServer(rest=says(GOOD, usage=usage)), tmp_path)
+    assert isinstance(result, Answered)
+    assert (model.counts.prefix_cached_tokens, model.counts.prefix_told) == counted
+    assert model.counts.prompt_tokens == 10
+    silent, _ = await ask(FakeServer(rest=says(GOOD)), tmp_path / "silent")
+    assert result == silent
+
+
+async def test_the_prefix_cache_saves_also_on_answers_that_cannot_be_used(tmp_path: Path) -> None:
+    server = FakeServer([says("", usage=cached(4)), says(GOOD, usage=cached(8))])
+    _, model = await ask(server, tmp_path)
+    assert (model.counts.prefix_cached_tokens, model.counts.prefix_told, model.counts.prompt_tokens) == (12, 2, 20)
+    _, again = await ask(server, tmp_path)
+    assert (again.counts.cache_hits, again.counts.prefix_cached_tokens, again.counts.prefix_told) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("usage", [*map(cached, [-1, 11, 2**63, "7", 7.0, True, [7]]), {"prompt_tokens_details": 7}])
+async def test_an_impossible_number_of_cached_tokens_is_a_broken_reply(usage: dict[str, Any], tmp_path: Path) -> None:
+    server = FakeServer(rest=says(GOOD, usage=usage))
+    result, model = await ask(server, tmp_path)
+    assert isinstance(result, Unanswered)
+    assert [attempt.kind for attempt in result.attempts] == ["server_error"]
+    assert "another form" in result.attempts[0].reason
+    assert (len(server.asked), model.counts.prefix_told) == (3, 0)
+
+
+async def test_a_rejected_request_is_not_sent_again(tmp_path: Path) -> None:
+    server = FakeServer(rest=status(400))
+    result, model = await ask(server, tmp_path)
+    assert isinstance(result, Unanswered)
+    assert (result.attempts[0].kind, result.attempts[0].reason) == (
+        "server_error",
+        "HTTP 400 from /v1/chat/completions: status 400",
+    )
+    assert (len(server.asked), model.counts.retries) == (1, 0)
+
+
+UNUSABLE = [
+    (says("I think it is relevant."), "not_json"),
+    (says('{"relevance":NaN,"quality":1,"stance":"FIRST"}'), "not_json"),
+    (says('{"relevance":2,"quality":-Infinity,"stance":"FIRST"}'), "not_json"),
+    (says('{"relevance":2,"qual'), "not_json"),
+    (says(""), "not_json"),
+    (says(None), "not_json"),
+    (says(None, reasoning="Let me think about it"), "not_json"),
+    (says("", reasoning_content="Let me think about it"), "not_json"),
+    (says('{"relevance":4,"quality":1,"stance":"FIRST"}'), "outside_schema"),
+    (says('{"relevance":2,"quality":1,"stance":"MAYBE"}'), "outside_schema"),
+    (says('{"relevance":2,"quality":1}'), "outside_schema"),
+    (says('{"relevance":2,"quality":1,"stance":"NO","why":"…"}'), "outside_schema"),
+    (says('{"relevance":2,"relevance":1,"quality":1,"stance":"NO"}'), "outside_schema"),
+    (says('{"relevance":2,"quality":1,"sta', finish_reason="length"), "cut_off"),
+    (says(GOOD, finish_reason="length"), "cut_off"),
+    (says(GOOD, refusal="I cannot judge this."), "refused"),
+    (says("", finish_reason="content_filter"), "refused"),
+]
+
+
+@pytest.mark.parametrize(("behaviour", "kind"), UNUSABLE)
+async def test_an_unusable_answer_is_asked_for_twice_more_and_then_typed(
+    behaviour: Behaviour, kind: str, tmp_path: Path
+) -> None:
+    server = FakeServer(rest=behaviour)
+    result, model = await ask(server, tmp_path)
+    assert isinstance(result, Unanswered)
+    assert [(attempt.sample, attempt.kind) for attempt in result.attempts] == [(0, kind), (1, kind), (2, kind)]
+    assert [body["seed"] for body in server.asked] == [0, 1, 2]
+    assert [body["temperature"] > 0 for body in server.asked] == [False, True, True]
+    assert (model.counts.asked_again, model.counts.failures) == (2, 1)
+
+
+@pytest.mark.parametrize(("behaviour", "kind"), UNUSABLE)
+async def test_the_second_sample_counts_when_it_is_usable_and_is_found_again(
+    behaviour: Behaviour, kind: str, tmp_path: Path
+) -> None:
+    first, model = await ask(FakeServer([behaviour]), tmp_path)
+    assert isinstance(first, Answered)
+    assert (first.sample, model.counts.failures) == (1, 0)
+    server = FakeServer(rest=behaviour)
+    again, model = await ask(server, tmp_path)
+    assert again == first
+    assert (server.asked, model.counts.cache_hits) == ([], 1)
+
+
+def grade_token(logprob: float, *alternatives: tuple[str, float]) -> Behaviour:
+    """Answer with these log-probabilities at the grade of the relevance."""
+
+    async def behave(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
+        sent = orjson.loads(reply(GOOD).body)  # type: ignore[arg-type]
+        token = sent["choices"][0]["logprobs"]["content"][GOOD.index("2")]
+        token["logprob"] = logprob
+        token["top_logprobs"] = [{"token": name, "logprob": value} for name, value in alternatives]
+        return web.json_response(sent)
+
+    return behave
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        grade_token(5.04, ("2", 5.04), ("1", -0.1)),
+        grade_token(-0.1, ("2", -0.1), ("1", 0.02)),
+        grade_token(800.0, ("2", 800.0)),
+        grade_token(-0.1, ("2", -0.1), ("1", -0.1)),
+        grade_token(-0.1, *[("2", -5.0)] * 154),
+        grade_token(-0.5, ("1", -0.5)),
+        grade_token(5.04),
+    ],
+)
+async def test_impossible_log_probabilities_are_a_failure_and_no_grade(behaviour: Behaviour, tmp_path: Path) -> None:
+    result, model = await ask(FakeServer(rest=behaviour), tmp_path)
+    assert isinstance(result, Unanswered)
+    assert [(attempt.sample, attempt.kind) for attempt in result.attempts] == [
+        (number, "impossible_logprobs") for number in range(3)
+    ]
+    assert {attempt.text for attempt in result.attempts} == {GOOD}
+    assert (model.counts.prompt_tokens, model.counts.failures) == (30, 1)
+    with Cache(tmp_path / "answers.sqlite") as cache:
+        assert not cache.find("answer")
+
+
+def without_logprobs(alternatives: bool) -> Behaviour:
+    """Answer well, without log-probabilities, or only without the alternatives."""
+
+    async def behave(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        sent = orjson.loads((await good(request, body)).body)  # type: ignore[attr-defined]
+        choice = sent["choices"][0]
+        if alternatives:
+            for token in choice["logprobs"]["content"]:
+                token["top_logprobs"] = []
+        else:
+            choice["logprobs"] = None
+        return web.json_response(sent)
+
+    return behave
+
+
+@pytest.mark.parametrize("alternatives", [False, True])
+async def test_an_answer_without_the_log_probabilities_requested_is_requested_again(
+    alternatives: bool, tmp_path: Path
+) -> None:
+    behaviour = without_logprobs(alternatives)
+    result, model = await ask(FakeServer([behaviour, behaviour]), tmp_path / "one")
+    assert isinstance(result, Answered) and result.answer.tokens
+    assert (model.counts.retries, model.counts.failures) == (2, 0)
+    result, model = await ask(FakeServer(rest=behaviour), tmp_path / "two")
+    assert isinstance(result, Unanswered)
+    assert [(attempt.sample, attempt.kind) for attempt in result.attempts] == [(0, "server_error")]
+    assert "--no-logprobs" in result.attempts[0].reason
+    with Cache(tmp_path / "two" / "answers.sqlite") as cache:
+        assert not [*cache.find("answer"), *cache.find("unusable")]
+    # The same request, where the server is as it should be again.
+    result, _ = await ask(FakeServer(), tmp_path / "two")
+    assert isinstance(result, Answered) and result.answer.tokens
+
+
+async def test_an_answer_stored_without_tokens_stays_readable(tmp_path: Path) -> None:
+    value = {"text": GOOD, "finish_reason": "stop", "tokens": [], "prompt_tokens": 10, "completion_tokens": 9}
+    entry = Entry(key=question().key, kind="answer", model="fake", value=value)
+    with Cache(tmp_path / "answers.sqlite") as cache:
+        cache.put(entry, Answer)
+    server = FakeServer()
+    result, model = await ask(server, tmp_path)
+    assert isinstance(result, Answered) and result.answer.tokens == []
+    assert (server.asked, model.counts.cache_hits) == ([], 1)
+
+
+async def test_a_server_that_sends_logits_for_log_probabilities_is_refused_at_once() -> None:
+    async def logits(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        sent = (await good(request, body)).body  # type: ignore[attr-defined]
+        return web.Response(body=sent.replace(b'"logprob":-0.1', b'"logprob":17.5'), content_type="application/json")
+
+    with pytest.raises(EngineError, match="--logprobs-mode"):
+        await connect(FakeServer(probe=logits))
+
+
+async def test_log_probabilities_that_rounding_raised_are_taken(tmp_path: Path) -> None:
+    behaviour = grade_token(0.003, ("2", 0.003), ("1", -5.2))
+    result, _ = await ask(FakeServer(rest=behaviour), tmp_path)
+    assert isinstance(result, Answered)
+    assert result.answer.tokens[0].top == [("2", 0.0), ("1", -5.2)]
+
+
+async def test_the_failure_keeps_what_came_back_but_not_endlessly(tmp_path: Path) -> None:
+    result, _ = await ask(FakeServer(rest=says("word " * 1_000)), tmp_path)
+    assert isinstance(result, Unanswered)
+    assert result.attempts[0].text == ("word " * 1_000)[:2000]
+
+
+async def test_a_reply_without_end_is_cut_off_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("touche_llm.llm.engines.server._MAX_BODY", 5000)
+    result, _ = await ask(FakeServer(rest=says("x" * 10_000)), tmp_path, retry_for=0.0)
+    assert isinstance(result, Unanswered)
+    assert "more than 5,000 bytes" in result.attempts[0].reason
+
+
+async def test_equal_requests_under_way_are_sent_once(tmp_path: Path) -> None:
+    async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        await asyncio.sleep(0.1)
+        return await good(request, body)
+
+    server = FakeServer(rest=slow)
+    async with server.running(), model_of(server, tmp_path) as model:
+        results = await asyncio.gather(*(model.ask(question(), ComparativeJudgment) for _ in range(5)))
+    assert len(server.asked) == 1
+    assert all(result == results[0] for result in results)
+
+
+async def test_a_server_that_is_gone_stops_the_run_with_what_to_do(tmp_path: Path) -> None:
+    server = FakeServer()
+    async with server.running():
+        async with VllmServer(server.url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
+            facts = await engine.connect("fake", "", 20)
+    with Cache(tmp_path / "answers.sqlite") as cache:
+        async with VllmServer(server.url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
+            model = LanguageModel(facts=facts, engine=engine, cache=cache, retry_for=0.1)
+            with pytest.raises(EngineError, match=r"not been reachable for 0.1 s .* go on with the same command"):
+                await model.ask(question(), ComparativeJudgment)
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("broken", [False, True])
+async def test_a_redirect_is_not_followed_and_ends_the_run(code: int, broken: bool, tmp_path: Path) -> None:
+    other, server = FakeServer(), FakeServer()
+    async with other.running(), server.running(), model_of(server, tmp_path) as model:
+        server.rest = status(code, Location="http://[" if broken else f"{other.url}/v1/chat/completions")
+        with pytest.raises(EngineError, match="redirect"):
+            await model.ask(question(), ComparativeJudgment)
+    assert (len(server.asked), other.asked) == (1, [])
+
+
+async def test_a_redirect_at_the_start_up_check_is_an_error_that_says_so() -> None:
+    with pytest.raises(EngineError, match="redirect"):
+        await connect(FakeServer(probe=status(307, Location="http://[")))
+
+
+@pytest.mark.parametrize("before", ["fake", "alias-of-fake"])
+async def test_another_model_that_answers_ends_the_run_and_is_not_stored(before: str, tmp_path: Path) -> None:
+    server = FakeServer([answers_as(before), answers_as(None)], rest=answers_as("other"), probe=answers_as(before))
+    async with server.running(), model_of(server, tmp_path) as model:
+        taken = [await model.ask(question(text), ComparativeJudgment) for text in ("a", "b")]
+        with pytest.raises(EngineError) as raised:
+            await model.ask(question("c"), ComparativeJudgment)
+        assert [entry.key for entry in model.cache.find("answer")] == sorted(question(text).key for text in ("a", "b"))
+    assert all(isinstance(each, Answered) for each in taken)
+    assert "'other'" in str(raised.value) and repr(before) in str(raised.value)
+
+
+async def connect(server: FakeServer, model: str | None = None, top_logprobs: int = 20) -> Any:
+    async with server.running():
+        async with VllmServer(server.url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
+            return await engine.connect(model, "r1", top_logprobs)
+
+
+async def test_facts_come_from_the_server() -> None:
+    facts = await connect(FakeServer())
+    assert (facts.model, facts.revision, facts.context, facts.overhead) == ("fake", "r1", 8192, 10)
+    assert facts.engine == "vllm 0.0-fake"
+
+
+@pytest.mark.parametrize(
+    ("server", "model", "message"),
+    [
+        (FakeServer(probe=says("Hello! How can I help?")), None, "does not enforce JSON schemas"),
+        (FakeServer(probe=says('{"word": "hello"}')), None, "does not enforce JSON schemas"),
+        (FakeServer(probe=says("", reasoning="hm")), None, "switch thinking off"),
+        (FakeServer(probe=status(400)), None, "refused the start-up check: HTTP 400"),
+        (FakeServer(probe=status(401)), None, "VLLM_API_KEY"),
+        (FakeServer(probe=closes), None, "is the vLLM server running there"),
+        (FakeServer(), "other", "serves fake, not 'other'"),
+        (FakeServer(models=[{"id": "a"}, {"id": "b"}]), None, "choose one with --model"),
+        (FakeServer(models=[{"id": "a"}]), None, "does not tell the context length"),
+        (FakeServer(models=[]), None, "serves no model"),
+    ],
+)
+async def test_a_server_that_cannot_do_the_work_is_told_before_any_work(
+    server: FakeServer, model: str | None, message: str
+) -> None:
+    with pytest.raises(EngineError, match=message):
+        await connect(server, model)
+
+
+async def test_a_server_without_log_probabilities_is_refused_unless_they_are_not_wanted() -> None:
+    async def silent(_: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        word = body["structured_outputs"]["json"]["properties"]["word"]["enum"][0]
+        return web.json_response(
+            {"choices": [{"message": {"content": f'{{"word":"{word}"}}'}, "finish_reason": "stop", "logprobs": None}]}
+        )
+
+    with pytest.raises(EngineError, match="sends no log-probabilities.*--no-logprobs"):
+        await connect(FakeServer(probe=silent))
+    assert (await connect(FakeServer(probe=silent), top_logprobs=0)).model == "fake"
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://127.0.0.1:1/v1/", "127.0.0.1:8000", "http://"])
+async def test_an_address_where_nothing_is_gives_one_line(url: str) -> None:
+    async with VllmServer(url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
+        with pytest.raises(EngineError, match="is the vLLM server running there|not a URL"):
+            await engine.connect(None, "", 20)
+
+
+async def test_the_key_comes_from_the_environment_and_goes_into_the_header_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[str | None] = []
+
+    async def look(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+        seen.append(request.headers.get("Authorization"))
+        return reply(GOOD)
+
+    monkeypatch.setenv("VLLM_API_KEY", "s3cret")
+    await ask(FakeServer(rest=look), tmp_path)
+    assert seen == ["Bearer s3cret"]
+    assert b"s3cret" not in (tmp_path / "answers.sqlite").read_bytes()
+
+
+PAGE = "\n<!DOCTYPE html>\n<html><head><style>p {}</style><title>nginx &amp; more</title></head>" + "<p>Hello</p>" * 500
+
+
+@pytest.mark.parametrize("code", [200, 404, 405, 500])
+async def test_a_web_page_is_named_by_its_title_and_what_was_expected_is_said(code: int) -> None:
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(text=PAGE, content_type="text/html", status=code)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", page)
+    async with TestServer(app) as server:
+        url = str(server.make_url("")).rstrip("/")
+        async with VllmServer(url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
+            with pytest.raises(EngineError) as caught:
+                await engine.connect(None, "", 20)
+    message = str(caught.value)
+    assert message.startswith(f"{url}: ") and "a web page ('nginx & more')" in message
+    assert "--base-url" in message and "<" not in message and len(message) < 300
+
+
+async def test_a_reply_of_any_other_form_is_quoted_in_bounds() -> None:
+    async def text(_: web.Request) -> web.Response:
+        return web.Response(text="\x1b[2Jno " * 10_000, status=404)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", text)
+    async with TestServer(app) as server:
+        url = str(server.make_url("")).rstrip("/")
+        async with VllmServer(url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
+            with pytest.raises(EngineError) as caught:
+                await engine.connect(None, "", 20)
+    assert len(str(caught.value)) < 600 and "\x1b" not in str(caught.value)

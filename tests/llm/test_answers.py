@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import Field
+
+from touche_llm.data.records import Topic
+from touche_llm.data.topics import read_topics
+from touche_llm.llm.answers import AnswerModel, Unusable, labels_of, parse, schema_of
+from touche_llm.tasks.comparative import ComparativeJudgment, _Objects, objects_answer
+
+REAL = Path(__file__).parents[3] / "shared" / "data" / "comparative" / "topics.xml"
+GOOD = {"relevance": 3, "quality": 0, "stance": "NO"}
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def assert_answer_or_typed_failure(text: str) -> None:
+    try:
+        value = parse(text, ComparativeJudgment)
+    except Unusable as unusable:
+        assert unusable.kind in ("not_json", "outside_schema")
+        assert unusable.reason
+    else:
+        assert set(value.model_dump()) == set(GOOD)
+
+
+@given(st.text())
+def test_any_text_gives_an_answer_or_a_typed_failure(text: str) -> None:
+    assert_answer_or_typed_failure(text)
+
+
+@given(JSON)
+def test_any_json_gives_an_answer_or_a_typed_failure(value: Any) -> None:
+    assert_answer_or_typed_failure(json.dumps(value))
+
+
+@given(st.sampled_from(["relevance", "quality", "stance"]), JSON)
+def test_a_changed_field_is_an_answer_only_if_it_is_a_label(field: str, value: Any) -> None:
+    labels = labels_of(ComparativeJudgment)[field]
+    allowed = any(type(value) is type(label) and value == label for label in labels)
+    try:
+        parse(json.dumps({**GOOD, field: value}), ComparativeJudgment)
+    except Unusable:
+        assert not allowed
+    else:
+        assert allowed
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"relevance":' + "9" * 10_000 + "}", "\ud800", "NaN", "\x00"])
+def test_hostile_text_is_not_json(text: str) -> None:
+    with pytest.raises(Unusable) as caught:
+        parse(text, ComparativeJudgment)
+    assert caught.value.kind in ("not_json", "outside_schema")
+
+
+def test_the_schema_closes_the_object_and_lists_the_labels() -> None:
+    assert schema_of(ComparativeJudgment) == {
+        "type": "object",
+        "properties": {
+            "relevance": {"enum": [0, 1, 2, 3]},
+            "quality": {"enum": [0, 1, 2, 3]},
+            "stance": {"enum": ["FIRST", "SECOND", "NEUTRAL", "NO"]},
+        },
+        "required": ["relevance", "quality", "stance"],
+        "additionalProperties": False,
+    }
+
+
+def test_a_field_that_not_every_backend_enforces_is_a_mistake_of_the_program() -> None:
+    class Free(AnswerModel):
+        text: str
+
+    class Mixed(AnswerModel):
+        flag: Literal[True, 1]
+
+    for model in (Free, Mixed):
+        with pytest.raises(TypeError, match="must be a Literal"):
+            schema_of(model)
+
+
+class Coded(AnswerModel):
+    kind: Literal["A", "B"]
+    code: Annotated[str, Field(pattern="^[a-c]{2}( [a-c]{2})*$")]
+
+
+def test_a_text_of_a_pattern_has_its_pattern_in_the_schema_and_no_labels() -> None:
+    assert schema_of(Coded) == {
+        "type": "object",
+        "properties": {"kind": {"enum": ["A", "B"]}, "code": {"type": "string", "pattern": "^[a-c]{2}( [a-c]{2})*$"}},
+        "required": ["kind", "code"],
+        "additionalProperties": False,
+    }
+    assert labels_of(Coded) == {"kind": ("A", "B")}
+
+
+def test_a_text_that_fits_its_pattern_is_taken_as_it_is() -> None:
+    assert parse('{"kind": "B", "code": "ab ca"}', Coded).model_dump() == {"kind": "B", "code": "ab ca"}
+    assert parse(r'{"kind": "B", "code": "\u0061b"}', Coded).code == "ab"
+
+
+# The end of the pattern is the end of the text: other readers of patterns allow a line feed there.
+@pytest.mark.parametrize(
+    "code", ["", "abc", "ab ", " ab", "AB", "ab\n", "ab\nca", "x\nab", "ab  ca", "ａb", 1, None, ["ab"]]
+)
+def test_a_text_that_does_not_fit_its_pattern_is_a_typed_failure(code: Any) -> None:
+    with pytest.raises(Unusable) as caught:
+        parse(json.dumps({"kind": "A", "code": code}), Coded)
+    assert caught.value.kind == "outside_schema"
+    assert caught.value.reason.startswith("code: ")
+
+
+@given(JSON)
+def test_any_value_of_a_pattern_gives_an_answer_or_a_typed_failure(value: Any) -> None:
+    try:
+        json.dumps(value, allow_nan=False)
+        expected = "outside_schema"
+    except ValueError:
+        expected = "not_json"
+    try:
+        found = parse(json.dumps({"kind": "A", "code": value}), Coded)
+    except Unusable as unusable:
+        assert unusable.kind == expected
+    else:
+        assert found.code == value
+
+
+def test_a_text_of_a_pattern_given_twice_is_no_answer() -> None:
+    with pytest.raises(Unusable) as caught:
+        parse('{"kind": "A", "code": "ab", "code": "ab"}', Coded)
+    assert caught.value.kind == "outside_schema"
+
+
+def test_a_text_without_a_pattern_or_another_type_with_one_is_a_mistake_of_the_program() -> None:
+    class Bounded(AnswerModel):
+        text: Annotated[str, Field(max_length=3)]
+
+    class Number(AnswerModel):
+        number: Annotated[int, Field(ge=0)]
+
+    for model in (Bounded, Number):
+        with pytest.raises(TypeError, match="must be a Literal of integers or strings, or have a pattern"):
+            schema_of(model)
+
+
+@pytest.mark.skipif(not REAL.exists(), reason=f"{REAL} is not there")
+def test_every_pair_of_objects_that_the_organisers_name_is_two_objects() -> None:
+    for topic in read_topics(REAL):
+        assert topic.objects is not None
+        _Objects(first=topic.objects[0], second=topic.objects[1])
+
+
+def test_the_two_objects_are_words_of_the_title_and_differ() -> None:
+    model = objects_answer(Topic("1", "Which is better, a steel knife or a ceramic knife?"))
+    assert "ceramic knife" in schema_of(model)["properties"]["first"]["enum"]
+    found = parse(orjson.dumps({"first": "steel", "second": "ceramic knife"}).decode(), model)
+    assert found.model_dump() == {"first": "steel", "second": "ceramic knife"}
+    for first, second in (("steel", "steel"), ("steel", "a steel knife"), ("Which is", "is"), ("steel", "bread")):
+        with pytest.raises(Unusable) as caught:
+            parse(orjson.dumps({"first": first, "second": second}).decode(), model)
+        assert caught.value.kind == "outside_schema"

@@ -1,0 +1,253 @@
+"""Label probabilities from recorded token lists: how tokenisers really split a constrained answer."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.scripted_engine import spell
+from touche_llm.data.records import Reading
+from touche_llm.llm.answers import Token, labels_of
+from touche_llm.llm.logprobs import expected_grade, label_tokens, most_probable, read_label
+from touche_llm.tasks.comparative import ComparativeJudgment
+
+LABELS = labels_of(ComparativeJudgment)
+# A token of the answer, or a token with the probabilities of its alternatives.
+Piece = str | tuple[str, Mapping[str, float]]
+
+
+def tokens_of(pieces: Sequence[Piece]) -> tuple[str, list[Token]]:
+    text = ""
+    tokens = []
+    for piece in pieces:
+        token, shares = (piece, {piece: 1.0}) if isinstance(piece, str) else piece
+        top = [(alternative, math.log(share)) for alternative, share in shares.items()]
+        tokens.append(Token(at=len(text.encode()), token=token, logprob=math.log(shares[token]), top=top))
+        text += token
+    return text, tokens
+
+
+def read(pieces: Sequence[Piece], field: str, answered: int | str) -> Reading:
+    text, tokens = tokens_of(pieces)
+    return read_label(text, tokens, field, LABELS[field], answered)
+
+
+def test_a_grade_of_one_token() -> None:
+    shares = {"2": 0.5, "1": 0.3, "0": 0.15, "3": 0.05}
+    reading = read(['{"relevance":', ("2", shares), ',"quality":', "1", ',"stance":"', "NO", '"}'], "relevance", 2)
+    assert reading.probabilities == pytest.approx({"0": 0.15, "1": 0.3, "2": 0.5, "3": 0.05})
+    assert reading.outside == pytest.approx(0.0, abs=1e-9)
+    assert expected_grade(reading) == pytest.approx(0.3 + 1.0 + 0.15)
+
+
+def test_what_is_on_no_label_is_outside_and_the_rest_is_renormalised() -> None:
+    shares = {"2": 0.4, "1": 0.4, "7": 0.1, "\n": 0.05}
+    reading = read(['{"relevance":', ("2", shares), ',"quality":1,"stance":"NO"}'], "relevance", 2)
+    assert reading.probabilities == pytest.approx({"0": 0.0, "1": 0.5, "2": 0.5, "3": 0.0})
+    # 0.1 on another number, 0.05 that the server did not show; white space may still be followed by any label.
+    assert reading.outside == pytest.approx(0.15)
+    assert reading.shared == pytest.approx(0.05)
+
+
+def test_a_grade_that_is_merged_with_what_stands_before_it() -> None:
+    shares = {":2": 0.6, ":3": 0.3, ": 1": 0.1}
+    reading = read(['{"relevance"', (":2", shares), ',"quality":1,"stance":"NO"}'], "relevance", 2)
+    assert reading.probabilities == pytest.approx({"0": 0.0, "1": 0.1, "2": 0.6, "3": 0.3})
+
+
+def test_a_grade_that_is_merged_with_what_stands_behind_it() -> None:
+    shares = {"2,": 0.7, "2": 0.1, "0,": 0.2}
+    reading = read(['{"relevance": ', ("2,", shares), '"quality":1,"stance":"NO"}'], "relevance", 2)
+    assert reading.probabilities == pytest.approx({"0": 0.2, "1": 0.0, "2": 0.8, "3": 0.0})
+
+
+def test_a_number_that_only_begins_like_a_grade_is_outside() -> None:
+    shares = {"2": 0.5, "25": 0.3, "2.": 0.1, "2-": 0.1}
+    reading = read(['{"relevance":', ("2", shares), ',"quality":1,"stance":"NO"}'], "relevance", 2)
+    assert reading.probabilities == pytest.approx({"0": 0.0, "1": 0.0, "2": 1.0, "3": 0.0})
+    assert reading.outside == pytest.approx(0.5)
+
+
+def test_two_tokens_of_one_text_add_up() -> None:
+    """A byte token and a character token can both read `1`."""
+    text = '{"relevance":2,"quality":1,"stance":"NO"}'
+    top = [("2", math.log(0.4)), ("1", math.log(0.3)), ("1", math.log(0.3))]
+    token = Token(at=13, token="2", logprob=math.log(0.4), top=top)
+    reading = read_label(text, [token], "relevance", LABELS["relevance"], 2)
+    assert reading.probabilities == pytest.approx({"0": 0.0, "1": 0.6, "2": 0.4, "3": 0.0})
+    assert most_probable(reading) == "1"
+
+
+def test_white_space_before_the_value() -> None:
+    shares = {" 2": 0.5, "2": 0.25, "  3": 0.25}
+    reading = read(['{"relevance":', (" 2", shares), ', "quality": 1, "stance": "NO"}'], "relevance", 2)
+    assert reading.probabilities == pytest.approx({"0": 0.0, "1": 0.0, "2": 0.75, "3": 0.25})
+
+
+def test_a_label_in_several_tokens_is_followed() -> None:
+    pieces: list[Piece] = [
+        '{"relevance":1,"quality":1,"stance":',
+        '"',
+        ("N", {"N": 0.6, "F": 0.3, "SE": 0.1}),
+        ("E", {"E": 0.75, "O": 0.25}),
+        "UTRAL",
+        '"}',
+    ]
+    reading = read(pieces, "stance", "NEUTRAL")
+    assert reading.probabilities == pytest.approx({"FIRST": 0.3, "SECOND": 0.1, "NEUTRAL": 0.45, "NO": 0.15})
+    assert reading.shared == 0.0
+
+
+def test_a_beginning_of_several_labels_that_was_not_written_is_split_evenly() -> None:
+    pieces: list[Piece] = ['{"relevance":1,"quality":1,"stance":"', ("FIRST", {"FIRST": 0.6, "N": 0.4}), '"}']
+    reading = read(pieces, "stance", "FIRST")
+    assert reading.probabilities == pytest.approx({"FIRST": 0.6, "SECOND": 0.0, "NEUTRAL": 0.2, "NO": 0.2})
+    assert reading.shared == pytest.approx(0.4)
+
+
+def test_the_quote_may_be_merged_with_the_label() -> None:
+    pieces: list[Piece] = ['{"relevance":1,"quality":1,"stance":', ('"NO', {'"NO': 0.5, '"': 0.3, '"F': 0.2}), '"}']
+    reading = read(pieces, "stance", "NO")
+    # `"` alone may become any of the four and says nothing.
+    assert reading.probabilities == pytest.approx({"FIRST": 2 / 7, "SECOND": 0.0, "NEUTRAL": 0.0, "NO": 5 / 7})
+    assert reading.shared == pytest.approx(0.3)
+    assert reading.outside == pytest.approx(0.0, abs=1e-9)
+
+
+def test_each_field_is_read_at_its_own_place() -> None:
+    text, tokens = spell({"relevance": {0: 0.9, 3: 0.1}, "quality": {3: 0.8, 0: 0.2}, "stance": {"NO": 1.0}})
+    assert expected_grade(read_label(text, tokens, "relevance", LABELS["relevance"], 0)) == pytest.approx(0.3)
+    assert expected_grade(read_label(text, tokens, "quality", LABELS["quality"], 3)) == pytest.approx(2.4)
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        [],
+        [Token(at=0, token="{", logprob=0.0, top=[])],
+        [Token(at=13, token="x", logprob=-0.1, top=[("y", -0.2)])],
+        [Token(at=13, token="2", logprob=-0.1, top=[])],
+    ],
+)
+def test_without_matching_log_probabilities_the_plain_value_is_taken_and_said_so(tokens: list[Token]) -> None:
+    reading = read_label('{"relevance":2,"quality":1,"stance":"NO"}', tokens, "relevance", LABELS["relevance"], 2)
+    assert reading == Reading(answered=2)
+    assert (expected_grade(reading), most_probable(reading)) == (2.0, "2")
+
+
+def test_all_white_space_may_come_before_a_label_and_nothing_else() -> None:
+    spaces = {chr(code) for code in range(sys.maxunicode + 1) if chr(code).isspace()}
+    for before in [*spaces, "", "x", "\u200b", "\ufeff"]:
+        top = [("1", math.log(0.5)), (f"{before}2", math.log(0.25))]
+        reading = read_label(
+            '{"relevance":1}', [Token(at=13, token="1", logprob=-0.1, top=top)], "relevance", LABELS["relevance"], 1
+        )
+        assert reading.outside == pytest.approx(0.25 if before in spaces or not before else 0.5)
+
+
+def test_no_grade_is_above_the_highest_though_shares_are_rounded_up() -> None:
+    top = [("3", 0.0), ("2", math.log(5.000000344e-10))]
+    reading = read_label(
+        '{"relevance":3}', [Token(at=13, token="3", logprob=0.0, top=top)], "relevance", LABELS["relevance"], 3
+    )
+    assert reading.probabilities is not None and sum(reading.probabilities.values()) > 1
+    assert expected_grade(reading) == 3.0
+
+
+def test_the_most_probable_label_can_differ_from_the_one_written_but_a_tie_does_not_move_it() -> None:
+    assert most_probable(Reading(answered="NO", probabilities={"FIRST": 0.6, "NO": 0.4})) == "FIRST"
+    assert most_probable(Reading(answered="NO", probabilities={"FIRST": 0.5, "NO": 0.5})) == "NO"
+
+
+def test_only_the_tokens_that_carry_labels_are_kept_and_they_are_enough() -> None:
+    pieces: list[Piece] = ["{", '"relevance', '":', ("2", {"2": 0.9, "1": 0.1}), ',"quality":', "1", ',"stance":"NO"}']
+    text, tokens = tokens_of(pieces)
+    kept = label_tokens(text, tokens, ["relevance"])
+    assert [token.token for token in kept] == ["2"]
+    arguments = ("relevance", LABELS["relevance"], 2)
+    assert read_label(text, kept, *arguments) == read_label(text, tokens, *arguments)
+
+
+@st.composite
+def split_answers(draw: st.DrawFn) -> tuple[str, list[Token], Mapping[str, int | str]]:
+    """An answer cut into tokens anywhere, with any alternatives of any probability."""
+    answered = {field: draw(st.sampled_from(labels)) for field, labels in LABELS.items()}
+    text, _ = spell(answered)
+    tokens, at = [], 0
+    while at < len(text):
+        end = draw(st.integers(at + 1, len(text)))
+        token = text[at:end]
+        other = st.tuples(st.text(max_size=4) | st.sampled_from([token[:1], "N", '"', "2"]), st.floats(-30, 0))
+        tokens.append(
+            Token(
+                at=at,
+                token=token,
+                logprob=draw(st.floats(-15, 0)),
+                top=[*draw(st.lists(other, max_size=4)), (token, -0.5)],
+            )
+        )
+        at = end
+    return text, tokens, answered
+
+
+@given(split_answers())
+@pytest.mark.slow
+def test_any_split_gives_a_distribution_over_the_labels(case: tuple[str, list[Token], Mapping[str, int | str]]) -> None:
+    text, tokens, answered = case
+    for field, labels in LABELS.items():
+        reading = read_label(text, tokens, field, labels, answered[field])
+        assert reading.probabilities is not None
+        assert sum(reading.probabilities.values()) == pytest.approx(1.0, abs=1e-6)
+        assert all(share >= 0 for share in reading.probabilities.values())
+        assert reading.probabilities[str(answered[field])] > 0
+        assert reading.outside is not None and reading.outside >= 0
+
+
+def test_the_written_token_counts_by_its_own_probability_where_the_alternatives_lack_it() -> None:
+    token = Token(at=13, token="2", logprob=math.log(0.1), top=[("1", math.log(0.5)), ("0", math.log(0.2))])
+    reading = read_label('{"relevance":2}', [token], "relevance", LABELS["relevance"], 2)
+    assert reading.probabilities == pytest.approx({"0": 0.25, "1": 0.625, "2": 0.125, "3": 0.0})
+    assert reading.outside == pytest.approx(0.2)
+
+
+def test_places_are_counted_in_bytes() -> None:
+    shares = {"2": 0.75, "1": 0.25}
+    pieces: list[Piece] = ['{"reason":"äöü – 長い","relevance":', ("2", shares), ',"quality":', "1", "}"]
+    reading = read(pieces, "relevance", 2)
+    assert reading.probabilities == pytest.approx({"0": 0.0, "1": 0.25, "2": 0.75, "3": 0.0})
+    text, tokens = tokens_of(pieces)
+    assert [token.token for token in label_tokens(text, tokens, ["relevance", "quality"])] == ["2", "1"]
+
+
+@pytest.mark.parametrize("length", [10, 5000])
+def test_a_text_of_any_length_is_read_alike(length: int) -> None:
+    reading = read([f'{{"reason":"{"w" * length}","relevance":', ("2", {"2": 0.5, "3": 0.5}), "}"], "relevance", 2)
+    assert reading.probabilities == pytest.approx({"0": 0.0, "1": 0.0, "2": 0.5, "3": 0.5})
+
+
+def test_a_field_that_is_there_twice_has_no_probabilities() -> None:
+    pieces: list[Piece] = ['{"relevance":', ("2", {"2": 0.5, "3": 0.5}), ',"quality":', "1", ',"relevance":', "3", "}"]
+    assert read(pieces, "relevance", 3) == Reading(answered=3)
+    text, tokens = tokens_of(pieces)
+    assert [token.token for token in label_tokens(text, tokens, ["relevance", "quality"])] == ["1"]
+
+
+def test_neighbours_of_a_value_are_not_kept_and_tokens_that_share_a_byte_with_it_are() -> None:
+    for pieces, kept in (
+        (['{"relevance":', "2", ',"quality":1}'], ["2"]),
+        (['{"relevance"', ":2", ',"quality":1}'], [":2"]),
+        (['{"relevance":', "2,", '"quality":1}'], ["2,"]),
+    ):
+        text, tokens = tokens_of(pieces)
+        assert [token.token for token in label_tokens(text, tokens, ["relevance"])] == kept
+
+
+def test_among_other_labels_of_the_highest_probability_the_first_is_taken() -> None:
+    assert most_probable(
+        Reading(answered="NO", probabilities={"FIRST": 0.1, "SECOND": 0.4, "NEUTRAL": 0.4, "NO": 0.1})
+    ) == ("SECOND")

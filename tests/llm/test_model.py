@@ -1,0 +1,470 @@
+"""Cutting, counting, replaying: what the stages rely on beside the answers themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import unicodedata
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.scripted_engine import FACTS, Label, ScriptedEngine
+from touche_llm.data.records import Cut, Topic
+from touche_llm.errors import DataError, PromptError, ReplayMiss
+from touche_llm.judging.pointwise import failure
+from touche_llm.llm.answers import Answer, Unanswered, schema_of
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.concurrency import in_order
+from touche_llm.llm.engines.base import Completion, Rejected
+from touche_llm.llm.model import Answered, LanguageModel
+from touche_llm.llm.request import Message, Origin, Request, Sampling
+from touche_llm.llm.truncation import measure
+from touche_llm.prompts.catalog import load_named
+from touche_llm.tasks import get_task
+from touche_llm.tasks.comparative import ComparativeJudgment
+from touche_llm.text.analysis import Analyser
+from touche_llm.text.passages import Excerpts, excerpts
+
+ANSWER: Mapping[str, Label] = {"relevance": 2, "quality": 1, "stance": "NO"}
+SENTENCES = " ".join(f"This is sentence number {n} of the passage." for n in range(200))
+
+
+def request_about(document: str) -> Request:
+    return Request(
+        messages=(Message("system", "Judge." * 20), Message("user", f"Passage: {document}")),
+        schema=schema_of(ComparativeJudgment),
+        sampling=Sampling(max_tokens=50),
+        model="scripted",
+        revision="",
+        chat_template_kwargs={},
+        origin=Origin("comparative/judge", 1, "aaaa", "7", "doc"),
+    )
+
+
+def model_with(cache: Cache, context: int = 32768, engine: bool = True) -> tuple[LanguageModel, ScriptedEngine]:
+    scripted = ScriptedEngine(lambda _: ANSWER)
+    facts = FACTS.model_copy(update={"context": context, "overhead": 0})
+    return LanguageModel(facts=facts, engine=scripted if engine else None, cache=cache), scripted
+
+
+async def test_a_document_that_must_fit_is_not_measured(tmp_path: Path) -> None:
+    with Cache(tmp_path / "c.sqlite") as cache:
+        model, engine = model_with(cache)
+        engine.count_tokens = None  # type: ignore[method-assign, assignment]
+        result, cut = await model.ask_about(request_about, "short", ComparativeJudgment)
+    assert isinstance(result, Answered)
+    assert cut is None
+
+
+async def test_a_document_that_fits_after_counting_is_whole(tmp_path: Path) -> None:
+    with Cache(tmp_path / "c.sqlite") as cache:
+        # 8,600 bytes could be 8,600 tokens, but are 2,200 here.
+        model, engine = model_with(cache, context=4096)
+        _, cut = await model.ask_about(request_about, SENTENCES, ComparativeJudgment)
+    assert cut is None
+    assert engine.requests[0].messages[1].content == f"Passage: {SENTENCES}"
+
+
+@pytest.mark.parametrize("context", [150, 333, 1000, 2000])
+async def test_a_long_document_is_cut_at_a_sentence_end_within_the_context(tmp_path: Path, context: int) -> None:
+    with Cache(tmp_path / "c.sqlite") as cache:
+        model, engine = model_with(cache, context)
+        _, cut = await model.ask_about(request_about, SENTENCES, ComparativeJudgment)
+    assert isinstance(cut, Cut)
+    (sent,) = engine.requests
+    kept = sent.messages[1].content.removeprefix("Passage: ").removesuffix(" …")
+    assert SENTENCES.startswith(kept) and kept.endswith(".")
+    assert (cut.kept_chars, cut.of_chars) == (len(kept), len(SENTENCES))
+    assert cut.prompt_tokens == await engine.count_tokens(sent.messages) <= context - 50
+    # Not more is lost than a fifth for the sentence end.
+    assert cut.prompt_tokens > 0.7 * (context - 50)
+    assert model.counts.cut == 1
+
+
+class ComposingEngine(ScriptedEngine):
+    """Its tokeniser composes characters, as NFC normalisers do: text does not come back as it went in."""
+
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        return sum(len(unicodedata.normalize("NFC", message.content)) for message in messages) // 4
+
+    async def head(self, text: str, tokens: int) -> str:
+        return text[: len(unicodedata.normalize("NFC", text)[: tokens * 4])]
+
+
+async def test_a_text_that_the_tokeniser_normalises_is_cut_where_it_is_too_long(tmp_path: Path) -> None:
+    decomposed = unicodedata.normalize("NFD", "É un café. " * 800)
+    with Cache(tmp_path / "c.sqlite") as cache:
+        model, _ = model_with(cache, 1000)
+        model.engine = engine = ComposingEngine(lambda _: ANSWER)
+        _, cut = await model.ask_about(request_about, decomposed, ComparativeJudgment)
+    assert cut is not None
+    assert cut.prompt_tokens == await engine.count_tokens(engine.requests[0].messages) <= 950
+    assert cut.kept_chars > 2500
+
+
+async def test_refresh_forgets_old_samples_so_that_a_replay_finds_what_the_run_used(tmp_path: Path) -> None:
+    request = request_about("x")
+    with Cache(tmp_path / "c.sqlite") as cache:
+        await model_with(cache)[0].ask(request, ComparativeJudgment)
+    new: Mapping[str, Label] = {"relevance": 0, "quality": 0, "stance": "FIRST"}
+    with Cache(tmp_path / "c.sqlite", CacheMode.REFRESH) as cache:
+        model, _ = model_with(cache)
+        model.engine = ScriptedEngine(lambda asked: new if asked.sample else {**new, "stance": "NONE"})
+        refreshed = await model.ask(request, ComparativeJudgment)
+    assert isinstance(refreshed, Answered) and refreshed.sample == 1
+    with Cache(tmp_path / "c.sqlite", CacheMode.REPLAY) as cache:
+        assert await model_with(cache, engine=False)[0].ask(request, ComparativeJudgment) == refreshed
+
+
+async def test_text_without_sentences_is_cut_at_a_word(tmp_path: Path) -> None:
+    words = "lorem ipsum dolor " * 500
+    with Cache(tmp_path / "c.sqlite") as cache:
+        model, engine = model_with(cache, 500)
+        _, cut = await model.ask_about(request_about, words, ComparativeJudgment)
+    assert cut is not None
+    assert engine.requests[0].messages[1].content.removesuffix(" …").split()[-1] in ("lorem", "ipsum", "dolor")
+
+
+async def test_a_prompt_that_leaves_no_room_is_never_cut_itself(tmp_path: Path) -> None:
+    with Cache(tmp_path / "c.sqlite") as cache:
+        model, _ = model_with(cache, 80)
+        with pytest.raises(
+            PromptError, match="topic 7, document doc: the prompt needs .* tokens without the document, 30 are left"
+        ):
+            await model.ask_about(request_about, SENTENCES, ComparativeJudgment)
+
+
+async def test_replay_cuts_as_the_run_did_without_an_engine(tmp_path: Path) -> None:
+    with Cache(tmp_path / "c.sqlite") as cache:
+        model, _ = model_with(cache, 1000)
+        asked = await model.ask_about(request_about, SENTENCES, ComparativeJudgment)
+    with Cache(tmp_path / "c.sqlite", CacheMode.REPLAY) as cache:
+        model, _ = model_with(cache, 1000, engine=False)
+        assert await model.ask_about(request_about, SENTENCES, ComparativeJudgment) == asked
+        model.raise_on_misses()
+
+
+TOPIC = Topic(
+    "7", "Is vaping safe?", "A user wonders about risks.", "Arguments name effects of nicotine on the health."
+)
+ARGUMENT = "Vaping is safer than smoking, since nicotine harms the health less than tar does."
+PAGE = "Home\nLog in\nAbout us\nSitemap\n" + "\n".join(
+    [*(f"The fair of {n} was held on the green near the mill." for n in range(400)), ARGUMENT]
+    + [f"The choir sang song number {n} on that day, and everybody liked it." for n in range(400)]
+)
+
+
+def sent_about(engine: ScriptedEngine) -> str:
+    return engine.requests[0].messages[1].content.removeprefix("Passage: ")
+
+
+@pytest.mark.parametrize("context", [300, 400, 1000, 3000])
+async def test_an_argument_in_the_middle_of_a_long_page_is_shown_where_the_context_is_small(
+    tmp_path: Path, context: int
+) -> None:
+    document = excerpts(PAGE, TOPIC, Analyser())
+    with Cache(tmp_path / "c.sqlite") as cache:
+        model, engine = model_with(cache, context)
+        result, cut = await model.ask_about(request_about, document, ComparativeJudgment)
+        (fit,) = cache.find("fit")
+    assert isinstance(result, Answered) and cut is not None and cut.parts is not None
+    text = sent_about(engine)
+    assert ARGUMENT in text and "Sitemap" not in text
+    # Line feeds of the page are line feeds in what is shown.
+    assert [PAGE[start:end] for start, end in cut.parts] == [each.strip() for each in text.split("…") if each.strip()]
+    assert (cut.kept_chars, cut.of_chars) == (sum(end - start for start, end in cut.parts), len(PAGE))
+    assert cut.prompt_tokens == await engine.count_tokens(engine.requests[0].messages) <= context - 50
+    more = request_about(document.best(fit.value["passages"] + 1).text)
+    assert await engine.count_tokens(more.messages) > context - 50
+    assert model.counts.cut == 1
+
+
+async def test_a_page_whose_content_fits_says_what_was_left_out_and_is_not_counted_as_cut(tmp_path: Path) -> None:
+    with Cache(tmp_path / "c.sqlite") as cache:
+        model, engine = model_with(cache)
+        page = f"{PAGE[:600]}\nCopyright 2020"
+        _, cut = await model.ask_about(request_about, excerpts(page, TOPIC, Analyser()), ComparativeJudgment)
+        assert cut is not None and cut.parts is not None and cut.prompt_tokens == 0
+        assert [page[start:end] for start, end in cut.parts] == [sent_about(engine)]
+        assert sent_about(engine).startswith("The fair of 0") and "Copyright" not in sent_about(engine)
+        _, nothing_left_out = await model.ask_about(
+            request_about, excerpts(ARGUMENT, TOPIC, Analyser()), ComparativeJudgment
+        )
+        _, only_boilerplate = await model.ask_about(
+            request_about, excerpts("Home\nLog in\nContact\nSitemap", TOPIC, Analyser()), ComparativeJudgment
+        )
+    assert nothing_left_out is None
+    assert only_boilerplate is not None and only_boilerplate.only_boilerplate
+    assert model.counts.cut == 0
+
+
+async def test_the_best_passage_alone_is_cut_where_it_does_not_fit(tmp_path: Path) -> None:
+    page = (
+        "The fair was held. " * 50 + "Vaping [harms] the  health\u200b, nicotine too. " * 60 + "The choir sang. " * 50
+    )
+    document = excerpts(page, TOPIC, Analyser())
+    with Cache(tmp_path / "c.sqlite") as cache:
+        model, engine = model_with(cache, 150)
+        _, cut = await model.ask_about(request_about, document, ComparativeJudgment)
+    assert cut is not None and cut.parts is not None
+    kept = sent_about(engine).removesuffix(" …")
+    ((start, end),) = cut.parts
+    assert " ".join(page[start:end].replace("\u200b", "").split()) == kept.replace("[ harms]", "[harms]")
+    assert kept.startswith("Vaping [ harms] the health,") and kept.endswith(".")
+    assert cut.prompt_tokens == await engine.count_tokens(engine.requests[0].messages) <= 100
+    assert model.counts.cut == 1
+
+
+@pytest.mark.parametrize("context", [150, 400, 4000])
+async def test_replay_shows_the_same_passages_without_an_engine(tmp_path: Path, context: int) -> None:
+    document = excerpts(PAGE, TOPIC, Analyser())
+    with Cache(tmp_path / "c.sqlite") as cache:
+        asked = await model_with(cache, context)[0].ask_about(request_about, document, ComparativeJudgment)
+    with Cache(tmp_path / "c.sqlite", CacheMode.REPLAY) as cache:
+        model, _ = model_with(cache, context, engine=False)
+        again = excerpts(PAGE, TOPIC, Analyser())
+        assert await model.ask_about(request_about, again, ComparativeJudgment) == asked
+        model.raise_on_misses()
+        # What fits of a text, or of other passages of it, is another question.
+        for other in (document.whole.text, excerpts(PAGE, TOPIC, Analyser(), passage_chars=300)):
+            await model.ask_about(request_about, other, ComparativeJudgment)
+        assert len(model.misses) == 2
+
+
+async def test_excerpts_without_room_are_an_error_as_texts_are(tmp_path: Path) -> None:
+    with Cache(tmp_path / "c.sqlite") as cache:
+        model, _ = model_with(cache, 80)
+        for page in (PAGE, ARGUMENT, "\n"):
+            with pytest.raises(PromptError, match="the prompt needs .* tokens without the document, 30 are left"):
+                await model.ask_about(request_about, excerpts(page, TOPIC, Analyser()), ComparativeJudgment)
+
+
+class CountingEngine(ScriptedEngine):
+    """Its tokens depend on the number of passages alone, not always more for more of them."""
+
+    def __init__(self, document: Excerpts, tokens: Callable[[int], int]) -> None:
+        super().__init__(lambda _: ANSWER)
+        self.tokens = {document.best(k).text: tokens(k) for k in range(1, document.count + 1)}
+        self.counted: list[int] = []
+
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        self.counted.append(self.tokens.get(messages[1].content.removeprefix("Passage: "), 0))
+        return self.counted[-1]
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 17, -3, -2, -1])
+@pytest.mark.parametrize("uneven", [False, True])
+async def test_the_most_passages_that_fit_are_found_with_few_counts(most: int, uneven: bool) -> None:
+    document = excerpts(PAGE, TOPIC, Analyser())
+    most %= document.count
+    engine = CountingEngine(document, lambda k: k + (k % 3 if uneven else 0))
+
+    async def head(text: str, tokens: int) -> str:
+        return text[:tokens]
+
+    fit = await measure(engine.count_tokens, head, request_about, document, most)
+    assert len(engine.counted) <= 3 + document.count.bit_length()
+    if not uneven:
+        assert fit.passages == most
+    assert fit.prompt_tokens <= most
+
+
+async def test_a_miss_in_replay_says_what_is_missing_and_why(tmp_path: Path) -> None:
+    request = request_about("x")
+    with Cache(tmp_path / "c.sqlite") as cache:
+        await model_with(cache)[0].ask(request, ComparativeJudgment)
+    changed = replace(request.origin, prompt_version=2, prompt_hash="bbbb")
+    messages = (*request.messages[:1], Message("user", "Another wording: x"))
+    cases = {
+        r"version 2 \(bbbb\): the prompt changed, the cache has comparative/judge version 1 \(aaaa\)": replace(
+            request, origin=changed, messages=messages
+        ),
+        "the cache has answers of scripted, not of other": replace(request, model="other"),
+        "the topic, the document or a setting changed": replace(request, sampling=Sampling(max_tokens=51)),
+        r"no usable answer is stored \(never asked, or it got no reply\)": replace(
+            request, messages=messages, origin=replace(request.origin, document_id="new")
+        ),
+    }
+    with Cache(tmp_path / "c.sqlite", CacheMode.REPLAY) as cache:
+        for message, miss in cases.items():
+            model, _ = model_with(cache, engine=False)
+            assert await model.ask(miss, ComparativeJudgment) == Unanswered([])
+            with pytest.raises(
+                ReplayMiss, match=rf"1 of the answers that the run needs\n  prompt .*{message}: topic 7"
+            ):
+                model.raise_on_misses()
+
+
+@pytest.mark.parametrize("damaged", ["text", "probabilities"])
+async def test_a_cached_answer_that_cannot_be_used_is_an_error_that_names_it(tmp_path: Path, damaged: str) -> None:
+    request = request_about("x")
+    with Cache(tmp_path / "c.sqlite") as cache:
+        model, _ = model_with(cache)
+        await model.ask(request, ComparativeJudgment)
+        (entry,) = cache.entries()
+        cache.forget([entry.key])
+        # Probabilities exceed 1 in sum.
+        tokens = [{**token, "top": [["2", -0.1], ["1", -0.1]]} for token in entry.value["tokens"]]
+        value: dict[str, object] = {"text": "{}"} if damaged == "text" else {"tokens": tokens}
+        cache.put(msgspec.structs.replace(entry, value={**entry.value, **value}), Answer)
+        with pytest.raises(DataError, match=f"cached answer {request.key} cannot be used"):
+            await model.ask(request, ComparativeJudgment)
+
+
+async def test_results_come_in_the_order_asked_and_no_call_waits_for_a_slow_one() -> None:
+    release = asyncio.Event()
+    finished: list[int] = []
+
+    async def call(item: int) -> int:
+        if item == 0:
+            await release.wait()
+        finished.append(item)
+        if len(finished) == 9:
+            release.set()
+        return item * item
+
+    assert await in_order(call, range(10), concurrency=2) == [n * n for n in range(10)]
+    assert finished[-1] == 0
+
+
+async def test_the_first_error_ends_the_rest() -> None:
+    started: list[int] = []
+
+    async def call(item: int) -> None:
+        started.append(item)
+        if item == 3:
+            raise DataError("the third")
+        await asyncio.sleep(0.001)
+
+    with pytest.raises(DataError, match="the third"):
+        await in_order(call, range(1000), concurrency=2)
+    assert len(started) < 10
+
+
+class Held(ScriptedEngine):
+    """Answers when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: ANSWER)
+        self.let = asyncio.Event()
+
+    async def complete(self, request: Request) -> Completion:
+        completion = await super().complete(request)
+        await self.let.wait()
+        return completion
+
+
+async def test_a_cancelled_waiter_leaves_the_shared_answer_to_the_others(tmp_path: Path) -> None:
+    engine = Held()
+    with Cache(tmp_path / "c.sqlite") as cache:
+        model = LanguageModel(facts=FACTS, engine=engine, cache=cache)
+        first, impatient, patient = (
+            asyncio.create_task(model.ask(request_about("tea"), ComparativeJudgment)) for _ in range(3)
+        )
+        while not engine.requests:
+            await asyncio.sleep(0)
+        impatient.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await impatient
+        engine.let.set()
+        answers = await asyncio.gather(first, patient)
+        again = await model.ask(request_about("tea"), ComparativeJudgment)
+    assert isinstance(answers[0], Answered) and answers[0] == answers[1] == again
+    assert (len(engine.requests), model.counts.asked, model.counts.cache_hits) == (1, 1, 2)
+
+
+async def test_when_the_one_who_asks_is_cancelled_nobody_waits_for_ever_and_it_can_be_asked_again(
+    tmp_path: Path,
+) -> None:
+    engine = Held()
+    with Cache(tmp_path / "c.sqlite") as cache:
+        model = LanguageModel(facts=FACTS, engine=engine, cache=cache)
+        first, waiter = (asyncio.create_task(model.ask(request_about("tea"), ComparativeJudgment)) for _ in range(2))
+        while not engine.requests:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        first.cancel()
+        ended = await asyncio.wait_for(asyncio.gather(first, waiter, return_exceptions=True), timeout=60)
+        assert [type(each) for each in ended] == [asyncio.CancelledError] * 2
+        engine.let.set()
+        assert isinstance(await model.ask(request_about("tea"), ComparativeJudgment), Answered)
+    assert len(engine.requests) == 2
+
+
+async def test_a_document_that_fits_exactly_is_whole_and_one_token_less_of_room_cuts_it(tmp_path: Path) -> None:
+    with Cache(tmp_path / "c.sqlite") as cache:
+        measured = await ScriptedEngine(lambda _: ANSWER).count_tokens(request_about(SENTENCES).messages)
+        # 50 tokens are for the answer.
+        exact, engine = model_with(cache, measured + 50)
+        _, cut = await exact.ask_about(request_about, SENTENCES, ComparativeJudgment)
+        assert cut is None and engine.requests[0].messages[1].content == f"Passage: {SENTENCES}"
+        _, cut = await model_with(cache, measured + 49)[0].ask_about(request_about, SENTENCES, ComparativeJudgment)
+        assert cut is not None and cut.prompt_tokens <= measured - 1
+
+
+async def test_a_document_of_as_many_bytes_as_there_is_room_for_tokens_is_not_measured(tmp_path: Path) -> None:
+    size = sum(len(message.content.encode()) for message in request_about("short").messages)
+    with Cache(tmp_path / "c.sqlite") as cache:
+        model, engine = model_with(cache, size + 50)
+        engine.count_tokens = None  # type: ignore[method-assign, assignment]
+        _, cut = await model.ask_about(request_about, "short", ComparativeJudgment)
+    assert cut is None and engine.requests[0].messages[1].content == "Passage: short"
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_passages_that_fill_the_room_exactly_are_shown(tmp_path: Path, count: int) -> None:
+    document = excerpts(PAGE, TOPIC, Analyser())
+    engine = CountingEngine(document, lambda k: k)
+    engine.tokens[document.whole.text] = document.count
+    fit = await measure(engine.count_tokens, engine.head, request_about, document, room=count)
+    assert (fit.passages, fit.prompt_tokens, fit.kept_chars) == (count, count, None)
+
+
+async def test_a_head_that_fills_the_room_exactly_is_shown() -> None:
+    """A tokeniser of one token a word, so that the room can be filled to the last token."""
+    words = " ".join(f"word{n}" for n in range(100))
+
+    async def count(messages: tuple[Message, ...]) -> int:
+        return len(messages[1].content.split())
+
+    async def head(text: str, tokens: int) -> str:
+        return " ".join(text.split()[:tokens]) + " "
+
+    fit = await measure(count, head, request_about, words, room=22)
+    # "Passage:" and the mark take two.
+    assert (fit.prompt_tokens, fit.kept_chars) == (22, len(" ".join(words.split()[:20])))
+
+
+async def test_a_tokeniser_that_gives_no_beginning_at_all_ends_with_an_error() -> None:
+    asked: list[int] = []
+
+    async def count(messages: tuple[Message, ...]) -> int:
+        return len(messages[1].content.split())
+
+    async def head(text: str, tokens: int) -> str:
+        asked.append(tokens)
+        assert len(asked) < 1000, "it would never end"
+        return ""
+
+    with pytest.raises(PromptError, match="doc"):
+        await measure(count, head, request_about, "word " * 100, room=22)
+    assert asked == sorted(asked, reverse=True) and asked[0] == 20 and asked[-1] == 1
+
+
+async def test_the_kind_of_a_failure_is_that_of_its_last_attempt(tmp_path: Path) -> None:
+    class Fickle(ScriptedEngine):
+        async def complete(self, request: Request) -> Completion:
+            if request.sample:
+                raise Rejected(400, "too long")
+            return Completion(text="no JSON", finish_reason="stop", prompt_tokens=9, completion_tokens=2, tokens=[])
+
+    with Cache(tmp_path / "c.sqlite") as cache:
+        model = LanguageModel(facts=FACTS, engine=Fickle(lambda _: ANSWER), cache=cache)
+        result = await model.ask(request_about("tea"), ComparativeJudgment)
+    assert isinstance(result, Unanswered)
+    assert [(each.sample, each.kind) for each in result.attempts] == [(0, "not_json"), (1, "server_error")]
+    failed = failure(TOPIC, "d", load_named(get_task("comparative"), "judge")[1], result.attempts)
+    assert (failed.kind, failed.attempts) == ("server_error", result.attempts)

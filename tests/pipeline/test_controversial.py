@@ -1,0 +1,149 @@
+"""Controversial questions end to end: a local collection, and ChatNoir as first stage."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.fake_chatnoir import KEY, FakeChatNoir, result
+from tests.sample_runs import Silent, config_for, run_lines, run_scripted
+from tests.scripted_engine import FACTS, ScriptedEngine
+from tests.write_demo_cassette import script_of
+from touche_llm.cli.demo import SAMPLES
+from touche_llm.config import Config, load_config
+from touche_llm.data.files import read_records
+from touche_llm.data.records import Judgment
+from touche_llm.errors import UsageError
+from touche_llm.evaluation.run_validation import validate_run
+from touche_llm.llm.cache import Cache
+from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.request import Request
+from touche_llm.pipeline.judge import judge_stage
+from touche_llm.pipeline.retrieve import retrieve_stage
+from touche_llm.tasks import get_task
+
+SCRIPT = script_of("controversial")
+DOCUMENTS = {
+    each["docno"]: each["text"]
+    for each in map(json.loads, (SAMPLES / "controversial" / "documents.jsonl").read_text().splitlines())
+}
+
+
+async def test_a_local_collection_gives_a_valid_run(tmp_path: Path) -> None:
+    lines, _ = await run_scripted(config_for(tmp_path, task="controversial"), tmp_path / "out", SCRIPT)
+    assert validate_run(tmp_path / "out" / "run.txt", get_task("controversial")) == []
+    assert {line.stance for line in lines} == {"PRO", "CON", "NEU", "NO"}
+    assert {line.topic_id for line in lines} == {"2", "5", "9"}
+
+
+async def test_a_small_context_shows_the_argument_in_the_middle_and_says_where(tmp_path: Path) -> None:
+    seen: dict[str, str] = {}
+
+    def noting(request: Request) -> Any:
+        seen[request.origin.document_id or ""] = request.messages[1].content
+        return SCRIPT(request)
+
+    config = config_for(tmp_path, task="controversial", topic=("2",))
+    await retrieve_stage(config, tmp_path / "out", Silent())
+    with Cache(config.cache.file) as cache:
+        small = FACTS.model_copy(update={"context": 1500})
+        model = LanguageModel(facts=small, engine=ScriptedEngine(noting), cache=cache)
+        await judge_stage(config, tmp_path / "out", Silent(), model)
+    judgments = read_records(tmp_path / "out" / "judgments.jsonl", Judgment, "judgments")
+    cuts = {each.document_id: each.cut for each in judgments if each.cut}
+    assert "\n…" in seen["sample-week-07"] and "cut the week to four days" in seen["sample-week-07"]
+    assert len(cuts) >= 2
+    for name, cut in cuts.items():
+        assert cut.parts and cut.kept_chars < cut.of_chars == len(DOCUMENTS[name])
+        shown = seen[name].split("Web page:\n", 1)[1]
+        for start, end in cut.parts:
+            # Each sentence is on a line of its own, white space collapsed.
+            words = DOCUMENTS[name][start:end].split()
+            assert " ".join(words) in " ".join(shown.split())
+
+
+def fake() -> FakeChatNoir:
+    """ChatNoir with the sample's pages, and the same ranking of them for every query."""
+    return FakeChatNoir([result(name, 100.0 - place) for place, name in enumerate(DOCUMENTS)], dict(DOCUMENTS))
+
+
+def chatnoir_config(folder: Path, server: FakeChatNoir, **flags: Any) -> Config:
+    given: dict[str, Any] = {
+        "task": "controversial",
+        "topics": SAMPLES / "controversial" / "topics.xml",
+        "retriever.name": "chatnoir",
+        "chatnoir.base_url": server.url,
+        "chatnoir.cache": folder / "chatnoir.sqlite",
+        "chatnoir.requests_per_second": 1000.0,
+        "chatnoir.retry_for": 1.0,
+        "cache.file": folder / "answers.sqlite",
+        "depth": 5,
+    }
+    return load_config(None, given | {name.replace("__", "."): value for name, value in flags.items()})
+
+
+async def test_chatnoir_is_asked_once_and_its_key_is_written_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHATNOIR_API_KEY", KEY)
+    server = fake()
+    async with server.running():
+        config = chatnoir_config(tmp_path, server)
+        lines, _ = await run_scripted(config, tmp_path / "first", SCRIPT)
+    assert len(lines) == 15
+    assert validate_run(tmp_path / "first" / "run.txt", get_task("controversial")) == []
+    monkeypatch.delenv("CHATNOIR_API_KEY")
+    # The server is gone and there is no key any more.
+    await run_scripted(config, tmp_path / "again", SCRIPT)
+    assert run_lines(tmp_path / "again" / "run.txt") == lines
+    metadata = yaml.safe_load((tmp_path / "first" / "ir-metadata.yml").read_text())
+    assert metadata["stages"]["retrieve"]["corpus"] == {"search engine": server.url + "/", "index": "clueweb22/b"}
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(written) > 8
+    assert not any(KEY.encode() in path.read_bytes() for path in written)
+
+
+async def test_a_key_in_the_configuration_is_not_written_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CHATNOIR_API_KEY", raising=False)
+    server = fake()
+    async with server.running():
+        config = chatnoir_config(tmp_path, server, chatnoir__api_key=KEY)
+        await retrieve_stage(config, tmp_path / "out", Silent())
+    assert server.requests > 0
+    assert KEY not in repr(config)
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert tmp_path / "out" / "config.yaml" in written
+    assert not any(KEY.encode() in path.read_bytes() for path in written)
+    # What was written is the configuration of the later stages.
+    again = load_config(tmp_path / "out" / "config.yaml", {})
+    assert again.chatnoir is not None and again.chatnoir.api_key is None
+
+
+async def test_without_a_key_the_message_says_how_to_give_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CHATNOIR_API_KEY", raising=False)
+    server = fake()
+    async with server.running():
+        with pytest.raises(UsageError, match="CHATNOIR_API_KEY"):
+            await retrieve_stage(chatnoir_config(tmp_path, server), tmp_path / "out", Silent())
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"retriever.name": "chatnoir", "corpus": Path("c.jsonl")}, "chatnoir holds web documents"),
+        ({"retriever.name": "chatnoir", "task": "sentence_pairs"}, "chatnoir holds web documents"),
+        ({"corpus": Path("c.jsonl"), "chatnoir.page_size": 10}, "settings of another retriever"),
+        ({"retriever.name": "chatnoir", "index": Path("i"), "task": "controversial"}, "chatnoir holds web documents"),
+        ({"corpus": Path("c.csv"), "task": "sentence_pairs", "pairs.most": 1001}, "pairs.most: .* at most 1000 pairs"),
+        ({"corpus": Path("c.jsonl"), "pairs.judged": 10}, "does not rank pairs"),
+        ({"corpus": Path("c.jsonl"), "weights.coherence": 1.0}, "weights.coherence: no such name; comparative has"),
+        ({"corpus": Path("c.csv"), "task": "sentence_pairs", "depth": 50, "sentences.pool": 20}, "sentences.pool"),
+    ],
+)
+def test_settings_of_another_task_are_refused(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        load_config(None, {"task": "comparative", "topics": Path("t.xml")} | flags)

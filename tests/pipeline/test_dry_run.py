@@ -1,0 +1,226 @@
+"""A dry run says what the run after it sends, and leaves everything as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.sample_runs import Silent, config_for
+from tests.scripted_engine import FACTS, Label, Script, ScriptedEngine
+from tests.write_demo_cassette import script_of
+from touche_llm.config import Config
+from touche_llm.errors import DataError
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.engines.dry_run import OverlayCache
+from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.request import Request
+from touche_llm.pipeline.dry_run import DryRun, StageName, dry_cost
+from touche_llm.pipeline.engines import remember
+from touche_llm.pipeline.rank import rank_stage
+from touche_llm.pipeline.retrieve import retrieve_stage
+from touche_llm.pipeline.run_all import run_stages
+
+STAGES: tuple[StageName, ...] = ("retrieve", "judge", "rank")
+# Methods of which the answers do not change how often they ask.
+EXACT = ("judge", "tournament:5", "listwise:6", "pairwise:4", "fusion:4", "balance:6")
+SHORT: Mapping[str, Mapping[str, Any]] = {
+    "comparative": {"topic": ("3", "20"), "depth": 7, "stance__depth": 3},
+    "controversial": {"limit_topics": 2, "depth": 7, "stance__depth": 3},
+    "sentence_pairs": {"limit_topics": 1, "depth": 60, "pairs__judged": 10, "pairs__both_orders": 3},
+}
+
+
+def script_for(task: str) -> Script:
+    """The answers written for the sample, and other queries."""
+    answers = script_of(task)
+
+    def script(request: Request) -> Mapping[str, Label | Mapping[Label, float]]:
+        if "query1" in request.schema["properties"]:
+            return {"query1": "cost and comfort", "query2": "reasons for it", "query3": "what people say"}
+        return answers(request)
+
+    return script
+
+
+async def dry(config: Config, folder: Path | None = None, stages: Sequence[StageName] = STAGES) -> DryRun:
+    return await dry_cost(config, folder, stages, Silent())
+
+
+async def real(config: Config, out: Path, script: Script) -> Counter[str]:
+    """The same run with a scripted engine; how many requests of each prompt it was sent."""
+    engine = ScriptedEngine(script)
+    with Cache(config.cache.file, config.cache.mode) as cache:
+        remember(FACTS, cache)
+        await run_stages(config, out, Silent(), LanguageModel(facts=FACTS, engine=engine, cache=cache))
+    return Counter(request.origin.prompt for request in engine.requests)
+
+
+def requests(result: DryRun) -> Counter[str]:
+    """The requests of each prompt, where the answers do not change how many there are."""
+    found: Counter[str] = Counter()
+    for cost in result.costs:
+        assert cost.least.requests == cost.most.requests
+        found[cost.prompt] += cost.least.requests
+    return found
+
+
+def everything_in(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def short(folder: Path, task: str = "comparative", **flags: Any) -> Config:
+    return config_for(folder, task=task, **{**SHORT[task], **flags})
+
+
+@pytest.mark.parametrize("task", SHORT)
+async def test_the_run_sends_as_many_requests_as_the_dry_run_said(tmp_path: Path, task: str) -> None:
+    config = short(tmp_path, task, rank=EXACT, expansion__use=True, ranking__listwise={"window": 4, "stride": 2})
+    said = await dry(config)
+    assert said.context is None  # nothing is known of the engine yet
+    assert requests(said) == await real(config, tmp_path / "out", script_for(task))
+    # What is in the cache now would not be sent again.
+    again = await dry(config)
+    assert (again.costs, again.context) == ([], FACTS.context)
+    assert sum(again.known.values()) >= sum(requests(said).values())
+
+
+async def test_the_stages_are_told_one_by_one(tmp_path: Path) -> None:
+    config = short(tmp_path, rank=("judge", "pairwise:4"))
+    said = {(cost.stage, cost.prompt): cost.least.requests for cost in (await dry(config)).costs}
+    # Two topics, one without objects; 7 documents, of which 3 are asked in both orders; 4 * 3 pairs.
+    assert said == {
+        ("judge", "comparative/objects"): 1,
+        ("judge", "comparative/judge"): 14,
+        ("judge", "comparative/stance"): 12,
+        ("rank", "comparative/best"): 24,
+    }
+
+
+async def test_nothing_is_written_but_the_index(tmp_path: Path) -> None:
+    config = short(tmp_path, rank=("judge", "pairwise:3"))
+    await dry(config)
+    assert {path.name for path in tmp_path.iterdir()} == {"index"}
+
+
+@pytest.mark.parametrize("stage", ["judge", "rank"])
+async def test_a_stage_of_a_folder_is_counted_and_the_folder_and_the_cache_stay_as_they_are(
+    tmp_path: Path, stage: StageName
+) -> None:
+    config = short(tmp_path)
+    await real(config, tmp_path / "out", script_of("comparative"))
+    before = everything_in(tmp_path)
+    said = await dry(config.model_copy(update={"rank": ("judge", "pairwise:4")}), tmp_path / "out", (stage,))
+    if stage == "judge":
+        assert said.costs == [] and said.known["judge"] == 1 + 14 + 12
+    else:
+        assert requests(said) == {"comparative/best": 24}
+    after = everything_in(tmp_path)
+    # SQLite's own files beside a database may come.
+    assert {name: after[name] for name in before} == before
+    assert {name for name in after if name not in before} <= {"answers.sqlite-shm", "answers.sqlite-wal"}
+
+
+async def test_what_a_part_of_the_run_asked_is_known(tmp_path: Path) -> None:
+    config = short(tmp_path, rank=("judge", "pairwise:4"))
+    await real(config.model_copy(update={"topic": ("3",)}), tmp_path / "one", script_of("comparative"))
+    said = requests(await dry(config))
+    assert said == {"comparative/objects": 1, "comparative/judge": 7, "comparative/stance": 6, "comparative/best": 12}
+    assert await real(config, tmp_path / "both", script_of("comparative")) == said
+
+
+@pytest.mark.parametrize("mode", [CacheMode.OFF, CacheMode.REFRESH])
+async def test_a_cache_that_is_not_read_spares_nothing(tmp_path: Path, mode: CacheMode) -> None:
+    config = short(tmp_path, rank=("judge", "pairwise:4"))
+    first = await real(config, tmp_path / "one", script_of("comparative"))
+    anew = config.model_copy(update={"cache": config.cache.model_copy(update={"mode": mode})})
+    said = requests(await dry(anew))
+    assert said == first
+    assert await real(anew, tmp_path / "two", script_of("comparative")) == said
+
+
+async def test_documents_are_cut_to_a_context_that_is_known(tmp_path: Path) -> None:
+    config = short(tmp_path, "controversial")
+    whole = await dry(config)
+    cut = await dry(short(tmp_path, "controversial", engine__context=1200))
+    assert (whole.context, cut.context) == (None, 1200)
+    assert requests(cut) == requests(whole)
+    assert cut.costs[0].least.prompt_tokens < whole.costs[0].least.prompt_tokens
+
+
+async def test_the_shared_beginning_of_prompts_is_most_of_them(tmp_path: Path) -> None:
+    costs = (await dry(short(tmp_path, "comparative", topic=("3",)))).costs
+    assert len(costs) >= 2
+    for cost in costs:
+        assert 0.5 * cost.least.prompt_tokens < cost.least.shared_tokens < cost.least.prompt_tokens
+
+
+async def test_where_the_answers_decide_how_often_is_compared_there_is_a_least_and_a_most(tmp_path: Path) -> None:
+    (cost,) = (cost for cost in (await dry(short(tmp_path, rank=("judge", "sliding:6")))).costs if cost.stage == "rank")
+    # Two topics, pairs in both orders. Answers that confirm leave the neighbours: every later pass knows its pairs
+    # already. Answers that turn it round make every pass ask anew.
+    assert cost.least.requests == 2 * 2 * 5
+    assert cost.most.requests == 2 * 2 * (6 * 5 // 2)
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, DryRun]]:
+    """A judged folder, and what ranking it by each method would cost."""
+    folder = tmp_path_factory.mktemp("judged")
+    config = short(folder, depth=12, stance__depth=0)
+    asyncio.run(real(config, folder / "out", script_of("comparative")))
+    return folder, {
+        method: asyncio.run(dry(ranked_by(config, method), folder / "out", ("rank",)))
+        for method in ("setwise", "insertion", "sliding")
+    }
+
+
+def ranked_by(config: Config, method: str) -> Config:
+    settings_of = config.ranking.model_dump() | {"setwise": {"top": 3}, "insertion": {"top": 3}}
+    ranking = type(config.ranking).model_validate(settings_of)
+    return config.model_copy(update={"rank": ("judge", f"{method}:12"), "ranking": ranking})
+
+
+@settings(deadline=None, max_examples=9, derandomize=True)
+@given(method=st.sampled_from(["setwise", "insertion", "sliding"]), seed=st.integers(0, 2**32))
+@pytest.mark.slow
+def test_whatever_is_preferred_the_requests_lie_in_the_span(
+    judged: tuple[Path, dict[str, DryRun]], method: str, seed: int
+) -> None:
+    folder, said = judged
+    config = ranked_by(short(folder, depth=12, stance__depth=0), method)
+
+    def prefers(request: Request) -> Mapping[str, Label]:
+        documents = (request.origin.document_id or "").split()
+        worth = {each: random.Random(f"{seed} {each}").random() for each in documents}
+        return {"best": "ABCDEFGH"[documents.index(max(documents, key=worth.__getitem__))]}
+
+    async def rank() -> int:
+        engine = ScriptedEngine(prefers)
+        with tempfile.TemporaryDirectory() as name, OverlayCache(config.cache.file) as cache:
+            shutil.copytree(folder / "out", name, dirs_exist_ok=True)
+            await rank_stage(config, Path(name), Silent(), LanguageModel(facts=FACTS, engine=engine, cache=cache))
+        return len(engine.requests)
+
+    (cost,) = said[method].costs
+    assert cost.least.requests <= asyncio.run(rank()) <= cost.most.requests
+
+
+async def test_what_is_missing_is_told_with_the_folder_that_was_given(tmp_path: Path) -> None:
+    config = short(tmp_path)
+    with pytest.raises(DataError) as caught:
+        await dry(config, tmp_path / "out", ("judge",))
+    assert str(caught.value).startswith(f"{tmp_path / 'out' / 'candidates.run.txt'}: not there")
+    await retrieve_stage(config, tmp_path / "out", Silent())
+    with pytest.raises(DataError) as caught:
+        await dry(config, tmp_path / "out", ("rank",))
+    assert str(caught.value).startswith(f"{tmp_path / 'out' / 'judgments.jsonl'}: not there")

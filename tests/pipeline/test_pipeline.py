@@ -1,0 +1,229 @@
+"""The whole way on the project's sample, against a fake server over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import yaml
+from aiohttp import web
+
+from tests.fake_server import FakeServer, good, says
+from tests.sample_runs import SAMPLE, Silent, config_for, run_lines, run_on, run_scripted
+from tests.scripted_engine import Label
+from touche_llm.data.files import read_records
+from touche_llm.data.records import Failure, Judgment
+from touche_llm.errors import DataError, EngineError, UsageError
+from touche_llm.evaluation.run_validation import validate_run
+from touche_llm.llm.request import Request
+from touche_llm.pipeline import run_all as pipeline
+from touche_llm.pipeline.rank import rank_stage
+from touche_llm.pipeline.retrieve import retrieve_stage
+from touche_llm.tasks import get_task
+
+
+async def test_the_ranking_follows_the_grades_and_carries_the_stances(tmp_path: Path) -> None:
+    order = sorted(orjson.loads(line)["id"] for line in (SAMPLE / "passages.jsonl").read_bytes().splitlines())
+
+    def script(request: Request) -> Mapping[str, Label | Mapping[Label, float]]:
+        if request.origin.document_id is None:
+            return {"first": "tea", "second": "coffee"}
+        place = order.index(request.origin.document_id) / len(order)
+        stance = ("FIRST", "SECOND", "NEUTRAL", "NO")[order.index(request.origin.document_id) % 4]
+        return {"relevance": {0: place, 3: 1 - place}, "quality": 1, "stance": stance}
+
+    config = config_for(tmp_path, depth=10, weights__first_stage=0.0)
+    lines, _ = await run_scripted(config, tmp_path / "out", script)
+    for topic in ("3", "7", "12", "20"):
+        ids = [line.document_id for line in lines if line.topic_id == topic]
+        assert len(ids) == 10
+        assert ids == sorted(ids, key=order.index)
+    stances = ("FIRST", "SECOND", "NEUTRAL", "NO")
+    assert all(line.stance == stances[order.index(line.document_id) % 4] for line in lines)
+    judgments = read_records(tmp_path / "out" / "judgments.jsonl", Judgment, "judgments")
+    assert {each.source for each in judgments} == {"probabilities"}
+    metadata = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())
+    assert metadata["stages"]["judge"]["objects found by the model"] == {"20": ["tea", "coffee"]}
+
+
+async def test_both_objects_of_a_topic_are_in_its_prompt_in_order(tmp_path: Path) -> None:
+    seen: dict[str, str] = {}
+
+    def script(request: Request) -> Mapping[str, Label]:
+        if request.origin.document_id is None:
+            return {"first": "coffee", "second": "tea"}
+        seen[request.origin.topic_id] = request.messages[1].content
+        return {"relevance": 1, "quality": 1, "stance": "NO"}
+
+    await run_scripted(config_for(tmp_path, depth=1), tmp_path / "out", script)
+    assert "First object (FIRST): heat pump\nSecond object (SECOND): gas boiler\n" in seen["3"]
+    assert "First object (FIRST): coffee\nSecond object (SECOND): tea\n" in seen["20"]
+
+
+async def test_documents_that_fail_keep_their_first_stage_order_behind_the_judged_ones(tmp_path: Path) -> None:
+    async def fails_on_apps(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if "scooter" in body["messages"][1]["content"].split("Passage:")[-1]:
+            return await says("no JSON here")(request, body)
+        return await good(request, body)
+
+    out = tmp_path / "out"
+    config = config_for(tmp_path, topic=("7",), depth=20)
+    outcome = await run_on(FakeServer(rest=fails_on_apps), config, out)
+    failures = read_records(out / "failures.jsonl", Failure, "failures")
+    failed = {failure.document_id for failure in failures}
+    assert outcome.failures == failures and len(failures) > 3
+    assert {failure.kind for failure in failures} == {"not_json"}
+    assert {failure.attempts[0].text for failure in failures} == {"no JSON here"}
+    lines = run_lines(out / "run.txt")
+    candidates = [line.document_id for line in run_lines(out / "candidates.run.txt")]
+    assert sorted(line.document_id for line in lines) == sorted(candidates)
+    behind = [line for line in lines if line.document_id in failed]
+    assert lines[-len(behind) :] == behind
+    assert [line.document_id for line in behind] == [each for each in candidates if each in failed]
+    assert {line.stance for line in behind} == {"NO"}
+    assert not validate_run(out / "run.txt", get_task("comparative"))
+    metadata = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]
+    assert metadata["rank"]["imputed stances"] == len(failed)
+    assert metadata["judge"]["failures"] == {"not_json": len(failed)}
+
+
+async def test_a_topic_whose_objects_are_not_found_is_not_judged_and_not_lost(tmp_path: Path) -> None:
+    async def no_objects(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if "first" in body["structured_outputs"]["json"]["properties"]:
+            return await says('{"first":"tea","second":"tea"}')(request, body)
+        return await good(request, body)
+
+    out = tmp_path / "out"
+    outcome = await run_on(FakeServer(rest=no_objects), config_for(tmp_path, topic=("3", "20"), depth=5), out)
+    (failure,) = read_records(out / "failures.jsonl", Failure, "failures")
+    assert (failure.topic_id, failure.document_id, failure.kind) == ("20", None, "outside_schema")
+    assert outcome.judgments == 5
+    assert [line.topic_id for line in run_lines(out / "run.txt")] == ["3"] * 5 + ["20"] * 5
+
+
+async def test_requests_go_out_topic_by_topic_and_no_more_at_a_time_than_allowed(tmp_path: Path) -> None:
+    async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        await asyncio.sleep(0.005)
+        return await good(request, body)
+
+    server = FakeServer(rest=slow)
+    await run_on(
+        server, config_for(tmp_path, topic=("3", "7", "12"), depth=12, engine__concurrency=4), tmp_path / "out"
+    )
+    assert server.most_open == 4
+    titles = [body["messages"][1]["content"].splitlines()[0] for body in server.asked]
+    changes = [n for n in range(1, len(titles)) if titles[n] != titles[n - 1]]
+    # Within the four that are under way the order is the network's.
+    assert len(titles) == 36 and all(min(abs(n - 12), abs(n - 24)) < 4 for n in changes)
+
+
+async def test_candidates_of_another_tool_are_judged_as_they_are(tmp_path: Path) -> None:
+    ids = ["sample-heating-02___1", "sample-heating-01___3"]
+    (tmp_path / "other.txt").write_text(
+        "".join(f"3 Q0 {each} {rank} {9 - rank} bm 25\n" for rank, each in enumerate(ids))
+    )
+    out = tmp_path / "out"
+    await run_on(FakeServer(), config_for(tmp_path, candidates=tmp_path / "other.txt"), out)
+    assert [line.document_id for line in run_lines(out / "candidates.run.txt")] == ids
+    assert [line.document_id for line in run_lines(out / "run.txt")] == ids
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("3 Q0 nowhere___1 1 2.0 t", "1 of its documents are not in the corpus .*: nowhere___1"),
+        ("99 Q0 sample-heating-01___3 1 2.0 t", "1 of its topics are not in .*: 99"),
+    ],
+)
+async def test_candidates_that_are_not_known_are_listed(tmp_path: Path, line: str, message: str) -> None:
+    (tmp_path / "other.txt").write_text(line + "\n")
+    with pytest.raises(DataError, match=message):
+        await retrieve_stage(config_for(tmp_path, candidates=tmp_path / "other.txt"), tmp_path, Silent())
+
+
+async def test_only_the_first_ten_unknown_documents_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text("".join(f"3 Q0 nowhere-{n:02} {n} {-n} t\n" for n in range(25)))
+    with pytest.raises(DataError, match=r"25 of its documents .*nowhere-09 and 15 more$"):
+        await retrieve_stage(config_for(tmp_path, candidates=tmp_path / "other.txt"), tmp_path, Silent())
+
+
+async def test_an_unknown_topic_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no topic 99"):
+        await retrieve_stage(config_for(tmp_path, topic=("3", "99")), tmp_path, Silent())
+
+
+async def test_a_stage_without_the_one_before_says_which(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"candidates.run.txt: not there; run `touche-llm retrieve`"):
+        await rank_stage(config_for(tmp_path), tmp_path / "out", Silent())
+
+
+async def test_a_context_that_the_server_does_not_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="served with a context of 8192 tokens, 9000 are asked for"):
+        await run_on(FakeServer(), config_for(tmp_path, engine__context=9000), tmp_path / "out")
+
+
+async def test_one_field_without_probabilities_makes_the_whole_judgment_plain(tmp_path: Path) -> None:
+    async def partly(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        answer = orjson.loads((await good(request, body)).body)  # type: ignore[attr-defined]
+        for token in answer["choices"][0]["logprobs"]["content"][-8:]:
+            token["top_logprobs"] = []
+        return web.json_response(answer)
+
+    await run_on(FakeServer(rest=partly), config_for(tmp_path, topic=("3",), depth=1), tmp_path / "out")
+    (judgment,) = read_records(tmp_path / "out" / "judgments.jsonl", Judgment, "judgments")
+    assert judgment.source == "value"
+    assert set(judgment.readings) == {"relevance", "quality", "stance"}
+    assert all(reading.probabilities is None for reading in judgment.readings.values())
+
+
+async def test_a_first_stage_that_finds_nothing_says_why(tmp_path: Path) -> None:
+    (tmp_path / "same.jsonl").write_text('{"id": "a", "contents": "heat pump"}\n{"id": "b", "contents": "heat pump"}\n')
+    config = config_for(tmp_path, corpus=tmp_path / "same.jsonl", topic=("3",))
+    with pytest.raises(DataError, match="found nothing for any topic.*--retriever okapi"):
+        await retrieve_stage(config, tmp_path / "out", Silent())
+
+
+async def test_candidates_of_topics_that_the_file_does_not_have_are_told_also_when_ranking(tmp_path: Path) -> None:
+    (tmp_path / "candidates.run.txt").write_text("99 Q0 d 1 1.0 t\n")
+    with pytest.raises(DataError, match="1 of its topics are not in .*: 99"):
+        await rank_stage(config_for(tmp_path), tmp_path, Silent())
+
+
+async def test_without_wanted_probabilities_none_are_used(tmp_path: Path) -> None:
+    config = config_for(tmp_path, topic=("3",), depth=2, sampling__logprobs=False)
+    server = FakeServer()
+    await run_on(server, config, tmp_path / "out")
+    assert len(server.asked) >= 2 and all("logprobs" not in body for body in server.asked)
+    judgments = read_records(tmp_path / "out" / "judgments.jsonl", Judgment, "judgments")
+    assert {each.source for each in judgments} == {"value"}
+
+
+async def test_no_temporary_file_stays(tmp_path: Path) -> None:
+    await run_on(FakeServer(), config_for(tmp_path, topic=("3",)), tmp_path / "out")
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {
+        ".touche-llm.lock",
+        "candidates.run.txt",
+        "config.yaml",
+        "failures.jsonl",
+        "ir-metadata.yml",
+        "judgments.jsonl",
+        "results.tsv",
+        "run.txt",
+    }
+
+
+@pytest.mark.parametrize("task", ["comparative", "controversial", "sentence_pairs"])
+@pytest.mark.parametrize("what", ["topics", "corpus", "candidates"])
+async def test_a_file_that_is_not_there_is_told_before_the_engine_is_asked(
+    tmp_path: Path, task: str, what: str
+) -> None:
+    # Nothing listens on that port, which would be told instead.
+    flags: dict[str, Any] = {"task": task, what: tmp_path / "nowhere", "engine__base_url": "http://127.0.0.1:1"}
+    with pytest.raises(DataError, match=f"{tmp_path / 'nowhere'}: "):
+        await pipeline.run_all(config_for(tmp_path, **flags), tmp_path / "out", Silent())
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,222 @@
+"""The last stage: steps that compare documents, what is written of them, and when no engine is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.sample_runs import Silent, config_for, run_lines
+from tests.scripted_engine import FACTS, Label, ScriptedEngine
+from tests.write_demo_cassette import script_of
+from touche_llm.config import Config
+from touche_llm.data.files import read_records
+from touche_llm.data.records import Comparison, Failure, Objects, RunLine
+from touche_llm.errors import DataError, ReplayMiss
+from touche_llm.evaluation.run_validation import validate_run
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.request import Request
+from touche_llm.pipeline.judge import judge_stage
+from touche_llm.pipeline.rank import Ranking, rank_stage
+from touche_llm.pipeline.retrieve import retrieve_stage
+from touche_llm.pipeline.run_all import rank_alone
+from touche_llm.tasks import get_task
+
+SCRIPT = script_of("comparative")
+Answer = Mapping[str, Label | Mapping[Label, float]]
+COMPARED = ("comparisons.jsonl", "comparison_failures.jsonl")
+
+
+def short(folder: Path, **flags: Any) -> Config:
+    return config_for(folder, **{"topic": ("3", "20"), "depth": 8, **flags})
+
+
+async def judged(folder: Path, script: Any = SCRIPT) -> None:
+    """The sample in `folder/out`, judged."""
+    config = short(folder)
+    await retrieve_stage(config, folder / "out", Silent())
+    with Cache(config.cache.file) as cache:
+        model = LanguageModel(facts=FACTS, engine=ScriptedEngine(script), cache=cache)
+        await judge_stage(config, folder / "out", Silent(), model)
+
+
+async def ranked(config: Config, out: Path, script: Any = SCRIPT) -> tuple[Ranking, list[Request]]:
+    engine = ScriptedEngine(script)
+    with Cache(config.cache.file, config.cache.mode) as cache:
+        replayed = cache.mode is CacheMode.REPLAY
+        model = LanguageModel(facts=FACTS, engine=None if replayed else engine, cache=cache, resample_temperature=1.0)
+        return await rank_stage(config, out, Silent(), model), engine.requests
+
+
+def lines_of(out: Path, topic: str = "3") -> list[RunLine]:
+    return [line for line in run_lines(out / "run.txt") if line.topic_id == topic]
+
+
+def ids(lines: list[RunLine]) -> list[str]:
+    return [line.document_id for line in lines]
+
+
+def last_is_best(request: Request) -> Answer:
+    """The later a document stands in the candidates' alphabet, the better."""
+    if request.origin.document_id is None or "best" not in request.schema["properties"]:
+        return SCRIPT(request)
+    documents = request.origin.document_id.split()
+    return {"best": {"AB"[documents.index(each)]: 0.9 if each == max(documents) else 0.1 for each in documents}}
+
+
+async def test_a_step_orders_the_best_and_leaves_those_below_and_all_stances(tmp_path: Path) -> None:
+    await judged(tmp_path)
+    out = tmp_path / "out"
+    await rank_stage(short(tmp_path), out, Silent())
+    before = lines_of(out)
+    ranking, asked = await ranked(short(tmp_path, rank=("judge", "pairwise:4")), out, last_is_best)
+    after = lines_of(out)
+    assert ids(after) == sorted(ids(before)[:4], reverse=True) + ids(before)[4:]
+    assert {line.document_id: line.stance for line in after} == {line.document_id: line.stance for line in before}
+    assert validate_run(out / "run.txt", get_task("comparative")) == []
+    # Both orders of all pairs of four, for two topics.
+    assert len(asked) == 2 * 4 * 3 and ranking.failures == []
+    assert ranking.lines == len(run_lines(out / "run.txt"))
+
+
+async def test_what_was_compared_is_written_and_counted(tmp_path: Path) -> None:
+    await judged(tmp_path)
+    out = tmp_path / "out"
+    _, asked = await ranked(short(tmp_path, rank=("judge", "listwise:5", "pairwise:3")), out)
+    comparisons = read_records(out / "comparisons.jsonl", Comparison, "comparisons")
+    assert len(comparisons) == len(asked) == 2 * (1 + 6)
+    assert {(each.step, len(each.documents)) for each in comparisons} == {("listwise:5", 5), ("pairwise:3", 2)}
+    for each in comparisons:
+        assert (each.order is None) is (each.step == "pairwise:3") is not (each.best is None)
+    assert (out / "comparison_failures.jsonl").read_bytes() == b""
+    stage = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["rank"]
+    assert stage["steps"] == ["judge", "listwise:5", "pairwise:3"]
+    assert stage["comparisons"] == {"listwise:5": 2, "pairwise:3": 12}
+    assert (stage["aim"], stage["weights"]) == ("both", dict(get_task("comparative").weights))
+    assert (stage["model"], stage["failures"]) == (FACTS.model, {})
+    assert set(stage["prompts"]) == {"best", "order"}
+    # The objects of one topic are those that the judge stage found.
+    assert (stage["requests"]["asked"], stage["requests"]["cache_hits"]) == (14, 0)
+    of_tea = [request for request in asked if request.origin.topic_id == "20"]
+    (found,) = read_records(out / "objects.jsonl", Objects, "objects")
+    assert of_tea and all(f"First object: {found.objects[0]}\n" in each.messages[1].content for each in of_tea)
+
+
+async def test_what_was_compared_goes_with_the_ranking_it_was_for(tmp_path: Path) -> None:
+    await judged(tmp_path)
+    out = tmp_path / "out"
+    compared = short(tmp_path, rank=("judge", "pairwise:3"))
+    await ranked(compared, out)
+    assert all((out / name).exists() for name in COMPARED)
+    await rank_stage(short(tmp_path), out, Silent())
+    assert not any((out / name).exists() for name in COMPARED)
+    stage = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["rank"]
+    assert "comparisons" not in stage and "requests" not in stage
+    for earlier in (judged, lambda folder: retrieve_stage(short(folder), folder / "out", Silent())):
+        await judged(tmp_path)
+        await ranked(compared, out)
+        await earlier(tmp_path)
+        assert not any((out / name).exists() for name in (*COMPARED, "run.txt"))
+
+
+@pytest.mark.parametrize("steps", [("judge",), ("judge", "fusion:5", "balance:8"), ("balance:4",), ("fusion:3",)])
+async def test_without_a_step_that_compares_no_engine_is_needed(tmp_path: Path, steps: tuple[str, ...]) -> None:
+    await judged(tmp_path)
+    # Nothing listens there.
+    config = short(tmp_path, rank=steps, engine__base_url="http://127.0.0.1:1")
+    ranking = await rank_alone(config, tmp_path / "out", Silent())
+    assert (ranking.lines, ranking.failures) == (16, [])
+    assert validate_run(tmp_path / "out" / "run.txt", get_task("comparative")) == []
+
+
+async def test_without_judge_the_ranking_begins_with_the_order_of_the_first_stage(tmp_path: Path) -> None:
+    await judged(tmp_path)
+    out = tmp_path / "out"
+    candidates = [line for line in run_lines(out / "candidates.run.txt") if line.topic_id == "3"]
+    await rank_stage(short(tmp_path, rank=("fusion:3",)), out, Silent())
+    assert ids(lines_of(out)) == ids(candidates)
+    await ranked(short(tmp_path, rank=("pairwise:3",)), out, last_is_best)
+    assert ids(lines_of(out)) == sorted(ids(candidates)[:3], reverse=True) + ids(candidates)[3:]
+    # The labels are those of the judgments all the same.
+    assert {line.stance for line in lines_of(out)} != {"NO"}
+
+
+async def test_a_comparison_without_a_usable_answer_is_recorded_and_the_run_is_whole(tmp_path: Path) -> None:
+    await judged(tmp_path)
+    out = tmp_path / "out"
+    await rank_stage(short(tmp_path), out, Silent())
+    before = ids(lines_of(out))
+
+    def one_fails(request: Request) -> Answer:
+        if set((request.origin.document_id or "").split()) == set(before[:2]):
+            return {"best": "Z"}
+        return last_is_best(request)
+
+    ranking, _ = await ranked(short(tmp_path, rank=("judge", "pairwise:3")), out, one_fails)
+    failures = read_records(out / "comparison_failures.jsonl", Failure, "failures")
+    assert ranking.failures == failures
+    assert {(each.topic_id, each.document_id, each.kind, len(each.attempts)) for each in failures} == {
+        ("3", " ".join(shown), "outside_schema", 3) for shown in (before[:2], before[1::-1])
+    }
+    assert sorted(ids(lines_of(out))) == sorted(before)
+    stage = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["rank"]
+    assert (stage["failures"], stage["comparisons"]) == ({"outside_schema": 2}, {"pairwise:3": 10})
+
+
+async def test_a_topic_without_objects_is_ranked_by_what_is_known_and_not_asked_about_again(tmp_path: Path) -> None:
+    def no_objects(request: Request) -> Answer:
+        return {"first": "tea", "second": "tea"} if request.origin.document_id is None else last_is_best(request)
+
+    await judged(tmp_path, no_objects)
+    out = tmp_path / "out"
+    failed = read_records(out / "failures.jsonl", Failure, "failures")
+    assert [(each.topic_id, each.document_id) for each in failed] == [("20", None)]
+    ranking, asked = await ranked(short(tmp_path, rank=("judge", "pairwise:3", "fusion:4")), out, no_objects)
+    assert ranking.failures == [] and {request.origin.topic_id for request in asked} == {"3"}
+    candidates = [line for line in run_lines(out / "candidates.run.txt") if line.topic_id == "20"]
+    assert ids(lines_of(out, "20")) == ids(candidates)
+    assert ranking.imputed == len(candidates)
+    assert {each.topic_id for each in read_records(out / "comparisons.jsonl", Comparison, "comparisons")} == {"3"}
+
+
+async def test_a_replay_is_the_same_to_the_byte_and_says_what_it_lacks(tmp_path: Path) -> None:
+    await judged(tmp_path)
+    out = tmp_path / "out"
+    steps = ("judge", "setwise:6", "pairwise:3")
+    await ranked(short(tmp_path, rank=steps), out)
+    names = ("run.txt", *COMPARED)
+    first = [(out / name).read_bytes() for name in names]
+    _, asked = await ranked(short(tmp_path, rank=steps, cache__mode=CacheMode.REPLAY), out)
+    assert asked == [] and [(out / name).read_bytes() for name in names] == first
+    with pytest.raises(ReplayMiss, match="prompt comparative/order"):
+        await ranked(short(tmp_path, rank=("judge", "listwise:4"), cache__mode=CacheMode.REPLAY), out)
+    # What was there stays.
+    assert [(out / name).read_bytes() for name in names] == first
+
+
+async def test_the_aim_is_asked_for_in_comparisons_and_weighs_the_judgments(tmp_path: Path) -> None:
+    await judged(tmp_path)
+    out = tmp_path / "out"
+    systems: dict[str, set[str]] = {}
+    for aim in ("relevance", "quality", "both"):
+        _, asked = await ranked(short(tmp_path, rank=("judge", "pairwise:2"), aim=aim), out)
+        systems[aim] = {request.messages[0].content for request in asked}
+        stage = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["rank"]
+        assert stage["weights"] == dict(get_task("comparative").aims[aim])
+    assert all(len(each) == 1 for each in systems.values())
+    assert len(set.union(*systems.values())) == 3
+
+
+async def test_documents_that_are_not_in_the_corpus_are_told_before_anything_is_compared(tmp_path: Path) -> None:
+    await judged(tmp_path)
+    out = tmp_path / "out"
+    with (out / "candidates.run.txt").open("a") as stream:
+        stream.write("3 Q0 nowhere___1 9 0.001 t\n")
+    with pytest.raises(
+        DataError, match=r"candidates.run.txt: 1 of its documents are not in the corpus .*: nowhere___1"
+    ):
+        await ranked(short(tmp_path, rank=("judge", "pairwise:3")), out)

@@ -1,0 +1,249 @@
+"""Runs that stop, go on, are repeated, refreshed or replayed: nothing is lost and nothing is asked twice."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import yaml
+from aiohttp import web
+
+from tests.fake_server import FakeServer, good, says, status
+from tests.sample_runs import SAMPLE, Silent, config_for, run_lines, run_on
+from touche_llm.config import Config
+from touche_llm.errors import DataError, EngineError, ReplayMiss, UsageError
+from touche_llm.llm.cache import Cache
+from touche_llm.pipeline import run_all as pipeline
+from touche_llm.pipeline.dry_run import dry_cost
+from touche_llm.pipeline.rank import rank_stage
+
+
+async def start(server: FakeServer, folder: Path, out: str, *more: str) -> asyncio.subprocess.Process:
+    arguments = ["--topics", SAMPLE / "topics.xml", "--corpus", SAMPLE / "passages.jsonl", "--out", folder / out]
+    arguments += ["--cache", folder / "answers.sqlite", "--index", folder / "index", "--base-url", server.url]
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "touche_llm", "run", *map(str, arguments), *more),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+@pytest.mark.slow
+async def test_a_run_that_is_killed_goes_on_and_asks_only_for_what_is_missing(tmp_path: Path) -> None:
+    async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        await asyncio.sleep(0.02)
+        return await good(request, body)
+
+    server = FakeServer(rest=slow)
+    async with server.running():
+        process = await start(server, tmp_path, "killed", "--concurrency", "4")
+        while len(server.asked) < 40:
+            await asyncio.sleep(0.01)
+            assert process.returncode is None
+        process.send_signal(signal.SIGKILL)
+        await process.communicate()
+        with Cache(tmp_path / "answers.sqlite") as cache:
+            stored = len(cache.find("answer"))
+        assert stored > 0
+        assert not (tmp_path / "killed" / "run.txt").exists()
+        server.asked.clear()
+        again = await start(server, tmp_path, "killed", "--concurrency", "4")
+        _, errors = await again.communicate()
+        assert again.returncode == 0, errors
+        with Cache(tmp_path / "answers.sqlite") as cache:
+            total = len(cache.find("answer"))
+        assert 0 < len(server.asked) == total - stored
+        first = (tmp_path / "killed" / "run.txt").read_bytes()
+        whole = await start(server, tmp_path, "whole", "--cache", str(tmp_path / "other.sqlite"))
+        await whole.communicate()
+    assert (tmp_path / "whole" / "run.txt").read_bytes() == first
+
+
+@pytest.mark.slow
+async def test_replay_gives_the_same_bytes_with_the_server_gone(tmp_path: Path) -> None:
+    server = FakeServer()
+    async with server.running():
+        process = await start(server, tmp_path, "asked")
+        await process.communicate()
+    process = await start(server, tmp_path, "replayed", "--cache-mode", "replay")
+    _, errors = await process.communicate()
+    assert process.returncode == 0, errors
+    for name in ("run.txt", "judgments.jsonl", "candidates.run.txt"):
+        assert (tmp_path / "asked" / name).read_bytes() == (tmp_path / "replayed" / name).read_bytes()
+
+
+async def test_a_stage_that_fails_leaves_nothing_of_an_earlier_state_behind_it(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    await run_on(FakeServer(), config_for(tmp_path, topic=("3",), depth=5), out)
+    changed = config_for(tmp_path, topic=("3",), depth=20, sampling__max_tokens=9, cache__mode="replay")
+    with pytest.raises(ReplayMiss):
+        await pipeline.run_all(changed, out, Silent(), overwrite=True)
+    assert len(run_lines(out / "candidates.run.txt")) == 20
+    assert not (out / "run.txt").exists()
+    with pytest.raises(DataError, match="judgments.jsonl: not there; run `touche-llm judge`"):
+        await rank_stage(changed, out, Silent())
+
+
+async def test_a_second_run_in_the_same_folder_is_as_one_in_a_new_folder(tmp_path: Path) -> None:
+    small, large = (config_for(tmp_path, topic=("3",), depth=depth) for depth in (5, 9))
+    await run_on(FakeServer(), small, tmp_path / "used")
+    await run_on(FakeServer(), large, tmp_path / "used", overwrite=True)
+    await run_on(FakeServer(), large, tmp_path / "new")
+    for name in ("candidates.run.txt", "judgments.jsonl", "run.txt"):
+        assert (tmp_path / "used" / name).read_bytes() == (tmp_path / "new" / name).read_bytes()
+
+
+async def test_replay_wants_to_know_which_context_documents_were_cut_to(tmp_path: Path) -> None:
+    models: list[dict[str, Any]] = [{"id": "fake", "max_model_len": 8192}]
+    for length in (8192, 5000):
+        models[0]["max_model_len"] = length
+        config = config_for(tmp_path, topic=("3",))
+        await run_on(FakeServer(models=models), config, tmp_path / str(length))
+    cut = [
+        yaml.safe_load((tmp_path / each / "ir-metadata.yml").read_text())["stages"]["judge"]
+        for each in ("8192", "5000")
+    ]
+    assert [each["context"] for each in cut] == [8192, 5000]
+    assert cut[0]["documents cut"] < cut[1]["documents cut"]
+    replay = config_for(tmp_path, topic=("3",), cache__mode="replay")
+    with pytest.raises(UsageError, match="contexts of 5000, 8192 tokens.*--context"):
+        await pipeline.run_all(replay, tmp_path / "out", Silent())
+    for length in (8192, 5000):
+        engine = replay.engine.model_copy(update={"context": length})
+        again = replay.model_copy(update={"engine": engine})
+        await pipeline.run_all(again, tmp_path / "out", Silent(), overwrite=True)
+        assert (tmp_path / "out" / "judgments.jsonl").read_bytes() == (
+            tmp_path / str(length) / "judgments.jsonl"
+        ).read_bytes()
+
+
+async def test_a_server_that_never_answers_usefully_ends_the_run_and_nothing_is_lost(tmp_path: Path) -> None:
+    config = config_for(tmp_path, depth=40, engine__retry_for=0.0)
+    with pytest.raises(EngineError, match="the last 32 requests were given up without a reply .HTTP 503: status 503"):
+        await run_on(FakeServer(behaviours=[good] * 9, rest=status(503)), config, tmp_path / "out")
+    with Cache(config.cache.file) as cache:
+        assert len(cache.find("answer")) == 9
+    server = FakeServer()
+    await run_on(server, config, tmp_path / "out")
+    with Cache(config.cache.file) as cache:
+        assert len(server.asked) == len(cache.find("answer")) - 9
+
+
+async def test_requests_that_the_server_refuses_do_not_end_a_run_however_many_and_it_can_be_repeated(
+    tmp_path: Path,
+) -> None:
+    async def refuses_most(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        about = body["messages"][1]["content"].split("Passage:")[-1]
+        return await (good if "heat pump" in about else status(400))(request, body)
+
+    config = config_for(tmp_path, topic=("3", "7", "12"))
+    first = await run_on(FakeServer(rest=refuses_most), config, tmp_path / "out")
+    assert len(first.failures) > 40
+    written = (tmp_path / "out" / "run.txt").read_bytes()
+    again = await run_on(FakeServer(rest=refuses_most), config, tmp_path / "out")
+    assert again.failures == first.failures
+    assert (tmp_path / "out" / "run.txt").read_bytes() == written
+
+
+async def test_a_refreshed_run_is_what_a_replay_gives_also_where_passages_are_equal(tmp_path: Path) -> None:
+    corpus = tmp_path / "equal.jsonl"
+    text = "A heat pump or a gas boiler for an old house, that is the question."
+    lines = [{"id": f"d{n}", "contents": text} for n in range(6)] + [
+        {"id": f"x{n}", "contents": "Tea."} for n in range(9)
+    ]
+    corpus.write_bytes(b"".join(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in lines))
+    stances = iter(["FIRST", "SECOND", "NEUTRAL", "NO"] * 9)
+
+    async def varies(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return await says(f'{{"relevance":1,"quality":1,"stance":"{next(stances)}"}}')(request, body)
+
+    def config(mode: str) -> Config:
+        return config_for(tmp_path, corpus=corpus, topic=("3",), engine__concurrency=1, cache__mode=mode)
+
+    for mode in ("reuse", "refresh"):
+        await run_on(FakeServer(rest=varies), config(mode), tmp_path / mode)
+    await pipeline.run_all(config("replay"), tmp_path / "replay", Silent())
+    assert (tmp_path / "replay" / "run.txt").read_bytes() == (tmp_path / "refresh" / "run.txt").read_bytes()
+
+
+async def test_a_server_that_no_longer_lets_us_in_ends_the_run_at_once(tmp_path: Path) -> None:
+    server = FakeServer(behaviours=[good] * 3, rest=status(401))
+    with pytest.raises(EngineError, match=r"does not serve this run any more \(HTTP 401"):
+        await run_on(server, config_for(tmp_path, engine__concurrency=1), tmp_path / "out")
+    assert len(server.asked) == 4
+
+
+FAILING_FILES = ("run.txt", "judgments.jsonl", "failures.jsonl", "comparisons.jsonl", "comparison_failures.jsonl")
+
+
+async def fails_often(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    """No usable answer to many questions, and a status 400 to others: the same ones each time."""
+    shown = body["messages"][-1]["content"].split("Passage")
+    if "best" in body["structured_outputs"]["json"]["properties"]:
+        return await (good if len(shown[1]) > len(shown[2]) else says('{"best":NaN}'))(request, body)
+    return await [good, status(400), says("Well, ")][len(shown[-1]) % 3](request, body)
+
+
+@pytest.mark.slow
+async def test_a_run_with_failures_is_replayed_whole_and_sends_them_again_only_on_demand(tmp_path: Path) -> None:
+    server = FakeServer(rest=fails_often)
+    options = ["--topic", "3", "--depth", "12", "--stance-depth", "0", "--rank", "judge,pairwise:4"]
+
+    async def run(out: str, *more: str) -> tuple[str, int]:
+        """What a run says, and how many requests it sends."""
+        server.asked.clear()
+        process = await start(server, tmp_path, out, *options, *more)
+        written, errors = await process.communicate()
+        assert process.returncode == 3, errors
+        return (written + errors).decode(), len(server.asked)
+
+    async with server.running():
+        said, sent = await run("first")
+        failures = [
+            orjson.loads(line)
+            for name in ("failures.jsonl", "comparison_failures.jsonl")
+            for line in (tmp_path / "first" / name).read_bytes().splitlines()
+        ]
+        assert {each["kind"] for each in failures} == {"not_json", "server_error"}
+        assert sent > 0 and "--retry-failures" not in said
+        said, sent = await run("second")
+        assert sent == 0 and "--retry-failures" in said
+        judged = yaml.safe_load((tmp_path / "second" / "ir-metadata.yml").read_text())["stages"]["judge"]["requests"]
+        of_judge = [each for each in failures if each["prompt"].startswith("comparative/judge")]
+        assert judged["known_failures"] == len(of_judge) > 1
+        assert judged["unusable_records"] == sum(len(each["attempts"]) for each in of_judge)
+        assert f"{len(of_judge)} had no usable answer before" in said
+        _, retried = await run("retried", "--retry-failures")
+        assert retried == sum(len(each["attempts"]) for each in failures)
+    said, _ = await run("replayed", "--cache-mode", "replay")
+    assert "--retry-failures" not in said
+    for out in ("second", "retried", "replayed"):
+        for name in FAILING_FILES:
+            assert (tmp_path / out / name).read_bytes() == (tmp_path / "first" / name).read_bytes(), (out, name)
+    # The flag is for one command, not for later stages.
+    assert "retry_failures" not in (tmp_path / "retried" / "config.yaml").read_text()
+
+
+async def test_failures_cannot_be_retried_in_replay(tmp_path: Path) -> None:
+    await run_on(FakeServer(), config_for(tmp_path, topic=("3",), depth=2), tmp_path / "out")
+    config = config_for(tmp_path, topic=("3",), depth=2, cache__mode="replay", cache__retry_failures=True)
+    with pytest.raises(UsageError, match="--retry-failures"):
+        await pipeline.run_all(config, tmp_path / "out", Silent())
+
+
+async def test_a_dry_run_counts_failures_that_are_not_sent_again(tmp_path: Path) -> None:
+    config = config_for(tmp_path, topic=("3",), depth=12)
+    failed = len((await run_on(FakeServer(rest=fails_often), config, tmp_path / "out")).failures)
+    assert failed > 1
+    before = config.cache.file.read_bytes()
+    cost = await dry_cost(config, None, ("retrieve", "judge"), Silent())
+    assert (cost.known["judge"], cost.failed["judge"], cost.costs) == (12 - failed, failed, [])
+    retrying = config_for(tmp_path, topic=("3",), depth=12, cache__retry_failures=True)
+    retried = await dry_cost(retrying, tmp_path / "out", ("judge",), Silent())
+    assert retried.failed["judge"] == 0 and sum(each.least.requests for each in retried.costs) == failed
+    assert config.cache.file.read_bytes() == before

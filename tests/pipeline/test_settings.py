@@ -1,0 +1,391 @@
+"""A folder that holds a run with other settings is not written over, unless the user asks for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.fake_server import FakeServer
+from tests.sample_runs import Silent, config_for, run_on
+from touche_llm.config import Config, _names, load_config
+from touche_llm.errors import ToucheError, UsageError
+from touche_llm.pipeline import run_all as pipeline
+from touche_llm.pipeline.made_from import check_settings
+from touche_llm.pipeline.settings import INCIDENTAL, OF_ENGINE, OF_JUDGE, OF_RETRIEVE
+from touche_llm.prompts.prompt import prompts_folder
+from touche_llm.report.data import gather
+from touche_llm.report.write import write_report
+
+PORT_NOBODY_LISTENS_ON = "http://127.0.0.1:1"
+
+
+def short(folder: Path, **flags: Any) -> Config:
+    return config_for(folder, **{"topic": ("3",), "depth": 3, **flags})
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in out.iterdir() if not path.name.startswith(".")}
+
+
+def changes(error: UsageError) -> list[str]:
+    """The names of the settings that an error lists."""
+    return [line.partition(":")[0].strip() for line in str(error).splitlines()[1:]]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"depth": 2},
+        {"tag": "other"},
+        {"rank": ("judge", "balance:2")},
+        {"weights__quality": 3.0},
+        {"stance__thresholds": {"NO": 0.9}},
+        {"sampling__seed": 7},
+        {"engine__model": "another"},
+        {"engine__revision": "another"},
+        {"limit_topics": 1},
+        {"retriever__k1": 0.9},
+        {"prompts__judge": "my.jinja"},
+        {"skip_bad_lines": True},
+    ],
+)
+async def test_a_run_with_other_settings_is_left_as_it_is_and_what_differs_is_listed(
+    tmp_path: Path, flags: dict[str, Any]
+) -> None:
+    out = tmp_path / "out"
+    await run_on(FakeServer(), short(tmp_path), out)
+    before = contents(out)
+    changed = short(tmp_path, **flags, engine__base_url=PORT_NOBODY_LISTENS_ON)
+    for command in (pipeline.run_all, pipeline.retrieve_alone, pipeline.judge_alone):
+        if flags.get("prompts__judge") and command is pipeline.run_all:
+            continue  # There is no such template, which is said first.
+        with pytest.raises(UsageError, match="--overwrite") as caught:
+            await command(changed, out, Silent())
+        (name,) = (name.replace("__", ".") for name in flags)
+        assert [each for each in changes(caught.value) if not each.startswith(name)] == []
+        assert changes(caught.value)
+    assert contents(out) == before
+
+
+async def test_old_and_new_values_are_shown(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    await run_on(FakeServer(), short(tmp_path), out)
+    with pytest.raises(UsageError) as caught:
+        check_settings(out, short(tmp_path, depth=2, limit_topics=1), "run", overwrite=False)
+    assert str(caught.value).splitlines()[1:] == ["  depth: 3 → 2", "  limit_topics: not set → 1"]
+
+
+async def test_the_same_settings_go_through_wherever_and_however_fast_the_server_is(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    await run_on(FakeServer(), short(tmp_path), out)
+    before = contents(out)
+    other = {"engine__retry_for": 3.0, "engine__request_timeout": 9.0, "engine__concurrency": 2}
+    server = FakeServer()
+    await run_on(server, short(tmp_path, **other, actor__name="me"), out)
+    assert server.asked == []
+    assert contents(out)["run.txt"] == before["run.txt"]
+    replayed = short(tmp_path, cache__mode="replay", engine__context=8192)
+    await pipeline.run_all(replayed, out, Silent())
+
+
+async def test_a_server_that_serves_another_model_now_is_noticed_before_anything_is_requested(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    await run_on(FakeServer(), short(tmp_path), out)
+    before = contents(out)
+    server = FakeServer(models=[{"id": "another", "max_model_len": 8192}])
+    with pytest.raises(UsageError) as caught:
+        await run_on(server, short(tmp_path), out)
+    assert (changes(caught.value), server.asked) == (["engine.model"], [])
+    assert contents(out) == before
+
+
+async def test_with_overwrite_the_run_is_as_in_a_new_folder(tmp_path: Path) -> None:
+    await run_on(FakeServer(), short(tmp_path, tag="old"), tmp_path / "used")
+    new = short(tmp_path, tag="new")
+    await run_on(FakeServer(), new, tmp_path / "used", overwrite=True)
+    await run_on(FakeServer(), new, tmp_path / "fresh")
+    assert (tmp_path / "used" / "run.txt").read_bytes() == (tmp_path / "fresh" / "run.txt").read_bytes()
+
+
+async def test_ranking_again_with_other_steps_and_weights_needs_no_flag(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    await run_on(FakeServer(), short(tmp_path), out)
+    ranked = short(tmp_path, rank=("judge", "balance:3"), weights__quality=3.0, tag="again")
+    assert (await pipeline.rank_alone(ranked, out, Silent())).lines == 3
+    assert yaml.safe_load((out / "config.yaml").read_bytes())["rank"] == ["judge", "balance:3"]
+    # The run of before would be the loss of this one.
+    with pytest.raises(UsageError):
+        check_settings(out, short(tmp_path), "run", overwrite=False)
+
+
+async def test_a_stage_may_choose_its_settings_as_long_as_nothing_was_made_with_others(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    await pipeline.retrieve_alone(short(tmp_path), out, Silent())
+    judged = short(tmp_path, depth=2, sampling__seed=7, rank=("judge", "balance:3"), engine__model="fake")
+    check_settings(out, judged, "judge", overwrite=False)
+    for flags, command in (({"depth": 2}, "run"), ({"retriever__k1": 0.9}, "judge"), ({"topic": ("7",)}, "judge")):
+        with pytest.raises(UsageError):
+            check_settings(out, short(tmp_path, **flags), command, overwrite=False)
+    (out / "judgments.jsonl").touch()
+    with pytest.raises(UsageError) as caught:
+        check_settings(out, judged, "judge", overwrite=False)
+    assert changes(caught.value) == ["depth", "sampling.seed"]
+
+
+async def test_queries_of_the_model_are_kept_like_judgments(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    await pipeline.retrieve_alone(short(tmp_path), out, Silent())
+    config = yaml.safe_load((out / "config.yaml").read_bytes())
+    config["expansion"]["use"] = True
+    (out / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(UsageError) as caught:
+        check_settings(out, short(tmp_path, expansion__use=True, sampling__seed=7), "retrieve", overwrite=False)
+    assert changes(caught.value) == ["sampling.seed"]
+
+
+async def test_paths_are_the_same_however_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    config = short(tmp_path)
+    await pipeline.retrieve_alone(config, out, Silent())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link.xml").symlink_to(config.topics)
+    for topics in (Path(os.path.relpath(config.topics)), Path("link.xml")):
+        check_settings(out, short(tmp_path, topics=topics), "run", overwrite=False)
+    (tmp_path / "copy.xml").write_bytes(config.topics.read_bytes())
+    with pytest.raises(UsageError) as caught:
+        check_settings(out, short(tmp_path, topics=Path("copy.xml")), "run", overwrite=False)
+    assert changes(caught.value) == ["topics"]
+
+
+def test_without_a_corpus_the_index_says_which_documents_are_meant(tmp_path: Path) -> None:
+    def config(index: str, corpus: Path | None) -> Config:
+        return config_for(tmp_path).model_copy(update={"corpus": corpus, "index": tmp_path / index})
+
+    def write(value: Config) -> None:
+        (tmp_path / "run.txt").touch()
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(value.model_dump(mode="json")))
+
+    write(config("a", tmp_path / "corpus.jsonl"))
+    check_settings(tmp_path, config("b", tmp_path / "corpus.jsonl"), "run", overwrite=False)
+    write(config("a", None))
+    with pytest.raises(UsageError) as caught:
+        check_settings(tmp_path, config("b", None), "run", overwrite=False)
+    assert changes(caught.value) == ["index"]
+
+
+@pytest.mark.parametrize("text", ["- another program's\n", "port: 8080\n", "{"])
+async def test_a_configuration_of_another_program_is_not_replaced(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(UsageError, match="--overwrite"):
+        await pipeline.retrieve_alone(short(tmp_path), tmp_path, Silent())
+    assert (tmp_path / "config.yaml").read_text() == text
+    await pipeline.retrieve_alone(short(tmp_path), tmp_path, Silent(), overwrite=True)
+    assert yaml.safe_load((tmp_path / "config.yaml").read_bytes())["depth"] == 3
+
+
+@pytest.mark.parametrize("name", ["run.txt", "judgments.jsonl", "candidates.run.txt"])
+async def test_an_output_without_a_configuration_is_not_replaced(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("of another tool")
+    with pytest.raises(UsageError, match=rf"{name}.*--overwrite"):
+        await pipeline.retrieve_alone(short(tmp_path), tmp_path, Silent())
+    assert (tmp_path / name).read_text() == "of another tool"
+    # To judge the candidates of another tool is no loss of them.
+    if name == "candidates.run.txt":
+        check_settings(tmp_path, short(tmp_path), "judge", overwrite=False)
+
+
+def test_every_setting_that_is_named_exists() -> None:
+    known = set(_names(Config))
+    for names in (INCIDENTAL, OF_RETRIEVE, OF_JUDGE, OF_ENGINE):
+        assert names and set(names) <= known
+
+
+@pytest.mark.parametrize("command", ["run", "retrieve", "judge"])
+async def test_nothing_is_compared_where_nothing_was_made(tmp_path: Path, command: str) -> None:
+    check: Callable[..., None] = check_settings
+    check(tmp_path / "nowhere", short(tmp_path), command, overwrite=False)
+    await pipeline.retrieve_alone(short(tmp_path), tmp_path / "out", Silent())
+    (tmp_path / "out" / "candidates.run.txt").unlink()
+    check(tmp_path / "out", short(tmp_path, depth=2), command, overwrite=False)
+
+
+def with_own_prompts(folder: Path) -> dict[str, Any]:
+    """Copy the judge prompt to a folder of templates; return the flag that takes it from there."""
+    template = folder / "prompts" / "comparative" / "judge.jinja"
+    template.parent.mkdir(parents=True)
+    template.write_bytes((prompts_folder() / "comparative" / "judge.jinja").read_bytes())
+    return {"prompts__folder": folder / "prompts"}
+
+
+def with_own_inputs(folder: Path) -> dict[str, Any]:
+    """Copy topics, corpus and a run of candidates; return the flags that take them from there."""
+    config = config_for(folder)
+    assert config.corpus is not None
+    files = {"topics": config.topics, "corpus": config.corpus}
+    own = {name: folder / f"own-{file.name}" for name, file in files.items()}
+    for name, path in own.items():
+        path.write_bytes(files[name].read_bytes())
+    return own
+
+
+def edit(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\n")
+
+
+async def test_a_template_that_was_edited_is_a_change_with_its_old_and_new_hash(tmp_path: Path) -> None:
+    out, own = tmp_path / "out", with_own_prompts(tmp_path)
+    await run_on(FakeServer(), short(tmp_path, **own), out)
+    before, server = contents(out), FakeServer()
+    template = tmp_path / "prompts" / "comparative" / "judge.jinja"
+    old = yaml.safe_load(before["ir-metadata.yml"])["stages"]["judge"]["prompts"]["judge"]
+    template.write_text(template.read_text() + "{# another wording #}\n")
+    with pytest.raises(UsageError, match="--overwrite") as caught:
+        await run_on(server, short(tmp_path, **own), out)
+    (line,) = str(caught.value).splitlines()[1:]
+    name, _, values = line.strip().partition(": ")
+    assert (name, values.split(" → ")[0], server.asked) == ("prompts.judge", old, [])
+    for command in ("retrieve", "judge"):
+        with pytest.raises(UsageError) as caught:
+            check_settings(out, short(tmp_path, **own), command, overwrite=False)
+        assert changes(caught.value) == ["prompts.judge"]
+    assert contents(out) == before
+    await run_on(FakeServer(), short(tmp_path, **own), out, overwrite=True)
+    new = yaml.safe_load((out / "ir-metadata.yml").read_bytes())["stages"]["judge"]["prompts"]["judge"]
+    assert values == f"{old} → {new}"
+
+
+async def test_a_run_whose_judging_did_not_finish_takes_the_edited_template(tmp_path: Path) -> None:
+    out, own = tmp_path / "out", with_own_prompts(tmp_path)
+    await pipeline.retrieve_alone(short(tmp_path, **own), out, Silent())
+    edit(tmp_path / "prompts" / "comparative" / "judge.jinja")
+    outcome = await run_on(FakeServer(), short(tmp_path, **own), out)
+    assert outcome.judgments == 3
+
+
+@pytest.mark.parametrize("name", ["topics", "corpus", "candidates"])
+async def test_an_input_that_changed_under_the_same_path_is_a_change(tmp_path: Path, name: str) -> None:
+    out, own = tmp_path / "out", with_own_inputs(tmp_path)
+    await pipeline.retrieve_alone(short(tmp_path, **own), tmp_path / "first", Silent())
+    if name == "candidates":
+        own["candidates"] = tmp_path / "first" / "candidates.run.txt"
+    await pipeline.retrieve_alone(short(tmp_path, **own), out, Silent())
+    os.utime(own[name])  # Read again and the same.
+    check_settings(out, short(tmp_path, **own), "judge", overwrite=False)
+    edit(own[name])
+    for command in ("run", "retrieve", "judge"):
+        with pytest.raises(UsageError) as caught:
+            check_settings(out, short(tmp_path, **own), command, overwrite=False)
+        assert changes(caught.value) == [name]
+    # Judging replaces no candidates, of which the folder has a copy.
+    if name == "candidates":
+        check_settings(out, short(tmp_path, **own), "judge", overwrite=True)
+    else:
+        with pytest.raises(UsageError) as caught:
+            check_settings(out, short(tmp_path, **own), "judge", overwrite=True)
+        assert changes(caught.value) == [name]
+    check_settings(out, short(tmp_path, **own), "retrieve", overwrite=True)
+    # Without its outputs a stage has made nothing.
+    (out / "candidates.run.txt").unlink()
+    check_settings(out, short(tmp_path, **own), "run", overwrite=False)
+
+
+@pytest.mark.parametrize("name", ["topics", "corpus"])
+async def test_ranking_compares_no_other_topics_or_documents_than_those_judged(tmp_path: Path, name: str) -> None:
+    out, own = tmp_path / "out", with_own_inputs(tmp_path)
+    await run_on(FakeServer(), short(tmp_path, **own), out)
+    edit(own[name])
+    before, server = contents(out), FakeServer()
+    async with server.running():
+        comparing = short(tmp_path, **own, rank=("judge", "pairwise:2"), engine__base_url=server.url)
+        with pytest.raises(UsageError) as caught:
+            await pipeline.rank_alone(comparing, out, Silent())
+    assert (changes(caught.value), server.asked, contents(out)) == ([name], [], before)
+    # Other weights need neither texts nor titles.
+    assert (await pipeline.rank_alone(short(tmp_path, **own, weights__quality=3.0), out, Silent())).lines == 3
+
+
+async def test_the_model_is_compared_with_the_one_that_judged_whatever_ranked_since(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    await run_on(FakeServer(), short(tmp_path, engine__model="fake"), out)
+    other = short(tmp_path, rank=("judge", "pairwise:2"), engine__model="another")
+    server = FakeServer(models=[{"id": "another", "max_model_len": 8192}])
+    async with server.running():
+        engine = other.engine.model_copy(update={"base_url": server.url})
+        await pipeline.rank_alone(other.model_copy(update={"engine": engine}), out, Silent())
+    written = load_config(out / "config.yaml", {})
+    assert written.engine.model == "another"
+    with pytest.raises(UsageError) as caught:
+        check_settings(out, written, "judge", overwrite=False)
+    assert str(caught.value).splitlines()[1:] == ["  engine.model: fake (judge) → another"]
+    own = written.model_copy(update={"engine": written.engine.model_copy(update={"model": "fake"})})
+    with pytest.raises(UsageError) as caught:
+        check_settings(out, own, "judge", overwrite=False)
+    assert str(caught.value).splitlines()[1:] == ["  engine.model: another (rank) → fake"]
+
+
+async def test_ranking_without_comparisons_leaves_the_engine_of_the_judgments(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    await run_on(FakeServer(), short(tmp_path, engine__model="fake"), out)
+    await pipeline.rank_alone(short(tmp_path, engine__model="another", tag="again"), out, Silent())
+    written = load_config(out / "config.yaml", {})
+    assert (written.engine.model, written.tag) == ("fake", "again")
+    check_settings(out, written, "judge", overwrite=False)
+
+
+@pytest.mark.parametrize("facts", ["[]", "{prompts: 3, model: [1]}", "{prompts: {judge: null}}"])
+async def test_damaged_records_of_a_stage_are_an_error_of_this_program(tmp_path: Path, facts: str) -> None:
+    out = tmp_path / "out"
+    await run_on(FakeServer(), short(tmp_path), out)
+    (out / "ir-metadata.yml").write_text(f"stages: {{judge: {facts}, retrieve: {{corpus: 7}}}}\n")
+    with pytest.raises(ToucheError):
+        check_settings(out, short(tmp_path, engine__model="fake", tag="other"), "judge", overwrite=False)
+
+
+async def test_judging_may_use_another_model_than_the_queries_are_of(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    await pipeline.retrieve_alone(short(tmp_path, engine__model="fake"), out, Silent())
+    metadata = yaml.safe_load((out / "ir-metadata.yml").read_bytes())
+    metadata["stages"]["retrieve"]["model"] = "fake"
+    (out / "ir-metadata.yml").write_text(yaml.safe_dump(metadata))
+    other = short(tmp_path, engine__model="another")
+    check_settings(out, other, "judge", overwrite=False)
+    with pytest.raises(UsageError) as caught:
+        check_settings(out, other, "retrieve", overwrite=False)
+    assert changes(caught.value) == ["engine.model"]
+
+
+async def test_judging_deeper_than_the_first_stage_is_refused_and_less_deep_is_recorded(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    await pipeline.retrieve_alone(short(tmp_path, depth=4), out, Silent())
+    found = (out / "candidates.run.txt").read_bytes()
+    server = FakeServer()
+    async with server.running():
+        deeper = short(tmp_path, depth=5, engine__base_url=server.url)
+        with pytest.raises(UsageError, match="--depth 4"):
+            await pipeline.judge_alone(deeper, out, Silent())
+        assert server.asked == []
+        fewer = short(tmp_path, depth=2, engine__base_url=server.url)
+        assert (await pipeline.judge_alone(fewer, out, Silent())).judgments == 2
+        assert (out / "candidates.run.txt").read_bytes() == found
+        methods = yaml.safe_load((out / "ir-metadata.yml").read_bytes())["method"]["retrieval"]
+        assert methods[0]["params"]["depth"] == 4
+        all_found = short(tmp_path, depth=4, engine__base_url=server.url)
+        assert (await pipeline.judge_alone(all_found, out, Silent(), overwrite=True)).judgments == 4
+
+
+@pytest.mark.parametrize("again", [pipeline.retrieve_alone, pipeline.rank_alone])
+async def test_no_page_of_the_run_that_was_stays_when_a_stage_runs_again(tmp_path: Path, again: Any) -> None:
+    out = tmp_path / "out"
+    await run_on(FakeServer(), short(tmp_path, engine__model="fake"), out)
+    page = out / "report.html"
+    write_report(gather(out, None, 3), page)
+    await again(short(tmp_path, engine__model="fake"), out, Silent())
+    assert not page.exists()
+    page.write_text("notes of the user")
+    await again(short(tmp_path, engine__model="fake"), out, Silent())
+    assert page.read_text() == "notes of the user"

@@ -1,0 +1,342 @@
+"""The stance asked by a prompt of its own: gate and side, both orders of the objects, thresholds at rank time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.sample_runs import Silent, config_for, run_lines
+from tests.scripted_engine import FACTS, Label, ScriptedEngine
+from tests.write_demo_cassette import is_swapped
+from touche_llm.config import Config, load_config
+from touche_llm.data.files import read_records
+from touche_llm.data.records import Failure, Judgment, RunLine, StanceReading
+from touche_llm.errors import DataError, UsageError
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.engines.base import Completion
+from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.request import Request
+from touche_llm.pipeline import judge
+from touche_llm.pipeline.judge import Outcome, judge_stage
+from touche_llm.pipeline.rank import rank_stage
+from touche_llm.pipeline.retrieve import retrieve_stage
+
+Answer = Mapping[str, Label | Mapping[Label, float]]
+# What the judge prompt says of every document, here always SECOND.
+JUDGED: Answer = {"relevance": 2, "quality": 1, "stance": {"SECOND": 0.8, "FIRST": 0.1, "NEUTRAL": 0.06, "NO": 0.04}}
+# A model that has a strong liking for what is named first.
+FIRST_PLEASE: Answer = {
+    "position": {"YES": 0.8, "NO": 0.2},
+    "stance": {"FIRST": 0.7, "SECOND": 0.1, "NEUTRAL": 0.2},
+}
+UNUSABLE: Answer = {"position": "MAYBE", "stance": "FIRST"}
+HEAT_PUMP = "heat pump"
+
+
+class Judge:
+    """Answers the judge prompt as given, and the stance prompt by order: with `swapped` where the objects are."""
+
+    def __init__(self, straight: Answer, swapped: Answer, judged: Any = JUDGED) -> None:
+        self.straight, self.swapped, self.judged = straight, swapped, judged
+
+    def __call__(self, request: Request) -> Answer:
+        if "position" in request.schema["properties"]:
+            return self.swapped if is_swapped(request, HEAT_PUMP) else self.straight
+        judged: Answer = self.judged(request) if callable(self.judged) else self.judged
+        return judged
+
+
+async def judged(
+    config: Config, out: Path, script: Any, engine: type[ScriptedEngine] = ScriptedEngine
+) -> tuple[Outcome, list[Request]]:
+    """The stages but the last; and the requests of the stance prompt."""
+    await retrieve_stage(config, out, Silent())
+    scripted = engine(script)
+    with Cache(config.cache.file, config.cache.mode) as cache:
+        outcome = await judge_stage(
+            config, out, Silent(), LanguageModel(facts=FACTS, engine=scripted, cache=cache, resample_temperature=1.0)
+        )
+    return outcome, [request for request in scripted.requests if request.origin.prompt.endswith("/stance")]
+
+
+async def ranked(config: Config, out: Path) -> tuple[list[RunLine], Silent]:
+    """The last stage, without a model."""
+    observer = Silent()
+    await rank_stage(config, out, observer)
+    return run_lines(out / "run.txt"), observer
+
+
+def readings(out: Path) -> list[StanceReading]:
+    return read_records(out / "stances.jsonl", StanceReading, "stances")
+
+
+def heating(folder: Path, **flags: Any) -> Config:
+    """One topic, three documents, each asked for its stance."""
+    return config_for(folder, **({"topic": ("3",), "depth": 3, "stance__depth": 3} | flags))
+
+
+async def test_a_label_has_the_probability_of_a_position_times_that_of_the_side(tmp_path: Path) -> None:
+    config = heating(tmp_path, stance__both_orders=False)
+    _, asked = await judged(config, tmp_path / "out", Judge(FIRST_PLEASE, UNUSABLE))
+    assert len(asked) == 3
+    assert len(readings(tmp_path / "out")) == 3
+    for reading in readings(tmp_path / "out"):
+        expected = {"FIRST": 0.56, "SECOND": 0.08, "NEUTRAL": 0.16, "NO": 0.2}
+        assert reading.probabilities == pytest.approx(expected)
+        assert (reading.orders, reading.source) == (1, "probabilities")
+
+
+async def test_a_liking_for_the_first_place_cancels_out_over_both_orders(tmp_path: Path) -> None:
+    _, asked = await judged(heating(tmp_path), tmp_path / "out", Judge(FIRST_PLEASE, FIRST_PLEASE))
+    assert len(asked) == 6
+    assert len(readings(tmp_path / "out")) == 3
+    for reading in readings(tmp_path / "out"):
+        expected = {"FIRST": 0.32, "SECOND": 0.32, "NEUTRAL": 0.16, "NO": 0.2}
+        assert reading.probabilities == pytest.approx(expected)
+        assert reading.orders == len(set(reading.keys)) == 2
+
+
+async def test_a_true_opinion_stays_whichever_object_is_named_first(tmp_path: Path) -> None:
+    other: Answer = {**FIRST_PLEASE, "stance": {"SECOND": 0.7, "FIRST": 0.1, "NEUTRAL": 0.2}}
+    _, asked = await judged(heating(tmp_path), tmp_path / "out", Judge(FIRST_PLEASE, other))
+    assert readings(tmp_path / "out")[0].probabilities["FIRST"] == pytest.approx(0.56)
+    users = [request.messages[1].content for request in asked]
+    assert sum("First object (FIRST): heat pump\nSecond object (SECOND): gas boiler\n" in user for user in users) == 3
+    assert sum("First object (FIRST): gas boiler\nSecond object (SECOND): heat pump\n" in user for user in users) == 3
+    # Order by order, as the prefix cache of a server likes it.
+    assert [is_swapped(request, HEAT_PUMP) for request in asked] == [False] * 3 + [True] * 3
+
+
+async def test_objects_that_the_model_found_are_swapped_too(tmp_path: Path) -> None:
+    def script(request: Request) -> Answer:
+        if request.origin.document_id is None:
+            return {"first": "coffee", "second": "tea"}
+        return FIRST_PLEASE if "position" in request.schema["properties"] else JUDGED
+
+    _, asked = await judged(heating(tmp_path, topic=("20",), depth=1), tmp_path / "out", script)
+    assert ["First object (FIRST): tea" in request.messages[1].content for request in asked] == [False, True]
+
+
+async def test_where_one_order_is_unusable_the_other_counts_and_the_failure_is_kept(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    outcome, _ = await judged(heating(tmp_path), out, Judge(UNUSABLE, FIRST_PLEASE))
+    assert len(readings(out)) == 3
+    for reading in readings(out):
+        # Said of the objects in the other order.
+        expected = {"FIRST": 0.08, "SECOND": 0.56, "NEUTRAL": 0.16, "NO": 0.2}
+        assert reading.probabilities == pytest.approx(expected)
+        assert reading.orders == len(reading.keys) == 1
+    failures = read_records(out / "failures.jsonl", Failure, "failures")
+    assert failures == outcome.failures and len(failures) == 3
+    for failure in failures:
+        assert (failure.kind, failure.prompt.split("@")[0], len(failure.attempts)) == (
+            "outside_schema",
+            "comparative/stance",
+            3,
+        )
+    assert {failure.document_id for failure in failures} == {reading.document_id for reading in readings(out)}
+    lines, _ = await ranked(heating(tmp_path), out)
+    assert {line.stance for line in lines} == {"SECOND"}
+
+
+async def test_where_both_orders_are_unusable_the_label_of_the_judge_prompt_stands(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    outcome, _ = await judged(heating(tmp_path), out, Judge(UNUSABLE, UNUSABLE))
+    assert len(outcome.failures) == 6 and readings(out) == []
+    lines, observer = await ranked(heating(tmp_path), out)
+    assert [line.stance for line in lines] == ["SECOND"] * 3
+    assert observer.notices == []
+
+
+async def test_the_stance_prompt_counts_for_the_documents_it_was_asked_about_and_the_judge_prompt_for_the_others(
+    tmp_path: Path,
+) -> None:
+    config = heating(tmp_path, depth=6, stance__depth=2, stance__both_orders=False)
+    await judged(config, tmp_path / "out", Judge(FIRST_PLEASE, UNUSABLE))
+    lines, _ = await ranked(config, tmp_path / "out")
+    assert [line.stance for line in lines] == ["FIRST"] * 2 + ["SECOND"] * 4
+    metadata = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]["judge"]
+    assert metadata["documents asked for their stance"] == 2
+    assert set(metadata["prompts"]) == {"judge", "stance"}
+
+
+async def test_with_depth_0_nothing_is_asked_and_what_an_earlier_stage_wrote_is_removed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    await judged(heating(tmp_path), out, Judge(FIRST_PLEASE, FIRST_PLEASE))
+    assert len(readings(out)) == 3
+    _, asked = await judged(heating(tmp_path, stance__depth=0), out, Judge(UNUSABLE, UNUSABLE))
+    assert asked == [] and not (out / "stances.jsonl").exists()
+    assert "stance" not in yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["judge"]["prompts"]
+
+
+async def test_the_best_by_the_weights_of_the_task_are_asked_so_that_other_weights_need_no_answer(
+    tmp_path: Path,
+) -> None:
+    def grades(request: Request) -> Answer:
+        # Good documents are badly written here.
+        good = documents.index(request.origin.document_id or "") >= 8
+        return {**JUDGED, "relevance": 3 if good else 0, "quality": 0 if good else 1}
+
+    out = tmp_path / "out"
+    config = heating(tmp_path, depth=10, stance__depth=2, weights__relevance=0.0, weights__first_stage=0.0)
+    await retrieve_stage(config, out, Silent())
+    documents = [line.document_id for line in run_lines(out / "candidates.run.txt")]
+    await judged(config, out, Judge(FIRST_PLEASE, FIRST_PLEASE, grades))
+    assert {reading.document_id for reading in readings(out)} == set(documents[8:])
+    by_quality, _ = await ranked(config, out)
+    assert {line.document_id for line in by_quality[-2:]} == set(documents[8:])
+    by_relevance, _ = await ranked(heating(tmp_path, depth=10, stance__depth=2), out)
+    assert {line.document_id for line in by_relevance[:2]} == set(documents[8:])
+    assert {line.document_id: line.stance for line in by_relevance} == {
+        line.document_id: line.stance for line in by_quality
+    }
+
+
+async def test_a_document_without_a_judgment_is_not_asked_about_its_stance(tmp_path: Path) -> None:
+    def fails_first(request: Request) -> Answer:
+        return {"relevance": 9} if request.origin.document_id == first else JUDGED
+
+    out = tmp_path / "out"
+    await retrieve_stage(heating(tmp_path), out, Silent())
+    first = run_lines(out / "candidates.run.txt")[0].document_id
+    _, asked = await judged(heating(tmp_path), out, Judge(FIRST_PLEASE, FIRST_PLEASE, fails_first))
+    assert len(asked) == 4 and first not in {reading.document_id for reading in readings(out)}
+    lines, _ = await ranked(heating(tmp_path), out)
+    assert (lines[-1].document_id, lines[-1].stance) == (first, "NO")
+
+
+async def test_thresholds_change_labels_when_ranking_without_a_server(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    # NO has a fifth by the stance prompt; one document has the judge prompt alone, for which they were not fitted.
+    config = heating(tmp_path, depth=4, stance__both_orders=False)
+    await judged(config, out, Judge(FIRST_PLEASE, UNUSABLE))
+    expected = {
+        0.21: ["FIRST"] * 3 + ["SECOND"],
+        0.2: ["NO"] * 3 + ["SECOND"],
+        0.03: ["NO"] * 3 + ["SECOND"],
+    }
+    for threshold, stances in expected.items():
+        given = config.stance
+        assert given is not None
+        changed = config.model_copy(update={"stance": given.model_copy(update={"thresholds": {"NO": threshold}})})
+        lines, observer = await ranked(changed, out)
+        assert [line.stance for line in lines] == stances
+        assert observer.notices == []
+
+
+async def test_thresholds_are_for_the_judge_prompt_where_the_stance_prompt_is_not_asked(tmp_path: Path) -> None:
+    config = heating(tmp_path, stance__depth=0)
+    await judged(config, tmp_path / "out", Judge(UNUSABLE, UNUSABLE))
+    for threshold, stance in ((0.05, "SECOND"), (0.04, "NO")):
+        lines, _ = await ranked(
+            heating(tmp_path, stance__depth=0, stance__thresholds={"NO": threshold}), tmp_path / "out"
+        )
+        assert {line.stance for line in lines} == {stance}
+
+
+async def test_thresholds_that_were_fitted_on_a_topic_of_the_run_are_told(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    await judged(heating(tmp_path), out, Judge(FIRST_PLEASE, FIRST_PLEASE))
+    for fitted, told in ((("3", "99"), True), (("99",), False)):
+        config = heating(tmp_path, stance__thresholds={"NO": 0.5}, stance__calibrated_on=fitted)
+        _, observer = await ranked(config, out)
+        assert [notice for notice in observer.notices if "fitted on 1 of these topics" in notice] == (
+            observer.notices if told else []
+        )
+        assert bool(observer.notices) is told
+
+
+class Plain(ScriptedEngine):
+    """Sends no log-probabilities."""
+
+    async def complete(self, request: Request) -> Completion:
+        assert request.sampling.top_logprobs == 0
+        return replace(await super().complete(request), tokens=[])
+
+
+async def test_without_log_probabilities_the_answered_labels_count(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    config = heating(tmp_path, sampling__logprobs=False)
+    await judged(config, out, Judge(FIRST_PLEASE, FIRST_PLEASE), Plain)
+    assert len(readings(out)) == 3
+    for reading in readings(out):
+        assert reading.source == "value"
+        # FIRST in either order: each object once.
+        assert reading.probabilities == {"FIRST": 0.5, "SECOND": 0.5, "NEUTRAL": 0.0, "NO": 0.0}
+    no_position: Answer = {"position": "NO", "stance": "FIRST"}
+    await judged(
+        heating(tmp_path, sampling__logprobs=False, sampling__seed=1), out, Judge(no_position, no_position), Plain
+    )
+    assert {tuple(reading.probabilities.values()) for reading in readings(out)} == {(0.0, 0.0, 0.0, 1.0)}
+    lines, _ = await ranked(config, out)
+    assert {line.stance for line in lines} == {"NO"}
+
+
+async def test_a_task_without_objects_is_asked_once(tmp_path: Path) -> None:
+    def script(request: Request) -> Answer:
+        if "position" in request.schema["properties"]:
+            return {"position": {"YES": 0.5, "NO": 0.5}, "stance": {"CON": 0.8, "PRO": 0.1, "NEU": 0.1}}
+        return {"relevance": 2, "quality": 1, "stance": "PRO"}
+
+    config = config_for(tmp_path, task="controversial", limit_topics=1, depth=4, stance__depth=3)
+    assert config.stance is not None and config.stance.both_orders
+    _, asked = await judged(config, tmp_path / "out", script)
+    assert len(asked) == 3
+    assert len(readings(tmp_path / "out")) == 3
+    for reading in readings(tmp_path / "out"):
+        assert reading.probabilities == pytest.approx({"PRO": 0.05, "CON": 0.4, "NEU": 0.05, "NO": 0.5})
+        assert reading.orders == 1
+    lines, _ = await ranked(config, tmp_path / "out")
+    assert [line.stance for line in lines] == ["NO"] * 3 + ["PRO"]
+
+
+async def test_a_replay_gives_the_same_files(tmp_path: Path) -> None:
+    await judged(heating(tmp_path), tmp_path / "one", Judge(FIRST_PLEASE, FIRST_PLEASE))
+    replay = heating(tmp_path, cache__mode=CacheMode.REPLAY)
+    _, asked = await judged(replay, tmp_path / "two", None)
+    assert asked == []
+    for name in ("judgments.jsonl", "stances.jsonl"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+async def test_readings_of_another_task_are_refused_when_ranking(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    await judged(heating(tmp_path), out, Judge(FIRST_PLEASE, FIRST_PLEASE))
+    text = (out / "stances.jsonl").read_text()
+    (out / "stances.jsonl").write_text(text.replace('"NEUTRAL"', '"NEU"'))
+    with pytest.raises(DataError, match=r"stances.jsonl: topic 3, document .*: not the labels of comparative"):
+        await ranked(heating(tmp_path), out)
+    (out / "stances.jsonl").write_text(text.replace('"FIRST":0.', '"FIRST":7.', 1))
+    with pytest.raises(DataError, match=r"stances.jsonl:1: not one of the stances: .*probabilities.FIRST"):
+        await ranked(heating(tmp_path), out)
+
+
+def test_a_task_in_which_every_document_takes_a_side_has_no_section_for_the_stance(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("task: sentence_pairs\ntopics: t.xml\ncorpus: c.csv\nstance: {depth: 3}\n")
+    with pytest.raises(UsageError, match=r"config.yaml: stance: every document of sentence_pairs takes a side"):
+        load_config(file, {})
+
+
+async def test_the_judgments_do_not_depend_on_whether_the_stance_is_asked(tmp_path: Path) -> None:
+    await judged(heating(tmp_path), tmp_path / "one", Judge(FIRST_PLEASE, FIRST_PLEASE))
+    await judged(heating(tmp_path, stance__depth=0), tmp_path / "two", Judge(UNUSABLE, UNUSABLE))
+    one, two = (read_records(tmp_path / name / "judgments.jsonl", Judgment, "judgments") for name in ("one", "two"))
+    assert one == two
+
+
+async def test_more_documents_than_a_run_may_hold_judgments_are_refused_before_any_is_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judge, "MAX_JUDGMENTS", 2)
+    with pytest.raises(UsageError, match="--depth 2"):
+        await judged(heating(tmp_path), tmp_path / "out", Judge(FIRST_PLEASE, FIRST_PLEASE))
+    assert not (tmp_path / "out" / "judgments.jsonl").exists()
+    monkeypatch.setattr(judge, "MAX_JUDGMENTS", 3)
+    outcome, _ = await judged(heating(tmp_path), tmp_path / "out", Judge(FIRST_PLEASE, FIRST_PLEASE))
+    assert outcome.judgments == 3

@@ -1,0 +1,391 @@
+"""Solved examples beside a template: what is read, what is refused, and what is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import yaml
+
+from tests.prompts.test_prompts import CONTROL_TOKENS
+from tests.sample_runs import Silent, config_for, run_scripted
+from tests.scripted_engine import FACTS, Label, ScriptedEngine
+from touche_llm.config import Config
+from touche_llm.data.records import LabelledDocument, Topic
+from touche_llm.errors import PromptError, UsageError
+from touche_llm.llm.answers import labels_of, parse, schema_of
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.engines.dry_run import DryEngine
+from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.request import Message, Origin, Request, Sampling
+from touche_llm.pipeline.candidates import choose_topics
+from touche_llm.pipeline.common import prompts_of
+from touche_llm.pipeline.dry_run import dry_cost
+from touche_llm.pipeline.judge import judge_stage
+from touche_llm.prompts.prompt import Prompt, load_prompt, prompts_folder
+from touche_llm.prompts.purposes import load, uses_of
+from touche_llm.report.sources import rendered
+from touche_llm.tasks import TASKS, get_task
+
+TOPIC = Topic("2", "Which is better, a laptop or a desktop?", objects=("laptop", "desktop"))
+JUDGE: dict[str, Any] = {
+    "topic": {"id": 1, "title": "Is tea\n better than coffee?"},
+    "document": "Tea has less of it.\n",
+    "first": "tea",
+    "second": "coffee",
+    "answer": {"stance": "NO", "quality": 2, "relevance": 3},
+}
+# For each purpose of the task an example, and how its answer is spelled.
+EXAMPLES: dict[str, tuple[dict[str, Any], str]] = {
+    "judge": (JUDGE, '{"relevance":3,"quality":2,"stance":"NO"}'),
+    "stance": (JUDGE | {"answer": {"position": "YES", "stance": "FIRST"}}, '{"position":"YES","stance":"FIRST"}'),
+    "objects": (
+        {"topic": {"id": "1", "title": "Is tea better than coffee?"}, "answer": {"first": "tea", "second": "coffee"}},
+        '{"first":"tea","second":"coffee"}',
+    ),
+    "queries": (
+        {
+            "topic": {"id": "1", "title": "Is tea better than coffee?"},
+            "answer": {"query3": "three words here", "query1": "one", "query2": "two"},
+        },
+        '{"query1":"one","query2":"two","query3":"three words here"}',
+    ),
+    "best": (
+        {
+            "topic": {"id": "1", "title": "Is tea better than coffee?"},
+            "first": "tea",
+            "second": "coffee",
+            "documents": ["ONE", "TWO", "THREE"],
+            "answer": {"best": "C"},
+        },
+        '{"best":"C"}',
+    ),
+    "order": (
+        {
+            "topic": {"id": "1", "title": "Is tea better than coffee?"},
+            "first": "tea",
+            "second": "coffee",
+            "documents": ["ONE", "TWO", "THREE"],
+            "answer": {"order": "C > A > B"},
+        },
+        '{"order":"C > A > B"}',
+    ),
+}
+
+
+def write(folder: Path, purpose: str, examples: object, task: str = "comparative") -> Path:
+    """A folder of templates: the project's own for a purpose, with examples beside it (as text, or as values)."""
+    path = folder / "mine" / task / f"{purpose}.jinja"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text((prompts_folder() / task / path.name).read_text())
+    text = examples if isinstance(examples, str) else yaml.safe_dump(examples, sort_keys=False)
+    path.with_name(f"{purpose}.examples.yaml").write_text(text)
+    return folder / "mine"
+
+
+def loaded(folder: Path, purpose: str, examples: object, task: str = "comparative") -> Prompt:
+    return load(get_task(task), uses_of(get_task(task))[purpose], purpose, write(folder, purpose, examples, task))
+
+
+@pytest.mark.parametrize("purpose", EXAMPLES)
+def test_an_example_is_a_question_and_an_answer_between_the_instructions_and_the_question(
+    tmp_path: Path, purpose: str
+) -> None:
+    example, spelled = EXAMPLES[purpose]
+    use = uses_of(get_task("comparative"))[purpose]
+    prompt, own = loaded(tmp_path, purpose, [example, example]), load(get_task("comparative"), use, purpose)
+    shown = [LabelledDocument(label, label * 3) for label in "AB"]
+    given = {"topic": TOPIC, "document": "D", "documents": shown, "first": "f", "second": "s", "aim": "quality"}
+    variables = {name: given[name] for name in use.variables}
+    system, *turns, user = prompt.render(**variables)
+    assert (system, user) == own.render(**variables)
+    assert [each.role for each in turns] == ["user", "assistant"] * 2 and turns[:2] == turns[2:]
+    assert turns[1].content == spelled
+    # The example is asked as a question about it would be.
+    documents = [LabelledDocument(label, text) for label, text in zip("ABC", ["ONE", "TWO", "THREE"], strict=True)]
+    of_example = {"topic": Topic("1", "Is tea better than coffee?"), "document": "Tea has less of it."}
+    of_example |= {"documents": documents, "first": "tea", "second": "coffee", "aim": "quality"}
+    assert turns[0] == own.render(**{name: of_example[name] for name in use.variables})[1]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_answer_of_an_example_is_spelled_as_an_engine_answers(tmp_path: Path, task: str) -> None:
+    model = get_task(task).question.answer
+    answer = {name: labels[-1] for name, labels in labels_of(model).items()}
+    names = {"comparative": {"first": "a", "second": "b"}}.get(task, {})
+    example = {"topic": {"id": "1", "title": "T"}, "document": "D", **names}
+    prompt = loaded(tmp_path, "judge", [example | {"answer": dict(reversed(answer.items()))}], task)
+    text = prompt.examples[0].answer
+    assert parse(text, model).model_dump() == answer and text == orjson.dumps(answer).decode()
+
+
+async def test_that_is_how_the_dry_engine_spells_too(tmp_path: Path) -> None:
+    model = get_task("comparative").question.answer
+    origin = Origin("p", 1, "h", "1", "d")
+    request = Request((Message("user", "x"),), schema_of(model), Sampling(), "m", "", {}, origin)
+    text = (await DryEngine("first").complete(request)).text
+    prompt = loaded(tmp_path, "judge", [JUDGE | {"answer": orjson.loads(text)}])
+    assert prompt.examples[0].answer == text
+
+
+def test_a_question_is_asked_with_the_aim_of_the_run(tmp_path: Path) -> None:
+    write(tmp_path, "best", [EXAMPLES["best"][0]])
+    prompt_with_aim = (prompts_folder() / "comparative" / "best.jinja").read_text()
+    path = tmp_path / "mine" / "comparative" / "best.jinja"
+    path.write_text(prompt_with_aim.replace("{% block user %}", "{% block user %}AIM {{ aim }}."))
+    prompt = load(get_task("comparative"), uses_of(get_task("comparative"))["best"], "best", tmp_path / "mine")
+    shown = [LabelledDocument(label, label * 3) for label in "AB"]
+    for aim in ("quality", "relevance", "quality"):
+        messages = prompt.render(topic=TOPIC, documents=shown, first="f", second="s", aim=aim)
+        assert [f"AIM {aim}." in each.content for each in messages] == [False, True, False, True]
+    with pytest.raises(PromptError, match=r"example 1: 'aim' is unknown; here are needed: topic, documents, first"):
+        loaded(tmp_path, "best", [EXAMPLES["best"][0] | {"aim": "both"}])
+
+
+def test_what_an_example_says_is_harmless(tmp_path: Path) -> None:
+    hostile = " x ".join(CONTROL_TOKENS)
+    prompt = loaded(tmp_path, "judge", [JUDGE | {"topic": {"id": "1", "title": hostile}, "document": hostile}])
+    for message in prompt.render(topic=TOPIC, first="f", second="s", document="d")[1:]:
+        assert not [token for token in CONTROL_TOKENS if token in message.content]
+
+
+@pytest.mark.parametrize(
+    ("example", "message"),
+    [
+        ({"passage": "x"}, "example 2: 'passage' is unknown; here are needed: topic, document, first, second, answer"),
+        ({"document": None}, "example 2: document: must be text .*, not None"),
+        ({"document": 5}, "example 2: document: must be text .in quotation marks., not 5"),
+        ({"document": ["x"]}, "example 2: document: must be text .*, not a list"),
+        ({"topic": "tea"}, "example 2: topic: must be names and values"),
+        ({"topic": {"id": "1"}}, "example 2: topic.title: missing"),
+        ({"topic": {"id": "1", "title": " "}}, "example 2: topic.title: must be text of at least 1"),
+        ({"topic": {"id": "1", "title": "T", "query": "x"}}, "example 2: topic.query: no such name"),
+        ({"topic": {"id": "1", "title": "T", "objects": ["x"]}}, "example 2: topic.objects"),
+        ({"answer": "relevant"}, "example 2: answer: must have relevance, quality, stance, not be 'relevant'"),
+        ({"answer": {"relevance": 3, "stance": "NO"}}, "example 2: answer: 'quality' is missing"),
+        ({"answer": JUDGE["answer"] | {"x": 1}}, "example 2: answer: 'x' is unknown"),
+        ({"answer": JUDGE["answer"] | {"relevance": 4}}, "answer: relevance: 4 is none of the labels 0, 1, 2, 3"),
+        ({"answer": JUDGE["answer"] | {"relevance": "3"}}, "answer: relevance: '3' is none of the labels 0, 1, 2, 3"),
+        ({"answer": JUDGE["answer"] | {"relevance": 3.0}}, "answer: relevance: 3.0 is none of the labels"),
+        ({"answer": JUDGE["answer"] | {"stance": "PRO"}}, "'PRO' is none of the labels FIRST, SECOND, NEUTRAL, NO"),
+        ({"answer": JUDGE["answer"] | {"stance": ["NO"]}}, "answer: stance: a list is none of the labels"),
+    ],
+)
+def test_an_example_that_is_not_as_it_should_be_is_told(tmp_path: Path, example: dict[str, Any], message: str) -> None:
+    with pytest.raises(PromptError, match=rf"judge\.examples\.yaml: .*{message}"):
+        loaded(tmp_path, "judge", [JUDGE, JUDGE | example])
+
+
+@pytest.mark.parametrize(
+    ("purpose", "example", "message"),
+    [
+        (
+            "queries",
+            {"answer": {"query1": "one", "query2": "two", "query3": "a"}},
+            "query3: String should match pattern",
+        ),
+        ("queries", {"answer": {"query1": 1, "query2": "two", "query3": "three"}}, "answer: query1: must be text"),
+        (
+            "queries",
+            {"answer": {"query1": "\ud800", "query2": "two", "query3": "three"}},
+            "not YAML: line 5, column 16: .*invalid Unicode character",
+        ),
+        ("objects", {"answer": {"first": "tea", "second": "milk"}}, "second: 'milk' is none of the labels Is, Is tea"),
+        ("objects", {"answer": {"first": "tea", "second": "better than tea"}}, "is none of the labels|not two objects"),
+        ("objects", {"answer": {"first": "better", "second": "better than"}}, "not two objects"),
+        ("objects", {"topic": {"id": "1", "title": "Tea"}}, "example 1: topic 1: cannot look for two objects"),
+        ("best", {"answer": {"best": "D"}}, "best: 'D' is none of the labels A, B, C"),
+        ("best", {"documents": ["ONE"]}, "documents: must be a list of 2 to 26 texts"),
+        ("best", {"documents": ["ONE", 2]}, "documents: document B: must be text"),
+        ("best", {"documents": "ONE"}, "documents: must be a list of 2 to 26 texts"),
+        ("order", {"answer": {"order": "A > B"}}, "order: C missing"),
+        ("order", {"answer": {"order": "A > B > A"}}, "order: A repeated; C missing"),
+    ],
+)
+def test_an_answer_must_fit_what_its_topic_or_its_documents_allow(
+    tmp_path: Path, purpose: str, example: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(PromptError, match=rf"{purpose}\.examples\.yaml: .*({message})"):
+        loaded(tmp_path, purpose, [EXAMPLES[purpose][0] | example])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[", "not YAML"),
+        ("", "must be a list of examples, each with topic, document, first, second and answer"),
+        ("[]", "must be a list of examples"),
+        ("topic: {}", "must be a list of examples"),
+        ("- 5", "example 1: must have topic, document, first, second, answer, not be 5"),
+        ("- !!python/object/apply:os.system [ls]", "not YAML: line 1: the tag .*os.system"),
+        ("[" * 1500, "not YAML"),
+        ("- x\n" * 21, "21 examples, more than 20"),
+        ("#" * (2**20 + 1), "larger than 1,048,576 bytes"),
+    ],
+)
+def test_a_file_that_is_no_list_of_examples_is_told(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(PromptError, match=rf"judge\.examples\.yaml: .*{message}"):
+        loaded(tmp_path, "judge", text)
+
+
+def test_lists_of_lists_of_lists_are_refused_without_being_written_out(tmp_path: Path) -> None:
+    bomb = "- &a0 [x, x, x, x, x, x, x, x, x]\n"
+    bomb += "".join(f"- &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 15))
+    with pytest.raises(PromptError, match="not YAML: line 6: more than 100,000 values"):
+        loaded(tmp_path, "judge", bomb)
+
+
+def test_labels_and_titles_are_words_as_they_are_written(tmp_path: Path) -> None:
+    text = (
+        "- topic: {id: 7, title: 2020-01-01}\n  document: NO\n  first: yes\n  second: On\n"
+        "  answer: {position: NO, stance: FIRST}\n"
+    )
+    (example,) = loaded(tmp_path, "stance", text).examples
+    assert (example.topic.id, example.topic.title) == ("7", "2020-01-01")
+    assert example.variables == {"document": "NO", "first": "yes", "second": "On"}
+    assert example.answer == '{"position":"NO","stance":"FIRST"}'
+
+
+def test_examples_beside_a_template_that_is_named_by_its_path_are_found(tmp_path: Path) -> None:
+    path = write(tmp_path, "judge", [JUDGE]) / "comparative" / "judge.jinja"
+    use = uses_of(get_task("comparative"))["judge"]
+    assert len(load(get_task("comparative"), use, str(path)).examples) == 1
+    # Who does not say what answers must fit must not lose them.
+    with pytest.raises(TypeError, match="there are examples"):
+        load_prompt("comparative", str(path), "judge", use.variables)
+
+
+def test_a_link_to_examples_elsewhere_is_not_followed(tmp_path: Path) -> None:
+    folder = write(tmp_path, "judge", [JUDGE])
+    path = folder / "comparative" / "judge.examples.yaml"
+    path.rename(tmp_path / "elsewhere.yaml")
+    path.symlink_to(tmp_path / "elsewhere.yaml")
+    task = get_task("comparative")
+    with pytest.raises(PromptError, match=r"judge\.examples\.yaml is a link that leads out"):
+        load(task, uses_of(task)["judge"], "judge", folder)
+
+
+def test_examples_are_part_of_the_hash(tmp_path: Path) -> None:
+    hashes = {loaded(tmp_path, "judge", [JUDGE] * count).hash for count in (1, 2)}
+    hashes.add(loaded(tmp_path, "judge", [JUDGE | {"document": "Other."}]).hash)
+    hashes.add(load(get_task("comparative"), uses_of(get_task("comparative"))["judge"], "judge").hash)
+    assert len(hashes) == 4
+
+
+def test_a_template_that_cannot_render_an_example_names_it(tmp_path: Path) -> None:
+    folder = write(tmp_path, "judge", [JUDGE, JUDGE | {"topic": {"id": "1", "title": "T", "objects": ["a", "b"]}}])
+    path = folder / "comparative" / "judge.jinja"
+    path.write_text(path.read_text().replace("{% block user %}", "{% block user %}{{ topic.objects[0] }}"))
+    task = get_task("comparative")
+    with pytest.raises(PromptError, match=r"judge\.examples\.yaml: example 1: .*judge\.jinja: block user: line \d+: "):
+        load(task, uses_of(task)["judge"], "judge", folder)
+
+
+# Runs with examples.
+
+
+def config_with(tmp_path: Path, **flags: object) -> Config:
+    return config_for(tmp_path, prompts__folder=tmp_path / "mine", **flags)
+
+
+def script(request: Request) -> Mapping[str, Label]:
+    return {"relevance": 1, "quality": 1, "stance": "NO"}
+
+
+async def test_no_example_is_of_a_topic_of_the_run(tmp_path: Path) -> None:
+    (topic,) = choose_topics(config_for(tmp_path, topic=("3",)))
+    folder = write(tmp_path, "judge", [JUDGE, JUDGE | {"topic": {"id": "99", "title": topic.title.upper()[:-1]}}])
+    config = config_with(tmp_path, topic=("3",))
+    message = rf"judge\.examples\.yaml: example 2 of the template {folder}.*: its topic 99, .* is topic 3 of .*--topic"
+    with pytest.raises(UsageError, match=message):
+        prompts_of(config, get_task("comparative"))
+    with pytest.raises(UsageError, match=message):
+        await dry_cost(config, None, ("retrieve", "judge"), Silent())
+    engine = ScriptedEngine(script)
+    with Cache(config.cache.file, config.cache.mode) as cache, pytest.raises(UsageError, match=message):
+        await run_scripted(config, tmp_path / "out", script)
+        await judge_stage(config, tmp_path / "out", Silent(), LanguageModel(FACTS, engine, cache))
+    assert not engine.requests
+    # Topics that the run leaves out may be shown.
+    assert prompts_of(config_with(tmp_path, topic=("7",)), get_task("comparative"))
+
+
+async def test_another_topic_with_the_same_number_is_told_once_and_allowed(tmp_path: Path) -> None:
+    write(tmp_path, "judge", [JUDGE | {"topic": {"id": 3, "title": "Another year's topic?"}}])
+    lines, observer = await run_scripted(config_with(tmp_path, topic=("3",), depth=2), tmp_path / "out", script)
+    assert len(lines) == 2
+    (notice,) = [each for each in observer.notices if "example" in each]
+    assert "its topic has the number 3" in notice and "Another year's topic?" in notice
+
+
+async def test_a_run_shows_the_examples_and_says_how_many(tmp_path: Path) -> None:
+    write(tmp_path, "judge", [JUDGE, JUDGE])
+    seen: list[Request] = []
+
+    def noted(request: Request) -> Mapping[str, Label]:
+        seen.append(request)
+        return script(request)
+
+    config = config_with(tmp_path, topic=("3", "7"), depth=3)
+    lines, _ = await run_scripted(config, tmp_path / "out", noted)
+    assert len(lines) == len(seen) == 6
+    # System message and examples are the same for all topics, for the prefix cache.
+    assert len({request.messages[:5] for request in seen}) == 1
+    assert all([each.role for each in request.messages[4:]] == ["assistant", "user"] for request in seen)
+    stage = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]["judge"]
+    assert stage["templates"]["judge"] == {"folder": str(tmp_path / "mine" / "comparative"), "examples": 2}
+    # All of it can be replayed, also what the chat template adds.
+    with Cache(config.cache.file, CacheMode.REPLAY) as cache:
+        model = LanguageModel(FACTS, None, cache)
+        await judge_stage(config, tmp_path / "out", Silent(), model)
+    assert model.counts.cache_hits == 6 and not model.misses
+
+
+class Wordy(ScriptedEngine):
+    """Its chat template adds a hundred tokens to each message; nothing else has more than a token for four bytes."""
+
+    def __init__(self) -> None:
+        super().__init__(script)
+        self.counted: list[tuple[Message, ...]] = []
+
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        self.counted.append(messages)
+        return 100 * len(messages) + sum(len(each.content.encode()) for each in messages)
+
+
+async def test_what_the_chat_template_adds_to_examples_is_counted_once_and_kept_free(tmp_path: Path) -> None:
+    write(tmp_path, "judge", [JUDGE] * 5)
+    config = config_with(tmp_path, topic=("3", "7"), depth=5)
+    await run_scripted(config, tmp_path / "first", script)
+    longest = 0
+    for context in (32768, 0):
+        engine = Wordy()
+        with Cache(tmp_path / f"{context}.sqlite", CacheMode.REUSE) as cache:
+            facts = FACTS.model_copy(update={"overhead": 200, "context": context or longest - 60})
+            await judge_stage(config, tmp_path / "first", Silent(), LanguageModel(facts, engine, cache))
+        short = [each for each in engine.counted if all(message.content == "x" for message in each)]
+        assert len(short) == 1 and len(short[0]) == 12
+        sizes = [await engine.count_tokens(each.messages) + 64 for each in engine.requests]
+        longest = max(sizes)
+        # Counted by the number of bytes alone, as for two messages, some would not have been seen to be too long.
+        assert len(sizes) == 10 and longest <= facts.context
+
+
+def test_a_report_shows_the_examples_of_a_prompt(tmp_path: Path) -> None:
+    prompt = loaded(tmp_path, "judge", [JUDGE])
+    ((shown),) = rendered({"judge": prompt}, get_task("comparative"), TOPIC)
+    assert [(role, len(texts)) for role, texts in shown.messages] == [
+        ("system", 1),
+        ("user", 1),
+        ("assistant", 1),
+        ("user", 2),
+    ]
+
+
+def test_examples_are_rendered_once_for_all_documents(tmp_path: Path) -> None:
+    prompt = loaded(tmp_path, "judge", [JUDGE] * 20)
+    one, other = (prompt.render(topic=TOPIC, first="f", second="s", document=text) for text in "de")
+    assert len(one) == 42 and all(mine is same for mine, same in zip(one[1:-1], other[1:-1], strict=True))

@@ -1,0 +1,305 @@
+from __future__ import annotations
+
+import os
+import sys
+import unicodedata
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from touche_llm.data.records import Document, Topic
+from touche_llm.errors import PromptError
+from touche_llm.llm.answers import labels_of
+from touche_llm.prompts.prompt import load_prompt, prompts_folder
+from touche_llm.tasks import TASKS
+from touche_llm.tasks.base import Question
+from touche_llm.text.sanitize import neutralise
+
+SIDE = {"conclusion": False, "side": False}
+ANY = {"topic": False, "first": False, "second": False, "document": False}
+TOPIC = Topic("2", "Which is better, a laptop or a desktop?", "A description.", "A narrative.", ("laptop", "desktop"))
+CONTROL_TOKENS = [
+    "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|start_header_id|>", "<s>", "</s>", "[INST]",
+    "[/INST]", "<<SYS>>", "<</SYS>>", "<start_of_turn>", "<end_of_turn>", "<bos>", "<｜User｜>",
+    "<｜end▁of▁sentence｜>", "<think>", "</think>", "<tool_call>", "[gMASK]", "[TOOL_CALLS]", "[SYSTEM_PROMPT]",
+    "<|START_OF_TURN_TOKEN|>", "＜|im_end|＞", "<\u200b|im_end|>", "<\x00|im_end|>", "<unk>", "<image_soft_token>",
+    "[|endofturn|]", "[|user|]", "[UNUSED_TOKEN_145]", "[control_8]", "[e~[", "]~b]", "［ＩＮＳＴ］",
+]  # fmt: skip
+
+
+def template(folder: Path, body: str, header: str = "version: 1\npurpose: a test\nanswer: judge\n") -> str:
+    path = folder / "mine.jinja"
+    path.write_text(f"---\n{header}---\n{body}", encoding="utf-8")
+    return str(path)
+
+
+BLOCKS = "{% block system %}S{% endblock %}\n{% block user %}U {{ document }}{% endblock %}\n"
+
+
+QUESTIONS = [(task.name, "judge", task.question) for task in TASKS.values()]
+QUESTIONS += [(task.name, "sentence", task.sentence_question) for task in TASKS.values() if task.sentence_question]
+
+
+@pytest.mark.parametrize(("task", "name", "question"), QUESTIONS)
+def test_a_prompt_names_every_label_and_the_topic_before_the_document(task: str, name: str, question: Question) -> None:
+    prompt = load_prompt(task, name, name, question.template_variables)
+    shown = question.show(TOPIC, Document("d", "A page.", "ITS CONCLUSION", "CON"))
+    system, user = prompt.render(topic=TOPIC, document="THE PASSAGE", **shown.variables)
+    assert (system.role, user.role) == ("system", "user")
+    for field, labels in labels_of(question.answer).items():
+        assert f'"{field}"' in system.content and f". {field}:" in system.content
+        assert all(f"\n{label} = " in system.content for label in labels)
+    assert "THE PASSAGE" not in system.content
+    assert user.content.endswith("THE PASSAGE")
+    for part in (TOPIC.title, TOPIC.description, TOPIC.narrative, *shown.variables.values()):
+        assert user.content.index(part) < user.content.index("THE PASSAGE")
+
+
+def test_the_objects_stand_beside_their_labels() -> None:
+    question = TASKS["comparative"].question
+    prompt = load_prompt("comparative", "judge", "judge", question.template_variables)
+    _, user = prompt.render(topic=TOPIC, document="x", **question.show(TOPIC, Document("d", "x")).variables)
+    assert "(FIRST): laptop" in user.content and "(SECOND): desktop" in user.content
+
+
+def test_the_side_of_an_argument_is_left_out_where_it_is_not_known() -> None:
+    prompt = load_prompt(
+        "sentence_pairs", "sentence", "sentence", {name: False for name in ("topic", "document")} | SIDE
+    )
+    for side in ("PRO", ""):
+        _, user = prompt.render(topic=TOPIC, document="x", conclusion="C", side=side)
+        assert ("Side of the argument: PRO" in user.content) is bool(side)
+
+
+def test_two_documents_of_a_topic_share_all_but_the_document_and_two_topics_the_instructions() -> None:
+    prompt = load_prompt("comparative", "judge", "judge", ANY)
+    one, other = (prompt.render(topic=TOPIC, first="a", second="b", document=text) for text in ("x", "y"))
+    assert one[0] == other[0]
+    assert os.path.commonprefix([one[1].content, other[1].content]) == one[1].content[:-1]
+
+
+def test_a_topic_without_description_and_narrative_renders() -> None:
+    _, user = load_prompt("comparative", "judge", "judge", ANY).render(
+        topic=Topic("1", "A or B?"), first="A", second="B", document="x"
+    )
+    assert "Description" not in user.content and "Narrative" not in user.content
+
+
+def test_the_header_and_the_hash_come_from_the_file(tmp_path: Path) -> None:
+    name = template(tmp_path, BLOCKS)
+    prompt = load_prompt("comparative", name, "judge", ANY)
+    assert (prompt.name, prompt.header.version, prompt.header.answer) == ("comparative/mine", 1, "judge")
+    template(tmp_path, BLOCKS + " ")
+    assert load_prompt("comparative", name, "judge", ANY).hash != prompt.hash
+
+
+@pytest.mark.parametrize(
+    ("body", "header", "message"),
+    [
+        ("{% block system %}S{% endblock %}", None, "no block named user"),
+        ("just text", None, "no block named system nor user"),
+        ("{% block system %}S", None, r"mine.jinja:6: Unexpected end of template"),
+        (BLOCKS, "version: 1\npurpose: p\n", "front matter: answer: missing"),
+        (BLOCKS, "version: 0\npurpose: p\nanswer: judge\n", "front matter: version"),
+        (BLOCKS, "version: 1\npurpose: p\nanswer: judge\nmodel: x\n", "front matter: model: no such name"),
+        (BLOCKS, "version: [\n", "front matter is not YAML"),
+        (BLOCKS, "- a list\n", "front matter"),
+        (BLOCKS + "{{ document }}", None, "mine.jinja:8: only the blocks `system` and `user` are sent"),
+        (BLOCKS + "a last word", None, "only the blocks `system` and `user` are sent"),
+        (BLOCKS + "{% block more %}{% endblock %}", None, "only the blocks `system` and `user` are sent"),
+        (
+            BLOCKS.replace("document", "passage"),
+            None,
+            "undefined variable 'passage'; the template may use document, first",
+        ),
+        (BLOCKS, "version: 1\npurpose: p\nanswer: objects\n", "asks for the answer 'objects', but 'judge' is read"),
+    ],
+)
+def test_a_template_that_is_not_as_it_should_be_is_told(
+    tmp_path: Path, body: str, header: str | None, message: str
+) -> None:
+    name = template(tmp_path, body) if header is None else template(tmp_path, body, header)
+    with pytest.raises(PromptError, match=message):
+        load_prompt("comparative", name, "judge", ANY)
+
+
+def test_a_template_that_leaves_out_what_it_is_about_is_told(tmp_path: Path) -> None:
+    with pytest.raises(PromptError, match="the variable 'topic' is not used, so its text would never be sent"):
+        load_prompt(
+            "comparative", template(tmp_path, BLOCKS), "judge", TASKS["comparative"].question.template_variables
+        )
+
+
+@pytest.mark.parametrize("name", ["my.txt", "folder/", "../judge", "judge.jinja2"])
+def test_a_name_that_can_be_no_prompt_is_told(name: str) -> None:
+    with pytest.raises(PromptError, match="neither the name of a prompt nor the path of a .jinja file"):
+        load_prompt("comparative", name, "judge", ANY)
+
+
+def test_a_prompt_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:
+    with pytest.raises(PromptError, match="comparative has best, judge, objects, order, queries, stance"):
+        load_prompt("comparative", "jugde", "judge", ANY)
+    (tmp_path / "bare.jinja").write_text(BLOCKS)
+    with pytest.raises(PromptError, match="must begin with front matter"):
+        load_prompt("comparative", str(tmp_path / "bare.jinja"), "judge", ANY)
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("{{ topic.titel }}", "has no attribute 'titel'"),
+        ("{{ topic.__class__.__mro__ }}", "__class__"),
+        ("{{ ''.__class__ }}", "__class__"),
+        ("{{ topic.id.__add__('x') }}", "__add__|unsafe"),
+        ("{{ cycler.__init__.__globals__ }}", "__init__"),
+        ("{{ 1 / 0 }}", "division"),
+        ("{{ 'x' + 1 }}", "str"),
+        ("{{ '%(a)s' % {} }}", "KeyError"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+        ("{% for n in range(1000000) %}{{ n }}{% endfor %}", "[Rr]ange"),
+    ],
+)
+def test_rendering_names_the_template_and_what_is_wrong(tmp_path: Path, expression: str, message: str) -> None:
+    body = f"{{% block system %}}S{{% endblock %}}{{% block user %}}{expression}{{% endblock %}}"
+    prompt = load_prompt("comparative", template(tmp_path, body), "judge", ANY)
+    with pytest.raises(PromptError, match=rf"mine.jinja: block user: .*({message})"):
+        prompt.render(topic=TOPIC, document="x")
+
+
+@pytest.mark.parametrize("expression", ["{{ [1, 2] | random }}", "{{ lipsum(3) }}"])
+def test_a_template_cannot_make_random_text_which_no_cached_answer_would_match(tmp_path: Path, expression: str) -> None:
+    body = f"{{% block system %}}S{{% endblock %}}{{% block user %}}{expression}{{% endblock %}}"
+    with pytest.raises(PromptError, match=r"mine.jinja.*(random|lipsum)"):
+        load_prompt("comparative", template(tmp_path, body), "judge", ANY)
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["document.format()", "'{}'.format(document)", "namespace(x=document)", "document.upper()", "super()"],
+)
+def test_a_call_block_is_for_macros_alone_since_what_it_gives_is_written_as_it_is(tmp_path: Path, call: str) -> None:
+    body = "{% block system %}S{% endblock %}{% block user %}{% call CALL %}{% endcall %}{% endblock %}"
+    with pytest.raises(PromptError, match=r"mine.jinja: .*`call` takes macros|no parent block|super"):
+        prompt = load_prompt("comparative", template(tmp_path, body.replace("CALL", call)), "judge", ANY)
+        prompt.render(topic=TOPIC, document="<|im_end|>")
+
+
+@pytest.mark.parametrize("token", CONTROL_TOKENS)
+def test_no_control_token_from_outside_survives_wherever_a_template_puts_it(tmp_path: Path, token: str) -> None:
+    user_block = "{% block user %}{{ document }}{{ document | upper }}{% endblock %}"
+    body = "{% block system %}{{ topic.title }}{% endblock %}" + user_block
+    prompt = load_prompt("comparative", template(tmp_path, body), "judge", ANY)
+    topic = Topic("1", f"before{token}after")
+    for message in prompt.render(topic=topic, document=f"a {token} b{token}"):
+        for each in CONTROL_TOKENS:
+            assert each not in message.content
+            assert each.upper() not in message.content
+
+
+@pytest.mark.parametrize("cut", range(1, len("<|im_end|>")))
+def test_a_control_token_in_two_halves_does_not_come_together(tmp_path: Path, cut: int) -> None:
+    body = "{% block system %}{% endblock %}{% block user %}{{ topic.title }}{{ document }}{% endblock %}"
+    prompt = load_prompt("comparative", template(tmp_path, body), "judge", ANY)
+    for token in ("<|im_end|>", "[/INST]:::", "<<SYS>>:::"):
+        topic = Topic("1", token[:cut])
+        assert token.strip(":") not in prompt.render(topic=topic, document=token[cut:])[1].content
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["{{ topic }}", "{{ topic.objects }}", "{{ [document] }}", "{{ {'a': document} }}", "{{ document | list }}"],
+)
+def test_a_control_token_inside_a_record_or_a_list_does_not_survive_either(tmp_path: Path, expression: str) -> None:
+    body = f"{{% block system %}}{{% endblock %}}{{% block user %}}{expression}{{% endblock %}}"
+    prompt = load_prompt("comparative", template(tmp_path, body), "judge", ANY)
+    topic = Topic("1", "<|im_end|>", objects=("<|im_end|>", "[INST]"))
+    content = prompt.render(topic=topic, document="<|im_end|>")[1].content
+    assert "<|im_end|>" not in content and "[INST]" not in content
+
+
+@pytest.mark.parametrize(
+    "seam",
+    [
+        "<{{ document }}",
+        "[{{ document }}",
+        "a <{{- document }}",
+        "< {{- document }}",
+        "<{% if 1 %}{{ document }}{% endif %}",
+        "[{# #}{{ document }}",
+    ],
+)
+def test_a_bracket_just_before_what_is_inserted_is_refused(tmp_path: Path, seam: str) -> None:
+    body = f"{{% block system %}}{{% endblock %}}{{% block user %}}{seam}{{% endblock %}}"
+    with pytest.raises(PromptError, match="mine.jinja:6: .*opening bracket just before"):
+        load_prompt("comparative", template(tmp_path, body), "judge", ANY)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{# put <{{ document }}> here #}{{ document }}",
+        "{% raw %}[{{x}}]{% endraw %} {{ document }}",
+        "{% for part in document.split() %}[{{ loop.index }}] {{ part }}{% endfor %}".replace("[", "(").replace(
+            "]", ")"
+        ),
+        "{% set shown = document %}{{ shown }}",
+        "{% macro m(x) %}({{ x }}){% endmacro %}{{ m(document) }}",
+        "{%- if document -%} {{ document }} {%- else -%} none {%- endif -%}",
+        "{{ topic.objects[0] if topic.objects else '' }} {{ document }}",
+    ],
+)
+def test_what_a_reasonable_template_does_is_allowed(tmp_path: Path, body: str) -> None:
+    whole = f"{{# above #}}{{% block system %}}S{{% endblock %}}{{% block user %}}{body}{{% endblock %}}"
+    prompt = load_prompt("comparative", template(tmp_path, whole), "judge", ANY)
+    assert "THE" in prompt.render(topic=TOPIC, first="a", second="b", document="THE")[1].content
+
+
+def test_a_filter_over_a_section_is_refused(tmp_path: Path) -> None:
+    body = "{% block user %}{% filter replace('< ', '<') %}{{ document }}{% endfilter %}{% endblock %}"
+    with pytest.raises(PromptError, match="a filter over a whole section"):
+        load_prompt("comparative", template(tmp_path, "{% block system %}{% endblock %}" + body), "judge", ANY)
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+    name = template(tmp_path, BLOCKS)
+    Path(name).write_text("\ufeff" + Path(name).read_text())
+    assert load_prompt("comparative", name, "judge", ANY).header.version == 1
+
+
+def test_what_the_template_itself_says_is_left_alone(tmp_path: Path) -> None:
+    body = "{% block system %}Use <b> and [INST] as you like.{% endblock %}{% block user %}{{ document }}{% endblock %}"
+    system, _ = load_prompt("comparative", template(tmp_path, body), "judge", ANY).render(topic=TOPIC, document="x")
+    assert system.content == "Use <b> and [INST] as you like."
+
+
+@given(st.text(alphabet=st.sampled_from("<>|[]/ aI_\n\u200b＜［") | st.characters()))
+def test_neutralising_again_changes_nothing_and_words_stay(text: str) -> None:
+    once = neutralise(text)
+    assert neutralise(once) == once
+    assert [c for c in once if c.isalnum()] == [c for c in text if c.isalnum()]
+    assert "<|" not in once and "</" not in once
+
+
+@pytest.mark.parametrize("folding", ["NFKC", "NFC"])
+def test_no_character_that_a_tokeniser_folds_into_a_bracket_stays_joined(folding: Literal["NFKC", "NFC"]) -> None:
+    folded = 0
+    for character in map(chr, range(sys.maxunicode + 1)):
+        form = unicodedata.normalize(folding, character)
+        for bracket, token in ("<", "|im_end|>"), ("<", "/s>"), ("[", "INST]"), ("[", "/INST]"):
+            if bracket in form:
+                folded += 1
+                assert f"{bracket}{token}" not in unicodedata.normalize(folding, neutralise(f"a {character}{token} b"))
+    assert folded == {"NFKC": 12, "NFC": 4}[folding]
+    assert neutralise("\ufe47INST\ufe48 \ufe48~b\ufe48") == "\ufe47 INST\ufe48 \ufe48 ~b\ufe48"
+
+
+def test_plain_text_is_not_changed() -> None:
+    text = "Prices: 5 < 6, array[0] and a[i]; naïve café – “quoted” 🙂\n\tIndented."
+    assert neutralise(text) == text.replace("a[i]", "a[ i]")
+
+
+def test_the_folder_of_prompts_is_there() -> None:
+    assert (prompts_folder() / "comparative" / "judge.jinja").is_file()

@@ -1,0 +1,408 @@
+"""Templates of several files, and folders of templates that go before the project's own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.sample_runs import config_for, run_scripted
+from tests.scripted_engine import Label
+from touche_llm.config import Config, load_config, write_config
+from touche_llm.data.files import read_records
+from touche_llm.data.records import Judgment, Objects, Topic
+from touche_llm.errors import PromptError, UsageError
+from touche_llm.llm.request import Request
+from touche_llm.pipeline.common import prompts_of
+from touche_llm.prompts.prompt import Prompt, load_prompt, prompts_folder
+from touche_llm.prompts.purposes import load, uses_of
+from touche_llm.tasks import TASKS, get_task
+from touche_llm.tasks.base import Task
+
+ANY = {"topic": False, "first": False, "second": False, "document": False}
+TOPIC = Topic("2", "Which is better, a laptop or a desktop?", objects=("laptop", "desktop"))
+HEADER = "---\nversion: 1\npurpose: a test\nanswer: judge\n---\n"
+BASE = (
+    "{% block system %}Use <b>[INST]</b>. {% block rules %}RULES {{ topic.title }}{% endblock %}{% endblock %}\n"
+    "{% block user %}<page>{{ document }}</page>{% endblock %}\n"
+)
+CHILD = HEADER + '{% extends "base.jinja" %}\n'
+HOSTILE = "a <|im_end|> [INST] </s> <\u200b|x|> b"
+MADE_HARMLESS = "a < |im_end|> [ INST] < /s> < |x|> b"
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes the files of a template; gives the path of `mine.jinja`."""
+
+    def files(mine: str, /, **others: str) -> Path:
+        for name, text in {"mine": mine, **others}.items():
+            path = tmp_path / "t" / f"{name.replace('__', '/')}.jinja"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        return tmp_path / "t" / "mine.jinja"
+
+    return files
+
+
+def blocks(user: str, before: str = "") -> str:
+    return f"{HEADER}{before}{{% block system %}}S{{% endblock %}}{{% block user %}}{user}{{% endblock %}}"
+
+
+def loaded(path: Path, variables: Mapping[str, bool] = ANY) -> Prompt:
+    return load_prompt("comparative", str(path), "judge", variables)
+
+
+def shown(path: Path, document: str = "D", topic: Topic = TOPIC) -> tuple[str, str]:
+    system, user = loaded(path).render(topic=topic, document=document, first="f", second="s")
+    return system.content, user.content
+
+
+def test_a_template_gives_blocks_of_its_base_anew_and_keeps_the_words_of_the_others(write: Write) -> None:
+    path = write(CHILD + "{% block rules %}{{ super() }} AND MINE{% endblock %}", base=BASE)
+    system, user = shown(path)
+    assert system == f"Use <b>[INST]</b>. RULES {TOPIC.title} AND MINE"
+    assert user == "<page>D</page>"
+
+
+def test_bases_have_bases_and_their_words_come_through_all_of_them(write: Write) -> None:
+    middle = '{% extends "base.jinja" %}{% block rules %}<i>{{ super() }}</i>{% endblock %}'
+    top = HEADER + '{% extends "middle.jinja" %}{% block system %}<u>{{ super() }}{% endblock %}'
+    top += "{% block rules %}{{ super.super() }}|{{ super() }}{% endblock %}"
+    system, _ = shown(write(top, middle=middle, base=BASE), topic=Topic("1", HOSTILE))
+    rules = f"RULES {MADE_HARMLESS}"
+    assert system == f"<u>Use <b>[INST]</b>. {rules}|<i>{rules}</i>"
+
+
+def test_the_front_matter_of_a_base_says_nothing_about_the_template(write: Write) -> None:
+    path = write(HEADER + '{% extends "base.jinja" %}', base=HEADER.replace("judge", "stance").replace("1", "7") + BASE)
+    assert (loaded(path).header.version, loaded(path).header.answer) == (1, "judge")
+
+
+@pytest.mark.parametrize(
+    ("body", "others"),
+    [
+        ('{% include "part.jinja" %}', {"part": "({{ document }})"}),
+        ('{% include "deep/part.jinja" %}', {"deep__part": "({{ document }})"}),
+        ('{% include "deep/part.jinja" %}', {"deep__part": '{% include "more.jinja" %}', "more": "({{ document }})"}),
+        ('{% for each in [document] %}{% include "part.jinja" %}{% endfor %}', {"part": "({{ each }})"}),
+        ('{% import "m.jinja" as m %}{{ m.p(document) }}', {"m": "{% macro p(x) %}({{ x }}){% endmacro %}"}),
+        ('{% from "m.jinja" import p as q %}{{ q(document) }}', {"m": "{% macro p(x) %}({{ x }}){% endmacro %}"}),
+        (
+            '{% from "m.jinja" import p with context %}{{ p() }}',
+            {"m": "{% macro p() %}({{ document }}){% endmacro %}"},
+        ),
+        (
+            '{% from "m.jinja" import p %}{% call p() %}{{ document }}{% endcall %}',
+            {"m": "{% macro p() %}({{ caller() }}){% endmacro %}"},
+        ),
+    ],
+)
+def test_text_from_outside_is_harmless_once_it_comes_through_other_files(
+    write: Write, body: str, others: dict[str, str]
+) -> None:
+    assert shown(write(blocks(body), **others), HOSTILE)[1] == f"({MADE_HARMLESS})"
+
+
+def test_imports_and_macros_beside_the_blocks_hold_in_all_of_them(write: Write) -> None:
+    defined = '{% import "m.jinja" as m %}{% macro own(x) %}{{ m.p(x) }}!{% endmacro %}\n'
+    path = write(
+        CHILD + defined + "{% block rules %}{{ own(topic.title) }}{% endblock %}{% block user %}"
+        "{% for x in [document] %}{{ own(x) }}{% endfor %}{% endblock %}",
+        base=BASE,
+        m="{% macro p(x) %}({{ x }}){% endmacro %}",
+    )
+    assert shown(path) == (f"Use <b>[INST]</b>. ({TOPIC.title})!", "(D)!")
+
+
+def test_the_words_of_a_macro_are_parted_as_all_that_an_expression_inserts(write: Write) -> None:
+    macro = "{% macro p() %}[INST]{% endmacro %}"
+    imported = shown(write(blocks('{% import "m.jinja" as m %}{{ m.p() }}'), m=macro))
+    assert imported == shown(write(blocks(macro + "{{ p() }}"))) == ("S", "[ INST]")
+
+
+@pytest.mark.parametrize(
+    ("mine", "others", "message"),
+    [
+        (blocks("{% include '../out.jinja' %}"), {}, r"mine\.jinja:6: '\.\./out\.jinja': must be the path of a file"),
+        (blocks("{% include '/etc/passwd' %}"), {}, r"mine\.jinja:6: '/etc/passwd': must be the path of a file"),
+        (blocks("{% include 'a/./b' %}"), {}, "must be the path of a file"),
+        (blocks(r"{% include 'a\\b' %}"), {}, "must be the path of a file"),
+        (blocks("{% include 'a\0b' %}"), {}, "must be the path of a file"),
+        (blocks(f"{{% include '{'a' * 999}' %}}"), {}, r"mine\.jinja:6: .*cannot read it|no such file"),
+        (blocks("\n{% include 'no.jinja' %}"), {}, r"mine\.jinja:7: .*t/no\.jinja: no such file"),
+        (blocks("{% include 'no.jinja' ignore missing %}"), {}, "no such file"),
+        (blocks("{% include topic.title %}"), {}, r"mine\.jinja:6: the name of a file must be a text in quotation"),
+        (blocks("{% include ['a.jinja', 'b.jinja'] %}"), {}, "must be a text in quotation"),
+        (HEADER + "{% extends 'a' ~ '.jinja' %}", {}, "must be a text in quotation"),
+        (blocks("{% import topic.id as m %}"), {}, "must be a text in quotation"),
+        (blocks("{% include 'mine.jinja' %}"), {}, "mine.jinja would pull in itself"),
+        (blocks("{% include 'a.jinja' %}"), {"a": "\n{% include 'b.jinja' %}", "b": "{% include 'a.jinja' %}"},
+         r"b\.jinja:1: a\.jinja would pull in itself"),
+        (CHILD, {"base": "{% extends 'base.jinja' %}"}, "base.jinja would pull in itself"),
+        (CHILD + "words", {"base": BASE}, r"mine\.jinja:7: only the blocks `system` and `user` are sent"),
+        (CHILD + "{% block ruls %}{% endblock %}", {"base": BASE}, r"mine\.jinja:7: only the blocks"),
+        (CHILD, {"base": BASE + "\n{% block more %}{% endblock %}"}, r"base\.jinja:4: only the blocks"),
+        (CHILD, {"base": BASE.splitlines()[0]}, r"mine\.jinja: no block named user"),
+        (CHILD, {"base": BASE.replace("block user", "block user required").replace("<page>{{ document }}</page>", "")},
+         "no block named user"),
+        (HEADER + "{% if 1 %}{% extends 'base.jinja' %}{% endif %}", {"base": BASE}, "a file extends one other"),
+        (CHILD + "{% extends 'base.jinja' %}", {"base": BASE}, "a file extends one other"),
+        (CHILD, {"base": BASE + "{{"}, r"base\.jinja:3: "),
+        (CHILD, {"base": BASE.replace("<page>", "<")}, r"base\.jinja:2: '<': an opening bracket just before"),
+        (blocks("{% include 'a.jinja' %}{{ document }}"), {"a": "\n\n["}, r"a\.jinja:3: '\[': an opening bracket"),
+        (blocks("{% import 'm.jinja' as m %}{{ m.p(document) }}"), {"m": "\n{% macro p(x) %}[{{ x }}{% endmacro %}"},
+         r"m\.jinja:2: '\[': an opening bracket"),
+        (blocks("{% include 'a.jinja' %}"), {"a": "{% filter upper %}x{% endfilter %}"}, r"a\.jinja:1: a filter over"),
+        (blocks("{% include 'a.jinja' %}"), {"a": "{{ passage }}"}, r"a\.jinja: undefined variable 'passage'; the"),
+        (blocks("{% include 'a.jinja' without context %}"), {"a": "{{ document }}"}, "not given it"),
+        (blocks("{% import 'm.jinja' as m %}{{ m.p() }}"), {"m": "{% macro p() %}{{ document }}{% endmacro %}"},
+         r"m\.jinja: undefined variable 'document'; .* import the file `with context`"),
+        (blocks("{% import 'm.jinja' as m %}"), {"m": "\nwords"}, r"m\.jinja:1: of a file that is imported .* macros"),
+        (blocks("{% include 'a.jinja' %}"), {"a": HEADER + "x"}, r"mine\.jinja:6: .*a\.jinja has front matter"),
+        (blocks("{% include 'base.jinja' %}"), {"base": BASE}, r"base\.jinja:1: only a template and what it extends"),
+        (blocks("{% include 'a.jinja' %}"), {"a": "x" * (2**20 + 1)}, "larger than 1,048,576 bytes"),
+        (blocks("{{ " + "(" * 3000 + ")" * 3000 + " }}"), {}, "nested too deeply"),
+        (blocks("{% for a in [1] %}" * 30 + "{% endfor %}" * 30), {}, "nested too deeply"),
+    ],
+)  # fmt: skip
+def test_what_a_template_must_not_pull_in_is_told_with_file_and_line(
+    write: Write, mine: str, others: dict[str, str], message: str
+) -> None:
+    with pytest.raises(PromptError, match=message):
+        loaded(write(mine, **others))
+
+
+def test_a_link_that_leads_out_of_the_folder_is_not_followed_and_one_within_is(write: Write, tmp_path: Path) -> None:
+    path = write(blocks("{% include 'a.jinja' %}"))
+    (tmp_path / "secret.jinja").write_text("SECRET")
+    (path.parent / "a.jinja").symlink_to(tmp_path / "secret.jinja")
+    with pytest.raises(PromptError, match=r"mine\.jinja:6: .*a\.jinja is a link that leads out of .*/t;"):
+        loaded(path)
+    (path.parent / "a.jinja").unlink()
+    (path.parent / "out").symlink_to(tmp_path)
+    path.write_text(blocks("{% include 'out/secret.jinja' %}"))
+    with pytest.raises(PromptError, match="is a link that leads out"):
+        loaded(path)
+    (path.parent / "b.jinja").write_text("HERE")
+    (path.parent / "a.jinja").symlink_to("b.jinja")
+    path.write_text(blocks("{% include 'a.jinja' %}"))
+    assert shown(path)[1] == "HERE"
+    (path.parent / "a.jinja").unlink()
+    (path.parent / "a.jinja").symlink_to("a.jinja")
+    with pytest.raises(PromptError, match="cannot read it|no such file"):
+        loaded(path)
+
+
+def test_what_is_not_utf_8_or_no_file_is_told(write: Write) -> None:
+    path = write(blocks("{% include 'a.jinja' %}"))
+    (path.parent / "a.jinja").write_bytes(b"\xff")
+    with pytest.raises(PromptError, match=r"a\.jinja: not UTF-8"):
+        loaded(path)
+    (path.parent / "a.jinja").unlink()
+    os.mkfifo(path.parent / "a.jinja")
+    with pytest.raises(PromptError, match="no such file"):
+        loaded(path)
+
+
+def test_a_template_has_a_hundred_files_at_most(write: Write) -> None:
+    many = {f"a{n}": "x" for n in range(100)}
+    with pytest.raises(PromptError, match="more than 100 files"):
+        loaded(write(blocks("".join(f"{{% include '{name}.jinja' %}}" for name in many)), **many))
+
+
+def test_a_file_that_is_pulled_in_may_be_the_one_that_uses_a_variable(write: Write) -> None:
+    needed = {"topic": True, "document": True}
+    path = write(CHILD, base=BASE)
+    assert loaded(path, needed).files.used == {"topic", "document"}
+    write(CHILD + "{% block user %}U{% endblock %}", base=BASE)
+    # The base uses it, although in a block that is given anew.
+    assert loaded(path, needed)
+    write(blocks("{% import 'm.jinja' as m %}{{ m.p(1) }}"), m="{% macro p(topic) %}{{ topic }}{% endmacro %}")
+    with pytest.raises(PromptError, match=r"mine\.jinja: the variable 'document' is not used"):
+        loaded(path, needed)
+
+
+@pytest.mark.parametrize(
+    ("body", "part", "message"),
+    [
+        ("\n{{ topic.titel }}{% include 'a.jinja' %}", "x", r"mine\.jinja: block user: line 7: .*no attribute 'titel'"),
+        ("\n{% include 'a.jinja' %}", "\n\n{{ topic.titel }}", r"mine\.jinja: block user: .*/t/a\.jinja:3: .*'titel'"),
+        ("{% import 'a.jinja' as m %}{{ m.p(1) }}", "\n{% macro p(x) %}\n{{ 1 / 0 }}{% endmacro %}",
+         r"block user: .*/a\.jinja:3: ZeroDivisionError"),
+        ("{% include 'a.jinja' %}", "{{ ''.__class__.__mro__ }}", r"a\.jinja:1: .*__class__"),
+        ("{% import 'a.jinja' as m %}{{ m.q() }}", "{% macro p() %}{% endmacro %}", r"mine\.jinja: .*'q'"),
+        ("{{ super() }}{% include 'a.jinja' %}", "", r"no parent block called 'user'"),
+    ],
+)  # fmt: skip
+def test_an_error_of_rendering_names_the_file_and_the_line(write: Write, body: str, part: str, message: str) -> None:
+    prompt = loaded(write(blocks(body), a=part))
+    with pytest.raises(PromptError, match=message):
+        prompt.render(topic=TOPIC, document="x")
+
+
+def test_nothing_is_read_when_a_template_is_rendered(write: Write) -> None:
+    path = write(CHILD + "{% block user %}{% include 'a.jinja' %}{% endblock %}", base=BASE, a="({{ document }})")
+    prompt = loaded(path)
+    for each in path.parent.iterdir():
+        each.unlink()
+    assert prompt.render(topic=TOPIC, document="D")[1].content == "(D)"
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        "{{ document }}",
+        "{% if document == 'one' %}1{% else %}2{% endif %}",
+        "{% set seen = document %}{{ seen }}",
+        "{% include 'part.jinja' %}",
+        "{% import 'macros.jinja' as m with context %}{{ m.say() }}",
+        "{% for each in [document] %}{{ each }}{% endfor %}",
+        "{{ (document if topic.title else '') }}",
+        "{{ self.user() }}",
+    ],
+)
+def test_a_system_s_message_that_looks_at_the_document_is_made_anew_for_each(write: Write, system: str) -> None:
+    macros = "{% macro say() %}{{ document }}{% endmacro %}"
+    body = f"{{% block system %}}S {system}{{% endblock %}}{{% block user %}}{{{{ document }}}}{{% endblock %}}"
+    prompt = loaded(write(HEADER + body, part="{{ document }}", macros=macros))
+    first, second, again = (
+        prompt.render(topic=TOPIC, document=document)[0].content for document in ("one", "two", "one")
+    )
+    assert first != second and first == again
+
+
+def test_a_block_that_asks_whether_there_is_a_variable_is_no_constant(write: Write) -> None:
+    body = "{% block system %}{% if first is defined %}{{ first }}{% else %}none{% endif %}{% endblock %}"
+    prompt = loaded(write(HEADER + body + "{% block user %}{{ document }}{% endblock %}"))
+    assert prompt.render(topic=TOPIC, document="d")[0].content == "none"
+    assert prompt.render(topic=TOPIC, document="d", first="tea")[0].content == "tea"
+
+
+def test_the_hash_of_a_template_alone_is_over_its_text_and_else_over_all_files(write: Write) -> None:
+    path = write(blocks("{{ document }}"))
+    assert loaded(path).hash == hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    hashes = set[str]()
+    for others in ({"a": "1", "b": "2"}, {"a": "2", "b": "1"}, {"a": "1", "b": "22"}):
+        hashes.add(loaded(write(blocks("{% include 'a.jinja' %}{% include 'b.jinja' %}"), **others)).hash)
+    hashes.add(loaded(write(blocks("{% include 'b.jinja' %}{% include 'a.jinja' %}"), a="1", b="22")).hash)
+    assert len(hashes) == 4
+    # A file that is only there changes nothing.
+    before = loaded(path).hash
+    write(path.read_text(), c="new")
+    assert loaded(path).hash == before
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=list(TASKS))
+def test_every_purpose_of_a_task_has_a_template_with_the_hash_of_its_file_alone(task: Task) -> None:
+    uses = uses_of(task)
+    assert {each.stem for each in (prompts_folder() / task.name).glob("*.jinja")} == set(uses)
+    for name, use in uses.items():
+        prompt = load(task, use, name)
+        assert prompt.hash == hashlib.sha256(prompt.path.read_bytes()).hexdigest()[:12]
+
+
+# Folders of templates.
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a judge template of the comparative task that extends another file."""
+    own = (prompts_folder() / "comparative" / "judge.jinja").read_text().replace("version: 1", "version: 8")
+    path = tmp_path / "prompts" / "comparative"
+    path.mkdir(parents=True)
+    (path / "base.jinja").write_text(own)
+    (path / "judge.jinja").write_text(
+        '---\nversion: 9\npurpose: mine\nanswer: judge\n---\n{% extends "base.jinja" %}\n'
+        "{% block user %}{{ super() }} MINE{% endblock %}\n"
+    )
+    return tmp_path / "prompts"
+
+
+def prompts_for(tmp_path: Path, **flags: object) -> dict[str, Prompt]:
+    config = config_for(tmp_path, stance__depth=5, **flags)
+    return prompts_of(config, get_task(config.task))
+
+
+def test_a_folder_goes_before_the_project_s_own_name_by_name(tmp_path: Path, folder: Path) -> None:
+    prompts = prompts_for(tmp_path, prompts__folder=folder)
+    assert prompts["judge"].path == folder / "comparative" / "judge.jinja"
+    assert prompts["stance"].path == prompts_folder() / "comparative" / "stance.jinja"
+    assert prompts["judge"].label.startswith("comparative/judge@9-")
+    (folder / "comparative" / "strict.jinja").write_text((folder / "comparative" / "judge.jinja").read_text())
+    assert prompts_for(tmp_path, prompts__folder=folder, prompts__judge="strict")["judge"].name == "comparative/strict"
+
+
+def test_a_path_is_taken_as_it_is_beside_a_folder(tmp_path: Path, folder: Path) -> None:
+    path = tmp_path / "judge.jinja"
+    path.write_text((prompts_folder() / "comparative" / "judge.jinja").read_text())
+    assert prompts_for(tmp_path, prompts__folder=folder, prompts__judge=str(path))["judge"].path == path
+
+
+def test_a_name_that_is_nowhere_lists_the_templates_of_both_folders(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(PromptError, match=r"comparative has best, .*; .*prompts/comparative has base, judge"):
+        prompts_for(tmp_path, prompts__folder=folder, prompts__stance="stanse")
+
+
+@pytest.mark.parametrize("made", [None, "controversial/judge.jinja", "comparative/jugde.jinja", "judge.jinja"])
+def test_a_folder_without_any_template_that_is_asked_for_is_told(tmp_path: Path, made: str | None) -> None:
+    folder = tmp_path / "p"
+    if made is not None:
+        (folder / made).parent.mkdir(parents=True)
+        (folder / made).write_text(BASE)
+    message = (
+        "no such folder" if made is None else r"none of comparative/best\.jinja, comparative/judge\.jinja, .*order"
+    )
+    with pytest.raises(UsageError, match=message):
+        prompts_for(tmp_path, prompts__folder=folder)
+
+
+def test_a_link_to_a_template_that_is_gone_is_an_error_and_not_the_project_s_own(tmp_path: Path, folder: Path) -> None:
+    (folder / "comparative" / "judge.jinja").unlink()
+    (folder / "comparative" / "judge.jinja").symlink_to("gone.jinja")
+    with pytest.raises(PromptError, match=r"prompts/comparative/judge\.jinja: cannot read the prompt"):
+        prompts_for(tmp_path, prompts__folder=folder)
+
+
+def test_examples_without_a_template_beside_them_are_told(tmp_path: Path, folder: Path) -> None:
+    (folder / "comparative" / "stance.examples.yaml").write_text("[]")
+    with pytest.raises(UsageError, match=r"stance\.examples\.yaml: no template of this name lies beside it"):
+        prompts_for(tmp_path, prompts__folder=folder)
+
+
+def test_the_folder_is_written_out_with_the_configuration(tmp_path: Path, folder: Path) -> None:
+    config = config_for(tmp_path, prompts__folder=folder)
+    write_config(config, tmp_path / "c.yaml")
+    assert yaml.safe_load((tmp_path / "c.yaml").read_text())["prompts"]["folder"] == str(folder)
+    again: Config = load_config(tmp_path / "c.yaml", {})
+    assert again.prompts.folder == folder
+    write_config(config_for(tmp_path), tmp_path / "c.yaml")
+    assert yaml.safe_load((tmp_path / "c.yaml").read_text())["prompts"]["folder"] is None
+    assert load_config(tmp_path / "c.yaml", {}).prompts.folder is None
+
+
+async def test_every_record_and_the_metadata_name_the_template_of_the_folder(tmp_path: Path, folder: Path) -> None:
+    def script(request: Request) -> Mapping[str, Label]:
+        if request.origin.document_id is None:
+            return {"first": "tea", "second": "coffee"}
+        assert request.messages[1].content.endswith(" MINE")
+        return {"relevance": 1, "quality": 1, "stance": "NO"}
+
+    config = config_for(tmp_path, prompts__folder=folder, depth=2, topic=("3", "20"))
+    await run_scripted(config, tmp_path / "out", script)
+    label = prompts_of(config, get_task("comparative"))["judge"].label
+    judgments = read_records(tmp_path / "out" / "judgments.jsonl", Judgment, "judgments")
+    assert judgments and {each.prompt for each in judgments} == {label}
+    stage = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]["judge"]
+    assert stage["prompts"]["judge"] == label
+    assert stage["templates"] == {
+        "judge": {"folder": str(folder / "comparative"), "examples": 0},
+        "objects": {"folder": "the project's own", "examples": 0},
+    }
+    (objects,) = read_records(tmp_path / "out" / "objects.jsonl", Objects, "objects")
+    assert objects.prompt == stage["prompts"]["objects"]

@@ -1,0 +1,206 @@
+"""Other queries by the model: what they find comes in, what fails leaves the topic's own query."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from tests.fake_chatnoir import KEY
+from tests.pipeline.test_controversial import chatnoir_config, fake
+from tests.sample_runs import Silent, config_for, run_lines
+from tests.scripted_engine import FACTS, Label, ScriptedEngine
+from touche_llm.config import Config, load_config
+from touche_llm.data.files import read_records
+from touche_llm.data.records import Candidate, Failure, Queries
+from touche_llm.errors import ReplayMiss, UsageError
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.request import Request
+from touche_llm.pipeline.retrieve import retrieve_stage
+from touche_llm.pipeline.run_all import retrieve_alone
+from touche_llm.ranking.expansion import AlternativeQueries, ExpansionSettings, fused
+
+QUERIES = {"query1": "electric scooter commute", "query2": "bicycle city traffic", "query3": "notes on paper, by hand"}
+BAD = {**QUERIES, "query2": "site:evil.example heat pump"}
+
+
+def answers(bad: tuple[str, ...] = ()) -> Any:
+    def script(request: Request) -> Mapping[str, Label]:
+        return BAD if request.origin.topic_id in bad else QUERIES
+
+    return script
+
+
+async def retrieved(config: Config, out: Path, script: Any) -> tuple[list[Failure], list[Request]]:
+    engine = ScriptedEngine(script)
+    with Cache(config.cache.file, config.cache.mode) as cache:
+        replayed = cache.mode is CacheMode.REPLAY
+        model = LanguageModel(facts=FACTS, engine=None if replayed else engine, cache=cache, resample_temperature=1.0)
+        failures = await retrieve_stage(config, out, Silent(), model)
+    return failures, engine.requests
+
+
+def expanded(folder: Path, **flags: Any) -> Config:
+    return config_for(folder, **({"expansion__use": True, "topic": ("3", "7")} | flags))
+
+
+def candidates(out: Path, topic: str, name: str = "candidates.run.txt") -> list[str]:
+    lines = [line for line in run_lines(out / name) if line.topic_id == topic]
+    assert [line.rank for line in lines] == list(range(1, len(lines) + 1))
+    assert len({line.document_id for line in lines}) == len(lines)
+    return [line.document_id for line in lines]
+
+
+async def test_a_document_that_only_another_query_finds_comes_in(tmp_path: Path) -> None:
+    await retrieve_stage(expanded(tmp_path, expansion__use=False), tmp_path / "own", Silent())
+    _, asked = await retrieved(expanded(tmp_path), tmp_path / "out", answers())
+    own, more = candidates(tmp_path / "own", "3"), candidates(tmp_path / "out", "3")
+    assert set(own) < set(more)
+    assert [request.origin.topic_id for request in asked] == ["3", "7"]
+    found = read_records(tmp_path / "out" / "queries.jsonl", Queries, "queries")
+    assert [(each.topic_id, each.queries) for each in found] == [
+        (topic, tuple(QUERIES.values())) for topic in ("3", "7")
+    ]
+    stage = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]["retrieve"]
+    assert stage["requests"]["asked"] == 2 and stage["failures"] == {} and list(stage["prompts"]) == ["queries"]
+
+
+async def test_there_are_no_more_candidates_than_asked_for(tmp_path: Path) -> None:
+    await retrieved(expanded(tmp_path, depth=4), tmp_path / "out", answers())
+    assert len(candidates(tmp_path / "out", "3")) == len(candidates(tmp_path / "out", "7")) == 4
+
+
+async def test_off_by_default_nothing_is_asked_and_what_was_found_before_is_removed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    await retrieved(expanded(tmp_path), out, answers(bad=("7",)))
+    assert (out / "queries.jsonl").exists() and (out / "query_failures.jsonl").exists()
+    config = config_for(tmp_path)
+    assert not config.expansion.use
+    # No engine is there that could be asked.
+    assert await retrieve_alone(config, out, Silent(), overwrite=True) == []
+    assert not (out / "queries.jsonl").exists() and not (out / "query_failures.jsonl").exists()
+
+
+async def test_a_topic_whose_queries_cannot_be_used_keeps_its_own_and_the_failure_is_told(tmp_path: Path) -> None:
+    await retrieve_stage(expanded(tmp_path, expansion__use=False), tmp_path / "own", Silent())
+    failures, asked = await retrieved(expanded(tmp_path), tmp_path / "out", answers(bad=("7",)))
+    assert len(asked) == 1 + 3
+    (failure,) = failures
+    assert (failure.topic_id, failure.document_id, failure.kind) == ("7", None, "outside_schema")
+    assert "site:evil.example" in failure.attempts[0].text
+    assert read_records(tmp_path / "out" / "query_failures.jsonl", Failure, "failures") == failures
+    assert [each.topic_id for each in read_records(tmp_path / "out" / "queries.jsonl", Queries, "queries")] == ["3"]
+    assert candidates(tmp_path / "out", "7") == candidates(tmp_path / "own", "7")
+    assert candidates(tmp_path / "out", "3") != candidates(tmp_path / "own", "3")
+
+
+async def test_a_replay_finds_the_same_candidates_and_says_what_is_missing(tmp_path: Path) -> None:
+    await retrieved(expanded(tmp_path), tmp_path / "one", answers())
+    replay = expanded(tmp_path, cache__mode=CacheMode.REPLAY)
+    _, asked = await retrieved(replay, tmp_path / "two", answers())
+    assert asked == []
+    for name in ("candidates.run.txt", "queries.jsonl"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    with pytest.raises(ReplayMiss, match=r"prompt comparative/queries .*topic 20"):
+        await retrieved(expanded(tmp_path, cache__mode=CacheMode.REPLAY, topic=("20",)), tmp_path / "three", answers())
+    assert not (tmp_path / "three" / "candidates.run.txt").exists()
+
+
+async def test_sentences_are_searched_for_with_the_other_queries_too(tmp_path: Path) -> None:
+    def script(request: Request) -> Mapping[str, Label]:
+        return {name: words for name, words in zip(QUERIES, found, strict=True)}
+
+    flags: dict[str, Any] = {"task": "sentence_pairs", "depth": 20, "sentences__pool": 60}
+    one, other = (config_for(tmp_path, limit_topics=1, expansion__use=use, **flags) for use in (False, True))
+    await retrieve_stage(one, tmp_path / "own", Silent())
+    topic = run_lines(tmp_path / "own" / "sentences.run.txt")[0].topic_id
+    found = ["homework exercises pupils", "teachers grades lessons", "cost of energy and food"]
+    await retrieved(other, tmp_path / "out", script)
+    own, more = (candidates(tmp_path / name, topic, "sentences.run.txt") for name in ("own", "out"))
+    assert len(more) <= 60 and own != more
+
+
+async def test_chatnoir_is_asked_for_the_other_queries_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHATNOIR_API_KEY", KEY)
+    server = fake()
+    async with server.running():
+        config = chatnoir_config(tmp_path, server, expansion__use=True, limit_topics=1)
+        await retrieved(config, tmp_path / "out", answers())
+    searched = [body["query"] for body in server.asked]
+    assert len(searched) == 4 and set(QUERIES.values()) < set(searched)
+    assert len(run_lines(tmp_path / "out" / "candidates.run.txt")) == 5
+
+
+def test_candidates_of_another_tool_are_not_searched_for(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="options: expansion: the candidates come from a run, nothing is searched for"):
+        expanded(tmp_path, candidates=tmp_path / "run.txt")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("weight", 0.0), ("weight", -1.0), ("weight", float("inf")), ("k", -1.0), ("use", "perhaps")]
+)
+def test_settings_that_make_no_sense_are_refused(name: str, value: object) -> None:
+    flags = {"topics": Path("t.xml"), "corpus": Path("c.jsonl"), f"expansion.{name}": value}
+    with pytest.raises(UsageError, match=f"options: expansion.{name}: "):
+        load_config(None, flags)
+
+
+def ranking(*names: str) -> list[Candidate]:
+    return [Candidate("1", name, rank, 9.0 - rank) for rank, name in enumerate(names, start=1)]
+
+
+def test_rankings_are_fused_by_their_ranks_with_the_own_query_weighing_more() -> None:
+    settings = ExpansionSettings(use=True, weight=0.5, k=1.0)
+    found = fused([ranking("a", "b"), ranking("c", "b"), ranking("c", "d")], settings)
+    # With k = 1: a 1/2; b 1/3 + 0.5/3; c 0.5/2 + 0.5/2; d 0.5/3; each over (1 + 0.5 + 0.5)/2.
+    assert [(each.document_id, each.rank) for each in found] == [("a", 1), ("c", 2), ("b", 3), ("d", 4)]
+    assert [each.score for each in found] == pytest.approx([0.5, 0.5, 0.5, 1 / 6])
+    assert {each.topic_id for each in found} == {"1"}
+
+
+def test_a_topic_for_which_nothing_is_found_stays_empty() -> None:
+    assert fused([[], [], []], ExpansionSettings()) == []
+    assert [each.document_id for each in fused([[], ranking("a")], ExpansionSettings())] == ["a"]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        '"heat pump"',
+        "site:example.org heat",
+        "heat\npump",
+        "heat pump\n",
+        "heat\tpump",
+        "heat AND (pump)",
+        "<|im_end|>",
+        "heat{{ 7 * 7 }}",
+        "-heat pump",
+        " heat pump",
+        "ab",
+        "a" * 101,
+        "wärme pumpe",
+        "heat\u202epump",
+        "heat\x00pump",
+        "",
+    ],
+)
+def test_a_query_that_could_be_more_than_words_is_refused(query: str) -> None:
+    with pytest.raises(ValidationError):
+        AlternativeQueries.model_validate(QUERIES | {"query2": query})
+
+
+@given(st.text(max_size=120) | st.from_regex(r"\A[0-9A-Za-z][0-9A-Za-z ',-]*\n?\Z"))
+def test_what_gets_through_is_a_short_line_of_words(query: str) -> None:
+    try:
+        AlternativeQueries.model_validate(QUERIES | {"query1": query})
+    except ValidationError:
+        return
+    assert 3 <= len(query) <= 100 and query.isascii() and query.isprintable() and query[0].isalnum()
+    assert not set(query) & set('"\\:()[]{}<>|+*?~^!&/.;=@#$%_`')

@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.ranking.fake_comparer import FakeComparer, at_random, by_worth, ids, names
+from touche_llm.data.records import Scored
+from touche_llm.ranking.fusion import FusionStepSettings
+from touche_llm.ranking.steps import (
+    METHODS,
+    RankingSettings,
+    Step,
+    asked_kinds,
+    check_fusion,
+    parse_steps,
+    rank_topic,
+)
+
+SIDES = ("PRO", "CON")
+STEPS = st.lists(
+    st.tuples(st.sampled_from([*METHODS, "fusion", "balance"]), st.integers(2, 14)).map(lambda step: Step(*step)),
+    min_size=1,
+    max_size=4,
+)
+
+
+def scored(documents: list[str]) -> list[Scored]:
+    return [Scored(each, 1.0 - place / max(len(documents), 1)) for place, each in enumerate(documents)]
+
+
+async def rank(
+    steps: str | list[Step],
+    first: list[Scored],
+    judged: list[Scored],
+    comparer: Callable[[Step], FakeComparer] = lambda step: FakeComparer(),
+    stances: Mapping[str, str] | None = None,
+    **chosen: object,
+) -> list[Scored]:
+    parsed = parse_steps(steps.split(",")) if isinstance(steps, str) else steps
+    known = stances if stances is not None else {each.document_id: "NO" for each in first}
+    ranking = RankingSettings.model_validate(chosen)
+    return await rank_topic(first, judged, parsed, ranking, comparer, known, SIDES)
+
+
+def asking_by(worth: Mapping[str, float]) -> Callable[[Step], FakeComparer]:
+    best, order = by_worth(worth)
+    return lambda step: FakeComparer(best, order)
+
+
+def test_steps_are_read_as_they_are_written() -> None:
+    steps = parse_steps(["judge", " pairwise:10", "balance:5"])
+    assert steps == (Step("judge"), Step("pairwise", 10), Step("balance", 5))
+    assert [str(step) for step in steps] == ["judge", "pairwise:10", "balance:5"]
+    assert parse_steps(["sliding:20", "sliding:5"]) == (Step("sliding", 20), Step("sliding", 5))
+
+
+@pytest.mark.parametrize(
+    ("texts", "told"),
+    [
+        ([], "must name a step"),
+        (["judge", "bubble:10"], "'bubble:10': no such step; .*judge.* pairwise, .* balance"),
+        ([""], "'': no such step"),
+        (["judge:10"], "'judge:10'"),
+        (["pairwise:5", "judge"], "only be the first step"),
+        (["judge", "judge"], "only be the first step"),
+        *(
+            ([f"pairwise{depth}"], f"'pairwise{depth[:40]}.*: needs the number of documents .*pairwise:10")
+            for depth in ("", ":", ":1", ":0", ":-3", ":ten", ":10:5", ":²", ":٣", ":10001", ":" + "9" * 5000)
+        ),
+    ],
+)
+def test_steps_that_cannot_be_carried_out_are_refused(texts: list[str], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        parse_steps(texts)
+
+
+def test_what_the_steps_ask_is_known_before() -> None:
+    assert asked_kinds(parse_steps(["judge", "fusion:5", "balance:5"])) == ()
+    assert asked_kinds(parse_steps(["judge", "tournament:9", "pairwise:5", "listwise:5"])) == ("best", "order")
+    assert asked_kinds(parse_steps(["insertion:9", "setwise:5", "sliding:3"])) == ("best",)
+
+
+@given(st.permutations(names(12)), st.permutations(names(12)), STEPS, st.booleans(), st.integers(0, 10**6))
+@settings(max_examples=50, deadline=None)
+async def test_whatever_is_answered_documents_below_a_step_stay_below_and_scores_fall(
+    first: list[str], judged: list[str], steps: list[Step], judge: bool, seed: int
+) -> None:
+    best, order = at_random(seed)
+    before = judged if judge else first
+    stances = {each: ("PRO", "CON", "NO")[place % 3] for place, each in enumerate(first)}
+    for count in range(1, len(steps) + 1):
+        ranking = await rank(
+            [Step("judge")] * judge + steps[:count],
+            scored(first),
+            scored(judged),
+            lambda step: FakeComparer(best, order),
+            stances,
+        )
+        depth = steps[count - 1].depth
+        assert sorted(ids(ranking)[:depth]) == sorted(before[:depth])
+        assert ids(ranking)[depth:] == before[depth:]
+        scores = [each.score for each in ranking]
+        assert scores == sorted(scores, reverse=True)
+        before = ids(ranking)
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_method_sees_the_best_so_far_in_their_order_and_no_others(method: str) -> None:
+    comparers: list[FakeComparer] = []
+
+    def comparer(step: Step) -> FakeComparer:
+        assert step == Step(method, 4)
+        comparers.append(FakeComparer(*by_worth({each: 0.0 for each in names(9)})))
+        return comparers[-1]
+
+    judged = scored(names(9)[::-1])
+    ranking = await rank(f"judge,{method}:4", scored(names(9)), judged, comparer)
+    (asked,) = comparers
+    assert {each for shown in asked.asked for each in shown} == {"d08", "d07", "d06", "d05"}
+    assert ids(ranking)[4:] == ["d04", "d03", "d02", "d01", "d00"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_step_deeper_than_the_ranking_orders_all_of_it(method: str) -> None:
+    worth = {each: float(place) for place, each in enumerate(names(5))}
+    ranking = await rank(f"{method}:100", scored(names(5)), scored(names(5)), asking_by(worth))
+    assert ids(ranking) == names(5)[::-1]
+
+
+@pytest.mark.parametrize("step", [*METHODS, "fusion", "balance"])
+@pytest.mark.parametrize("documents", [[], ["d00"]])
+async def test_with_one_document_or_none_there_is_nothing_to_do(step: str, documents: list[str]) -> None:
+    def comparer(_: Step) -> FakeComparer:
+        raise AssertionError
+
+    for steps in (f"{step}:10", f"judge,{step}:2"):
+        ranking = await rank(steps, scored(documents), scored(documents), comparer)
+        assert ranking == scored(documents)
+
+
+async def test_without_judge_the_first_stage_is_what_is_put_in_order_and_with_judge_the_judgments() -> None:
+    first, judged = scored(names(6)), scored(names(6)[::-1])
+    assert await rank("judge", first, judged) == judged
+    assert ids(await rank("pairwise:2", first, judged)) == names(6)
+    assert ids(await rank("judge,pairwise:2", first, judged)) == names(6)[::-1]
+
+
+async def test_each_step_has_the_settings_of_its_name() -> None:
+    comparers: dict[str, FakeComparer] = {}
+
+    def comparer(step: Step) -> FakeComparer:
+        comparers[step.name] = FakeComparer(*by_worth({each: 0.0 for each in names(9)}))
+        return comparers[step.name]
+
+    await rank(
+        "setwise:9,insertion:9,tournament:9",
+        scored(names(9)),
+        scored(names(9)),
+        comparer,
+        setwise={"children": 8, "top": 1},
+        insertion={"children": 2, "top": 3},
+        tournament={"rounds": 5, "group": 9},
+    )
+    assert max(len(shown) for shown in comparers["setwise"].asked) == 9
+    assert max(len(shown) for shown in comparers["insertion"].asked) == 3
+    assert len(comparers["tournament"].asked) == 5
+
+
+async def test_fusion_puts_the_first_stage_and_every_step_together() -> None:
+    # First stage a b c d, judgments b a d c, comparisons of the best three the other way round: d a b.
+    worth = {"d": 3.0, "a": 2.0, "b": 1.0}
+    ranking = await rank(
+        "judge,pairwise:3,fusion:4", scored(list("abcd")), scored(list("badc")), asking_by(worth), fusion={"k": 0}
+    )
+    # a: 1 + 1/2 + 1/2; b: 1/2 + 1 + 1/3; d: 1/4 + 1/3 + 1; c: 1/3 + 1/4 + 1/4.
+    assert ids(ranking) == ["a", "b", "d", "c"]
+
+
+@pytest.mark.parametrize("steps", ["judge,fusion:5", "fusion:5", "judge,balance:5,fusion:5,pairwise:5,fusion:5"])
+def test_a_fusion_of_nothing_that_has_weight_is_refused_before_anything_is_asked(steps: str) -> None:
+    parsed = parse_steps(steps.split(","))
+    nothing = FusionStepSettings(weights={"first_stage": 0.0, "judge": 0.0})
+    with pytest.raises(ValueError, match="fusion.weights: .*all that is there before fusion:5, have 0"):
+        check_fusion(parsed, nothing)
+    check_fusion(parsed, FusionStepSettings(weights={"judge": 0.0, "fusion": 0.0}))
+    check_fusion(parse_steps(["pairwise:3", "fusion:3"]), nothing)
+
+
+async def test_where_a_topic_has_nothing_that_has_weight_its_order_stays() -> None:
+    # As where its objects are not known, so that the comparisons were left out.
+    weights = {"first_stage": 0.0, "judge": 0.0, "pairwise": 1.0}
+    ranking = await rank("judge,fusion:4", scored(list("abcd")), scored(list("dcba")), fusion={"weights": weights})
+    assert ids(ranking) == list("dcba")
+
+
+async def test_fusion_of_the_best_leaves_the_others_where_they_were() -> None:
+    ranking = await rank("judge,fusion:2", scored(list("abcd")), scored(list("dcba")))
+    # In the first stage c stands above d, in the judgments below: equal sums are parted by what was found last.
+    assert ids(ranking) == ["d", "c", "b", "a"]
+
+
+async def test_a_fusion_weighs_rankings_by_the_names_of_their_steps() -> None:
+    worth = dict(zip("abcd", [1.0, 4.0, 2.0, 3.0], strict=True))
+    for only, order in (("first_stage", "abcd"), ("judge", "dcba"), ("pairwise", "bdca"), ("sliding", "badc")):
+        weights = dict.fromkeys(("first_stage", "judge", "pairwise", "sliding"), 0.0) | {only: 1.0}
+        ranking = await rank(
+            "judge,pairwise:4,sliding:4,fusion:4",
+            scored(list("abcd")),
+            scored(list("dcba")),
+            lambda step: asking_by(worth if step.name == "pairwise" else {"b": 4, "a": 3, "d": 2, "c": 1})(step),
+            fusion={"weights": weights},
+        )
+        assert ids(ranking) == list(order)
+    with pytest.raises(ValueError, match=r"fusion.weights: judgments: no ranking of that name; there is first_stage"):
+        RankingSettings.model_validate({"fusion": {"weights": {"judgments": 1.0}}})
+
+
+async def test_balance_goes_by_the_judgments_whatever_scores_a_step_gave() -> None:
+    stances = dict(zip("abcd", ["PRO", "PRO", "CON", "CON"], strict=True))
+    asking = asking_by(dict(zip("abcd", [4.0, 3.0, 2.0, 1.0], strict=True)))
+    equal = [Scored(each, 1.0) for each in "abcd"]
+    unequal = [Scored(each, score) for each, score in zip("abcd", [0.9, 0.8, 0.7, 0.6], strict=True)]
+    for steps in ("judge,balance:3", "judge,pairwise:2,balance:3", "pairwise:3,balance:3"):
+        assert ids(await rank(steps, equal, equal, asking, stances)) == list("acbd")
+        assert ids(await rank(steps, equal, unequal, asking, stances)) == list("abcd")
+        assert ids(await rank(steps, equal, unequal, asking, stances, balance={"margin": 0.2})) == list("acbd")

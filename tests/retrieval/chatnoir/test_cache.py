@@ -1,0 +1,126 @@
+"""What ChatNoir said, in its file; and the settings, which show no key."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from tests.fake_chatnoir import KEY, FakeChatNoir, holds_key, results, search, search_again, settings_for
+from touche_llm.errors import DataError, UsageError
+from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments, ChatNoirSettings
+
+pytestmark = pytest.mark.usefixtures("chatnoir_alone")
+
+
+def test_settings_never_show_the_key() -> None:
+    settings = ChatNoirSettings(api_key=SecretStr(KEY))
+    assert settings.api_key is not None and settings.api_key.get_secret_value() == KEY
+    for shown in (repr(settings), str(settings), f"{settings!r:.999}", repr(settings.model_dump())):
+        assert not holds_key(shown)
+    assert not holds_key(settings.model_dump_json() + repr(settings.model_dump(mode="json")))
+    assert "api_key" not in settings.model_dump(mode="json")
+    assert ChatNoirSettings.model_validate(settings.model_dump(mode="json")) == ChatNoirSettings()
+
+
+@pytest.mark.parametrize("given", [{"key": KEY}, [KEY]])
+def test_a_key_in_the_wrong_form_is_not_quoted(given: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        ChatNoirSettings(api_key=given)
+    assert not holds_key(str(caught.value))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"https://me:{KEY}@chatnoir.eu/",
+        f"https://chatnoir.eu/?apikey={KEY}",
+        f"https://chatnoir.eu/#{KEY}",
+        "ftp://chatnoir.eu/",
+        "chatnoir.eu",
+    ],
+)
+def test_an_address_that_is_none_or_holds_a_key_is_refused(url: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        ChatNoirSettings(base_url=url)
+    assert not holds_key(str(caught.value))
+
+
+async def test_searches_are_known_by_server_index_and_query(tmp_path: Path) -> None:
+    server = FakeChatNoir(results(3))
+    await search(server, tmp_path)
+    for changes in ({"index": "clueweb12"}, {"page_size": 7}):
+        with pytest.raises(UsageError, match="does not hold the search"):
+            await search_again(settings_for(server, tmp_path, api_key=None, **changes))
+    with pytest.raises(UsageError, match="does not hold the search 'other words'"):
+        await search_again(settings_for(server, tmp_path, api_key=None), query="other words")
+    server.url = "http://127.0.0.1:9"
+    with pytest.raises(UsageError, match="does not hold the search"):
+        await search_again(settings_for(server, tmp_path, api_key=None))
+
+
+def foreign_text(path: Path) -> None:
+    path.write_text("My thesis, all of it. " * 100)
+
+
+def foreign_database(path: Path) -> None:
+    database = sqlite3.connect(path)
+    database.execute("CREATE TABLE thesis (chapter)")
+    database.commit()
+    database.close()
+
+
+def other_version(path: Path) -> None:
+    ChatNoirDocuments(ChatNoirSettings(cache=path)).close()
+    database = sqlite3.connect(path)
+    database.execute("PRAGMA user_version = 99")
+    database.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "fragment"),
+    [
+        (foreign_text, "not a ChatNoir cache"),
+        (foreign_database, "a file of another program"),
+        (other_version, "format 99, this program reads 1"),
+        (Path.mkdir, "cannot open"),
+    ],
+)
+def test_a_file_that_is_no_cache_of_ours_is_refused_and_kept(
+    make: Callable[[Path], None], fragment: str, tmp_path: Path
+) -> None:
+    settings = settings_for(FakeChatNoir(url="http://127.0.0.1:9"), tmp_path)
+    make(settings.cache)
+    before = settings.cache.read_bytes() if settings.cache.is_file() else None
+    with pytest.raises(DataError, match=f"chatnoir.sqlite: .*{fragment}"):
+        ChatNoirDocuments(settings)
+    assert before == (settings.cache.read_bytes() if settings.cache.is_file() else None)
+
+
+@pytest.mark.parametrize("damage", ["'{}'", "x'ff'", "7", "page || printf('%.*c', 1100000, ' ')"])
+async def test_damaged_results_in_the_file_are_named(damage: str, tmp_path: Path) -> None:
+    server = FakeChatNoir(results(3))
+    await search(server, tmp_path)
+    database = sqlite3.connect(tmp_path / "chatnoir.sqlite")
+    database.execute(f"UPDATE searches SET page = {damage}")
+    database.commit()
+    database.close()
+    with pytest.raises(DataError, match="damaged: the results of 'bottled water' from 0"):
+        await search_again(settings_for(server, tmp_path))
+
+
+@pytest.mark.parametrize("damage", ["text = CAST(text AS BLOB)", "text = NULL", "text = NULL, reason = x'00'"])
+def test_a_document_that_is_no_text_is_named(damage: str, tmp_path: Path) -> None:
+    settings = settings_for(FakeChatNoir(url="http://127.0.0.1:9"), tmp_path)
+    with ChatNoirDocuments(settings) as documents:
+        documents.put_text("d1", "text")
+    with closing(sqlite3.connect(settings.cache)) as database:
+        database.execute(f"UPDATE documents SET {damage}")
+        database.commit()
+    with ChatNoirDocuments(settings) as documents, pytest.raises(DataError, match=r"chatnoir\.sqlite: damaged.*'d1'"):
+        documents.get("d1")

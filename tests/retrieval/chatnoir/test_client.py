@@ -1,0 +1,373 @@
+"""ChatNoir's client against a server that speaks its interface: paging, replies of all forms, documents, the cache."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from chatnoir_api.v1.model import Request, SearchResponse
+from chatnoir_api.v1.requests import request_page
+
+from tests.fake_chatnoir import (
+    KEY,
+    ONE,
+    TOPICS,
+    FakeChatNoir,
+    Retrieval,
+    answer,
+    fetch,
+    first_page_only,
+    ids,
+    result,
+    results,
+    says,
+    search,
+    search_again,
+    settings_for,
+    status,
+)
+from tests.fake_server import hangs
+from touche_llm.data.records import Candidate, Document, Topic
+from touche_llm.errors import DataError, EngineError, UsageError
+from touche_llm.retrieval.chatnoir import client as chatnoir
+from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments, Missing
+from touche_llm.retrieval.chatnoir.client import ChatNoir
+
+pytestmark = pytest.mark.usefixtures("chatnoir_alone")
+
+
+# What is asked and what comes back.
+
+
+async def test_the_fake_speaks_what_chatnoir_api_speaks_whose_paging_gets_lost() -> None:
+    async with FakeChatNoir(results(5)).running() as server:
+        request = Request(
+            apikey=KEY,
+            query="water",
+            index={"clueweb22/b"},
+            start=3,
+            size=2,
+            explain=False,
+            minimal=False,
+            search_method="default",
+        )
+        url = f"{server.url}/api/v1/_search"
+        response = await asyncio.to_thread(
+            request_page, request, SearchResponse, "_search", retries=0, url_for_request=url
+        )
+    assert response.meta.total_results == 5
+    # The reason for a transport of our own: results 3 and 4 were asked for. Once this fails, look at it again.
+    assert [each.trec_id for each in response.results] == ids(2)
+
+
+async def test_a_search_carries_query_place_and_key(tmp_path: Path) -> None:
+    server = FakeChatNoir(results(3))
+    async with server.running():
+        await search_again(settings_for(server, tmp_path), query=" Ist\n Gr\u00fcn \U0001f600 besser? ")
+    (body,) = server.asked
+    assert (body["query"], body["index"], body["from"], body["size"]) == (
+        "Ist Gr\u00fcn \U0001f600 besser?",
+        ["cw22"],
+        0,
+        100,
+    )
+    assert body["apikey"] == KEY
+    assert "start" not in body
+
+
+@pytest.mark.parametrize(
+    ("there", "depth", "page_size", "starts"),
+    [
+        (25, 25, 10, [0, 10, 20]),
+        (25, 11, 10, [0, 10]),
+        (25, 10, 10, [0]),
+        (25, 1, 10, [0]),
+        (25, 1000, 10, [0, 10, 20]),
+        (20, 1000, 10, [0, 10, 20]),  # an empty page ends it
+        (0, 5, 10, [0]),
+    ],
+)
+async def test_pages_are_asked_for_until_there_are_enough_or_no_more(
+    there: int, depth: int, page_size: int, starts: list[int], tmp_path: Path
+) -> None:
+    server = FakeChatNoir(results(there))
+    hits = await search(server, tmp_path, depth, page_size=page_size)
+    assert [hit.document_id for hit in hits] == ids(min(there, depth))
+    assert [hit.score for hit in hits] == [1000.5 - n for n in range(min(there, depth))]
+    assert [body["from"] for body in server.asked] == starts
+
+
+async def test_a_server_with_smaller_pages_than_asked_for_is_read_to_the_end(tmp_path: Path) -> None:
+    server = FakeChatNoir(results(25), page_limit=7)
+    assert [hit.document_id for hit in await search(server, tmp_path, 100)] == ids(25)
+    assert [body["from"] for body in server.asked] == [0, 7, 14, 21]
+
+
+async def test_no_page_reaches_beyond_what_chatnoir_can_page_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chatnoir, "MAX_DEPTH", 25)
+    server = FakeChatNoir(results(40))
+    assert len(await search(server, tmp_path, 25, page_size=10)) == 25
+    assert [(body["from"], body["size"]) for body in server.asked] == [(0, 10), (10, 10), (20, 5)]
+    with pytest.raises(UsageError, match="at most 25"):
+        await search(server, tmp_path, 26)
+
+
+async def test_a_document_that_comes_twice_counts_once_at_its_first_place(tmp_path: Path) -> None:
+    first, second, third, fourth = results(4)
+    server = FakeChatNoir([first, second, {**first, "score": 7.0}, third, fourth])
+    hits = await search(server, tmp_path, 3, page_size=2)
+    assert [(hit.document_id, hit.score) for hit in hits] == [
+        (each["trec_id"], each["score"]) for each in (first, second, third)
+    ]
+
+
+async def test_pages_that_repeat_are_an_error_and_not_stored(tmp_path: Path) -> None:
+    server = FakeChatNoir(results(30))
+    server.rest = first_page_only(server)
+    with pytest.raises(EngineError, match="'bottled water': the results from 10 on are those before"):
+        await search(server, tmp_path, 30, page_size=10)
+    server.rest = None
+    assert [hit.document_id for hit in await search(server, tmp_path, 30, page_size=10)] == ids(30)
+
+
+async def test_results_without_a_trec_id_are_left_out_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second, third = results(3)
+    server = FakeChatNoir([first, {**second, "trec_id": None}, third])
+    assert [hit.document_id for hit in await search(server, tmp_path, page_size=2)] == [ids(3)[0], ids(3)[2]]
+    assert "'bottled water': 1 results without a TREC id left out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ident", ["", " ", "a b", "a\nb", "a\x1b[2J", "a\u2028b", "x" * 300])
+async def test_a_trec_id_that_is_no_word_is_an_error(ident: str, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="one short printable word") as caught:
+        await search(FakeChatNoir([result(ident, 1.0)]), tmp_path)
+    assert str(caught.value).isprintable()
+
+
+async def test_hostile_titles_and_snippets_are_never_looked_at(tmp_path: Path) -> None:
+    changes = {
+        "title": "<script><em><em>\x1b[2J",
+        "snippet": "<!DOCTYPE <?php \x00",
+        "target_uri": "javascript:alert(1)",
+    }
+    assert len(await search(FakeChatNoir([result("d1", 1.0, **changes)]), tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"meta": {',
+        b"<html>busy</html>",
+        b"",
+        [],
+        {"hits": []},
+        answer([{**ONE, "uuid": 5}]),
+        answer([{**ONE, "uuid": "!!"}]),
+        answer([{**ONE, "score": "high"}]),
+        answer([{key: value for key, value in ONE.items() if key != "trec_id"}]),
+        answer([{**ONE, "index": "cw99"}]),
+        {**answer([ONE]), "meta": {**answer([])["meta"], "indices": 5}},
+    ],
+    ids=repr,
+)
+async def test_a_reply_of_another_form_is_asked_for_again_and_then_an_error(body: Any, tmp_path: Path) -> None:
+    server = FakeChatNoir([ONE], behaviours=[says(body)] * 3)
+    with pytest.raises(EngineError, match="search 'bottled water': a reply of another form"):
+        await search(server, tmp_path)
+    assert len(server.asked) == 3
+
+
+async def test_two_replies_of_another_form_are_passed_over(tmp_path: Path) -> None:
+    server = FakeChatNoir([ONE], behaviours=[says(b"<html>busy</html>"), says([])])
+    assert len(await search(server, tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "fragment"),
+    [
+        (answer([{**ONE, "index": "cw12"}]), "d1 is of index clueweb12"),
+        (json.dumps(answer([{**ONE, "score": float("nan")}])).encode(), "has the score nan"),
+        (answer(results(11)), "11 results in a page of 10"),
+    ],
+)
+async def test_a_reply_that_was_not_asked_for_is_an_error(body: Any, fragment: str, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=fragment):
+        await search(FakeChatNoir(rest=says(body)), tmp_path, page_size=10)
+
+
+# Documents.
+
+LONGEST = 100_000
+
+
+@pytest.fixture
+def shorter_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chatnoir, "MAX_DOCUMENT_BYTES", LONGEST)
+
+
+async def test_a_document_comes_by_redirect_and_without_the_key(tmp_path: Path) -> None:
+    server = FakeChatNoir(results(1), texts={ids(1)[0]: "Gr\u00fc\u00df Gott \U0001f600\nsecond line"})
+    assert await fetch(server, tmp_path) == "Gr\u00fc\u00df Gott \U0001f600\nsecond line"
+    assert KEY not in repr(server.document_queries)
+    assert await fetch(FakeChatNoir(results(1)), tmp_path / "other", api_key=None) == f"Text of {ids(1)[0]}."
+
+
+async def test_a_document_is_read_in_the_encoding_it_comes_in(tmp_path: Path) -> None:
+    server = FakeChatNoir(results(1), texts={ids(1)[0]: "caf\u00e9"}, charset="iso-8859-1")
+    assert await fetch(server, tmp_path) == "caf\u00e9"
+
+
+async def test_bytes_that_an_encoding_does_not_know_are_replaced(tmp_path: Path) -> None:
+    assert await fetch(FakeChatNoir(results(1), texts={ids(1)[0]: b"a\xffb"}), tmp_path) == "a\ufffdb"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"gone": set(ids(1))}, "HTTP 404"),
+        ({"texts": {ids(1)[0]: " \n"}}, "no text"),
+        ({"texts": {ids(1)[0]: "None"}}, "no text"),
+        ({"texts": {ids(1)[0]: b"%PDF\x00\x01"}}, "not text"),
+        ({"texts": {ids(1)[0]: b"a" * (LONGEST + 1)}}, "longer than 100,000 bytes"),
+        ({"texts": {ids(1)[0]: b"a"}, "charset": "x-none"}, "in the unknown encoding 'x-none'"),
+        ({"texts": {ids(1)[0]: b"a"}, "charset": "zlib"}, "in the unknown encoding 'zlib'"),
+        ({"texts": {ids(1)[0]: b"a"}, "charset": "unicode_escape"}, "in the unknown encoding 'unicode_escape'"),
+    ],
+)
+@pytest.mark.usefixtures("shorter_documents")
+async def test_a_document_without_usable_text_is_recorded(changes: Any, reason: str, tmp_path: Path) -> None:
+    server = FakeChatNoir(results(1), **changes)
+    assert await fetch(server, tmp_path) == Missing(reason)
+    assert await fetch(server, tmp_path) == Missing(reason)
+    assert len(server.fetched) == 1
+    with ChatNoirDocuments(settings_for(server, tmp_path)) as documents:
+        assert documents.unknown(ids(1)) == ids(1)
+        with pytest.raises(DataError, match=f"{ids(1)[0]}.*{reason}"):
+            documents.get(ids(1)[0])
+
+
+@pytest.mark.usefixtures("shorter_documents")
+async def test_the_longest_document_is_taken_whole(tmp_path: Path) -> None:
+    text = await fetch(FakeChatNoir(results(1), texts={ids(1)[0]: b"a" * LONGEST}), tmp_path)
+    assert isinstance(text, str) and len(text) == LONGEST
+
+
+async def test_a_document_that_always_fails_names_the_way_past_it(tmp_path: Path) -> None:
+    server = FakeChatNoir(results(1), rest=status(500))
+    with pytest.raises(EngineError, match=f"document {ids(1)[0]}: HTTP 500.*chatnoir.leave_out"):
+        await fetch(server, tmp_path, retry_for=0.0)
+    asked = server.requests
+    assert await fetch(server, tmp_path, leave_out=tuple(ids(1))) == Missing("named in chatnoir.leave_out")
+    assert server.requests == asked
+
+
+# The way through.
+
+
+async def test_candidates_are_ranked_by_score_and_then_by_id(tmp_path: Path) -> None:
+    given = [result("d-b", 2.0), result("d-c", 3.0), result("d-a", 2.0), result("d-d", -1.0)]
+    retrieval = Retrieval()
+    async with FakeChatNoir(given).running() as server:
+        rankings = await retrieval(settings_for(server, tmp_path))
+    expected = [("d-c", 3.0), ("d-a", 2.0), ("d-b", 2.0), ("d-d", -1.0)]
+    for topic, ranking in zip(TOPICS, rankings, strict=True):
+        assert ranking == [
+            Candidate(topic.id, ident, rank, score) for rank, (ident, score) in enumerate(expected, start=1)
+        ]
+    assert [body["query"] for body in server.asked] == [topic.title for topic in TOPICS]
+    assert (retrieval.steps, retrieval.notices) == (2, [])
+    with ChatNoirDocuments(settings_for(server, tmp_path, api_key=None)) as documents:
+        assert documents.unknown(ident for ident, _ in expected) == []
+        assert documents.get("d-a") == Document("d-a", "Text of d-a.")
+        assert documents.unknown(["z", "d-a", "y", "z"]) == ["z", "y"]
+        with pytest.raises(DataError, match="'z'.*chatnoir.sqlite.*retrieve"):
+            documents.get("z")
+
+
+async def test_a_document_that_is_gone_leaves_its_candidate_out_with_topic_and_reason(tmp_path: Path) -> None:
+    retrieval = Retrieval()
+    gone = ids(4)[1]
+    async with FakeChatNoir(results(4), gone={gone}).running() as server:
+        rankings = await retrieval(settings_for(server, tmp_path), TOPICS[:1])
+    kept = [ident for ident in ids(4) if ident != gone]
+    assert [(each.document_id, each.rank) for each in rankings[0]] == list(zip(kept, [1, 2, 3], strict=True))
+    assert retrieval.notices == [f"topic 1: 1 of 4 documents left out: {gone} (HTTP 404)"]
+
+
+async def test_a_topic_without_words_is_named(tmp_path: Path) -> None:
+    async with FakeChatNoir().running() as server:
+        with pytest.raises(UsageError, match="topic 7: nothing to search for, its fields title"):
+            await Retrieval()(settings_for(server, tmp_path), [Topic("7", " ")])
+        with pytest.raises(UsageError, match="must have words"):
+            await search_again(settings_for(server, tmp_path), query=" \n")
+    assert server.requests == 0
+
+
+async def test_a_second_run_needs_neither_server_nor_key(tmp_path: Path) -> None:
+    server = FakeChatNoir(results(25), gone={ids(25)[3]})
+    async with server.running():
+        first = await Retrieval()(settings_for(server, tmp_path, page_size=10), depth=25)
+    assert server.requests == 2 * 3 + 25, "a document that two topics share is fetched once"
+    offline = settings_for(server, tmp_path, page_size=10, api_key=None, retry_for=0.0)
+    retrieval = Retrieval()
+    assert await retrieval(offline, depth=25) == first
+    assert len(retrieval.notices) == 2, "what is missing is told again"
+    async with ChatNoir(offline, print) as engine:
+        hits = await engine.search(TOPICS[0].title, 12)
+        assert [hit.document_id for hit in hits] == ids(12)
+        await engine.fetch(hits[0])
+
+
+async def test_a_run_that_was_stopped_asks_only_for_the_rest(tmp_path: Path) -> None:
+    server = FakeChatNoir(results(20))
+    cut = asyncio.Event()
+
+    async def stop(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
+        cut.set()
+        return await hangs(_, __)
+
+    async with server.running():
+        settings = settings_for(server, tmp_path)
+        # The first document that hangs is not asked for before one of those in flight is stored.
+        server.behaviours = [None] * (1 + chatnoir._CONCURRENCY)
+        server.rest = stop
+        task = asyncio.create_task(Retrieval()(settings))
+        await cut.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with ChatNoirDocuments(settings) as documents:
+            stored = set(ids(20)) - set(documents.unknown(ids(20)))
+        assert stored
+        server.rest = None
+        server.behaviours = []
+        server.asked.clear()
+        server.fetched.clear()
+        rankings = await Retrieval()(settings)
+    assert [len(ranking) for ranking in rankings] == [10, 10]
+    assert [body["query"] for body in server.asked] == [TOPICS[1].title]
+    assert not set(server.fetched) & stored
+    assert len(server.fetched) == 10 - len(stored)
+
+
+async def test_as_many_documents_at_a_time_as_set_and_no_more(tmp_path: Path) -> None:
+    full = asyncio.Event()
+
+    async def waits_for_others(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
+        if server.open_now >= chatnoir._CONCURRENCY:
+            full.set()
+        await full.wait()
+        return web.Response(text="A text.")
+
+    server = FakeChatNoir(results(20), behaviours=[None], rest=waits_for_others)
+    async with server.running():
+        await Retrieval()(settings_for(server, tmp_path), TOPICS[:1], depth=20)
+    assert server.most_open == chatnoir._CONCURRENCY

@@ -1,0 +1,270 @@
+"""How ChatNoir is reached: failures, pace, and where the key may not go."""
+
+from __future__ import annotations
+
+import traceback
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.fake_chatnoir import (
+    KEY,
+    ONE,
+    Behaviour,
+    FakeChatNoir,
+    Retrieval,
+    answer,
+    echoes,
+    fetch,
+    holds_key,
+    ids,
+    results,
+    says,
+    search,
+    search_again,
+    settings_for,
+    status,
+)
+from tests.fake_server import breaks_off, closes, hangs
+from touche_llm.data import transport
+from touche_llm.errors import EngineError, ToucheError, UsageError
+from touche_llm.retrieval.chatnoir import transport as chatnoir_transport
+from touche_llm.retrieval.chatnoir.client import ChatNoir
+
+pytestmark = pytest.mark.usefixtures("chatnoir_alone")
+
+
+# Failures.
+
+
+PASSING = [
+    status(500),
+    status(503),
+    status(429),
+    status(429, **{"Retry-After": "0"}),
+    status(429, **{"Retry-After": "soon"}),
+    status(503, **{"Retry-After": formatdate(0, usegmt=True)}),
+    closes,
+    breaks_off,
+    says(b'{"meta": {'),
+]
+
+
+@pytest.mark.parametrize("behaviour", PASSING)
+async def test_a_failure_of_a_search_that_passes_is_retried(behaviour: Behaviour, tmp_path: Path) -> None:
+    server = FakeChatNoir(results(3), behaviours=[behaviour, behaviour])
+    assert [hit.document_id for hit in await search(server, tmp_path)] == ids(3)
+    assert len(server.asked) == 3
+
+
+@pytest.mark.parametrize("behaviour", PASSING[:-1])
+async def test_a_failure_of_a_document_that_passes_is_retried(behaviour: Behaviour, tmp_path: Path) -> None:
+    server = FakeChatNoir(results(1), behaviours=[behaviour, behaviour])
+    assert await fetch(server, tmp_path) == f"Text of {ids(1)[0]}."
+    assert len(server.fetched) == 3
+
+
+async def test_a_request_that_hangs_is_given_up_and_retried(tmp_path: Path) -> None:
+    assert len(await search(FakeChatNoir(results(3), behaviours=[hangs]), tmp_path, request_timeout=0.1)) == 3
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "request_timeout", "reason"),
+    [
+        (status(500, "no luck"), 5.0, "HTTP 500: no luck"),
+        (status(429, "API request limit exceeded."), 5.0, "HTTP 429: API request limit exceeded."),
+        (hangs, 0.05, "no answer within 0.05 s"),
+        (closes, 5.0, "the connection broke"),
+        (breaks_off, 5.0, "the connection broke"),
+    ],
+)
+async def test_a_failure_that_lasts_ends_the_run_and_says_how_to_go_on(
+    behaviour: Behaviour, request_timeout: float, reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(EngineError) as caught:
+        await search(FakeChatNoir(rest=behaviour), tmp_path, request_timeout=request_timeout, retry_for=0.02)
+    message = str(caught.value)
+    assert reason in message and "search 'bottled water'" in message
+    assert str(tmp_path / "chatnoir.sqlite") in message and "go on with the same command" in message
+
+
+async def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
+    server = FakeChatNoir()
+    async with server.running():
+        pass
+    with pytest.raises(EngineError, match=f"{server.url}/: search.*the connection broke"):
+        await search_again(settings_for(server, tmp_path, retry_for=0.05))
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "kind", "fragment"),
+    [
+        (status(401, "Invalid API key."), UsageError, "HTTP 401: Invalid API key.*CHATNOIR_API_KEY.*chatnoir.api_key"),
+        (status(403, "Remote IP not allowed."), EngineError, "HTTP 403: Remote IP not allowed.*CHATNOIR_API_KEY"),
+        (status(404), EngineError, "HTTP 404: no search here; see chatnoir.base_url"),
+        (status(400, "bad index"), EngineError, "HTTP 400: bad index"),
+        (status(302, Location="/elsewhere"), EngineError, "HTTP 302"),
+        (status(307, Location="/elsewhere"), EngineError, "HTTP 307"),
+    ],
+)
+async def test_a_refusal_ends_at_once_and_says_what_to_do(
+    behaviour: Behaviour, kind: type[ToucheError], fragment: str, tmp_path: Path
+) -> None:
+    server = FakeChatNoir(rest=behaviour)
+    with pytest.raises(kind, match=fragment):
+        await search(server, tmp_path)
+    assert len(server.asked) == 1
+
+
+async def test_a_wait_longer_than_is_retried_ends_at_once(tmp_path: Path) -> None:
+    server = FakeChatNoir(rest=status(429, "quota", **{"Retry-After": "86400"}))
+    with pytest.raises(EngineError, match="HTTP 429: quota; ChatNoir asks to wait for 86,400 s.*retry_for"):
+        await search(server, tmp_path)
+    assert len(server.asked) == 1
+
+
+# Pace: with a clock that only moves while one sleeps.
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        assert seconds >= 0
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in (chatnoir_transport, transport):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(chatnoir_transport, "asyncio", clock)
+    return clock
+
+
+async def test_requests_go_out_no_faster_than_set_and_not_after_a_pause_in_a_bunch(clock: Clock) -> None:
+    pace = chatnoir_transport.Pace(4.0)
+    times = []
+    for _ in range(3):
+        await pace.turn()
+        times.append(clock.now)
+    clock.now += 10
+    for _ in range(2):
+        await pace.turn()
+        times.append(clock.now)
+    pace.hold(30.0)
+    await pace.turn()
+    times.append(clock.now)
+    assert times == [100.0, 100.25, 100.5, 110.5, 110.75, 140.75]
+
+
+async def test_every_request_waits_its_turn_retries_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = []
+    turn = chatnoir_transport.Pace.turn
+
+    async def counted(self: chatnoir_transport.Pace) -> None:
+        turns.append(self)
+        await turn(self)
+
+    monkeypatch.setattr(chatnoir_transport.Pace, "turn", counted)
+    server = FakeChatNoir(results(5), behaviours=[status(500), None, status(503), status(429)])
+    async with server.running():
+        await Retrieval()(settings_for(server, tmp_path))
+    assert len(turns) == server.requests == 2 + 5 + 3
+    assert len(set(turns)) == 1, "one pace for all requests"
+
+
+@pytest.mark.parametrize("asked", ["3", formatdate(103.0, usegmt=True)], ids=["seconds", "date"])
+async def test_retry_after_holds_all_requests_back(
+    asked: str, tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = FakeChatNoir(results(3), behaviours=[status(429, "too fast", **{"Retry-After": asked})])
+    assert len(await search(server, tmp_path)) == 3
+    assert clock.now == 103.0
+    assert "HTTP 429: too fast; waiting for 3 s" in capsys.readouterr().out
+
+
+# The key.
+
+
+async def test_the_key_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHATNOIR_API_KEY", f" {KEY}\n")
+    assert len(await search(FakeChatNoir(results(3)), tmp_path, api_key=None)) == 3
+    monkeypatch.setenv("CHATNOIR_API_KEY", "another key")
+    assert len(await search(FakeChatNoir(results(3)), tmp_path / "other", api_key=KEY)) == 3
+
+
+async def test_a_search_that_is_not_stored_needs_a_key_and_says_where_to_get_one(tmp_path: Path) -> None:
+    server = FakeChatNoir(results(3))
+    with pytest.raises(UsageError) as caught:
+        await search(server, tmp_path, api_key=None)
+    for fragment in ("'bottled water'", "CHATNOIR_API_KEY", "chatnoir.api_key", "https://www.chatnoir.eu/apikey/"):
+        assert fragment in str(caught.value)
+    assert server.requests == 0
+
+
+@pytest.mark.parametrize("key", ["short", f"{KEY} {KEY}", f"{KEY}\x00", f"{KEY}\u00e9"])
+def test_what_cannot_be_a_key_is_refused_unquoted(key: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is no key") as caught:
+        ChatNoir(settings_for(FakeChatNoir(url="http://127.0.0.1:9"), tmp_path, api_key=key), print)
+    assert key not in str(caught.value)
+    assert not (tmp_path / "chatnoir.sqlite").exists()
+
+
+async def broken_header(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    """Send a line that is no header and holds the key."""
+    assert request.transport is not None
+    request.transport.write(f"HTTP/1.1 200 OK\r\n{body['apikey']} {body['apikey']}\r\n\r\n".encode())
+    request.transport.close()
+    return web.Response()
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        *(echoes(code) for code in (200, 302, 400, 401, 403, 404, 429, 500)),
+        broken_header,
+        says(answer([{**ONE, "index": KEY}])),
+        says(answer([{**ONE, "score": KEY}])),
+        says(answer([{**ONE, "uuid": KEY}])),
+        says(answer([{**ONE, "trec_id": KEY}])),
+        says(answer([{**ONE, "trec_id": f"{KEY} {KEY}"}])),
+        says({KEY: KEY}),
+    ],
+)
+async def test_a_key_that_the_server_sends_back_is_told_nowhere(
+    behaviour: Behaviour, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(0)
+    with pytest.raises(ToucheError) as caught:
+        await search(FakeChatNoir(rest=behaviour), tmp_path, retry_for=0.0)
+    output = capsys.readouterr()
+    told = [str(caught.value), repr(caught.value), "".join(traceback.format_exception(caught.value))]
+    context: BaseException | None = caught.value
+    while context is not None:
+        told.append(f"{context!r} {context}")
+        context = context.__cause__ or context.__context__
+    for text in (*told, output.out, output.err, caplog.text):
+        assert not holds_key(text), text
+    for file in tmp_path.iterdir():
+        assert not holds_key(file.read_bytes().decode("latin-1"))
+
+
+async def test_the_key_is_in_no_file_after_a_whole_run(tmp_path: Path) -> None:
+    async with FakeChatNoir(results(5)).running() as server:
+        await Retrieval()(settings_for(server, tmp_path))
+    files = list(tmp_path.iterdir())
+    assert files
+    for file in files:
+        assert not holds_key(file.read_bytes().decode("latin-1"))

@@ -1,0 +1,427 @@
+"""Loading a corpus into Elasticsearch: all of it, once, also after failures; complete only when it is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fake_elasticsearch import (
+    Asked,
+    Behaviour,
+    FakeElasticsearch,
+    Index,
+    Reply,
+    breaks,
+    problem,
+    refused_item,
+    refuses,
+    says,
+    takes_only,
+)
+from tests.retrieval.elasticsearch.elastic_corpus import SOME, Loader, complete, corpus_file, numbered, opened, texts_in
+from touche_llm.corpus.json_lines import read_passages
+from touche_llm.errors import BadLine, DataError, EngineError, ToucheError, UsageError
+from touche_llm.retrieval.elasticsearch import load as elastic_load
+from touche_llm.retrieval.elasticsearch.settings import META
+
+pytestmark = pytest.mark.usefixtures("elasticsearch_alone")
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeElasticsearch]:
+    """A server, and batches of ten documents."""
+    monkeypatch.setattr(elastic_load, "_BATCH", 10)
+    with FakeElasticsearch().running() as running:
+        yield running
+
+
+def sizes(server: FakeElasticsearch) -> list[int]:
+    """How many documents each request held."""
+    return [len(each.body) // 2 for each in server.of("bulk")]
+
+
+# All of a corpus.
+
+
+def test_a_corpus_goes_in_batches_and_is_marked_complete_at_the_end(server: FakeElasticsearch, tmp_path: Path) -> None:
+    load = Loader(server, corpus_file(tmp_path, numbered(25)))
+    manifest = load()
+    assert texts_in(server) == numbered(25)
+    assert (manifest.documents, manifest.bad_lines, manifest.corpus) == (25, 0, "corpus.jsonl")
+    assert sizes(server) == [10, 10, 5]
+    assert server.kinds()[-1] == "mapping" and complete(server)
+    assert server.kinds().index("count") > server.kinds().index("refresh") > server.kinds().index("bulk")
+    assert load.notices == [f"loading {load.corpus} into {server.url}, index touche-llm"]
+
+
+def test_the_index_has_the_bm25_settings_and_the_shards_asked_for(server: FakeElasticsearch, tmp_path: Path) -> None:
+    Loader(server, corpus_file(tmp_path, SOME))(k1=0.9, b=0.4, shards=3, index="mine")
+    settings = server.indices["mine"].settings["index"]
+    assert list(settings["similarity"].values()) == [{"type": "BM25", "k1": 0.9, "b": 0.4}]
+    assert settings["number_of_shards"] == 3
+
+
+def test_a_request_is_no_longer_than_wanted_but_holds_one_document(
+    server: FakeElasticsearch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elastic_load, "_BATCH_BYTES", 1000)
+    texts = {"a": "x" * 5000, "b": "short", "c": "short", "d": "y" * 2000}
+    Loader(server, corpus_file(tmp_path, texts))()
+    assert texts_in(server) == texts
+    assert sizes(server) == [1, 3]
+
+
+def test_texts_come_through_as_they_are(server: FakeElasticsearch, tmp_path: Path) -> None:
+    texts = {"ü/1": 'Grün \U0001f600\n\r\u2028\x85 \\ " \x01', "a%2Fb": "{}\n{}", "_all": "x"}
+    Loader(server, corpus_file(tmp_path, texts))()
+    with opened(server) as index:
+        assert index.unknown(texts) == []
+        assert {ident: index.get(ident).text for ident in texts} == texts
+
+
+def test_a_corpus_that_is_there_is_not_sent_again(server: FakeElasticsearch, tmp_path: Path) -> None:
+    load = Loader(server, corpus_file(tmp_path, SOME))
+    first = load()
+    before = len(server.asked)
+    assert load() == first
+    assert server.kinds()[before:] == ["info", "get"]
+
+
+# Failures that pass.
+
+
+@pytest.mark.parametrize(
+    "behaviours",
+    [
+        [refuses(429, "circuit_breaking_exception"), refuses(503), refuses(502), refuses(504)],
+        [breaks(after=False), None, breaks(after=False)],
+        [breaks(after=True), None, breaks(after=True), breaks(after=True)],
+        [takes_only(4), takes_only(0), takes_only(3, 503, "unavailable_shards_exception")],
+        [takes_only(4), breaks(after=True), takes_only(1)],
+    ],
+    ids=["refusals", "never arrived", "carried out", "partly", "all of it"],
+)
+def test_after_failures_that_pass_every_document_is_there_once(
+    server: FakeElasticsearch, tmp_path: Path, behaviours: list[Behaviour | None]
+) -> None:
+    server.behaviours["bulk"] = behaviours
+    load = Loader(server, corpus_file(tmp_path, numbered(25)))
+    assert load().documents == 25
+    assert texts_in(server) == numbered(25) and complete(server)
+    assert any("tried again for up to 5 s" in notice for notice in load.notices)
+
+
+@pytest.mark.parametrize("kind", ["get", "create", "refresh", "count", "mapping"])
+@pytest.mark.parametrize("failure", [refuses(503), breaks(after=False), breaks(after=True)])
+def test_every_step_of_a_load_is_tried_again(
+    server: FakeElasticsearch, tmp_path: Path, kind: str, failure: Behaviour
+) -> None:
+    server.behaviours[kind] = [failure]
+    Loader(server, corpus_file(tmp_path, SOME))()
+    assert texts_in(server) == SOME and complete(server)
+
+
+def test_only_what_was_not_taken_is_sent_again(server: FakeElasticsearch, tmp_path: Path) -> None:
+    server.behaviours["bulk"] = [takes_only(7), takes_only(1)]
+    Loader(server, corpus_file(tmp_path, numbered(10)))()
+    assert sizes(server) == [10, 3, 2]
+
+
+# A load that stops.
+
+
+@pytest.mark.parametrize("stop", [refuses(500), breaks(after=False), breaks(after=True), takes_only(4), takes_only(0)])
+def test_a_load_that_stopped_is_not_complete_and_goes_on(
+    server: FakeElasticsearch, tmp_path: Path, stop: Behaviour
+) -> None:
+    server.behaviours["bulk"] = [None, stop]
+    load = Loader(server, corpus_file(tmp_path, numbered(25)))
+    with pytest.raises(EngineError, match="documents of lines 11 to 20 of .*corpus.jsonl"):
+        load(retry_for=0.0)
+    there = len(texts_in(server))
+    assert 10 <= there <= 20 and not complete(server)
+    with pytest.raises(
+        DataError, match="index touche-llm: not complete, the load of corpus.jsonl did not end; `touche"
+    ):
+        opened(server).__enter__()
+    before = len(server.asked)
+    assert load().documents == 25
+    assert texts_in(server) == numbered(25) and complete(server)
+    assert sum(len(each.body) // 2 for each in server.asked[before:] if each.kind == "bulk") == 25 - there
+    assert any("an earlier load did not end; going on" in notice for notice in load.notices)
+    assert load.notices[-1] == f"{there} of the documents were there from an earlier load"
+
+
+def test_holes_of_an_earlier_load_are_filled(server: FakeElasticsearch, tmp_path: Path) -> None:
+    load = Loader(server, corpus_file(tmp_path, numbered(25)))
+    server.behaviours["count"] = [refuses(500)]
+    with pytest.raises(EngineError):
+        load()
+    for ident in ("d003", "d017", "d018"):
+        del server.indices["touche-llm"].documents[ident]
+    assert load().documents == 25
+    assert texts_in(server) == numbered(25)
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, asyncio.CancelledError])
+def test_ctrl_c_says_that_the_same_command_goes_on(
+    server: FakeElasticsearch, tmp_path: Path, stop: type[BaseException]
+) -> None:
+    def interrupted(path: Path, on_bad_line: Any = None) -> Iterator[Any]:
+        for line, document in read_passages(path, on_bad_line):
+            if line == 15:
+                raise stop
+            yield line, document
+
+    load = Loader(server, corpus_file(tmp_path, numbered(25)))
+    with pytest.raises(stop):
+        load(read=interrupted)
+    assert load.notices[-1] == f"{server.url}, index touche-llm: 10 documents are there; the same command goes on"
+    assert not complete(server)
+    load()
+    assert texts_in(server) == numbered(25)
+
+
+@pytest.mark.parametrize("kind", ["refresh", "count", "mapping"])
+def test_an_index_whose_end_failed_is_not_complete(server: FakeElasticsearch, tmp_path: Path, kind: str) -> None:
+    server.behaviours[kind] = [refuses(500)]
+    load = Loader(server, corpus_file(tmp_path, SOME))
+    with pytest.raises(EngineError):
+        load()
+    assert not complete(server)
+    load()
+    assert complete(server)
+
+
+@pytest.mark.parametrize("change", [{"more": {"id": "more", "text": "x", "line": 9}}, {"d1": None}])
+def test_an_index_with_another_number_of_documents_is_not_complete(
+    server: FakeElasticsearch, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    def meddled(_: Asked, usual: Callable[[], Reply]) -> Reply:
+        documents = server.indices["touche-llm"].documents
+        for ident, source in change.items():
+            if source is None:
+                del documents[ident]
+            else:
+                documents[ident] = source
+        return usual()
+
+    server.behaviours["refresh"] = [meddled]
+    with pytest.raises(EngineError, match=r"index touche-llm: \d documents are there, not 3; fewer: run"):
+        Loader(server, corpus_file(tmp_path, SOME))()
+    assert not complete(server)
+
+
+def test_an_index_that_was_deleted_meanwhile_is_not_taken_for_ours(server: FakeElasticsearch, tmp_path: Path) -> None:
+    def deletes(_: Asked, usual: Callable[[], Reply]) -> Reply:
+        del server.indices["touche-llm"]
+        return usual()
+
+    server.behaviours["bulk"] = [deletes]
+    with pytest.raises(UsageError, match="an index that `touche-llm index` did not make"):
+        Loader(server, corpus_file(tmp_path, SOME))()
+    assert not complete(server)
+
+
+def test_a_corpus_that_changes_while_it_is_read_is_not_complete(server: FakeElasticsearch, tmp_path: Path) -> None:
+    corpus = corpus_file(tmp_path, numbered(25))
+
+    def changes(_: Asked, usual: Callable[[], Reply]) -> Reply:
+        with corpus.open("a") as stream:
+            stream.write('{"id": "later", "contents": "x"}\n')
+        return usual()
+
+    server.behaviours["bulk"] = [None, changes]
+    with pytest.raises(DataError, match="changed while it was read; delete the index touche-llm or name another"):
+        Loader(server, corpus)()
+    assert not complete(server)
+
+
+# What an index may not be.
+
+
+def test_an_index_that_another_process_just_made_for_the_same_corpus_is_used(
+    server: FakeElasticsearch, tmp_path: Path
+) -> None:
+    def made(_: Asked, usual: Callable[[], Reply]) -> Reply:
+        usual()
+        return usual()  # the second time it exists
+
+    server.behaviours["create"] = [made]
+    Loader(server, corpus_file(tmp_path, SOME))()
+    assert texts_in(server) == SOME and complete(server)
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"k1": 0.9}, "has k1 1.5, not 0.9; delete that index, or load into one of another name"),
+        ({"b": 0.4}, "has b 0.75, not 0.4; delete that index"),
+        ({"corpus": {"d1": "Another text."}}, "holds corpus.jsonl in another state, or another corpus of that name"),
+    ],
+)
+def test_an_index_of_another_corpus_or_other_settings_is_refused_and_left_alone(
+    server: FakeElasticsearch, tmp_path: Path, changes: dict[str, Any], message: str, half: bool
+) -> None:
+    load = Loader(server, corpus_file(tmp_path, SOME))
+    if half:
+        server.behaviours["mapping"] = [refuses(500)]
+        with pytest.raises(EngineError):
+            load()
+    else:
+        load()
+    given = dict(changes)
+    if "corpus" in given:
+        corpus_file(tmp_path, given.pop("corpus"))
+    before = len(server.asked)
+    with pytest.raises(UsageError, match=message):
+        load(**given)
+    assert server.kinds()[before:] == ["info", "get"] and texts_in(server) == SOME
+
+
+@pytest.mark.parametrize("meta", [None, {}, {META: {}}, {META: "x"}, {META: {"format": 1}}, {META: {"format": 2}}, [1]])
+def test_an_index_of_another_program_is_refused(server: FakeElasticsearch, tmp_path: Path, meta: Any) -> None:
+    mappings = {"properties": {}} if meta is None else {"_meta": meta, "properties": {}}
+    server.indices["touche-llm"] = Index({}, mappings)
+    for work in (Loader(server, corpus_file(tmp_path, SOME)), lambda: opened(server).__enter__()):
+        with pytest.raises(UsageError, match="did not make; name another one|has format 2, this program reads 1"):
+            work()
+    assert "bulk" not in server.kinds()
+
+
+def test_a_name_that_stands_for_several_indices_is_refused(server: FakeElasticsearch, tmp_path: Path) -> None:
+    server.behaviours["get"] = [says({"one": {}, "two": {}})]
+    with pytest.raises(UsageError, match="stands for 2 indices"):
+        Loader(server, corpus_file(tmp_path, SOME))()
+
+
+# Bad lines.
+
+
+@pytest.mark.parametrize(
+    ("pairs", "line", "problem_said"),
+    [
+        ([("a", "x"), ("a", "y")], 2, "document a: the id occurs already in line 1"),
+        ([*numbered(25).items(), ("d003", "y")], 26, "document d003: the id occurs already in line 4"),
+        ([("a", "x"), ("ü" * 257, "y")], 2, "document ü*: the id is longer than the 512 bytes"),
+    ],
+    ids=["in a batch", "in two", "long"],
+)
+def test_a_document_that_cannot_be_stored_is_a_bad_line(
+    server: FakeElasticsearch, tmp_path: Path, pairs: list[tuple[str, str]], line: int, problem_said: str
+) -> None:
+    load = Loader(server, corpus_file(tmp_path, pairs))
+    with pytest.raises(BadLine, match=rf"corpus.jsonl:{line}: {problem_said}"):
+        load()
+    assert not complete(server)
+    # It goes on from there.
+    manifest = load(skip_bad_lines=True)
+    assert (manifest.documents, manifest.bad_lines) == (len(pairs) - 1, 1)
+    assert texts_in(server) == dict(pairs[: line - 1])
+    with pytest.raises(UsageError, match="was loaded leaving out 1 bad lines, which this call does not allow"):
+        load()
+    assert load(skip_bad_lines=True) == manifest
+
+
+def test_a_document_that_the_server_does_not_take_is_a_bad_line(server: FakeElasticsearch, tmp_path: Path) -> None:
+    def picky(asked: Asked, usual: Callable[[], Reply]) -> Reply:
+        items = usual().body["items"]
+        server.indices["touche-llm"].documents.pop("d2", None)
+        refused = {"create": refused_item("", "d2", 400, "document_parsing_exception", "no room")}
+        return Reply(200, {"items": [refused if each["create"]["_id"] == "d2" else each for each in items]})
+
+    load = Loader(server, corpus_file(tmp_path, SOME))
+    server.behaviours["bulk"] = [picky, picky]
+    said = r"corpus.jsonl:2: document d2: Elasticsearch does not take it: document_parsing_exception: no room"
+    with pytest.raises(BadLine, match=said):
+        load()
+    assert load(skip_bad_lines=True).bad_lines == 1
+    assert set(texts_in(server)) == {"d1", "d3"}
+
+
+def test_lines_that_are_no_documents_are_left_out_where_that_is_allowed(
+    server: FakeElasticsearch, tmp_path: Path
+) -> None:
+    corpus = corpus_file(tmp_path, SOME)
+    with corpus.open("a") as stream:
+        stream.write("no json\n" + json.dumps({"id": "d4", "contents": "x"}) + "\n" + "{}\n" * 20)
+    load = Loader(server, corpus)
+    with pytest.raises(BadLine, match="corpus.jsonl:4: not JSON"):
+        load()
+    manifest = load(skip_bad_lines=True)
+    assert (manifest.documents, manifest.bad_lines) == (4, 21)
+    assert sum("left out: " in notice for notice in load.notices) == 10
+    assert load.notices[-1] == f"left out 21 bad lines of {corpus}"
+
+
+@pytest.mark.parametrize("content", ["", "no json\n"])
+def test_a_corpus_without_documents_is_refused(server: FakeElasticsearch, tmp_path: Path, content: str) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text(content)
+    with pytest.raises(DataError, match="no usable document"):
+        Loader(server, corpus)(skip_bad_lines=True)
+    with pytest.raises(DataError, match="no such corpus file"):
+        Loader(server, tmp_path / "none.jsonl")()
+    assert not complete(server)
+
+
+# Replies that make no sense.
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"items": []},
+        {"items": [{"create": {"_id": "other", "status": 201}}] * 3},
+        {"items": [{"create": {"_id": ident, "status": 201}} for ident in ("d2", "d1", "d3")]},
+        {"items": [{"create": {"_id": "d1", "status": "201"}}]},
+        {"items": [{"index": {"_id": "d1", "status": 201}}]},
+        {"items": {"create": 3}},
+        {"items": None},
+        {},
+        [],
+        None,
+        b"",
+        b"<html>proxy</html>",
+        b'{"items": [',
+        b"[" * 100_000,
+        b"\xff\xfe",
+    ],
+    ids=repr,
+)
+def test_a_reply_of_another_form_ends_the_load_with_an_error(
+    server: FakeElasticsearch, tmp_path: Path, reply: Any
+) -> None:
+    server.behaviours["bulk"] = [says(reply)]
+    with pytest.raises(EngineError) as raised:
+        Loader(server, corpus_file(tmp_path, SOME))()
+    assert server.url in str(raised.value) and len(str(raised.value)) < 600
+    assert not complete(server)
+
+
+@pytest.mark.parametrize("kind", ["get", "count"])
+@pytest.mark.parametrize("reply", [[], None, {}, {"count": "3"}, {"touche-llm": 3}, "text", b"<html>"], ids=repr)
+def test_other_replies_of_another_form_do_as_well(
+    server: FakeElasticsearch, tmp_path: Path, kind: str, reply: Any
+) -> None:
+    server.behaviours[kind] = [says(reply)]
+    with pytest.raises(ToucheError):
+        Loader(server, corpus_file(tmp_path, SOME))()
+    assert not any(complete(server, name) for name in server.indices)
+
+
+def test_a_refusal_says_what_was_asked_and_why(server: FakeElasticsearch, tmp_path: Path) -> None:
+    server.behaviours["create"] = [lambda asked, usual: problem(400, "illegal_argument_exception", "no such filter")]
+    with pytest.raises(
+        EngineError, match="cannot make the index touche-llm: illegal_argument_exception: no such filter"
+    ):
+        Loader(server, corpus_file(tmp_path, SOME))()
+    server.behaviours["bulk"] = [refuses(413, "content_too_long", "too long")]
+    with pytest.raises(EngineError, match="documents of lines 1 to 3 of .*: HTTP 413: content_too_long: too long"):
+        Loader(server, corpus_file(tmp_path, SOME))()

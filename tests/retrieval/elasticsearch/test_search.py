@@ -1,0 +1,306 @@
+"""Searching in Elasticsearch, and documents from there: rankings, ties, several documents at a time, odd replies."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fake_elasticsearch import Asked, FakeElasticsearch, Reply, found, refuses, says
+from tests.retrieval.elasticsearch.elastic_corpus import SOME, Loader, corpus_file, numbered, opened, retrieve, texts_in
+from touche_llm.cli.demo import SAMPLES
+from touche_llm.corpus.json_lines import read_passages
+from touche_llm.corpus.store import ensure_store
+from touche_llm.data.records import Candidate, Topic
+from touche_llm.data.topics import read_topics
+from touche_llm.errors import DataError, EngineError
+from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index
+from touche_llm.retrieval.elasticsearch import search as elastic_search
+from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings, index_body
+
+pytestmark = pytest.mark.usefixtures("elasticsearch_alone")
+SAMPLE = SAMPLES / "comparative"
+WATER = Topic("1", "water")
+
+
+@pytest.fixture
+def server() -> Iterator[FakeElasticsearch]:
+    with FakeElasticsearch().running() as running:
+        yield running
+
+
+def loaded(server: FakeElasticsearch, folder: Path, texts: dict[str, str]) -> None:
+    Loader(server, corpus_file(folder, texts))()
+
+
+def search(server: FakeElasticsearch, query: str, depth: int = 10) -> list[Candidate]:
+    with opened(server) as index:
+        (ranking,) = retrieve(index, [Topic("1", query)], depth)
+    return ranking
+
+
+# Rankings.
+
+
+@pytest.mark.parametrize(("k1", "b"), [(1.5, 0.75), (0.9, 0.4)])
+def test_the_ranking_is_that_of_the_index_on_disk_with_lucenes_bm25(
+    server: FakeElasticsearch, tmp_path: Path, k1: float, b: float
+) -> None:
+    topics, corpus, fields = read_topics(SAMPLE / "topics.xml"), SAMPLE / "passages.jsonl", ("title", "narrative")
+    Loader(server, corpus)(k1=k1, b=b)
+    with ensure_store(corpus, tmp_path / "index", read_passages, notify=print) as store:
+        index = ensure_index(store, Bm25Settings(method="lucene", k1=k1, b=b), print)
+        local = list(index.retrieve(topics, fields=fields, depth=20))
+    with opened(server, k1=k1, b=b) as there:
+        remote = retrieve(there, topics, 20, fields)
+    assert all(remote) and len(remote) == len(topics)
+    for own, other in zip(local, remote, strict=True):
+        assert [each.document_id for each in own] == [each.document_id for each in other]
+        assert [each.score for each in own] == pytest.approx([each.score for each in other], rel=1e-5)
+
+
+def test_equal_scores_are_ordered_by_document_id_also_at_the_last_place(
+    server: FakeElasticsearch, tmp_path: Path
+) -> None:
+    names = ["b", "B", "a", "ä", "\U0001f600", "\uff21", "a1"]
+    loaded(server, tmp_path, {name: "the same water" for name in names} | {"best": "water water water"})
+    for depth in (3, 8):
+        ranking = search(server, "water", depth)
+        assert [each.document_id for each in ranking] == ["best", *sorted(names)][:depth]
+        assert [each.rank for each in ranking] == list(range(1, depth + 1))
+    assert server.of("search")[0].body["size"] == 3
+
+
+def test_a_reply_in_another_order_is_put_in_order(server: FakeElasticsearch, tmp_path: Path) -> None:
+    loaded(server, tmp_path, SOME)
+    scores = {"d2": 1.0, "d3": 2, "d1": 1.0}
+    server.behaviours["search"] = [says(found([{"_id": ident, "_score": score} for ident, score in scores.items()]))]
+    assert [each.document_id for each in search(server, "tea")] == ["d3", "d1", "d2"]
+
+
+@pytest.mark.parametrize("query", ["zebra", "the of and", "", "  ", "?!", '"quoted" AND (x) -tea*'])
+def test_a_query_is_only_words(server: FakeElasticsearch, tmp_path: Path, query: str) -> None:
+    loaded(server, tmp_path, SOME)
+    assert [each.document_id for each in search(server, query)] == (["d1"] if "tea" in query else [])
+
+
+def test_a_depth_of_a_thousand_is_one_request(server: FakeElasticsearch, tmp_path: Path) -> None:
+    loaded(server, tmp_path, {f"d{n:04d}": f"water {n}" for n in range(1200)})
+    assert len(search(server, "water", 1000)) == 1000
+    assert len(server.of("search")) == 1
+
+
+def test_a_search_is_tried_again_and_given_up_with_the_topic_named(server: FakeElasticsearch, tmp_path: Path) -> None:
+    loaded(server, tmp_path, SOME)
+    server.behaviours["search"] = [refuses(429), refuses(503), None, refuses(500, "search_phase_execution_exception")]
+    assert search(server, "tea")
+    with pytest.raises(EngineError, match="search for topic 1: HTTP 500: search_phase_execution_exception"):
+        search(server, "tea")
+
+
+HIT = {"_id": "d1", "_score": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (found([HIT], timed_out=True), "topic 1: only a part of the index was searched"),
+        (found([HIT], failed=2), r"only a part of the index was searched \(2 shards failed\)"),
+        (found([HIT, HIT]), "2 results, some twice"),
+        (found([{"_id": f"d{n}", "_score": 1.0} for n in range(11)]), "more than the 10 asked for"),
+        (found([{"_id": "two words", "_score": 1.0}]), "a document id that is no word"),
+        (found([{"_id": "", "_score": 1.0}]), "a document id that is no word"),
+        (found([{"_id": "a\x1b[2J", "_score": 1.0}]), "a document id that is no word"),
+        (found([{"_id": "d1", "_score": None}]), "hits.hits.0._score"),
+        (found([{"_id": "d1", "_score": "1.5"}]), "hits.hits.0._score"),
+        (found([{"_id": 7, "_score": 1.5}]), "hits.hits.0._id"),
+        (found([{"_id": "d1"}]), "hits.hits.0._score"),
+        (b'{"timed_out": false, "_shards": {"failed": 0}, "hits": {"hits": [{"_id": "d1", "_score": NaN}]}}', "JSON"),
+        (b'{"timed_out": false, "_shards": {"failed": 0}, "hits": {"hits": [{"_id": "d1", "_score": 1e999}]}}', "JSON"),
+        ({"hits": {"hits": [HIT]}}, "timed_out"),
+        ({}, "timed_out"),
+        (b"[" * 100_000, "JSON"),
+    ],
+)
+def test_a_reply_that_cannot_be_is_an_error(
+    server: FakeElasticsearch, tmp_path: Path, reply: Any, message: str
+) -> None:
+    loaded(server, tmp_path, SOME)
+    server.behaviours["search"] = [says(reply)]
+    with pytest.raises(EngineError, match=message) as raised:
+        search(server, "tea")
+    assert server.url in str(raised.value) and len(str(raised.value)) < 600
+
+
+# Documents.
+
+
+def test_documents_are_fetched_several_at_a_time_and_once(server: FakeElasticsearch, tmp_path: Path) -> None:
+    loaded(server, tmp_path, numbered(250))
+    wanted = [f"d{n:03d}" for n in range(249, -1, -1)]
+    with opened(server) as index:
+        asyncio.run(index.fetch([*wanted, "none", "d001", "neither"]))
+        assert [len(each.body["ids"]) for each in server.of("mget")] == [100, 100, 52]
+        assert index.unknown([*wanted, "none", "d001", "neither"]) == ["none", "neither"]
+        assert {ident: index.get(ident).text for ident in wanted} == numbered(250)
+        assert len(server.of("mget")) == 3
+
+
+async def test_documents_that_were_not_fetched_come_also_where_an_event_loop_runs(
+    server: FakeElasticsearch, tmp_path: Path
+) -> None:
+    corpus = corpus_file(tmp_path, SOME)
+    await asyncio.to_thread(Loader(server, corpus))
+    with opened(server) as index:
+        assert index.get("d2").text == SOME["d2"]
+        assert index.unknown(["d1", "none", "d3"]) == ["none"]
+        assert len(server.of("mget")) == 2
+
+
+async def test_the_event_loop_goes_on_while_elasticsearch_is_slow(server: FakeElasticsearch, tmp_path: Path) -> None:
+    corpus = corpus_file(tmp_path, SOME)
+    await asyncio.to_thread(Loader(server, corpus))
+    released = threading.Event()
+
+    def slow(_: Asked, usual: Callable[[], Reply]) -> Reply:
+        assert released.wait(10.0)
+        return usual()
+
+    server.behaviours |= {"mget": [slow, refuses(503), None], "search": [slow, refuses(503), None]}
+    with opened(server) as index:
+        for work in (index.fetch(["d1"]), index.retrieve([WATER], fields=("title",), depth=3, done=lambda: None)):
+            released.clear()
+            task = asyncio.ensure_future(work)
+            await asyncio.sleep(0.05)
+            assert not task.done()
+            released.set()
+            await task
+        assert index.get("d1").text == SOME["d1"]
+
+
+def test_a_document_is_requested_again_for_a_while(server: FakeElasticsearch, tmp_path: Path) -> None:
+    loaded(server, tmp_path, SOME)
+    with opened(server) as index:
+        server.behaviours["mget"] = [refuses(503), refuses(429), None]
+        assert index.get("d1").text == SOME["d1"]
+        server.behaviours["mget"] = [refuses(503), None]
+    with opened(server, retry_for=0.0) as index, pytest.raises(EngineError, match="for 0 s"):
+        index.get("d1")
+
+
+def test_what_the_server_says_of_itself_is_told_once(
+    server: FakeElasticsearch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded(server, tmp_path, SOME)
+    info = {"version": {"number": "9.1.0"}}
+    said = {"Warning": '299 Elasticsearch-9.1.0 "security is off"'}
+    server.behaviours["info"] = [says(info, **said), says(info, **said)]
+    with opened(server):
+        pass
+    assert capsys.readouterr().out.count("security is off") == 1
+
+
+def test_a_document_can_be_had_without_its_neighbours(server: FakeElasticsearch, tmp_path: Path) -> None:
+    loaded(server, tmp_path, SOME)
+    with opened(server) as index:
+        assert index.get("d2").text == SOME["d2"]
+        with pytest.raises(DataError, match="document 'none' is not in the index touche-llm of Elasticsearch"):
+            index.get("none")
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        ({"docs": []}, "0 documents came"),
+        ({"docs": [{"_id": "d1", "found": True, "_source": {"text": "x"}}] * 2}, "2 documents came"),
+        ({"docs": [{"_id": "d2", "found": True, "_source": {"text": "x"}}]}, "another document came, 'd2'"),
+        (
+            {"docs": [{"_id": "d1", "error": {"type": "no_shard_available", "reason": "gone"}}]},
+            "no_shard_available: gone",
+        ),
+        ({"docs": [{"_id": "d1", "found": True, "_source": {"text": 7}}]}, "docs.0._source.text"),
+        ({"docs": [{"_id": "d1", "found": True, "_source": {}}]}, "document d1: came without its text"),
+        ({"docs": [{"_id": "d1", "found": True, "_source": None}]}, "document d1: came without its text"),
+        ({"docs": [{"_id": "d1", "found": True}]}, "document d1: came without its text"),
+        ({"docs": [{"_id": "d1", "found": "yes"}]}, "docs.0.found"),
+        ({"docs": {"d1": "x"}}, "docs"),
+        ({}, "docs"),
+    ],
+)
+def test_a_document_that_did_not_come_is_not_taken_for_one_that_is_not_there(
+    server: FakeElasticsearch, tmp_path: Path, reply: Any, message: str
+) -> None:
+    loaded(server, tmp_path, SOME)
+    with opened(server) as index:
+        server.behaviours["mget"] = [says(reply)]
+        with pytest.raises(EngineError, match=message):
+            index.get("d1")
+        server.behaviours["mget"] = [says(reply)]
+        with pytest.raises(EngineError, match=message):
+            index.unknown(["d1"])
+
+
+# Opening.
+
+
+def test_what_is_searched_is_described(server: FakeElasticsearch, tmp_path: Path) -> None:
+    loaded(server, tmp_path, SOME)
+    with opened(server) as index:
+        assert index.description == {
+            "search engine": server.url,
+            "engine": "Elasticsearch 9.1.0",
+            "index": "touche-llm",
+            "loaded from": "corpus.jsonl",
+            "sha256": index.manifest.sha256,
+            "documents": 3,
+            "bad lines": 0,
+        }
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"index": "other"},
+            "index other: not there; load the corpus with `touche-llm index --retriever elasticsearch ",
+        ),
+        ({"k1": 0.9}, r"has k1 1.5, not 0.9; ask for the index's own \(--k1 1.5\), or load the corpus into another"),
+        ({"b": 0.1}, r"has b 0.75, not 0.1; ask for the index's own \(--b 0.75\)"),
+    ],
+)
+def test_an_index_that_does_not_fit_says_what_to_do(
+    server: FakeElasticsearch, tmp_path: Path, given: dict[str, Any], message: str
+) -> None:
+    loaded(server, tmp_path, SOME)
+    with pytest.raises(DataError, match=message), opened(server, **given):
+        pass
+
+
+def test_an_index_of_another_analysis_is_refused(
+    server: FakeElasticsearch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded(server, tmp_path, SOME)
+    monkeypatch.setattr(elastic_search, "ANALYSIS", "another")
+    with pytest.raises(DataError, match="loaded by another version of this program"), opened(server):
+        pass
+    assert texts_in(server) == SOME
+
+
+def test_the_settings_hold_names_of_one_index_alone() -> None:
+    for name in ("Big", "a,b", "a*", "_all", "-x", "", "a/b", "a b", "<x>", "a\n", ".x", "..", "x" * 201):
+        with pytest.raises(ValueError, match="index"):
+            ElasticsearchSettings(index=name)
+
+
+def test_what_the_index_is_made_of_is_written_as_json_of_plain_values(
+    server: FakeElasticsearch, tmp_path: Path
+) -> None:
+    loaded(server, tmp_path, SOME)
+    with opened(server) as index:
+        body = index_body(index.manifest, None)
+    assert body["settings"] == server.indices["touche-llm"].settings
+    assert "number_of_shards" not in body["settings"]["index"]

@@ -1,0 +1,264 @@
+"""How Elasticsearch is reached: logging in, other servers, failures that last, nothing secret told."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import elasticsearch
+import pytest
+
+from tests.fake_elasticsearch import (
+    Asked,
+    FakeElasticsearch,
+    Reply,
+    breaks,
+    problem,
+    refuses,
+    says,
+    settings_for,
+)
+from tests.retrieval.elasticsearch.elastic_corpus import SOME, Loader, corpus_file, opened
+from touche_llm.errors import EngineError, ToucheError, UsageError
+from touche_llm.retrieval.elasticsearch.search import open_server
+from touche_llm.retrieval.elasticsearch.server import Server
+from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
+
+pytestmark = pytest.mark.usefixtures("elasticsearch_alone")
+PASSWORD = "a long passwörd&<>"
+KEY = "VnVhQ2ZHY0JDZGJrUW0tZTVhT3g6dWkybHAyYXhUTm1zeWFrdzl0dk5udw=="
+
+
+@pytest.fixture
+def server() -> Iterator[FakeElasticsearch]:
+    with FakeElasticsearch().running() as running:
+        yield running
+
+
+def greet(server: FakeElasticsearch) -> str:
+    with Server(settings_for(server), print) as there:
+        return there.version
+
+
+def log_in(monkeypatch: pytest.MonkeyPatch, *, user: str = "", password: str = "", key: str = "") -> None:
+    for name, value in (("USER", user), ("PASSWORD", password), ("API_KEY", key)):
+        monkeypatch.setenv(f"ELASTICSEARCH_{name}", value)
+
+
+# Logging in.
+
+
+def test_a_password_or_a_key_is_taken_from_the_environment(
+    server: FakeElasticsearch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert greet(server) == "9.1.0"
+    server.password = PASSWORD
+    log_in(monkeypatch, user="elastic", password=PASSWORD)
+    assert greet(server) == "9.1.0"
+    server.key = KEY
+    log_in(monkeypatch, key=KEY)
+    assert greet(server) == "9.1.0"
+
+
+@pytest.mark.parametrize("given", [{}, {"user": "elastic", "password": "wrong"}, {"key": "wrong"}])
+def test_a_server_that_does_not_let_us_in_says_how_to_log_in(
+    server: FakeElasticsearch, monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
+) -> None:
+    server.password = PASSWORD
+    log_in(monkeypatch, **given)
+    with pytest.raises(
+        UsageError, match="does not let us in .HTTP 401: .*give ELASTICSEARCH_API_KEY, or ELAST"
+    ) as raised:
+        greet(server)
+    assert "wrong" not in str(raised.value) and len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"user": "elastic"},
+        {"password": "x"},
+        {"user": "elastic", "password": "x", "key": "y"},
+        {"key": "a\nb"},
+        {"key": " a"},
+        {"user": "elastic", "password": "a\x1bb"},
+    ],
+)
+def test_half_a_login_or_two_are_refused_before_anything_is_sent(
+    server: FakeElasticsearch, monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
+) -> None:
+    log_in(monkeypatch, **given)
+    with pytest.raises(UsageError, match="ELASTICSEARCH_PASSWORD, in the environment"):
+        greet(server)
+    assert not server.asked
+
+
+@pytest.mark.parametrize("status", [200, 400, 401, 403, 404, 500])
+@pytest.mark.parametrize("login", [{"user": "elastic", "password": PASSWORD}, {"key": KEY}])
+def test_what_a_server_echoes_is_told_without_the_secret(
+    server: FakeElasticsearch, monkeypatch: pytest.MonkeyPatch, status: int, login: dict[str, str]
+) -> None:
+    log_in(monkeypatch, **login)
+    with Server(settings_for(server), print) as there:
+        sent = there._client._headers["authorization"].split()[1]
+
+    def echoes(_: Asked, __: object) -> Reply:
+        said = f"{PASSWORD} {KEY} {sent}"
+        return Reply(status, {"error": {"type": said, "reason": said}, "version": {"number": ["x", said]}})
+
+    server.behaviours["info"] = [echoes]
+    with pytest.raises(ToucheError) as raised:
+        greet(server)
+    secret = login.get("key", PASSWORD)
+    assert secret not in str(raised.value) and sent not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://elastic:secret@127.0.0.1:9200",
+        "https://host/?api_key=secret",
+        "127.0.0.1:9200",
+        "ftp://host",
+        "http://",
+        "http://host:0",
+        "http://host:99999",
+        "http://host/#x",
+        "",
+    ],
+)
+def test_an_address_is_one_and_holds_no_password(url: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        ElasticsearchSettings(url=url)
+    assert "secret" not in str(raised.value)
+
+
+# Who is there.
+
+
+def test_an_address_where_nobody_is_ends_at_once(server: FakeElasticsearch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        settings = settings_for(server, url=url, retry_for=1000.0)
+        with pytest.raises(EngineError, match=f"{url}: who is there: the connection broke: .*see --elasticsearch"):
+            Server(settings, print)
+
+
+def test_another_product_is_refused(server: FakeElasticsearch) -> None:
+    server.product = ""
+    with pytest.raises(EngineError, match="not Elasticsearch; .*OpenSearch is not supported"):
+        greet(server)
+
+
+def test_an_elasticsearch_8_that_does_not_take_the_client_says_which_one_it_takes(server: FakeElasticsearch) -> None:
+    server.version = f"{elasticsearch.__version__[0] - 1}.19.0"
+    with pytest.raises(EngineError, match=r"pip install 'elasticsearch>=8.17,<9'"):
+        greet(server)
+
+
+def test_a_user_who_may_not_is_told_the_privileges(server: FakeElasticsearch, tmp_path: Path) -> None:
+    reason = "action [indices:admin/create] is unauthorized for user [reader]"
+    server.behaviours["create"] = [refuses(403, "security_exception", reason)]
+    with pytest.raises(EngineError, match="making the index touche-llm: this user or key may not .*privilege `all`"):
+        Loader(server, corpus_file(tmp_path, SOME))()
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {},
+        [],
+        {"version": "9"},
+        {"version": {"number": 9}},
+        {"version": {"number": "9" * 1000}},
+        b"",
+        b"not json",
+        b"\xff",
+        b"[" * 100_000,
+    ],
+    ids=repr,
+)
+def test_a_greeting_of_another_form_is_an_error(server: FakeElasticsearch, reply: object) -> None:
+    server.behaviours["info"] = [says(reply)]
+    with pytest.raises(EngineError):
+        greet(server)
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/html", "text/plain", "application/cbor", "nonsense", "application/json; charset=x"]
+)
+def test_a_reply_that_calls_itself_something_else_is_an_error(server: FakeElasticsearch, kind: str) -> None:
+    server.behaviours["info"] = [says(b"<html>a proxy \x1b[2J</html>", **{"Content-Type": kind})]
+    with pytest.raises(EngineError) as raised:
+        greet(server)
+    assert "\x1b" not in str(raised.value)
+
+
+def test_a_redirect_is_not_followed_with_the_password(
+    server: FakeElasticsearch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log_in(monkeypatch, user="elastic", password=PASSWORD)
+    with FakeElasticsearch().running() as other:
+        server.behaviours["info"] = [lambda asked, usual: Reply(302, {}, {"Location": other.url})]
+        with pytest.raises(EngineError, match="HTTP 302"):
+            greet(server)
+        assert not other.asked
+
+
+# Failures.
+
+
+def test_a_failure_that_lasts_is_an_error_that_says_for_how_long(server: FakeElasticsearch, tmp_path: Path) -> None:
+    server.behaviours["bulk"] = [refuses(503, "unavailable", "no master")] * 1000
+    load = Loader(server, corpus_file(tmp_path, SOME))
+    with pytest.raises(EngineError, match=r"HTTP 503: unavailable: no master for 0.1 s \(elasticsearch.retry_for\)"):
+        load(retry_for=0.1)
+    assert len(server.of("bulk")) > 1
+    assert sum("tried again" in notice for notice in load.notices) == 1
+
+
+def test_a_server_that_does_not_answer_is_waited_for_so_long_only(server: FakeElasticsearch) -> None:
+    def sleeps(_: Asked, __: object) -> Reply:
+        time.sleep(0.3)
+        return Reply(200, {})
+
+    server.behaviours["info"] = [sleeps]
+    with pytest.raises(EngineError, match="who is there: no answer within 0.1 s"):
+        Server(settings_for(server, request_timeout=0.1), print)
+
+
+def test_a_reply_that_is_cut_off_is_asked_for_again(server: FakeElasticsearch, tmp_path: Path) -> None:
+    Loader(server, corpus_file(tmp_path, SOME))()
+    server.behaviours["mget"] = [lambda asked, usual: Reply(200, usual().body, cut=20), breaks(after=True)]
+    with opened(server) as index:
+        assert index.unknown(["d1", "none"]) == ["none"]
+    assert len(server.of("mget")) == 3
+
+
+def test_what_the_server_warns_of_is_told_once(server: FakeElasticsearch) -> None:
+    notices: list[str] = []
+    warning = {"Warning": '299 Elasticsearch-9.1.0-abc "this is \x1bdeprecated"'}
+    info = {"version": {"number": "9.1.0"}}
+    server.behaviours["info"] = [says(info, **warning), says(info, **warning)]
+    with Server(settings_for(server), notices.append) as there:
+        asyncio.run(there.request("again", lambda client: client.info(), lambda response: None))
+    assert len(notices) == 1 and notices[0].startswith(f"{server.url}: this is ")
+
+
+def test_errors_hold_no_more_than_a_line_of_what_the_server_said(server: FakeElasticsearch) -> None:
+    server.behaviours["info"] = [lambda asked, usual: problem(400, "x" * 10_000, "y\n" * 10_000)]
+    with pytest.raises(EngineError) as raised:
+        greet(server)
+    assert len(str(raised.value)) < 600 and "\n" not in str(raised.value)
+
+
+def test_without_the_client_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "touche_llm.retrieval.elasticsearch.server")
+    monkeypatch.setitem(sys.modules, "elasticsearch", None)
+    with pytest.raises(UsageError, match="pip install 'elasticsearch>=8.17'"):
+        open_server(ElasticsearchSettings(), print)

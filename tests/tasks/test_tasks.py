@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import touche_llm
+from touche_llm.errors import UsageError
+from touche_llm.llm.answers import labels_of
+from touche_llm.tasks import TASKS, get_task
+
+PACKAGE = Path(touche_llm.__file__).parent
+
+
+def test_no_module_beside_the_tasks_knows_a_task_by_name() -> None:
+    """What differs between tasks lives in `tasks/`; elsewhere a name in the code would be a condition on it."""
+    modules = [path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] != "tasks"]
+    assert len(modules) > 40
+    named = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}: {node.value}"
+        for path in modules
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in TASKS
+    ]
+    assert named == []
+
+
+@pytest.mark.parametrize("name", list(TASKS))
+def test_the_labels_of_a_task_are_those_its_prompt_asks_for(name: str) -> None:
+    task = TASKS[name]
+    labels = labels_of(task.question.answer)
+    assert labels["stance"] == task.stances
+    assert task.unknown_stance is None or task.unknown_stance in task.stances
+    assert set(task.weights) == set(task.weight_names)
+    assert {"relevance", "quality"} <= set(task.question.grades) and "stance" not in task.question.grades
+
+
+def test_an_unknown_task_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="no task 'arguments'; known are comparative, controversial, sentence_pairs"):
+        get_task("arguments")

@@ -1,0 +1,1 @@
+"""Records, topics, TREC runs, and files of records."""

@@ -1,0 +1,232 @@
+"""Writing files whole or not at all, and telling whether a file changed."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import sqlite3
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from itertools import islice
+from pathlib import Path
+from typing import IO, NamedTuple, TypeVar
+
+from touche_llm.data.databases import named
+from touche_llm.data.json_records import JsonRecord, Malformed
+from touche_llm.data.lines import MAX_LINE, bounded_lines
+from touche_llm.data.scratch import BUILDING, RETIRED, WRITING, is_scratch, recover, remove_abandoned, scratch
+from touche_llm.errors import DataError, UsageError, some
+
+# Bytes, and commas, of a file of records that is held in memory. Each byte takes up to four there, each value about a
+# hundred. The largest of a shared task, 50 topics of 1,000 documents, has 35 MiB and 1.8 million commas.
+MAX_RECORDS, MAX_VALUES = 192 * 2**20, 7_000_000
+# Of a large file so many blocks are compared, which takes milliseconds; a file of up to 4 MiB is compared whole.
+_BLOCKS, _BLOCK = 64, 2**16
+
+RecordT = TypeVar("RecordT", bound=JsonRecord)
+
+
+def check_name(name: str | Path) -> None:
+    """Raise UsageError for a name that is not UTF-8, which no text file can record."""
+    try:
+        str(name).encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{name}: not UTF-8; rename the file or folder") from None
+
+
+def check_output(path: Path, overwrite: bool, inputs: Iterable[Path] = ()) -> None:
+    """Raise UsageError unless a file may be written at `path`.
+
+    Args:
+        path: The file that the user named.
+        overwrite: Whether the user gave `--overwrite`.
+        inputs: Files that the same command reads; they are never replaced.
+    """
+    if not os.path.lexists(path):
+        return
+    if path.exists():
+        if not path.is_file():
+            raise UsageError(f"{path}: not a regular file; name a file")
+        if any(each.exists() and path.samefile(each) for each in inputs):
+            raise UsageError(f"{path}: this command reads that file; name another file to write")
+    if not overwrite:
+        raise UsageError(f"{path}: the file exists; name another file, or replace it with --overwrite")
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file that takes the name `path` only when the block ends without an error."""
+    if path.is_dir():
+        raise DataError(f"{path}: is a folder; name a file")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _named_if_full(path), scratch(path, WRITING) as (writing, number):
+        with open(number, "wb", closefd=False) as stream:
+            yield stream
+            stream.flush()
+            os.fsync(number)
+        os.fchmod(number, 0o666 & ~_umask())
+        os.replace(writing, path)
+    remove_abandoned(path.parent)
+
+
+@contextmanager
+def whole_folder(path: Path, own: Collection[str]) -> Iterator[Path]:
+    """A new folder that takes the place of `path` only when the block ends without an error.
+
+    Args:
+        path: The folder, with its parents made where they are not there.
+        own: Patterns, as of `fnmatch`, of the files that this program writes there: no other file is removed.
+
+    Raises:
+        UsageError: The folder that is there holds other files; names them.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    recover(path.parent)
+    _check_own_files(path, own)
+    with _named_if_full(path), scratch(path, BUILDING) as (building, _):
+        yield building
+        building.chmod(0o777 & ~_umask())
+        if path.exists():
+            _check_own_files(path, own)  # Building takes minutes.
+            with scratch(path, RETIRED) as (retired, _):
+                # Under its own name, by which `recover` puts it back.
+                old = retired / path.name
+                try:
+                    path.rename(old)
+                    building.rename(path)
+                except BaseException:
+                    if not path.exists():
+                        old.rename(path)
+                    raise
+                shutil.rmtree(retired)
+        else:
+            building.rename(path)
+    remove_abandoned(path.parent)
+
+
+def _check_own_files(folder: Path, own: Collection[str]) -> None:
+    others = []
+    for root, folders, files in os.walk(folder):
+        # A temporary one is of a build within this folder that was killed.
+        folders[:] = [name for name in folders if not is_scratch(name)]
+        links = [name for name in folders if os.path.islink(os.path.join(root, name))]
+        names = (os.path.relpath(os.path.join(root, name), folder) for name in files + links if not is_scratch(name))
+        others += [name for name in names if not any(fnmatchcase(name, each) for each in own)]
+    if others:
+        raise UsageError(
+            f"{folder}: the folder is replaced as a whole, and holds files that this program did not write: "
+            f"{some(sorted(others), 5)}; move them out of it, and run the same command again"
+        )
+
+
+@contextmanager
+def _named_if_full(path: Path) -> Iterator[None]:
+    """Name the output in an error that names no file, as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            error.filename = str(path)
+        raise
+    except sqlite3.Error as error:
+        raise named(error, path) from None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+class FileState(NamedTuple):
+    """What shows that a file changed without reading all of it; `sample` is a hash of blocks from head to tail."""
+
+    size: int
+    mtime_ns: int
+    sample: str
+
+
+def file_state(path: Path) -> FileState:
+    """The state of a file as it is now."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        status = os.fstat(stream.fileno())
+        last = max(0, status.st_size - _BLOCK)
+        for block in range(_BLOCKS):
+            stream.seek(last * block // (_BLOCKS - 1))
+            digest.update(stream.read(_BLOCK))
+    return FileState(status.st_size, status.st_mtime_ns, digest.hexdigest())
+
+
+def write_records(path: Path, records: Iterable[JsonRecord]) -> None:
+    """Write records as JSON Lines, whole or not at all."""
+    with whole_file(path) as stream:
+        for record in records:
+            stream.write(line_of(record))
+
+
+def line_of(record: JsonRecord) -> bytes:
+    """A record as a line of JSON."""
+    return record.to_json() + b"\n"
+
+
+def read_records(path: Path, record: type[RecordT], what: str, *, max_bytes: int = MAX_RECORDS) -> list[RecordT]:
+    """Read JSON Lines written by `write_records`.
+
+    Raises:
+        DataError: no such file, more than `max_bytes` or `MAX_VALUES` in it, or a line that is not such a record; names
+            file, line and what is wrong with it.
+    """
+    found: list[RecordT] = []
+    size = values = 0
+    for number, line in _record_lines(path, what):
+        size += len(line)
+        values += line.count(b",")
+        if size > max_bytes or values > MAX_VALUES:
+            raise DataError(
+                f"{path}:{number}: too large: at most {max_bytes:,} bytes and {MAX_VALUES:,} values are read into "
+                "memory; restore the file, or divide a larger run by topics (--topic)"
+            )
+        found.append(_record(path, number, line, record, what))
+    return found
+
+
+def read_record(path: Path, record: type[RecordT], what: str) -> RecordT:
+    """The one record of a file; raises DataError as `read_records`, and for any other number of records."""
+    records = list(islice(iterate_records(path, record, f"{what}s"), 2))
+    if len(records) != 1:
+        raise DataError(f"{path}: {'more than one line' if records else 'no line'}, not one {what}")
+    return records[0]
+
+
+def iterate_records(path: Path, record: type[RecordT], what: str) -> Iterator[RecordT]:
+    """Yield one parsed record a line, for files that need not fit into memory."""
+    for number, line in _record_lines(path, what):
+        yield _record(path, number, line, record, what)
+
+
+def _record_lines(path: Path, what: str) -> Iterator[tuple[int, bytes]]:
+    try:
+        with path.open("rb") as stream:
+            for number, line in bounded_lines(stream, MAX_LINE):
+                if len(line) > MAX_LINE:
+                    raise DataError(f"{path}:{number}: longer than {MAX_LINE:,} bytes; not one of the {what}")
+                yield number, line
+    except OSError as error:
+        raise DataError(f"{path}: cannot read the {what}: {error.strerror}") from error
+
+
+def _record(path: Path, number: int, line: bytes, record: type[RecordT], what: str) -> RecordT:
+    try:
+        return record.from_json(line)
+    except Malformed as error:
+        raise DataError(f"{path}:{number}: not one of the {what}: {error}") from error

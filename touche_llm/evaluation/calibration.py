@@ -1,0 +1,275 @@
+"""Thresholds for the labels that take no side, fitted on judged documents and measured on topics that took no part."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from touche_llm.data.files import read_records
+from touche_llm.data.records import Judgment, StanceReading
+from touche_llm.errors import DataError, UsageError
+from touche_llm.evaluation.stance_measures import macro_f1
+from touche_llm.judging.stance import decisions
+from touche_llm.tasks.base import Task
+
+# Thresholds that are tried, 0.000335 to 0.999665: even steps of log-odds, since a model's probabilities crowd near 0
+# and 1. Six decimals, so that a file holds what was measured.
+GRID = np.round(1.0 / (1.0 + np.exp(-np.arange(-8.0, 8.25, 0.25))), 6)
+# Probabilities are rounded to nine decimals when they are written.
+_SUM_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A judged document: the probabilities of the task's labels, and the true label."""
+
+    topic_id: str
+    document_id: str
+    probabilities: Mapping[str, float]
+    stance: str
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """The judged documents of a run.
+
+    Attributes:
+        used: those with probabilities.
+        without: `topic document` of those that the run has an answer for, without probabilities of the labels.
+        elsewhere: how many more are judged, but have no answer in the run.
+        prompt: that the probabilities are answers to.
+    """
+
+    used: list[Example]
+    without: list[str]
+    elsewhere: int
+    prompt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How well labels were chosen.
+
+    `accuracy` is the share of documents with the right label, `macro_f1` is that of `evaluation.stance_measures`.
+    """
+
+    documents: int
+    macro_f1: float
+    accuracy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Topics that were held out: the thresholds fitted on all others, and what they give here."""
+
+    topics: tuple[str, ...]
+    thresholds: dict[str, float]
+    scores: Scores
+    most_probable: Scores
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a cross-validation found.
+
+    Attributes:
+        folds: each topic is in one of them.
+        scores: of all documents together, each labelled with the thresholds of the fold that held it out; the figure
+            to quote. It is not the mean over the folds.
+        most_probable: of all documents together, with the most probable label.
+        topics: all of them.
+        thresholds: fitted on all topics: to be used on others.
+    """
+
+    folds: list[Fold]
+    scores: Scores
+    most_probable: Scores
+    topics: list[str]
+    thresholds: dict[str, float]
+
+
+def read_examples(
+    judgments: Path, readings: Path, truth: Mapping[str, Mapping[str, str]], task: Task, topics: Collection[str] = ()
+) -> Examples:
+    """The documents of a run that people judged, topic by topic in the order of `truth`.
+
+    Args:
+        judgments: the run's judgments; their probabilities are those of the field `stance`.
+        readings: what the stance prompt said; where it is there, the judgments are not looked at, since probabilities
+            of another prompt want other thresholds.
+        truth: {topic id: {document id: true label}}.
+        task: has the labels.
+        topics: to take only these; all where empty.
+
+    Raises:
+        DataError: a file that cannot be read, probabilities of other labels, or no judged document with probabilities.
+        UsageError: one of `topics` has no judged document with probabilities.
+    """
+    found: dict[tuple[str, str], tuple[Path, Mapping[str, float] | None]] = {}
+    prompts: set[str] = set()
+    if readings.exists():
+        for each in read_records(readings, StanceReading, "stance readings"):
+            known = each.probabilities if each.source == "probabilities" else None
+            found[each.topic_id, each.document_id] = (readings, known)
+            prompts.add(each.prompt)
+    else:
+        for judgment in read_records(judgments, Judgment, "judgments"):
+            reading = judgment.readings.get("stance")
+            found[judgment.topic_id, judgment.document_id] = (judgments, reading.probabilities if reading else None)
+            prompts.add(judgment.prompt)
+    examples = Examples([], [], 0, ", ".join(sorted(prompts)))
+    elsewhere = 0
+    for topic, labels in truth.items():
+        if topics and topic not in topics:
+            continue
+        for document, label in labels.items():
+            if (topic, document) not in found:
+                elsewhere += 1
+                continue
+            path, probabilities = found[topic, document]
+            if probabilities is None:
+                examples.without.append(f"{topic} {document}")
+                continue
+            _check(path, topic, document, probabilities, task)
+            examples.used.append(Example(topic, document, probabilities, label))
+    missing = set(topics) - {example.topic_id for example in examples.used}
+    if missing:
+        raise UsageError(f"topic {', '.join(sorted(missing))}: no judged document with probabilities in {judgments}")
+    if not examples.used:
+        raise DataError(
+            f"{judgments}: none of its documents is both judged and has probabilities of the stances; check that the "
+            "qrels are of the run's topics and that the run was made with log-probabilities"
+        )
+    return replace(examples, elsewhere=elsewhere)
+
+
+def _check(path: Path, topic: str, document: str, probabilities: Mapping[str, float], task: Task) -> None:
+    where = f"{path}: topic {topic}, document {document}"
+    if set(probabilities) != set(task.stances):
+        labels = ", ".join(probabilities)
+        raise DataError(f"{where}: probabilities of {labels:.80}, not of {', '.join(task.stances)}; judge it again")
+    total = math.fsum(probabilities.values())
+    # Written so that a sum that is no number is told too.
+    if not (abs(total - 1.0) <= _SUM_TOLERANCE and min(probabilities.values()) >= 0.0):
+        raise DataError(f"{where}: the probabilities add up to {total:g}, or one is below 0; judge it again")
+
+
+def fit(examples: Sequence[Example], task: Task) -> dict[str, float]:
+    """The thresholds of `task.no_stances` with the highest macro-F1 (see `Scores`) on the examples.
+
+    All combinations of `GRID` are tried. Of those that are equally good, the one nearest to the middle of all of them
+    (their mean place on the grid) is taken; of several equally near, the one with the lowest first threshold.
+
+    Raises:
+        DataError: no example.
+        UsageError: all labels of the task take a side.
+    """
+    if not task.no_stances:
+        raise UsageError(f"{task.name}: all its stances take a side, so there is no threshold to fit")
+    if not examples:
+        raise DataError("no judged document to fit thresholds on")
+    probabilities, truth = _arrays(examples, task)
+    *others, last = task.no_stances
+    scores = np.array(
+        [
+            _macro_f1(
+                decisions(probabilities, dict(zip(others, point, strict=True)) | {last: GRID[:, None]}, task),
+                truth,
+                task,
+            )
+            for point in product(GRID, repeat=len(others))
+        ]
+    ).reshape((len(GRID),) * len(task.no_stances))
+    best = np.argwhere(scores >= scores.max() - 1e-9)
+    distances = np.square(best - best.mean(axis=0)).sum(axis=1)
+    places = best[np.argmax(distances <= distances.min() + 1e-9)]
+    return {label: float(GRID[place]) for label, place in zip(task.no_stances, places, strict=True)}
+
+
+def measure(examples: Sequence[Example], thresholds: Mapping[str, float], task: Task) -> Scores:
+    """How well the thresholds choose the examples' labels; empty ones choose the most probable.
+
+    Raises:
+        DataError: no example.
+        UsageError: a threshold of a label that is not in `task.no_stances`.
+    """
+    if not examples:
+        raise DataError("no judged document to measure thresholds on")
+    probabilities, truth = _arrays(examples, task)
+    return _scores(decisions(probabilities, thresholds, task), truth, task)
+
+
+def cross_validate(examples: Sequence[Example], task: Task, folds: int, seed: int) -> Report:
+    """Fit on all topics but those of a fold, measure on the fold, for each fold; then fit on all topics.
+
+    Args:
+        examples: judged documents.
+        task: has the labels.
+        folds: how many, at least 2; their numbers of topics differ by one at most.
+        seed: of the order in which topics are dealt to the folds.
+
+    Raises:
+        DataError: fewer topics than folds.
+        UsageError: fewer than two folds, or all labels of the task take a side.
+    """
+    if folds < 2:
+        raise UsageError(f"{folds} folds: what is held out needs at least 2")
+    topics = list(dict.fromkeys(example.topic_id for example in examples))
+    if len(topics) < folds:
+        raise DataError(
+            f"{len(topics)} judged topics are too few for {folds} folds; judge more, or ask for fewer folds"
+        )
+    dealt = sorted(topics)
+    random.Random(seed).shuffle(dealt)
+    found: list[Fold] = []
+    chosen, likely, true = [], [], []
+    for start in range(folds):
+        held_out = set(dealt[start::folds])
+        thresholds = fit([example for example in examples if example.topic_id not in held_out], task)
+        probabilities, truth = _arrays([example for example in examples if example.topic_id in held_out], task)
+        true.append(truth)
+        chosen.append(decisions(probabilities, thresholds, task))
+        likely.append(decisions(probabilities, {}, task))
+        found.append(
+            Fold(
+                topics=tuple(topic for topic in topics if topic in held_out),
+                thresholds=thresholds,
+                scores=_scores(chosen[-1], truth, task),
+                most_probable=_scores(likely[-1], truth, task),
+            )
+        )
+    everything = np.concatenate(true)
+    return Report(
+        folds=found,
+        scores=_scores(np.concatenate(chosen), everything, task),
+        most_probable=_scores(np.concatenate(likely), everything, task),
+        topics=topics,
+        thresholds=fit(examples, task),
+    )
+
+
+def _arrays(examples: Sequence[Example], task: Task) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
+    """Probabilities, (documents, labels), and the places of the true labels, (documents,)."""
+    probabilities = np.array([[example.probabilities[label] for label in task.stances] for example in examples])
+    return probabilities, np.array([task.stances.index(example.stance) for example in examples], dtype=np.intp)
+
+
+def _scores(decided: NDArray[np.intp], truth: NDArray[np.intp], task: Task) -> Scores:
+    return Scores(len(truth), float(_macro_f1(decided, truth, task)), float((decided == truth).mean()))
+
+
+def _macro_f1(decided: NDArray[np.intp], truth: NDArray[np.intp], task: Task) -> NDArray[np.float64]:
+    """Macro-F1 over the last axis of `decided`, of shape (…, documents)."""
+    taken = [(decided == place, truth == place) for place in range(len(task.stances))]
+    return macro_f1(
+        np.stack([(chosen & true).sum(axis=-1) for chosen, true in taken], axis=-1),
+        np.stack([chosen.sum(axis=-1) for chosen, _ in taken], axis=-1),
+        np.array([true.sum() for _, true in taken]),
+    )

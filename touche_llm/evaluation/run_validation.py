@@ -1,0 +1,190 @@
+"""Checking a run file against what the organisers and the evaluators take: every problem, with its line."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from touche_llm.data.lines import MAX_TABLE_LINE, MAX_TABLE_LINES, bounded_lines
+from touche_llm.data.trec_runs import parse_rank, parse_score
+from touche_llm.errors import DataError, printable
+from touche_llm.judging.sentence_pairs import pair_problem
+from touche_llm.tasks.base import Task
+
+# After so many, no further line is read.
+MAX_PROBLEMS = 10_000
+_COLUMNS = ("qid", "stance", "doc", "rank", "score", "tag")
+
+
+# First bytes of what is no text in UTF-8.
+_FOREIGN = {b"\x1f\x8b": "compressed with gzip", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"PK": "a zip archive"}
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Problem:
+    """What is wrong in a line; line 0 is the file as a whole."""
+
+    line: int
+    message: str
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the lines so far have shown."""
+
+    documents: dict[tuple[str, str], int] = field(default_factory=dict)
+    rankings: dict[str, list[tuple[int, int | None, float | None]]] = field(default_factory=lambda: defaultdict(list))
+    sizes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    tags: dict[str, int] = field(default_factory=dict)
+
+
+def validate_run(
+    path: Path,
+    task: Task,
+    *,
+    topic_ids: Collection[str] | None = None,
+    unknown_documents: Callable[[Iterable[str]], list[str]] | None = None,
+) -> list[Problem]:
+    """All problems of a run file, in line order; none for a file that can be submitted.
+
+    Args:
+        path: any file.
+        task: gives labels and limits.
+        topic_ids: the known topics, if topics are to be checked.
+        unknown_documents: given ids, returns those that the corpus lacks, if documents are to be checked.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    seen = _Seen()
+    problems: list[Problem] = []
+    try:
+        with path.open("rb") as stream:
+            if what := _FOREIGN.get(stream.read(2)):
+                return [Problem(1, f"the file is {what}, not UTF-8 text")]
+            stream.seek(0)
+            for number, raw in bounded_lines(stream, MAX_TABLE_LINE):
+                if number > MAX_TABLE_LINES or len(problems) > MAX_PROBLEMS:
+                    problems.append(Problem(number, "too many lines or problems; from here on nothing is checked"))
+                    break
+                problems += [Problem(number, message) for message in _line(raw, number, seen, task)]
+    except OSError as error:
+        raise DataError(f"{path}: cannot read the run: {error.strerror}") from error
+    if not seen.sizes and not problems:
+        return [Problem(0, "the file is empty")]
+    problems += _orders(seen)
+    if topic_ids is not None:
+        problems += _unknown_topics(seen, topic_ids)
+    if unknown_documents is not None:
+        missing = set(unknown_documents(document for _, document in seen.documents))
+        problems += [
+            Problem(line, f"document {document} is not in the corpus")
+            for (_, document), line in seen.documents.items()
+            if document in missing
+        ]
+    return sorted(Problem(problem.line, printable(problem.message)) for problem in problems)
+
+
+def _line(raw: bytes, number: int, seen: _Seen, task: Task) -> Iterator[str]:
+    if len(raw) > MAX_TABLE_LINE:
+        yield f"longer than {MAX_TABLE_LINE:,} bytes; a run line has six short columns"
+        return
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        yield f"not UTF-8: {error.reason} at byte {error.start}"
+        return
+    if number == 1 and text.startswith("\ufeff"):
+        yield "begins with a byte order mark; write UTF-8 without one"
+        text = text.removeprefix("\ufeff")
+    if not text.endswith("\n"):
+        yield "the last line does not end with a line feed"
+    text = text.removesuffix("\n")
+    if text.endswith("\r"):
+        yield "ends with a carriage return; write line feeds alone"
+        text = text.removesuffix("\r")
+    if not text.strip():
+        yield "an empty line"
+        return
+    yield from _spacing(text)
+    columns = text.split()
+    if len(columns) < len(_COLUMNS):
+        yield f"{len(columns)} columns, not six: {' '.join(_COLUMNS)}"
+        # The line takes its place in the ranking all the same.
+        seen.rankings[columns[0]].append((number, None, None))
+        return
+    if len(columns) > len(_COLUMNS):
+        yield f"{len(columns)} columns, not six: a tag must not hold white space ({' '.join(columns[5:])!r})"
+    yield from _values(columns, number, seen, task)
+
+
+def _spacing(text: str) -> Iterator[str]:
+    if "\t" in text:
+        yield "a tab between columns; use single spaces"
+    if text != text.strip():
+        yield "white space at the beginning or the end of the line"
+    if re.search(r"\S {2,}\S", text):
+        yield "more than one space between columns"
+    if not text.isprintable() and "\t" not in text:
+        yield "a character that cannot be printed"
+
+
+def _values(columns: list[str], number: int, seen: _Seen, task: Task) -> Iterator[str]:
+    topic, stance, document, rank_text, score_text = columns[:5]
+    tag = " ".join(columns[5:])
+    if stance not in task.stances:
+        yield f"stance {stance!r} is none of {', '.join(task.stances)}"
+    if task.sentence_question is not None and (problem := pair_problem(document)):
+        yield f"document {document!r}: {problem}"
+    first = seen.documents.setdefault((topic, document), number)
+    if first != number:
+        yield f"topic {topic}: document {document} is already in line {first}"
+    seen.sizes[topic] += 1
+    if seen.sizes[topic] == task.most_per_topic + 1:
+        yield f"topic {topic}: more than {task.most_per_topic} lines; this is the first too many"
+    if tag not in seen.tags:
+        if seen.tags:
+            other, line = next(iter(seen.tags.items()))
+            yield f"tag {tag!r} differs from {other!r} in line {line}; a run has one tag"
+        seen.tags[tag] = number
+    rank, score = parse_rank(rank_text), parse_score(score_text)
+    if rank is None:
+        yield f"rank {rank_text!r:.40} is not an integer"
+    if score is None:
+        yield f"score {score_text!r:.40} is not a finite number"
+    seen.rankings[topic].append((number, rank, score))
+
+
+def _orders(seen: _Seen) -> Iterator[Problem]:
+    """Ranks count 1, 2, 3, … down the file, and scores fall with them."""
+    for topic, lines in seen.rankings.items():
+        shift = 0
+        for position, (number, rank, _) in enumerate(lines, start=1):
+            if rank is None or rank == position + shift:
+                continue
+            if position == 1:
+                yield Problem(number, f"topic {topic}: ranks begin at {rank}, not at 1")
+            else:
+                yield Problem(number, f"topic {topic}: rank {rank} where {position + shift} is due")
+            # Report a jump once, not in every line behind it.
+            shift = rank - position
+        scored = [(number, score) for number, _, score in lines if score is not None]
+        for (above, higher), (number, score) in zip(scored, scored[1:], strict=False):
+            if score > higher:
+                yield Problem(number, f"topic {topic}: score {score:.9g} is above that of line {above} ({higher:.9g})")
+            elif np.float32(score) == np.float32(higher):
+                ties = f"topic {topic}: score {score:.9g} ties with line {above}; evaluators break ties by id"
+                yield Problem(number, ties + ("" if score == higher else " and hold scores in single precision"))
+
+
+def _unknown_topics(seen: _Seen, topic_ids: Collection[str]) -> Iterator[Problem]:
+    told: set[str] = set()
+    for (topic, _), line in seen.documents.items():
+        if topic not in topic_ids and topic not in told:
+            told.add(topic)
+            yield Problem(line, f"topic {topic} is not in the topics file")

@@ -1,0 +1,1 @@
+"""Pointwise judging, stance, and pairs of sentences."""

@@ -1,0 +1,213 @@
+"""Pointwise judging: one answer a document, from topics and candidates to judgments and failures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from touche_llm.data.records import Attempt, Cut, Document, Failure, Judgment, Reading, Topic
+from touche_llm.llm.answers import AnswerModel, Unanswered, labels_of, schema_of
+from touche_llm.llm.concurrency import each_in_order, in_order
+from touche_llm.llm.logprobs import expected_grade, most_probable, read_label
+from touche_llm.llm.model import Answered, LanguageModel
+from touche_llm.llm.request import Request, Sampling
+from touche_llm.prompts.prompt import Prompt
+from touche_llm.tasks.base import Question, Shown, Task
+from touche_llm.text.passages import Excerpts
+from touche_llm.text.sanitize import neutralise
+
+Done = Callable[[], None]
+OBJECTS_VARIABLES = {"topic": True}
+
+
+class Documents(Protocol):
+    """Where the text of a document comes from."""
+
+    def get(self, document_id: str) -> Document:
+        """The document of this id; raises DataError where there is none."""
+        ...
+
+    def unknown(self, document_ids: Iterable[str]) -> list[str]:
+        """Those of the given ids that are not there."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """How a stage asks: the model, the sampling, the chat template's switches, how many requests at a time."""
+
+    model: LanguageModel
+    sampling: Sampling
+    chat_template_kwargs: Mapping[str, Any]
+    concurrency: int
+
+    def request(
+        self, prompt: Prompt, schema: Mapping[str, Any], topic: Topic, document_id: str | None, **variables: Any
+    ) -> Request:
+        """The request of a prompt about a topic, or about a document for it."""
+        return Request(
+            messages=prompt.render(topic=topic, **variables),
+            schema=schema,
+            sampling=self.sampling,
+            model=self.model.facts.model,
+            revision=self.model.facts.revision,
+            chat_template_kwargs=self.chat_template_kwargs,
+            origin=prompt.origin(topic.id, document_id),
+        )
+
+
+def harmless(shown: Shown) -> str | Excerpts:
+    """What a prompt shows of a document, with nothing in it that could act as chat control."""
+    # Excerpts are neutralised already.
+    return neutralise(shown.document) if isinstance(shown.document, str) else shown.document
+
+
+async def find_objects(
+    topics: list[Topic], task: Task, prompt: Prompt, asking: Asking, done: Done
+) -> tuple[list[Topic], list[Failure]]:
+    """The topics with the objects that the model finds in their titles, for those that name none.
+
+    Returns:
+        the topics, a topic whose answer could not be used without objects; and those failures; each in the order given.
+    """
+    build = task.objects_answer
+    if build is None:
+        return topics, []
+
+    async def find(topic: Topic) -> tuple[Topic, Failure | None]:
+        if topic.objects is not None:
+            return topic, None
+        answer_model = build(topic)
+        request = asking.request(prompt, schema_of(answer_model), topic, None)
+        result = await asking.model.ask(request, answer_model)
+        done()
+        if not isinstance(result, Answered):
+            return topic, failure(topic, None, prompt, result.attempts) if result.attempts else None
+        found = result.value.model_dump()
+        return replace(topic, objects=(found["first"], found["second"])), None
+
+    results = await in_order(find, topics, asking.concurrency)
+    return [topic for topic, _ in results], [failure for _, failure in results if failure]
+
+
+async def ask_question(
+    topic: Topic, document_id: str, documents: Documents, question: Question, prompt: Prompt, asking: Asking
+) -> tuple[Answered[AnswerModel] | Unanswered, Cut | None]:
+    """The answer to a question about one document, and what the model saw of it, or None where it saw all.
+
+    The prompt gets `topic`, the question's own variables and `document`.
+    """
+    schema = schema_of(question.answer)
+    shown = question.show(topic, documents.get(document_id))
+
+    def request(document: str) -> Request:
+        return asking.request(prompt, schema, topic, document_id, document=document, **shown.variables)
+
+    return await asking.model.ask_about(request, harmless(shown), question.answer)
+
+
+def read_labels(result: Answered[AnswerModel], question: Question) -> dict[str, Reading]:
+    """What each field of an answer says, without probabilities where one of the fields has none.
+
+    One reading is of one kind: expectations are not mixed with plain labels.
+    """
+    answered = result.value.model_dump()
+    readings = {
+        field: read_label(result.answer.text, result.answer.tokens, field, labels, answered[field])
+        for field, labels in labels_of(question.answer).items()
+    }
+    if all(reading.probabilities is not None for reading in readings.values()):
+        return readings
+    return {field: Reading(answered=label) for field, label in answered.items()}
+
+
+async def judge(
+    work: list[tuple[Topic, str]],
+    documents: Documents,
+    question: Question,
+    prompt: Prompt,
+    asking: Asking,
+    done: Done,
+) -> tuple[list[Judgment], list[Failure]]:
+    """The judgments and failures of `judge_each`, each in the order of `work`."""
+    judgments: list[Judgment] = []
+    failures: list[Failure] = []
+
+    def take(found: Judgment | Failure) -> None:
+        if isinstance(found, Judgment):
+            judgments.append(found)
+        else:
+            failures.append(found)
+
+    await judge_each(work, documents, question, prompt, asking, done, take)
+    return judgments, failures
+
+
+async def judge_each(
+    work: list[tuple[Topic, str]],
+    documents: Documents,
+    question: Question,
+    prompt: Prompt,
+    asking: Asking,
+    done: Done,
+    take: Callable[[Judgment | Failure], None],
+) -> None:
+    """Judge documents in the order given: topic by topic, so that a server's prefix cache serves a topic's part once.
+
+    Args:
+        work: topics and ids of documents.
+        documents: hold them.
+        question: what is asked, and what is shown.
+        prompt: see `ask_question`.
+        asking: how to ask.
+        done: called after each document.
+        take: gets judgments and failures in the order of `work`, each as soon as it is known.
+    """
+
+    async def judge_one(item: tuple[Topic, str]) -> Judgment | Failure | None:
+        topic, document_id = item
+        result, cut = await ask_question(topic, document_id, documents, question, prompt, asking)
+        done()
+        if isinstance(result, Answered):
+            return _judgment(topic, document_id, prompt, result, question, cut)
+        if result.attempts:
+            return failure(topic, document_id, prompt, result.attempts)
+        return None
+
+    def given(found: Judgment | Failure | None) -> None:
+        if found is not None:
+            take(found)
+
+    await each_in_order(judge_one, work, asking.concurrency, given)
+
+
+def _judgment(
+    topic: Topic,
+    document_id: str,
+    prompt: Prompt,
+    result: Answered[AnswerModel],
+    question: Question,
+    cut: Cut | None,
+) -> Judgment:
+    readings = read_labels(result, question)
+    complete = all(reading.probabilities is not None for reading in readings.values())
+    return Judgment(
+        topic_id=topic.id,
+        document_id=document_id,
+        grades={field: expected_grade(readings[field]) for field in question.grades},
+        stance=most_probable(readings["stance"]),
+        readings=readings,
+        source="probabilities" if complete else "value",
+        cut=cut,
+        prompt=prompt.label,
+        key=result.key,
+        sample=result.sample,
+    )
+
+
+def failure(topic: Topic, document_id: str | None, prompt: Prompt, attempts: list[Attempt]) -> Failure:
+    """The failure of a request about a topic, or about documents for it."""
+    return Failure(
+        topic_id=topic.id, document_id=document_id, kind=attempts[-1].kind, prompt=prompt.label, attempts=attempts
+    )

@@ -1,0 +1,1 @@
+"""Engines: the ways in which requests reach a model."""

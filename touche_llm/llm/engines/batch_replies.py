@@ -1,0 +1,179 @@
+"""Files of responses, as `vllm run-batch` writes them; they need not fit into memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from touche_llm.data.json_records import Malformed, decoded
+from touche_llm.data.lines import MAX_LINE, bounded_lines
+from touche_llm.errors import DataError, printable
+from touche_llm.llm.engines.base import Transient
+from touche_llm.llm.engines.chat_reply import CHAT_PATH, LOGPROBS_MISSING, ChatReply, completion_of
+
+# Responses that one import reads: each takes up to a kilobyte of memory.
+MAX_REPLIES = 300_000
+_LONGEST_REASON = 300
+_LONGEST_KIND = 40
+# Caused by the way to the model, not by the request.
+_NOT_FINAL = (401, 403, 404, 408, 429)
+
+
+class _Response(msgspec.Struct):
+    status_code: int
+    body: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Line(msgspec.Struct):
+    # The key of a request has 64 characters; some room is left to quote other ids whole.
+    custom_id: Annotated[str, msgspec.Meta(max_length=256)]
+    response: _Response | None
+    error: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a response holds no answer.
+
+    Attributes:
+        kind: Kind to count: `status_500`, `finish_abort`, `other_model` …
+        reason: Message of the error.
+        final: Whether the engine refused the request itself, so that sending it again would not help.
+    """
+
+    kind: str
+    reason: str
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Place of a response, and its problem if it holds no answer."""
+
+    file: Path
+    line: int
+    offset: int
+    problem: Problem | None
+
+    @property
+    def place(self) -> str:
+        """File and line."""
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(slots=True)
+class Replies:
+    """Responses by the key of their request, and the places of those that repeat another."""
+
+    by_key: dict[str, Reply] = field(default_factory=dict)
+    repeated: list[str] = field(default_factory=list)
+
+    def problem(self, key: str) -> Problem | None:
+        """Return why the response to a request holds no answer; None if it holds one, or none came."""
+        reply = self.by_key.get(key)
+        return reply.problem if reply is not None else None
+
+    def answer(self, key: str) -> ChatReply | None:
+        """Return the answer to a request, if its response holds one."""
+        reply = self.by_key.get(key)
+        if reply is None or reply.problem is not None:
+            return None
+        with reply.file.open("rb") as stream:
+            stream.seek(reply.offset)
+            found_key, answer = _parsed(reply.file, reply.line, stream.readline(MAX_LINE + 1))
+        if found_key != key or isinstance(answer, Problem):
+            raise DataError(f"{reply.place}: changed while it was read; import the file again")
+        return answer
+
+
+def read_replies(paths: Sequence[Path], model: str, *, logprobs: bool) -> Replies:
+    """Read the responses of all files; of several to a request, the first with an answer counts, or else the first.
+
+    Args:
+        paths: Files of responses.
+        model: Name of the model that should answer; answers of other models are problems.
+        logprobs: Whether log-probabilities were requested; an answer without any is a problem then.
+
+    Raises:
+        DataError: A file cannot be read, or a line is no response; names file and line.
+    """
+    replies = Replies()
+    count = 0
+    for path in paths:
+        try:
+            with path.open("rb") as stream:
+                offset = 0
+                for number, line in bounded_lines(stream, MAX_LINE):
+                    count += 1
+                    if count > MAX_REPLIES:
+                        raise DataError(
+                            f"{path}:{number}: more than {MAX_REPLIES:,} responses, the most that one import reads; "
+                            "import the files one after the other (batch export --shards makes several)"
+                        )
+                    key, answer = _parsed(path, number, line)
+                    problem = answer if isinstance(answer, Problem) else _unfit(answer, model, logprobs)
+                    reply = Reply(path, number, offset, problem)
+                    before = replies.by_key.setdefault(key, reply)
+                    if before is not reply and before.problem is not None and problem is None:
+                        replies.by_key[key], reply = reply, before
+                    if replies.by_key[key] is not reply:
+                        replies.repeated.append(reply.place)
+                    offset += len(line)
+        except OSError as error:
+            raise DataError(f"{path}: cannot read the responses: {error.strerror}") from error
+    return replies
+
+
+def _parsed(path: Path, number: int, line: bytes) -> tuple[str, ChatReply | Problem]:
+    """Return the key of a line's request, and its answer or the problem."""
+    place = f"{path}:{number}"
+    if len(line) > MAX_LINE:
+        raise DataError(f"{place}: longer than {MAX_LINE:,} bytes; no response of a batch file")
+    try:
+        found = decoded(line, _Line)
+        response = found.response
+        if response is None or response.status_code != 200 or found.error is not None:
+            return found.custom_id, _error(response, found.error)
+        reply = decoded(response.body, ChatReply)
+        reply.check()
+    except Malformed as error:
+        raise DataError(f"{place}: no response of a batch file: {error}") from error
+    try:
+        completion_of(reply)
+    except Transient as transient:
+        kind = f"finish_{reply.choices[0].finish_reason}" if reply.choices else "no_choices"
+        return found.custom_id, Problem(printable(kind)[:_LONGEST_KIND], transient.reason)
+    return found.custom_id, reply
+
+
+def _error(response: _Response | None, error: Any) -> Problem:
+    if response is None:
+        return Problem("error", _said(error))
+    status, said = response.status_code, error if error is not None else decoded(response.body, Any)
+    # Texts alone are errors of `vllm run-batch` itself, as of an address that it does not know.
+    final = 400 <= status < 500 and status not in _NOT_FINAL and isinstance(said, dict)
+    return Problem(f"status_{status}", f"HTTP {status} from {CHAT_PATH}: {_said(said)}", final)
+
+
+def _unfit(reply: ChatReply, model: str, logprobs: bool) -> Problem | None:
+    """Return why an answer does not fit its request, or None."""
+    if reply.model != model:
+        reason = f"the answer is of the model {reply.model!r:.120}, not of {model}: see to --served-model-name"
+        return Problem("other_model", printable(reason))
+    if logprobs and reply.lacks_logprobs:
+        return Problem("no_logprobs", LOGPROBS_MISSING)
+    return None
+
+
+def _said(error: Any) -> str:
+    """Return the message of an error, shortened; its form differs between servers."""
+    for name in ("error", "message"):
+        if isinstance(error, dict) and error.get(name):
+            error = error[name]
+    text = error if isinstance(error, str) else json.dumps(error)
+    return printable(" ".join(text.split()))[:_LONGEST_REASON]

@@ -1,0 +1,197 @@
+"""Chat requests to vLLM and their replies, over HTTP and as lines of batch files."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Collection, Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from touche_llm.data.json_records import Count, Malformed, decoded
+from touche_llm.data.transport import BROKEN_TRIES
+from touche_llm.llm.answers import Token
+from touche_llm.llm.engines.base import Completion, MissingLogprobs, Transient
+from touche_llm.llm.engines.vllm_common import chat
+from touche_llm.llm.logprobs import LOGPROB_ROUNDING, overlaps, value_spans
+from touche_llm.llm.request import Request
+
+CHAT_PATH = "/v1/chat/completions"
+LOGPROBS_MISSING = "log-probabilities were requested and none came; use --no-logprobs where none can be had"
+# Alternatives below e^-25 change no probability that is stored; masked tokens have -9999.
+_MIN_LOGPROB = -25.0
+_WHITE_SPACE = b" \t\r\n"
+
+
+class _Alternative(msgspec.Struct, gc=False):
+    token: str
+    logprob: float
+
+
+class _Token(msgspec.Struct, gc=False):
+    token: str
+    logprob: float
+    bytes: list[Annotated[int, msgspec.Meta(ge=0, le=255)]] | None = None
+    # Twenty for each token, and few tokens are those of labels.
+    top_logprobs: msgspec.Raw = msgspec.Raw(b"[]")
+
+    @property
+    def spelled(self) -> builtins.bytes:
+        """Its bytes, if vLLM sends them."""
+        return builtins.bytes(self.bytes or ())
+
+    @property
+    def alternatives(self) -> list[tuple[str, float]]:
+        """The most probable tokens at its place; raises Malformed."""
+        return [(each.token, each.logprob) for each in decoded(self.top_logprobs, list[_Alternative])]
+
+
+class _Logprobs(msgspec.Struct, gc=False):
+    content: list[_Token] | None = None
+
+
+class _Message(msgspec.Struct, gc=False):
+    content: str | None = None
+    refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Choice(msgspec.Struct, gc=False):
+    message: _Message
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _PromptDetails(msgspec.Struct, gc=False):
+    cached_tokens: Count | None = None
+
+
+class _Usage(msgspec.Struct, gc=False):
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
+    # Only of a server with --enable-prompt-tokens-details.
+    prompt_tokens_details: _PromptDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
+
+    def __post_init__(self) -> None:
+        if self.cached_tokens is not None and self.cached_tokens > self.prompt_tokens:
+            raise ValueError(f"{self.cached_tokens} of {self.prompt_tokens} prompt tokens came from the prefix cache")
+
+
+class ChatReply(msgspec.Struct, gc=False):
+    """A chat completion, of which only what is used is looked at."""
+
+    choices: list[_Choice]
+    id: str | None = None
+    model: str | None = None
+    usage: _Usage = msgspec.field(default_factory=_Usage)
+    system_fingerprint: str | None = None
+
+    @property
+    def lacks_logprobs(self) -> bool:
+        """Whether it holds an answer, and no alternatives of any of its tokens."""
+        choice = self.choices[0]
+        if choice.finish_reason != "stop" or choice.message.refusal or not (choice.message.content or "").strip():
+            return False
+        sent = (choice.logprobs and choice.logprobs.content) or ()
+        return all(bytes(token.top_logprobs) == b"[]" for token in sent)
+
+    def check(self) -> None:
+        """Look also at what is read where it is needed only; raises Malformed."""
+        for choice in self.choices:
+            for token in (choice.logprobs and choice.logprobs.content) or ():
+                decoded(token.top_logprobs, list[_Alternative])
+
+
+def chat_body(request: Request) -> dict[str, Any]:
+    """The body with which a request is sent to `CHAT_PATH`."""
+    sampling = request.sampling
+    body: dict[str, Any] = {
+        "model": request.model,
+        "messages": chat(request.messages),
+        "temperature": sampling.temperature,
+        "seed": sampling.seed,
+        "max_tokens": sampling.max_tokens,
+        "structured_outputs": {"json": request.schema},
+        "chat_template_kwargs": request.chat_template_kwargs,
+    }
+    if sampling.top_logprobs:
+        body |= {"logprobs": True, "top_logprobs": sampling.top_logprobs}
+    return body
+
+
+def completion_of(reply: ChatReply, fields: Collection[str] = ()) -> Completion:
+    """What a reply says, with the tokens that carry the values of `fields`; raises Transient for half a reply.
+
+    Raises:
+        MissingLogprobs: `fields` are to be read, and no log-probabilities came.
+    """
+    if not reply.choices:
+        raise Transient("server_error", "the reply has no choices", most_tries=BROKEN_TRIES)
+    choice = reply.choices[0]
+    if choice.finish_reason not in ("stop", "length", "content_filter"):
+        reason = f"the answer ended with {choice.finish_reason!r}"
+        raise Transient("server_error", reason, most_tries=BROKEN_TRIES)
+    if fields and reply.lacks_logprobs:
+        raise MissingLogprobs("server_error", LOGPROBS_MISSING, most_tries=BROKEN_TRIES)
+    text = choice.message.content or ""
+    sent = choice.logprobs.content if choice.logprobs and choice.logprobs.content else []
+    try:
+        tokens = _align_tokens(sent, text, fields)
+    except Malformed as error:
+        raise Transient("server_error", f"alternatives of another form: {error}", most_tries=BROKEN_TRIES) from error
+    return Completion(
+        text=text,
+        finish_reason=choice.finish_reason,
+        prompt_tokens=reply.usage.prompt_tokens,
+        completion_tokens=reply.usage.completion_tokens,
+        tokens=tokens,
+        refusal=choice.message.refusal,
+        reasoning=choice.message.reasoning or choice.message.reasoning_content,
+        fingerprint=reply.system_fingerprint,
+        cached_tokens=reply.usage.cached_tokens,
+    )
+
+
+def _align_tokens(sent: Sequence[_Token], text: str, fields: Collection[str]) -> list[Token]:
+    """Return the tokens of an answer that carry the values of fields, with their places in its text.
+
+    White space is not compared: some tokenisers keep it in their tokens and lose it in the tokens' texts. Tokens before
+    the answer (reasoning), after it (the end token) and of white space alone are left out. A log-probability that
+    rounding raised above 0 becomes 0; see `check_logprobs` for others.
+
+    Returns:
+        The tokens in order; empty if they do not spell the text.
+
+    Raises:
+        Malformed: The alternatives of a token have another form.
+    """
+    if not fields:
+        return []
+    content = text.encode("utf-8", "replace")
+    places = [place for place, byte in enumerate(content) if byte not in _WHITE_SPACE]
+    pieces = [(token.spelled or token.token.encode("utf-8", "replace")).translate(None, _WHITE_SPACE) for token in sent]
+    start = b"".join(pieces).rfind(content.translate(None, _WHITE_SPACE))
+    if start < 0 or not places:
+        return []
+    found: list[Token] = []
+    spans = value_spans(text, tuple(fields)).values()
+    at = -start
+    for token, piece in zip(sent, pieces, strict=True):
+        if piece and 0 <= at < len(places) and overlaps(places[at], token.token, spans):
+            top = [
+                (alternative, logprob if logprob < 0.0 else _unrounded(logprob))
+                for alternative, logprob in token.alternatives
+                if logprob > _MIN_LOGPROB
+            ]
+            found.append(Token(at=places[at], token=token.token, logprob=_unrounded(token.logprob), top=top))
+        at += len(piece)
+    return found
+
+
+def _unrounded(logprob: float) -> float:
+    return 0.0 if 0.0 < logprob <= LOGPROB_ROUNDING else logprob

@@ -1,0 +1,146 @@
+"""Shared parts of all deliveries to vLLM: options to start it, the model's name, messages, the start-up check."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from touche_llm.errors import EngineError, UsageError
+from touche_llm.llm.answers import Unusable
+from touche_llm.llm.engines.base import Engine, EngineFacts, MissingLogprobs
+from touche_llm.llm.logprobs import check_logprobs
+from touche_llm.llm.request import Message, Origin, Request, Sampling
+
+# A grammar that allows white space between tokens lets weak models write it without end; the switch exists for this
+# backend, and one backend must hold for all requests.
+_STRUCTURED_OUTPUTS = {"backend": "xgrammar", "disable_any_whitespace": True}
+# No free model answers with this word.
+_PROBE_WORD = "quokka-7351"
+
+
+def start_options(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a vLLM that the program starts: those that it needs, overridden by those of the user.
+
+    If the environment switches torch.compile off, vLLM does not start without `enforce_eager`.
+    """
+    eager = {"enforce_eager": True} if os.environ.get("TORCHDYNAMO_DISABLE") == "1" else {}
+    return {"structured_outputs_config": _STRUCTURED_OUTPUTS, **eager, **asked}
+
+
+def model_folder(model: str | None) -> Path:
+    """Return the folder of a model that the program serves itself.
+
+    Raises:
+        UsageError: No folder is given, or it holds no model.
+    """
+    if model is None:
+        raise UsageError("engine.model: give the folder of the model (--model FOLDER, for tira also TOUCHE_LLM_MODEL)")
+    folder = Path(model)
+    if not (folder / "config.json").is_file():
+        raise UsageError(
+            f"{folder}: no model: a folder with config.json, weights and tokeniser is needed (--model FOLDER)"
+        )
+    return folder
+
+
+def model_name(folder: str | Path) -> str:
+    """Return the name under which a folder's model is served: the last part of its path."""
+    return Path(os.path.abspath(folder)).name
+
+
+def chat(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """Return messages as vLLM takes them."""
+    return [{"role": message.role, "content": message.content} for message in messages]
+
+
+def head_of(text: str, decoded: str) -> str:
+    """Return the beginning of `text` that its first tokens, decoded, stand for.
+
+    A tokeniser that normalises does not return its input, but about as many characters.
+    """
+    return text[: len(decoded.rstrip("\ufffd"))]
+
+
+async def verify_engine(
+    engine: Engine,
+    where: str | Path,
+    *,
+    model: str,
+    revision: str,
+    context: int,
+    version: str,
+    chat_template_kwargs: Mapping[str, Any],
+    top_logprobs: int,
+) -> EngineFacts:
+    """Return the facts about an engine, once it has proved that it can do what the run needs.
+
+    Args:
+        engine: An engine that answers already.
+        where: Its address or folder, for messages.
+        model: Its name.
+        revision: The user's name for the version of the weights; part of the keys, since vLLM does not know it.
+        context: Context length in tokens.
+        version: Version of vLLM.
+        chat_template_kwargs: Switches of the chat template in this run.
+        top_logprobs: Alternatives for each token that the run requests; 0 for none.
+
+    Raises:
+        EngineError: Schemas are not enforced, or log-probabilities are missing or impossible. Says what to do.
+    """
+    overhead = await engine.count_tokens((Message("system", ""), Message("user", "")))
+    await _check_answer(engine, where, model, chat_template_kwargs, top_logprobs)
+    return EngineFacts(model=model, revision=revision, context=context, overhead=overhead, engine=f"vllm {version}")
+
+
+async def _check_answer(
+    engine: Engine, where: str | Path, model: str, chat_template_kwargs: Mapping[str, Any], top_logprobs: int
+) -> None:
+    """Request an answer that only an enforced schema gives."""
+    schema = {
+        "type": "object",
+        "properties": {"word": {"enum": [_PROBE_WORD]}},
+        "required": ["word"],
+        "additionalProperties": False,
+    }
+    no_logprobs = EngineError(
+        f"{where}: {model} sends no log-probabilities that spell its answer; grades would be coarse. "
+        "Use a server that does, or ask for plain grades with --no-logprobs"
+    )
+    request = Request(
+        messages=(Message("user", "Say hello."),),
+        schema=schema,
+        sampling=Sampling(max_tokens=64, top_logprobs=top_logprobs),
+        model=model,
+        revision="",
+        chat_template_kwargs=chat_template_kwargs,
+        origin=Origin("start-up check", 0, "", "", None),
+    )
+    try:
+        completion = await engine.complete(request)
+    except MissingLogprobs as error:
+        raise no_logprobs from error
+    try:
+        enforced = orjson.loads(completion.text) == {"word": _PROBE_WORD}
+    except orjson.JSONDecodeError:
+        enforced = False
+    if not enforced:
+        hint = ""
+        if not completion.text and completion.reasoning:
+            hint = " (its reasoning was not empty: switch thinking off)"
+        raise EngineError(
+            f"{where}: {model} does not enforce JSON schemas: asked for the word {_PROBE_WORD} alone, "
+            f"it answered {completion.text[:80]!r}{hint}; it must support `structured_outputs` (vLLM 0.11 on)"
+        )
+    if top_logprobs and not any(token.top for token in completion.tokens):
+        raise no_logprobs
+    try:
+        check_logprobs(completion.text, completion.tokens)
+    except Unusable as error:
+        raise EngineError(
+            f"{where}: {model} sends log-probabilities that cannot be: {error.reason}. Serve it with --logprobs-mode "
+            "raw_logprobs, the default of vLLM, or ask for plain grades with --no-logprobs"
+        ) from error

@@ -1,0 +1,153 @@
+"""A dry run: the same way through with an engine that sends nothing, to see what a run would ask."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from touche_llm.config import Config
+from touche_llm.errors import ToucheError
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.counts import Counts
+from touche_llm.llm.engines.dry_run import DryEngine, OverlayCache, Spent
+from touche_llm.llm.model import LanguageModel
+from touche_llm.pipeline.common import Observer
+from touche_llm.pipeline.engines import assumed_facts
+from touche_llm.pipeline.judge import judge_stage
+from touche_llm.pipeline.rank import rank_stage
+from touche_llm.pipeline.retrieve import retrieve_stage
+
+StageName = Literal["retrieve", "judge", "rank"]
+# Answers that change the ranking least, and most.
+_POLICIES: tuple[Literal["first", "second"], ...] = ("first", "second")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a stage would send with one prompt: about the least and the most, where that depends on the answers."""
+
+    stage: StageName
+    prompt: str
+    least: Spent
+    most: Spent
+
+
+@dataclass(slots=True)
+class DryRun:
+    """What a run would cost.
+
+    Attributes:
+        costs: of each stage and prompt.
+        known: answers of each stage that are in the cache already, or asked for twice; at least so many.
+        failed: questions of each stage that the cache holds only unusable answers to; at least so many.
+        context: the engine's, in tokens, or None where it is not known: documents are counted whole then.
+    """
+
+    costs: list[Cost] = field(default_factory=list)
+    known: dict[StageName, int] = field(default_factory=dict)
+    failed: dict[StageName, int] = field(default_factory=dict)
+    context: int | None = None
+
+
+async def dry_cost(config: Config, folder: Path | None, stages: Sequence[StageName], observer: Observer) -> DryRun:
+    """What stages would ask, from the prompts that they would render; nothing is sent and nothing is written.
+
+    Only the corpus is stored and indexed, and ChatNoir asked, as the run would. Judgments that are not in the cache
+    count as undecided, so documents are compared in the order of the first stage, and every sentence takes a side. How
+    often some methods compare depends on the answers: the last stage is gone through twice, with answers that confirm
+    the ranking and with answers that turn it round. Since an equal question is sent once, a run can need a little less
+    or more than that, where few documents are compared.
+
+    Args:
+        config: what is asked for.
+        folder: what earlier stages wrote, or None.
+        stages: one after the other.
+        observer: is told.
+    """
+    result = DryRun()
+    quiet = Quiet(observer, "dry run")
+    with copy_of(folder) as there:
+        learnt = there / "learnt.jsonl"
+        for stage in stages:
+            spent, counts = [], []
+            # Only comparisons are answered differently.
+            for policy in _POLICIES if stage == "rank" else _POLICIES[:1]:
+                engine = DryEngine(policy)
+                with _cache(config) as cache:
+                    facts = assumed_facts(config, cache)
+                    result.context = facts.context if facts.engine or config.engine.context else None
+                    if learnt.exists():
+                        cache.import_cassette(learnt)
+                    retry = config.cache.retry_failures
+                    model = LanguageModel(facts=facts, engine=engine, cache=cache, retry_failures=retry)
+                    await STAGES[stage](config, there, quiet, model)
+                    if stage != "rank":
+                        cache.export_cassette(learnt)
+                spent.append(engine.spent)
+                counts.append(model.counts)
+            result.known[stage] = min(each.cache_hits for each in counts)
+            result.failed[stage] = min(each.known_failures for each in counts)
+            for prompt in dict.fromkeys(prompt for each in spent for prompt in each):
+                found = sorted((each.get(prompt, Spent()) for each in spent), key=lambda each: each.requests)
+                result.costs.append(Cost(stage, prompt, found[0], found[-1]))
+    return result
+
+
+STAGES: Mapping[StageName, Callable[[Config, Path, Observer, LanguageModel], Awaitable[object]]] = {
+    "retrieve": retrieve_stage,
+    "judge": judge_stage,
+    "rank": rank_stage,
+}
+
+
+@contextmanager
+def copy_of(folder: Path | None) -> Iterator[Path]:
+    """A folder for files that are not to stay, with those of the run's; messages name the run's."""
+    with tempfile.TemporaryDirectory() as name:
+        if folder is not None and folder.is_dir():
+            shutil.copytree(folder, name, dirs_exist_ok=True)
+        try:
+            yield Path(name)
+        except ToucheError as error:
+            rename(error, {name: str(folder or "the run's folder")})
+            raise
+
+
+def rename(error: ToucheError, names: Mapping[str, str]) -> None:
+    """Put other names for folders into an error's message, one after the other; all else of the error stays."""
+    message = str(error)
+    for name, shown in names.items():
+        message = message.replace(name, shown)
+    error.args = (message,)
+
+
+def _cache(config: Config) -> Cache:
+    """What answers the run would find."""
+    match config.cache.mode:
+        case CacheMode.OFF:
+            return Cache(config.cache.file, CacheMode.OFF)
+        case CacheMode.REFRESH:
+            return OverlayCache(None)
+        case _:
+            return OverlayCache(config.cache.file)
+
+
+class Quiet:
+    """Shows the stages as the observer does, and keeps notices about a run that is none to itself."""
+
+    def __init__(self, observer: Observer, what: str) -> None:
+        """Stages are shown with `what` behind their title."""
+        self._observer = observer
+        self._what = what
+
+    def notify(self, message: str) -> None:
+        """Say nothing."""
+
+    def stage(self, title: str, total: int, counts: Counts | None = None) -> AbstractContextManager[Callable[[], None]]:
+        """A stage of `total` steps."""
+        return self._observer.stage(f"{title} ({self._what})", total, counts)

@@ -1,0 +1,155 @@
+"""From a configuration to a language model that is checked and ready."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from touche_llm.config import Config
+from touche_llm.errors import DataError, EngineError, UsageError
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.cache_file import Entry
+from touche_llm.llm.engines.base import Engine, EngineFacts
+from touche_llm.llm.engines.vllm_common import model_folder
+from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.request import content_key
+from touche_llm.llm.settings import EngineConfig, SamplingConfig
+
+# The log of a vLLM that the program starts, beside the answer cache.
+LOG = "vllm.log"
+# Tokens; more than any document has.
+_ENDLESS = 2**30
+
+
+@asynccontextmanager
+async def open_model(config: Config) -> AsyncIterator[LanguageModel]:
+    """The language model of a configuration, checked and ready.
+
+    In replay no engine is reached, nor with batch files: `batch.rounds` puts their answers into the cache before.
+
+    Raises:
+        UsageError: failures are to be retried in replay, or nothing is known of the engine that is replayed.
+        EngineError: the engine cannot be used.
+    """
+    if config.cache.retry_failures and config.cache.mode is CacheMode.REPLAY:
+        raise UsageError("--retry-failures: a replay sends nothing; add --cache-mode reuse, and a server")
+    engine, sampling = config.engine, config.sampling
+    with Cache(config.cache.file, config.cache.mode) as cache:
+        policy: Mapping[str, Any] = {
+            "cache": cache,
+            "retry_for": engine.retry_for,
+            "resample_temperature": sampling.resample_temperature,
+            "retry_failures": config.cache.retry_failures,
+        }
+        if cache.mode is CacheMode.REPLAY or engine.name == "batch":
+            # Failures were sent again with the files.
+            policy = {**policy, "retry_failures": False}
+            yield LanguageModel(facts=_replayed_facts(config, cache), engine=None, **policy)
+            return
+        log = cache.path.with_name(LOG)
+        opening = _managed(engine, sampling, log) if engine.name == "managed" else _server(engine, sampling)
+        async with opening as (opened, facts):
+            remember(facts, cache)
+            yield LanguageModel(facts=facts, engine=opened, **policy)
+
+
+@asynccontextmanager
+async def _managed(
+    asked: EngineConfig, sampling: SamplingConfig, log: Path
+) -> AsyncIterator[tuple[Engine, EngineFacts]]:
+    # As `_server`.
+    from touche_llm.llm.engines.managed import serve
+
+    async with serve(model_folder(asked.model), asked.options, log, context=asked.context) as url:
+        there = asked.model_copy(update={"base_url": url, "model": asked.model_name})
+        async with _server(there, sampling) as opened:
+            yield opened
+
+
+@asynccontextmanager
+async def _server(asked: EngineConfig, sampling: SamplingConfig) -> AsyncIterator[tuple[Engine, EngineFacts]]:
+    # Only here, since the libraries of HTTP take a while to load, and most commands ask nobody.
+    from touche_llm.llm.engines.server import VllmServer
+
+    async with VllmServer(
+        asked.base_url,
+        concurrency=None if asked.concurrency == "auto" else asked.concurrency,
+        request_timeout=asked.request_timeout,
+        chat_template_kwargs=sampling.chat_template_kwargs,
+    ) as server:
+        facts = await server.connect(asked.model, asked.revision, sampling.top_logprobs)
+        if asked.context is not None:
+            if asked.context > facts.context:
+                raise EngineError(
+                    f"{asked.base_url}: {facts.model} is served with a context of {facts.context} tokens, "
+                    f"{asked.context} are asked for; serve it with more or ask for fewer (--context)"
+                )
+            facts = facts.model_copy(update={"context": asked.context})
+        yield server, facts
+
+
+def remember(facts: EngineFacts, cache: Cache) -> None:
+    """Keep what is known of an engine beside its answers, for a replay without it."""
+    key = content_key("engine", **facts.model_dump())
+    cache.put(Entry(key=key, kind="engine", model=facts.model, value=facts.model_dump()), EngineFacts)
+
+
+def assumed_facts(config: Config, cache: Cache) -> EngineFacts:
+    """What is known of the engine without asking it: from the cache, or else from the configuration alone.
+
+    Of an engine that is not known `engine` is empty, and so is the name of a model that is not named; a context that is
+    not named is so long that nothing is cut.
+    """
+    asked = config.engine
+    fitting = _known_facts(config, cache)
+    if fitting:
+        return _one_of(fitting, cache)
+    model, context = asked.model_name or "", asked.context or _ENDLESS
+    return EngineFacts(model=model, revision=asked.revision, context=context, overhead=0, engine="")
+
+
+def _replayed_facts(config: Config, cache: Cache) -> EngineFacts:
+    asked = config.engine
+    fitting = _known_facts(config, cache)
+    if not fitting:
+        models = sorted({entry.model for entry in cache.find("engine")})
+        wanted = f"model {asked.model_name or 'any'}, revision {asked.revision!r}"
+        wanted += f", context {asked.context}" if asked.context is not None else ""
+        raise UsageError(f"{cache.path}: holds {', '.join(models) or 'no model'}; nothing to replay of {wanted}")
+    return _one_of(fitting, cache)
+
+
+def _known_facts(config: Config, cache: Cache) -> list[EngineFacts]:
+    """What the cache holds of the engine that the configuration asks for."""
+    asked = config.engine
+    known = [_facts(entry, cache) for entry in cache.find("engine")]
+    models = sorted({facts.model for facts in known})
+    if asked.model_name is None and len(models) > 1:
+        raise UsageError(f"{cache.path}: holds answers of {', '.join(models)}; choose one with --model")
+    return [
+        facts
+        for facts in known
+        if facts.model == (asked.model_name or facts.model)
+        and facts.revision == asked.revision
+        and (asked.context is None or facts.context == asked.context)
+    ]
+
+
+def _one_of(fitting: list[EngineFacts], cache: Cache) -> EngineFacts:
+    contexts = sorted({facts.context for facts in fitting})
+    if len(contexts) > 1:
+        raise UsageError(
+            f"{cache.path}: {fitting[0].model} was asked with contexts of {', '.join(map(str, contexts))} tokens, and "
+            "documents were cut to fit; choose one with --context"
+        )
+    # The smallest overhead needs no measurement that another did not need.
+    return min(fitting, key=lambda facts: (facts.overhead, facts.engine))
+
+
+def _facts(entry: Entry, cache: Cache) -> EngineFacts:
+    try:
+        return entry.read(EngineFacts)
+    except DataError as error:
+        raise DataError(f"{cache.path}: entry {entry.key} holds no facts about an engine: record it anew") from error

@@ -1,0 +1,169 @@
+"""What the files of a run were made from: recorded by its stages, and compared with what would be used now."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from touche_llm.config import Config, index_folder, load_config
+from touche_llm.corpus.store import corpus_sha256
+from touche_llm.data.files import sha256
+from touche_llm.errors import UsageError
+from touche_llm.pipeline.common import prompts_of
+from touche_llm.pipeline.run_files import CONFIG, OUTPUTS
+from touche_llm.pipeline.run_folder import read_metadata
+from touche_llm.pipeline.settings import OF_ENGINE, OF_JUDGE, OF_RETRIEVE, Change, differences
+from touche_llm.tasks import get_task
+
+# Where a stage's facts hold hashes of files by the setting that names them; that of the corpus is in its description.
+INPUTS = "input files"
+Stages = Mapping[str, Mapping[str, Any]]
+
+
+def hash_inputs(config: Config) -> dict[str, str]:
+    """Return the SHA-256 of the files that the first stage reads beside the corpus, by setting."""
+    files = {"topics": config.topics, "candidates": config.candidates}
+    return {name: sha256(file) for name, file in files.items() if file is not None and file.is_file()}
+
+
+def check_settings(folder: Path, config: Config, command: str, *, overwrite: bool) -> None:
+    """Raise an error if a command would replace what was made with other settings, or by another program.
+
+    The same settings can name other inputs: prompts, corpus, topics and candidates are compared with what the finished
+    stages recorded, and so is the model, since `rank` may use another one than judged. A default that changed with the
+    program is a difference, since the folder names every value; a setting that the program did not have then is none.
+
+    Args:
+        folder: The run's folder.
+        config: What the command goes by; its model and context may still be unknown.
+        command: run, retrieve or judge. Judging replaces no candidates: it may have its own settings until there are
+            judgments.
+        overwrite: Whether the user gave `--overwrite`.
+
+    Raises:
+        UsageError: Names each such setting with its old and its new value; with `--overwrite`, inputs of which the
+            candidates are not.
+        PromptError: A prompt of the run cannot be read.
+    """
+    if overwrite:
+        if command == "judge":  # It replaces no candidates.
+            check_inputs(folder, config)
+        return
+    stages = list(OUTPUTS)[command == "judge" :]
+    if not (folder / CONFIG).exists():
+        for name in (name for stage in stages for name in OUTPUTS[stage]):
+            if os.path.lexists(folder / name):
+                raise UsageError(
+                    f"{folder / name}: without a {CONFIG} beside it, this file is of no run of this program; give "
+                    "another folder with --out, or replace it with --overwrite"
+                )
+        return
+    try:
+        old = load_config(folder / CONFIG, {})
+    except UsageError as error:
+        raise UsageError(f"{error}; give another folder with --out, or replace it with --overwrite") from error
+    recorded = read_metadata(folder).stages
+    made = {
+        name: recorded.get(name, {})
+        for name, files in OUTPUTS.items()
+        if any((folder / file).exists() for file in files)
+    }
+    replaced = {stage: made[stage] for stage in stages if stage in made}
+    changes = list(differences(old, config, _at_stake(made, old, command)))
+    if any("model" in facts for facts in replaced.values()):
+        changes = [each for each in changes if each.setting not in OF_ENGINE]
+        changes += [change for stage, facts in replaced.items() for change in _engine_changes(stage, facts, config)]
+    changed = {each.setting for each in changes}
+    changes += [*_input_changes(made, config, changed), *_prompt_changes(made, config, changed)]
+    if changes:
+        raise UsageError(
+            f"{folder}: holds a run with other settings or inputs; give another folder with --out, or replace what is "
+            "there with --overwrite (answers stay in the cache):\n" + _listed(changes)
+        )
+
+
+def check_inputs(folder: Path, config: Config) -> None:
+    """Raise an error if topics or documents are not those of the candidates: the model must see what was retrieved.
+
+    Args:
+        folder: The run's folder.
+        config: What `judge` or `rank` goes by.
+
+    Raises:
+        UsageError: Names the setting of each file that changed.
+        DataError: The metadata cannot be read.
+    """
+    # The folder has its own copy of the candidates.
+    changes = list(_input_changes(read_metadata(folder).stages, config, ("candidates",)))
+    if changes:
+        raise UsageError(
+            f"{folder}: the model would see other inputs than the first stage had; restore these "
+            "files, or repeat all stages with `touche-llm run --overwrite`:\n" + _listed(changes)
+        )
+
+
+def _listed(changes: Collection[Change]) -> str:
+    return "\n".join(f"  {name}: {before} → {now}" for name, before, now in changes)
+
+
+def _at_stake(made: Collection[str], config: Config, command: str) -> tuple[str, ...] | None:
+    """The settings that the files of these stages were made with; None for all settings."""
+    if "rank" in made:
+        return None
+    if "judge" in made:
+        return (*OF_RETRIEVE, *OF_JUDGE, *OF_ENGINE)
+    if "retrieve" not in made:
+        return ()
+    if command == "judge":
+        return OF_RETRIEVE
+    expanded = ("sampling", "prompts.folder", *OF_ENGINE) if config.expansion.use else ()
+    return (*OF_RETRIEVE, "depth", *expanded)
+
+
+def _input_changes(stages: Stages, config: Config, changed: Collection[str]) -> Iterator[Change]:
+    """Yield the settings whose files are not as the first stage found them; not `changed` ones, which name others."""
+    before = _section(stages, "retrieve", INPUTS)
+    before |= {"corpus": hashed} if (hashed := _section(stages, "retrieve", "corpus").get("sha256")) else {}
+    now = hash_inputs(config)
+    if "corpus" in before and not {"corpus", "index"} & set(changed) and (corpus := _hash_corpus(config)) is not None:
+        now["corpus"] = corpus
+    for name, digest in before.items():
+        if name in now and name not in changed and now[name] != digest:
+            yield Change(name, f"sha256 {digest!s:.12}", f"sha256 {now[name]:.12}")
+
+
+def _engine_changes(stage: str, facts: Mapping[str, Any], config: Config) -> Iterator[Change]:
+    engine = config.engine
+    for setting, now in zip(OF_ENGINE, (engine.model_name, engine.revision, engine.context), strict=True):
+        before = facts.get(setting.removeprefix("engine."))
+        # What is not named is the server's, which says it once it is reached.
+        if None not in (before, now) and before != now:
+            yield Change(setting, f"{before!s:.100} ({stage})", f"{now!s:.100}")
+
+
+def _prompt_changes(stages: Stages, config: Config, changed: Collection[str]) -> Iterator[Change]:
+    before = {purpose: label for stage in stages for purpose, label in _section(stages, stage, "prompts").items()}
+    if "prompts.folder" in changed:
+        return
+    asked = [purpose for purpose in before if f"prompts.{purpose}" not in changed]
+    if not asked:
+        return
+    for purpose, prompt in prompts_of(config, get_task(config.task), *asked).items():
+        if prompt.label != before[purpose]:
+            yield Change(f"prompts.{purpose}", f"{before[purpose]!s:.100}", prompt.label)
+
+
+def _hash_corpus(config: Config) -> str | None:
+    """Return the SHA-256 of the corpus; None where it is a search engine's, or not there."""
+    if config.chatnoir is not None or config.elasticsearch is not None:
+        return None
+    folder = config.index if config.corpus is None else config.index or index_folder(config.corpus)
+    return None if folder is None else corpus_sha256(config.corpus, folder)
+
+
+def _section(stages: Stages, stage: str, name: str) -> dict[str, Any]:
+    """Return a section of a stage's facts; empty where it recorded none."""
+    section = stages.get(stage, {}).get(name)
+    return dict(section) if isinstance(section, Mapping) else {}

@@ -1,0 +1,163 @@
+"""Provenance of a run, in the ir_metadata format (https://www.ir-metadata.org), one file beside the run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from touche_llm import __version__
+from touche_llm.config import Config, write_config
+from touche_llm.data.files import whole_file
+from touche_llm.data.yaml_text import to_yaml
+from touche_llm.pipeline.run_files import CONFIG, METADATA, OUTPUTS, REPORT
+from touche_llm.pipeline.run_folder import UNFINISHED, is_page, read_metadata
+from touche_llm.ranking.steps import JUDGE
+from touche_llm.retrieval.elasticsearch import settings as elastic
+from touche_llm.tasks import get_task
+from touche_llm.tasks.base import Task
+from touche_llm.text import analysis
+
+STAGES = tuple(OUTPUTS)
+# What the first stage was asked for, among its facts.
+DEPTH = "depth"
+_LIBRARIES = ("bm25s", "rank-bm25", "PyStemmer", "sentencex", "jinja2", "pydantic", "aiohttp")
+
+
+def begin_stage(folder: Path, config: Config, stage: str) -> None:
+    """Remove the outputs of a stage and of later ones, and write the configuration that the new ones are made with.
+
+    The page of `report` would be one of a run that is no more, so it goes as well, if this program wrote it.
+    The metadata comes first: from then on until `record_stage` it says that the stage is unfinished, so that no reader
+    takes files of two states for one run, wherever this is interrupted.
+
+    Raises:
+        DataError: The metadata is not as this program wrote it; nothing is removed.
+    """
+    _write(folder, config, _stages_before(folder, stage), unfinished=stage)
+    if is_page(folder / REPORT):
+        (folder / REPORT).unlink()
+    for later in reversed(STAGES[STAGES.index(stage) :]):
+        for name in OUTPUTS[later]:
+            (folder / name).unlink(missing_ok=True)
+    write_config(config, folder / CONFIG)
+
+
+def record_stage(folder: Path, config: Config, stage: str, facts: Mapping[str, Any]) -> None:
+    """Write what a stage did, once all of its outputs are written.
+
+    `facts` must hold plain values. Peak memory of this process so far, in MiB, is added.
+    """
+    # ru_maxrss is in KiB on Linux and in bytes on macOS.
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    peak = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit)
+    _write(folder, config, {**_stages_before(folder, stage), stage: {**facts, "peak memory MiB": peak}})
+
+
+def _write(folder: Path, config: Config, stages: Mapping[str, Any], unfinished: str | None = None) -> None:
+    task = get_task(config.task)
+    content = {
+        "ir_metadata.version": "0.1",
+        "tag": config.tag,
+        # Nobody is named who did not name themselves; the tag tells teams apart in every shared task.
+        "actor": {"team": config.tag} | config.actor.model_dump(exclude_none=True),
+        "research goal": {"description": f"{task.title}: rank zero-shot with an instruction model, label stances"},
+        "platform": {
+            "hardware": {"cpu": {"architecture": platform.machine(), "number of cores": os.cpu_count()}},
+            "operating system": {"kernel": f"{platform.system()} {platform.release()}"},
+            "software": {
+                "libraries": {"python": [f"{name}=={_version(name)}" for name in _LIBRARIES]},
+                "retrieval toolkit": [f"touche-llm=={__version__}"],
+            },
+        },
+        "implementation": {
+            "executable": {"cmd": f"touche-llm run --config {folder / CONFIG} --out {folder}"},
+            "source": {"lang": ["python"]},
+        },
+        "data": {
+            "test collection": {"name": task.title, "topics": str(config.topics)},
+            "training data": _training(config),
+        },
+        "method": {
+            "automatic": True,
+            "score ties": "none, scores strictly decrease",
+            **_method(config, task, stages),
+        },
+        "stages": stages,
+        **({} if unfinished is None else {UNFINISHED: unfinished}),
+    }
+    with whole_file(folder / METADATA) as stream:
+        stream.write(to_yaml(content))
+
+
+@cache
+def _version(name: str) -> str:
+    # Finding one takes 4 ms, and metadata is written twice in each stage.
+    return version(name)
+
+
+def _training(config: Config) -> str:
+    if not config.fitted_on:
+        return "none, the model is used as it is"
+    fitted = ", ".join(config.fitted_on)
+    return f"the model is used as it is; thresholds of the stance are fitted on the judgments of topics {fitted}"
+
+
+def _stages_before(folder: Path, stage: str) -> dict[str, Any]:
+    stages = read_metadata(folder).stages
+    return {name: stages[name] for name in STAGES[: STAGES.index(stage)] if name in stages}
+
+
+def _method(config: Config, task: Task, stages: Mapping[str, Any]) -> dict[str, Any]:
+    judged = "judge" in stages
+    retriever = config.retriever
+    first: dict[str, Any] = {"name": "first stage"}
+    retrieval = [first]
+    if judged and config.pairs is not None:
+        pairs = {"sentences judged": config.depth, **config.pairs.model_dump()}
+        method = "touche_llm.judging.sentence_pairs"
+        retrieval.append({"name": "pairs", "method": method, "reranks": "first stage", "params": pairs})
+    if judged and config.stance is not None:
+        stance = {"method": "touche_llm.judging.stance", "params": config.stance.model_dump(mode="json")}
+        retrieval.append({"name": "stance", "reranks": "nothing: labels", **stance})
+    for step in config.steps if judged else ():
+        name = "pointwise" if step.name == JUDGE else step.name
+        settings = (
+            {"weights": dict(config.weights)} if step.name == JUDGE else getattr(config.ranking, name).model_dump()
+        )
+        last = retrieval[-1]["name"]
+        method = f"touche_llm.ranking.{name}"
+        retrieval.append({"name": str(step), "method": method, "reranks": last, "params": settings})
+    if config.candidates is not None:
+        first |= {"method": "run file", "params": {"file": str(config.candidates)}}
+        return {"retrieval": retrieval}
+    # Fewer than were found may be judged.
+    depth = stages.get("retrieve", {}).get(DEPTH, config.first_stage_depth)
+    params: dict[str, Any] = {"query": list(retriever.query), "depth": depth}
+    if config.expansion.use:
+        params["other queries"] = config.expansion.model_dump(exclude={"use"})
+    if config.chatnoir is not None:
+        first |= {"method": "ChatNoir", "params": {"index": config.chatnoir.index, **params}}
+        return {"retrieval": retrieval}
+    params |= {"k1": retriever.k1, "b": retriever.b}
+    if config.elasticsearch is not None:
+        first |= {"method": "Elasticsearch BM25", "params": {"index": config.elasticsearch.index, **params}}
+        return {"indexing": {"tokenizer": elastic.ANALYSIS}, "retrieval": retrieval}
+    if retriever.name == "bm25":
+        first |= {"method": "bm25s.BM25", "params": {"variant": retriever.method, **params}}
+    else:
+        first |= {"method": "rank_bm25.BM25Okapi", "params": params}
+    if config.sentences is not None:
+        first["params"] |= config.sentences.model_dump(exclude={"pool"})
+    indexing = {
+        "tokenizer": analysis.NAME,
+        "stemmer": "Snowball English",
+        "stopwords": "Lucene English, 33 words",
+    }
+    return {"indexing": indexing, "retrieval": retrieval}

@@ -1,0 +1,99 @@
+"""The results of a run for analysis: each submitted line with its grades, its stance and where that comes from."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from touche_llm.data.files import whole_file
+from touche_llm.data.records import Judgment, RunLine, StanceReading
+from touche_llm.data.trec_runs import DECIMALS
+from touche_llm.judging.stance import StanceSettings, decide
+from touche_llm.tasks.base import Task
+
+# The judge prompt, the stance prompt, a threshold that chose another label than the most probable one, the sentences
+# of a pair, or nothing but the task's label for an unknown stance.
+StanceSource = Literal["judge", "stance", "threshold", "inherited", "imputed"]
+
+
+class StanceLabel(NamedTuple):
+    """The stance of a document, where it comes from, and the probabilities of the labels; None if nobody gave any."""
+
+    label: str
+    source: StanceSource
+    probabilities: Mapping[str, float] | None
+
+
+def label_of(
+    judgment: Judgment | None, reading: StanceReading | None, task: Task, settings: StanceSettings | None
+) -> StanceLabel | None:
+    """Return the stance of a document by the stance prompt where it was asked, else by the judge prompt.
+
+    Returns:
+        the task's label for an unknown stance where neither was, or None where it has no such label.
+    """
+    if reading is not None:
+        known = reading.probabilities if reading.source == "probabilities" else None
+        if known is None:
+            return StanceLabel(decide(reading.probabilities, {}, task), "stance", None)
+        thresholds = settings.thresholds if settings is not None else {}
+        return _decided(known, thresholds, task, "stance")
+    if judgment is None:
+        return None if task.unknown_stance is None else StanceLabel(task.unknown_stance, "imputed", None)
+    if judgment.source == "inherited":
+        return StanceLabel(judgment.stance, "inherited", None)
+    probabilities = judgment.readings["stance"].probabilities if "stance" in judgment.readings else None
+    # Thresholds belong to one prompt: to that of the judge only where the stance prompt is not asked at all.
+    if probabilities and settings is not None and settings.depth == 0 and settings.thresholds:
+        return _decided(probabilities, settings.thresholds, task, "judge")
+    return StanceLabel(judgment.stance, "judge", probabilities)
+
+
+def _decided(
+    probabilities: Mapping[str, float], thresholds: Mapping[str, float], task: Task, source: StanceSource
+) -> StanceLabel:
+    label = decide(probabilities, thresholds, task)
+    changed = label != decide(probabilities, {}, task)
+    return StanceLabel(label, "threshold" if changed else source, probabilities)
+
+
+def write_results(
+    path: Path,
+    lines: Iterable[RunLine],
+    judgments: Mapping[str, Mapping[str, Judgment]],
+    labels: Mapping[str, Mapping[str, StanceLabel]],
+    task: Task,
+) -> None:
+    """Write a header and a tab-separated line for each line of the run, whole or not at all.
+
+    Unknown values are empty; a document id with a quotation mark is quoted as CSV is, which pandas and R undo.
+
+    Args:
+        path: The file.
+        lines: The run.
+        judgments: By topic and document.
+        labels: By topic and document, one for each line.
+        task: Gives the columns.
+    """
+    grades = task.question.grades
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter="\t", lineterminator="\n")
+    header = ("topic", "document", "rank", "score", "stance", "stance_source")
+    writer.writerow((*header, *grades, *(f"p_{stance}" for stance in task.stances)))
+    for line in lines:
+        judgment = judgments.get(line.topic_id, {}).get(line.document_id)
+        given = judgment.grades if judgment is not None else {}
+        label = labels[line.topic_id][line.document_id]
+        shares = label.probabilities or {}
+        writer.writerow(
+            (
+                *(line.topic_id, line.document_id, line.rank, f"{line.score:.{DECIMALS}f}", line.stance, label.source),
+                *(given.get(name) for name in grades),
+                *(shares.get(stance) for stance in task.stances),
+            )
+        )
+    with whole_file(path) as stream:
+        stream.write(text.getvalue().encode())

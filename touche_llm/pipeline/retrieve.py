@@ -1,0 +1,93 @@
+"""The first stage: candidates for each topic."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from touche_llm.config import Config
+from touche_llm.data.files import write_records
+from touche_llm.data.records import Failure, Queries
+from touche_llm.data.trec_runs import write_candidates
+from touche_llm.llm.model import LanguageModel
+from touche_llm.pipeline.candidates import choose_topics, find_candidates, listed, open_corpus
+from touche_llm.pipeline.common import (
+    Observer,
+    asking_of,
+    by_kind,
+    facts_of,
+    first_stage_file,
+    prompts_of,
+    report_known_failures,
+)
+from touche_llm.pipeline.made_from import INPUTS, hash_inputs
+from touche_llm.pipeline.metadata import DEPTH, begin_stage, record_stage
+from touche_llm.pipeline.run_files import QUERIES, QUERY_FAILURES
+from touche_llm.ranking.expansion import find_queries
+from touche_llm.tasks import get_task
+
+
+async def retrieve_stage(
+    config: Config, folder: Path, observer: Observer, model: LanguageModel | None = None
+) -> list[Failure]:
+    """Write the candidates of each chosen topic: from the index, or from a run that another tool wrote.
+
+    Args:
+        config: what is asked for.
+        folder: the run's.
+        observer: is told.
+        model: needed where queries are expanded.
+
+    Returns:
+        the topics whose other queries could not be had; they are searched for with their own alone.
+    """
+    started = time.monotonic()
+    folder.mkdir(parents=True, exist_ok=True)
+    task = get_task(config.task)
+    topics, inputs = choose_topics(config), hash_inputs(config)
+    queries: list[Queries] = []
+    failures: list[Failure] = []
+    asked: dict[str, Any] = {}
+    if config.expansion.use:
+        assert model is not None
+        prompts = prompts_of(config, task, "queries", notify=observer.notify)
+        before = replace(model.counts)
+        with observer.stage("finding queries", len(topics), model.counts) as done:
+            queries, failures = await find_queries(topics, prompts["queries"], asking_of(config, model), done)
+        model.raise_on_misses()
+        report_known_failures(observer, model, before)
+        asked = facts_of(model, prompts, before) | {"failures": by_kind(failures)}
+    with open_corpus(config, task, observer.notify) as corpus:
+        opened = time.monotonic()
+        with observer.stage("retrieving", len(topics)) as done:
+            candidates = await find_candidates(config, task, topics, queries, corpus, observer.notify, done)
+    empty = [topic.id for topic, ranking in zip(topics, candidates, strict=True) if not ranking]
+    if empty:
+        observer.notify(
+            f"no candidate for {len(empty)} of {len(topics)} topics: {listed(empty)} (with BM25: no word of the query "
+            "is there, or each is in more than half of the corpus)"
+        )
+    begin_stage(folder, config, "retrieve")
+    write_candidates(folder / first_stage_file(task), candidates, config.tag)
+    if config.expansion.use:
+        write_records(folder / QUERIES, queries)
+        write_records(folder / QUERY_FAILURES, failures)
+    record_stage(
+        folder,
+        config,
+        "retrieve",
+        {
+            "topics": len(topics),
+            DEPTH: config.first_stage_depth,
+            "candidates": sum(map(len, candidates)),
+            "topics without candidates": empty,
+            "corpus": dict(corpus.description),
+            INPUTS: inputs,
+            **asked,
+            "seconds to store the corpus or open it": round(opened - started, 3),
+            "seconds": round(time.monotonic() - started, 3),
+        },
+    )
+    return failures

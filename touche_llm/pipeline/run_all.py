@@ -1,0 +1,116 @@
+"""The way through: retrieve, judge, rank. Each stage reads and writes files of the run's folder."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from touche_llm.config import Config, load_config
+from touche_llm.data.records import Failure
+from touche_llm.errors import DataError
+from touche_llm.llm.model import LanguageModel
+from touche_llm.pipeline.candidates import choose_topics
+from touche_llm.pipeline.common import Observer, compares, prompts_of
+from touche_llm.pipeline.engines import open_model
+from touche_llm.pipeline.judge import Outcome, judge_stage
+from touche_llm.pipeline.made_from import check_inputs, check_settings
+from touche_llm.pipeline.rank import Ranking, rank_stage
+from touche_llm.pipeline.retrieve import retrieve_stage
+from touche_llm.pipeline.run_files import CONFIG
+from touche_llm.pipeline.run_lock import locked
+from touche_llm.tasks import get_task
+
+
+async def run_all(config: Config, folder: Path, observer: Observer, *, overwrite: bool = False) -> Outcome:
+    """Run all stages. Missing files raise an error before the engine starts, and the engine's errors come before work.
+
+    Args:
+        config: What to run.
+        folder: The run's folder.
+        observer: Follows the progress.
+        overwrite: Whether a run with other settings there may be replaced.
+
+    Raises:
+        UsageError: The folder holds a run with other settings, or another process writes there.
+    """
+    check_files(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder, "run", observer.notify):
+        async with _model(config, folder, "run", overwrite) as (known, model):
+            return await run_stages(known, folder, observer, model)
+
+
+def check_files(config: Config) -> None:
+    """Raise an error if topics, prompts, corpus or candidates are missing or cannot be read."""
+    choose_topics(config)
+    prompts_of(config, get_task(config.task))
+    for path in (config.corpus, config.candidates):
+        if path is not None and not path.is_file():
+            raise DataError(f"{path}: no such file")
+
+
+async def run_stages(config: Config, folder: Path, observer: Observer, model: LanguageModel) -> Outcome:
+    """All stages with one model."""
+    failures = await retrieve_stage(config, folder, observer, model)
+    outcome = await judge_stage(config, folder, observer, model)
+    ranking = await rank_stage(config, folder, observer, model)
+    return replace(outcome, failures=failures + outcome.failures + ranking.failures)
+
+
+async def retrieve_alone(config: Config, folder: Path, observer: Observer, *, overwrite: bool = False) -> list[Failure]:
+    """The first stage, with a model of its own where it needs one; arguments and errors as `run_all`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder, "retrieve", observer.notify):
+        if not config.expansion.use:
+            check_settings(folder, config, "retrieve", overwrite=overwrite)
+            return await retrieve_stage(config, folder, observer)
+        async with _model(config, folder, "retrieve", overwrite) as (known, model):
+            return await retrieve_stage(known, folder, observer, model)
+
+
+async def judge_alone(config: Config, folder: Path, observer: Observer, *, overwrite: bool = False) -> Outcome:
+    """The judge stage with a model of its own; arguments and errors as `run_all`."""
+    with locked(folder, "judge", observer.notify):
+        async with _model(config, folder, "judge", overwrite) as (known, model):
+            return await judge_stage(known, folder, observer, model)
+
+
+async def rank_alone(config: Config, folder: Path, observer: Observer) -> Ranking:
+    """The last stage, with a model of its own where it needs one.
+
+    Raises:
+        UsageError: Documents would be compared, and topics or corpus changed since the first stage.
+    """
+    with locked(folder, "rank", observer.notify):
+        if not compares(config):
+            return await rank_stage(_with_engine_of(folder, config), folder, observer)
+        check_inputs(folder, config)
+        async with open_model(config) as model:
+            return await rank_stage(_with_facts(config, model), folder, observer, model)
+
+
+@asynccontextmanager
+async def _model(
+    config: Config, folder: Path, command: str, overwrite: bool
+) -> AsyncIterator[tuple[Config, LanguageModel]]:
+    """The model, and the configuration with what only the model knows, if the folder holds no other settings."""
+    # Before the model is loaded, as far as its name is known, and again with it.
+    check_settings(folder, config, command, overwrite=overwrite)
+    async with open_model(config) as model:
+        known = _with_facts(config, model)
+        check_settings(folder, known, command, overwrite=overwrite)
+        yield known, model
+
+
+def _with_engine_of(folder: Path, config: Config) -> Config:
+    """The configuration with the engine that the judgments came from: without comparisons, ranking uses none."""
+    file = folder / CONFIG
+    return config.model_copy(update={"engine": load_config(file, {}).engine}) if file.exists() else config
+
+
+def _with_facts(config: Config, model: LanguageModel) -> Config:
+    """The configuration with the model's name and context, also where the server had to be asked for them."""
+    known = {"model": config.engine.model or model.facts.model, "context": model.facts.context}
+    return config.model_copy(update={"engine": config.engine.model_copy(update=known)})

@@ -1,0 +1,92 @@
+"""The folder of a run as its readers find it: what its metadata says of the stages, and whether they finished."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from touche_llm.data.files import read_records
+from touche_llm.data.records import Failure
+from touche_llm.data.yaml_text import YamlError, read_yaml
+from touche_llm.errors import DataError
+from touche_llm.pipeline.run_files import ALL_FAILURES, CONFIG, METADATA, OUTPUTS
+
+# In the metadata, the stage that has begun to replace its outputs; removed once they are recorded.
+UNFINISHED = "unfinished"
+
+# What every page that this program writes says of itself, and so many of its first bytes hold that.
+GENERATOR = '<meta name="generator" content="touche-llm">'
+_HEAD_BYTES = 512
+
+
+class Metadata(NamedTuple):
+    """What a folder's metadata says of its stages.
+
+    Attributes:
+        stages: What each finished stage recorded.
+        unfinished: The stage that has begun to replace its outputs, if one has.
+    """
+
+    stages: Mapping[str, Mapping[str, Any]]
+    unfinished: str | None
+
+
+def read_metadata(folder: Path) -> Metadata:
+    """Read what a folder's metadata says of its stages; nothing if there is no such file.
+
+    Raises:
+        DataError: The metadata cannot be read, or is not as this program writes it.
+    """
+    path = folder / METADATA
+    try:
+        content = read_yaml(path)
+        stages = {str(name): dict(facts) for name, facts in content["stages"].items()}
+        unfinished = content.get(UNFINISHED)
+        if unfinished is not None and unfinished not in OUTPUTS:
+            raise ValueError(f"{UNFINISHED}: {unfinished!r:.80} is no stage")
+    except FileNotFoundError:
+        return Metadata({}, None)
+    except OSError as error:
+        raise DataError(f"{path}: cannot read the metadata: {error.strerror}; make the file readable") from error
+    except (YamlError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(
+            f"{path}: not metadata that this program wrote ({error!s:.200}); delete it and run all stages"
+        ) from error
+    return Metadata(stages, unfinished)
+
+
+def check_finished(folder: Path, stage: str) -> None:
+    """Raise an error if a stage up to this one was interrupted while it replaced its outputs.
+
+    A folder without metadata was put together by hand and holds what its user says.
+
+    Args:
+        folder: The run's folder.
+        stage: The last stage whose outputs are to be read.
+
+    Raises:
+        DataError: The outputs can be of two states, or the metadata cannot be read; says which command to repeat.
+    """
+    stages, unfinished = list(OUTPUTS), read_metadata(folder).unfinished
+    if unfinished is not None and stages.index(unfinished) <= stages.index(stage):
+        config = f" --config {folder / CONFIG}" if unfinished == "retrieve" else ""
+        raise DataError(
+            f"{folder}: `touche-llm {unfinished}` was interrupted while it replaced its outputs, so these files do not "
+            "belong together; repeat the command that was interrupted, or run "
+            f"`touche-llm {unfinished}{config} --out {folder}` (answers that are in the cache are not requested again)"
+        )
+
+
+def is_page(path: Path) -> bool:
+    """Return whether a file is a page that this program wrote."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        return GENERATOR.encode() in stream.read(_HEAD_BYTES)
+
+
+def read_failures(folder: Path) -> dict[str, list[Failure]]:
+    """Read the failures of a run, by file; raises DataError if a file is damaged."""
+    files = (name for name in ALL_FAILURES if (folder / name).exists())
+    return {name: read_records(folder / name, Failure, "failures") for name in files}

@@ -1,0 +1,101 @@
+"""Asking for the stance of documents: whether they take a position, then which, with the objects in both orders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from itertools import groupby
+from statistics import fmean
+
+from touche_llm.data.records import Failure, Reading, StanceReading, Topic
+from touche_llm.judging.pointwise import Asking, Documents, ask_question, failure, read_labels
+from touche_llm.llm.answers import AnswerModel
+from touche_llm.llm.concurrency import in_order
+from touche_llm.llm.model import Answered
+from touche_llm.prompts.prompt import Prompt
+from touche_llm.tasks.base import Task
+
+
+async def ask_stances(
+    work: list[tuple[Topic, str]],
+    documents: Documents,
+    task: Task,
+    prompt: Prompt,
+    both_orders: bool,
+    asking: Asking,
+    stage: Callable[[str, int], AbstractContextManager[Callable[[], None]]],
+) -> tuple[list[StanceReading], list[Failure]]:
+    """The stances of documents, each with the probabilities of all labels of the task.
+
+    Args:
+        work: topics and ids of documents.
+        documents: hold them.
+        task: has a `stance_question`.
+        prompt: gets `topic`, the question's own variables and `document`.
+        both_orders: ask with the two objects in both orders, where a topic has objects, and take the mean.
+        asking: how to ask.
+        stage: shows a stage of so many steps.
+
+    Returns:
+        readings, of one order where the other could not be used, and failures; each in the order of `work`.
+    """
+    question = task.stance_question
+    assert question is not None
+    asked = []
+    # Order by order, since prompts begin with the objects: a server's prefix cache serves them together.
+    for _, of_topic in groupby(work, key=lambda item: item[0].id):
+        documents_of = list(of_topic)
+        asked += [(topic, document_id, False) for topic, document_id in documents_of]
+        for topic, document_id in documents_of:
+            if both_orders and topic.objects is not None and task.swapped:
+                first, second = topic.objects
+                asked.append((replace(topic, objects=(second, first)), document_id, True))
+
+    with stage("judging stances", len(asked)) as done:
+
+        async def ask(item: tuple[Topic, str, bool]) -> Answered[AnswerModel] | Failure | None:
+            topic, document_id, _ = item
+            result, _ = await ask_question(topic, document_id, documents, question, prompt, asking)
+            done()
+            if isinstance(result, Answered):
+                return result
+            return failure(topic, document_id, prompt, result.attempts) if result.attempts else None
+
+        results = await in_order(ask, asked, asking.concurrency)
+    answers: dict[tuple[str, str], list[tuple[Answered[AnswerModel], bool]]] = {}
+    for (topic, document_id, swapped), result in zip(asked, results, strict=True):
+        if isinstance(result, Answered):
+            answers.setdefault((topic.id, document_id), []).append((result, swapped))
+    stances = []
+    for (topic_id, document_id), both in answers.items():
+        readings = [(read_labels(result, question), swapped) for result, swapped in both]
+        told = all(labels["stance"].probabilities is not None for labels, _ in readings)
+        # One reading is of one kind, also over both orders.
+        shares = [_probabilities(labels, task, swapped, told) for labels, swapped in readings]
+        stances.append(
+            StanceReading(
+                topic_id=topic_id,
+                document_id=document_id,
+                probabilities={label: round(fmean(share[label] for share in shares), 9) for label in task.stances},
+                source="probabilities" if told else "value",
+                orders=len(both),
+                prompt=prompt.label,
+                keys=[result.key for result, _ in both],
+            )
+        )
+    return stances, [result for result in results if isinstance(result, Failure)]
+
+
+def _probabilities(readings: Mapping[str, Reading], task: Task, swapped: bool, told: bool) -> dict[str, float]:
+    """The probability of each label of the task: no position, or the position times the side.
+
+    The side is read after the position that was written, so for a document with little chance of a position it is the
+    side that it leans to. Where not all orders `told` probabilities, labels count as certain.
+    """
+    kinds = (readings[field] for field in ("position", "stance"))
+    position, stance = (each.shares if told else {str(each.answered): 1.0} for each in kinds)
+    shares = {label: position.get("YES", 0.0) * share for label, share in stance.items()}
+    if swapped:
+        shares = {task.swapped.get(label, label): share for label, share in shares.items()}
+    return {**dict.fromkeys(task.stances, 0.0), **shares, task.no_stances[0]: position.get("NO", 0.0)}

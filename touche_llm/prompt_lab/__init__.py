@@ -1,0 +1,1 @@
+"""Tools to improve prompts: lint, sample, comparison, trial."""

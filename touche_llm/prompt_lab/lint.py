@@ -1,0 +1,347 @@
+"""What can be told about a prompt without a model: labels that are not named, schemas, length, what requests share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
+
+from touche_llm.data.records import Topic
+from touche_llm.errors import DataError, PromptError
+from touche_llm.judging.pointwise import Documents
+from touche_llm.llm.answers import labels_of, schema_of
+from touche_llm.llm.cache import Cache
+from touche_llm.prompt_lab.material import Material, Texts
+from touche_llm.prompt_lab.prefix_sharing import (
+    Count,
+    Messages,
+    chars_up_to,
+    other_subject,
+    rendered,
+    shared_prefix,
+    tokens_up_to,
+    unsent,
+)
+from touche_llm.prompt_lab.trial import Subject
+from touche_llm.prompts.catalog import find
+from touche_llm.prompts.prompt import Prompt
+from touche_llm.prompts.purposes import Use, uses_of
+from touche_llm.ranking.comparer import MOST_DOCUMENTS, MOST_TO_CHOOSE_FROM
+from touche_llm.ranking.steps import RankingSettings
+from touche_llm.tasks import TASKS
+from touche_llm.tasks.base import Aim, Task
+
+Level = Literal["error", "warning"]
+# So much of what a template says itself may stand behind the topic or the documents: field names, a last line.
+_SHARE_BEHIND, _CHARS_BEHIND = 0.25, 200
+# Of the schema: what is longer takes engines long to compile, or is refused.
+_MOST_LABELS, _LONGEST_PATTERN = 1000, 20_000
+# Neither is a label.
+_PLAIN = "x y"
+_WITHOUT_END = re.compile(r"(?<!\\)(?:\*|\+|\{\d*,\})")
+_CLASS = re.compile(r"\[(?:\\.|[^\]\\])*\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that should be seen to: an error makes a prompt of no use, a warning does not."""
+
+    level: Level
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How much of a request another one begins with too: characters and prompt tokens, of all that it has."""
+
+    chars: int
+    of_chars: int
+    tokens: int
+    of_tokens: int
+
+
+@dataclass(slots=True)
+class Checked:
+    """What was found of a prompt.
+
+    Attributes:
+        findings: in the order of the checks.
+        longest_topic: whose prompt is the longest.
+        tokens: of that prompt, its documents left out.
+        between_topics: what the requests of two topics share.
+        between_documents: what those of a topic about other documents share; None where the topic alone is asked about.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    longest_topic: str | None = None
+    tokens: int | None = None
+    between_topics: Share | None = None
+    between_documents: Share | None = None
+
+    def of(self, level: Level) -> list[str]:
+        """The messages of a level."""
+        return [each.message for each in self.findings if each.level == level]
+
+
+async def check(task: Task, use: Use, prompt: Prompt, material: Material, count: Count) -> Checked:
+    """Check a prompt that loads, which tells already that its front matter, variables and examples are right.
+
+    Args:
+        task: whose prompt.
+        use: what it is for.
+        prompt: the prompt.
+        material: what it is rendered with.
+        count: counts the tokens of a chat.
+    """
+    result = Checked()
+    plain = await _plain(task, use, prompt, result)
+    if plain is None:
+        return result
+    _check_labels(task, use, plain, result)
+    _check_schemas(use, material.topics, result)
+    lengths = await _lengths(task, use, prompt, material.topics, count, result)
+    try:
+        await _check_order(task, use, prompt, plain, result)
+        await _check_variables(task, use, prompt, plain, result)
+        if lengths:
+            result.longest_topic, result.tokens = max(lengths, key=lambda each: each[1])
+            topics = [topic for topic in material.topics if topic.id in dict(lengths)]
+            await _measure(task, use, prompt, topics, material, count, result)
+    except PromptError as error:
+        result.findings.append(Finding("error", f"with other texts: {error}"))
+    return result
+
+
+def changed_since(prompt: Prompt, cache: Cache) -> list[Finding]:
+    """Warnings where a cache holds answers to other texts of this name and version, and none to this text.
+
+    Where this text was asked too, the others may be templates of other people or of other folders.
+    """
+    asked: dict[str, int] = {}
+    for kind, _, name, version, digest, entries in cache.counts():
+        if kind == "answer" and (name, version) == (prompt.name, prompt.header.version):
+            asked[str(digest)] = asked.get(str(digest), 0) + entries
+    if prompt.hash in asked:
+        return []
+    found = []
+    for digest, entries in asked.items():
+        other = (
+            f"another text of {prompt.name} version {prompt.header.version}, {_whose(prompt, digest)} (hash {digest})"
+        )
+        told = f"{entries:,} answers in {cache.path} are to {other}, and none to this one (hash {prompt.hash})"
+        found.append(Finding("warning", f"{told}: raise the version"))
+    return found
+
+
+def _whose(prompt: Prompt, digest: str) -> str:
+    """Whose text has this hash: the project's own, or one that is not known any more."""
+    task, _, name = prompt.name.partition("/")
+    own = find(TASKS[task], name).loaded if name in uses_of(TASKS[task]) else None
+    return "the project's own" if own is not None and own[1].hash == digest else "which is not the project's own"
+
+
+def schema_problems(schema: Mapping[str, Any]) -> list[str]:
+    """What of an answer's schema not all backends of structured outputs enforce, or would compile for long.
+
+    Safe are closed flat objects of enumerations and of short patterns that match a whole text of bounded length.
+    """
+    found = []
+    if schema.get("additionalProperties") is not False or schema.get("required") != list(schema["properties"]):
+        found.append("it must be closed, with all fields required")
+    for name, values in schema["properties"].items():
+        if set(values) == {"enum"}:
+            if not 0 < len(values["enum"]) <= _MOST_LABELS:
+                found.append(f"{name}: {len(values['enum']):,} labels; 1 to {_MOST_LABELS:,} can be")
+            if any(type(label) not in (int, str) or not str(label).isprintable() for label in values["enum"]):
+                found.append(f"{name}: labels must be integers or printable texts")
+        elif set(values) == {"type", "pattern"} and values["type"] == "string":
+            pattern = values["pattern"]
+            if len(pattern) > _LONGEST_PATTERN:
+                found.append(f"{name}: a pattern of {len(pattern):,} characters, more than {_LONGEST_PATTERN:,}")
+            if not (pattern.startswith("^") and pattern.endswith("$")):
+                found.append(f"{name}: the pattern must begin with ^ and end with $")
+            if _WITHOUT_END.search(_CLASS.sub("c", pattern)):
+                found.append(f"{name}: the pattern allows texts without end")
+        else:
+            found.append(f"{name}: must be an enumeration or have a pattern, and nothing else")
+    return found
+
+
+async def _one(
+    task: Task, use: Use, prompt: Prompt, topic: Topic, ids: Sequence[str], documents: Documents, aim: Aim = "both"
+) -> tuple[Subject, Messages]:
+    """The first request of a prompt about a topic, and its subject."""
+    needed = 0 if use.question is None else 2 if use.depends_on == "documents" else 1
+    if use.question is not None and task.objects_answer is not None and topic.objects is None:
+        topic = replace(topic, objects=("x", "y"))
+    subject = Subject(task, use, topic, tuple(ids[:needed]), documents)
+    settings = RankingSettings()
+    found = await rendered(prompt, subject, unsent(), aim=aim, document_tokens=settings.document_tokens)
+    return subject, found[0][1]
+
+
+async def _plain(task: Task, use: Use, prompt: Prompt, result: Checked) -> tuple[Subject, Messages] | None:
+    """The prompt with as little as possible in place of topic and documents; None where it does not render."""
+    bare = Topic("0", _PLAIN)
+    whole = replace(bare, description="x", narrative="x", objects=("x", "y"))
+    plain, where = None, ""
+    aims: tuple[Aim, ...] = get_args(Aim) if use.depends_on == "documents" else ("both",)
+    try:
+        for aim in aims:
+            where = f"ranking for {aim}: " if len(aims) > 1 else ""
+            plain = await _one(task, use, prompt, whole, "ab", Texts("x"), aim)
+        where = "a topic with nothing but a title: "
+        await _one(task, use, prompt, bare, "ab", Texts("x"))
+    except PromptError as error:
+        result.findings.append(Finding("error", f"{where}{error}"))
+        return None
+    return plain
+
+
+def _check_labels(task: Task, use: Use, plain: tuple[Subject, Messages], result: Checked) -> None:
+    """The labels that the answer can have must be named, and should be the only ones."""
+    subject, messages = plain
+    text = f"{messages[0].content}\n{messages[-1].content}"
+    model = use.answer_for(subject.topic, len(subject.ids))
+    for name in model.model_fields:
+        if not _names(text, name):
+            result.findings.append(Finding("error", f"the answer's field {name!r} is not named in the text"))
+    # The labels of objects are words of the topic.
+    for name, labels in labels_of(model).items() if use.depends_on != "topic" else ():
+        if all(isinstance(label, int) for label in labels) and _names_range(text, min(labels), max(labels)):
+            continue
+        missing = [str(label) for label in labels if not _names(text, str(label))]
+        if missing:
+            told = f"{name}: the answer can be {', '.join(map(str, labels))}, but the text does not name"
+            result.findings.append(Finding("error", f"{told} {', '.join(missing)}"))
+    foreign = {label for other in TASKS.values() for label in _words_of(other)} - _words_of(task)
+    strange = sorted(label for label in foreign if _names(text, label))
+    if strange:
+        result.findings.append(
+            Finding("warning", f"the text names {', '.join(strange)}: of another task, and no answer here can be that")
+        )
+
+
+async def _check_variables(
+    task: Task, use: Use, prompt: Prompt, plain: tuple[Subject, Messages], result: Checked
+) -> None:
+    """What is offered should be used, and objects that labels speak of must be shown."""
+    subject, messages = plain
+    unused = sorted(each for each in use.variables if each not in prompt.files.used)
+    labels = {label for of in labels_of(use.answer_for(subject.topic, len(subject.ids))).values() for label in of}
+    for place, name in enumerate(("first", "second")):
+        if name in use.variables and name.upper() in labels:
+            objects = list(subject.topic.objects or ())
+            objects[place] = "another"
+            changed = replace(subject.topic, objects=(objects[0], objects[1]))
+            if (await _one(task, use, prompt, changed, subject.ids, subject.documents))[1] == messages:
+                told = f"shows nothing of the object `{name}`, of which the label {name.upper()} speaks"
+                result.findings.append(Finding("error", f"{told}; insert {{{{ {name} }}}}"))
+            unused = [each for each in unused if each != name]
+    for name in unused:
+        result.findings.append(Finding("warning", f"does not use the variable {name!r}, so its text is never sent"))
+
+
+def _words_of(task: Task) -> set[str]:
+    """The labels that are words, of all that a task asks about one document."""
+    questions = (use.question for use in uses_of(task).values() if use.depends_on == "nothing")
+    labels = (each for question in questions if question for of in labels_of(question.answer).values() for each in of)
+    return {label for label in labels if isinstance(label, str)}
+
+
+def _names(text: str, word: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) is not None
+
+
+def _names_range(text: str, lowest: Any, highest: Any) -> bool:
+    return re.search(rf"(?<!\w){lowest}\s*(?:to|through|-|–|…|\.\.\.?)\s*{highest}(?!\w)", text) is not None
+
+
+async def _check_order(task: Task, use: Use, prompt: Prompt, plain: tuple[Subject, Messages], result: Checked) -> None:
+    """What all requests share should come first, then the topic, then the documents."""
+    subject, messages = plain
+    whole = sum(len(each.content) for each in messages)
+
+    async def differs(changed: Subject) -> int:
+        _, other = await _one(task, use, prompt, changed.topic, subject.ids, changed.documents)
+        return chars_up_to(messages, shared_prefix(messages, other))
+
+    both = other_subject(subject, topic=True)
+    topic = await differs(replace(both, documents=subject.documents))
+    if topic == whole:
+        result.findings.append(Finding("error", "shows nothing of the topic: not its title, description or narrative"))
+        return
+    documents = whole if use.question is None else await differs(other_subject(subject, topic=False))
+    if use.question is not None and documents == whole:
+        result.findings.append(Finding("error", "shows nothing of the document"))
+        return
+    most = max(_CHARS_BEHIND, _SHARE_BEHIND * whole)
+    behind = "not shared between requests, so that a server's prefix cache does not hold it"
+    if whole - documents > most:
+        result.findings.append(
+            Finding(
+                "warning",
+                f"{whole - documents:,} of the {whole:,} characters that are the same for all documents stand behind "
+                f"where the document begins: {behind}; put the document last",
+            )
+        )
+    elif documents < topic:
+        result.findings.append(
+            Finding("warning", f"the topic stands behind the document: {behind}; put the document last")
+        )
+    if min(documents, whole) - topic > most:
+        result.findings.append(
+            Finding(
+                "warning",
+                f"{documents - topic:,} of the {whole:,} characters that are the same for all topics stand behind "
+                f"where the topic begins: {behind}; put the instructions first",
+            )
+        )
+
+
+def _check_schemas(use: Use, topics: Sequence[Topic], result: Checked) -> None:
+    numbers: tuple[int, ...] = (1,)
+    if use.depends_on == "documents":
+        # Up to six documents the schema of an order is of another kind, and the longest.
+        numbers = (2, 6, 7, MOST_TO_CHOOSE_FROM if use.purpose == "best" else MOST_DOCUMENTS)
+    for topic in topics if use.depends_on == "topic" else topics[:1]:
+        for number in numbers:
+            try:
+                problems = schema_problems(schema_of(use.answer_for(topic, number)))
+            except DataError as error:
+                problems = [str(error)]
+            result.findings += [Finding("error", f"topic {topic.id}: answer schema: {each}") for each in problems]
+
+
+async def _lengths(
+    task: Task, use: Use, prompt: Prompt, topics: Sequence[Topic], count: Count, result: Checked
+) -> list[tuple[str, int]]:
+    """The number of tokens of the prompt for each topic, its documents left out."""
+    found = []
+    for topic in topics:
+        try:
+            _, messages = await _one(task, use, prompt, topic, "ab", Texts("x"))
+        except (PromptError, DataError) as error:
+            result.findings.append(Finding("error", f"topic {topic.id}: {error}"))
+            continue
+        found.append((topic.id, count(messages)))
+    return found
+
+
+async def _measure(
+    task: Task, use: Use, prompt: Prompt, topics: Sequence[Topic], material: Material, count: Count, result: Checked
+) -> None:
+    """What the requests of two topics share, and those of one topic about other documents."""
+    ids, turned = material.ids, material.ids[::-1]
+    subject, messages = await _one(task, use, prompt, topics[0], ids, material.documents)
+
+    def share(other: Messages) -> Share:
+        place = shared_prefix(messages, other)
+        whole = sum(len(each.content) for each in messages)
+        return Share(chars_up_to(messages, place), whole, tokens_up_to(messages, place, count), count(messages))
+
+    another = topics[1] if len(topics) > 1 else other_subject(subject, topic=True).topic
+    result.between_topics = share((await _one(task, use, prompt, another, turned, material.documents))[1])
+    if use.question is not None:
+        result.between_documents = share((await _one(task, use, prompt, topics[0], turned, material.documents))[1])

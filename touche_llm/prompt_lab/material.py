@@ -1,0 +1,96 @@
+"""Topics and documents with which prompts are checked: real ones, or invented ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from touche_llm.data.records import Document, Topic
+from touche_llm.errors import DataError
+from touche_llm.judging.pointwise import Documents
+from touche_llm.judging.sentence_pairs import SEPARATOR
+from touche_llm.pipeline.candidates import Corpus
+from touche_llm.prompts.purposes import Use
+
+_MOST = 4
+_INVENTED = (
+    Topic(
+        "1",
+        "Is a bicycle better than a car for going to work?",
+        "A user who lives five kilometres from the office wants to know what to travel with.",
+        "Highly relevant texts compare the two in cost, time and health. Texts about races or about repairs are not.",
+        ("bicycle", "car"),
+    ),
+    Topic(
+        "2",
+        "Which keeps longer, bread from rye or from wheat?",
+        "Somebody who bakes once a week asks for the flour with which bread stays fresh.",
+        "Relevant texts name the flour and say something of days or of storing; recipes alone are not relevant.",
+        ("rye", "wheat"),
+    ),
+)
+_INVENTED_TEXTS = (
+    "Most people who took the first for a year say that it saved them money, though not in winter. The second costs "
+    "more to keep, as a study of forty households found, but nobody was late because of rain.",
+    "Nobody can say this in general. It depends on the time at hand, on the weather and on what somebody likes, and "
+    "those who tried both went back to what they were used to after a month.",
+    "Last spring we looked at both. The figures speak for the second: fewer faults, less noise, half of the waiting.",
+    "There are good reasons for the first, and cost is one of them. It needs little room and hardly any care.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """What prompts are checked with.
+
+    Attributes:
+        topics: of a file, or invented.
+        documents: hold the texts.
+        ids: of four documents, or of two or three where there are no more.
+    """
+
+    topics: Sequence[Topic]
+    documents: Documents
+    ids: tuple[str, ...]
+
+
+class Texts:
+    """Documents that have the same text, or texts by their ids."""
+
+    def __init__(self, texts: Mapping[str, str] | str) -> None:
+        self._texts = texts
+
+    def get(self, document_id: str) -> Document:
+        """The document of this id."""
+        text = self._texts if isinstance(self._texts, str) else self._texts[document_id]
+        return Document(document_id, text, title="x", side="PRO")
+
+    def unknown(self, document_ids: Iterable[str]) -> list[str]:
+        """None."""
+        return []
+
+
+def invented(topics: Sequence[Topic] = ()) -> Material:
+    """Invented documents, and topics where none are given."""
+    texts = dict(zip("abcd", _INVENTED_TEXTS, strict=True))
+    return Material(topics or _INVENTED, Texts(texts), tuple(texts))
+
+
+def of_corpus(topics: Sequence[Topic], corpus: Corpus, use: Use) -> Material:
+    """The first documents of a corpus, as the prompts for a use show them: sentences, or pairs of them.
+
+    Raises:
+        DataError: the corpus has too few.
+    """
+    store = corpus.store
+    assert store is not None
+    if corpus.documents is store:
+        ids = store.ids_of(list(range(min(_MOST, len(store)))))
+    else:
+        ids = store.parts.ids_of(list(range(min(2 * _MOST, len(store.parts)))))
+        if use.purpose != "sentence":
+            ids = [SEPARATOR.join(pair) for pair in zip(ids[::2], ids[1::2], strict=False)]
+    if len(ids) < 2:
+        raise DataError(f"{corpus.name}: holds too few documents to compare what two prompts share")
+    documents = corpus.candidates if use.purpose == "sentence" else corpus.documents
+    return Material(topics or _INVENTED, documents, tuple(ids[:_MOST]))

@@ -1,0 +1,252 @@
+"""How well the wordings of a prompt agree with people, part by part, and which of them is the best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from touche_llm.data.records import Candidate, Judgment, Scored
+from touche_llm.data.trec_runs import ReadRun
+from touche_llm.evaluation.agreement import kappa_figure
+from touche_llm.evaluation.figure import Figure, mean_figure
+from touche_llm.evaluation.measures import CUTOFF, NDCG, graded_figures
+from touche_llm.evaluation.qrels import Grades, Qrels
+from touche_llm.evaluation.significance import compare
+from touche_llm.evaluation.stance_measures import paired_stance_figures, stance_figures
+from touche_llm.pipeline.judgments import MeanOutside
+from touche_llm.prompt_lab.draw import Sampled
+from touche_llm.prompt_lab.sample import ALL, CONFIRMED_BELOW, least_p
+from touche_llm.prompts.purposes import uses_of
+from touche_llm.ranking.pointwise import by_judgment
+from touche_llm.tasks.base import Task
+
+MACRO_F1 = "stance macro-F1"
+Judgments = Mapping[tuple[str, str], Judgment]
+
+ValueT = TypeVar("ValueT", str, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What was measured over some of the topics.
+
+    Attributes:
+        name: all, choice or hold-out.
+        sample: its documents.
+        figures: by variant and measure: nDCG@5 by the first aspect's grades, kappa by those of each, macro-F1 of the
+            stance where people gave it.
+        differences: to the first variant, by variant and measure: the rows of `certainty.compare`.
+        chance: nDCG@5 that a random order of the sample has on average, see `chance_ndcg`.
+        outside: by variant, the mean probability that was on no label; None where no engine told.
+    """
+
+    name: str
+    sample: list[Sampled]
+    figures: dict[str, dict[str, Figure]]
+    differences: dict[tuple[str, str], Mapping[str, Any]]
+    chance: float
+    outside: dict[str, float | None]
+
+    @property
+    def topics(self) -> list[str]:
+        """Those of its documents."""
+        return list(dict.fromkeys(each.topic_id for each in self.sample))
+
+    def counts(self, topic: str) -> bool:
+        """Whether the topic takes part in nDCG."""
+        return topic in next(iter(self.figures.values()))[self.measures[0]].topics
+
+    @property
+    def measures(self) -> list[str]:
+        """By which it was measured; the first is the one that variants are chosen by."""
+        return list(next(iter(self.figures.values())))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Which variant is the best by nDCG@5, and whether that holds where it was not chosen.
+
+    Attributes:
+        winner: its name.
+        confirmed: whether it is better than the first on topics that were held out; None where that was not asked.
+        sentence: all of it in words.
+    """
+
+    winner: str
+    confirmed: bool | None
+    sentence: str
+
+
+def named(measure: str) -> str:
+    """A measure's name for people, where it must be told whose stance is measured."""
+    return f"judge prompt's {measure}" if measure == MACRO_F1 else measure
+
+
+def stance_told(task: Task) -> str:
+    """What people should know of the stance that is measured."""
+    if "stance" not in uses_of(task):
+        return "macro-F1: of the judge prompt's stance."
+    return "macro-F1: of the judge prompt's stance; in a run it counts only below stance.depth (--stance-depth)."
+
+
+def measure_part(
+    name: str, sample: Sequence[Sampled], judgments: Mapping[str, Judgments], qrels: Qrels, weights: Mapping[str, float]
+) -> Part:
+    """Measure what several variants said of the documents of a part.
+
+    nDCG@5 is that of the documents of each topic, ranked by the weights, documents without a judgment last;
+    the ideal ranking is one of these documents, and topics without a grade above 0 among them take no part. The others
+    are over the documents that a variant judged, and differences over those that both judged.
+
+    Args:
+        name: of the part.
+        sample: its documents.
+        judgments: by variant.
+        qrels: of people.
+        weights: of the grades and of the first stage, those of a run.
+    """
+    sampled = {(each.topic_id, each.document_id) for each in sample}
+    given = Qrels(
+        {aspect: _kept(grades, sampled) for aspect, grades in qrels.grades.items()},
+        _kept(qrels.stances, sampled),
+        qrels.labels,
+        {},
+        [],
+    )
+    runs = {variant: _ranked(sample, said, weights) for variant, said in judgments.items()}
+    figures = {
+        variant: _figures(runs[variant], said, given, stances=bool(qrels.stances))
+        for variant, said in judgments.items()
+    }
+    first = next(iter(judgments))
+    common: dict[str, dict[str, tuple[Figure, Figure]]] = {}
+    for variant, said in judgments.items():
+        both = said.keys() & judgments[first].keys()
+        common[variant] = {
+            f"{aspect} kappa": (_kappa(said, grades, aspect, both), _kappa(judgments[first], grades, aspect, both))
+            for aspect, grades in given.grades.items()
+        }
+        if given.stances:
+            common[variant][MACRO_F1] = paired_stance_figures(runs[variant], runs[first], given)[MACRO_F1]
+    rows = compare(first, figures, common=common).to_dict("records")
+    return Part(
+        name,
+        list(sample),
+        figures,
+        {(row["run"], row["measure"]): row for row in rows},
+        chance_ndcg(_useful(given)).value,
+        {variant: _outside(said.values()) for variant, said in judgments.items()},
+    )
+
+
+def _outside(judgments: Iterable[Judgment]) -> float | None:
+    mean = MeanOutside()
+    for judgment in judgments:
+        mean.add(judgment)
+    return mean.value
+
+
+def winner_of(part: Part) -> str:
+    """Return the variant with the best nDCG@5; of equal ones the one that was given first."""
+    values = {variant: figures[part.measures[0]].value for variant, figures in part.figures.items()}
+    # NaN is below everything.
+    return max(values, key=lambda each: (values[each] == values[each], values[each]))
+
+
+def verdict_of(parts: Sequence[Part]) -> Verdict:
+    """Which variant is the best in the first part, and whether it is better than the first variant in the second."""
+    choice, measure = parts[0], parts[0].measures[0]
+    values = {variant: figures[measure].value for variant, figures in choice.figures.items()}
+    first, winner = next(iter(values)), winner_of(choice)
+    chosen = choice.name != ALL
+    on = f"the {len(choice.topics)} topics that it was chosen on" if chosen else f"{len(choice.topics)} topics"
+    if winner == first:
+        sentence = f"No variant has a better {measure} than {first}, the first ({values[first]:.4f}), on {on}"
+        return Verdict(winner, None, f"{sentence}: there is no choice to confirm.")
+    best = (
+        f"{winner} has the best {measure} on {on}: {values[winner]:.4f}, and {first}, the first, {values[first]:.4f}."
+    )
+    if len(parts) == 1:
+        how = "--confirm opens the topics held out" if chosen else "no topics were held out"
+        return Verdict(winner, None, f"{best} Not confirmed: the best of several can be it by chance; {how}.")
+    row = parts[1].differences[winner, measure]
+    confirmed = row["difference"] > 0.0 and row["p"] < CONFIRMED_BELOW
+    told = (
+        f"on the {len(parts[1].topics)} topics held out the difference is {row['difference']:+.4f} "
+        f"(95 % interval {row['low']:+.4f} to {row['high']:+.4f}), p = {row['p']:.4f}"
+    )
+    least = least_p(row["n"])
+    short = f"; with {row['n']} topics p cannot be below {least:.4f}" if least >= CONFIRMED_BELOW else ""
+    return Verdict(winner, confirmed, f"{best} {'Confirmed' if confirmed else 'Not confirmed'}: {told}{short}.")
+
+
+def chance_ndcg(grades: Grades) -> Figure:
+    """nDCG@5 that a random order of each topic's documents has on average, all orders being as likely.
+
+    On every place stands the mean gain, so that it is this mean times the sum of the discounts of the first 5 places,
+    or of as many as there are documents, over the ideal; gains and discounts are those of `measures.graded_figures`.
+
+    Args:
+        grades: by topic, of all documents that are ranked; each topic has one above 0.
+    """
+    values = {}
+    for topic, judged in grades.items():
+        gains = sorted((max(grade, 0.0) for grade in judged.values()), reverse=True)
+        discounts = [1.0 / math.log2(rank + 1) for rank in range(1, min(CUTOFF, len(gains)) + 1)]
+        ideal = sum(gain * discount for gain, discount in zip(gains, discounts, strict=False))
+        values[topic] = sum(gains) / len(gains) * sum(discounts) / ideal
+    return mean_figure(values)
+
+
+def _useful(given: Qrels) -> Grades:
+    """The first aspect's grades of the topics that take part in nDCG."""
+    grades = next(iter(given.grades.values()))
+    return {topic: judged for topic, judged in grades.items() if max(judged.values()) > 0.0}
+
+
+def _kept(judged: Mapping[str, Mapping[str, ValueT]], sampled: Set[tuple[str, str]]) -> dict[str, dict[str, ValueT]]:
+    """What people said of the documents of a sample."""
+    found = {
+        topic: {document: value for document, value in of_topic.items() if (topic, document) in sampled}
+        for topic, of_topic in judged.items()
+    }
+    return {topic: of_topic for topic, of_topic in found.items() if of_topic}
+
+
+def _ranked(sample: Sequence[Sampled], said: Judgments, weights: Mapping[str, float]) -> ReadRun:
+    """The documents of each topic by their judgments; equal ones keep the order of the sample."""
+    rankings: dict[str, list[Candidate]] = {}
+    for topic in dict.fromkeys(each.topic_id for each in sample):
+        documents = [Scored(each.document_id, 0.0) for each in sample if each.topic_id == topic]
+        own = {document: judgment for (of, document), judgment in said.items() if of == topic}
+        ranking = by_judgment(documents, own, weights)
+        rankings[topic] = [
+            Candidate(topic, each.document_id, rank, each.score) for rank, each in enumerate(ranking, start=1)
+        ]
+    return ReadRun(rankings, {key: judgment.stance for key, judgment in said.items()})
+
+
+def _figures(run: ReadRun, said: Judgments, given: Qrels, *, stances: bool) -> dict[str, Figure]:
+    first = next(iter(given.grades))
+    useful = _useful(given)
+    figures = {f"{first} {NDCG}": graded_figures(run, useful, CUTOFF)[NDCG] if useful else mean_figure({})}
+    figures |= {f"{aspect} kappa": _kappa(said, of, aspect, said.keys()) for aspect, of in given.grades.items()}
+    if stances:
+        figures[MACRO_F1] = stance_figures(run, given, CUTOFF)[MACRO_F1] if given.stances else mean_figure({})
+    return figures
+
+
+def _kappa(said: Judgments, grades: Grades, aspect: str, documents: Set[tuple[str, str]]) -> Figure:
+    """Over those of the documents that people graded."""
+    return kappa_figure(
+        {
+            topic: [
+                (said[topic, each].grades[aspect], grade)
+                for each, grade in judged.items()
+                if (topic, each) in documents
+            ]
+            for topic, judged in grades.items()
+        }
+    )

@@ -1,0 +1,190 @@
+"""Which part of a prompt is the same for all questions, for those of a topic, or for nobody else: found by rendering.
+
+A server's prefix cache holds what requests begin with alike.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from touche_llm.data.records import Document, Topic
+from touche_llm.judging.pointwise import Asking, Documents
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.engines.base import EngineFacts
+from touche_llm.llm.engines.dry_run import DryEngine
+from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.request import Message, Sampling
+from touche_llm.llm.tokenizer import ChatTokenizer
+from touche_llm.prompt_lab.trial import Subject, Trial, ask
+from touche_llm.prompts.prompt import Prompt
+from touche_llm.tasks.base import Aim
+
+Messages = tuple[Message, ...]
+Shared = Literal["all", "topic", "nobody"]
+# Prompt tokens of a chat.
+Count = Callable[[Messages], int]
+# A message's place and a number of characters in it.
+Place = tuple[int, int]
+
+# English text has about four characters a token.
+TOKEN_CHARS = 4
+# With one of them begins what stands in place of a text; none that is in the text itself.
+_MARKS = "※⁂§¶"
+_ENDLESS = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a message, and with whom a request shares everything up to its end: all, its topic, or nobody."""
+
+    message: int
+    role: str
+    shared: Shared
+    text: str
+    tokens: int
+
+
+class MeasuringEngine(DryEngine):
+    """Sends nothing, and counts and cuts by a tokeniser."""
+
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        super().__init__("first")
+        self._tokenizer = tokenizer
+
+    async def count_tokens(self, messages: Messages) -> int:
+        """Prompt tokens of a chat, template included."""
+        return self._tokenizer.count(messages)
+
+    async def head(self, text: str, tokens: int) -> str:
+        """The beginning of `text` that has about this many tokens."""
+        return self._tokenizer.head(text, tokens)
+
+
+class _Changed:
+    """The same documents with other texts."""
+
+    def __init__(self, documents: Documents) -> None:
+        self._documents = documents
+
+    def get(self, document_id: str) -> Document:
+        document = self._documents.get(document_id)
+        side = {"PRO": "CON", "CON": "PRO"}.get(document.side, document.side)
+        return replace(document, text=_other(document.text), title=_other(document.title), side=side)
+
+    def unknown(self, document_ids: Iterable[str]) -> list[str]:
+        return self._documents.unknown(document_ids)
+
+
+def estimate(messages: Messages) -> int:
+    """About how many tokens a chat has, the chat template left out."""
+    return round(sum(len(each.content) for each in messages) / TOKEN_CHARS)
+
+
+def unsent(engine: DryEngine | None = None) -> Asking:
+    """How to ask so that nothing is sent, nothing is cut and nothing is kept."""
+    facts = EngineFacts(model="", revision="", context=_ENDLESS, overhead=0, engine="")
+    cache = Cache(Path("none"), CacheMode.OFF)
+    return Asking(LanguageModel(facts=facts, engine=engine or DryEngine("first"), cache=cache), Sampling(), {}, 1)
+
+
+async def rendered(
+    prompt: Prompt, subject: Subject, asking: Asking, *, aim: Aim = "both", document_tokens: int
+) -> list[tuple[Trial, Messages]]:
+    """The messages of the requests about a subject; the trials hold how documents were cut, and no real answer.
+
+    Args:
+        prompt: loaded for the subject's use.
+        subject: what is asked about.
+        asking: with an engine that sends nothing.
+        aim: as `ask`.
+        document_tokens: as `ask`.
+
+    Raises:
+        PromptError, DataError: as `ask`.
+    """
+    found = []
+    for trial in await ask(prompt, subject, asking, aim=aim, document_tokens=document_tokens):
+        # An engine that sends nothing leaves nothing unmeasured.
+        assert trial.request is not None
+        found.append((trial, trial.request.messages))
+    return found
+
+
+def other_subject(subject: Subject, *, topic: bool) -> Subject:
+    """The subject with other texts of its documents, and of its `topic` too; each begins with another character."""
+    changed = replace(subject, documents=_Changed(subject.documents))
+    return replace(changed, topic=_other_topic(subject.topic)) if topic else changed
+
+
+def shared_prefix(one: Messages, other: Messages) -> Place:
+    """How far two chats are the same: the place of the first message that differs, and how much of it is the same."""
+    for place, (mine, theirs) in enumerate(zip(one, other, strict=False)):
+        if mine.role != theirs.role:
+            return place, 0
+        if mine.content != theirs.content:
+            return place, len(os.path.commonprefix([mine.content, theirs.content]))
+    return min(len(one), len(other)), 0
+
+
+def chars_up_to(messages: Messages, place: Place) -> int:
+    """How many characters a chat has up to a place."""
+    return sum(len(each.content) for each in messages[: place[0]]) + place[1]
+
+
+def tokens_up_to(messages: Messages, place: Place, count: Count) -> int:
+    """About how many tokens a chat has up to a place."""
+    whole, chars = place
+    # Some chat templates refuse a message without text, or a chat without a user's message.
+    rest = (replace(each, content=each.content[:chars] or "x") for each in messages[whole : whole + 1])
+    return count((*messages[:whole], *rest, *(replace(each, content="x") for each in messages[whole + 1 :])))
+
+
+def parts_of(messages: Messages, same_topic: Messages, other_topic: Messages, count: Count) -> list[Part]:
+    """The parts of a chat, in order; together they are all of it.
+
+    Args:
+        messages: of a request.
+        same_topic: those about other documents for the same topic.
+        other_topic: those about other documents for another topic.
+        count: counts tokens; of a part, what it adds to those before.
+    """
+    of_topic = shared_prefix(messages, same_topic)
+    of_all = min(of_topic, shared_prefix(messages, other_topic))
+    parts: list[Part] = []
+    before = 0
+    for place, message in enumerate(messages):
+        length = len(message.content)
+        start = 0
+        shares: tuple[tuple[Shared, int], ...] = (
+            ("all", _within(of_all, place, length)),
+            ("topic", _within(of_topic, place, length)),
+            ("nobody", length),
+        )
+        for shared, end in shares:
+            if end > start:
+                so_far = tokens_up_to(messages, (place, end), count)
+                parts.append(Part(place, message.role, shared, message.content[start:end], so_far - before))
+                start, before = end, so_far
+    return parts
+
+
+def _within(end: Place, place: int, length: int) -> int:
+    """How much of the message at a place stands before an end."""
+    return end[1] if end[0] == place else length * (end[0] > place)
+
+
+def _other_topic(topic: Topic) -> Topic:
+    objects = topic.objects and (_other(topic.objects[0]), f"{_other(topic.objects[1])} too")
+    return Topic(
+        _other(topic.id), _other(topic.title), _other(topic.description), _other(topic.narrative), objects or None
+    )
+
+
+def _other(text: str) -> str:
+    """Another text, which begins otherwise; none in place of none."""
+    mark = next(each for each in _MARKS if each not in text or each == _MARKS[-1])
+    return f"{mark} another" if text else ""

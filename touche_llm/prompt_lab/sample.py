@@ -1,0 +1,275 @@
+"""The documents that the prompts of a comparison judge: drawn, kept in a file, and parted by topics."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from touche_llm.corpus.json_lines import is_word
+from touche_llm.data.files import whole_file
+from touche_llm.data.lines import table_lines
+from touche_llm.data.records import Topic
+from touche_llm.errors import DataError, UsageError, some
+from touche_llm.evaluation.qrels import Grades, Qrels
+from touche_llm.judging.pointwise import Documents
+from touche_llm.pipeline.candidates import Corpus, listed
+from touche_llm.prompt_lab.draw import Sampled, draw_sample, shares
+from touche_llm.tasks.base import Task
+
+COLUMNS = ("topic", "document", "grade")
+ODD, EVEN = "odd", "even"
+# The parts of a sample, as rows name them.
+ALL, CHOICE, HOLD_OUT = "all", "choice", "hold-out"
+# A choice is confirmed where p on the topics that are held out is below.
+CONFIRMED_BELOW = 0.05
+# Topics in each half; with fewer held out no choice can be confirmed, see `least_p`.
+LEAST_IN_HALF = 6
+# Documents of a topic that nDCG@5 leaves none of out.
+_ALL_COUNT = 5
+SIZE = 200
+_SAMPLES = Path(".touche-llm/samples")
+# Ids of all judged topics of the topics' file: those to choose on, and the others.
+Halves = tuple[list[str], list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is compared, beside the wordings: which documents of which topics.
+
+    Attributes:
+        size: documents of the sample; None: 200.
+        seed: of the sample; None: 0.
+        file: the sample is read from it where it is there, and else written to it; None: a name made of its content.
+        split: which topics variants are chosen on, see `split_topics`; the others are held out. `all`: none is.
+        confirm: whether the choice is confirmed on the topics that are held out; else nothing is asked about these.
+        texts: whether the documents' texts are wanted.
+    """
+
+    size: int | None = None
+    seed: int | None = None
+    file: Path | None = None
+    split: str = ODD
+    confirm: bool = False
+    texts: bool = False
+
+
+def judged_pool(grades: Grades, topics: Iterable[Topic], documents: Documents) -> tuple[Grades, list[str]]:
+    """The judged documents that can be asked about, in the order of the topics, and what is left out, in words.
+
+    Args:
+        grades: of people.
+        topics: that are asked about.
+        documents: that are at hand.
+
+    Raises:
+        DataError: there is none.
+    """
+    asked = [topic.id for topic in topics]
+    judged = [document for topic in asked for document in grades.get(topic, {})]
+    unknown = set(documents.unknown(judged))
+    pool = {
+        topic: {document: grade for document, grade in grades[topic].items() if document not in unknown}
+        for topic in asked
+        if topic in grades
+    }
+    pool = {topic: found for topic, found in pool.items() if found}
+    if not pool:
+        raise DataError(
+            f"none of the {len(judged):,} documents that people judged for topics {some(asked, 5)} is in the corpus; "
+            "give the judgments of these topics and this corpus"
+        )
+    notes = []
+    if without := [topic for topic in asked if topic not in pool]:
+        notes.append(f"topics without a judged document in the corpus: {some(without)}")
+    if missing := sum(document in unknown for document in judged):
+        notes.append(f"judged documents that are not in the corpus: {missing:,} of {len(judged):,}")
+    return pool, notes
+
+
+def write_sample(path: Path, sample: Iterable[Sampled]) -> None:
+    """Write a sample as tab-separated lines with a header, whole or not at all."""
+    with whole_file(path) as stream:
+        for columns in (COLUMNS, *((each.topic_id, each.document_id, f"{each.grade:g}") for each in sample)):
+            stream.write(("\t".join(columns) + "\n").encode())
+
+
+def read_sample(path: Path, grades: Grades) -> list[Sampled]:
+    """A sample that `write_sample` wrote, in the order of the file.
+
+    Args:
+        path: the file.
+        grades: that people gave, which must be those of the file: it is of these judgments or of none.
+
+    Raises:
+        DataError: the file cannot be read or holds no document, or a line is none of a sample, comes twice or has
+            another grade than people gave; names file and line.
+    """
+    found: dict[tuple[str, str], Sampled] = {}
+    for number, line in table_lines(path, "a sample that this command wrote"):
+        where, columns = f"{path}:{number}", line.rstrip("\r\n").split("\t")
+        if number == 1:
+            if tuple(columns) != COLUMNS:
+                raise DataError(f"{where}: must be a header, {', '.join(COLUMNS)}, parted by tabs; this is no sample")
+            continue
+        if len(columns) != len(COLUMNS) or not all(map(is_word, columns)):
+            raise DataError(f"{where}: must have {', '.join(COLUMNS)}, parted by tabs")
+        topic, document, told = columns
+        grade = grades.get(topic, {}).get(document)
+        if grade is None:
+            raise DataError(
+                f"{where}: topic {topic}, document {document}: not judged in the qrels; give those it is of"
+            )
+        if f"{grade:g}" != told:
+            raise DataError(
+                f"{where}: topic {topic}, document {document}: grade {told:.20}, but {grade:g} in the qrels; draw a "
+                "new sample, to a file that is not there"
+            )
+        if (topic, document) in found:
+            raise DataError(f"{where}: topic {topic}, document {document}: comes twice; leave one of them out")
+        found[topic, document] = Sampled(topic, document, grade)
+    if not found:
+        raise DataError(f"{path}: no document in this sample; draw a new one, to a file that is not there")
+    return list(found.values())
+
+
+def split_topics(topics: Sequence[str], split: str) -> Halves:
+    """Part topics in two: those that are named, and the others; both in the given order.
+
+    Args:
+        topics: all judged ones of the topics' file, so that a topic is in one half whatever is drawn or asked about.
+            Those that nobody judged have no place: judgments of every second topic of the file could not be parted.
+        split: `odd` or `even`, for the topics at such places, counted from 1, `all`, or the path of a file with ids,
+            one a line.
+
+    Raises:
+        DataError: the file cannot be read, or a line that is no id.
+        UsageError: none of the topics is in the file.
+    """
+    if split == ALL:
+        chosen = set(topics)
+    elif split in (ODD, EVEN):
+        chosen = set(topics[split == EVEN :: 2])
+    else:
+        chosen = set()
+        for number, line in table_lines(Path(split), "a list of topics"):
+            name = line.strip()
+            if name and not is_word(name):
+                raise DataError(f"{split}:{number}: must be the id of a topic, one a line")
+            chosen.add(name)
+        if not chosen.intersection(topics):
+            raise UsageError(f"{split}: none of the judged topics is in this file: {some(list(topics))}")
+    return [each for each in topics if each in chosen], [each for each in topics if each not in chosen]
+
+
+def sample_of(
+    plan: Plan, qrels: Qrels, topics: list[Topic], halves: Halves, corpus: Corpus, task: Task
+) -> tuple[list[Sampled], Path, list[str]]:
+    """The sample, the file that it is in, and what people should know of it.
+
+    Raises:
+        UsageError: a file that is there, and with it how to draw another one.
+        DataError: judgments or a sample that do not fit the topics and the corpus.
+    """
+    aspect = next(iter(qrels.grades))
+    grades = qrels.grades[aspect]
+    if plan.file is not None and plan.file.exists():
+        if plan.size is not None or plan.seed is not None:
+            raise UsageError(
+                f"{plan.file}: is there and is taken as it is; leave size and seed out, or name a new file"
+            )
+        return (*_again(plan.file, grades, topics, corpus), [])
+    pool, notes = judged_pool(grades, topics, corpus.documents)
+    sample = _drawn(plan, pool, halves)
+    text = "\n".join(f"{each.topic_id} {each.document_id}" for each in sample)
+    name = f"{task.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.tsv"
+    path = plan.file or _SAMPLES / name
+    write_sample(path, sample)
+    return sample, path, notes
+
+
+def _drawn(plan: Plan, pool: Grades, halves: Halves) -> list[Sampled]:
+    """As many documents of either half, as far as there are so many."""
+    size, seed = SIZE if plan.size is None else plan.size, plan.seed or 0
+    sides = [{topic: judged for topic, judged in pool.items() if topic in half} for half in halves if half]
+    sizes = shares(size, {side: sum(map(len, judged.values())) for side, judged in enumerate(sides)})
+    sample = [each for side, judged in enumerate(sides) for each in draw_sample(judged, sizes[side], seed)]
+    places = {topic: place for place, topic in enumerate(pool)}
+    return sorted(sample, key=lambda each: places[each.topic_id])
+
+
+def _again(path: Path, grades: Grades, topics: list[Topic], corpus: Corpus) -> tuple[list[Sampled], Path]:
+    """The documents of a sample that was drawn before, of the topics that are asked about, in their order."""
+    sample = read_sample(path, grades)
+    unknown = corpus.documents.unknown(each.document_id for each in sample)
+    if unknown:
+        raise DataError(
+            f"{path}: {len(unknown)} of its documents are not in the corpus {corpus.name}: {listed(unknown)}"
+        )
+    places = {topic.id: place for place, topic in enumerate(topics)}
+    kept = [each for each in sample if each.topic_id in places]
+    if not kept:
+        raise DataError(f"{path}: none of its topics is asked about: {some(sorted({s.topic_id for s in sample}))}")
+    return sorted(kept, key=lambda each: places[each.topic_id]), path
+
+
+def parts_of(plan: Plan, sample: Sequence[Sampled], halves: Halves) -> tuple[dict[str, list[Sampled]], list[str]]:
+    """The parts of a sample, by name: all, or those to choose on and those held out; and what people should know.
+
+    What is held out is among the parts only if the choice is to be confirmed on it.
+
+    Raises:
+        UsageError: as `check_parts`.
+    """
+    counts, notes = Counter(each.topic_id for each in sample), list[str]()
+    if plan.split == ALL:
+        if plan.confirm:
+            raise UsageError(f"--split {ALL} holds no topic out to confirm a choice on; give another --split")
+        parts = {ALL: list(sample)}
+    else:
+        named = zip((CHOICE, HOLD_OUT), halves, strict=True)
+        parts = {name: [each for each in sample if each.topic_id in half] for name, half in named}
+        if not plan.confirm:
+            held = len({each.topic_id for each in parts.pop(HOLD_OUT)})
+            chosen = len({each.topic_id for each in parts[CHOICE]})
+            notes.append(f"{chosen} topics to choose on; {held} are held out, and --confirm opens them for the best")
+    check_parts(parts)
+    if plan.confirm and (least := least_p(held := len(_topics_to_find(parts[HOLD_OUT])))) >= CONFIRMED_BELOW:
+        notes.append(
+            f"{held} topics held out with a grade above 0: p cannot be below {least:.4f}, so that no choice can be "
+            f"confirmed; that takes {LEAST_IN_HALF} (a larger --sample, or judgments of more topics)"
+        )
+    if thin := [topic for topic, count in counts.items() if count <= _ALL_COUNT]:
+        notes.append(
+            f"topics with {_ALL_COUNT} sampled documents or fewer, of which any order has a high nDCG@5: {some(thin)}"
+        )
+    return parts, notes
+
+
+def check_parts(parts: Mapping[str, Sequence[Sampled]]) -> None:
+    """Raise UsageError where a part has too few topics with a document to be found."""
+    counts = {name: len(_topics_to_find(sample)) for name, sample in parts.items()}
+    if HOLD_OUT in counts:
+        if min(counts.values()) < 2:
+            raise UsageError(
+                f"{counts[CHOICE]} topics to choose on and {counts[HOLD_OUT]} to confirm the choice on, with a "
+                "document above grade 0: each side needs two; leave --confirm out, or give another --split or "
+                "judgments of more topics"
+            )
+    elif not min(counts.values()):
+        raise UsageError(
+            "no sampled document of these topics has a grade above 0, so no order of them is better; draw more of "
+            "them, or give another --split"
+        )
+
+
+def least_p(topics: int) -> float:
+    """The least p of a paired randomisation test over so many topics: all signs alike are two of 2^n ways."""
+    return float(2.0 ** (1 - topics))
+
+
+def _topics_to_find(sample: Sequence[Sampled]) -> set[str]:
+    """Those with a document above grade 0, which take part in nDCG."""
+    return {each.topic_id for each in sample if each.grade > 0.0}

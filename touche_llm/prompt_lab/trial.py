@@ -1,0 +1,307 @@
+"""Trying a prompt on a topic and some documents, on the way that a run asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any
+
+from touche_llm.config import Config
+from touche_llm.data.records import Cut, Document, Reading, Topic
+from touche_llm.errors import DataError, UsageError
+from touche_llm.judging.pointwise import Asking, Documents, ask_question, find_objects
+from touche_llm.llm.answers import AnswerModel, AnswerT, Unanswered, labels_of
+from touche_llm.llm.concurrency import Slots, in_order
+from touche_llm.llm.engines.base import Completion, Engine
+from touche_llm.llm.logprobs import expected_grade, most_probable, read_label
+from touche_llm.llm.model import Answered, LanguageModel
+from touche_llm.llm.request import Message, Request
+from touche_llm.pipeline.candidates import Corpus, Notify, choose_topics, find_candidates, open_corpus
+from touche_llm.prompts.catalog import load_named
+from touche_llm.prompts.prompt import Prompt
+from touche_llm.prompts.purposes import Use, load, uses_of
+from touche_llm.ranking.comparer import MOST_DOCUMENTS, MOST_TO_CHOOSE_FROM, Comparer
+from touche_llm.ranking.expansion import find_queries
+from touche_llm.tasks import get_task
+from touche_llm.tasks.base import Aim, Task
+
+# Documents that an error suggests.
+_SUGGESTED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a prompt is tried on: a topic, and ids of documents; none where the topic alone is asked about."""
+
+    task: Task
+    use: Use
+    topic: Topic
+    ids: tuple[str, ...]
+    documents: Documents
+
+    def check(self) -> None:
+        """Raise UsageError where the prompt cannot be asked about so many documents."""
+        purpose, number = self.use.purpose, len(self.ids)
+        if len(set(self.ids)) < number:
+            raise UsageError("a document is given twice; name each once (--doc)")
+        if self.use.question is None:
+            if number:
+                raise UsageError(f"the prompt for {purpose} asks about a topic alone; leave --doc out")
+        elif self.use.depends_on == "documents":
+            most = MOST_TO_CHOOSE_FROM if purpose == "best" else MOST_DOCUMENTS
+            if not 2 <= number <= most:
+                raise UsageError(f"the prompt for {purpose} compares 2 to {most} documents; {number} given (--doc)")
+        elif not number:
+            raise UsageError(f"the prompt for {purpose} asks about documents; name one or more (--doc ID)")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One question that was asked.
+
+    Attributes:
+        ids: of the documents that it was about.
+        request: None where not even the length of the document could be told.
+        result: what came back.
+        cut: what the model did not see, by document.
+        cached: whether the answer came from the cache.
+    """
+
+    ids: tuple[str, ...]
+    request: Request | None
+    result: Answered[AnswerModel] | Unanswered
+    cut: dict[str, Cut]
+    cached: bool
+
+    @cached_property
+    def readings(self) -> dict[str, Reading]:
+        """What each field of the answer says, of which the labels are known; none without a usable answer."""
+        if not isinstance(self.result, Answered):
+            return {}
+        answer, values = self.result.answer, self.result.value.model_dump()
+        labels = labels_of(type(self.result.value))
+        readings = {
+            name: read_label(answer.text, answer.tokens, name, allowed, values[name])
+            for name, allowed in labels.items()
+        }
+        # As a judgment has it: of one kind.
+        if any(reading.probabilities is None for reading in readings.values()):
+            return {name: Reading(answered=values[name]) for name in labels}
+        return readings
+
+    @cached_property
+    def values(self) -> dict[str, float | str]:
+        """The answer: expected grades, most probable labels, and texts as they are; empty without a usable answer."""
+        if not isinstance(self.result, Answered):
+            return {}
+        said: dict[str, Any] = self.result.value.model_dump()
+        for name, reading in self.readings.items():
+            graded = isinstance(reading.answered, int)
+            said[name] = expected_grade(reading) if graded else most_probable(reading)
+        return said
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Where a prompt is tried: what a command was given, and the corpus, which is open.
+
+    Attributes:
+        config: has the topic as the only one, and how to ask.
+        task: whose prompt.
+        name: of the prompt, or its path.
+        ids: of documents.
+        corpus: None where there are no ids.
+    """
+
+    config: Config
+    task: Task
+    name: str
+    ids: tuple[str, ...]
+    corpus: Corpus | None
+
+    def load(self) -> tuple[Use, Prompt]:
+        """The prompt as its files are now, and what it is for; raises PromptError where it does not load."""
+        return load_named(self.task, self.name, self.config.prompts.folder)
+
+    async def subject(self, use: Use, finding: Asking) -> Subject:
+        """What a prompt for this use is tried on; `finding` is how to ask for objects that the topic does not name.
+
+        Raises:
+            UsageError: no such topic, or documents of which the prompt cannot ask; without an engine, no objects.
+            DataError: the model named no objects.
+        """
+        (topic,) = choose_topics(self.config)
+        documents: Documents = NoDocuments()
+        if self.corpus is not None:
+            await self.corpus.fetch(self.ids)
+            documents = self.corpus.candidates if use.purpose == "sentence" else self.corpus.documents
+        subject = Subject(self.task, use, topic, self.ids, documents)
+        subject.check()
+        if use.question is None or self.task.objects_answer is None or topic.objects is not None:
+            return subject
+        prompts = self.config.prompts
+        prompt = load(self.task, uses_of(self.task)["objects"], prompts.objects, prompts.folder)
+        return await _with_objects(subject, prompt, finding)
+
+
+async def best_documents(config: Config, notify: Notify) -> list[str]:
+    """Return the ids of the topic's first documents by the first stage, or of sentences where pairs are made."""
+    task = get_task(config.task)
+    (topic,) = choose_topics(config)
+    with open_corpus(config, task, notify) as corpus:
+        (ranking,) = await find_candidates(config, task, [topic], [], corpus, notify, lambda: None)
+    return [candidate.document_id for candidate in ranking[:_SUGGESTED]]
+
+
+@contextmanager
+def open_bench(config: Config, name: str, ids: Sequence[str], notify: Notify) -> Iterator[Bench]:
+    """Open the corpus, where there are ids of documents, for trying a prompt of this name or path."""
+    task = get_task(config.task)
+    if ids:
+        with open_corpus(config, task, notify) as corpus:
+            yield Bench(config, task, name, tuple(ids), corpus)
+    else:
+        yield Bench(config, task, name, (), None)
+
+
+class NoDocuments:
+    """No documents, for prompts about a topic alone."""
+
+    def get(self, document_id: str) -> Document:
+        """Raise DataError."""
+        raise DataError(f"document {document_id!r}: there is no corpus")
+
+    def unknown(self, document_ids: Iterable[str]) -> list[str]:
+        """All of them."""
+        return list(document_ids)
+
+
+class _Heard:
+    """An engine that notes what it is asked."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.keys: set[str] = set()
+
+    async def complete(self, request: Request) -> Completion:
+        self.keys.add(request.key)
+        return await self._engine.complete(request)
+
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        return await self._engine.count_tokens(messages)
+
+    async def head(self, text: str, tokens: int) -> str:
+        return await self._engine.head(text, tokens)
+
+
+@dataclass
+class _Recorder(LanguageModel):
+    """A language model that keeps what it is asked and what it says."""
+
+    heard: list[tuple[Request, Answered[Any] | Unanswered]] = field(default_factory=list)
+
+    async def ask(self, request: Request, model: type[AnswerT]) -> Answered[AnswerT] | Unanswered:
+        """As that of the language model."""
+        result = await super().ask(request, model)
+        self.heard.append((request, result))
+        return result
+
+
+async def ask(
+    prompt: Prompt, subject: Subject, asking: Asking, *, aim: Aim = "both", document_tokens: int
+) -> list[Trial]:
+    """Ask a prompt about a subject, with the requests that a run would make.
+
+    Args:
+        prompt: loaded for the subject's use.
+        subject: what it is asked about.
+        asking: how to ask.
+        aim: what better means, for prompts that compare.
+        document_tokens: most tokens of a document that these show.
+
+    Returns:
+        one trial for each document, or one for all where they are compared or the topic alone is asked about.
+
+    Raises:
+        PromptError: the template fails, or leaves no room for the documents.
+        ReplayMiss: in replay, when the cache lacks an answer.
+        DataError: a document that is not there, or a topic that cannot be asked about.
+    """
+    before = asking.model
+    engine = None if before.engine is None else _Heard(before.engine)
+    given = {each.name: getattr(before, each.name) for each in fields(LanguageModel)}
+    model = _Recorder(**given | {"engine": engine, "misses": []})
+    asking = replace(asking, model=model)
+    trials = await _asked(prompt, subject, asking, aim, document_tokens)
+    model.raise_on_misses()
+    sent = set() if engine is None else engine.keys
+    requests = {request.origin.document_id: request for request, _ in model.heard}
+    return [
+        Trial(
+            ids=ids,
+            request=requests.get(" ".join(ids) or None),
+            result=result,
+            cut=cut,
+            cached=isinstance(result, Answered) and result.key not in sent,
+        )
+        for ids, result, cut in trials
+    ]
+
+
+_Asked = tuple[tuple[str, ...], Answered[Any] | Unanswered, dict[str, Cut]]
+
+
+async def _asked(prompt: Prompt, subject: Subject, asking: Asking, aim: Aim, document_tokens: int) -> list[_Asked]:
+    topic, task, question = subject.topic, subject.task, subject.use.question
+    assert isinstance(asking.model, _Recorder)
+    heard = asking.model.heard
+    if question is None:
+        if subject.use.purpose == "objects":
+            await find_objects([replace(topic, objects=None)], task, prompt, asking, _nothing)
+        else:
+            await find_queries([topic], prompt, asking, _nothing)
+        return [((), heard[-1][1], {})]
+    if subject.use.depends_on == "documents":
+        kind = subject.use.purpose
+        comparer = Comparer(
+            step="try",
+            topic=topic,
+            position=0,
+            documents=subject.documents,
+            question=question,
+            prompts={kind: prompt},
+            asking=asking,
+            slots=Slots(asking.concurrency),
+            aim=aim,
+            document_tokens=document_tokens,
+        )
+        await (comparer.best(subject.ids) if kind == "best" else comparer.order(subject.ids))
+        attempts = [attempt for each in comparer.failures for attempt in each.attempts]
+        cut = {name: part for each in comparer.comparisons for name, part in each.cut.items()}
+        return [(subject.ids, heard[-1][1] if heard else Unanswered(attempts), cut)]
+
+    async def one(document_id: str) -> _Asked:
+        result, cut = await ask_question(topic, document_id, subject.documents, question, prompt, asking)
+        return (document_id,), result, {} if cut is None else {document_id: cut}
+
+    return await in_order(one, subject.ids, asking.concurrency)
+
+
+async def _with_objects(subject: Subject, prompt: Prompt, asking: Asking) -> Subject:
+    """The subject with the topic's two objects as a prompt finds them; without an engine, as the cache has them."""
+    topics, failures = await find_objects([subject.topic], subject.task, prompt, asking, _nothing)
+    if topics[0].objects is not None:
+        return replace(subject, topic=topics[0])
+    if failures:
+        reason = failures[0].attempts[-1].reason
+        raise DataError(f"topic {subject.topic.id}: the model names no two objects ({reason}); name them in <objects>")
+    raise UsageError(
+        f"topic {subject.topic.id} names no objects, and the cache {asking.model.cache.path} does not hold those that "
+        f"{prompt.label} finds; `touche-llm prompts try objects` asks for them"
+    )
+
+
+def _nothing() -> None:
+    """What is called after each step of a stage."""

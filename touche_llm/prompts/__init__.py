@@ -1,0 +1,1 @@
+"""Prompt templates: loading, sandbox, few-shot examples, and purposes."""

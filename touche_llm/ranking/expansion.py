@@ -1,0 +1,76 @@
+"""Query expansion by the model: other queries for a topic, whose rankings are fused with that of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from touche_llm.data.records import Candidate, Failure, Queries, Scored, Topic
+from touche_llm.judging.pointwise import Asking, Done, failure
+from touche_llm.llm.answers import AnswerModel, schema_of
+from touche_llm.llm.concurrency import in_order
+from touche_llm.llm.model import Answered
+from touche_llm.prompts.prompt import Prompt
+from touche_llm.ranking.fusion import DEFAULT_K, reciprocal_rank
+
+VARIABLES = {"topic": True}
+_LONGEST = 100
+_Query = Annotated[str, Field(pattern=rf"^[0-9A-Za-z][0-9A-Za-z ',-]{{2,{_LONGEST - 1}}}$")]
+
+
+class ExpansionSettings(BaseModel):
+    """Whether the model is asked for other queries, and how much their rankings weigh.
+
+    Attributes:
+        use: off until an evaluation shows that it helps.
+        weight: of each other query in the fusion; the topic's own has 1.
+        k: the constant of reciprocal rank fusion.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    use: bool = False
+    weight: float = Field(0.5, gt=0.0, allow_inf_nan=False)
+    k: float = Field(DEFAULT_K, ge=0.0, allow_inf_nan=False)
+
+
+class AlternativeQueries(AnswerModel):
+    """Three keyword queries."""
+
+    query1: _Query
+    query2: _Query
+    query3: _Query
+
+
+async def find_queries(
+    topics: list[Topic], prompt: Prompt, asking: Asking, done: Done
+) -> tuple[list[Queries], list[Failure]]:
+    """The other queries of each topic, and the failures; a topic whose answer could not be used has none."""
+    # In the worst case a token is a character.
+    longer = asking.sampling.max_tokens + _LONGEST * len(AlternativeQueries.model_fields)
+    asking = replace(asking, sampling=replace(asking.sampling, max_tokens=longer))
+    schema = schema_of(AlternativeQueries)
+
+    async def find(topic: Topic) -> Queries | Failure | None:
+        result = await asking.model.ask(asking.request(prompt, schema, topic, None), AlternativeQueries)
+        done()
+        if isinstance(result, Answered):
+            queries = tuple(result.value.model_dump().values())
+            return Queries(topic_id=topic.id, queries=queries, prompt=prompt.label, key=result.key)
+        return failure(topic, None, prompt, result.attempts) if result.attempts else None
+
+    results = await in_order(find, topics, asking.concurrency)
+    found = [result for result in results if isinstance(result, Queries)]
+    return found, [result for result in results if isinstance(result, Failure)]
+
+
+def fused(rankings: Sequence[list[Candidate]], settings: ExpansionSettings) -> list[Candidate]:
+    """The candidates of one topic from the rankings of its queries, its own first, by reciprocal rank fusion."""
+    topic_id = next((each.topic_id for ranking in rankings for each in ranking), "")
+    scored = [[Scored(each.document_id, each.score) for each in ranking] for ranking in rankings]
+    weights = [1.0, *(settings.weight for _ in rankings[1:])]
+    ranking = reciprocal_rank(scored, weights, settings.k)
+    return [Candidate(topic_id, each.document_id, rank, each.score) for rank, each in enumerate(ranking, start=1)]

@@ -1,0 +1,1 @@
+"""First stage in ChatNoir, the search engine over ClueWeb22-B."""

@@ -1,0 +1,211 @@
+"""Where ChatNoir is and how it is asked; and the file that keeps all it said."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+from uuid import UUID
+
+from chatnoir_api.constants import BASE_URL
+from chatnoir_api.model import Index, index_id
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+from touche_llm.data.databases import check_schema, connect
+from touche_llm.data.json_records import MAX_MODEL, Malformed
+from touche_llm.data.records import Document
+from touche_llm.errors import DataError
+
+API_KEY_VARIABLE = "CHATNOIR_API_KEY"
+_TABLES = {
+    "searches": ("base_url", "place", "query", "start", "size", "page"),
+    "documents": ("place", "id", "text", "reason"),
+}
+FORMAT = 1  # `PRAGMA user_version` of the cache file
+# `PRAGMA application_id`, the bytes "tlcn": tells our files from other SQLite files.
+_APPLICATION = 0x746C636E
+
+
+def _address(url: str) -> str:
+    parts = urlsplit(url)
+    if "@" in url or parts.query or parts.fragment:
+        raise ValueError(f"must not hold a key, since it is written to files: give the key in {API_KEY_VARIABLE}")
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+        raise ValueError("must be an address like https://chatnoir.eu/")
+    return url.rstrip("/") + "/"
+
+
+class ChatNoirSettings(BaseModel):
+    """How ChatNoir is asked; times are in seconds.
+
+    `api_key` stands in for the environment variable CHATNOIR_API_KEY and is never written out again. `leave_out` names
+    documents that are not fetched, for those that ChatNoir cannot deliver.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    base_url: Annotated[str, AfterValidator(_address)] = BASE_URL
+    index: Index = "clueweb22/b"
+    cache: Path = Path(".touche-llm/chatnoir.sqlite")
+    requests_per_second: float = Field(2.0, gt=0.0, le=1000.0)
+    page_size: int = Field(100, ge=1, le=1000)
+    request_timeout: float = Field(60.0, gt=0.0)
+    retry_for: float = Field(300.0, ge=0.0)
+    leave_out: tuple[str, ...] = ()
+    api_key: SecretStr | None = Field(None, exclude=True, repr=False)
+
+
+class Hit(BaseModel):
+    """A search result: the TREC id of the document, ChatNoir's own id, and ChatNoir's score."""
+
+    model_config = ConfigDict(frozen=True)
+
+    document_id: str
+    uuid: UUID
+    score: float = Field(allow_inf_nan=False)
+
+
+class Page(BaseModel):
+    """One page of results. `unnamed` counts results without a TREC id, `total` all results that ChatNoir counted."""
+
+    hits: list[Hit]
+    unnamed: int
+    total: int
+
+
+def _bounded(stored: object) -> str:
+    """The text of a page as it is stored: a thousand hits have 150 KB; raises Malformed for anything else."""
+    if not isinstance(stored, str) or len(stored) > MAX_MODEL:
+        raise Malformed(f"not a text of at most {MAX_MODEL:,} characters")
+    return stored
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A document that ChatNoir finds but has no usable text of."""
+
+    reason: str
+
+
+class ChatNoirDocuments:
+    """The SQLite file with all that ChatNoir said; reads like a DocumentStore. A context manager.
+
+    Entries are committed one by one as they arrive, so that a run that was killed goes on where it stopped.
+    """
+
+    def __init__(self, settings: ChatNoirSettings) -> None:
+        """Open `settings.cache`, or make it; raises DataError when it is the file of something else."""
+        self.path = settings.cache
+        self._base_url, self._index = settings.base_url, index_id(settings.index)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._database = connect(self.path.absolute().as_uri())
+            self._database.path = self.path
+        except (sqlite3.Error, OSError) as error:
+            raise DataError(f"{self.path}: cannot open the ChatNoir cache: {error}") from error
+        try:
+            if not self._is_ours():
+                self._create()
+        except sqlite3.Error as error:
+            self.close()
+            raise DataError(f"{self.path}: not a ChatNoir cache, or not writable: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> ChatNoirDocuments:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+    def get(self, document_id: str) -> Document:
+        """The document with this id; raises DataError when the cache has no text of it."""
+        text = self.text(document_id)
+        if isinstance(text, str):
+            return Document(document_id, text)
+        why = text.reason if text else "retrieve with ChatNoir again"
+        raise DataError(f"document {document_id!r} has no text in the ChatNoir cache {self.path}: {why}")
+
+    def unknown(self, document_ids: Iterable[str]) -> list[str]:
+        """Those of the given ids that the cache holds no text of, in the order given."""
+        return [each for each in dict.fromkeys(document_ids) if not isinstance(self.text(each), str)]
+
+    def text(self, document_id: str) -> str | Missing | None:
+        """What is known of a document; None when it was never asked for."""
+        row = self._database.execute(
+            "SELECT text, reason FROM documents WHERE place = ? AND id = ?", (self._index, document_id)
+        ).fetchone()
+        if row is None:
+            return None
+        text, reason = row
+        # A column of SQLite holds values of any type.
+        if reason is None and isinstance(text, str):
+            return text
+        if text is None and isinstance(reason, str):
+            return Missing(reason)
+        raise DataError(f"{self.path}: damaged: the document {document_id!r} is no text; delete the file")
+
+    def put_text(self, document_id: str, text: str | Missing) -> None:
+        """Store a document at once, or that there is none."""
+        row = (None, text.reason) if isinstance(text, Missing) else (text, None)
+        self._database.execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?, ?)", (self._index, document_id, *row))
+
+    def page(self, query: str, start: int, size: int) -> Page | None:
+        """A page of results, or None when it was never asked for; raises DataError when the file is damaged."""
+        row = self._database.execute(
+            "SELECT page FROM searches WHERE base_url = ? AND place = ? AND query = ? AND start = ? AND size = ?",
+            (self._base_url, self._index, query, start, size),
+        ).fetchone()
+        if row is None:
+            return None
+        try:
+            return Page.model_validate_json(_bounded(row[0]))
+        except (ValidationError, Malformed) as error:
+            raise DataError(
+                f"{self.path}: damaged: the results of {query!r} from {start} on; delete the file"
+            ) from error
+
+    def put_page(self, query: str, start: int, size: int, page: Page) -> None:
+        """Store a page of results at once."""
+        self._database.execute(
+            "INSERT OR REPLACE INTO searches VALUES (?, ?, ?, ?, ?, ?)",
+            (self._base_url, self._index, query, start, size, page.model_dump_json()),
+        )
+
+    def _is_ours(self) -> bool:
+        (application,) = self._database.execute("PRAGMA application_id").fetchone()
+        (version,) = self._database.execute("PRAGMA user_version").fetchone()
+        if application == _APPLICATION and version != FORMAT:
+            raise DataError(f"{self.path}: ChatNoir cache of format {version}, this program reads {FORMAT}; delete it")
+        if application != _APPLICATION:
+            return False
+        for table, columns in _TABLES.items():
+            check_schema(self._database, table, columns, self.path)
+        return True
+
+    def _create(self) -> None:
+        self._database.execute("BEGIN IMMEDIATE")
+        if not self._is_ours():  # another process may just have made it
+            (tables,) = self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            if tables:
+                raise DataError(
+                    f"{self.path}: a file of another program, not a ChatNoir cache; give another chatnoir.cache"
+                )
+            self._database.execute(
+                "CREATE TABLE searches (base_url TEXT, place TEXT, query TEXT, start INTEGER, size INTEGER, "
+                "page TEXT NOT NULL, PRIMARY KEY (base_url, place, query, start, size)) WITHOUT ROWID"
+            )
+            self._database.execute(
+                "CREATE TABLE documents (place TEXT, id TEXT, text TEXT, reason TEXT, PRIMARY KEY (place, id))"
+            )
+            self._database.execute(f"PRAGMA application_id = {_APPLICATION}")
+            self._database.execute(f"PRAGMA user_version = {FORMAT}")
+        self._database.execute("COMMIT")

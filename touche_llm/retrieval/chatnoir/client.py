@@ -1,0 +1,241 @@
+"""ChatNoir, the search engine over ClueWeb22-B: every search result and document is asked for once and kept on disk."""
+
+from __future__ import annotations
+
+import codecs
+import math
+from collections.abc import Callable
+from functools import partial
+
+from chatnoir_api.model import index_id
+from chatnoir_api.v1.model import Request, SearchResponse
+from pydantic import ValidationError
+
+from touche_llm.corpus.json_lines import is_word
+from touche_llm.data.records import Candidate, Topic
+from touche_llm.data.transport import BROKEN_TRIES, PassingFailure
+from touche_llm.errors import UsageError
+from touche_llm.llm.concurrency import in_order
+from touche_llm.retrieval.base import query_text
+from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments, ChatNoirSettings, Hit, Missing, Page
+from touche_llm.retrieval.chatnoir.transport import HOW_TO_GIVE_A_KEY, Notify, Reply, Transport
+
+MAX_DOCUMENT_BYTES = 4 * 2**20
+# ChatNoir moves `from` back so that `from + size` stays within this window: beyond it, pages would repeat.
+MAX_DEPTH = 10_000
+_MAX_PAGE_BYTES = 16 * 2**20
+_MAX_ID = 256
+# Codecs of Python's that are slow on long texts, give lone surrogates or warn; no page is written in them.
+_NO_ENCODING_OF_TEXT = {"idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape", "utf-7"}
+_CONCURRENCY = 8
+
+
+class ChatNoir:
+    """The search engine, behind its cache. Use as an asynchronous context manager."""
+
+    def __init__(self, settings: ChatNoirSettings, notify: Notify) -> None:
+        """Open the cache; nothing is sent yet, and no key is needed before a search that the cache lacks.
+
+        Raises:
+            UsageError: the key cannot be one.
+            DataError: the cache file is something else.
+        """
+        self._settings, self._notify = settings, notify
+        self._transport = Transport(settings, notify)
+        self._documents = ChatNoirDocuments(settings)
+
+    async def __aenter__(self) -> ChatNoir:
+        await self._transport.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._transport.__aexit__()
+        self._documents.close()
+
+    async def search(self, query: str, depth: int) -> list[Hit]:
+        """The best `depth` documents for a query, fewer when there are no more, in ChatNoir's order.
+
+        A document that comes twice counts once, at its first place. Results without a TREC id are left out, with a
+        notice: a run could not name them.
+
+        Raises:
+            UsageError: no key, or none that ChatNoir accepts; a query without words; more than 10,000 documents.
+            EngineError: ChatNoir cannot be reached, or its answer is not what was asked for.
+        """
+        query = " ".join(query.split())
+        if not query or depth > MAX_DEPTH:
+            raise UsageError(
+                f"ChatNoir: a query must have words and a depth of at most {MAX_DEPTH}: {query!r}, {depth}"
+            )
+        hits: dict[str, Hit] = {}
+        start = unnamed = 0
+        before: set[str] = set()
+        while len(hits) < depth and start < MAX_DEPTH:
+            size = min(self._settings.page_size, MAX_DEPTH - start)
+            stored = self._documents.page(query, start, size)
+            page = await self._ask(query, start, size) if stored is None else stored
+            ids = {hit.document_id for hit in page.hits}
+            if ids and ids == before:
+                raise self._transport.error(
+                    f"{query!r}: the results from {start} on are those before; paging does not work"
+                )
+            before = ids
+            if stored is None:
+                self._documents.put_page(query, start, size, page)
+            for hit in page.hits:
+                hits.setdefault(hit.document_id, hit)
+            unnamed += page.unnamed
+            count = len(page.hits) + page.unnamed
+            start += count
+            if count == 0 or (count < size and start >= page.total):
+                break
+        if unnamed:
+            self._notify(f"ChatNoir: {query!r}: {unnamed} results without a TREC id left out")
+        return list(hits.values())[:depth]
+
+    async def fetch(self, hit: Hit) -> str | Missing:
+        """The plain text of a document, which is what ChatNoir takes for the main content of the page.
+
+        That there is none (HTTP 404, nothing but a frame, no text in the encoding named, over 4 MiB) is stored as
+        well: to ask again, delete the cache.
+
+        Raises:
+            EngineError: ChatNoir cannot be reached, or fails on this document for as long as is retried.
+        """
+        if hit.document_id in self._settings.leave_out:
+            return Missing("named in chatnoir.leave_out")
+        known = self._documents.text(hit.document_id)
+        if known is not None:
+            return known
+        found = await self._transport.ask(
+            f"document {hit.document_id}",
+            "cache",
+            _text,
+            limit=MAX_DOCUMENT_BYTES,
+            # The key stays out: ChatNoir gives documents to everyone.
+            params={"uuid": str(hit.uuid), "index": index_id(self._settings.index), "raw": "true", "plain": "true"},
+            hint="; name it in chatnoir.leave_out to go on without it",
+        )
+        self._documents.put_text(hit.document_id, found)
+        return found
+
+    async def _ask(self, query: str, start: int, size: int) -> Page:
+        key = self._transport.key
+        if key is None:
+            raise UsageError(
+                f"{self._settings.cache} does not hold the search {query!r}, and there is no key to ask ChatNoir with: "
+                + HOW_TO_GIVE_A_KEY
+            )
+        request = Request(
+            apikey=key.get_secret_value(),
+            query=query,
+            index={self._settings.index},
+            start=start,
+            size=size,
+            explain=False,
+            minimal=False,
+            search_method="default",
+        )
+        return await self._transport.ask(
+            f"search {query!r}",
+            "api/v1/_search",
+            partial(self._page, query, size),
+            limit=_MAX_PAGE_BYTES,
+            body=request.model_dump_json(by_alias=True).encode(),
+        )
+
+    def _page(self, query: str, size: int, reply: Reply) -> Page:
+        if reply.status == 404:
+            raise self._transport.error("HTTP 404: no search here; see chatnoir.base_url")
+        try:
+            response = SearchResponse.model_validate_json(reply.content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        except TypeError as error:  # validators of chatnoir-api do not look at types first
+            problem = str(error)
+        else:
+            return self._checked(response, query, size)
+        # Raised out here, since an error that is chained to what the server sent would print it, key and all.
+        raise PassingFailure(f"a reply of another form: {self._transport.clean(problem)}", most_tries=BROKEN_TRIES)
+
+    def _checked(self, response: SearchResponse, query: str, size: int) -> Page:
+        clean, error, results = self._transport.clean, self._transport.error, response.results
+        if len(results) > size:
+            raise error(f"{query!r}: {len(results)} results in a page of {size}")
+        hits = []
+        for result in results:
+            ident = result.trec_id
+            if ident is None:
+                continue
+            if not is_word(ident) or len(ident) > _MAX_ID or clean(ident) != ident:
+                raise error(f"{query!r}: a TREC id must be one short printable word, not {clean(ident)!r:.80}")
+            if result.index != self._settings.index or not math.isfinite(result.score):
+                raise error(f"{query!r}: {ident} is of index {result.index} and has the score {result.score}")
+            hits.append(Hit(document_id=ident, uuid=result.uuid, score=result.score))
+        return Page(hits=hits, unnamed=len(results) - len(hits), total=response.meta.total_results)
+
+
+async def retrieve_chatnoir(
+    topics: list[Topic],
+    settings: ChatNoirSettings,
+    fields: tuple[str, ...],
+    depth: int,
+    notify: Notify,
+    advance: Callable[[], None],
+) -> list[list[Candidate]]:
+    """Search every topic and fetch the documents found, into the cache; what is there already is not asked for.
+
+    Args:
+        topics: searched one after the other.
+        settings: says where ChatNoir and the cache are.
+        fields: of the topic, together the query. ChatNoir wants every word of it somewhere in the page, and reads
+            `-word`, `"a phrase"`, `site:` and the like as operators.
+        depth: documents a topic at most.
+        notify: is told which documents were found but left out, since ChatNoir has no usable text of them.
+        advance: called after each topic.
+
+    Returns:
+        for each topic its candidates by descending score, equal scores by ascending document id; ranks start at 1.
+
+    Raises:
+        UsageError, EngineError: see `ChatNoir.search` and `ChatNoir.fetch`; a topic whose fields are all empty.
+    """
+    rankings = []
+    async with ChatNoir(settings, notify) as engine:
+        for topic in topics:
+            query = query_text(topic, fields)
+            if not query.strip():
+                raise UsageError(f"topic {topic.id}: nothing to search for, its fields {', '.join(fields)} are empty")
+            hits = sorted(await engine.search(query, depth), key=lambda hit: (-hit.score, hit.document_id))
+            texts = await in_order(engine.fetch, hits, _CONCURRENCY)
+            left_out = {
+                hit.document_id: text.reason for hit, text in zip(hits, texts, strict=True) if isinstance(text, Missing)
+            }
+            if left_out:
+                named = ", ".join(f"{ident} ({reason})" for ident, reason in left_out.items())
+                notify(f"topic {topic.id}: {len(left_out)} of {len(hits)} documents left out: {named}")
+            kept = [hit for hit in hits if hit.document_id not in left_out]
+            rankings.append(
+                [Candidate(topic.id, hit.document_id, rank, hit.score) for rank, hit in enumerate(kept, start=1)]
+            )
+            advance()
+    return rankings
+
+
+def _text(reply: Reply) -> str | Missing:
+    """The text of a document as it came; bytes that the encoding does not know become the replacement character."""
+    if reply.status == 404:
+        return Missing("HTTP 404")
+    if len(reply.content) > MAX_DOCUMENT_BYTES:
+        return Missing(f"longer than {MAX_DOCUMENT_BYTES:,} bytes")
+    try:
+        if codecs.lookup(reply.charset).name in _NO_ENCODING_OF_TEXT:
+            raise LookupError
+        text = reply.content.decode(reply.charset, errors="replace")
+    except (LookupError, ValueError):
+        return Missing(f"in the unknown encoding {reply.charset!r:.40}")
+    if "\0" in text:
+        return Missing("not text")
+    # ChatNoir says "None" where its archive lacks the page.
+    return Missing("no text") if text.strip() in ("", "None") else text

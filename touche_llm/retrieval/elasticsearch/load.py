@@ -1,0 +1,279 @@
+"""Loading a corpus into Elasticsearch: in batches, resumed after an interruption, marked as complete at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field
+
+from touche_llm.corpus.json_lines import LeftOut
+from touche_llm.corpus.store import Reader
+from touche_llm.data.files import file_state, sha256
+from touche_llm.data.records import Document
+from touche_llm.data.transport import PassingFailure
+from touche_llm.errors import BadLine, DataError, UsageError
+from touche_llm.retrieval.elasticsearch.search import Shards, lines_of, manifest_request, open_server
+from touche_llm.retrieval.elasticsearch.settings import (
+    ANALYSIS,
+    FORMAT,
+    MAY_PASS,
+    ElasticManifest,
+    ElasticsearchSettings,
+    Notify,
+    index_body,
+    meta_of,
+)
+
+if TYPE_CHECKING:  # the client is loaded when a server is opened
+    from elasticsearch import Elasticsearch
+
+    from touche_llm.retrieval.elasticsearch.server import Server
+
+# Max documents of one request, and the bytes after which no other document is added to it.
+_BATCH, _BATCH_BYTES = 500, 8 * 2**20
+# Elasticsearch takes no longer ids; it would refuse the whole request.
+_MAX_ID_BYTES = 512
+_NOTICE_EVERY = 60.0  # seconds
+
+_Batch = dict[str, tuple[int, tuple[bytes, bytes]]]
+
+
+class _Item(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    id: str = Field(alias="_id")
+    status: int
+    error: Any = None
+
+
+class _Created(BaseModel):
+    create: _Item
+
+
+class _BulkReply(BaseModel):
+    items: list[_Created]
+
+
+class _Count(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    count: int
+    shards: Shards = Field(alias="_shards")
+
+
+async def load_corpus(
+    corpus: Path,
+    read: Reader,
+    settings: ElasticsearchSettings,
+    *,
+    k1: float,
+    b: float,
+    skip_bad_lines: bool,
+    notify: Notify,
+) -> ElasticManifest:
+    """Load a corpus into an index, unless it is loaded; resume a load that was interrupted.
+
+    One batch of documents is in memory at a time. The index is marked as complete only after all documents were
+    counted in it.
+
+    Raises:
+        DataError: The corpus cannot be read, has a bad line (unless `skip_bad_lines`) or changes while it is read.
+        UsageError: The index holds another corpus, has other settings, or was not created by this program.
+        EngineError: Elasticsearch cannot be reached or refuses; the next load does not send again what it holds then.
+    """
+    if not corpus.is_file():
+        raise DataError(f"{corpus}: no such corpus file")
+    before = file_state(corpus)
+    wanted = ElasticManifest(format=FORMAT, corpus=corpus.name, sha256=sha256(corpus), k1=k1, b=b, analysis=ANALYSIS)
+    place = f"{settings.url}, index {settings.index}"
+    with open_server(settings, notify) as server:
+        found = await server.request(*manifest_request(settings.index))
+        resumed = found is not None
+        if found is None:
+            await _create(server, wanted, settings)
+            notify(f"loading {corpus} into {place}")
+            # Another process may have created it meanwhile.
+            found = await server.request(*manifest_request(settings.index))
+        elif found.documents is None:
+            notify(f"{place}: an earlier load did not end; going on, documents that are there are not sent again")
+        _check(found, wanted, skip_bad_lines, place)
+        if found is not None and found.documents is not None:
+            return found
+        load = _Load(server, settings.index, corpus, skip_bad_lines=skip_bad_lines, resumed=resumed, notify=notify)
+        try:
+            for line, document in read(corpus, load.bad_line if skip_bad_lines else None):
+                await load.add(line, document)
+            await load.flush()
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            notify(f"{place}: {load.documents:,} documents are there; the same command goes on")
+            raise
+        if file_state(corpus) != before:
+            raise DataError(
+                f"{corpus}: changed while it was read; delete the index {settings.index} or name another, and run the "
+                "command again"
+            )
+        if not load.documents:
+            raise DataError(f"{corpus}: no usable document in it")
+        await _check_count(server, settings.index, load.documents)
+        # An index that somebody deleted meanwhile comes back with the next document, without our settings.
+        _check(await server.request(*manifest_request(settings.index)), wanted, skip_bad_lines, place)
+        complete = wanted.model_copy(update={"documents": load.documents, "bad_lines": load.left_out.count})
+        await server.request(
+            f"completing the index {settings.index}",
+            lambda client: client.indices.put_mapping(index=settings.index, meta=meta_of(complete)),
+            lambda response: None,
+        )
+    if load.there:
+        notify(f"{load.there:,} of the documents were there from an earlier load")
+    if load.left_out.count:
+        notify(f"left out {load.left_out.count} bad lines of {corpus}")
+    return complete
+
+
+async def _create(server: Server, manifest: ElasticManifest, settings: ElasticsearchSettings) -> None:
+    body = index_body(manifest, settings.shards)
+
+    def read(response: Any) -> None:
+        if response.meta.status == 400:
+            said = server.refusal(response.body)
+            if not said.startswith("resource_already_exists_exception"):
+                raise server.error(f"cannot make the index {settings.index}: {said}")
+
+    await server.request(
+        f"making the index {settings.index}",
+        lambda client: client.options(ignore_status=400).indices.create(index=settings.index, **body),
+        read,
+    )
+
+
+def _check(found: ElasticManifest | None, wanted: ElasticManifest, skip_bad_lines: bool, place: str) -> None:
+    """Raise UsageError if an index is not the one that is wanted."""
+    other = "delete that index, or load into one of another name (--elasticsearch-index)"
+    if found is None:
+        raise UsageError(f"{place}: somebody deleted it just now; run the command again")
+    if found.sha256 != wanted.sha256:
+        raise UsageError(f"{place}: holds {found.corpus} in another state, or another corpus of that name; {other}")
+    for name in ("k1", "b", "analysis"):
+        own, value = getattr(found, name), getattr(wanted, name)
+        if own != value:
+            raise UsageError(f"{place}: has {name} {own}, not {value}; {other}")
+    if found.bad_lines and not skip_bad_lines:
+        raise UsageError(
+            f"{place}: was loaded leaving out {found.bad_lines} bad lines, which this call does not allow "
+            f"(--skip-bad-lines does); or mend the corpus and {other}"
+        )
+
+
+async def _check_count(server: Server, name: str, documents: int) -> None:
+    await server.request(f"refresh of {name}", lambda client: client.indices.refresh(index=name), lambda response: None)
+    reply = await server.request(f"count of {name}", lambda client: client.count(index=name), server.reading(_Count))
+    if reply.count != documents or reply.shards.failed:
+        raise server.error(
+            f"index {name}: {reply.count:,} documents are there, not {documents:,}; fewer: run the command again, it "
+            "loads what is missing; more: something else writes to this index, delete it or name another"
+        )
+
+
+class _Load:
+    """A load under way: the batch that is next, and what is in the index by now."""
+
+    def __init__(
+        self, server: Server, name: str, corpus: Path, *, skip_bad_lines: bool, resumed: bool, notify: Notify
+    ) -> None:
+        # Documents in the index, and those of them that an earlier load sent.
+        self.documents = self.there = 0
+        self.left_out = LeftOut(corpus, notify)
+        self._server, self._name, self._corpus = server, name, corpus
+        self._skip, self._resumed, self._notify = skip_bad_lines, resumed, notify
+        # The line of the corpus and the two lines of the request, by id.
+        self._batch: _Batch = {}
+        self._bytes = 0
+        self._noticed = time.monotonic()
+
+    def bad_line(self, bad: BadLine) -> None:
+        """Leave a line out, or raise what is wrong with it."""
+        if not self._skip:
+            raise bad
+        self.left_out.add(bad, self.documents)
+
+    async def add(self, line: int, document: Document) -> None:
+        """Add a document to the batch; send the batch when it is full."""
+        if len(document.id.encode()) > _MAX_ID_BYTES:
+            self._bad(line, document.id, f"the id is longer than the {_MAX_ID_BYTES} bytes that Elasticsearch takes")
+        elif document.id in self._batch:
+            self._bad(line, document.id, f"the id occurs already in line {self._batch[document.id][0]}")
+        else:
+            source = orjson.dumps({"id": document.id, "text": document.text, "line": line})
+            self._batch[document.id] = line, (orjson.dumps({"create": {"_id": document.id}}), source)
+            self._bytes += len(source)
+        if len(self._batch) >= _BATCH or self._bytes >= _BATCH_BYTES:
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Send the batch, without what an earlier load sent."""
+        batch, self._batch, self._bytes = self._batch, {}, 0
+        if self._resumed and batch:
+            there = await lines_of(self._server, self._name, list(batch))
+            self.there += self._account_for(there, {ident: batch.pop(ident)[0] for ident in there})
+        if batch:
+            await self._send(batch)
+        if time.monotonic() - self._noticed > _NOTICE_EVERY:
+            self._noticed = time.monotonic()
+            self._notify(f"{self.documents:,} documents so far")
+
+    def _account_for(self, there: dict[str, int], lines: dict[str, int]) -> int:
+        """Return how many documents of the index came from these lines; one from another line is another document."""
+        count = 0
+        for ident, line in lines.items():
+            if ident not in there:
+                raise self._server.error(f"document {ident}: is there and is not; does something else write here?")
+            if there[ident] == line:
+                count += 1
+            else:
+                self._bad(line, ident, f"the id occurs already in line {there[ident]}")
+        self.documents += count
+        return count
+
+    async def _send(self, batch: _Batch) -> None:
+        """Send a batch; what the server has no room for at the moment is sent again."""
+        taken: dict[str, int] = {}  # by an earlier line, or by a request that seemed to fail
+
+        def send(client: Elasticsearch) -> Any:
+            operations: Any = [part for _, parts in batch.values() for part in parts]
+            return client.bulk(
+                index=self._name, operations=operations, filter_path=["items.*._id", "items.*.status", "items.*.error"]
+            )
+
+        def read(response: Any) -> None:
+            items = [each.create for each in self._server.reading(_BulkReply)(response).items]
+            if [each.id for each in items] != list(batch):
+                raise self._server.error(f"{what}: the reply is about other documents")
+            busy = ""
+            for item in items:
+                if item.status in MAY_PASS:
+                    busy = f"HTTP {item.status}: {self._server.refusal({'error': item.error})}"
+                    continue
+                line, _ = batch.pop(item.id)
+                if item.status == 409:
+                    taken[item.id] = line
+                elif item.status in (200, 201):
+                    self.documents += 1
+                elif item.status >= 500:
+                    raise self._server.error(f"document {item.id}: {self._server.refusal({'error': item.error})}")
+                else:
+                    said = self._server.refusal({"error": item.error})
+                    self._bad(line, item.id, f"Elasticsearch does not take it: {said}")
+            if busy:
+                raise PassingFailure(f"{len(batch)} documents not taken: {busy}")
+
+        lines = [line for line, _ in batch.values()]
+        what = f"documents of lines {min(lines)} to {max(lines)} of {self._corpus}"
+        await self._server.request(what, send, read)
+        self._account_for(await lines_of(self._server, self._name, list(taken)), taken)
+
+    def _bad(self, line: int, ident: str, problem: str) -> None:
+        self.bad_line(BadLine(self._corpus, line, f"document {ident}: {problem}"))

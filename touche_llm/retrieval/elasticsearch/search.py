@@ -1,0 +1,294 @@
+"""A corpus in Elasticsearch: search, and documents by their ids."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from touche_llm.corpus.json_lines import is_word
+from touche_llm.data.records import Candidate, Document, Topic
+from touche_llm.data.transport import run
+from touche_llm.errors import DataError, UsageError
+from touche_llm.retrieval.base import query_text
+from touche_llm.retrieval.elasticsearch.settings import (
+    ANALYSIS,
+    FORMAT,
+    META,
+    ElasticManifest,
+    ElasticsearchSettings,
+    Notify,
+)
+
+if TYPE_CHECKING:  # the client is loaded when a server is opened
+    from elastic_transport import ApiResponse
+
+    from touche_llm.retrieval.elasticsearch.server import Read, Send, Server
+
+# Documents of one request.
+_TEXTS_AT_ONCE = 100
+
+
+class _Reply(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class _Mappings(_Reply):
+    meta: dict[str, Any] = Field(default_factory=dict, alias="_meta")
+
+
+class _Index(_Reply):
+    mappings: _Mappings
+
+
+class _Source(_Reply):
+    text: str | None = None
+    line: int | None = None
+
+
+class _Got(_Reply):
+    id: str = Field(alias="_id")
+    found: bool = False
+    source: _Source | None = Field(None, alias="_source")
+    error: Any = None
+
+
+class _Many(_Reply):
+    docs: list[_Got]
+
+
+class Shards(_Reply):
+    """How many shards did not do what was requested."""
+
+    failed: int
+
+
+class _Hit(_Reply):
+    id: str = Field(alias="_id")
+    score: float = Field(alias="_score", allow_inf_nan=False)
+
+
+class _Hits(_Reply):
+    hits: list[_Hit]
+
+
+class _Found(_Reply):
+    timed_out: bool
+    shards: Shards = Field(alias="_shards")
+    hits: _Hits
+
+
+def manifest_request(name: str) -> tuple[str, Send, Read[ElasticManifest | None]]:
+    """Return the request for the manifest of an index, for `Server.request`; None comes if there is no such index.
+
+    UsageError is raised if the name stands for several indices, or for one that this program did not create.
+    """
+
+    def read(response: ApiResponse[Any]) -> ElasticManifest | None:
+        if response.meta.status == 404:
+            return None
+        found = response.body if isinstance(response.body, dict) else {}
+        if len(found) != 1:
+            raise UsageError(
+                f"{name}: stands for {len(found)} indices in Elasticsearch; name one (--elasticsearch-index)"
+            )
+        (content,) = found.values()
+        try:
+            meta = _Index.model_validate(content).mappings.meta.get(META)
+            if isinstance(meta, dict) and meta.get("format") not in (None, FORMAT):
+                raise UsageError(
+                    f"{name}: the index has format {meta['format']!r:.20}, this program reads {FORMAT}; load the "
+                    "corpus into an index of another name"
+                )
+            return ElasticManifest.model_validate(meta)
+        except ValidationError:
+            raise UsageError(
+                f"{name}: an index that `touche-llm index` did not make; name another one (--elasticsearch-index)"
+            ) from None
+
+    return f"index {name}", lambda client: client.options(ignore_status=404).indices.get(index=name), read
+
+
+async def lines_of(server: Server, name: str, ids: list[str]) -> dict[str, int]:
+    """Return the lines of the corpus from which documents came, by id; ids that the index lacks are left out."""
+    return await _get(server, name, ids, "line") if ids else {}
+
+
+class ElasticIndex:
+    """A complete index: a first stage, and a source of documents. A context manager.
+
+    A stage that sends requests to the model fetches its documents first; `get` takes them from a temporary database
+    then, and the event loop never waits for Elasticsearch. Other documents are fetched when they are needed.
+    """
+
+    def __init__(self, settings: ElasticsearchSettings, *, k1: float, b: float, notify: Notify) -> None:
+        """Open the index.
+
+        Raises:
+            UsageError: The client is not installed, or this program did not create the index.
+            DataError: There is no such index, or it is not complete or has other settings.
+            EngineError: As `Server`.
+        """
+        self._name = settings.index
+        self._server = open_server(settings, notify)
+        try:
+            self.manifest = self._checked(settings, k1, b)
+        except BaseException:
+            self._server.close()
+            raise
+        self.description: dict[str, str | int] = {
+            "search engine": settings.url,
+            "engine": f"Elasticsearch {self._server.version}",
+            "index": settings.index,
+            "loaded from": self.manifest.corpus,
+            "sha256": self.manifest.sha256,
+            "documents": self.manifest.documents or 0,
+            "bad lines": self.manifest.bad_lines or 0,
+        }
+        # In a file that SQLite deletes; documents that the index lacks have no text.
+        self._fetched = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        self._fetched.execute("CREATE TABLE documents (id TEXT PRIMARY KEY, text TEXT) WITHOUT ROWID")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._fetched.close()
+        self._server.close()
+
+    async def retrieve(
+        self, topics: list[Topic], *, fields: tuple[str, ...], depth: int, done: Callable[[], None]
+    ) -> list[list[Candidate]]:
+        """Return the best documents of each topic; `done` is called after each.
+
+        By descending score, equal scores by ascending document id, also where the last place is tied. Scores are
+        Lucene's BM25 with the statistics of all shards.
+        """
+        rankings = []
+        for topic in topics:
+            found = await self._search(topic.id, query_text(topic, fields), depth)
+            ordered = sorted(found, key=lambda hit: (-hit.score, hit.id))
+            rankings.append([Candidate(topic.id, hit.id, rank, hit.score) for rank, hit in enumerate(ordered, start=1)])
+            done()
+        return rankings
+
+    async def fetch(self, document_ids: Iterable[str]) -> None:
+        """Fetch documents that were not fetched before; ids that the index lacks are no error."""
+        wanted = [ident for ident in dict.fromkeys(document_ids) if self._row(ident) is None]
+        for start in range(0, len(wanted), _TEXTS_AT_ONCE):
+            part = wanted[start : start + _TEXTS_AT_ONCE]
+            found = await _get(self._server, self._name, part, "text")
+            rows = [(ident, found.get(ident)) for ident in part]
+            self._fetched.executemany("INSERT OR REPLACE INTO documents VALUES (?, ?)", rows)
+
+    def unknown(self, document_ids: Iterable[str]) -> list[str]:
+        """Return the ids that the index lacks, in the order given."""
+        wanted = list(dict.fromkeys(document_ids))
+        return [ident for ident in wanted if self._text(ident, wanted) is None]
+
+    def get(self, document_id: str) -> Document:
+        """Return the document of this id; raises DataError if there is none, and EngineError as `Server.request`."""
+        text = self._text(document_id, [document_id])
+        if text is None:
+            raise DataError(f"document {document_id!r} is not in the index {self._name} of Elasticsearch")
+        return Document(document_id, text)
+
+    def _text(self, document_id: str, wanted: list[str]) -> str | None:
+        """Return a text; if it was not fetched, all that are `wanted` are."""
+        row = self._row(document_id)
+        if row is None:
+            run(self.fetch(wanted))
+            row = self._row(document_id)
+            assert row is not None
+        return row[0]
+
+    def _row(self, document_id: str) -> tuple[str | None] | None:
+        found = self._fetched.execute("SELECT text FROM documents WHERE id = ?", (document_id,))
+        row: tuple[str | None] | None = found.fetchone()
+        return row
+
+    async def _search(self, topic_id: str, query: str, depth: int) -> list[_Hit]:
+        reply = await self._server.request(
+            f"search for topic {topic_id}",
+            lambda client: client.search(
+                index=self._name,
+                query={"match": {"text": {"query": query}}},
+                size=depth,
+                sort=[{"_score": "desc"}, {"id": "asc"}],
+                track_scores=True,
+                track_total_hits=False,
+                source=False,
+                search_type="dfs_query_then_fetch",
+                allow_partial_search_results=False,
+            ),
+            self._server.reading(_Found),
+        )
+        hits = reply.hits.hits
+        problem = ""
+        if reply.timed_out or reply.shards.failed:
+            problem = f"only a part of the index was searched ({reply.shards.failed} shards failed)"
+        elif len(hits) > depth or len({hit.id for hit in hits}) < len(hits):
+            problem = f"{len(hits)} results, some twice or more than the {depth} asked for"
+        elif not all(is_word(hit.id) for hit in hits):
+            problem = "a document id that is no word"
+        if problem:
+            raise self._server.error(f"topic {topic_id}: {problem}")
+        return hits
+
+    def _checked(self, settings: ElasticsearchSettings, k1: float, b: float) -> ElasticManifest:
+        place = f"{settings.url}: index {settings.index}"
+        load = (
+            f"touche-llm index --retriever elasticsearch --elasticsearch {settings.url} "
+            f"--elasticsearch-index {settings.index} --corpus FILE"
+        )
+        # Once, as the greeting before it: a stage opens the index in its event loop.
+        manifest = self._server.request_once(*manifest_request(settings.index))
+        if manifest is None:
+            raise DataError(f"{place}: not there; load the corpus with `{load}`")
+        if manifest.documents is None:
+            raise DataError(
+                f"{place}: not complete, the load of {manifest.corpus} did not end; `{load}` with the same file goes on"
+            )
+        if manifest.analysis != ANALYSIS:
+            raise DataError(f"{place}: loaded by another version of this program; load the corpus into another index")
+        for name, value, own in (("k1", k1, manifest.k1), ("b", b, manifest.b)):
+            if own != value:
+                raise DataError(
+                    f"{place}: has {name} {own}, not {value}; ask for the index's own (--{name} {own}), or load the "
+                    "corpus into another index with yours"
+                )
+        return manifest
+
+
+def open_server(settings: ElasticsearchSettings, notify: Notify) -> Server:
+    """Return the server; raises UsageError if the client is not installed, and as `Server`."""
+    try:
+        from touche_llm.retrieval.elasticsearch.server import Server
+    except ImportError as error:
+        raise UsageError(
+            f"--retriever elasticsearch needs the official client ({error}): pip install 'elasticsearch>=8.17'"
+        ) from error
+    return Server(settings, notify)
+
+
+async def _get(server: Server, name: str, ids: list[str], field: Literal["line", "text"]) -> dict[str, Any]:
+    """Return a field of the documents that the index holds, by id; `ids` has at least one."""
+    what = f"documents {ids[0]} and {len(ids) - 1} more"
+    reply = await server.request(
+        what, lambda client: client.mget(index=name, ids=ids, source=field), server.reading(_Many)
+    )
+    if len(reply.docs) != len(ids):
+        raise server.error(f"{what}: {len(reply.docs)} documents came")
+    found = {}
+    for each, wanted in zip(reply.docs, ids, strict=True):
+        if each.error is not None:
+            raise server.error(f"document {wanted}: {server.refusal({'error': each.error})}")
+        if each.id != wanted:
+            raise server.error(f"{what}: another document came, {server.clean(repr(each.id))}")
+        if each.found:
+            found[wanted] = getattr(each.source, field, None)
+            if found[wanted] is None:
+                raise server.error(f"document {wanted}: came without its {field}")
+    return found

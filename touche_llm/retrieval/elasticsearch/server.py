@@ -1,0 +1,238 @@
+"""Requests to Elasticsearch with its official client: login, errors in words, the retry policy."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import os
+import re
+import ssl
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from elastic_transport import ApiResponse, ConnectionTimeout, TlsError, TransportError
+from elastic_transport import ConnectionError as NotReached
+from elasticsearch import ApiError, Elasticsearch, ElasticsearchWarning, UnsupportedProductError
+from elasticsearch.serializer import OrjsonSerializer
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from touche_llm.data.transport import PassingFailure, retried
+from touche_llm.errors import EngineError, UsageError
+from touche_llm.retrieval.elasticsearch.settings import MAY_PASS, ElasticsearchSettings, Notify
+
+KEY_VARIABLE, USER_VARIABLE, PASSWORD_VARIABLE = (
+    "ELASTICSEARCH_API_KEY",
+    "ELASTICSEARCH_USER",
+    "ELASTICSEARCH_PASSWORD",
+)
+_HOW_TO_LOG_IN = f"give {KEY_VARIABLE}, or {USER_VARIABLE} and {PASSWORD_VARIABLE}, in the environment"
+_WARNING = re.compile(r'"([^"]*)"')
+_NOTICE_EVERY = 60.0  # seconds
+
+ReplyT = TypeVar("ReplyT", bound=BaseModel)
+ResultT = TypeVar("ResultT")
+Send = Callable[[Elasticsearch], ApiResponse[Any]]
+Read = Callable[[ApiResponse[Any]], ResultT]
+
+# What the client logs as a warning is reported as a notice or an error here.
+logging.getLogger("elastic_transport").addHandler(logging.NullHandler())
+
+
+class _Version(BaseModel):
+    number: str = Field(max_length=100)
+
+
+class _Info(BaseModel):
+    version: _Version
+
+
+class _Reason(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    type: str
+    reason: str | None = None
+
+
+class Server:
+    """One server, behind the official client. A context manager."""
+
+    # The synchronous client, each request in a thread of its own: the asynchronous one follows redirects, with the
+    # documents, and nothing public turns that off. Neither waits before it repeats a request after a 429 or 503 (15
+    # requests in 7 ms with max_retries=14, of version 9.5), so that the program's own retry policy is used.
+
+    def __init__(self, settings: ElasticsearchSettings, notify: Notify) -> None:
+        """Greet the server, once: at the beginning a wrong address is likelier than a pause.
+
+        Raises:
+            UsageError: The environment holds no valid login, or the server refuses it.
+            EngineError: Nothing answers, or something else than Elasticsearch does.
+        """
+        self._settings, self._notify = settings, notify
+        self._warned: set[str] = set()
+        self._quiet_until = 0.0
+        self._secrets = _login()
+        options: dict[str, Any] = {"headers": {"authorization": self._secrets[-1]}} if self._secrets else {}
+        if settings.url.startswith("https:"):
+            # Certificates as Python takes them: those of the system, or of SSL_CERT_FILE.
+            options["ssl_context"] = ssl.create_default_context()
+        self._client = Elasticsearch(
+            settings.url,
+            serializer=OrjsonSerializer(),
+            request_timeout=settings.request_timeout,
+            max_retries=0,
+            **options,
+        )
+        # Read from the replies instead, and passed on as notices.
+        warnings.filterwarnings("ignore", category=ElasticsearchWarning)
+        try:
+            info = self.request_once("who is there", lambda client: client.info(), self.reading(_Info))
+        except BaseException:
+            self.close()
+            raise
+        self.version = self.clean(info.version.number)
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    async def request(self, what: str, send: Send, read: Read[ResultT]) -> ResultT:
+        """Return what `read` makes of the reply; failures that may pass are retried for `retry_for` seconds.
+
+        Args:
+            what: What is requested, in the words of an error.
+            send: Sends the request with the client, in a thread; called once for each try.
+            read: May raise PassingFailure; the request is sent again then.
+
+        Raises:
+            UsageError: The server refuses the key or the password.
+            EngineError: The server cannot be reached, refuses, or fails for as long as is retried.
+        """
+
+        async def once() -> ResultT:
+            return read(await asyncio.to_thread(self._send, what, send))
+
+        seconds = self._settings.retry_for
+        try:
+            return await retried(once, seconds, PassingFailure, self._note)
+        except PassingFailure as failed:
+            raise self._lost(what, f"{failed.reason} for {seconds:g} s (elasticsearch.retry_for)") from None
+
+    def request_once(self, what: str, send: Send, read: Read[ResultT]) -> ResultT:
+        """Return what `read` makes of the reply to a request that is sent at once and never again."""
+        try:
+            return read(self._send(what, send))
+        except PassingFailure as failed:
+            raise self._lost(what, failed.reason) from None
+
+    def reading(self, model: type[ReplyT]) -> Read[ReplyT]:
+        """Return a `read` for replies of one form; it raises EngineError for a reply of another."""
+
+        def read(response: ApiResponse[Any]) -> ReplyT:
+            try:
+                return model.model_validate(response.body)
+            except ValidationError as error:
+                first = error.errors()[0]
+                problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            raise self.error(f"a reply of another form than Elasticsearch's: {self.clean(problem)}")
+
+        return read
+
+    def refusal(self, response_body: Any) -> str:
+        """Return what the body of a refusal says: `type: reason`, shortened."""
+        error = response_body.get("error") if isinstance(response_body, dict) else response_body
+        try:
+            said = _Reason.model_validate(error)
+        except ValidationError:
+            return self.clean(str(error))
+        return self.clean(f"{said.type}: {said.reason}" if said.reason else said.type)
+
+    def error(self, problem: str) -> EngineError:
+        """Return an error that names this server."""
+        return EngineError(f"{self._settings.url}: {problem}")
+
+    def clean(self, text: str) -> str:
+        """Return a text of the server on one line, without key and password, shortened."""
+        for secret in self._secrets:
+            text = text.replace(secret, "[secret]")
+        return " ".join(text.split())[:300]
+
+    def _lost(self, what: str, problem: str) -> EngineError:
+        return self.error(f"{what}: {problem}; is Elasticsearch there? see --elasticsearch")
+
+    def _send(self, what: str, send: Send) -> ApiResponse[Any]:
+        # `from None`, since an error that is chained to what the server sent would print it, key and all.
+        try:
+            response = send(self._client)
+        except UnsupportedProductError:
+            raise self.error(
+                "not Elasticsearch; the official client talks to nothing else, so OpenSearch is not supported"
+            ) from None
+        except ApiError as error:
+            raise self._refused(what, error.status_code, self.refusal(error.body)) from None
+        except TlsError as error:
+            raise self.error(
+                f"no safe connection: {self.clean(str(error.message))}; the environment variable SSL_CERT_FILE names "
+                "the certificates to trust"
+            ) from None
+        except ConnectionTimeout:
+            raise PassingFailure(f"no answer within {self._settings.request_timeout:g} s") from None
+        except NotReached as error:
+            raise PassingFailure(f"the connection broke: {self.clean(str(error.message))}") from None
+        except (TransportError, ValueError) as error:
+            said = error.message if isinstance(error, TransportError) else error
+            raise self.error(f"{what}: {self.clean(str(said))}; is this Elasticsearch?") from None
+        for message in _WARNING.findall(response.meta.headers.get("warning") or ""):
+            if message not in self._warned:
+                self._warned.add(message)
+                self._notify(f"{self._settings.url}: {self.clean(message)}")
+        return response
+
+    def _refused(self, what: str, status: int, said: str) -> Exception:
+        problem = f"HTTP {status}: {said}"
+        if status in MAY_PASS:
+            return PassingFailure(problem)
+        if status == 401:
+            return UsageError(f"{self._settings.url}: does not let us in ({problem}); {_HOW_TO_LOG_IN}")
+        if status == 403:
+            return self.error(
+                f"{what}: this user or key may not ({problem}); to load takes the index privilege `all`, to search "
+                "`read` and `view_index_metadata`, both the cluster privilege `monitor`"
+            )
+        if said.startswith("media_type_header_exception"):
+            return self.error(
+                f"{problem}; an Elasticsearch 8 takes no client of version 9: pip install 'elasticsearch>=8.17,<9', "
+                "which an Elasticsearch 9 takes too"
+            )
+        return self.error(f"{what}: {problem}")
+
+    def _note(self, failed: PassingFailure) -> None:
+        """Report a failure that is retried, once in a while, so that nobody waits without knowing for what."""
+        if time.monotonic() >= self._quiet_until:
+            self._quiet_until = time.monotonic() + _NOTICE_EVERY
+            url, seconds = self._settings.url, self._settings.retry_for
+            self._notify(f"{url}: {failed}; tried again for up to {seconds:g} s")
+
+
+def _login() -> list[str]:
+    """Return the secrets of the environment, the last one being the header to log in with; empty if none is set.
+
+    The header is made here, since the client takes ASCII alone and Elasticsearch takes UTF-8.
+    """
+    key, user, password = (os.environ.get(name, "") for name in (KEY_VARIABLE, USER_VARIABLE, PASSWORD_VARIABLE))
+    if bool(user) is not bool(password) or (key and user):
+        raise UsageError(f"Elasticsearch: {_HOW_TO_LOG_IN}, not a part of it or both")
+    if not all(each.isprintable() and each.strip() == each for each in (key, user, password)) or not key.isascii():
+        raise UsageError(f"Elasticsearch: no key or password looks like this; {_HOW_TO_LOG_IN}")
+    if key:
+        return [key, f"ApiKey {key}"]
+    coded = base64.b64encode(f"{user}:{password}".encode()).decode()
+    return [password, coded, f"Basic {coded}"] if user else []

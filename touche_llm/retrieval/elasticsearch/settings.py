@@ -1,0 +1,107 @@
+"""Settings of Elasticsearch and the definition of an index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from touche_llm.text.analysis import STOP_WORDS
+
+FORMAT = 1
+# As retrieval/analysis.py, in Elasticsearch's terms. Lucene takes no term of more than 32,766 bytes.
+ANALYSIS = (
+    "pattern (?U)\\b\\w\\w+\\b, lower case, Lucene's 33 English stop words, Snowball English stemmer, "
+    "terms cut at 255 characters"
+)
+META = "touche-llm"
+# Statuses of a request, or of one document in it, that may pass.
+MAY_PASS = (429, 502, 503, 504)
+
+Notify = Callable[[str], None]
+
+
+def _address(url: str) -> str:
+    parts = urlsplit(url)
+    if "@" in url or parts.query or parts.fragment:
+        raise ValueError("must not hold a password, since it is written to files: give that in the environment")
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+        raise ValueError("must be an address like http://127.0.0.1:9200")
+    return url.rstrip("/")
+
+
+class ElasticsearchSettings(BaseModel):
+    """Address, index and patience; times are in seconds.
+
+    `shards` counts when the index is created; if it is None, Elasticsearch's own default does.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    url: Annotated[str, AfterValidator(_address)] = "http://127.0.0.1:9200"
+    index: str = Field("touche-llm", pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=200)
+    shards: int | None = Field(None, ge=1, le=1024)
+    request_timeout: float = Field(60.0, gt=0.0, allow_inf_nan=False)
+    retry_for: float = Field(300.0, ge=0.0, allow_inf_nan=False)
+
+
+class ElasticManifest(BaseModel):
+    """What an index was created from and with; stored in the `_meta` of its mapping.
+
+    `documents` is None until all of them are loaded.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    format: int
+    corpus: str
+    sha256: str
+    k1: float
+    b: float
+    analysis: str
+    documents: int | None = None
+    bad_lines: int | None = None
+
+
+def index_body(manifest: ElasticManifest, shards: int | None) -> dict[str, Any]:
+    """Return settings and mappings of an index: one analysed field with BM25, the others as they came.
+
+    `id` breaks ties, since Elasticsearch does not sort by `_id`.
+    """
+    index: dict[str, Any] = {
+        "similarity": {"touche": {"type": "BM25", "k1": manifest.k1, "b": manifest.b}},
+        "analysis": {
+            "tokenizer": {"touche": {"type": "pattern", "pattern": r"(?U)\b\w\w+\b", "group": 0}},
+            "filter": {
+                "touche_stop": {"type": "stop", "stopwords": sorted(STOP_WORDS)},
+                "touche_stem": {"type": "snowball", "language": "English"},
+                "touche_cut": {"type": "truncate", "length": 255},
+            },
+            "analyzer": {
+                "touche": {
+                    "type": "custom",
+                    "tokenizer": "touche",
+                    "filter": ["lowercase", "touche_stop", "touche_stem", "touche_cut"],
+                }
+            },
+        },
+    }
+    if shards is not None:
+        index["number_of_shards"] = shards
+    text = {"type": "text", "analyzer": "touche", "similarity": "touche", "index_options": "freqs"}
+    properties = {
+        "id": {"type": "keyword"},
+        "text": text,
+        "line": {"type": "long", "index": False, "doc_values": False},
+    }
+    return {
+        "settings": {"index": index},
+        "mappings": {"dynamic": "strict", "_meta": meta_of(manifest), "properties": properties},
+    }
+
+
+def meta_of(manifest: ElasticManifest) -> dict[str, Any]:
+    """Return the `_meta` of the mapping."""
+    return {META: manifest.model_dump()}

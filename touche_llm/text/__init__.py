@@ -1,0 +1,1 @@
+"""Text of documents: sanitizing, boilerplate, passages, index terms."""
