@@ -90,7 +90,8 @@ def places(file: Path) -> Iterator[list[tuple[str, int]]]:
 def draw(package: str, number: int, seed: int) -> list[Mutant]:
     """Return mutants of a package: a place first, then one of its changes, so that all places have the same weight."""
     chance = random.Random(f"{seed} {package}")
-    files = sorted((TREE / "touche_llm" / ("" if package == "top" else package)).glob("*.py"))
+    top = TREE / "touche_llm"
+    files = sorted(top.glob("*.py") if package == "top" else (top / package).rglob("*.py"))
     everything = [(file, place) for file in files if not file.stem.startswith(EXCLUDED) for place in places(file)]
     chance.shuffle(everything)
     drawn: list[Mutant] = []

@@ -19,8 +19,8 @@ from touche_llm.judging.pointwise import Asking, judge
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.request import Request, Sampling
+from touche_llm.prompts.answers import template_variables
 from touche_llm.prompts.prompt import Prompt, load_prompt
-from touche_llm.ranking.comparer import template_variables
 from touche_llm.ranking.steps import RankingSettings, asked_kinds, parse_steps
 from touche_llm.ranking.topics import Comparing, Ranked, rank_topics
 from touche_llm.tasks import get_task

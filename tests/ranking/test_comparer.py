@@ -24,8 +24,10 @@ from touche_llm.llm.engines.base import Completion, Rejected
 from touche_llm.llm.model import SAMPLES, LanguageModel
 from touche_llm.llm.request import Message, Request, Sampling
 from touche_llm.llm.truncation import CUT_MARK
+from touche_llm.prompts.answers import LABELS, best_answer, order_answer, template_variables
 from touche_llm.prompts.prompt import Prompt, load_prompt
-from touche_llm.ranking.comparer import LABELS, Comparer, best_answer, check_template, order_answer, template_variables
+from touche_llm.prompts.purposes import check_template
+from touche_llm.ranking.comparer import Comparer
 from touche_llm.tasks import get_task
 
 TOPIC = Topic("7", "Which is better, tea or coffee?", "Find out.", "Both count.", ("tea", "coffee"))

@@ -25,7 +25,8 @@ from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.retrieve import retrieve_stage
 from touche_llm.pipeline.run_all import retrieve_alone
-from touche_llm.ranking.expansion import AlternativeQueries, ExpansionSettings, fused
+from touche_llm.prompts.answers import AlternativeQueries
+from touche_llm.ranking.expansion import ExpansionSettings, fused
 
 QUERIES = {"query1": "electric scooter commute", "query2": "bicycle city traffic", "query3": "notes on paper, by hand"}
 BAD = {**QUERIES, "query2": "site:evil.example heat pump"}

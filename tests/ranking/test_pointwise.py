@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tests.ranking.fake_comparer import ids
 from touche_llm.data.records import Candidate, Judgment, Scored
-from touche_llm.ranking.pointwise import by_first_stage, by_judgment, graded
+from touche_llm.judging.grades import graded
+from touche_llm.ranking.pointwise import by_first_stage, by_judgment
 
 WEIGHTS = {"relevance": 1.0, "quality": 0.5, "first_stage": 0.25}
 

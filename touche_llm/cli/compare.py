@@ -13,7 +13,7 @@ from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, say
 from touche_llm.data.files import check_output
 from touche_llm.errors import UsageError, printable
-from touche_llm.evaluation.coverage import describe_coverage
+from touche_llm.evaluation.measures import describe_coverage
 from touche_llm.pipeline.run_files import RUN
 from touche_llm.tasks import get_task
 

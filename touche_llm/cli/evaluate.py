@@ -13,7 +13,7 @@ from touche_llm.cli import figures as f
 from touche_llm.cli.output import Format, FormatOption, plain
 from touche_llm.cli.standings import show_standings, standings
 from touche_llm.errors import UsageError
-from touche_llm.evaluation.coverage import describe_coverage
+from touche_llm.evaluation.measures import describe_coverage
 from touche_llm.evaluation.qrels import STANCE
 from touche_llm.tasks import get_task
 

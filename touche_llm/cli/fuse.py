@@ -9,8 +9,8 @@ import typer
 
 from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
-from touche_llm.corpus.json_lines import is_word
 from touche_llm.data.files import check_output
+from touche_llm.data.lines import is_word
 from touche_llm.data.trec_runs import read_run, write_run
 from touche_llm.errors import UsageError, printable
 from touche_llm.pipeline.candidates import listed

@@ -34,10 +34,10 @@ from touche_llm.pipeline.common import asking_of, check_examples
 from touche_llm.pipeline.engines import open_model
 from touche_llm.prompt_lab.trial import Bench, Subject, Trial, ask, best_documents, open_bench
 from touche_llm.prompt_lab.watch import Saved
+from touche_llm.prompts.answers import LABELS
 from touche_llm.prompts.catalog import find
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import Use
-from touche_llm.ranking.comparer import LABELS
 
 _QRELS = ("relevance", "quality", "stance", "coherence")
 # Of a label with all of the probability.

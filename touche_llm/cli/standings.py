@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from touche_llm.cli import figures as f
 from touche_llm.cli.output import plain
 from touche_llm.errors import UsageError
-from touche_llm.evaluation.coverage import describe_coverage
 from touche_llm.evaluation.leaderboard import PublishedRun, Table, board, place
+from touche_llm.evaluation.measures import describe_coverage
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
-from touche_llm.corpus.json_lines import ID_FORM, good_documents, is_word
-from touche_llm.data.lines import file_lines, open_packed
+from touche_llm.corpus.json_lines import good_documents
+from touche_llm.data.lines import ID_FORM, file_lines, is_word, open_packed
 from touche_llm.data.records import Document, Part
 from touche_llm.errors import BadLine, DataError
 

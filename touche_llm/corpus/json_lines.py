@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, TypeGuard, TypeVar
+from typing import IO, Any, TypeVar
 
-import orjson
-
-from touche_llm.data.lines import MAX_LINE, file_lines
+from touche_llm.data.lines import ID_FORM, MAX_LINE, file_lines, is_word, json_object
 from touche_llm.data.records import Document
 from touche_llm.errors import BadLine, DataError
 
 RowT = TypeVar("RowT")
 
 # Under these names passages (2022), TIRA's collections and ClueWeb22 have the same things.
-MAX_ID = 1_000
-ID_FORM = f"one printable word of at most {MAX_ID:,} characters"
 # A corpus with more bad lines than this, and than documents, is not the corpus that was meant.
 MAX_BAD_LINES = 100_000
 _REPORTED_BAD_LINES = 10
@@ -112,19 +108,6 @@ class LeftOut:
             self._listing.write(f"{bad}\n")
 
 
-def json_object(raw: bytes, path: Path, line: int) -> dict[str, Any]:
-    """The JSON object of a line that was read with the limit `MAX_LINE`; raises BadLine."""
-    if len(raw) > MAX_LINE:
-        raise BadLine(path, line, f"longer than {MAX_LINE:,} bytes")
-    try:
-        record = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise BadLine(path, line, f"not JSON: {error}" if raw.strip() else "empty line") from error
-    if not isinstance(record, dict):
-        raise BadLine(path, line, f"not a JSON object but {type(record).__name__}")
-    return record
-
-
 def document_of(record: dict[str, Any], path: Path, line: int) -> Document:
     """The document that a line's object holds; raises BadLine."""
     key, identifier = _only(record, _ID_KEYS, "", path, line)
@@ -134,11 +117,6 @@ def document_of(record: dict[str, Any], path: Path, line: int) -> Document:
     if not isinstance(text, str) or not text.strip():
         raise BadLine(path, line, f"document {identifier}: `{key}` must be a string that is not empty")
     return Document(identifier, text)
-
-
-def is_word(value: object) -> TypeGuard[str]:
-    """Whether a value can be an id: one column of a run, and short enough for messages."""
-    return isinstance(value, str) and len(value) <= MAX_ID and value.split() == [value] and value.isprintable()
 
 
 def _only(record: dict[str, Any], keys: tuple[str, ...], whose: str, path: Path, line: int) -> tuple[str, Any]:

@@ -10,13 +10,8 @@ import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from touche_llm.corpus.json_lines import (
-    document_of,
-    good_documents,
-    json_lines,
-    json_object,
-    read_passages,
-)
+from touche_llm.corpus.json_lines import document_of, good_documents, json_lines, read_passages
+from touche_llm.data.lines import json_object
 from touche_llm.data.records import Document
 from touche_llm.errors import BadLine
 

@@ -8,9 +8,11 @@ from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, TypeGuard, cast
 
-from touche_llm.errors import DataError
+import orjson
+
+from touche_llm.errors import BadLine, DataError
 
 # Bytes of a line of JSON: an answer with its label tokens has a few kilobytes, a web page a few hundred.
 MAX_LINE = 16 * 2**20
@@ -19,6 +21,8 @@ MAX_LINE = 16 * 2**20
 MAX_TABLE_LINE, MAX_TABLE_LINES = 10_000, 1_000_000
 # Bytes of one line that are skipped; a packed file of a few megabytes can hold a line of many gigabytes.
 MAX_SKIPPED = 2**30
+MAX_ID = 1_000
+ID_FORM = f"one printable word of at most {MAX_ID:,} characters"
 
 
 def bounded_lines(stream: IO[bytes], limit: int) -> Iterator[tuple[int, bytes]]:
@@ -89,3 +93,21 @@ def check_number(path: Path, number: int, what: str) -> None:
     # A small packed file can hold empty lines for hours.
     if number > MAX_TABLE_LINES:
         raise DataError(f"{path}: more than {MAX_TABLE_LINES:,} lines; is this {what}?")
+
+
+def json_object(raw: bytes, path: Path, line: int) -> dict[str, Any]:
+    """The JSON object of a line that was read with the limit `MAX_LINE`; raises BadLine."""
+    if len(raw) > MAX_LINE:
+        raise BadLine(path, line, f"longer than {MAX_LINE:,} bytes")
+    try:
+        record = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise BadLine(path, line, f"not JSON: {error}" if raw.strip() else "empty line") from error
+    if not isinstance(record, dict):
+        raise BadLine(path, line, f"not a JSON object but {type(record).__name__}")
+    return record
+
+
+def is_word(value: object) -> TypeGuard[str]:
+    """Whether a value can be an id: one column of a run, and short enough for messages."""
+    return isinstance(value, str) and len(value) <= MAX_ID and value.split() == [value] and value.isprintable()

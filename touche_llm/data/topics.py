@@ -181,3 +181,12 @@ def _check_form(content: bytes, path: Path) -> None:
         f"{path}:1: {kind} ({line.strip()[:_QUOTED]!r}), not topics; give Touché's topics.xml or TIRA's queries.xml or "
         'queries.jsonl, whose lines are {"qid": "1", "query": "…"}'
     )
+
+
+def query_text(topic: Topic, fields: tuple[str, ...]) -> str:
+    """The query of a topic: the named fields one after the other."""
+    parts = []
+    for name in fields:
+        value = getattr(topic, name)
+        parts.append(" ".join(value or ()) if name == "objects" else value)
+    return " ".join(parts)

@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from touche_llm.corpus.json_lines import ID_FORM, is_word, json_object
 from touche_llm.data.files import whole_file
-from touche_llm.data.lines import MAX_LINE, check_number, file_lines, table_lines
+from touche_llm.data.lines import ID_FORM, MAX_LINE, check_number, file_lines, is_word, json_object, table_lines
 from touche_llm.data.records import Candidate, RunLine
 from touche_llm.errors import BadLine, DataError
 

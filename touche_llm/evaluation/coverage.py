@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from touche_llm.data.trec_runs import ReadRun
 from touche_llm.errors import some
 from touche_llm.evaluation.qrels import STANCE, Qrels
-from touche_llm.pipeline.run_files import CONFIG
-
-if TYPE_CHECKING:
-    from touche_llm.evaluation.measures import Evaluation
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +50,7 @@ def describe_limits(names: Iterable[str]) -> list[str]:
     """Return a note on runs that their own configurations limited to some topics, if there are any."""
     listed = ", ".join(names)
     return (
-        [f"{listed}: limited to some topics by limit_topics or topic in {CONFIG}; no other topic counts"]
+        [f"{listed}: limited to some topics by limit_topics or topic in config.yaml; no other topic counts"]
         if listed
         else []
     )
@@ -77,15 +72,3 @@ def describe_fitted(name: str, run: ReadRun, fitted_on: Collection[str], qrels: 
         f"{name}: stance: the thresholds were fitted on {len(both)} of these topics, so that its figures say nothing "
         f"about other topics; `touche-llm calibrate` prints figures that do: {some(both)}"
     ]
-
-
-def describe_coverage(evaluations: Iterable[Evaluation], aspect: str) -> list[str]:
-    """Return one line where the coverage of all runs is the same, else a line for each run."""
-    texts = {
-        each.name: str(each.coverage(aspect))
-        for each in evaluations
-        if aspect in each.qrels.grades or (aspect == STANCE and each.qrels.stances)
-    }
-    if len(set(texts.values())) == 1:
-        return list(texts.values())[:1]
-    return [f"{name}: {text}" for name, text in texts.items()]

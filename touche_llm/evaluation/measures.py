@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import ir_measures
@@ -266,3 +266,15 @@ def _check_topics(run: ReadRun, judged: Mapping[str, object], aspect: str) -> No
             f"none of the run's topics ({some(list(run.rankings), 5)}) is in the {aspect} qrels "
             f"({some(list(judged), 5)}); give the qrels of these topics"
         )
+
+
+def describe_coverage(evaluations: Iterable[Evaluation], aspect: str) -> list[str]:
+    """Return one line where the coverage of all runs is the same, else a line for each run."""
+    texts = {
+        each.name: str(each.coverage(aspect))
+        for each in evaluations
+        if aspect in each.qrels.grades or (aspect == STANCE and each.qrels.stances)
+    }
+    if len(set(texts.values())) == 1:
+        return list(texts.values())[:1]
+    return [f"{name}: {text}" for name, text in texts.items()]

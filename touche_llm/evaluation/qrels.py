@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from touche_llm.corpus.json_lines import ID_FORM, is_word
-from touche_llm.data.lines import table_lines
+from touche_llm.data.lines import ID_FORM, is_word, table_lines
 from touche_llm.data.records import HIGHEST_GRADE
 from touche_llm.errors import DataError, UsageError, some
 from touche_llm.tasks import get_task

@@ -18,7 +18,6 @@ from touche_llm.text.passages import Excerpts
 from touche_llm.text.sanitize import neutralise
 
 Done = Callable[[], None]
-OBJECTS_VARIABLES = {"topic": True}
 
 
 class Documents(Protocol):

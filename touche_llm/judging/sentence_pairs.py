@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from touche_llm.corpus.store import Parts
 from touche_llm.data.records import Candidate, Document, Judgment
 from touche_llm.errors import DataError
-from touche_llm.ranking.pointwise import graded
+from touche_llm.judging.grades import graded
 
 SEPARATOR = ","
 NO_SIDE = "NONE"

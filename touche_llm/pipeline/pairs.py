@@ -12,6 +12,7 @@ import msgspec
 from touche_llm.config import Config
 from touche_llm.corpus.store import Parts
 from touche_llm.data.records import Candidate, Failure, Judgment, Topic
+from touche_llm.judging.grades import graded
 from touche_llm.judging.pointwise import Asking, judge
 from touche_llm.judging.sentence_pairs import (
     PairDocuments,
@@ -22,7 +23,6 @@ from touche_llm.judging.sentence_pairs import (
     sentences_with_a_side,
 )
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.ranking.pointwise import graded
 from touche_llm.tasks.base import Task
 
 Stage = Callable[[str, int], AbstractContextManager[Callable[[], None]]]

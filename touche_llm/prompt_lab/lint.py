@@ -24,10 +24,11 @@ from touche_llm.prompt_lab.prefix_sharing import (
     unsent,
 )
 from touche_llm.prompt_lab.trial import Subject
+from touche_llm.prompts.answers import MOST_DOCUMENTS
 from touche_llm.prompts.catalog import find
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import Use, uses_of
-from touche_llm.ranking.comparer import MOST_DOCUMENTS, MOST_TO_CHOOSE_FROM
+from touche_llm.ranking.comparer import MOST_TO_CHOOSE_FROM
 from touche_llm.ranking.steps import RankingSettings
 from touche_llm.tasks import TASKS
 from touche_llm.tasks.base import Aim, Task

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from touche_llm.corpus.json_lines import is_word
 from touche_llm.data.files import whole_file
-from touche_llm.data.lines import table_lines
+from touche_llm.data.lines import is_word, table_lines
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, UsageError, some
 from touche_llm.evaluation.qrels import Grades, Qrels

@@ -19,10 +19,11 @@ from touche_llm.llm.logprobs import expected_grade, most_probable, read_label
 from touche_llm.llm.model import Answered, LanguageModel
 from touche_llm.llm.request import Message, Request
 from touche_llm.pipeline.candidates import Corpus, Notify, choose_topics, find_candidates, open_corpus
+from touche_llm.prompts.answers import MOST_DOCUMENTS
 from touche_llm.prompts.catalog import load_named
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import Use, load, uses_of
-from touche_llm.ranking.comparer import MOST_DOCUMENTS, MOST_TO_CHOOSE_FROM, Comparer
+from touche_llm.ranking.comparer import MOST_TO_CHOOSE_FROM, Comparer
 from touche_llm.ranking.expansion import find_queries
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Aim, Task

@@ -7,13 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from touche_llm.data.records import Topic
-from touche_llm.judging.pointwise import OBJECTS_VARIABLES
+from touche_llm.data.records import LabelledDocument, Topic
+from touche_llm.errors import PromptError
 from touche_llm.llm.answers import AnswerModel
+from touche_llm.prompts.answers import (
+    OBJECTS_VARIABLES,
+    QUERIES_VARIABLES,
+    AlternativeQueries,
+    best_answer,
+    order_answer,
+    template_variables,
+)
 from touche_llm.prompts.prompt import Prompt, load_prompt
-from touche_llm.ranking.comparer import best_answer, check_template, order_answer, template_variables
-from touche_llm.ranking.expansion import VARIABLES as QUERIES_VARIABLES
-from touche_llm.ranking.expansion import AlternativeQueries
 from touche_llm.tasks.base import Question, Task
 
 # What better means is the same for all questions of a run, so that its examples are as well.
@@ -71,6 +76,23 @@ def load(task: Task, use: Use, name: str, folder: Path | None = None) -> Prompt:
     if use.depends_on == "documents" and use.question is not None:
         check_template(prompt, use.question)
     return prompt
+
+
+def check_template(prompt: Prompt, question: Question) -> None:
+    """Raise PromptError where a template does not show the topic, or not every document with its label."""
+    topic = Topic("0", "TITLE", "DESCRIPTION", "NARRATIVE", ("FIRST", "SECOND"))
+    shown = [LabelledDocument(f"LABEL-{number}", f"TEXT-{number}") for number in range(3)]
+    values = question.of_topic(topic)
+    rendered = "".join(each.content for each in prompt.render(topic=topic, documents=shown, aim="both", **values))
+    for each in shown:
+        before, text, _ = rendered.partition(each.text)
+        if not text or each.label not in before:
+            raise PromptError(
+                f"{prompt.path}: must show each of `documents` with its `label` before its `text`, as "
+                "Passage {{ each.label }}: {{ each.text }}"
+            )
+    if not any(part in rendered for part in ("TITLE", "DESCRIPTION", "NARRATIVE")):
+        raise PromptError(f"{prompt.path}: shows nothing of `topic`: not its `title`, `description` or `narrative`")
 
 
 def _uses(task: Task) -> Iterator[Use]:

@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-import string
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
-from typing import Annotated, Any, Literal
-
-from pydantic import BeforeValidator, Field, create_model
+from typing import Any, Literal
 
 from touche_llm.data.records import Comparison, Cut, Failure, LabelledDocument, Topic
 from touche_llm.errors import PromptError
@@ -25,16 +21,12 @@ from touche_llm.llm.logprobs import read_label
 from touche_llm.llm.model import Answered
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.truncation import CUT_MARK
+from touche_llm.prompts.answers import LABELS, ORDER_SEPARATOR, best_answer, order_answer
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.tasks.base import Aim, Question
 
-LABELS = string.ascii_uppercase
-MOST_DOCUMENTS = len(LABELS)
 # Engines send at most 20 alternatives a token, so that more labels could not all be read.
 MOST_TO_CHOOSE_FROM = 20
-_ORDER_SEPARATOR = " > "
-# Up to so many documents the schema itself keeps a label from being repeated; beyond, its size explodes.
-_MOST_IN_SCHEMA = 6
 # What an order needs beyond other answers: a label, a separator, white space.
 _TOKENS_PER_LABEL = 8
 _LEAST_SHARE = 16
@@ -42,67 +34,6 @@ _LEAST_SHARE = 16
 _SEAM = 2
 
 Kind = Literal["best", "order"]
-
-
-def template_variables(question: Question) -> dict[str, bool]:
-    """The variables of a template that compares documents, and whether it must use them."""
-    return {"topic": True, **question.variables, "aim": False, "documents": True}
-
-
-def check_template(prompt: Prompt, question: Question) -> None:
-    """Raise PromptError where a template does not show the topic, or not every document with its label."""
-    topic = Topic("0", "TITLE", "DESCRIPTION", "NARRATIVE", ("FIRST", "SECOND"))
-    shown = [LabelledDocument(f"LABEL-{number}", f"TEXT-{number}") for number in range(3)]
-    values = question.of_topic(topic)
-    rendered = "".join(each.content for each in prompt.render(topic=topic, documents=shown, aim="both", **values))
-    for each in shown:
-        before, text, _ = rendered.partition(each.text)
-        if not text or each.label not in before:
-            raise PromptError(
-                f"{prompt.path}: must show each of `documents` with its `label` before its `text`, as "
-                "Passage {{ each.label }}: {{ each.text }}"
-            )
-    if not any(part in rendered for part in ("TITLE", "DESCRIPTION", "NARRATIVE")):
-        raise PromptError(f"{prompt.path}: shows nothing of `topic`: not its `title`, `description` or `narrative`")
-
-
-@cache
-def best_answer(documents: int) -> type[AnswerModel]:
-    """The answer that names the best of so many documents."""
-    labels: Any = Literal[tuple(LABELS[:documents])]
-    return create_model("Best", __base__=AnswerModel, best=(labels, ...))
-
-
-@cache
-def order_answer(documents: int) -> type[AnswerModel]:
-    """The answer that orders so many documents, each label once: `C > A > B`."""
-    if documents <= _MOST_IN_SCHEMA:
-        pattern = _permutations(LABELS[:documents])
-    else:
-        pattern = f"[A-{LABELS[documents - 1]}](?:{_ORDER_SEPARATOR}[A-{LABELS[documents - 1]}]){{{documents - 1}}}"
-    # Before the pattern is looked at, which could only say that it does not fit.
-    complete = BeforeValidator(partial(_each_once, LABELS[:documents]))
-    text: Any = Annotated[str, complete, Field(pattern=f"^{pattern}$")]
-    return create_model("Order", __base__=AnswerModel, order=(text, ...))
-
-
-def _each_once(labels: str, order: Any) -> Any:
-    """What was given, unless it is a text that has not each label once: then ValueError names those."""
-    if isinstance(order, str):
-        found = Counter(order.split(_ORDER_SEPARATOR))
-        repeated = {label for label, times in found.items() if times > 1}
-        parts = {"repeated": repeated, "missing": set(labels) - set(found), "unknown": set(found) - set(labels)}
-        wrong = [f"{', '.join(sorted(each))} {what}" for what, each in parts.items() if each]
-        if wrong:
-            raise ValueError("; ".join(wrong))
-    return order
-
-
-def _permutations(labels: str) -> str:
-    if len(labels) == 1:
-        return labels
-    branches = (label + _ORDER_SEPARATOR + _permutations(labels.replace(label, "")) for label in labels)
-    return f"(?:{'|'.join(branches)})"
 
 
 _ANSWERS: Mapping[Kind, Callable[[int], type[AnswerModel]]] = {"best": best_answer, "order": order_answer}
@@ -233,7 +164,7 @@ class Comparer:
             best=read_label(result.answer.text, result.answer.tokens, kind, labels, answered)
             if kind == "best"
             else None,
-            order=[by_label[label] for label in answered.split(_ORDER_SEPARATOR)] if kind == "order" else None,
+            order=[by_label[label] for label in answered.split(ORDER_SEPARATOR)] if kind == "order" else None,
             cut=cut,
             prompt=prompt.label,
             key=result.key,

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from touche_llm.data.records import Candidate, Failure, Queries, Scored, Topic
 from touche_llm.judging.pointwise import Asking, Done, failure
-from touche_llm.llm.answers import AnswerModel, schema_of
+from touche_llm.llm.answers import schema_of
 from touche_llm.llm.concurrency import in_order
 from touche_llm.llm.model import Answered
+from touche_llm.prompts.answers import LONGEST_QUERY, AlternativeQueries
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.fusion import DEFAULT_K, reciprocal_rank
-
-VARIABLES = {"topic": True}
-_LONGEST = 100
-_Query = Annotated[str, Field(pattern=rf"^[0-9A-Za-z][0-9A-Za-z ',-]{{2,{_LONGEST - 1}}}$")]
 
 
 class ExpansionSettings(BaseModel):
@@ -37,20 +33,12 @@ class ExpansionSettings(BaseModel):
     k: float = Field(DEFAULT_K, ge=0.0, allow_inf_nan=False)
 
 
-class AlternativeQueries(AnswerModel):
-    """Three keyword queries."""
-
-    query1: _Query
-    query2: _Query
-    query3: _Query
-
-
 async def find_queries(
     topics: list[Topic], prompt: Prompt, asking: Asking, done: Done
 ) -> tuple[list[Queries], list[Failure]]:
     """The other queries of each topic, and the failures; a topic whose answer could not be used has none."""
     # In the worst case a token is a character.
-    longer = asking.sampling.max_tokens + _LONGEST * len(AlternativeQueries.model_fields)
+    longer = asking.sampling.max_tokens + LONGEST_QUERY * len(AlternativeQueries.model_fields)
     asking = replace(asking, sampling=replace(asking.sampling, max_tokens=longer))
     schema = schema_of(AlternativeQueries)
 

@@ -12,7 +12,8 @@ from itertools import combinations
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from touche_llm.data.records import Scored
-from touche_llm.ranking.comparer import MOST_DOCUMENTS, Comparer
+from touche_llm.prompts.answers import MOST_DOCUMENTS
+from touche_llm.ranking.comparer import Comparer
 from touche_llm.ranking.order import by_position
 
 

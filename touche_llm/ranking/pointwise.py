@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
-from touche_llm.data.records import HIGHEST_GRADE, Candidate, Scored
+from touche_llm.data.records import Candidate, Scored
+from touche_llm.judging.grades import Graded, graded
 from touche_llm.ranking.order import scaled
-from touche_llm.tasks.base import FIRST_STAGE
 
 # Below every score, so that what the model was asked about stays above what it was not.
 _INHERITED, _UNJUDGED = -1.0, -2.0
-
-
-class Graded(Protocol):
-    """A judgment, or what the ranking needs of it."""
-
-    @property
-    def grades(self) -> Mapping[str, float]:
-        """By name, from 0 to 3."""
-        ...
-
-    @property
-    def source(self) -> str:
-        """See Judgment."""
-        ...
 
 
 def by_first_stage(candidates: list[Candidate]) -> list[Scored]:
@@ -56,15 +41,3 @@ def by_judgment(
 
     scored = [Scored(each.document_id, score(each)) for each in first_stage]
     return sorted(scored, key=lambda each: -each.score)
-
-
-def graded(judgment: Graded, weights: Mapping[str, float], first_stage: float | None = None) -> float:
-    """The weighted mean of a judgment's grades/3 and, if given, of the first-stage score, all between 0 and 1.
-
-    It is 0 where all that the judgment has weighs nothing.
-    """
-    parts = {name: grade / HIGHEST_GRADE for name, grade in judgment.grades.items()}
-    if first_stage is not None:
-        parts[FIRST_STAGE] = first_stage
-    total = sum(weights[name] for name in parts)
-    return sum(weights[name] * value for name, value in parts.items()) / total if total else 0.0

@@ -8,7 +8,8 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from touche_llm.data.records import Scored
-from touche_llm.ranking.comparer import MOST_DOCUMENTS, Comparer
+from touche_llm.prompts.answers import MOST_DOCUMENTS
+from touche_llm.ranking.comparer import Comparer
 from touche_llm.ranking.order import by_value
 
 

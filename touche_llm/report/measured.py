@@ -152,7 +152,7 @@ def headline_of(qrels: Qrels) -> list[str]:
 
 def coverage_lines(evaluations: Sequence[Evaluation]) -> list[str]:
     """How many of the judged topics the figures are over, aspect by aspect."""
-    from touche_llm.evaluation.coverage import describe_coverage
+    from touche_llm.evaluation.measures import describe_coverage
 
     aspects = dict.fromkeys(name.split(" ", 1)[0] for name in headline_of(evaluations[0].qrels))
     return [f"{aspect}: {line}" for aspect in aspects for line in describe_coverage(evaluations, aspect)]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from touche_llm.corpus.store import Units
 from touche_llm.data.records import Candidate, Topic
+from touche_llm.data.topics import query_text
 
 _GROUP = 32
 
@@ -76,12 +77,3 @@ def best_rows(scores: NDArray[np.floating[Any]], number: int) -> NDArray[np.int6
 
 def _nth_best(scores: NDArray[np.floating[Any]], number: int) -> float:
     return float(np.partition(scores, len(scores) - number)[len(scores) - number])
-
-
-def query_text(topic: Topic, fields: tuple[str, ...]) -> str:
-    """The query of a topic: the named fields one after the other."""
-    parts = []
-    for name in fields:
-        value = getattr(topic, name)
-        parts.append(" ".join(value or ()) if name == "objects" else value)
-    return " ".join(parts)

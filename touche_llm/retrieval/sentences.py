@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from touche_llm.corpus.store import Parts
 from touche_llm.data.records import Candidate, Topic
-from touche_llm.retrieval.base import FirstStage, best_rows, query_text, top_candidates
+from touche_llm.data.topics import query_text
+from touche_llm.retrieval.base import FirstStage, best_rows, top_candidates
 from touche_llm.text.analysis import Analyser
 
 _ENDINGS = (".com", ".org", ".net", ".edu", ".gov", ".htm", ".html", ".pdf")

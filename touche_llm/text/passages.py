@@ -15,7 +15,7 @@ from functools import cached_property
 from sentencex import segment  # type: ignore[import-untyped]
 
 from touche_llm.data.records import Topic
-from touche_llm.retrieval.base import query_text
+from touche_llm.data.topics import query_text
 from touche_llm.text.analysis import Analyser
 from touche_llm.text.boilerplate import Span, content_lines, ends_sentence, lines_of
 from touche_llm.text.sanitize import neutralise

@@ -11,12 +11,12 @@ from chatnoir_api.model import index_id
 from chatnoir_api.v1.model import Request, SearchResponse
 from pydantic import ValidationError
 
-from touche_llm.corpus.json_lines import is_word
+from touche_llm.data.lines import is_word
 from touche_llm.data.records import Candidate, Topic
+from touche_llm.data.topics import query_text
 from touche_llm.data.transport import BROKEN_TRIES, PassingFailure
 from touche_llm.errors import UsageError
 from touche_llm.llm.concurrency import in_order
-from touche_llm.retrieval.base import query_text
 from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments, ChatNoirSettings, Hit, Missing, Page
 from touche_llm.retrieval.chatnoir.transport import HOW_TO_GIVE_A_KEY, Notify, Reply, Transport
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from touche_llm.corpus.json_lines import is_word
+from touche_llm.data.lines import is_word
 from touche_llm.data.records import Candidate, Document, Topic
+from touche_llm.data.topics import query_text
 from touche_llm.data.transport import run
 from touche_llm.errors import DataError, UsageError
-from touche_llm.retrieval.base import query_text
 from touche_llm.retrieval.elasticsearch.settings import (
     ANALYSIS,
     FORMAT,

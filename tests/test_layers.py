@@ -1,0 +1,79 @@
+"""The layers of the package: a module imports from its own layer and those below, and modules never in a circle."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import touche_llm
+
+PACKAGE = Path(touche_llm.__file__).parent
+# From the bottom up.
+LAYERS = (
+    "errors",
+    "data",
+    "text",
+    "corpus",
+    "llm",
+    "tasks",
+    "retrieval",
+    "prompts",
+    "judging",
+    "ranking",
+    "evaluation",
+    "config",
+    "pipeline",
+    "batch",
+    "prompt_lab",
+    "regression",
+    "report",
+    "integrations",
+    "cli",
+)
+# The facade names objects of any layer, and loads them when they are used.
+TOP = ("touche_llm", "touche_llm.__main__")
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imports_of(module: str) -> Iterator[str]:
+    """Yield the modules of the package that a module imports, inside functions and for type checks too."""
+    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names if each.name in MODULES)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: a relative import"
+            for each in node.names:
+                submodule = f"{node.module}.{each.name}"
+                if submodule in MODULES:
+                    yield submodule
+                elif node.module in MODULES:
+                    yield node.module
+
+
+def layer_of(module: str) -> int:
+    return LAYERS.index(module.split(".")[1])
+
+
+def test_every_module_has_a_place_in_a_layer() -> None:
+    assert {module.split(".")[1] for module in MODULES if module not in TOP} == set(LAYERS)
+
+
+def test_no_import_points_upwards() -> None:
+    arrows = {(module, imported) for module in MODULES if module not in TOP for imported in imports_of(module)}
+    assert len(arrows) > 500
+    upwards = [(a, b) for a, b in sorted(arrows) if b != "touche_llm" and layer_of(b) > layer_of(a)]
+    assert upwards == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = {module: set(imports_of(module)) - {module} for module in MODULES if module not in TOP}
+    order = list(TopologicalSorter(graph).static_order())  # raises CycleError
+    assert set(order) >= set(graph)
