@@ -75,7 +75,7 @@ def prefix_cache_hits(url: str) -> int:
 
 def _metric(url: str, name: str) -> list[tuple[str, float]]:
     """The values of a counter, each with its labels."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as response:
         lines = response.read().decode().splitlines()
     found = (line.rsplit(" ", 1) for line in lines if line.startswith(f"vllm:{name}_total{{"))
     return [(labels, float(value)) for labels, value in found]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -102,13 +100,14 @@ def test_a_run_killed_half_way_asks_only_for_what_was_missing(
 ) -> None:
     out = tmp_path / "killed"
     command = [sys.executable, "-m", "touche_llm", *map(str, arguments(data, vllm_url, out)), "--limit-topics", "20"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    start = finished_requests(vllm_url)
-    while finished_requests(vllm_url) - start < 40:
-        assert process.poll() is None, "the run ended before it could be killed"
-        time.sleep(0.2)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            start = finished_requests(vllm_url)
+            while finished_requests(vllm_url) - start < 40:
+                assert process.poll() is None, "the run ended before it could be killed"
+                time.sleep(0.2)
+        finally:
+            process.kill()
     with Cache(tmp_path / "answers.sqlite") as cache:
         stored = len(cache.find("answer"))
     assert stored > 0
