@@ -118,7 +118,7 @@ BAD = [
 
 @pytest.fixture
 def short_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passages, "MAX_LINE", 200)
+    monkeypatch.setattr("touche_llm.data.lines.MAX_LINE", 200)
 
 
 @pytest.mark.usefixtures("short_lines")
