@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from touche_llm.corpus import json_lines as passages
 from touche_llm.corpus.json_lines import read_passages
 from touche_llm.corpus.rerank import read_rerank_documents
 from touche_llm.data.records import Document
