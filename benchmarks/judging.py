@@ -163,13 +163,13 @@ def serve(port: multiprocessing.Queue[int]) -> None:
 
 
 class _Watch:
-    """An observer that looks at the time and at the memory."""
+    """Progress that samples time and memory."""
 
     def __init__(self) -> None:
         self.done = 0
         self.mib: list[float] = []
 
-    def notify(self, message: str) -> None:
+    def warn(self, message: str) -> None:
         pass
 
     @contextmanager

@@ -26,12 +26,12 @@ SAMPLE = SAMPLES / "comparative"
 
 
 class Silent:
-    """An observer that only remembers its notices."""
+    """Progress that only records its warnings."""
 
     def __init__(self) -> None:
         self.notices: list[str] = []
 
-    def notify(self, message: str) -> None:
+    def warn(self, message: str) -> None:
         self.notices.append(message)
 
     @contextmanager
@@ -58,13 +58,13 @@ def run_lines(path: Path) -> list[RunLine]:
 
 async def run_scripted(config: Config, out: Path, script: Any) -> tuple[list[RunLine], Silent]:
     """The stages one by one, with a scripted engine."""
-    observer = Silent()
-    await retrieve_stage(config, out, observer)
+    progress = Silent()
+    await retrieve_stage(config, out, progress)
     with Cache(config.cache.file, config.cache.mode) as cache:
         model = LanguageModel(facts=FACTS, engine=ScriptedEngine(script), cache=cache)
-        await judge_stage(config, out, observer, model)
-        await rank_stage(config, out, observer, model)
-    return run_lines(out / "run.txt"), observer
+        await judge_stage(config, out, progress, model)
+        await rank_stage(config, out, progress, model)
+    return run_lines(out / "run.txt"), progress
 
 
 async def run_on(server: FakeServer, config: Config, out: Path, *, overwrite: bool = False) -> Outcome:

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from tests.scripted_engine import Label, Script, ScriptedEngine
-from touche_llm.cli.console import ConsoleObserver
+from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.demo import SAMPLES, sample_config
 from touche_llm.config import Config
 from touche_llm.data.topics import read_topics
@@ -127,13 +127,13 @@ def of_a_pair(document: str, one: Answer, other: Answer) -> Answer:
 
 async def write(config: Config, cassette: Path, script: Script, out: Path) -> int:
     """Run a sample with a script and export the cache; returns how many entries it has."""
-    observer = ConsoleObserver()
-    await retrieve_stage(config, out, observer)
+    progress = ConsoleProgress()
+    await retrieve_stage(config, out, progress)
     with Cache(config.cache.file) as cache:
         remember(FACTS, cache)
         model = LanguageModel(facts=FACTS, engine=ScriptedEngine(script), cache=cache)
-        await judge_stage(config, out, observer, model)
-        await rank_stage(config, out, observer, model)
+        await judge_stage(config, out, progress, model)
+        await rank_stage(config, out, progress, model)
         return cache.export_cassette(cassette)
 
 

@@ -349,7 +349,7 @@ async def test_what_fails_by_files_fails_as_it_does_with_a_server(tmp_path: Path
     out = tmp_path / "out"
     await retrieve_stage(config, out, Silent())
     refused, useless = (each.document_id for each in read_candidates(out / "candidates.run.txt", depth=4)["3"][1:3])
-    with open_corpus(config, get_task("comparative"), Silent().notify) as corpus:
+    with open_corpus(config, get_task("comparative"), Silent().warn) as corpus:
         texts = {each: corpus.documents.get(each).text for each in (refused, useless)}
 
     def fails(body: Mapping[str, Any]) -> str | None:
@@ -421,11 +421,11 @@ async def test_where_the_stage_ends_early_what_was_reached_is_kept(
         return await answered(self, request)
 
     monkeypatch.setattr(BatchEngine, "complete", complete)
-    observer, path = Silent(), b.write(out / "r.jsonl", b.answers(requests, COMPARATIVE))
+    progress, path = Silent(), b.write(out / "r.jsonl", b.answers(requests, COMPARATIVE))
     with pytest.raises(DataError, match="the third is bad"):
-        await import_replies(read_batch(out), out, [path], observer)
+        await import_replies(read_batch(out), out, [path], progress)
     assert stored(config) == {each.key for each in requests[:2]}
-    assert observer.notices == ["2 replies were not reached and are not stored: import them again afterwards"]
+    assert progress.notices == ["2 replies were not reached and are not stored: import them again afterwards"]
 
 
 async def test_of_two_replies_the_first_answer_stands(waiting: Waiting) -> None:

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from tests.cli.conftest import Touche
 from tests.fake_server import FakeServer, says
-from touche_llm.cli.console import ConsoleObserver
+from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.cli.stages import asked
 from touche_llm.config import load_config
@@ -244,11 +244,11 @@ def test_another_corpus_with_a_written_configuration_gets_an_index_of_its_own(to
 
 def test_on_a_terminal_a_bar_is_shown_and_always_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
-    observer = ConsoleObserver()
-    observer.console = Console(file=screen, force_terminal=True, width=80)
+    progress = ConsoleProgress()
+    progress.console = Console(file=screen, force_terminal=True, width=80)
     # The stage before had some already.
     counts = Counts(cache_hits=10, prompt_tokens=123456789, failures=4, retries=1)
-    with pytest.raises(DataError), observer.stage("judging", 5000, counts) as done:
+    with pytest.raises(DataError), progress.stage("judging", 5000, counts) as done:
         counts.cache_hits, counts.failures, counts.retries = 12, 5, 8
         done()
         raise DataError("stop")

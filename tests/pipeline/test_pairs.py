@@ -135,10 +135,10 @@ async def test_where_the_corpus_has_too_few_it_is_said_and_nothing_is_invented(t
             answer["stance"] = {"PRO": 0.01, "CON": 0.01, "NONE": 0.98}
         return answer
 
-    lines, observer = await run(tmp_path, almost_none_takes_a_side)
+    lines, progress = await run(tmp_path, almost_none_takes_a_side)
     sizes = Counter(line.topic_id for line in lines)
     assert 0 < sizes["3"] < 100
-    assert any("topic 3: " in notice and "fewer than the 100 wanted" in notice for notice in observer.notices)
+    assert any("topic 3: " in notice and "fewer than the 100 wanted" in notice for notice in progress.notices)
     stages = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]
     assert stages["judge"]["topics with too few pairs"]["3"] == sizes["3"]
     assert stages["rank"]["topics with too few lines"]["3"] == sizes["3"]
@@ -228,9 +228,9 @@ async def test_where_no_sentence_takes_a_side_the_run_ends_with_what_to_do(tmp_p
 
 
 async def test_fewer_pairs_than_the_organisers_want_can_be_asked_for(tmp_path: Path) -> None:
-    lines, observer = await run(tmp_path, depth=20, pairs__most=50, pairs__judged=5)
+    lines, progress = await run(tmp_path, depth=20, pairs__most=50, pairs__judged=5)
     assert set(Counter(line.topic_id for line in lines).values()) == {50}
-    assert not any("fewer than" in notice for notice in observer.notices)
+    assert not any("fewer than" in notice for notice in progress.notices)
     judge = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]["judge"]
     assert judge["sentences judged"] < 100
 
@@ -248,9 +248,9 @@ async def test_judgments_that_are_missing_when_ranking_are_told(tmp_path: Path) 
     await run(tmp_path, pairs__judged=5)
     kept = (tmp_path / "out" / "judgments.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "out" / "judgments.jsonl").write_text("".join(kept[:-7]))
-    observer = Silent()
-    await rank_stage(config_for(tmp_path, task="sentence_pairs", depth=60), tmp_path / "out", observer)
-    assert any("documents have no judgment and are left out" in notice for notice in observer.notices)
+    progress = Silent()
+    await rank_stage(config_for(tmp_path, task="sentence_pairs", depth=60), tmp_path / "out", progress)
+    assert any("documents have no judgment and are left out" in notice for notice in progress.notices)
 
 
 def test_an_index_of_another_task_is_told(tmp_path: Path) -> None:

@@ -66,9 +66,9 @@ async def judged(
 
 async def ranked(config: Config, out: Path) -> tuple[list[RunLine], Silent]:
     """The last stage, without a model."""
-    observer = Silent()
-    await rank_stage(config, out, observer)
-    return run_lines(out / "run.txt"), observer
+    progress = Silent()
+    await rank_stage(config, out, progress)
+    return run_lines(out / "run.txt"), progress
 
 
 def readings(out: Path) -> list[StanceReading]:
@@ -148,9 +148,9 @@ async def test_where_both_orders_are_unusable_the_label_of_the_judge_prompt_stan
     out = tmp_path / "out"
     outcome, _ = await judged(heating(tmp_path), out, Judge(UNUSABLE, UNUSABLE))
     assert len(outcome.failures) == 6 and readings(out) == []
-    lines, observer = await ranked(heating(tmp_path), out)
+    lines, progress = await ranked(heating(tmp_path), out)
     assert [line.stance for line in lines] == ["SECOND"] * 3
-    assert observer.notices == []
+    assert progress.notices == []
 
 
 async def test_the_stance_prompt_counts_for_the_documents_it_was_asked_about_and_the_judge_prompt_for_the_others(
@@ -224,9 +224,9 @@ async def test_thresholds_change_labels_when_ranking_without_a_server(tmp_path: 
         given = config.stance
         assert given is not None
         changed = config.model_copy(update={"stance": given.model_copy(update={"thresholds": {"NO": threshold}})})
-        lines, observer = await ranked(changed, out)
+        lines, progress = await ranked(changed, out)
         assert [line.stance for line in lines] == stances
-        assert observer.notices == []
+        assert progress.notices == []
 
 
 async def test_thresholds_are_for_the_judge_prompt_where_the_stance_prompt_is_not_asked(tmp_path: Path) -> None:
@@ -244,11 +244,11 @@ async def test_thresholds_that_were_fitted_on_a_topic_of_the_run_are_told(tmp_pa
     await judged(heating(tmp_path), out, Judge(FIRST_PLEASE, FIRST_PLEASE))
     for fitted, told in ((("3", "99"), True), (("99",), False)):
         config = heating(tmp_path, stance__thresholds={"NO": 0.5}, stance__calibrated_on=fitted)
-        _, observer = await ranked(config, out)
-        assert [notice for notice in observer.notices if "fitted on 1 of these topics" in notice] == (
-            observer.notices if told else []
+        _, progress = await ranked(config, out)
+        assert [notice for notice in progress.notices if "fitted on 1 of these topics" in notice] == (
+            progress.notices if told else []
         )
-        assert bool(observer.notices) is told
+        assert bool(progress.notices) is told
 
 
 class Plain(ScriptedEngine):

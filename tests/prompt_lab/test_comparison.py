@@ -62,9 +62,9 @@ class Bench:
         self.monkeypatch.chdir(self.folder)
         config = config_of(self.folder, self.files, **self.flags)
         qrels = read_qrels({aspect: self.files[aspect] for aspect in aspects}, get_task("comparative"))
-        observer = Silent()
-        self.notices = observer.notices
-        return await compare_prompts(config, list(map(str, names)), qrels, Plan(**plan), observer)
+        progress = Silent()
+        self.notices = progress.notices
+        return await compare_prompts(config, list(map(str, names)), qrels, Plan(**plan), progress)
 
     @property
     def log(self) -> Path:

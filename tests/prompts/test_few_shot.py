@@ -315,9 +315,9 @@ async def test_no_example_is_of_a_topic_of_the_run(tmp_path: Path) -> None:
 
 async def test_another_topic_with_the_same_number_is_told_once_and_allowed(tmp_path: Path) -> None:
     write(tmp_path, "judge", [JUDGE | {"topic": {"id": 3, "title": "Another year's topic?"}}])
-    lines, observer = await run_scripted(config_with(tmp_path, topic=("3",), depth=2), tmp_path / "out", script)
+    lines, progress = await run_scripted(config_with(tmp_path, topic=("3",), depth=2), tmp_path / "out", script)
     assert len(lines) == 2
-    (notice,) = [each for each in observer.notices if "example" in each]
+    (notice,) = [each for each in progress.notices if "example" in each]
     assert "its topic has the number 3" in notice and "Another year's topic?" in notice
 
 

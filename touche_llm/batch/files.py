@@ -33,7 +33,7 @@ from touche_llm.llm.engines.dry_run import OverlayCache
 from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.tokenizer import ChatTokenizer
-from touche_llm.pipeline.common import Observer, compares
+from touche_llm.pipeline.common import Progress, compares
 from touche_llm.pipeline.dry_run import STAGES, Quiet, StageName, copy_of
 from touche_llm.pipeline.engines import assumed_facts, remember
 from touche_llm.pipeline.run_files import BATCH
@@ -104,7 +104,7 @@ class Import:
 
 
 async def pending_requests(
-    stage: StageName, config: Config, folder: Path, tokenizer: Path | None, observer: Observer
+    stage: StageName, config: Config, folder: Path, tokenizer: Path | None, progress: Progress
 ) -> Export:
     """Return the requests that a stage would send now and the cache cannot answer.
 
@@ -115,7 +115,7 @@ async def pending_requests(
         config: Configuration of the stage.
         folder: The run's folder, with the outputs of earlier stages.
         tokenizer: Folder of the model's tokeniser; needed if a document could be too long.
-        observer: Follows the progress.
+        progress: Receives warnings and the progress of each stage.
 
     Raises:
         UsageError: The model or its context is unknown, a document has to be measured and there is no tokeniser, or
@@ -130,7 +130,7 @@ async def pending_requests(
         engine = BatchEngine(Replies(), counter, importing=False)
         model = _model(config, facts, engine, cache)
         if asks_model(stage, config):
-            await _go_through(stage, config, there, Quiet(observer, "batch"), model)
+            await _go_through(stage, config, there, Quiet(progress, "batch"), model)
         _store(cache, config)
     batch = Batch(stage=stage, facts=facts, config=config)
     return Export(batch, _together(engine.pending.values()), model.counts.failures)
@@ -195,14 +195,14 @@ def read_batch(folder: Path) -> Batch:
     return read_record(folder / BATCH, Batch, "batch export")
 
 
-async def import_replies(batch: Batch, folder: Path, paths: Sequence[Path], observer: Observer) -> Import:
+async def import_replies(batch: Batch, folder: Path, paths: Sequence[Path], progress: Progress) -> Import:
     """Store responses in the cache, as if a server had answered: those of all files, or none.
 
     Args:
         batch: Inputs of the export.
         folder: The run's folder.
         paths: Files of responses.
-        observer: Follows the progress.
+        progress: Receives warnings and the progress of each stage.
 
     Raises:
         DataError: A line is no response, or answers no request of the export; names file and line. Nothing is stored.
@@ -217,7 +217,7 @@ async def import_replies(batch: Batch, folder: Path, paths: Sequence[Path], obse
         model = _model(config, batch.facts, engine, cache)
         problem: ToucheError | None = None
         try:
-            result.done = await _go_through(batch.stage, config, there, Quiet(observer, "batch"), model)
+            result.done = await _go_through(batch.stage, config, there, Quiet(progress, "batch"), model)
         except ToucheError as error:
             problem = error  # what the answers lead to is no reason to lose them
         # In memory are the new entries alone.
@@ -249,7 +249,7 @@ async def import_replies(batch: Batch, folder: Path, paths: Sequence[Path], obse
         _store(cache, config)
     if problem is not None:
         if unreached:
-            observer.notify(f"{unreached:,} replies were not reached and are not stored: import them again afterwards")
+            progress.warn(f"{unreached:,} replies were not reached and are not stored: import them again afterwards")
         raise problem
     return result
 
@@ -299,13 +299,13 @@ def asks_model(stage: StageName, config: Config) -> bool:
     return {"retrieve": config.expansion.use, "judge": True, "rank": compares(config)}[stage]
 
 
-async def _go_through(stage: StageName, config: Config, folder: Path, observer: Observer, model: LanguageModel) -> bool:
+async def _go_through(stage: StageName, config: Config, folder: Path, progress: Progress, model: LanguageModel) -> bool:
     """Go a stage's way; whether it came to its end, and not only to where it waits for answers."""
     task = asyncio.current_task()
     assert task is not None
     cancelled = task.cancelling()
     try:
-        await STAGES[stage](config, folder, observer, model)
+        await STAGES[stage](config, folder, progress, model)
     except asyncio.CancelledError:
         if task.cancelling() > cancelled:
             raise  # by whoever runs this

@@ -16,7 +16,7 @@ from touche_llm.errors import EngineError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engines.batch_replies import MAX_REPLIES
 from touche_llm.llm.engines.vllm_common import model_folder
-from touche_llm.pipeline.common import Observer
+from touche_llm.pipeline.common import Progress
 from touche_llm.pipeline.dry_run import StageName
 from touche_llm.pipeline.engines import LOG, remember
 from touche_llm.pipeline.judge import Outcome
@@ -25,20 +25,20 @@ from touche_llm.pipeline.run_all import check_files, judge_alone, rank_alone, re
 from touche_llm.pipeline.run_lock import locked
 
 
-async def run_by_files(config: Config, folder: Path, observer: Observer, *, overwrite: bool = False) -> Outcome:
+async def run_by_files(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> Outcome:
     """Run all stages, each after its requests were answered; arguments and errors as `pipeline.run_all`."""
     check_files(config)
-    await answer_stage("retrieve", config, folder, observer, overwrite=overwrite)
-    failures = await retrieve_alone(config, folder, observer, overwrite=overwrite)
-    await answer_stage("judge", config, folder, observer)
-    outcome = await judge_alone(config, folder, observer)
-    await answer_stage("rank", config, folder, observer)
-    ranking = await rank_alone(config, folder, observer)
+    await answer_stage("retrieve", config, folder, progress, overwrite=overwrite)
+    failures = await retrieve_alone(config, folder, progress, overwrite=overwrite)
+    await answer_stage("judge", config, folder, progress)
+    outcome = await judge_alone(config, folder, progress)
+    await answer_stage("rank", config, folder, progress)
+    ranking = await rank_alone(config, folder, progress)
     return replace(outcome, failures=failures + outcome.failures + ranking.failures)
 
 
 async def answer_stage(
-    stage: StageName, config: Config, folder: Path, observer: Observer, *, overwrite: bool = False
+    stage: StageName, config: Config, folder: Path, progress: Progress, *, overwrite: bool = False
 ) -> None:
     """Have the engine's runner answer what a stage requests, in rounds, until the cache holds all answers.
 
@@ -57,9 +57,9 @@ async def answer_stage(
         check_settings(folder, config, stage, overwrite=overwrite)
     tokenizer = model_folder(config.engine.model)
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder, f"batch {stage}", observer.notify):
+    with locked(folder, f"batch {stage}", progress.warn):
         for number in count(1):
-            export = await pending_requests(stage, config, folder, tokenizer, observer)
+            export = await pending_requests(stage, config, folder, tokenizer, progress)
             if not export.requests:
                 with Cache(config.cache.file, config.cache.mode) as opened:
                     # The stage reads them there; earlier answers may be those of another context.
@@ -72,11 +72,11 @@ async def answer_stage(
                 with (place / "requests.jsonl").open("wb") as stream:
                     stream.writelines(map(request_line, requests))
                 title = f"{stage}, round {number}: {len(requests):,} requests to {TITLES[config.engine.runner]}"
-                with observer.stage(title, 1) as done:
+                with progress.stage(title, 1) as done:
                     responses = place / "responses.jsonl"
                     await answer_file(config.engine, place / "requests.jsonl", responses, cache.with_name(LOG))
                     done()
-                result = await import_replies(export.batch, folder, [responses], observer)
+                result = await import_replies(export.batch, folder, [responses], progress)
                 shutil.rmtree(place)
             remove_abandoned(cache.parent)
             _check_progress(result, stage, folder)

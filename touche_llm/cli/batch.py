@@ -15,7 +15,7 @@ from touche_llm.batch.files import Batch, import_replies, pending_requests, read
 from touche_llm.batch.runner import answer_file, run_batch
 from touche_llm.cli import options as o
 from touche_llm.cli import stages
-from touche_llm.cli.console import ConsoleObserver
+from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.data.files import check_output
 from touche_llm.errors import UsageError, printable
@@ -104,11 +104,11 @@ def export(
     """
     _only_of(stage, context)
     settings = o.configure(context)
-    observer = ConsoleObserver()
+    progress = ConsoleProgress()
     if stage == "retrieve":
         out.mkdir(parents=True, exist_ok=True)
-    with locked(out, f"batch export {stage}", observer.notify):
-        found = stages.asked(settings, pending_requests(stage, settings, out, tokenizer, observer))
+    with locked(out, f"batch export {stage}", progress.warn):
+        found = stages.asked(settings, pending_requests(stage, settings, out, tokenizer, progress))
         batch = found.batch.model_copy(update=_options(stage, context))
         found = replace(found, batch=batch)
         files = write_requests(found, out, requests, shards, overwrite=overwrite)
@@ -185,10 +185,10 @@ def import_(
 
     Exit code 3 if some hold no usable answer; the next export sends their requests again.
     """
-    observer = ConsoleObserver()
-    with locked(out, "batch import", observer.notify):
+    progress = ConsoleProgress()
+    with locked(out, "batch import", progress.warn):
         batch = read_batch(out)
-        done = stages.asked(batch.config, import_replies(batch, out, responses, observer))
+        done = stages.asked(batch.config, import_replies(batch, out, responses, progress))
     kinds = {**done.unusable, **done.errors, **({"repeated": done.repeated} if done.repeated else {})}
     found = [("stored", done.stored, ""), *((kind, len(all_), all_[0]) for kind, all_ in kinds.items())]
     if output is Format.TABLE:

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from touche_llm.cli import options as o
-from touche_llm.cli.console import ConsoleObserver
+from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.output import Format, FormatOption, plain, print_rows, say, show_table
 from touche_llm.config import load_config
 from touche_llm.data.files import check_output
@@ -81,7 +81,7 @@ def calibrate(
 
 
 def _tell_unused(examples: Examples) -> None:
-    notify = ConsoleObserver().notify
+    notify = ConsoleProgress().warn
     if examples.without:
         notify(
             f"not used, since the run has no probabilities of them: {len(examples.without):,} of the judged documents "

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import rich.progress
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from touche_llm.errors import printable
@@ -25,13 +26,13 @@ _RATE_SECONDS = 30.0
 _WIDE = 110
 
 
-class ConsoleObserver:
-    """Shows notices and progress of the stages."""
+class ConsoleProgress:
+    """Progress on standard error."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
 
-    def notify(self, message: str) -> None:
+    def warn(self, message: str) -> None:
         """Print a line; text from files is not taken for markup."""
         self.console.print(printable(f"note: {message}"), markup=False)
 
@@ -49,12 +50,12 @@ class ConsoleObserver:
                 TimeRemainingColumn(),
                 facts,
             )
-            with Progress(*columns, console=self.console) as progress:
-                task = progress.add_task(title, total=total)
+            with rich.progress.Progress(*columns, console=self.console) as bar:
+                task = bar.add_task(title, total=total)
 
                 def step() -> None:
                     state.advance()
-                    progress.advance(task)
+                    bar.advance(task)
 
                 yield step
             state.log()

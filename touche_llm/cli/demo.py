@@ -17,7 +17,7 @@ import typer
 from rich.table import Column, Table
 
 from touche_llm.cli import options as o
-from touche_llm.cli.console import ConsoleObserver
+from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.output import Format, FormatOption, plain, print_rows, say, show_table
 from touche_llm.config import Config, load_config
 from touche_llm.data.files import read_records
@@ -52,7 +52,7 @@ def demo(
         if output is Format.TABLE:
             print(f"{TASKS[name].title}\n")
         config = sample_config(name, out / name, {})
-        asyncio.run(pipeline.run_all(config, out / name, ConsoleObserver(), overwrite=overwrite))
+        asyncio.run(pipeline.run_all(config, out / name, ConsoleProgress(), overwrite=overwrite))
         shown = list(_shown(config, out / name))
         if output is Format.TABLE:
             _show(shown, get_task(name))
@@ -105,7 +105,7 @@ def _shown(config: Config, out: Path) -> Iterator[dict[str, Any]]:
     objects_found = read_records(objects_file, Objects, "objects") if objects_file.exists() else []
     found = {each.topic_id: each.objects for each in objects_found}
     run = read_run(out / run_files.RUN)
-    with open_corpus(config, task, ConsoleObserver().notify) as corpus:
+    with open_corpus(config, task, ConsoleProgress().warn) as corpus:
         for titled in read_topics(config.topics):
             topic = replace(titled, objects=titled.objects or found.get(titled.id))
             objects = dict(zip(task.stances, topic.objects or (), strict=False))

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from touche_llm.cli.console import ConsoleObserver
+from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.options import checked, set_values
 from touche_llm.cli.output import Format, print_rows
 from touche_llm.data.setting_problems import describe_problem
@@ -48,7 +48,7 @@ def load_elasticsearch(
         k1=bm25.k1,
         b=bm25.b,
         skip_bad_lines=skip_bad_lines,
-        notify=ConsoleObserver().notify,
+        notify=ConsoleProgress().warn,
     )
     manifest = asyncio.run(load)
     if output is Format.TABLE:

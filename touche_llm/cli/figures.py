@@ -13,7 +13,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from touche_llm.cli.console import ConsoleObserver
+from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.output import Format, plain, print_rows, show_table
 from touche_llm.data.trec_runs import ReadRun, read_run
 from touche_llm.errors import DataError, UsageError, printable
@@ -203,7 +203,7 @@ def tell(qrels: Qrels, evaluations: Sequence[Evaluation], runs: Iterable[Given],
         if qrels.stances and not each.first_stage and each.folder and (imputed := _imputed(each.folder)):
             said.append(f"{each.name}: stances that are imputed, since no answer could be used: {imputed:,}")
     sys.stdout.flush()
-    notify = ConsoleObserver().notify
+    notify = ConsoleProgress().warn
     for note in said:
         notify(note)
 

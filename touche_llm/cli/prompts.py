@@ -13,7 +13,7 @@ from rich.table import Table
 
 from touche_llm.cli import options as o
 from touche_llm.cli import prompts_compare, prompts_copy, prompts_render, prompts_try
-from touche_llm.cli.console import ConsoleObserver
+from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.output import Format, FormatOption, plain, print_rows, say, show_table
 from touche_llm.cli.prompts_render import NameArgument, TokenizerOption
 from touche_llm.config import CacheConfig
@@ -132,7 +132,7 @@ def check_(
         o.existing(cache)
     count = _counter(tokenizer)
     given = [] if topics is None else read_topics(topics)
-    observer = ConsoleObserver()
+    progress = ConsoleProgress()
     if names:
         found = [find(tasks[0], name, prompts_folder) for name in names]
     else:
@@ -144,8 +144,8 @@ def check_(
             answers = stack.enter_context(Cache(cache or _DEFAULT_CACHE, CacheMode.REPLAY))
         opened = None
         if corpus is not None or index is not None:
-            opened = stack.enter_context(open_local(corpus, index, tasks[0], bool(skip_bad_lines), observer.notify))
-        rows = [(each, _checked(each, given, topics, opened, count, answers, observer)) for each in found]
+            opened = stack.enter_context(open_local(corpus, index, tasks[0], bool(skip_bad_lines), progress.warn))
+        rows = [(each, _checked(each, given, topics, opened, count, answers, progress)) for each in found]
     _print_checks(output, rows, tokenizer)
     if any(checked.of("error") for _, checked in rows):
         raise typer.Exit(1)
@@ -166,7 +166,7 @@ def _checked(
     corpus: Corpus | None,
     count: Count,
     answers: Cache | None,
-    observer: ConsoleObserver,
+    progress: ConsoleProgress,
 ) -> Checked:
     if found.loaded is None:
         return Checked([Finding("error", found.error)])
@@ -175,7 +175,7 @@ def _checked(
     checked = asyncio.run(check(found.task, use, prompt, material, count))
     if file is not None:
         try:
-            check_examples(prompt, list(topics), file, observer.notify)
+            check_examples(prompt, list(topics), file, progress.warn)
         except UsageError as error:
             checked.findings.append(Finding("error", str(error)))
     if answers is not None:

@@ -11,7 +11,7 @@ import typer
 
 from touche_llm.cli import figures as f
 from touche_llm.cli import options as o
-from touche_llm.cli.console import ConsoleObserver
+from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.output import Format, FormatOption, plain, print_rows, say
 from touche_llm.cli.stages import FAILURES_EXIT, asked
 from touche_llm.data.files import check_output
@@ -124,11 +124,11 @@ def compare(
         check_output(html, overwrite, filter(None, (*files.values(), sample_file, topics, corpus, config)))
     settings = o.configure(context, *_OWN)
     qrels = f.given_qrels(settings.task, **files)
-    observer = ConsoleObserver()
+    progress = ConsoleProgress()
     for note in qrels.notes():
-        observer.notify(note)
+        progress.warn(note)
     plan = Plan(sample, sample_seed, sample_file, split, confirm, texts=html is not None)
-    found = asked(settings, compare_prompts(settings, templates, qrels, plan, observer))
+    found = asked(settings, compare_prompts(settings, templates, qrels, plan, progress))
     if output is Format.TABLE:
         for part in found.parts:
             _show(found, part)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from touche_llm.cli import options as o
-from touche_llm.cli.console import ConsoleObserver
+from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.output import Format, FormatOption, print_rows
 from touche_llm.config import Config
 from touche_llm.data.records import Cut
@@ -88,9 +88,9 @@ def render(
     """
     settings = configured(context)
     counting = None if tokenizer is None else ChatTokenizer(tokenizer, settings.sampling.chat_template_kwargs)
-    observer = ConsoleObserver()
-    with open_bench(settings, name, documents or (), observer.notify) as bench:
-        prompt, found = asyncio.run(_rendered(bench, counting, observer))
+    progress = ConsoleProgress()
+    with open_bench(settings, name, documents or (), progress.warn) as bench:
+        prompt, found = asyncio.run(_rendered(bench, counting, progress))
     rows: list[dict[str, Any]] = []
     for ids, parts in found:
         if output is Format.TABLE:
@@ -112,7 +112,7 @@ def configured(context: typer.Context, *others: str) -> Config:
 
 
 async def _rendered(
-    bench: Bench, tokenizer: ChatTokenizer | None, observer: ConsoleObserver
+    bench: Bench, tokenizer: ChatTokenizer | None, progress: ConsoleProgress
 ) -> tuple[Prompt, list[tuple[tuple[str, ...], list[Part]]]]:
     """The prompt, and for each request its documents and its parts."""
     config = bench.config
@@ -129,11 +129,11 @@ async def _rendered(
             for each in (subject, other_subject(subject, topic=False), other_subject(subject, topic=True))
         ]
     if bench.ids and not (facts.engine or config.engine.context):
-        observer.notify("the context is not known (--context, or a cache with answers), so no document is cut to it")
+        progress.warn("the context is not known (--context, or a cache with answers), so no document is cut to it")
     found = []
     for (trial, messages), (_, same), (_, other) in zip(mine, same_topic, other_topic, strict=True):
         for document_id, cut in trial.cut.items():
-            observer.notify(f"document {document_id} is not shown whole: {told(cut)}")
+            progress.warn(f"document {document_id} is not shown whole: {told(cut)}")
         found.append((trial.ids, parts_of(messages, same, other, count)))
     return prompt, found
 

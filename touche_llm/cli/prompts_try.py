@@ -12,7 +12,7 @@ import typer
 
 from touche_llm.cli import figures as f
 from touche_llm.cli import options as o
-from touche_llm.cli.console import ConsoleObserver
+from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.output import Format, FormatOption, print_rows
 from touche_llm.cli.prompts_render import (
     NO_INDEX,
@@ -101,7 +101,7 @@ def try_(
     files = {"relevance": relevance, "quality": quality, "stance": stance, "coherence": coherence}
     given = any(path is not None for path in files.values())
     qrels = f.given_qrels(settings.task, **files) if given else None
-    with open_bench(settings, name, documents or (), ConsoleObserver().notify) as bench:
+    with open_bench(settings, name, documents or (), ConsoleProgress().warn) as bench:
         if watch:
             try:
                 asyncio.run(_watch(bench, qrels, verbose, changes(bench)))
@@ -125,7 +125,7 @@ def _suggestion(config: Config, use: Use) -> str:
     if config.index == NO_INDEX:
         return "name one or more (--doc ID), and give --corpus, which also lists the best ones of the topic"
     try:
-        ids = asyncio.run(best_documents(config, ConsoleObserver().notify))
+        ids = asyncio.run(best_documents(config, ConsoleProgress().warn))
     except DataError as error:
         return f"name one or more (--doc ID); none can be suggested: {error}"
     what = "documents"
@@ -142,7 +142,7 @@ def changes(bench: Bench) -> AsyncIterator[None]:
 def _loaded(bench: Bench) -> tuple[Use, Prompt]:
     """The prompt, which must not give the answer away."""
     use, prompt = bench.load()
-    check_examples(prompt, choose_topics(bench.config), bench.config.topics, ConsoleObserver().notify)
+    check_examples(prompt, choose_topics(bench.config), bench.config.topics, ConsoleProgress().warn)
     return use, prompt
 
 

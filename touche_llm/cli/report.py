@@ -9,7 +9,7 @@ import typer
 
 from touche_llm.cli import figures as f
 from touche_llm.cli import options as o
-from touche_llm.cli.console import ConsoleObserver
+from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.output import Format, FormatOption, print_rows
 from touche_llm.data.files import check_output
 from touche_llm.pipeline.run_files import REPORT
@@ -50,7 +50,7 @@ def report(
     qrels = f.given_qrels(config_of(run_dir).task, **files) if given else None
     found = gather(run_dir, qrels, top, run_topics=run_topics)
     for note in found.notes:
-        ConsoleObserver().notify(note)
+        ConsoleProgress().warn(note)
     size = write_report(found, target)
     if output is Format.TABLE:
         print(f"report: {target} ({len(found.topics):,} topics, {size:,} bytes)")

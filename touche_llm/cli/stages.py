@@ -14,7 +14,7 @@ import typer
 
 from touche_llm.batch.rounds import answer_stage, run_by_files
 from touche_llm.cli import options as o
-from touche_llm.cli.console import ConsoleObserver
+from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.costs import print_cost
 from touche_llm.cli.elastic import load_elasticsearch
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
@@ -69,9 +69,9 @@ def index(
     given = {"method": bm25_method, "k1": k1, "b": b}
     known_values = {name: value for name, value in given.items() if value is not None}
     settings = o.checked(Bm25Settings, known_values, {"method": "--bm25-method"})
-    observer = ConsoleObserver()
+    progress = ConsoleProgress()
     known = get_task(task or DEFAULT_TASK)
-    with build_index(known, corpus, folder, settings, bool(skip_bad_lines), observer.notify) as store:
+    with build_index(known, corpus, folder, settings, bool(skip_bad_lines), progress.warn) as store:
         documents, sentences = len(store), len(store.parts)
         if output is Format.TABLE:
             parts = f" and their {sentences:,} sentences" if sentences else ""
@@ -126,7 +126,7 @@ def retrieve(
         show_cost(output, settings, None, ("retrieve",))
         return
     _answer("retrieve", settings, out, overwrite=overwrite)
-    failures = asked(settings, pipeline.retrieve_alone(settings, out, ConsoleObserver(), overwrite=overwrite))
+    failures = asked(settings, pipeline.retrieve_alone(settings, out, ConsoleProgress(), overwrite=overwrite))
     file = out / first_stage_file(get_task(settings.task))
     made(output, f"candidates: {file}", file, {"failures": len(failures)})
     end(output, out, failures)
@@ -174,7 +174,7 @@ def judge(
         show_cost(output, settings, out, ("judge",))
         return
     _answer("judge", settings, out, overwrite=overwrite)
-    outcome = asked(settings, pipeline.judge_alone(settings, out, ConsoleObserver(), overwrite=overwrite))
+    outcome = asked(settings, pipeline.judge_alone(settings, out, ConsoleProgress(), overwrite=overwrite))
     file = out / run_files.JUDGMENTS
     made(output, f"judgments: {file}", file, {"failures": len(outcome.failures)})
     end(output, out, outcome.failures)
@@ -220,7 +220,7 @@ def rank(
         show_cost(output, settings, out, ("rank",))
         return
     _answer("rank", settings, out)
-    ranking = asked(settings, pipeline.rank_alone(settings, out, ConsoleObserver()))
+    ranking = asked(settings, pipeline.rank_alone(settings, out, ConsoleProgress()))
     file = out / run_files.RUN
     counts = {"imputed": ranking.imputed, "failures": len(ranking.failures)}
     made(output, f"run: {file} ({ranking.lines:,} lines)", file, counts)
@@ -295,7 +295,7 @@ def run(
         show_cost(output, settings, None, ("retrieve", "judge", "rank"))
         return
     run_stages = run_by_files if settings.engine.name == "batch" else pipeline.run_all
-    outcome = asked(settings, run_stages(settings, out, ConsoleObserver(), overwrite=overwrite))
+    outcome = asked(settings, run_stages(settings, out, ConsoleProgress(), overwrite=overwrite))
     file = out / run_files.RUN
     counts = {"judgments": outcome.judgments, "failures": len(outcome.failures)}
     made(output, f"run: {file} ({outcome.judgments:,} judgments)", file, counts)
@@ -305,12 +305,12 @@ def run(
 def _answer(stage: StageName, config: Config, out: Path, *, overwrite: bool = False) -> None:
     """With `--engine batch`, have batch files answer what a stage requests, before it reads the answers."""
     if config.engine.name == "batch":
-        asked(config, answer_stage(stage, config, out, ConsoleObserver(), overwrite=overwrite))
+        asked(config, answer_stage(stage, config, out, ConsoleProgress(), overwrite=overwrite))
 
 
 def show_cost(output: Format, config: Config, folder: Path | None, stages: tuple[StageName, ...]) -> None:
     """Print what stages would send."""
-    print_cost(output, config, asked(config, dry_cost(config, folder, stages, ConsoleObserver())), stages)
+    print_cost(output, config, asked(config, dry_cost(config, folder, stages, ConsoleProgress())), stages)
 
 
 def made(output: Format, sentence: str, file: Path, counts: Mapping[str, int]) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from touche_llm.cli import options as o
-from touche_llm.cli.console import ConsoleObserver
+from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.output import Format, FormatOption
 from touche_llm.cli.stages import asked, end, made
 from touche_llm.config import index_folder, load_config
@@ -88,7 +88,7 @@ def tira(
         os.environ.setdefault(name, str(cache.absolute() / place))
     for name, value in _OFFLINE.items():
         os.environ.setdefault(name, value)
-    outcome = asked(settings, pipeline.run_all(settings, output_folder, ConsoleObserver(), overwrite=overwrite))
+    outcome = asked(settings, pipeline.run_all(settings, output_folder, ConsoleProgress(), overwrite=overwrite))
     run = output_folder / run_files.RUN
     counts = {"judgments": outcome.judgments, "failures": len(outcome.failures)}
     made(output, f"run: {run} ({outcome.judgments:,} judgments)", run, counts)

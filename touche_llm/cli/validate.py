@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from touche_llm.cli import options as o
-from touche_llm.cli.console import ConsoleObserver
+from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_candidates
@@ -47,7 +47,7 @@ def validate(
     if corpus is None and index is None:
         problems = validate_run(run, known, topic_ids=topic_ids)
     else:
-        with open_local(corpus, index, known, bool(skip_bad_lines), ConsoleObserver().notify) as opened:
+        with open_local(corpus, index, known, bool(skip_bad_lines), ConsoleProgress().warn) as opened:
             unknown = opened.documents.unknown
             problems = validate_run(run, known, topic_ids=topic_ids, unknown_documents=unknown)
     notes, warnings = ([], []) if problems else _remarks(run, known, topic_ids)

@@ -26,17 +26,23 @@ from touche_llm.ranking.steps import asked_kinds
 from touche_llm.tasks.base import Task
 
 
-class Observer(Protocol):
-    """Who is told how the work goes."""
+class Progress(Protocol):
+    """A display of warnings and of the progress of stages."""
 
-    def notify(self, message: str) -> None:
-        """Take a line that the user should read."""
+    def warn(self, message: str) -> None:
+        """Show a line that the user should read."""
         ...
 
     def stage(self, title: str, total: int, counts: Counts | None = None) -> AbstractContextManager[Callable[[], None]]:
-        """A stage of `total` steps, for as long as the block runs; gives what is to be called after each step.
+        """Show a stage of `total` steps while the block runs.
 
-        `counts` are the language model's, which go on counting.
+        Args:
+            title: What the stage does.
+            total: Number of steps.
+            counts: Counters of the language model, updated while the stage runs.
+
+        Returns:
+            A context manager that yields a function to be called after each step.
         """
         ...
 
@@ -67,11 +73,11 @@ def known_failures(count: int) -> str:
     return f"{count:,} had no usable answer before and were not sent again; --retry-failures sends them"
 
 
-def report_known_failures(observer: Observer, model: LanguageModel, before: Counts) -> None:
+def report_known_failures(progress: Progress, model: LanguageModel, before: Counts) -> None:
     """Report the questions that the cache holds only unusable answers to, unless nothing can be sent."""
     count = model.counts.since(before).known_failures
     if count and model.engine is not None:
-        observer.notify(f"questions: {known_failures(count)}")
+        progress.warn(f"questions: {known_failures(count)}")
 
 
 def facts_of(model: LanguageModel, prompts: dict[str, Prompt], before: Counts) -> dict[str, Any]:

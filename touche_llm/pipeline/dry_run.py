@@ -16,7 +16,7 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.engines.dry_run import DryEngine, OverlayCache, Spent
 from touche_llm.llm.model import LanguageModel
-from touche_llm.pipeline.common import Observer
+from touche_llm.pipeline.common import Progress
 from touche_llm.pipeline.engines import assumed_facts
 from touche_llm.pipeline.judge import judge_stage
 from touche_llm.pipeline.rank import rank_stage
@@ -54,7 +54,7 @@ class DryRun:
     context: int | None = None
 
 
-async def dry_cost(config: Config, folder: Path | None, stages: Sequence[StageName], observer: Observer) -> DryRun:
+async def dry_cost(config: Config, folder: Path | None, stages: Sequence[StageName], progress: Progress) -> DryRun:
     """What stages would ask, from the prompts that they would render; nothing is sent and nothing is written.
 
     Only the corpus is stored and indexed, and ChatNoir asked, as the run would. Judgments that are not in the cache
@@ -67,10 +67,10 @@ async def dry_cost(config: Config, folder: Path | None, stages: Sequence[StageNa
         config: what is asked for.
         folder: what earlier stages wrote, or None.
         stages: one after the other.
-        observer: is told.
+        progress: Receives warnings and the progress of each stage.
     """
     result = DryRun()
-    quiet = Quiet(observer, "dry run")
+    quiet = Quiet(progress, "dry run")
     with copy_of(folder) as there:
         learnt = there / "learnt.jsonl"
         for stage in stages:
@@ -98,7 +98,7 @@ async def dry_cost(config: Config, folder: Path | None, stages: Sequence[StageNa
     return result
 
 
-STAGES: Mapping[StageName, Callable[[Config, Path, Observer, LanguageModel], Awaitable[object]]] = {
+STAGES: Mapping[StageName, Callable[[Config, Path, Progress, LanguageModel], Awaitable[object]]] = {
     "retrieve": retrieve_stage,
     "judge": judge_stage,
     "rank": rank_stage,
@@ -138,16 +138,16 @@ def _cache(config: Config) -> Cache:
 
 
 class Quiet:
-    """Shows the stages as the observer does, and keeps notices about a run that is none to itself."""
+    """Progress that shows stages under another title and drops warnings: they would describe no real run."""
 
-    def __init__(self, observer: Observer, what: str) -> None:
-        """Stages are shown with `what` behind their title."""
-        self._observer = observer
+    def __init__(self, progress: Progress, what: str) -> None:
+        """Append `what` to the title of each stage."""
+        self._progress = progress
         self._what = what
 
-    def notify(self, message: str) -> None:
-        """Say nothing."""
+    def warn(self, message: str) -> None:
+        """Drop the message."""
 
     def stage(self, title: str, total: int, counts: Counts | None = None) -> AbstractContextManager[Callable[[], None]]:
-        """A stage of `total` steps."""
-        return self._observer.stage(f"{title} ({self._what})", total, counts)
+        """Show a stage of `total` steps."""
+        return self._progress.stage(f"{title} ({self._what})", total, counts)

@@ -19,7 +19,7 @@ from touche_llm.llm.counts import Counts
 from touche_llm.llm.model import LanguageModel
 from touche_llm.pipeline.candidates import check_candidates, choose_topics, open_corpus
 from touche_llm.pipeline.common import (
-    Observer,
+    Progress,
     asking_of,
     by_kind,
     candidates_of,
@@ -53,7 +53,7 @@ class Outcome:
     counts: Counts
 
 
-async def judge_stage(config: Config, folder: Path, observer: Observer, model: LanguageModel) -> Outcome:
+async def judge_stage(config: Config, folder: Path, progress: Progress, model: LanguageModel) -> Outcome:
     """Judge the candidates of the run's folder; write judgments, stances and failures.
 
     Where the task ranks pairs, sentences are judged first, and the candidates are the pairs made of them.
@@ -71,7 +71,7 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
     found = candidates_of(folder / first_stage_file(task), config, "retrieve")
     _check_number(folder, [len(found.get(topic.id, [])[: config.first_stage_depth]) for topic in topics])
     asking = asking_of(config, model)
-    prompts = prompts_of(config, task, "judge", "objects", "sentence", "stance", notify=observer.notify)
+    prompts = prompts_of(config, task, "judge", "objects", "sentence", "stance", notify=progress.warn)
     before = replace(model.counts)
     facts: dict[str, Any] = {}
     failures: list[Failure] = []
@@ -79,12 +79,12 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
     stances: list[StanceReading] = []
     pairs: list[list[Candidate]] | None = None
     sentences: list[Judgment] = []
-    with open_corpus(config, task, observer.notify) as corpus, whole_file(folder / JUDGMENTS) as stream:
+    with open_corpus(config, task, progress.warn) as corpus, whole_file(folder / JUDGMENTS) as stream:
         file = JudgmentFile(stream, keep_grades="stance" in prompts)
         await corpus.fetch(each.document_id for ranking in found.values() for each in ranking)
         check_candidates(folder / first_stage_file(task), found.values(), corpus.candidates, corpus.name)
         if "objects" in prompts:
-            topics, failures, objects = await _with_objects(topics, task, prompts, asking, observer)
+            topics, failures, objects = await _with_objects(topics, task, prompts, asking, progress)
             facts["objects found by the model"] = {each.topic_id: list(each.objects) for each in objects}
         if task.sentence_question is None:
             chosen = {topic_id: ranking[: config.depth] for topic_id, ranking in found.items()}
@@ -96,7 +96,7 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
                 else:
                     failures.append(each)
 
-            with observer.stage("judging", len(work), model.counts) as done:
+            with progress.stage("judging", len(work), model.counts) as done:
                 await judge_each(work, corpus.documents, task.question, prompts["judge"], asking, done, take)
             model.raise_on_misses()
             if "stance" in prompts and config.stance is not None:
@@ -107,7 +107,7 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
                     prompts["stance"],
                     config.stance.both_orders,
                     asking,
-                    partial(observer.stage, counts=model.counts),
+                    partial(progress.stage, counts=model.counts),
                 )
                 model.raise_on_misses()
                 failures += unread
@@ -122,7 +122,7 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
                 prompts["sentence"],
                 prompts["judge"],
                 asking,
-                partial(observer.stage, counts=model.counts),
+                partial(progress.stage, counts=model.counts),
             )
             failures += judged.failures
             pairs, sentences = judged.candidates, judged.sentences
@@ -132,8 +132,8 @@ async def judge_stage(config: Config, folder: Path, observer: Observer, model: L
             for each in judged.judgments:
                 file.write(each)
             for topic_id, count in judged.too_few.items():
-                observer.notify(f"topic {topic_id}: {count} pairs, fewer than the {task.least_per_topic} wanted")
-        report_known_failures(observer, model, before)
+                progress.warn(f"topic {topic_id}: {count} pairs, fewer than the {task.least_per_topic} wanted")
+        report_known_failures(progress, model, before)
         seconds = time.monotonic() - started
         begin_stage(folder, config, "judge")
         if pairs is not None:
@@ -191,11 +191,11 @@ def _check_number(folder: Path, per_topic: list[int]) -> None:
 
 
 async def _with_objects(
-    topics: list[Topic], task: Task, prompts: dict[str, Prompt], asking: Asking, observer: Observer
+    topics: list[Topic], task: Task, prompts: dict[str, Prompt], asking: Asking, progress: Progress
 ) -> tuple[list[Topic], list[Failure], list[Objects]]:
     """The topics that can be asked about, failures, and the objects that the model found."""
     without = [topic.id for topic in topics if topic.objects is None]
-    with observer.stage("finding objects", len(without), asking.model.counts) as done:
+    with progress.stage("finding objects", len(without), asking.model.counts) as done:
         topics, failures = await find_objects(topics, task, prompts["objects"], asking, done)
     asking.model.raise_on_misses()
     topics = [topic for topic in topics if topic.objects is not None]

@@ -16,7 +16,7 @@ from touche_llm.errors import DataError
 from touche_llm.llm.model import LanguageModel
 from touche_llm.pipeline.candidates import check_candidates, choose_topics, listed, open_corpus
 from touche_llm.pipeline.common import (
-    Observer,
+    Progress,
     asking_of,
     by_kind,
     candidates_of,
@@ -53,13 +53,13 @@ class Ranking:
     failures: list[Failure]
 
 
-async def rank_stage(config: Config, folder: Path, observer: Observer, model: LanguageModel | None = None) -> Ranking:
+async def rank_stage(config: Config, folder: Path, progress: Progress, model: LanguageModel | None = None) -> Ranking:
     """Write `run.txt` and `results.tsv` from the folder's candidates and judgments, and what was compared for them.
 
     Args:
         config: what is asked for.
         folder: the run's.
-        observer: is told.
+        progress: Receives warnings and the progress of each stage.
         model: needed where a step of the ranking compares documents.
 
     Raises:
@@ -76,24 +76,24 @@ async def rank_stage(config: Config, folder: Path, observer: Observer, model: La
     labels = _labels(config, task, candidates, judgments, readings)
     stances = {topic: {each: found.label for each, found in of_topic.items()} for topic, of_topic in labels.items()}
     if config.stance is not None and config.stance.depth and not (folder / STANCES).exists():
-        observer.notify(f"{folder / STANCES}: not there: every label is that of the judge prompt")
-    _warn_of_thresholds(config, topics, judgments, readings, observer)
+        progress.warn(f"{folder / STANCES}: not there: every label is that of the judge prompt")
+    _warn_of_thresholds(config, topics, judgments, readings, progress)
     asked: dict[str, Any] = {}
     if not compares(config):
-        ranked = await _rank(config, task, topics, candidates, judgments, stances, None, observer)
+        ranked = await _rank(config, task, topics, candidates, judgments, stances, None, progress)
     else:
         assert model is not None
         before = replace(model.counts)
-        prompts = prompts_of(config, task, *asked_kinds(config.steps), notify=observer.notify)
+        prompts = prompts_of(config, task, *asked_kinds(config.steps), notify=progress.warn)
         asking = asking_of(config, model)
-        with open_corpus(config, task, observer.notify) as corpus:
+        with open_corpus(config, task, progress.warn) as corpus:
             await corpus.fetch(each.document_id for ranking in candidates.values() for each in ranking)
             check_candidates(folder / CANDIDATES, candidates.values(), corpus.documents, corpus.name)
             comparing = Comparing(asking, prompts, corpus.documents, config.aim)
             topics = _with_objects(topics, folder / OBJECTS)
-            ranked = await _rank(config, task, topics, candidates, judgments, stances, comparing, observer)
+            ranked = await _rank(config, task, topics, candidates, judgments, stances, comparing, progress)
         model.raise_on_misses()
-        report_known_failures(observer, model, before)
+        report_known_failures(progress, model, before)
         compared = Counter(comparison.step for comparison in ranked.comparisons)
         asked = {
             **facts_of(model, prompts, before),
@@ -109,11 +109,11 @@ async def rank_stage(config: Config, folder: Path, observer: Observer, model: La
         raise DataError(f"{folder / CANDIDATES}: no candidate to rank for the chosen topics; judge them first")
     left_out = sum(min(len(candidates.get(topic.id, [])), task.most_per_topic) for topic in topics) - len(lines)
     if imputed:
-        observer.notify(
+        progress.warn(
             f"{imputed} of {len(lines)} documents have no judgment: first-stage order, stance {task.unknown_stance}"
         )
     if left_out:
-        observer.notify(f"{left_out} documents have no judgment and are left out, since {task.name} has no such stance")
+        progress.warn(f"{left_out} documents have no judgment and are left out, since {task.name} has no such stance")
     begin_stage(folder, config, "rank")
     if compares(config):
         write_records(folder / COMPARISONS, ranked.comparisons)
@@ -152,10 +152,10 @@ async def _rank(
     judgments: dict[str, dict[str, Judgment]],
     stances: dict[str, dict[str, str]],
     comparing: Comparing | None,
-    observer: Observer,
+    progress: Progress,
 ) -> Ranked:
     counts = comparing.asking.model.counts if comparing is not None else None
-    with observer.stage("ranking", len(topics), counts) as done:
+    with progress.stage("ranking", len(topics), counts) as done:
         return await rank_topics(
             topics,
             candidates,
@@ -229,7 +229,7 @@ def _warn_of_thresholds(
     topics: list[Topic],
     judgments: dict[str, dict[str, Judgment]],
     readings: _Readings,
-    observer: Observer,
+    progress: Progress,
 ) -> None:
     """Say where thresholds of the stance do not fit what they are used for."""
     settings = config.stance
@@ -237,7 +237,7 @@ def _warn_of_thresholds(
         return
     both = [topic.id for topic in topics if topic.id in settings.calibrated_on]
     if both:
-        observer.notify(
+        progress.warn(
             f"the thresholds of the stance were fitted on {len(both)} of these topics: what is measured on them says "
             f"nothing about others: {listed(both)}"
         )
@@ -245,9 +245,9 @@ def _warn_of_thresholds(
     if not settings.depth:
         asked = {each.prompt for of_topic in judgments.values() for each in of_topic.values()}
     if settings.calibrated_for and asked - {settings.calibrated_for}:
-        observer.notify(
+        progress.warn(
             f"the thresholds of the stance were fitted on answers to {settings.calibrated_for}, and these are answers "
             f"to {', '.join(sorted(asked))}: fit them anew"
         )
     if any(each.source == "value" for each in readings.values()):
-        observer.notify("some stances have no probabilities: thresholds do not apply to them")
+        progress.warn("some stances have no probabilities: thresholds do not apply to them")

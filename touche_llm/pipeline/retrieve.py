@@ -14,7 +14,7 @@ from touche_llm.data.trec_runs import write_candidates
 from touche_llm.llm.model import LanguageModel
 from touche_llm.pipeline.candidates import choose_topics, find_candidates, listed, open_corpus
 from touche_llm.pipeline.common import (
-    Observer,
+    Progress,
     asking_of,
     by_kind,
     facts_of,
@@ -30,14 +30,14 @@ from touche_llm.tasks import get_task
 
 
 async def retrieve_stage(
-    config: Config, folder: Path, observer: Observer, model: LanguageModel | None = None
+    config: Config, folder: Path, progress: Progress, model: LanguageModel | None = None
 ) -> list[Failure]:
     """Write the candidates of each chosen topic: from the index, or from a run that another tool wrote.
 
     Args:
         config: what is asked for.
         folder: the run's.
-        observer: is told.
+        progress: Receives warnings and the progress of each stage.
         model: needed where queries are expanded.
 
     Returns:
@@ -52,20 +52,20 @@ async def retrieve_stage(
     asked: dict[str, Any] = {}
     if config.expansion.use:
         assert model is not None
-        prompts = prompts_of(config, task, "queries", notify=observer.notify)
+        prompts = prompts_of(config, task, "queries", notify=progress.warn)
         before = replace(model.counts)
-        with observer.stage("finding queries", len(topics), model.counts) as done:
+        with progress.stage("finding queries", len(topics), model.counts) as done:
             queries, failures = await find_queries(topics, prompts["queries"], asking_of(config, model), done)
         model.raise_on_misses()
-        report_known_failures(observer, model, before)
+        report_known_failures(progress, model, before)
         asked = facts_of(model, prompts, before) | {"failures": by_kind(failures)}
-    with open_corpus(config, task, observer.notify) as corpus:
+    with open_corpus(config, task, progress.warn) as corpus:
         opened = time.monotonic()
-        with observer.stage("retrieving", len(topics)) as done:
-            candidates = await find_candidates(config, task, topics, queries, corpus, observer.notify, done)
+        with progress.stage("retrieving", len(topics)) as done:
+            candidates = await find_candidates(config, task, topics, queries, corpus, progress.warn, done)
     empty = [topic.id for topic, ranking in zip(topics, candidates, strict=True) if not ranking]
     if empty:
-        observer.notify(
+        progress.warn(
             f"no candidate for {len(empty)} of {len(topics)} topics: {listed(empty)} (with BM25: no word of the query "
             "is there, or each is in more than half of the corpus)"
         )

@@ -12,7 +12,7 @@ from touche_llm.data.records import Failure
 from touche_llm.errors import DataError
 from touche_llm.llm.model import LanguageModel
 from touche_llm.pipeline.candidates import choose_topics
-from touche_llm.pipeline.common import Observer, compares, prompts_of
+from touche_llm.pipeline.common import Progress, compares, prompts_of
 from touche_llm.pipeline.engines import open_model
 from touche_llm.pipeline.judge import Outcome, judge_stage
 from touche_llm.pipeline.made_from import check_inputs, check_settings
@@ -23,13 +23,13 @@ from touche_llm.pipeline.run_lock import locked
 from touche_llm.tasks import get_task
 
 
-async def run_all(config: Config, folder: Path, observer: Observer, *, overwrite: bool = False) -> Outcome:
+async def run_all(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> Outcome:
     """Run all stages. Missing files raise an error before the engine starts, and the engine's errors come before work.
 
     Args:
         config: What to run.
         folder: The run's folder.
-        observer: Follows the progress.
+        progress: Receives warnings and the progress of each stage.
         overwrite: Whether a run with other settings there may be replaced.
 
     Raises:
@@ -37,9 +37,9 @@ async def run_all(config: Config, folder: Path, observer: Observer, *, overwrite
     """
     check_files(config)
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder, "run", observer.notify):
+    with locked(folder, "run", progress.warn):
         async with _model(config, folder, "run", overwrite) as (known, model):
-            return await run_stages(known, folder, observer, model)
+            return await run_stages(known, folder, progress, model)
 
 
 def check_files(config: Config) -> None:
@@ -51,44 +51,44 @@ def check_files(config: Config) -> None:
             raise DataError(f"{path}: no such file")
 
 
-async def run_stages(config: Config, folder: Path, observer: Observer, model: LanguageModel) -> Outcome:
+async def run_stages(config: Config, folder: Path, progress: Progress, model: LanguageModel) -> Outcome:
     """All stages with one model."""
-    failures = await retrieve_stage(config, folder, observer, model)
-    outcome = await judge_stage(config, folder, observer, model)
-    ranking = await rank_stage(config, folder, observer, model)
+    failures = await retrieve_stage(config, folder, progress, model)
+    outcome = await judge_stage(config, folder, progress, model)
+    ranking = await rank_stage(config, folder, progress, model)
     return replace(outcome, failures=failures + outcome.failures + ranking.failures)
 
 
-async def retrieve_alone(config: Config, folder: Path, observer: Observer, *, overwrite: bool = False) -> list[Failure]:
+async def retrieve_alone(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> list[Failure]:
     """The first stage, with a model of its own where it needs one; arguments and errors as `run_all`."""
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder, "retrieve", observer.notify):
+    with locked(folder, "retrieve", progress.warn):
         if not config.expansion.use:
             check_settings(folder, config, "retrieve", overwrite=overwrite)
-            return await retrieve_stage(config, folder, observer)
+            return await retrieve_stage(config, folder, progress)
         async with _model(config, folder, "retrieve", overwrite) as (known, model):
-            return await retrieve_stage(known, folder, observer, model)
+            return await retrieve_stage(known, folder, progress, model)
 
 
-async def judge_alone(config: Config, folder: Path, observer: Observer, *, overwrite: bool = False) -> Outcome:
+async def judge_alone(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> Outcome:
     """The judge stage with a model of its own; arguments and errors as `run_all`."""
-    with locked(folder, "judge", observer.notify):
+    with locked(folder, "judge", progress.warn):
         async with _model(config, folder, "judge", overwrite) as (known, model):
-            return await judge_stage(known, folder, observer, model)
+            return await judge_stage(known, folder, progress, model)
 
 
-async def rank_alone(config: Config, folder: Path, observer: Observer) -> Ranking:
+async def rank_alone(config: Config, folder: Path, progress: Progress) -> Ranking:
     """The last stage, with a model of its own where it needs one.
 
     Raises:
         UsageError: Documents would be compared, and topics or corpus changed since the first stage.
     """
-    with locked(folder, "rank", observer.notify):
+    with locked(folder, "rank", progress.warn):
         if not compares(config):
-            return await rank_stage(_with_engine_of(folder, config), folder, observer)
+            return await rank_stage(_with_engine_of(folder, config), folder, progress)
         check_inputs(folder, config)
         async with open_model(config) as model:
-            return await rank_stage(_with_facts(config, model), folder, observer, model)
+            return await rank_stage(_with_facts(config, model), folder, progress, model)
 
 
 @asynccontextmanager

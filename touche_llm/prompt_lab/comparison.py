@@ -16,7 +16,7 @@ from touche_llm.judging.pointwise import Asking, Documents, find_objects, judge
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.model import LanguageModel
 from touche_llm.pipeline.candidates import choose_topics, open_corpus
-from touche_llm.pipeline.common import Observer, asking_of, check_examples, report_known_failures
+from touche_llm.pipeline.common import Progress, asking_of, check_examples, report_known_failures
 from touche_llm.pipeline.engines import open_model
 from touche_llm.prompt_lab.draw import Sampled
 from touche_llm.prompt_lab.looks import Look, describe_looks, look_log, make_look, read_looks, record_look
@@ -90,7 +90,7 @@ class PromptComparison:
 
 
 async def compare_prompts(
-    config: Config, names: Sequence[str], qrels: Qrels, plan: Plan, observer: Observer
+    config: Config, names: Sequence[str], qrels: Qrels, plan: Plan, progress: Progress
 ) -> PromptComparison:
     """Judge one sample with several prompts, and measure each by what people said.
 
@@ -99,7 +99,7 @@ async def compare_prompts(
         names: of two prompts or more, or paths of templates.
         qrels: of people, with grades.
         plan: what is compared.
-        observer: is told how it goes, and the notes as they come up, most of them before an engine starts.
+        progress: Receives warnings and the progress of each stage.
 
     Raises:
         PromptError: a prompt is not there, or not as it should be.
@@ -115,7 +115,7 @@ async def compare_prompts(
     judged = next(iter(qrels.grades.values()))
     known = [topic.id for topic in read_topics(config.topics) if topic.id in judged]
     halves = split_topics(known, plan.split)
-    with open_corpus(config, task, observer.notify) as corpus:
+    with open_corpus(config, task, progress.warn) as corpus:
         await corpus.fetch(document for topic in topics for document in judged.get(topic.id, {}))
         sample, path, notes = sample_of(plan, qrels, topics, halves, corpus, task)
         sampled = {each.topic_id for each in sample}
@@ -125,7 +125,7 @@ async def compare_prompts(
             finding = load(task, uses_of(task)["objects"], config.prompts.objects, config.prompts.folder)
             prompts.append(finding)
         for prompt in prompts:
-            check_examples(prompt, topics, config.topics, observer.notify)
+            check_examples(prompt, topics, config.topics, progress.warn)
         # Before the engine starts: what is wrong with the sample or with the log.
         parted, remarks = parts_of(plan, sample, halves)
         read_looks(look_log(config.cache.file))
@@ -133,12 +133,12 @@ async def compare_prompts(
         topics = [topic for topic in topics if topic.id in asked]
         notes += remarks
         for note in notes:
-            observer.notify(note)
+            progress.warn(note)
         async with open_model(config) as model:
             asking = asking_of(config, model)
             failures: list[Failure] = []
             if len(prompts) > len(variants):
-                topics, failures = await _with_objects(topics, task, prompts[-1], asking, observer)
+                topics, failures = await _with_objects(topics, task, prompts[-1], asking, progress)
                 left = {topic.id for topic in topics}
                 parted = {
                     name: [each for each in documents if each.topic_id in left] for name, documents in parted.items()
@@ -146,7 +146,7 @@ async def compare_prompts(
                 check_parts(parted)
             by_id = {topic.id: topic for topic in topics}
             ask = partial(
-                ask_variants, topics=by_id, documents=corpus.documents, task=task, asking=asking, observer=observer
+                ask_variants, topics=by_id, documents=corpus.documents, task=task, asking=asking, progress=progress
             )
             held = parted.pop(HOLD_OUT, [])
             said = await ask(variants, parted)
@@ -160,13 +160,13 @@ async def compare_prompts(
                 said |= await ask(compared, {HOLD_OUT: held})
                 earlier = _count_look(config, qrels, held, compared)
                 notes.append(note := describe_looks(earlier, look_log(config.cache.file)))
-                observer.notify(note)
+                progress.warn(note)
                 parts.append(_measure(HOLD_OUT, held, said, qrels, config))
-            report_known_failures(observer, model, Counts())
+            report_known_failures(progress, model, Counts())
         texts = _texts([each for part in parts for each in part.sample], corpus.documents) if plan.texts else {}
     if useless := [each for part in parts for each in part.topics if not part.counts(each)]:
         notes.append(f"topics without a grade above 0 among their sampled documents, left out of nDCG: {some(useless)}")
-        observer.notify(notes[-1])
+        progress.warn(notes[-1])
     verdict, name = verdict_of(parts), model.facts.model
     return PromptComparison(task, variants, name, topics, path, parts, said, failures, verdict, texts, notes, earlier)
 
@@ -216,7 +216,7 @@ async def ask_variants(
     documents: Documents,
     task: Task,
     asking: Asking,
-    observer: Observer,
+    progress: Progress,
 ) -> dict[tuple[str, str], Said]:
     """What each variant says of each part, by part and variant; what the cache holds is not asked again.
 
@@ -225,7 +225,7 @@ async def ask_variants(
     """
     model, said = asking.model, dict[tuple[str, str], Said]()
     for variant in variants:
-        with observer.stage(f"judging with {variant.name}", sum(map(len, parts.values())), model.counts) as done:
+        with progress.stage(f"judging with {variant.name}", sum(map(len, parts.values())), model.counts) as done:
             for name, sample in parts.items():
                 before = replace(model.counts)
                 work = [(topics[each.topic_id], each.document_id) for each in sample]
@@ -237,12 +237,12 @@ async def ask_variants(
 
 
 async def _with_objects(
-    topics: list[Topic], task: Task, prompt: Prompt, asking: Asking, observer: Observer
+    topics: list[Topic], task: Task, prompt: Prompt, asking: Asking, progress: Progress
 ) -> tuple[list[Topic], list[Failure]]:
     """The topics that can be asked about, with their objects, and failures to find some."""
     model: LanguageModel = asking.model
     without = sum(topic.objects is None for topic in topics)
-    with observer.stage("finding objects", without, model.counts) as done:
+    with progress.stage("finding objects", without, model.counts) as done:
         found, failures = await find_objects(topics, task, prompt, asking, done)
     model.raise_on_misses()
     found = [topic for topic in found if topic.objects is not None]

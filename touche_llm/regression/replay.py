@@ -149,9 +149,9 @@ def _placed(model: _StandIn, purposes: _Purposes) -> tuple[dict[Place, Request],
 
 
 class _Silent:
-    """An observer that tells nobody: what there is to know of a replay is its difference."""
+    """Progress that shows nothing: a replay reports differences only."""
 
-    def notify(self, message: str) -> None:
+    def warn(self, message: str) -> None:
         pass
 
     @contextmanager
