@@ -15,7 +15,7 @@ from typing import Any
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.data.records import Candidate, Document, Judgment, Topic
 from touche_llm.errors import DataError
-from touche_llm.judging.pointwise import Asking, judge
+from touche_llm.judging.pointwise import RequestBuilder, judge
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.request import Request, Sampling
@@ -110,8 +110,8 @@ async def judge_with(engine: OracleEngine, rankings: Mapping[str, Sequence[str]]
     """The judgments of all documents; see `rank_with`."""
     judgments: dict[str, dict[str, Judgment]] = {topic: {} for topic in rankings}
     work = [(topic, document) for topic in _topics(rankings) for document in rankings[topic.id]]
-    with _asking(engine) as asking:
-        found, failures = await judge(work, _Texts(), _TASK.question, _prompt("judge"), asking, lambda: None)
+    with _builder(engine) as builder:
+        found, failures = await judge(work, _Texts(), _TASK.question, _prompt("judge"), builder, lambda: None)
     assert not failures
     for each in found:
         judgments[each.topic_id][each.document_id] = each
@@ -139,7 +139,7 @@ async def rank_with(
         topic: [Candidate(topic, document, rank, float(-rank)) for rank, document in enumerate(ranking, start=1)]
         for topic, ranking in rankings.items()
     }
-    with _asking(engine) as asking:
+    with _builder(engine) as builder:
         ranked = await rank_topics(
             _topics(rankings),
             candidates,
@@ -149,7 +149,7 @@ async def rank_with(
             _TASK.aims["relevance"],
             parsed,
             RankingSettings.model_validate(settings or {}),
-            Comparing(asking, {kind: _prompt(kind) for kind in asked_kinds(parsed)}, _Texts(), "relevance"),
+            Comparing(builder, {kind: _prompt(kind) for kind in asked_kinds(parsed)}, _Texts(), "relevance"),
             "oracle",
             lambda: None,
         )
@@ -164,9 +164,9 @@ def _topics(ids: Iterable[str]) -> list[Topic]:
 
 
 @contextmanager
-def _asking(engine: OracleEngine) -> Iterator[Asking]:
+def _builder(engine: OracleEngine) -> Iterator[RequestBuilder]:
     with Cache(Path("none.sqlite"), CacheMode.OFF) as off:
-        yield Asking(LanguageModel(FACTS, engine, off), Sampling(), {}, _CONCURRENCY)
+        yield RequestBuilder(LanguageModel(FACTS, engine, off), Sampling(), {}, _CONCURRENCY)
 
 
 class _Texts:

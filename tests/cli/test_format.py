@@ -28,7 +28,7 @@ from touche_llm.cli.stages import end
 from touche_llm.config import load_config
 from touche_llm.data.files import read_records, write_records
 from touche_llm.data.records import Attempt, Failure, Judgment
-from touche_llm.evaluation.calibration import cross_validate, measure
+from touche_llm.evaluation.calibration import cross_validate, measure_thresholds
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.cache import Cache
 from touche_llm.pipeline.dry_run import Cost, dry_cost
@@ -133,7 +133,7 @@ def folds(folder: Path) -> list[Row]:
 def measured(folder: Path) -> list[Row]:
     rows = []
     for name, threshold in (("thresholds", 0.75), ("most probable", None)):
-        scores = measure(EXAMPLES, {} if threshold is None else {"NO": threshold}, get_task("comparative"))
+        scores = measure_thresholds(EXAMPLES, {} if threshold is None else {"NO": threshold}, get_task("comparative"))
         rows.append({"labels": name, "topics": 6, "documents": 96, "threshold_NO": threshold})
         rows[-1] |= {"threshold_NEUTRAL": None, "macro_f1": scores.macro_f1, "accuracy": scores.accuracy}
     return rows
@@ -173,9 +173,9 @@ def listed(_: Path) -> list[Row]:
     found = []
     for each in find_all(get_task("comparative")):
         assert each.loaded
-        use, prompt = each.loaded
-        row = {"task": "comparative", "name": each.name, "version": 1, "hash": prompt.hash, "answer": use.purpose}
-        row |= {"fields": fields_of(use), "purpose": prompt.header.purpose, "examples": 0, "path": str(prompt.path)}
+        purpose, prompt = each.loaded
+        row = {"task": "comparative", "name": each.name, "version": 1, "hash": prompt.hash, "answer": purpose.name}
+        row |= {"fields": fields_of(purpose), "purpose": prompt.header.purpose, "examples": 0, "path": str(prompt.path)}
         found.append(row | {"error": None})
     return found
 
@@ -183,8 +183,8 @@ def listed(_: Path) -> list[Row]:
 def found_good(_: Path) -> list[Row]:
     rows = []
     for name in ("judge", "stance"):
-        use, prompt = load_named(get_task("comparative"), name)
-        checked = asyncio.run(check(get_task("comparative"), use, prompt, invented(), estimate))
+        purpose, prompt = load_named(get_task("comparative"), name)
+        checked = asyncio.run(check(get_task("comparative"), purpose, prompt, invented(), estimate))
         row: Row = {"task": "comparative", "name": name, "version": 1, "hash": prompt.hash, "path": str(prompt.path)}
         row |= {"longest_topic": checked.longest_topic, "tokens": checked.tokens, "estimated": True}
         for what, share in (("topics", checked.between_topics), ("documents", checked.between_documents)):

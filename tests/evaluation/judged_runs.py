@@ -45,4 +45,4 @@ def evaluated(folder: Path, run: str, qrels: str) -> Evaluation:
 
 def values_of(found: Evaluation) -> dict[str, float]:
     """The run's values by the name of the measure, without the aspect."""
-    return {measure.split(" ", 1)[1]: figure.value for measure, figure in found.figures.items()}
+    return {measure.split(" ", 1)[1]: figure.value for measure, figure in found.estimates.items()}

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from statsmodels.stats.inter_rater import cohens_kappa
 
-from touche_llm.evaluation.agreement import kappa_figure, level
-from touche_llm.evaluation.significance import interval
+from touche_llm.evaluation.agreement import estimate_kappa, round_grade
+from touche_llm.evaluation.significance import compute_interval
 
 
 def random_pairs(seed: int, documents: int) -> list[tuple[float, float]]:
@@ -22,7 +22,7 @@ def test_kappa_is_that_of_the_whole_table(seed: int) -> None:
     for one, other in (pair for pairs in topics.values() for pair in pairs):
         table[int(one), int(other)] += 1
     expected = cohens_kappa(table, wt="quadratic", return_results=False)
-    figure = kappa_figure(topics)
+    figure = estimate_kappa(topics)
     assert figure.value == pytest.approx(expected)
     assert figure.n == 35
 
@@ -30,26 +30,26 @@ def test_kappa_is_that_of_the_whole_table(seed: int) -> None:
 def test_topics_add_up_as_documents_do() -> None:
     pairs = random_pairs(1, 20)
     parted = {"a": pairs[:3], "b": pairs[3:], "c": []}
-    assert kappa_figure(parted).value == pytest.approx(kappa_figure({"all": pairs}).value)
-    assert kappa_figure(parted).topics == ("a", "b")
+    assert estimate_kappa(parted).value == pytest.approx(estimate_kappa({"all": pairs}).value)
+    assert estimate_kappa(parted).topics == ("a", "b")
 
 
 def test_expected_grades_are_rounded_and_there_is_none_below_0() -> None:
-    assert [level(grade) for grade in (-2.0, 0.49, 0.5, 1.5, 2.49, 2.5, 3.0)] == [0, 0, 1, 2, 2, 3, 3]
-    assert kappa_figure({"a": [(0.4, -2.0), (2.6, 3.0), (1.4, 1.0)]}).value == 1.0
+    assert [round_grade(grade) for grade in (-2.0, 0.49, 0.5, 1.5, 2.49, 2.5, 3.0)] == [0, 0, 1, 2, 2, 3, 3]
+    assert estimate_kappa({"a": [(0.4, -2.0), (2.6, 3.0), (1.4, 1.0)]}).value == 1.0
 
 
 def test_opposite_grades_disagree_and_equal_ones_agree() -> None:
-    assert kappa_figure({"a": [(0.0, 3.0), (3.0, 0.0)]}).value == pytest.approx(-1.0)
+    assert estimate_kappa({"a": [(0.0, 3.0), (3.0, 0.0)]}).value == pytest.approx(-1.0)
     # No table says more than that both gave the same.
-    assert kappa_figure({"a": [(2.0, 2.0)], "b": [(2.0, 2.0)]}).value == 1.0
+    assert estimate_kappa({"a": [(2.0, 2.0)], "b": [(2.0, 2.0)]}).value == 1.0
 
 
 def test_without_documents_it_is_not_defined() -> None:
-    assert np.isnan(kappa_figure({}).value)
+    assert np.isnan(estimate_kappa({}).value)
 
 
 def test_an_interval_is_over_topics_and_always_defined() -> None:
     topics = {str(topic): random_pairs(topic, 1) for topic in range(6)}
-    low, high = interval(kappa_figure(topics))
-    assert -1.0 <= low <= kappa_figure(topics).value <= high <= 1.0
+    low, high = compute_interval(estimate_kappa(topics))
+    assert -1.0 <= low <= estimate_kappa(topics).value <= high <= 1.0

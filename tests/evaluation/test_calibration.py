@@ -15,7 +15,14 @@ from touche_llm.data.files import write_records
 from touche_llm.data.records import Judgment, Reading, StanceReading
 from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation import calibration
-from touche_llm.evaluation.calibration import GRID, Example, cross_validate, fit, measure, read_examples
+from touche_llm.evaluation.calibration import (
+    GRID,
+    CalibrationExample,
+    cross_validate,
+    fit_thresholds,
+    measure_thresholds,
+    read_calibration_set,
+)
 from touche_llm.judging.stance import decide
 from touche_llm.tasks import get_task
 
@@ -27,11 +34,11 @@ def shares(first: float, second: float, neutral: float, no: float) -> dict[str, 
     return dict(zip(TASK.stances, (first, second, neutral, no), strict=True))
 
 
-def example(topic: str, stance: str, *probabilities: float) -> Example:
-    return Example(topic, f"d{next(NUMBERS)}", shares(*probabilities), stance)
+def example(topic: str, stance: str, *probabilities: float) -> CalibrationExample:
+    return CalibrationExample(topic, f"d{next(NUMBERS)}", shares(*probabilities), stance)
 
 
-def gated(topics: int, seed: int = 0) -> list[Example]:
+def gated(topics: int, seed: int = 0) -> list[CalibrationExample]:
     """Documents of a model that says NO too readily and NEUTRAL too rarely.
 
     Those that are NO have 0.8 or more of it, the others up to 0.7; of what is left, NEUTRAL ones have 0.3 to 0.4 and
@@ -49,7 +56,7 @@ def gated(topics: int, seed: int = 0) -> list[Example]:
     return found
 
 
-def noisy(topics: int, seed: int = 0) -> list[Example]:
+def noisy(topics: int, seed: int = 0) -> list[CalibrationExample]:
     """Twenty documents for each topic, whose labels are drawn from their probabilities."""
     draw = np.random.default_rng(seed)
     rows = draw.dirichlet([0.5] * 4, size=20 * topics).tolist()
@@ -70,7 +77,7 @@ EXAMPLES = st.lists(
     st.tuples(
         st.lists(st.integers(1, 20), min_size=4, max_size=4).map(lambda each: [n / sum(each) for n in each]),
         st.sampled_from(TASK.stances),
-    ).map(lambda drawn: Example("1", "d", shares(*drawn[0]), drawn[1])),
+    ).map(lambda drawn: CalibrationExample("1", "d", shares(*drawn[0]), drawn[1])),
     min_size=1,
     max_size=12,
 )
@@ -83,7 +90,7 @@ def test_scores_are_those_worked_out_by_hand() -> None:
         example("2", "NO", 0.1, 0.1, 0.1, 0.7),
         example("2", "NO", 0.1, 0.1, 0.1, 0.7),
     ]
-    scores = measure(examples, {}, TASK)
+    scores = measure_thresholds(examples, {}, TASK)
     # FIRST: precision 1, recall 1/2; NO: precision 2/3, recall 1; SECOND and NEUTRAL occur nowhere and do not count.
     assert scores.macro_f1 == pytest.approx((2 / 3 + 4 / 5) / 2)
     assert (scores.documents, scores.accuracy) == (4, 0.75)
@@ -91,47 +98,48 @@ def test_scores_are_those_worked_out_by_hand() -> None:
 
 def test_a_label_that_is_only_chosen_counts_with_an_f1_of_zero() -> None:
     examples = [example("1", "FIRST", 0.7, 0.1, 0.1, 0.1), example("1", "FIRST", 0.1, 0.7, 0.1, 0.1)]
-    assert measure(examples, {}, TASK).macro_f1 == pytest.approx((2 / 3 + 0) / 2)
+    assert measure_thresholds(examples, {}, TASK).macro_f1 == pytest.approx((2 / 3 + 0) / 2)
 
 
 @given(EXAMPLES, st.floats(0, 1), st.floats(0, 1))
-def test_scores_agree_with_the_textbook(examples: list[Example], no: float, neutral: float) -> None:
+def test_scores_agree_with_the_textbook(examples: list[CalibrationExample], no: float, neutral: float) -> None:
     thresholds = {"NO": no, "NEUTRAL": neutral}
     chosen = [decide(each.probabilities, thresholds, TASK) for each in examples]
     true = [each.stance for each in examples]
-    scores = measure(examples, thresholds, TASK)
+    scores = measure_thresholds(examples, thresholds, TASK)
     assert scores.macro_f1 == pytest.approx(plain_macro_f1(chosen, true))
     assert scores.accuracy == pytest.approx(sum(c == t for c, t in zip(chosen, true, strict=True)) / len(true))
 
 
 @settings(max_examples=40)
 @given(EXAMPLES)
-def test_no_combination_of_the_grid_is_better_than_the_one_fitted(examples: list[Example]) -> None:
+def test_no_combination_of_the_grid_is_better_than_the_one_fitted(examples: list[CalibrationExample]) -> None:
     coarse = GRID[4::9]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibration, "GRID", coarse)
-        fitted = fit(examples, TASK)
+        fitted = fit_thresholds(examples, TASK)
     every = [
-        measure(examples, {"NO": no, "NEUTRAL": neutral}, TASK).macro_f1 for no, neutral in product(coarse, repeat=2)
+        measure_thresholds(examples, {"NO": no, "NEUTRAL": neutral}, TASK).macro_f1
+        for no, neutral in product(coarse, repeat=2)
     ]
     assert set(fitted.values()) <= set(coarse.tolist())
-    assert measure(examples, fitted, TASK).macro_f1 == pytest.approx(max(every))
+    assert measure_thresholds(examples, fitted, TASK).macro_f1 == pytest.approx(max(every))
 
 
 def test_thresholds_are_found_where_they_are_known_to_be() -> None:
     examples = gated(topics=20)
-    assert measure(examples, {}, TASK).macro_f1 < 0.5
-    fitted = fit(examples, TASK)
+    assert measure_thresholds(examples, {}, TASK).macro_f1 < 0.5
+    fitted = fit_thresholds(examples, TASK)
     assert list(fitted) == ["NO", "NEUTRAL"]
     assert 0.7 < fitted["NO"] <= 0.8
     assert 0.2 < fitted["NEUTRAL"] <= 0.3
-    assert measure(examples, fitted, TASK).macro_f1 == 1.0
+    assert measure_thresholds(examples, fitted, TASK).macro_f1 == 1.0
 
 
 def test_of_equally_good_thresholds_the_middle_is_taken() -> None:
     # NO is right from 0.1 on and wrong up to 0.01; NEUTRAL does not matter at all.
     examples = [example("1", "NO", 0.9, 0.0, 0.0, 0.1), example("1", "FIRST", 0.99, 0.0, 0.0, 0.01)]
-    fitted = fit(examples, TASK)
+    fitted = fit_thresholds(examples, TASK)
     good = [place for place, threshold in enumerate(GRID.tolist()) if 0.01 < threshold <= 0.1]
     place = GRID.tolist().index(fitted["NO"])
     assert abs(place - (good[0] + good[-1]) / 2) <= 0.5
@@ -141,7 +149,7 @@ def test_of_equally_good_thresholds_the_middle_is_taken() -> None:
 
 def test_thresholds_without_any_effect_are_a_half() -> None:
     examples = [example("1", "FIRST", 1.0, 0.0, 0.0, 0.0)]
-    assert fit(examples, TASK) == {"NO": 0.5, "NEUTRAL": 0.5}
+    assert fit_thresholds(examples, TASK) == {"NO": 0.5, "NEUTRAL": 0.5}
 
 
 def test_the_grid_rises_and_is_the_same_from_both_ends() -> None:
@@ -177,7 +185,7 @@ def test_a_held_out_topic_has_no_part_in_the_thresholds_it_is_measured_with() ->
     turned = {"FIRST": "NO", "SECOND": "NEUTRAL", "NEUTRAL": "FIRST", "NO": "SECOND"}
     for number, fold in enumerate(report.folds):
         others = [
-            Example(each.topic_id, each.document_id, each.probabilities, turned[each.stance])
+            CalibrationExample(each.topic_id, each.document_id, each.probabilities, turned[each.stance])
             if each.topic_id in fold.topics
             else each
             for each in examples
@@ -198,14 +206,14 @@ def test_what_is_reported_is_what_the_parts_give() -> None:
     for fold in report.folds:
         inside = [each for each in examples if each.topic_id in fold.topics]
         outside = [each for each in examples if each.topic_id not in fold.topics]
-        assert fold.thresholds == fit(outside, TASK)
-        assert fold.scores == measure(inside, fold.thresholds, TASK)
-        assert fold.most_probable == measure(inside, {}, TASK)
+        assert fold.thresholds == fit_thresholds(outside, TASK)
+        assert fold.scores == measure_thresholds(inside, fold.thresholds, TASK)
+        assert fold.most_probable == measure_thresholds(inside, {}, TASK)
         chosen += [decide(each.probabilities, fold.thresholds, TASK) for each in inside]
         true += [each.stance for each in inside]
     assert report.scores.macro_f1 == pytest.approx(plain_macro_f1(chosen, true))
-    assert report.most_probable == measure(examples, {}, TASK)
-    assert report.thresholds == fit(examples, TASK)
+    assert report.most_probable == measure_thresholds(examples, {}, TASK)
+    assert report.thresholds == fit_thresholds(examples, TASK)
 
 
 def test_the_seed_deals_the_topics_and_nothing_else_does() -> None:
@@ -220,11 +228,11 @@ def test_the_seed_deals_the_topics_and_nothing_else_does() -> None:
 @pytest.mark.parametrize(
     ("call", "problem"),
     [
-        (lambda: fit([], TASK), "no judged document to fit"),
-        (lambda: measure([], {}, TASK), "no judged document to measure"),
+        (lambda: fit_thresholds([], TASK), "no judged document to fit"),
+        (lambda: measure_thresholds([], {}, TASK), "no judged document to measure"),
         (lambda: cross_validate([], TASK, 2, 0), "0 judged topics are too few for 2 folds"),
         (lambda: cross_validate(gated(3), TASK, 1, 0), "1 folds: what is held out needs at least 2"),
-        (lambda: fit(gated(1), get_task("sentence_pairs")), "sentence_pairs: all its stances take a side"),
+        (lambda: fit_thresholds(gated(1), get_task("sentence_pairs")), "sentence_pairs: all its stances take a side"),
     ],
 )
 def test_what_cannot_be_fitted_is_told(call: Callable[[], object], problem: str) -> None:
@@ -256,12 +264,12 @@ JUDGED, ASKED = shares(0.1, 0.2, 0.3, 0.4), shares(0.4, 0.3, 0.2, 0.1)
 def test_where_the_stance_prompt_was_asked_the_judge_is_not_looked_at(tmp_path: Path) -> None:
     write_records(tmp_path / "j", [judgment("1", "a", JUDGED), judgment("1", "b", JUDGED), judgment("1", "c", None)])
     truth = {"1": {"a": "NO", "b": "FIRST", "c": "NO"}}
-    examples = read_examples(tmp_path / "j", tmp_path / "s", truth, TASK)
-    assert examples.used == [Example("1", "a", JUDGED, "NO"), Example("1", "b", JUDGED, "FIRST")]
+    examples = read_calibration_set(tmp_path / "j", tmp_path / "s", truth, TASK)
+    assert examples.used == [CalibrationExample("1", "a", JUDGED, "NO"), CalibrationExample("1", "b", JUDGED, "FIRST")]
     assert (examples.without, examples.elsewhere) == (["1 c"], 0)
     write_records(tmp_path / "s", [stance_reading("1", "b", ASKED), stance_reading("1", "c", ASKED)])
-    examples = read_examples(tmp_path / "j", tmp_path / "s", truth, TASK)
-    assert examples.used == [Example("1", "b", ASKED, "FIRST"), Example("1", "c", ASKED, "NO")]
+    examples = read_calibration_set(tmp_path / "j", tmp_path / "s", truth, TASK)
+    assert examples.used == [CalibrationExample("1", "b", ASKED, "FIRST"), CalibrationExample("1", "c", ASKED, "NO")]
     assert (examples.without, examples.elsewhere) == ([], 1)
 
 
@@ -269,8 +277,8 @@ def test_readings_without_probabilities_are_not_fitted_on(tmp_path: Path) -> Non
     write_records(tmp_path / "j", [judgment("1", "a", JUDGED)])
     certain = replace(stance_reading("1", "a", shares(0, 0, 0, 1)), source="value")
     write_records(tmp_path / "s", [certain, stance_reading("1", "b", ASKED)])
-    examples = read_examples(tmp_path / "j", tmp_path / "s", {"1": {"a": "NO", "b": "FIRST"}}, TASK)
-    assert (examples.used, examples.without) == ([Example("1", "b", ASKED, "FIRST")], ["1 a"])
+    examples = read_calibration_set(tmp_path / "j", tmp_path / "s", {"1": {"a": "NO", "b": "FIRST"}}, TASK)
+    assert (examples.used, examples.without) == ([CalibrationExample("1", "b", ASKED, "FIRST")], ["1 a"])
 
 
 def test_documents_that_cannot_be_used_are_counted_and_named(tmp_path: Path) -> None:
@@ -284,7 +292,7 @@ def test_documents_that_cannot_be_used_are_counted_and_named(tmp_path: Path) -> 
         ],
     )
     truth = {"1": {"a": "NO", "plain": "NO", "gone": "NO"}, "2": {"unread": "NO"}, "3": {"a": "NO"}}
-    examples = read_examples(tmp_path / "j", tmp_path / "s", truth, TASK)
+    examples = read_calibration_set(tmp_path / "j", tmp_path / "s", truth, TASK)
     assert [each.document_id for each in examples.used] == ["a"]
     assert (examples.without, examples.elsewhere) == (["1 plain", "2 unread"], 2)
 
@@ -292,10 +300,10 @@ def test_documents_that_cannot_be_used_are_counted_and_named(tmp_path: Path) -> 
 def test_topics_can_be_chosen(tmp_path: Path) -> None:
     write_records(tmp_path / "j", [judgment(topic, "a", JUDGED) for topic in ("1", "2", "3")])
     truth = {topic: {"a": "NO"} for topic in ("1", "2", "3")}
-    examples = read_examples(tmp_path / "j", tmp_path / "s", truth, TASK, ("3", "1"))
+    examples = read_calibration_set(tmp_path / "j", tmp_path / "s", truth, TASK, ("3", "1"))
     assert [each.topic_id for each in examples.used] == ["1", "3"]
     with pytest.raises(UsageError, match=r"topic 4, 5: no judged document with probabilities in .*j"):
-        read_examples(tmp_path / "j", tmp_path / "s", truth, TASK, ("5", "1", "4"))
+        read_calibration_set(tmp_path / "j", tmp_path / "s", truth, TASK, ("5", "1", "4"))
 
 
 @pytest.mark.parametrize(
@@ -312,13 +320,13 @@ def test_probabilities_that_are_none_are_told_with_topic_and_document(
 ) -> None:
     write_records(tmp_path / "j", [judgment("1", "a", probabilities)])
     with pytest.raises(DataError, match=f"j: topic 1, document a: .*{problem}"):
-        read_examples(tmp_path / "j", tmp_path / "s", {"1": {"a": "NO"}}, TASK)
+        read_calibration_set(tmp_path / "j", tmp_path / "s", {"1": {"a": "NO"}}, TASK)
 
 
 def test_a_run_without_a_judged_document_is_told(tmp_path: Path) -> None:
     write_records(tmp_path / "j", [judgment("1", "a", JUDGED)])
     with pytest.raises(DataError, match="none of its documents is both judged and has probabilities"):
-        read_examples(tmp_path / "j", tmp_path / "s", {"2": {"a": "NO"}}, TASK)
+        read_calibration_set(tmp_path / "j", tmp_path / "s", {"2": {"a": "NO"}}, TASK)
 
 
 def test_a_bad_line_of_the_stances_is_told_with_its_number(tmp_path: Path) -> None:
@@ -327,4 +335,4 @@ def test_a_bad_line_of_the_stances_is_told_with_its_number(tmp_path: Path) -> No
     with pytest.raises(
         DataError, match=r"s:1: not one of the stance readings: Object missing required field `document_id`"
     ):
-        read_examples(tmp_path / "j", tmp_path / "s", {"1": {"a": "NO"}}, TASK)
+        read_calibration_set(tmp_path / "j", tmp_path / "s", {"1": {"a": "NO"}}, TASK)

@@ -10,10 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from touche_llm.errors import DataError, UsageError
-from touche_llm.evaluation.leaderboard import DIGITS, FILE, Table, board, place, read_boards, standings, table
+from touche_llm.evaluation.leaderboard import (
+    DIGITS,
+    FILE,
+    Table,
+    find_board,
+    find_place,
+    find_table,
+    list_standings,
+    read_boards,
+)
 from touche_llm.tasks import TASKS
 
-PUBLISHED = [(name, each.measure) for name in TASKS for each in board(name).tables]
+PUBLISHED = [(name, each.measure) for name in TASKS for each in find_board(name).tables]
 SHARES = st.floats(0.0, 1.0)
 
 
@@ -23,18 +32,18 @@ def test_every_task_has_results_and_only_known_tasks_have_some() -> None:
 
 def test_every_grade_that_a_task_asks_for_has_a_table() -> None:
     for name, task in TASKS.items():
-        assert {each.measure for each in board(name).tables} >= set(task.question.grades)
+        assert {each.measure for each in find_board(name).tables} >= set(task.question.grades)
 
 
 @pytest.mark.parametrize(("task", "measure"), PUBLISHED)
 def test_values_have_the_digits_that_places_are_compared_in(task: str, measure: str) -> None:
-    for entry in standings(task, measure):
+    for entry in list_standings(task, measure):
         assert round(entry.run.value, DIGITS) == entry.run.value
 
 
 @pytest.mark.parametrize(("task", "measure"), PUBLISHED)
 def test_a_ranking_figure_has_an_interval_and_a_stance_figure_its_number_of_labels(task: str, measure: str) -> None:
-    for entry in standings(task, measure):
+    for entry in list_standings(task, measure):
         assert (entry.run.low is None) == (measure == "stance")
         assert (entry.run.judged is None) == (measure != "stance")
 
@@ -42,7 +51,9 @@ def test_a_ranking_figure_has_an_interval_and_a_stance_figure_its_number_of_labe
 def test_the_ranking_measures_of_a_task_list_the_same_runs() -> None:
     # A slip of the pen in a tag shows here; stance has a baseline of its own and not all runs.
     for name in TASKS:
-        listed = [{(run.team, run.tag) for run in each.runs} for each in board(name).tables if each.measure != "stance"]
+        listed = [
+            {(run.team, run.tag) for run in each.runs} for each in find_board(name).tables if each.measure != "stance"
+        ]
         assert len(listed) >= 2 and all(runs == listed[0] for runs in listed)
 
 
@@ -61,7 +72,7 @@ def test_the_ranking_measures_of_a_task_list_the_same_runs() -> None:
     ],
 )
 def test_the_best_is_the_one_that_the_organisers_name(task: str, measure: str, team: str, value: float) -> None:
-    best = standings(task, measure)[0]
+    best = list_standings(task, measure)[0]
     assert (best.place, best.run.team, best.run.value) == (1, team, value)
 
 
@@ -69,27 +80,29 @@ def test_the_places_among_teams_are_those_that_a_team_reports_of_itself() -> Non
     # The abstract of team Bruce Banner's paper, a source of its own: sigarra.up.pt, publication 625611.
     for measure, value, at in (("relevance", 0.651, 3), ("quality", 0.772, 5), ("coherence", 0.378, 4)):
         (entry,) = (
-            entry for entry in standings("sentence_pairs", measure, each_team=True) if entry.run.team == "Bruce Banner"
+            entry
+            for entry in list_standings("sentence_pairs", measure, each_team=True)
+            if entry.run.team == "Bruce Banner"
         )
         assert (entry.place, entry.run.value) == (at, value)
 
 
 def test_the_tables_of_2023_are_held_against_ndcg_at_10() -> None:
     for name in TASKS:
-        for each in board(name).tables:
+        for each in find_board(name).tables:
             if each.measure != "stance":
-                assert each.ours == ("nDCG@10" if board(name).year == 2023 else "nDCG@5")
+                assert each.ours == ("nDCG@10" if find_board(name).year == 2023 else "nDCG@5")
                 assert each.ours in each.published_as
 
 
 @pytest.mark.parametrize(("task", "measure"), PUBLISHED)
 @pytest.mark.parametrize("each_team", [False, True])
 def test_each_published_value_stands_at_its_own_place(task: str, measure: str, each_team: bool) -> None:
-    entries = standings(task, measure, each_team=each_team)
+    entries = list_standings(task, measure, each_team=each_team)
     assert [entry.place for entry in entries] == sorted(entry.place for entry in entries)
     for number, entry in enumerate(entries, start=1):
         assert entry.place <= number
-        assert place(task, measure, entry.run.value, each_team=each_team) == entry.place
+        assert find_place(task, measure, entry.run.value, each_team=each_team) == entry.place
 
 
 @settings(deadline=None)
@@ -98,7 +111,7 @@ def test_a_better_value_never_stands_behind(
     where: tuple[str, str], first: float, second: float, each_team: bool
 ) -> None:
     better, worse = max(first, second), min(first, second)
-    assert place(*where, better, each_team=each_team) <= place(*where, worse, each_team=each_team)
+    assert find_place(*where, better, each_team=each_team) <= find_place(*where, worse, each_team=each_team)
 
 
 @settings(deadline=None)
@@ -106,29 +119,29 @@ def test_a_better_value_never_stands_behind(
 def test_a_place_counts_those_that_are_better_and_fewer_of_them_among_teams(
     where: tuple[str, str], value: float
 ) -> None:
-    at = place(*where, value)
-    entries = standings(*where)
-    assert 1 <= place(*where, value, each_team=True) <= at <= len(entries) + 1
+    at = find_place(*where, value)
+    entries = list_standings(*where)
+    assert 1 <= find_place(*where, value, each_team=True) <= at <= len(entries) + 1
     assert all(entry.run.value > round(value, DIGITS) for entry in entries[: at - 1])
     assert all(entry.run.value <= round(value, DIGITS) for entry in entries[at - 1 :])
 
 
 def test_best_and_worst_of_all_stand_first_and_last() -> None:
     for where in PUBLISHED:
-        assert place(*where, 1.0) == 1
-        assert place(*where, 0.0) == len(standings(*where)) + 1
+        assert find_place(*where, 1.0) == 1
+        assert find_place(*where, 0.0) == len(list_standings(*where)) + 1
 
 
 def test_digits_that_are_not_published_part_no_runs() -> None:
-    best = standings("comparative", "relevance")[0].run.value
-    assert place("comparative", "relevance", best - 0.0004) == 1
-    assert place("comparative", "relevance", best - 0.0006) == 2
+    best = list_standings("comparative", "relevance")[0].run.value
+    assert find_place("comparative", "relevance", best - 0.0004) == 1
+    assert find_place("comparative", "relevance", best - 0.0006) == 2
 
 
 def test_of_each_team_the_best_run_is_left() -> None:
     for where in PUBLISHED:
-        entries = standings(*where)
-        for entry in (left := standings(*where, each_team=True)):
+        entries = list_standings(*where)
+        for entry in (left := list_standings(*where, each_team=True)):
             assert entry.run.value == max(each.run.value for each in entries if each.run.team == entry.run.team)
         assert {entry.run.team for entry in entries} == {entry.run.team for entry in left}
         assert len({entry.run.team for entry in left}) == len(left)
@@ -137,14 +150,14 @@ def test_of_each_team_the_best_run_is_left() -> None:
 @pytest.mark.parametrize("value", [-0.001, 1.001, float("nan"), float("inf")])
 def test_a_value_that_is_none_has_no_place(value: float) -> None:
     with pytest.raises(UsageError, match="between 0 and 1"):
-        place("comparative", "quality", value)
+        find_place("comparative", "quality", value)
 
 
 def test_an_unknown_task_or_measure_is_answered_with_those_that_there_are() -> None:
     with pytest.raises(UsageError, match="'chess'; there are some of comparative, controversial, sentence_pairs"):
-        standings("chess", "relevance")
+        list_standings("chess", "relevance")
     with pytest.raises(UsageError, match="'coherence'; there are some by relevance, quality, stance"):
-        table("comparative", "coherence")
+        find_table("comparative", "coherence")
 
 
 def _first_table(content: dict[str, Any]) -> dict[str, Any]:
@@ -177,7 +190,7 @@ SPOILED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
 @pytest.mark.parametrize("how", SPOILED)
 def test_a_file_with_a_mistake_is_refused_with_its_place(how: str, tmp_path: Path) -> None:
     spoil, complaint = SPOILED[how]
-    board_of_one = board("comparative").model_dump(mode="json", exclude_none=True)
+    board_of_one = find_board("comparative").model_dump(mode="json", exclude_none=True)
     for each in board_of_one["tables"]:
         del each["runs"][3:]
     content: dict[str, Any] = {"boards": [board_of_one]}
@@ -204,6 +217,6 @@ def test_what_is_no_data_file_is_refused(text: str, tmp_path: Path) -> None:
 
 def test_each_table_names_its_source() -> None:
     for name in TASKS:
-        assert str(board(name).year) in board(name).title
-        tables: list[Table] = board(name).tables
+        assert str(find_board(name).year) in find_board(name).title
+        tables: list[Table] = find_board(name).tables
         assert all("webis.de" in each.url for each in tables)

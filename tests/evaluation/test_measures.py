@@ -16,7 +16,7 @@ from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation import evaluate
 from touche_llm.evaluation.measures import compare_runs, evaluate_run
-from touche_llm.evaluation.notes import Note, worded
+from touche_llm.evaluation.notes import Note, format_notes
 from touche_llm.evaluation.qrels import Grades, read_qrels
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "comparative"
@@ -197,8 +197,8 @@ def test_a_topic_with_grades_below_1_alone_is_told(tmp_path: Path) -> None:
 
 def test_what_holds_for_several_aspects_and_for_all_runs_is_said_once() -> None:
     both, one = Note("relevance", "short: 1"), Note("quality", "short: 1")
-    assert worded({"a": [both, one], "b": [both, one]}) == ["relevance, quality: short: 1"]
-    assert worded({"a": [both], "b": [both, one]}) == ["relevance: short: 1", "b: quality: short: 1"]
+    assert format_notes({"a": [both, one], "b": [both, one]}) == ["relevance, quality: short: 1"]
+    assert format_notes({"a": [both], "b": [both, one]}) == ["relevance: short: 1", "b: quality: short: 1"]
 
 
 def test_a_run_does_not_win_by_leaving_hard_documents_without_a_label() -> None:
@@ -211,8 +211,8 @@ def test_a_run_does_not_win_by_leaving_hard_documents_without_a_label() -> None:
     whole, part = (
         evaluate_run(name, run_of(rankings, labels), qrels) for name, labels in (("all", every), ("few", few))
     )
-    assert part.figures["stance accuracy"].value == 1.0
-    assert whole.figures["stance accuracy"].value == pytest.approx(1 / 3)
+    assert part.estimates["stance accuracy"].value == 1.0
+    assert whole.estimates["stance accuracy"].value == pytest.approx(1 / 3)
     frame, notes = compare_runs(whole, [part])
     row = frame.set_index("measure").loc["stance accuracy"]
     assert (row["value"], row["baseline_value"], row["difference"]) == (1.0, 1.0, 0.0)
@@ -229,7 +229,7 @@ def test_values_beside_a_difference_are_over_the_topics_of_both() -> None:
         evaluate_run("two", run_of({"1": ["a"], "2": ["a"]}), qrels, 5),
     )
     row = compare_runs(two, [one])[0].set_index("measure").loc["relevance official_ndcg@5"]
-    assert two.figures["relevance official_ndcg@5"].value > row["baseline_value"]
+    assert two.estimates["relevance official_ndcg@5"].value > row["baseline_value"]
     assert row["value"] - row["baseline_value"] == pytest.approx(row["difference"])
     assert row["n"] == 1 and row["baseline_value"] == pytest.approx(1 / (2 + 1 / log2(3)))
 
@@ -285,7 +285,7 @@ def test_ndcg_precision_and_recall_are_those_of_the_textbook(grades: Grades, ran
             "R@7": sum(gain >= 1 for gain in gains[:7]) / relevant if relevant else 0.0,
         }
         for measure, value in expected.items():
-            figure = found.figures[f"relevance {measure}"]
+            figure = found.estimates[f"relevance {measure}"]
             assert figure.by_topic()[figure.topics.index(topic)] == pytest.approx(value)
 
 
@@ -313,7 +313,7 @@ def test_ours_and_ir_measures_agree_where_they_define_the_same(both: tuple[Grade
         return {metric.query_id: metric.value for metric in ir_measures.iter_calc([measure], whole, scored)}
 
     def ours(measure: str) -> dict[str, float]:
-        figure = found.figures[f"relevance {measure}"]
+        figure = found.estimates[f"relevance {measure}"]
         return dict(zip(figure.topics, figure.by_topic(), strict=True))
 
     assert ours("judged@5") == pytest.approx(theirs(ir_measures.Judged @ 5, ranked))

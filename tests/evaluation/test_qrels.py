@@ -118,8 +118,10 @@ def test_an_aspect_that_the_task_does_not_have_is_told(tmp_path: Path) -> None:
 
 def test_judgments_of_some_topics_are_grades_and_stances_of_those_alone(tmp_path: Path) -> None:
     judged = qrels_of(tmp_path, relevance="1 0 a 1\n2 0 c 2\n", stance="1 0 a NO\n2 0 c FIRST\n3 0 d NO\n")
-    some = judged.only({"2", "4"})
+    some = judged.restrict_to({"2", "4"})
     assert some.grades == {"relevance": {"2": {"c": 2.0}}}
     assert some.stances == {"2": {"c": "FIRST"}}
-    assert judged.only({"3"}).grades == {"relevance": {}} and judged.only({"3"}).stances == {"3": {"d": "NO"}}
+    assert judged.restrict_to({"3"}).grades == {"relevance": {}} and judged.restrict_to({"3"}).stances == {
+        "3": {"d": "NO"}
+    }
     assert set(judged.stances) == {"1", "2", "3"}, "the judgments themselves stay as they were"

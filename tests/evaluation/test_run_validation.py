@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from touche_llm.data.records import RunLine
 from touche_llm.data.trec_runs import strictly_decreasing, write_run
 from touche_llm.errors import DataError
-from touche_llm.evaluation.run_validation import Problem, validate_run
+from touche_llm.evaluation.run_validation import RunProblem, validate_run
 from touche_llm.tasks import get_task
 
 TASK = get_task("comparative")
@@ -25,7 +25,7 @@ LINES = [
 VALID = "".join(LINES)
 
 
-def problems_of(folder: Path, content: str | bytes) -> list[Problem]:
+def problems_of(folder: Path, content: str | bytes) -> list[RunProblem]:
     path = folder / "run.txt"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return validate_run(

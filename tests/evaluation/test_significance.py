@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from tests.evaluation.judged_runs import qrels_of, run_of
 from touche_llm.errors import UsageError
-from touche_llm.evaluation.figure import Figure, mean_figure
-from touche_llm.evaluation.significance import RESAMPLES, bounds, compare, interval
-from touche_llm.evaluation.stance_measures import stance_figures
+from touche_llm.evaluation.estimate import Estimate, estimate_mean
+from touche_llm.evaluation.significance import RESAMPLES, compare, compute_bounds, compute_interval
+from touche_llm.evaluation.stance_measures import estimate_stances
 
 
-def means(*values: float) -> Figure:
-    return mean_figure({str(topic): value for topic, value in enumerate(values)})
+def means(*values: float) -> Estimate:
+    return estimate_mean({str(topic): value for topic, value in enumerate(values)})
 
 
-def accuracies(right: list[int], size: int = 30) -> Figure:
+def accuracies(right: list[int], size: int = 30) -> Estimate:
     """The accuracy of a run with so many right labels in each topic."""
     truth = {str(topic): {f"d{n}": "FIRST" for n in range(size)} for topic in range(len(right))}
     chosen = {
@@ -30,29 +30,29 @@ def accuracies(right: list[int], size: int = 30) -> Figure:
         for document in judged
     }
     ranked = {topic: list(judged) for topic, judged in truth.items()}
-    return stance_figures(run_of(ranked, chosen), qrels_of({}, truth), 5)["stance accuracy"]
+    return estimate_stances(run_of(ranked, chosen), qrels_of({}, truth), 5)["stance accuracy"]
 
 
 def test_the_interval_of_two_topics_reaches_from_one_to_the_other() -> None:
     # A quarter of the resamples holds the lower one alone, and a quarter the higher one.
-    assert interval(means(0.2, 0.8)) == pytest.approx((0.2, 0.8))
+    assert compute_interval(means(0.2, 0.8)) == pytest.approx((0.2, 0.8))
 
 
 def test_topics_are_drawn_and_their_documents_stay_together() -> None:
     # Sixty documents drawn one by one would give about 0.37 to 0.63.
-    assert interval(accuracies([30, 0])) == pytest.approx((0.0, 1.0))
+    assert compute_interval(accuracies([30, 0])) == pytest.approx((0.0, 1.0))
 
 
 def test_the_interval_is_that_of_the_textbook() -> None:
     values = np.random.default_rng(1).beta(2, 3, size=50)
     drawn = np.random.default_rng(2).choice(values, (20_000, 50)).mean(axis=1)
-    assert interval(means(*values)) == pytest.approx(np.quantile(drawn, (0.025, 0.975)), abs=0.005)
+    assert compute_interval(means(*values)) == pytest.approx(np.quantile(drawn, (0.025, 0.975)), abs=0.005)
 
 
 @pytest.mark.parametrize("seed", [0, 7])
 def test_the_interval_is_that_of_scipy(seed: int) -> None:
     values = np.random.default_rng(3).beta(2, 3, size=(50, 1))
-    figure = means(*values.ravel())
+    estimate = means(*values.ravel())
     expected = scipy.stats.bootstrap(
         (values.ravel(),),
         np.mean,
@@ -60,19 +60,19 @@ def test_the_interval_is_that_of_scipy(seed: int) -> None:
         n_resamples=RESAMPLES,
         rng=np.random.default_rng(seed),
     ).confidence_interval
-    assert interval(figure, seed=seed) == pytest.approx((expected.low, expected.high), abs=0.005)
+    assert compute_interval(estimate, seed=seed) == pytest.approx((expected.low, expected.high), abs=0.005)
 
 
 def test_the_same_seed_gives_the_same_interval() -> None:
-    figure = means(*np.random.default_rng(1).random(20))
-    assert interval(figure) == interval(figure)
-    assert interval(figure, seed=1) != interval(figure)
+    estimate = means(*np.random.default_rng(1).random(20))
+    assert compute_interval(estimate) == compute_interval(estimate)
+    assert compute_interval(estimate, seed=1) != compute_interval(estimate)
 
 
 def test_equal_topics_leave_no_doubt_and_one_topic_says_nothing() -> None:
-    assert interval(means(0.5, 0.5, 0.5)) == pytest.approx((0.5, 0.5))
-    assert all(map(math.isnan, interval(means(0.5))))
-    assert all(map(math.isnan, interval(means())))
+    assert compute_interval(means(0.5, 0.5, 0.5)) == pytest.approx((0.5, 0.5))
+    assert all(map(math.isnan, compute_interval(means(0.5))))
+    assert all(map(math.isnan, compute_interval(means())))
 
 
 def test_differences_have_wins_ties_and_losses() -> None:
@@ -103,16 +103,16 @@ def test_whole_topics_change_places_in_the_test_of_pooled_documents() -> None:
 
 
 def test_a_run_does_not_differ_from_itself() -> None:
-    figure = means(0.1, 0.5, 0.9)
-    (row,) = compare("a", {"a": {"m": figure}, "b": {"m": figure}}).to_dict("records")
+    estimate = means(0.1, 0.5, 0.9)
+    (row,) = compare("a", {"a": {"m": estimate}, "b": {"m": estimate}}).to_dict("records")
     assert (row["difference"], row["low"], row["high"], row["p"], row["ties"]) == (0, 0, 0, 1, 3)
 
 
 def test_runs_of_equal_values_do_not_differ_however_sums_are_rounded() -> None:
     rng = np.random.default_rng(1)
     for _ in range(5):
-        figure = means(*(rng.integers(0, 60, 25) / rng.integers(60, 90, 25)))
-        (row,) = compare("a", {"a": {"m": figure}, "b": {"m": figure}}).to_dict("records")
+        estimate = means(*(rng.integers(0, 60, 25) / rng.integers(60, 90, 25)))
+        (row,) = compare("a", {"a": {"m": estimate}, "b": {"m": estimate}}).to_dict("records")
         assert (row["p"], row["ties"]) == (1.0, 25)
 
 
@@ -130,8 +130,8 @@ def test_holm_corrects_over_the_runs_of_a_measure() -> None:
 
 def test_only_topics_of_both_runs_are_compared() -> None:
     runs = {
-        "a": {"m": mean_figure({"1": 0.5, "2": 0.7}), "k": mean_figure({"1": 1.0})},
-        "b": {"m": mean_figure({"3": 0.9, "2": 0.9}), "k": mean_figure({})},
+        "a": {"m": estimate_mean({"1": 0.5, "2": 0.7}), "k": estimate_mean({"1": 1.0})},
+        "b": {"m": estimate_mean({"3": 0.9, "2": 0.9}), "k": estimate_mean({})},
     }
     table = compare("a", runs).set_index("measure")
     assert table.loc["m", "difference"] == pytest.approx(0.2)
@@ -140,17 +140,17 @@ def test_only_topics_of_both_runs_are_compared() -> None:
 
 
 def test_what_cannot_be_compared_is_told() -> None:
-    figures = {"m": means(0.5, 0.6)}
+    estimates = {"m": means(0.5, 0.6)}
     with pytest.raises(UsageError, match="baseline 'x' is none of the runs: a, b"):
-        compare("x", {"a": figures, "b": figures})
+        compare("x", {"a": estimates, "b": estimates})
     with pytest.raises(UsageError, match="give another run"):
-        compare("a", {"a": figures})
+        compare("a", {"a": estimates})
     with pytest.raises(UsageError, match="run 'b' has the measures R@9.*one depth"):
-        compare("a", {"a": figures, "b": {"R@9": means(0.5, 0.6)}})
+        compare("a", {"a": estimates, "b": {"R@9": means(0.5, 0.6)}})
 
 
 def test_a_ranking_without_unjudged_documents_cannot_move() -> None:
-    table = bounds(run_of({"1": ["a", "b"]}).rankings, {"1": {"a": 1.0, "b": 2.0}, "2": {"c": 1.0}}, 5)
+    table = compute_bounds(run_of({"1": ["a", "b"]}).rankings, {"1": {"a": 1.0, "b": 2.0}, "2": {"c": 1.0}}, 5)
     assert list(table["unjudged"]) == [0, 0]
     assert list(table["lowest"]) == list(table["highest"])
     assert table["lowest"][1] == 0.0
@@ -158,7 +158,7 @@ def test_a_ranking_without_unjudged_documents_cannot_move() -> None:
 
 def test_a_late_good_document_can_lower_the_value() -> None:
     run = run_of({"1": ["a", "b", "c", "d", "x"]})
-    table = bounds(run.rankings, {"1": {"a": 1.0, "b": 0.0, "c": 0.0, "d": 0.0}}, 5)
+    table = compute_bounds(run.rankings, {"1": {"a": 1.0, "b": 0.0, "c": 0.0, "d": 0.0}}, 5)
     # Judged 0 the unjudged document leaves the value at 1.
     assert table["lowest"][0] == pytest.approx((1 + 3 / math.log2(6)) / (3 + 1 / math.log2(3)))
     assert table["highest"][0] == pytest.approx(1.0)
@@ -182,6 +182,6 @@ def test_bounds_are_those_of_all_completed_judgments(ranking: list[str], grades:
         metric.value
         for metric in ir_measures.iter_calc([ir_measures.nDCG @ 5], completed, dict.fromkeys(completed, ranked))
     ]
-    table = bounds(run_of({"1": ranking}).rankings, {"1": grades}, 5)
+    table = compute_bounds(run_of({"1": ranking}).rankings, {"1": grades}, 5)
     assert table["unjudged"][0] == len(unknown)
     assert (table["lowest"][0], table["highest"][0]) == pytest.approx((min(values), max(values)))

@@ -7,7 +7,7 @@ import pytest
 from tests.evaluation.judged_runs import TASK, qrels_of, run_of
 from touche_llm.errors import DataError
 from touche_llm.evaluation.measures import evaluate_run
-from touche_llm.evaluation.stance_measures import by_label, confusion_matrix, label_figures, stance_figures
+from touche_llm.evaluation.stance_measures import confusion_matrix, estimate_labels, estimate_stances, summarize_labels
 
 TRUTH = {"1": {"a": "FIRST", "b": "NO", "c": "NO"}, "2": {"a": "FIRST", "f": "SECOND"}}
 RUN = run_of(
@@ -18,20 +18,20 @@ QRELS = qrels_of({}, TRUTH)
 
 
 def test_judged_documents_that_carry_a_label_count() -> None:
-    figures = stance_figures(RUN, QRELS, 5)
+    estimates = estimate_stances(RUN, QRELS, 5)
     # Of topic 1 a (right) and b (NO taken for FIRST): c has no label, x no judgment; of topic 2 f (right), in place 6.
     # F1 is 2/3 for FIRST, 0 for NO, 1 for SECOND; NEUTRAL is nowhere.
-    assert figures["stance macro-F1"].value == pytest.approx((2 / 3 + 0 + 1) / 3)
-    assert figures["stance accuracy"].value == pytest.approx(2 / 3)
-    assert figures["stance macro-F1"].n == 3
+    assert estimates["stance macro-F1"].value == pytest.approx((2 / 3 + 0 + 1) / 3)
+    assert estimates["stance accuracy"].value == pytest.approx(2 / 3)
+    assert estimates["stance macro-F1"].n == 3
 
 
 def test_the_top_alone_is_measured_too() -> None:
-    figures = stance_figures(RUN, QRELS, 5)
-    assert figures["stance macro-F1@5"].value == pytest.approx((2 / 3 + 0) / 2)
-    assert figures["stance accuracy@5"].value == pytest.approx(1 / 2)
-    assert figures["stance accuracy@5"].n == 2
-    assert figures["stance accuracy@5"].topics == ("1",)
+    estimates = estimate_stances(RUN, QRELS, 5)
+    assert estimates["stance macro-F1@5"].value == pytest.approx((2 / 3 + 0) / 2)
+    assert estimates["stance accuracy@5"].value == pytest.approx(1 / 2)
+    assert estimates["stance accuracy@5"].n == 2
+    assert estimates["stance accuracy@5"].topics == ("1",)
 
 
 def test_the_confusion_matrix_holds_true_labels_in_rows() -> None:
@@ -44,7 +44,7 @@ def test_the_confusion_matrix_holds_true_labels_in_rows() -> None:
 
 
 def test_precision_and_recall_of_nothing_are_not_numbers() -> None:
-    table = by_label(confusion_matrix(RUN, QRELS)).set_index("label")
+    table = summarize_labels(confusion_matrix(RUN, QRELS)).set_index("label")
     assert list(table.loc["FIRST"]) == pytest.approx([1 / 2, 1, 2 / 3, 1, 2])
     assert list(table.loc["SECOND"]) == pytest.approx([1, 1, 1, 1, 1])
     assert list(table.loc["NO"]) == pytest.approx([math.nan, 0, 0, 1, 0], nan_ok=True)
@@ -52,15 +52,15 @@ def test_precision_and_recall_of_nothing_are_not_numbers() -> None:
 
 
 def test_each_label_has_its_precision_and_recall() -> None:
-    figures = label_figures(RUN, QRELS)
-    table = by_label(confusion_matrix(RUN, QRELS)).set_index("label")
+    estimates = estimate_labels(RUN, QRELS)
+    table = summarize_labels(confusion_matrix(RUN, QRELS)).set_index("label")
     for name, whole in (("precision", "chosen"), ("recall", "true")):
         for label in TASK.stances:
-            figure = figures[f"stance {name} {label}"]
-            assert figure.value == pytest.approx(table.loc[label, name], nan_ok=True)
-            assert figure.n == table.loc[label, whole]
+            estimate = estimates[f"stance {name} {label}"]
+            assert estimate.value == pytest.approx(table.loc[label, name], nan_ok=True)
+            assert estimate.n == table.loc[label, whole]
     # No resample of topics is without such a document.
-    assert figures["stance recall NO"].topics == figures["stance precision FIRST"].topics == ("1",)
+    assert estimates["stance recall NO"].topics == estimates["stance precision FIRST"].topics == ("1",)
 
 
 def test_documents_without_a_label_are_told() -> None:
@@ -79,4 +79,4 @@ def test_a_run_without_labels_has_no_value() -> None:
 def test_a_label_of_another_task_is_an_error() -> None:
     run = run_of({"1": ["a"]}, {("1", "a"): "PRO"})
     with pytest.raises(DataError, match=r"topic 1, document a: the run has the stance 'PRO'.* none of FIRST, SECOND"):
-        stance_figures(run, QRELS, 5)
+        estimate_stances(run, QRELS, 5)

@@ -19,8 +19,8 @@ from touche_llm.data.files import read_records
 from touche_llm.data.records import Candidate, Document, Judgment, Topic
 from touche_llm.data.trec_runs import ReadRun
 from touche_llm.errors import DataError, EngineError, PromptError, ReplayMiss, UsageError
-from touche_llm.evaluation.agreement import level
-from touche_llm.evaluation.measures import graded_figures
+from touche_llm.evaluation.agreement import round_grade
+from touche_llm.evaluation.measures import estimate_grades
 from touche_llm.evaluation.qrels import Grades, read_grades, read_qrels
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.engines.base import Rejected
@@ -95,14 +95,14 @@ async def test_the_better_wording_wins_and_is_confirmed_on_other_topics(bench: B
     assert [part.name for part in found.parts] == ["choice", "hold-out"]
     assert not set(found.parts[0].topics) & set(found.parts[1].topics)
     for part in found.parts:
-        of = part.figures[str(sharp)]
+        of = part.estimates[str(sharp)]
         assert {measure: figure.value for measure, figure in of.items()} == {
             NDCG: 1.0,
             "relevance kappa": 1.0,
             "quality kappa": 1.0,
             "stance macro-F1": 1.0,
         }
-        worse = part.figures[str(blunt)]
+        worse = part.estimates[str(blunt)]
         assert all(worse[measure].value < 0.8 for measure in of)
         for measure in of:
             change = part.differences[str(sharp), measure]
@@ -210,7 +210,7 @@ async def test_only_the_best_and_the_first_are_asked_about_the_topics_held_out(
     found = await bench.compare(blunt, dull, sharp, confirm=True)
     choice, held = found.parts
     assert [each.name for each in found.variants_in(choice)] == [str(blunt), str(dull), str(sharp)]
-    assert [each.name for each in found.variants_in(held)] == list(held.figures) == [str(blunt), str(sharp)]
+    assert [each.name for each in found.variants_in(held)] == list(held.estimates) == [str(blunt), str(sharp)]
     assert {each.origin.topic_id for each in asked_with(bench.engine, "again")} == set(choice.topics)
     assert found.verdict.confirmed is True
 
@@ -309,10 +309,10 @@ async def test_documents_are_ranked_by_the_weights_of_the_run(bench: Bench, blun
 
     bench.engine = ScriptedEngine(answer)
     bench.flags = {"weights__quality": 0.0}
-    values = (await bench.compare("judge", sharp)).parts[0].figures
+    values = (await bench.compare("judge", sharp)).parts[0].estimates
     assert [of[NDCG].value for of in values.values()] == [1.0, 1.0]
     bench.flags = {"weights__relevance": 0.0}
-    values = (await bench.compare("judge", sharp)).parts[0].figures
+    values = (await bench.compare("judge", sharp)).parts[0].estimates
     assert values["judge"][NDCG].value < values[str(sharp)][NDCG].value == 1.0
 
 
@@ -345,7 +345,7 @@ def test_the_chance_level_is_the_mean_over_all_orders() -> None:
             },
             {},
         )
-        mean = graded_figures(run, dict.fromkeys(orders, documents), 5)["nDCG@5"].value
+        mean = estimate_grades(run, dict.fromkeys(orders, documents), 5)["nDCG@5"].value
         assert chance_ndcg({"1": documents}).value == pytest.approx(mean)
 
 
@@ -448,9 +448,9 @@ async def test_documents_without_an_answer_are_last_and_do_not_help(bench: Bench
     found = await bench.compare(blunt, sharp, aspects=("relevance", "stance"))
     assert len(found.all_failures()) == 2 * 8
     part = found.parts[0]
-    assert part.figures[str(sharp)][NDCG].value < part.figures[str(blunt)][NDCG].value
+    assert part.estimates[str(sharp)][NDCG].value < part.estimates[str(blunt)][NDCG].value
     # Over its own documents it has no fault, and over those that both judged the other one has none either.
-    assert part.figures[str(sharp)]["relevance kappa"].value == 1.0
+    assert part.estimates[str(sharp)]["relevance kappa"].value == 1.0
     for measure in ("relevance kappa", "stance macro-F1"):
         change = part.differences[str(sharp), measure]
         assert (change["value"], change["baseline_value"], change["documents"]) == (1.0, 1.0, 4 * 8)
@@ -463,7 +463,7 @@ async def test_topics_without_a_relevant_document_are_left_out_of_ndcg_and_told(
     found = await bench.compare("judge", blunt)
     assert found.notes[-1] == "topics without a grade above 0 among their sampled documents, left out of nDCG: 3"
     assert "3" in found.parts[0].topics
-    assert "3" not in found.parts[0].figures["judge"][NDCG].topics
+    assert "3" not in found.parts[0].estimates["judge"][NDCG].topics
 
 
 async def test_objects_that_no_topic_names_are_found_first(bench: Bench, blunt: Path, sharp: Path) -> None:
@@ -485,7 +485,7 @@ def test_pairs_of_sentences_are_compared_by_the_judge_of_pairs(tmp_path: Path, m
     run = sample_run("sentence_pairs", tmp_path)
     judged = read_records(run / "judgments.jsonl", Judgment, "judgments")
     own = {(each.topic_id, each.document_id): each.grades["coherence"] for each in judged if each.source != "inherited"}
-    lines = [f"{topic} 0 {document} {level(grade)}\n" for (topic, document), grade in list(own.items())[:40]]
+    lines = [f"{topic} 0 {document} {round_grade(grade)}\n" for (topic, document), grade in list(own.items())[:40]]
     (tmp_path / "coherence").write_text("".join(lines))
     copy = tmp_path / "copy.jinja"
     copy.write_text((prompts_folder() / "sentence_pairs" / "judge.jinja").read_text())
@@ -495,7 +495,7 @@ def test_pairs_of_sentences_are_compared_by_the_judge_of_pairs(tmp_path: Path, m
     found = asyncio.run(compare_prompts(config, ["judge", str(copy)], qrels, Plan(split="all"), Silent()))
     (part,) = found.parts
     assert len(part.sample) == 40
-    assert part.figures["judge"]["coherence kappa"].value == 1.0 == part.figures[str(copy)]["coherence kappa"].value
+    assert part.estimates["judge"]["coherence kappa"].value == 1.0 == part.estimates[str(copy)]["coherence kappa"].value
     with pytest.raises(UsageError, match="only those for 'judge', which judge pairs of sentences one by one"):
         asyncio.run(compare_prompts(config, ["judge", "sentence"], qrels, Plan(), Silent()))
 

@@ -37,19 +37,19 @@ def template(folder: Path, system: str, user: str, name: str = "mine") -> Path:
 
 def checked(path: Path, *topics: Topic) -> Checked:
     task = get_task("comparative")
-    use, prompt = load_named(task, str(path))
-    return asyncio.run(check(task, use, prompt, invented(topics), estimate))
+    purpose, prompt = load_named(task, str(path))
+    return asyncio.run(check(task, purpose, prompt, invented(topics), estimate))
 
 
 @pytest.mark.parametrize(("task", "name"), ALL, ids=lambda each: getattr(each, "name", each))
 def test_nothing_is_wrong_with_the_project_s_own_prompts(task: Any, name: str) -> None:
-    use, prompt = load_named(task, name)
-    result = asyncio.run(check(task, use, prompt, invented(), estimate))
+    purpose, prompt = load_named(task, name)
+    result = asyncio.run(check(task, purpose, prompt, invented(), estimate))
     assert result.findings == []
     assert result.tokens and result.between_topics
     # Instructions are most of a prompt, and the topic comes before the documents.
     assert result.between_topics.chars > result.between_topics.of_chars / 2
-    if use.question is not None:
+    if purpose.question is not None:
         assert result.between_documents and result.between_documents.chars > result.between_topics.chars
 
 
@@ -246,10 +246,10 @@ TOPICS = (Topic("3", "※ Is tea better?", "", "※", ("tea", "teak")), Topic("4
 
 def parts(task_name: str, name: str, topic: Topic) -> tuple[Messages, list[Part]]:
     task = get_task(task_name)
-    use, prompt = load_named(task, name)
-    ids = () if use.question is None else ("a", "b") if use.depends_on == "documents" else ("a",)
+    purpose, prompt = load_named(task, name)
+    ids = () if purpose.question is None else ("a", "b") if purpose.depends_on == "documents" else ("a",)
     texts = Texts({"a": "※ First it says this.", "b": "Then it says that."})
-    subject = Subject(task, use, topic, ids, texts)
+    subject = Subject(task, purpose, topic, ids, texts)
 
     async def of(each: Subject) -> Messages:
         return (await rendered(prompt, each, unsent(), document_tokens=512))[0][1]
@@ -282,8 +282,8 @@ def test_the_parts_of_a_prompt_are_all_of_it_and_begin_where_topic_and_document_
 def test_a_prompt_with_the_document_first_shares_nothing_of_its_topic(tmp_path: Path) -> None:
     path = template(tmp_path, RULES + ANSWER, "{{ document }}\n" + SHOWN)
     task = get_task("comparative")
-    use, prompt = load_named(task, str(path))
-    subject = Subject(task, use, TOPICS[1], ("a",), Texts({"a": "It is."}))
+    purpose, prompt = load_named(task, str(path))
+    subject = Subject(task, purpose, TOPICS[1], ("a",), Texts({"a": "It is."}))
 
     async def all_of() -> list[Messages]:
         subjects = (subject, other_subject(subject, topic=False), other_subject(subject, topic=True))

@@ -26,7 +26,7 @@ from touche_llm.pipeline.common import prompts_of
 from touche_llm.pipeline.dry_run import dry_cost
 from touche_llm.pipeline.judge import judge_stage
 from touche_llm.prompts.prompt import Prompt, load_prompt, prompts_folder
-from touche_llm.prompts.purposes import load, uses_of
+from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.report.sources import rendered
 from touche_llm.tasks import TASKS, get_task
 
@@ -87,7 +87,7 @@ def write(folder: Path, purpose: str, examples: object, task: str = "comparative
 
 
 def loaded(folder: Path, purpose: str, examples: object, task: str = "comparative") -> Prompt:
-    return load(get_task(task), uses_of(get_task(task))[purpose], purpose, write(folder, purpose, examples, task))
+    return load(get_task(task), purposes_of(get_task(task))[purpose], purpose, write(folder, purpose, examples, task))
 
 
 @pytest.mark.parametrize("purpose", EXAMPLES)
@@ -95,11 +95,11 @@ def test_an_example_is_a_question_and_an_answer_between_the_instructions_and_the
     tmp_path: Path, purpose: str
 ) -> None:
     example, spelled = EXAMPLES[purpose]
-    use = uses_of(get_task("comparative"))[purpose]
-    prompt, own = loaded(tmp_path, purpose, [example, example]), load(get_task("comparative"), use, purpose)
+    kind = purposes_of(get_task("comparative"))[purpose]
+    prompt, own = loaded(tmp_path, purpose, [example, example]), load(get_task("comparative"), kind, purpose)
     shown = [LabelledDocument(label, label * 3) for label in "AB"]
     given = {"topic": TOPIC, "document": "D", "documents": shown, "first": "f", "second": "s", "aim": "quality"}
-    variables = {name: given[name] for name in use.variables}
+    variables = {name: given[name] for name in kind.variables}
     system, *turns, user = prompt.render(**variables)
     assert (system, user) == own.render(**variables)
     assert [each.role for each in turns] == ["user", "assistant"] * 2 and turns[:2] == turns[2:]
@@ -108,7 +108,7 @@ def test_an_example_is_a_question_and_an_answer_between_the_instructions_and_the
     documents = [LabelledDocument(label, text) for label, text in zip("ABC", ["ONE", "TWO", "THREE"], strict=True)]
     of_example = {"topic": Topic("1", "Is tea better than coffee?"), "document": "Tea has less of it."}
     of_example |= {"documents": documents, "first": "tea", "second": "coffee", "aim": "quality"}
-    assert turns[0] == own.render(**{name: of_example[name] for name in use.variables})[1]
+    assert turns[0] == own.render(**{name: of_example[name] for name in kind.variables})[1]
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -136,7 +136,7 @@ def test_a_question_is_asked_with_the_aim_of_the_run(tmp_path: Path) -> None:
     prompt_with_aim = (prompts_folder() / "comparative" / "best.jinja").read_text()
     path = tmp_path / "mine" / "comparative" / "best.jinja"
     path.write_text(prompt_with_aim.replace("{% block user %}", "{% block user %}AIM {{ aim }}."))
-    prompt = load(get_task("comparative"), uses_of(get_task("comparative"))["best"], "best", tmp_path / "mine")
+    prompt = load(get_task("comparative"), purposes_of(get_task("comparative"))["best"], "best", tmp_path / "mine")
     shown = [LabelledDocument(label, label * 3) for label in "AB"]
     for aim in ("quality", "relevance", "quality"):
         messages = prompt.render(topic=TOPIC, documents=shown, first="f", second="s", aim=aim)
@@ -251,11 +251,11 @@ def test_labels_and_titles_are_words_as_they_are_written(tmp_path: Path) -> None
 
 def test_examples_beside_a_template_that_is_named_by_its_path_are_found(tmp_path: Path) -> None:
     path = write(tmp_path, "judge", [JUDGE]) / "comparative" / "judge.jinja"
-    use = uses_of(get_task("comparative"))["judge"]
-    assert len(load(get_task("comparative"), use, str(path)).examples) == 1
+    purpose = purposes_of(get_task("comparative"))["judge"]
+    assert len(load(get_task("comparative"), purpose, str(path)).examples) == 1
     # Who does not say what answers must fit must not lose them.
     with pytest.raises(TypeError, match="there are examples"):
-        load_prompt("comparative", str(path), "judge", use.variables)
+        load_prompt("comparative", str(path), "judge", purpose.variables)
 
 
 def test_a_link_to_examples_elsewhere_is_not_followed(tmp_path: Path) -> None:
@@ -265,13 +265,13 @@ def test_a_link_to_examples_elsewhere_is_not_followed(tmp_path: Path) -> None:
     path.symlink_to(tmp_path / "elsewhere.yaml")
     task = get_task("comparative")
     with pytest.raises(PromptError, match=r"judge\.examples\.yaml is a link that leads out"):
-        load(task, uses_of(task)["judge"], "judge", folder)
+        load(task, purposes_of(task)["judge"], "judge", folder)
 
 
 def test_examples_are_part_of_the_hash(tmp_path: Path) -> None:
     hashes = {loaded(tmp_path, "judge", [JUDGE] * count).hash for count in (1, 2)}
     hashes.add(loaded(tmp_path, "judge", [JUDGE | {"document": "Other."}]).hash)
-    hashes.add(load(get_task("comparative"), uses_of(get_task("comparative"))["judge"], "judge").hash)
+    hashes.add(load(get_task("comparative"), purposes_of(get_task("comparative"))["judge"], "judge").hash)
     assert len(hashes) == 4
 
 
@@ -281,7 +281,7 @@ def test_a_template_that_cannot_render_an_example_names_it(tmp_path: Path) -> No
     path.write_text(path.read_text().replace("{% block user %}", "{% block user %}{{ topic.objects[0] }}"))
     task = get_task("comparative")
     with pytest.raises(PromptError, match=r"judge\.examples\.yaml: example 1: .*judge\.jinja: block user: line \d+: "):
-        load(task, uses_of(task)["judge"], "judge", folder)
+        load(task, purposes_of(task)["judge"], "judge", folder)
 
 
 # Runs with examples.

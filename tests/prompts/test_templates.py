@@ -19,7 +19,7 @@ from touche_llm.errors import PromptError, UsageError
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.common import prompts_of
 from touche_llm.prompts.prompt import Prompt, load_prompt, prompts_folder
-from touche_llm.prompts.purposes import load, uses_of
+from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.base import Task
 
@@ -300,10 +300,10 @@ def test_the_hash_of_a_template_alone_is_over_its_text_and_else_over_all_files(w
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=list(TASKS))
 def test_every_purpose_of_a_task_has_a_template_with_the_hash_of_its_file_alone(task: Task) -> None:
-    uses = uses_of(task)
-    assert {each.stem for each in (prompts_folder() / task.name).glob("*.jinja")} == set(uses)
-    for name, use in uses.items():
-        prompt = load(task, use, name)
+    purposes = purposes_of(task)
+    assert {each.stem for each in (prompts_folder() / task.name).glob("*.jinja")} == set(purposes)
+    for name, purpose in purposes.items():
+        prompt = load(task, purpose, name)
         assert prompt.hash == hashlib.sha256(prompt.path.read_bytes()).hexdigest()[:12]
 
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 from touche_llm.data.records import Comparison, Reading, Scored, Topic
-from touche_llm.judging.pointwise import Asking, Documents
+from touche_llm.judging.pointwise import Documents, RequestBuilder
 from touche_llm.llm.concurrency import ResultT, Slots
 from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.request import Sampling
@@ -47,7 +47,7 @@ class FakeComparer(Comparer):
             documents=cast(Documents, None),
             question=get_task("comparative").question,
             prompts={},
-            asking=Asking(cast(LanguageModel, None), Sampling(), {}, concurrency),
+            builder=RequestBuilder(cast(LanguageModel, None), Sampling(), {}, concurrency),
             slots=Slots(concurrency),
             aim="both",
             document_tokens=512,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from touche_llm.data.records import Document, Topic
 from touche_llm.errors import PromptError
-from touche_llm.judging.pointwise import Asking
+from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.answers import Unusable, parse, schema_of
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.concurrency import Slots
@@ -119,7 +119,7 @@ def comparer_for(
         documents=Held(texts),
         question=question,
         prompts=prompts_of(task),
-        asking=Asking(model, Sampling(max_tokens=40), {}, concurrency),
+        builder=RequestBuilder(model, Sampling(max_tokens=40), {}, concurrency),
         slots=slots or Slots(concurrency),
         aim="both",
         document_tokens=tokens,

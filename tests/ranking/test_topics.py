@@ -18,7 +18,7 @@ from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from tests.write_demo_cassette import script_of
 from touche_llm.data.files import read_records
 from touche_llm.data.records import Candidate, Comparison, Failure, RunLine, Topic
-from touche_llm.judging.pointwise import Asking
+from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import SAMPLES, LanguageModel
 from touche_llm.llm.request import Request, Sampling
@@ -77,7 +77,7 @@ async def rank(
         parse_steps(steps.split(",")),
         RankingSettings(),
         Comparing(
-            Asking(LanguageModel(facts=FACTS, engine=engine, cache=cache), Sampling(), {}, 3),
+            RequestBuilder(LanguageModel(facts=FACTS, engine=engine, cache=cache), Sampling(), {}, 3),
             prompts,
             Held({each: f"Text of {each}." for each in ids}),
             "both",

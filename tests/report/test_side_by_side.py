@@ -128,7 +128,7 @@ def test_figures_are_those_of_the_evaluations_and_differences_those_to_the_basel
         "stance macro-F1",
     ]
     for measure in found.measures[:2]:
-        values = [each.figures[measure.name].value for each in expected]
+        values = [each.estimates[measure.name].value for each in expected]
         assert [each.value.value for each in measure.runs] == values
         assert measure.runs[1].difference is None
         for each, value in zip(measure.runs, values, strict=True):
@@ -144,7 +144,7 @@ def test_a_difference_says_over_how_many_topics_it_is_where_the_runs_own_values_
     runs: list[GivenRun], qrels: Qrels, found: SideBySide
 ) -> None:
     (official,) = (each for each in found.measures if each.name == "relevance official_ndcg@5")
-    first, turned, _ = (evaluate_run(each.name, each.run, qrels, 30).figures[official.name].topics for each in runs)
+    first, turned, _ = (evaluate_run(each.name, each.run, qrels, 30).estimates[official.name].topics for each in runs)
     shared = len(set(first) & set(turned))
     change = official.runs[0].difference
     assert change is not None

@@ -15,7 +15,14 @@ from touche_llm.cli.output import Format, FormatOption, plain, print_rows, say, 
 from touche_llm.config import load_config
 from touche_llm.data.files import check_output
 from touche_llm.errors import DataError, UsageError
-from touche_llm.evaluation.calibration import Examples, Report, Scores, cross_validate, measure, read_examples
+from touche_llm.evaluation.calibration import (
+    CalibrationSet,
+    CrossValidation,
+    LabelScores,
+    cross_validate,
+    measure_thresholds,
+    read_calibration_set,
+)
 from touche_llm.evaluation.qrels import read_stances
 from touche_llm.judging.stance import read_settings, write_thresholds
 from touche_llm.pipeline.candidates import listed
@@ -61,7 +68,7 @@ def calibrate(
     if not task.no_stances:
         raise UsageError(f"{task.name}: all its stances take a side, so there is no threshold to fit or measure")
     settings = read_settings(evaluate) if evaluate is not None else None
-    examples = read_examples(run / JUDGMENTS, run / STANCES, read_stances(stance, task), task, topic or ())
+    examples = read_calibration_set(run / JUDGMENTS, run / STANCES, read_stances(stance, task), task, topic or ())
     _tell_unused(examples)
     topics = list(dict.fromkeys(example.topic_id for example in examples.used))
     if out is not None:
@@ -80,7 +87,7 @@ def calibrate(
         _show_evaluation(output, examples, settings.thresholds, task, topics)
 
 
-def _tell_unused(examples: Examples) -> None:
+def _tell_unused(examples: CalibrationSet) -> None:
     notify = ConsoleProgress().warn
     if examples.without:
         notify(
@@ -91,7 +98,7 @@ def _tell_unused(examples: Examples) -> None:
         notify(f"not used, since they are not in the run: {examples.elsewhere:,} of the judged documents")
 
 
-def _show_report(output: Format, report: Report, out: Path) -> None:
+def _show_report(output: Format, report: CrossValidation, out: Path) -> None:
     if output is Format.TABLE:
         _show_folds(report)
     else:
@@ -117,7 +124,7 @@ def _show_report(output: Format, report: Report, out: Path) -> None:
     say(output, f"written to {out}; use it with --thresholds, measure it on other topics with --evaluate")
 
 
-def _show_folds(report: Report) -> None:
+def _show_folds(report: CrossValidation) -> None:
     table = Table("held out", "topics", "docs", "thresholds of the others")
     for name in ("F1", "accuracy", "F1 without", "accuracy without"):
         table.add_column(name, justify="right")
@@ -132,12 +139,13 @@ def _show_folds(report: Report) -> None:
 
 
 def _show_evaluation(
-    output: Format, examples: Examples, thresholds: Mapping[str, float], task: Task, topics: list[str]
+    output: Format, examples: CalibrationSet, thresholds: Mapping[str, float], task: Task, topics: list[str]
 ) -> None:
     ways: tuple[tuple[str, Mapping[str, float]], ...] = (("thresholds", thresholds), ("most probable", {}))
     if output is not Format.TABLE:
         rows = [
-            {"labels": name, "topics": len(topics)} | _row(measure(examples.used, given, task), given, task.no_stances)
+            {"labels": name, "topics": len(topics)}
+            | _row(measure_thresholds(examples.used, given, task), given, task.no_stances)
             for name, given in ways
         ]
         print_rows(output, rows)
@@ -146,24 +154,24 @@ def _show_evaluation(
     for name in ("macro-F1", "accuracy"):
         table.add_column(name, justify="right")
     for name, given in ways:
-        scores = measure(examples.used, given, task)
+        scores = measure_thresholds(examples.used, given, task)
         spelled = f"{name}: {_spelled(thresholds) or 'none'}" if name == "thresholds" else name
         table.add_row(plain(spelled), str(len(topics)), f"{scores.documents:,}", *_figures(scores))
     show_table(table)
 
 
-def _row(scores: Scores, thresholds: Mapping[str, float], labels: Iterable[str]) -> dict[str, Any]:
-    """Scores as columns, with the threshold of each of the labels, or None for a label that has none."""
+def _row(scores: LabelScores, thresholds: Mapping[str, float], labels: Iterable[str]) -> dict[str, Any]:
+    """LabelScores as columns, with the threshold of each of the labels, or None for a label that has none."""
     found = {f"threshold_{label}": thresholds.get(label) for label in labels}
     return {"documents": scores.documents, **found, "macro_f1": scores.macro_f1, "accuracy": scores.accuracy}
 
 
-def _without(scores: Scores) -> dict[str, float]:
-    """Scores of the most probable labels, as further columns."""
+def _without(scores: LabelScores) -> dict[str, float]:
+    """LabelScores of the most probable labels, as further columns."""
     return {"macro_f1_without": scores.macro_f1, "accuracy_without": scores.accuracy}
 
 
-def _figures(scores: Scores) -> tuple[str, str]:
+def _figures(scores: LabelScores) -> tuple[str, str]:
     return f"{scores.macro_f1:.3f}", f"{scores.accuracy:.3f}"
 
 

@@ -98,7 +98,7 @@ def _summary(evaluations: Sequence[Evaluation]) -> DataFrame:
 
     frame = pd.concat([evaluation.summary() for evaluation in evaluations], ignore_index=True)
     # The order is that of the run, since its first stage has fewer measures.
-    places = {measure: place for place, measure in enumerate(evaluations[-1].figures | evaluations[-1].labels)}
+    places = {measure: place for place, measure in enumerate(evaluations[-1].estimates | evaluations[-1].labels)}
     return frame.sort_values("measure", key=lambda names: names.map(places), kind="stable", ignore_index=True)
 
 
@@ -111,7 +111,7 @@ def _by_topic(evaluations: Sequence[Evaluation]) -> DataFrame:
         for each in evaluation.per_topic().itertuples(index=False):
             row = rows.setdefault((evaluation.name, each.topic), {"run": evaluation.name, "topic": each.topic})
             row[each.measure] = each.value
-    return pd.DataFrame(list(rows.values()), columns=["run", "topic", *evaluations[-1].figures])
+    return pd.DataFrame(list(rows.values()), columns=["run", "topic", *evaluations[-1].estimates])
 
 
 def _confusion(evaluations: Sequence[Evaluation]) -> DataFrame:

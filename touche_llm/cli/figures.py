@@ -154,7 +154,7 @@ def of_all_runs(qrels: Qrels, runs: Sequence[Given]) -> Qrels:
     if not judged:
         names = ", ".join(each.name for each in runs)
         raise DataError(f"{names}: share no judged topic; give runs of the same topics, and the qrels of these topics")
-    return qrels.only(shared)
+    return qrels.restrict_to(shared)
 
 
 def limits(runs: Sequence[Given]) -> list[str]:
@@ -196,9 +196,11 @@ def print_frame(frame: DataFrame, output: Format) -> None:
 
 def tell(qrels: Qrels, evaluations: Sequence[Evaluation], runs: Iterable[Given], *further: str) -> None:
     """Say on standard error what should be known of the figures; what holds for all runs is said once."""
-    from touche_llm.evaluation.notes import worded
+    from touche_llm.evaluation.notes import format_notes
 
-    said = qrels.notes() + worded({evaluation.name: evaluation.notes for evaluation in evaluations}) + list(further)
+    said = (
+        qrels.notes() + format_notes({evaluation.name: evaluation.notes for evaluation in evaluations}) + list(further)
+    )
     for each in runs:
         if qrels.stances and not each.first_stage and each.folder and (imputed := _imputed(each.folder)):
             said.append(f"{each.name}: stances that are imputed, since no answer could be used: {imputed:,}")

@@ -31,7 +31,7 @@ from touche_llm.prompt_lab.material import invented, of_corpus
 from touche_llm.prompt_lab.prefix_sharing import Count, estimate
 from touche_llm.prompts.catalog import Found, find, find_all, load_named
 from touche_llm.prompts.prompt import Prompt, examples_path
-from touche_llm.prompts.purposes import Use
+from touche_llm.prompts.purposes import Purpose
 from touche_llm.prompts.templates import read_text
 from touche_llm.tasks import DEFAULT_TASK, TASKS, get_task
 
@@ -79,16 +79,16 @@ def show_(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Print a prompt's template, and the files that it takes in."""
-    use, prompt = load_named(get_task(task or DEFAULT_TASK), name, prompts_folder)
+    purpose, prompt = load_named(get_task(task or DEFAULT_TASK), name, prompts_folder)
     texts = {prompt.path: read_text(prompt.path)}
     texts |= {prompt.path.parent / part: text for part, text in prompt.files.texts.items()}
     if output is not Format.TABLE:
-        rows = [{"prompt": prompt.label, "answer": use.purpose, "file": path, "text": texts[path]} for path in texts]
+        rows = [{"prompt": prompt.label, "answer": purpose.name, "file": path, "text": texts[path]} for path in texts]
         print_rows(output, [row | {"examples": len(prompt.examples)} for row in rows])
         return
     header = prompt.header
     print(printable(f"{prompt.name}, version {header.version}, hash {prompt.hash}: {header.purpose}"))
-    print(printable(f"answer: {use.purpose}: {fields_of(use)}"))
+    print(printable(f"answer: {purpose.name}: {fields_of(purpose)}"))
     if prompt.examples:
         print(printable(f"{len(prompt.examples)} examples: {examples_path(prompt.path)}"))
     for path, text in texts.items():
@@ -170,9 +170,9 @@ def _checked(
 ) -> Checked:
     if found.loaded is None:
         return Checked([Finding("error", found.error)])
-    use, prompt = found.loaded
-    material = invented(topics) if corpus is None else of_corpus(topics, corpus, use)
-    checked = asyncio.run(check(found.task, use, prompt, material, count))
+    purpose, prompt = found.loaded
+    material = invented(topics) if corpus is None else of_corpus(topics, corpus, purpose)
+    checked = asyncio.run(check(found.task, purpose, prompt, material, count))
     if file is not None:
         try:
             check_examples(prompt, list(topics), file, progress.warn)
@@ -258,9 +258,9 @@ def _cells(found: Found) -> tuple[str, ...]:
     place = "the project" if found.own else str(found.path.parent)
     if found.loaded is None:
         return name, "", "", "does not load, see below", "", place
-    use, prompt = found.loaded
+    purpose, prompt = found.loaded
     examples = f" ({len(prompt.examples)} examples)" if prompt.examples else ""
-    answer = f"{use.purpose}: {fields_of(use)}"
+    answer = f"{purpose.name}: {fields_of(purpose)}"
     return name, str(prompt.header.version), prompt.hash, answer, prompt.header.purpose + examples, place
 
 
@@ -268,20 +268,25 @@ def _row(found: Found) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(_COLUMNS)
     row |= {"task": found.task.name, "name": found.name, "path": found.path, "error": found.error or None}
     if found.loaded is not None:
-        use, prompt = found.loaded
-        row |= {"version": prompt.header.version, "hash": prompt.hash, "answer": use.purpose, "fields": fields_of(use)}
+        purpose, prompt = found.loaded
+        row |= {
+            "version": prompt.header.version,
+            "hash": prompt.hash,
+            "answer": purpose.name,
+            "fields": fields_of(purpose),
+        }
         row |= {"purpose": prompt.header.purpose, "examples": len(prompt.examples)}
     return row
 
 
-def fields_of(use: Use) -> str:
+def fields_of(purpose: Purpose) -> str:
     """The fields of the answer, with what each can be."""
-    if use.depends_on == "documents":
-        what = "a label" if use.purpose == "best" else "all labels"
+    if purpose.depends_on == "documents":
+        what = "a label" if purpose.name == "best" else "all labels"
         return f"{what} of the documents"
-    if use.depends_on == "topic":
+    if purpose.depends_on == "topic":
         return "first, second (words of the title)"
-    model = use.answer_for(Topic("", ""), 1)
+    model = purpose.answer_for(Topic("", ""), 1)
     labels = labels_of(model)
     return ", ".join(f"{name} ({_told(labels[name])})" if name in labels else name for name in model.model_fields)
 

@@ -156,7 +156,7 @@ def _show(found: PromptComparison, part: Part) -> None:
     for variant in variants:
         said, counts = found.said[part.name, variant.name], found.said[part.name, variant.name].counts
         outside = part.outside[variant.name]
-        cells = [f.spelled(figure.value) for figure in part.figures[variant.name].values()]
+        cells = [f.spelled(figure.value) for figure in part.estimates[variant.name].values()]
         cells.append("–" if outside is None else f.spelled(outside))
         numbers = (len(said.failures), counts.prompt_tokens + counts.cached_prompt_tokens, counts.asked)
         cells += [f"{number:,}" for number in (*numbers, counts.cache_hits)]
@@ -214,7 +214,7 @@ def _rows(found: PromptComparison, part: Part) -> list[dict[str, Any]]:
             "best": best,
             "confirmed": found.verdict.confirmed if best else None,
         }
-        for measure, figure in part.figures[variant.name].items():
+        for measure, figure in part.estimates[variant.name].items():
             name = re.sub(r"\W+", "_", measure.lower())
             change = part.differences.get((variant.name, measure), {})
             row |= {name: figure.value, **{f"{name}_{each}": change.get(each) for each in _CHANGE}}

@@ -20,7 +20,7 @@ from touche_llm.errors import printable
 from touche_llm.llm.engines.dry_run import DryEngine, OverlayCache
 from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.tokenizer import ChatTokenizer
-from touche_llm.pipeline.common import asking_of
+from touche_llm.pipeline.common import make_request_builder
 from touche_llm.pipeline.engines import assumed_facts
 from touche_llm.prompt_lab.prefix_sharing import (
     MeasuringEngine,
@@ -116,16 +116,18 @@ async def _rendered(
 ) -> tuple[Prompt, list[tuple[tuple[str, ...], list[Part]]]]:
     """The prompt, and for each request its documents and its parts."""
     config = bench.config
-    use, prompt = bench.load()
+    purpose, prompt = bench.load()
     engine = DryEngine("first") if tokenizer is None else MeasuringEngine(tokenizer)
     count = estimate if tokenizer is None else tokenizer.count
     with OverlayCache(config.cache.file) as cache:
         facts = assumed_facts(config, cache)
-        subject = await bench.subject(use, asking_of(config, LanguageModel(facts=facts, engine=None, cache=cache)))
-        asking = asking_of(config, LanguageModel(facts=facts, engine=engine, cache=cache))
+        subject = await bench.subject(
+            purpose, make_request_builder(config, LanguageModel(facts=facts, engine=None, cache=cache))
+        )
+        builder = make_request_builder(config, LanguageModel(facts=facts, engine=engine, cache=cache))
         how: dict[str, Any] = {"aim": config.aim, "document_tokens": config.ranking.document_tokens}
         mine, same_topic, other_topic = [
-            await rendered(prompt, each, asking, **how)
+            await rendered(prompt, each, builder, **how)
             for each in (subject, other_subject(subject, topic=False), other_subject(subject, topic=True))
         ]
     if bench.ids and not (facts.engine or config.engine.context):

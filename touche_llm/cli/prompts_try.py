@@ -30,14 +30,14 @@ from touche_llm.errors import DataError, EngineError, PromptError, ReplayMiss, U
 from touche_llm.evaluation.qrels import STANCE, Qrels
 from touche_llm.llm.model import Answered
 from touche_llm.pipeline.candidates import choose_topics
-from touche_llm.pipeline.common import asking_of, check_examples
+from touche_llm.pipeline.common import check_examples, make_request_builder
 from touche_llm.pipeline.engines import open_model
 from touche_llm.prompt_lab.trial import Bench, Subject, Trial, ask, best_documents, open_bench
 from touche_llm.prompt_lab.watch import Saved
 from touche_llm.prompts.answers import LABELS
 from touche_llm.prompts.catalog import find
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.prompts.purposes import Use
+from touche_llm.prompts.purposes import Purpose
 
 _QRELS = ("relevance", "quality", "stance", "coherence")
 # Of a label with all of the probability.
@@ -108,9 +108,9 @@ def try_(
             except KeyboardInterrupt:
                 print("\nstopped watching")
             return
-        use, _ = _loaded(bench)  # what does not load is told before the engine starts
-        if not documents and use.question is not None:
-            raise UsageError(f"the prompt for {use.purpose} asks about documents; {_suggestion(settings, use)}")
+        purpose, _ = _loaded(bench)  # what does not load is told before the engine starts
+        if not documents and purpose.question is not None:
+            raise UsageError(f"the prompt for {purpose.name} asks about documents; {_suggestion(settings, purpose)}")
         tried = asked(settings, _once(bench))
     if output is Format.TABLE:
         _show(*tried, qrels, verbose)
@@ -120,7 +120,7 @@ def try_(
         raise typer.Exit(FAILURES_EXIT)
 
 
-def _suggestion(config: Config, use: Use) -> str:
+def _suggestion(config: Config, purpose: Purpose) -> str:
     """What to give for documents that are missing: the best ones of the topic, where the corpus is known."""
     if config.index == NO_INDEX:
         return "name one or more (--doc ID), and give --corpus, which also lists the best ones of the topic"
@@ -129,7 +129,7 @@ def _suggestion(config: Config, use: Use) -> str:
     except DataError as error:
         return f"name one or more (--doc ID); none can be suggested: {error}"
     what = "documents"
-    if config.sentences is not None and use.purpose != "sentence":
+    if config.sentences is not None and purpose.name != "sentence":
         what = f"sentences (two make a pair, as --doc {','.join(ids[:2])})"
     return f"name one or more (--doc ID); the topic's best {what} by the first stage: {', '.join(ids)}"
 
@@ -139,11 +139,11 @@ def changes(bench: Bench) -> AsyncIterator[None]:
     return Saved(find(bench.task, bench.name, bench.config.prompts.folder).path)
 
 
-def _loaded(bench: Bench) -> tuple[Use, Prompt]:
+def _loaded(bench: Bench) -> tuple[Purpose, Prompt]:
     """The prompt, which must not give the answer away."""
-    use, prompt = bench.load()
+    purpose, prompt = bench.load()
     check_examples(prompt, choose_topics(bench.config), bench.config.topics, ConsoleProgress().warn)
-    return use, prompt
+    return purpose, prompt
 
 
 _Tried = tuple[Prompt, Subject, list[Trial]]
@@ -151,12 +151,12 @@ _Tried = tuple[Prompt, Subject, list[Trial]]
 
 async def _once(bench: Bench) -> _Tried:
     async with open_model(bench.config) as model:
-        asking = asking_of(bench.config, model)
-        use, prompt = _loaded(bench)
-        subject = await bench.subject(use, asking)
+        builder = make_request_builder(bench.config, model)
+        purpose, prompt = _loaded(bench)
+        subject = await bench.subject(purpose, builder)
         config = bench.config
         document_tokens = config.ranking.document_tokens
-        return prompt, subject, await ask(prompt, subject, asking, aim=config.aim, document_tokens=document_tokens)
+        return prompt, subject, await ask(prompt, subject, builder, aim=config.aim, document_tokens=document_tokens)
 
 
 async def _watch(bench: Bench, qrels: Qrels | None, verbose: bool, saved: AsyncIterator[None]) -> None:
@@ -165,15 +165,15 @@ async def _watch(bench: Bench, qrels: Qrels | None, verbose: bool, saved: AsyncI
     how: dict[str, Any] = {"aim": config.aim, "document_tokens": config.ranking.document_tokens}
     before: _Tried | None = None
     async with open_model(config) as model:
-        asking = asking_of(config, model)
+        builder = make_request_builder(config, model)
         while True:
             try:
-                use, prompt = _loaded(bench)
+                purpose, prompt = _loaded(bench)
                 if before is not None and prompt.hash == before[0].hash:
                     print("saved, with the same text")
                 else:
-                    subject = await bench.subject(use, asking)
-                    tried = prompt, subject, await ask(prompt, subject, asking, **how)
+                    subject = await bench.subject(purpose, builder)
+                    tried = prompt, subject, await ask(prompt, subject, builder, **how)
                     _show(*tried, qrels, verbose)
                     if before is not None:
                         print("\n".join(_differences(before, tried)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from touche_llm.cli import figures as f
 from touche_llm.cli.output import plain
 from touche_llm.errors import UsageError
-from touche_llm.evaluation.leaderboard import PublishedRun, Table, board, place
+from touche_llm.evaluation.leaderboard import PublishedRun, Table, find_board, find_place
 from touche_llm.evaluation.measures import describe_coverage
 
 if TYPE_CHECKING:
@@ -45,13 +45,13 @@ def standings(task: str, summary: DataFrame, evaluations: Sequence[Evaluation]) 
     found = {evaluation.name: evaluation for evaluation in evaluations}
     rows = []
     unplaced: dict[str, None] = {}
-    for each in board(task).tables:
+    for each in find_board(task).tables:
         for row in summary[summary["measure"] == _ours(each)].dropna(subset="value").to_dict(orient="records"):
             covered = found[row["run"]].coverage(each.measure)
             if covered.is_partial:
                 unplaced[f"{row['run']}: no place, since it was measured by {covered}"] = None
                 continue
-            at = place(task, each.measure, row["value"])
+            at = find_place(task, each.measure, row["value"])
             ahead = each.runs[at - 2] if at > 1 else None
             behind = each.runs[at - 1] if at <= len(each.runs) else None
             rows.append(
@@ -69,7 +69,7 @@ def standings(task: str, summary: DataFrame, evaluations: Sequence[Evaluation]) 
             "--leaderboard out"
         )
     if not rows:
-        measures = ", ".join(_ours(each) for each in board(task).tables)
+        measures = ", ".join(_ours(each) for each in find_board(task).tables)
         raise UsageError(f"no value to hold against the published tables of {task}, which are by {measures}")
     return pd.DataFrame(rows), list(unplaced)
 
@@ -80,17 +80,17 @@ def _reach(task: str, table: Table, evaluation: Evaluation) -> dict[str, float]:
 
     bounds = evaluation.bounds[evaluation.bounds["measure"] == _ours(table)]
     known = not bounds.empty
-    share = evaluation.figures.get(f"{table.measure} {JUDGED}")
+    share = evaluation.estimates.get(f"{table.measure} {JUDGED}")
     return {
-        "best_place": place(task, table.measure, bounds["highest"].mean()) if known else nan,
-        "worst_place": place(task, table.measure, bounds["lowest"].mean()) if known else nan,
+        "best_place": find_place(task, table.measure, bounds["highest"].mean()) if known else nan,
+        "worst_place": find_place(task, table.measure, bounds["lowest"].mean()) if known else nan,
         JUDGED: nan if share is None else share.value,
     }
 
 
 def show_standings(task: str, places: DataFrame, evaluations: Sequence[Evaluation]) -> None:
     """Print each table around the runs, with the source; published values have three decimals."""
-    for each in board(task).tables:
+    for each in find_board(task).tables:
         ours = list(places[places["measure"] == _ours(each)].sort_values("value", ascending=False).itertuples())
         if not ours:
             continue
@@ -113,7 +113,7 @@ def show_standings(task: str, places: DataFrame, evaluations: Sequence[Evaluatio
             if number in shown:
                 if number > before + 1:
                     table.add_row("…")
-                at, interval = place(task, each.measure, run.value), f.spelled_interval(*_interval(run), digits=3)
+                at, interval = find_place(task, each.measure, run.value), f.spelled_interval(*_interval(run), digits=3)
                 judged = "" if run.judged is None else f" (n = {run.judged:,})"
                 table.add_row(str(at), plain(f"{_name(run)}{judged}"), f"{run.value:.3f}", interval)
                 before = number

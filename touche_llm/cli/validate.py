@@ -15,7 +15,7 @@ from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_candidates
-from touche_llm.evaluation.run_validation import Problem, validate_run
+from touche_llm.evaluation.run_validation import RunProblem, validate_run
 from touche_llm.pipeline.candidates import open_local
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
@@ -73,7 +73,7 @@ def validate(
     say(output, f"{run}: a valid {task} run" + (f", {' and '.join(checked)} checked" if checked else ""))
 
 
-def _show(run: Path, problems: list[Problem], every: bool) -> None:
+def _show(run: Path, problems: list[RunProblem], every: bool) -> None:
     """Print problems with their lines; where there are many, the first ones, and how many there are of each kind."""
     shown = problems if every else problems[:_MOST]
     for problem in shown:

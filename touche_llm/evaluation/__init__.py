@@ -33,9 +33,9 @@ def evaluate(run: ReadRun, qrels: Qrels, *, name: str = "run", depth: int | None
     """
     # Loading pandas takes a while.
     from touche_llm.evaluation.measures import evaluate_run
-    from touche_llm.evaluation.notes import worded
+    from touche_llm.evaluation.notes import format_notes
 
     found = evaluate_run(name, run, qrels, depth)
     table = found.summary()
-    table.attrs["notes"] = qrels.notes() + worded({name: found.notes})
+    table.attrs["notes"] = qrels.notes() + format_notes({name: found.notes})
     return table

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from touche_llm.evaluation.figure import Array, Figure
+from touche_llm.evaluation.estimate import Array, Estimate
 
 
-def level(grade: float) -> int:
+def round_grade(grade: float) -> int:
     """The whole grade that a grade is nearest to, halves upwards; below 0 there is none, as nDCG has it."""
     return max(math.floor(grade + 0.5), 0)
 
 
-def kappa_figure(pairs: Mapping[str, Iterable[tuple[float, float]]]) -> Figure:
+def estimate_kappa(pairs: Mapping[str, Iterable[tuple[float, float]]]) -> Estimate:
     """Cohen's kappa with quadratic weights of two gradings of the same documents, rounded to whole grades.
 
     kappa = 1 - (observed disagreement) / (disagreement expected by chance), where a disagreement counts as the square
@@ -29,9 +29,12 @@ def kappa_figure(pairs: Mapping[str, Iterable[tuple[float, float]]]) -> Figure:
     """
     kept = {topic: list(found) for topic, grades in pairs.items() if (found := list(grades))}
     counts = np.array(
-        [_sums(np.array([(level(a), level(b)) for a, b in grades], dtype=np.float64)) for grades in kept.values()]
+        [
+            _sums(np.array([(round_grade(a), round_grade(b)) for a, b in grades], dtype=np.float64))
+            for grades in kept.values()
+        ]
     ).reshape(len(kept), 5)
-    return Figure(tuple(kept), counts, _kappa, int(counts[:, 0].sum()))
+    return Estimate(tuple(kept), counts, _kappa, int(counts[:, 0].sum()))
 
 
 def _sums(grades: Array) -> list[float]:

@@ -27,7 +27,7 @@ _SUM_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class CalibrationExample:
     """A judged document: the probabilities of the task's labels, and the true label."""
 
     topic_id: str
@@ -37,7 +37,7 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
-class Examples:
+class CalibrationSet:
     """The judged documents of a run.
 
     Attributes:
@@ -47,14 +47,14 @@ class Examples:
         prompt: that the probabilities are answers to.
     """
 
-    used: list[Example]
+    used: list[CalibrationExample]
     without: list[str]
     elsewhere: int
     prompt: str
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class LabelScores:
     """How well labels were chosen.
 
     `accuracy` is the share of documents with the right label, `macro_f1` is that of `evaluation.stance_measures`.
@@ -71,12 +71,12 @@ class Fold:
 
     topics: tuple[str, ...]
     thresholds: dict[str, float]
-    scores: Scores
-    most_probable: Scores
+    scores: LabelScores
+    most_probable: LabelScores
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class CrossValidation:
     """What a cross-validation found.
 
     Attributes:
@@ -89,15 +89,15 @@ class Report:
     """
 
     folds: list[Fold]
-    scores: Scores
-    most_probable: Scores
+    scores: LabelScores
+    most_probable: LabelScores
     topics: list[str]
     thresholds: dict[str, float]
 
 
-def read_examples(
+def read_calibration_set(
     judgments: Path, readings: Path, truth: Mapping[str, Mapping[str, str]], task: Task, topics: Collection[str] = ()
-) -> Examples:
+) -> CalibrationSet:
     """The documents of a run that people judged, topic by topic in the order of `truth`.
 
     Args:
@@ -124,7 +124,7 @@ def read_examples(
             reading = judgment.readings.get("stance")
             found[judgment.topic_id, judgment.document_id] = (judgments, reading.probabilities if reading else None)
             prompts.add(judgment.prompt)
-    examples = Examples([], [], 0, ", ".join(sorted(prompts)))
+    examples = CalibrationSet([], [], 0, ", ".join(sorted(prompts)))
     elsewhere = 0
     for topic, labels in truth.items():
         if topics and topic not in topics:
@@ -138,7 +138,7 @@ def read_examples(
                 examples.without.append(f"{topic} {document}")
                 continue
             _check(path, topic, document, probabilities, task)
-            examples.used.append(Example(topic, document, probabilities, label))
+            examples.used.append(CalibrationExample(topic, document, probabilities, label))
     missing = set(topics) - {example.topic_id for example in examples.used}
     if missing:
         raise UsageError(f"topic {', '.join(sorted(missing))}: no judged document with probabilities in {judgments}")
@@ -161,8 +161,8 @@ def _check(path: Path, topic: str, document: str, probabilities: Mapping[str, fl
         raise DataError(f"{where}: the probabilities add up to {total:g}, or one is below 0; judge it again")
 
 
-def fit(examples: Sequence[Example], task: Task) -> dict[str, float]:
-    """The thresholds of `task.no_stances` with the highest macro-F1 (see `Scores`) on the examples.
+def fit_thresholds(examples: Sequence[CalibrationExample], task: Task) -> dict[str, float]:
+    """The thresholds of `task.no_stances` with the highest macro-F1 (see `LabelScores`) on the examples.
 
     All combinations of `GRID` are tried. Of those that are equally good, the one nearest to the middle of all of them
     (their mean place on the grid) is taken; of several equally near, the one with the lowest first threshold.
@@ -193,7 +193,9 @@ def fit(examples: Sequence[Example], task: Task) -> dict[str, float]:
     return {label: float(GRID[place]) for label, place in zip(task.no_stances, places, strict=True)}
 
 
-def measure(examples: Sequence[Example], thresholds: Mapping[str, float], task: Task) -> Scores:
+def measure_thresholds(
+    examples: Sequence[CalibrationExample], thresholds: Mapping[str, float], task: Task
+) -> LabelScores:
     """How well the thresholds choose the examples' labels; empty ones choose the most probable.
 
     Raises:
@@ -206,7 +208,7 @@ def measure(examples: Sequence[Example], thresholds: Mapping[str, float], task: 
     return _scores(decisions(probabilities, thresholds, task), truth, task)
 
 
-def cross_validate(examples: Sequence[Example], task: Task, folds: int, seed: int) -> Report:
+def cross_validate(examples: Sequence[CalibrationExample], task: Task, folds: int, seed: int) -> CrossValidation:
     """Fit on all topics but those of a fold, measure on the fold, for each fold; then fit on all topics.
 
     Args:
@@ -232,7 +234,7 @@ def cross_validate(examples: Sequence[Example], task: Task, folds: int, seed: in
     chosen, likely, true = [], [], []
     for start in range(folds):
         held_out = set(dealt[start::folds])
-        thresholds = fit([example for example in examples if example.topic_id not in held_out], task)
+        thresholds = fit_thresholds([example for example in examples if example.topic_id not in held_out], task)
         probabilities, truth = _arrays([example for example in examples if example.topic_id in held_out], task)
         true.append(truth)
         chosen.append(decisions(probabilities, thresholds, task))
@@ -246,23 +248,23 @@ def cross_validate(examples: Sequence[Example], task: Task, folds: int, seed: in
             )
         )
     everything = np.concatenate(true)
-    return Report(
+    return CrossValidation(
         folds=found,
         scores=_scores(np.concatenate(chosen), everything, task),
         most_probable=_scores(np.concatenate(likely), everything, task),
         topics=topics,
-        thresholds=fit(examples, task),
+        thresholds=fit_thresholds(examples, task),
     )
 
 
-def _arrays(examples: Sequence[Example], task: Task) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
+def _arrays(examples: Sequence[CalibrationExample], task: Task) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
     """Probabilities, (documents, labels), and the places of the true labels, (documents,)."""
     probabilities = np.array([[example.probabilities[label] for label in task.stances] for example in examples])
     return probabilities, np.array([task.stances.index(example.stance) for example in examples], dtype=np.intp)
 
 
-def _scores(decided: NDArray[np.intp], truth: NDArray[np.intp], task: Task) -> Scores:
-    return Scores(len(truth), float(_macro_f1(decided, truth, task)), float((decided == truth).mean()))
+def _scores(decided: NDArray[np.intp], truth: NDArray[np.intp], task: Task) -> LabelScores:
+    return LabelScores(len(truth), float(_macro_f1(decided, truth, task)), float((decided == truth).mean()))
 
 
 def _macro_f1(decided: NDArray[np.intp], truth: NDArray[np.intp], task: Task) -> NDArray[np.float64]:

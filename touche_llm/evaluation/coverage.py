@@ -38,7 +38,7 @@ class Coverage:
         return text
 
 
-def coverage_of(run: ReadRun, qrels: Qrels, aspect: str) -> Coverage:
+def measure_coverage(run: ReadRun, qrels: Qrels, aspect: str) -> Coverage:
     """Count the judged topics of one aspect that a run is measured by."""
     graded = aspect != STANCE
     topics = qrels.grades[aspect] if graded else qrels.stances

@@ -114,7 +114,7 @@ class _Content(_Strict):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LeaderboardEntry:
     """A published run with its place, from 1; runs of the same value share the better of their places."""
 
     place: int
@@ -133,7 +133,7 @@ def read_boards(path: Path) -> dict[str, Board]:
         raise DataError(f"{path}: {where} (counted from 0): {first['msg']}; mend the data file") from error
     except YamlError as error:
         raise DataError(f"{path}: the published results are not YAML: {error}; mend the data file") from error
-    return {board.task: board for board in content.boards}
+    return {find_board.task: find_board for find_board in content.boards}
 
 
 @cache
@@ -141,7 +141,7 @@ def _published() -> dict[str, Board]:
     return read_boards(FILE)
 
 
-def board(task: str) -> Board:
+def find_board(task: str) -> Board:
     """What is published of a task; raises UsageError with the tasks that have results."""
     boards = _published()
     if task not in boards:
@@ -149,15 +149,15 @@ def board(task: str) -> Board:
     return boards[task]
 
 
-def table(task: str, measure: str) -> Table:
+def find_table(task: str, measure: str) -> Table:
     """The published results of a task by a measure; raises UsageError with the measures that have some."""
-    tables: dict[str, Table] = {each.measure: each for each in board(task).tables}
+    tables: dict[str, Table] = {each.measure: each for each in find_board(task).tables}
     if measure not in tables:
         raise UsageError(f"no published results of {task} by {measure!r}; there are some by {', '.join(tables)}")
     return tables[measure]
 
 
-def standings(task: str, measure: str, *, each_team: bool = False) -> list[Entry]:
+def list_standings(task: str, measure: str, *, each_team: bool = False) -> list[LeaderboardEntry]:
     """The published runs, best first.
 
     Args:
@@ -168,16 +168,16 @@ def standings(task: str, measure: str, *, each_team: bool = False) -> list[Entry
     Raises:
         UsageError: nothing is published of this task by this measure.
     """
-    runs = table(task, measure).runs
+    runs = find_table(task, measure).runs
     if each_team:
         best: dict[str, PublishedRun] = {}
         for run in runs:
             best.setdefault(run.team, run)
         runs = list(best.values())
-    return [Entry(_place(run.value, runs), run) for run in runs]
+    return [LeaderboardEntry(_place(run.value, runs), run) for run in runs]
 
 
-def place(task: str, measure: str, value: float, *, each_team: bool = False) -> int:
+def find_place(task: str, measure: str, value: float, *, each_team: bool = False) -> int:
     """The place, from 1, at which a run of this value would stand; of the places of a tie the better one.
 
     The value is rounded as the published ones are: what they would not show does not part two runs.
@@ -185,7 +185,7 @@ def place(task: str, measure: str, value: float, *, each_team: bool = False) -> 
     Args:
         task: the task's name.
         measure: relevance, quality, coherence or stance.
-        value: of the measure that `table(task, measure).ours` names.
+        value: of the measure that `find_table(task, measure).ours` names.
         each_team: among the best runs of the teams, not among all runs.
 
     Raises:
@@ -193,7 +193,7 @@ def place(task: str, measure: str, value: float, *, each_team: bool = False) -> 
     """
     if math.isnan(value) or not 0.0 <= value <= 1.0:
         raise UsageError(f"{value} is no value by {measure} of {task}: give one between 0 and 1")
-    return _place(round(value, DIGITS), [entry.run for entry in standings(task, measure, each_team=each_team)])
+    return _place(round(value, DIGITS), [entry.run for entry in list_standings(task, measure, each_team=each_team)])
 
 
 def _place(value: float, runs: list[PublishedRun]) -> int:

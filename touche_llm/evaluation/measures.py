@@ -11,12 +11,12 @@ import pandas as pd
 
 from touche_llm.data.trec_runs import ReadRun
 from touche_llm.errors import DataError, UsageError, some
-from touche_llm.evaluation.coverage import Coverage, coverage_of
-from touche_llm.evaluation.figure import Figure, mean_figure
-from touche_llm.evaluation.notes import Note, graded_notes, stance_notes
+from touche_llm.evaluation.coverage import Coverage, measure_coverage
+from touche_llm.evaluation.estimate import Estimate, estimate_mean
+from touche_llm.evaluation.notes import Note, describe_grades, describe_stances
 from touche_llm.evaluation.qrels import GRADE_DECIMALS, STANCE, Grades, Qrels
-from touche_llm.evaluation.significance import bounds, compare, interval
-from touche_llm.evaluation.stance_measures import label_figures, paired_stance_figures, stance_figures
+from touche_llm.evaluation.significance import compare, compute_bounds, compute_interval
+from touche_llm.evaluation.stance_measures import estimate_common_stances, estimate_labels, estimate_stances
 
 CUTOFF = 5
 NDCG = f"nDCG@{CUTOFF}"
@@ -36,10 +36,10 @@ class Evaluation:
         name: the run's.
         run: that was measured.
         qrels: by which.
-        figures: by measure: for each graded aspect those of `graded_figures` behind the aspect's name, as
-            `relevance nDCG@5`, and those of `stance_figures`.
-        labels: those of `label_figures`.
-        bounds: how far unjudged documents could move nDCG@5, see `certainty.bounds`: a row for each graded aspect and
+        estimates: by measure: for each graded aspect those of `estimate_grades` behind the aspect's name, as
+            `relevance nDCG@5`, and those of `estimate_stances`.
+        labels: those of `estimate_labels`.
+        bounds: how far unjudged documents could move nDCG@5, see `compute_bounds`: a row for each graded aspect and
             judged topic, with the columns `run`, `measure`, `topic`, `unjudged`, `lowest` and `highest`.
         notes: what people should know: topics that are missing or left out, documents that nobody judged.
     """
@@ -47,35 +47,35 @@ class Evaluation:
     name: str
     run: ReadRun
     qrels: Qrels
-    figures: dict[str, Figure]
-    labels: dict[str, Figure]
+    estimates: dict[str, Estimate]
+    labels: dict[str, Estimate]
     bounds: pd.DataFrame
     notes: list[Note]
 
     def coverage(self, aspect: str) -> Coverage:
         """How many of the judged topics the measures of an aspect are over."""
-        return coverage_of(self.run, self.qrels, aspect)
+        return measure_coverage(self.run, self.qrels, aspect)
 
     def summary(self) -> pd.DataFrame:
         """Return a row for each measure, with the columns that `evaluation.evaluate` names."""
-        figures = self.figures | self.labels
+        estimates = self.estimates | self.labels
         rows = []
-        for measure, figure in figures.items():
+        for measure, estimate in estimates.items():
             covered = self.coverage(aspect_of(measure))
-            counts = (figure.n, covered.topics, covered.missing, covered.judged)
-            rows.append((self.name, measure, figure.value, *interval(figure), *counts))
+            counts = (estimate.n, covered.topics, covered.missing, covered.judged)
+            rows.append((self.name, measure, estimate.value, *compute_interval(estimate), *counts))
         columns = ["run", "measure", "value", "low", "high", "n", "topics", "missing", "judged_topics"]
         return pd.DataFrame(rows, columns=columns)
 
     def per_topic(self) -> pd.DataFrame:
         """A row for each measure and topic that takes part, with the columns `run`, `measure`, `topic` and `value`.
 
-        Of stance measures it is the value over the topic's own documents; their mean is not the run's figure.
+        Of stance measures it is the value over the topic's own documents; their mean is not the run's estimate.
         """
         rows = [
             (self.name, measure, topic, value)
-            for measure, figure in self.figures.items()
-            for topic, value in zip(figure.topics, figure.by_topic().tolist(), strict=True)
+            for measure, estimate in self.estimates.items()
+            for topic, value in zip(estimate.topics, estimate.by_topic().tolist(), strict=True)
         ]
         return pd.DataFrame(rows, columns=["run", "measure", "topic", "value"])
 
@@ -102,27 +102,27 @@ def evaluate_run(name: str, run: ReadRun, qrels: Qrels, depth: int | None = None
         depth = max(map(len, run.rankings.values()))
     if depth < 1:
         raise UsageError(f"recall at {depth} documents: give a depth of 1 or more")
-    figures: dict[str, Figure] = {}
+    estimates: dict[str, Estimate] = {}
     tables: list[pd.DataFrame] = []
     notes: list[Note] = []
     for aspect, grades in qrels.grades.items():
         _check_topics(run, grades, aspect)
-        found = graded_figures(run, grades, depth)
-        figures |= {f"{aspect} {measure}": figure for measure, figure in found.items()}
-        table = bounds(run.rankings, grades, CUTOFF)
+        found = estimate_grades(run, grades, depth)
+        estimates |= {f"{aspect} {measure}": estimate for measure, estimate in found.items()}
+        table = compute_bounds(run.rankings, grades, CUTOFF)
         table.insert(0, "run", name)
         table.insert(1, "measure", f"{aspect} {NDCG}")
         tables.append(table)
-        notes += graded_notes(run, qrels, aspect, found[OFFICIAL].topics, CUTOFF, table)
-    labels: dict[str, Figure] = {}
+        notes += describe_grades(run, qrels, aspect, found[OFFICIAL].topics, CUTOFF, table)
+    labels: dict[str, Estimate] = {}
     if qrels.stances:
         _check_topics(run, qrels.stances, STANCE)
-        figures |= stance_figures(run, qrels, CUTOFF)
-        labels = label_figures(run, qrels)
-        notes += stance_notes(run, qrels)
+        estimates |= estimate_stances(run, qrels, CUTOFF)
+        labels = estimate_labels(run, qrels)
+        notes += describe_stances(run, qrels)
     columns = ["run", "measure", "topic", "unjudged", "lowest", "highest"]
     table = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
-    return Evaluation(name, run, qrels, figures, labels, table, notes)
+    return Evaluation(name, run, qrels, estimates, labels, table, notes)
 
 
 def compare_runs(baseline: Evaluation, others: Sequence[Evaluation]) -> tuple[pd.DataFrame, list[str]]:
@@ -132,27 +132,27 @@ def compare_runs(baseline: Evaluation, others: Sequence[Evaluation]) -> tuple[pd
     it counts which documents stand there.
 
     Returns:
-        the rows of `certainty.compare`, and what people should know of them. Further columns: `topics` (judged topics
+        the rows of `significance.compare`, and notes on them. Additional columns: `topics` (judged topics
         that are compared), `missing` and `baseline_missing` (of these, how many the run and the baseline lack) and
         `judged_topics` (of the qrels file).
 
     Raises:
-        UsageError: as `certainty.compare`.
+        UsageError: as `significance.compare`.
     """
     common = {
-        each.name: paired_stance_figures(each.run, baseline.run, each.qrels) for each in others if each.qrels.stances
+        each.name: estimate_common_stances(each.run, baseline.run, each.qrels) for each in others if each.qrels.stances
     }
-    runs = {each.name: each.figures for each in (baseline, *others)}
+    runs = {each.name: each.estimates for each in (baseline, *others)}
     notes = []
     for each in others:
-        for measure, (figure, _) in common.get(each.name, {}).items():
-            alone, theirs = each.figures[measure].n, baseline.figures[measure].n
-            if figure.n < max(alone, theirs):
+        for measure, (estimate, _) in common.get(each.name, {}).items():
+            alone, theirs = each.estimates[measure].n, baseline.estimates[measure].n
+            if estimate.n < max(alone, theirs):
                 notes.append(
                     f"{each.name}: {measure}: of the {alone:,} judged documents that it labels and the {theirs:,} of "
-                    f"{baseline.name}, the {figure.n:,} that both label are compared"
+                    f"{baseline.name}, the {estimate.n:,} that both label are compared"
                 )
-        notes += unlike_judged(each, baseline)
+        notes += describe_uneven_judging(each, baseline)
     frame = compare(baseline.name, runs, common=common)
     by_name = {each.name: each for each in (baseline, *others)}
     aspects = frame["measure"].map(aspect_of)
@@ -164,11 +164,11 @@ def compare_runs(baseline: Evaluation, others: Sequence[Evaluation]) -> tuple[pd
     return frame, notes
 
 
-def unlike_judged(run: Evaluation, other: Evaluation) -> list[str]:
+def describe_uneven_judging(run: Evaluation, other: Evaluation) -> list[str]:
     """By which aspects so much more was judged at the top of one run than of the other that it can decide, in words."""
     notes = []
     for aspect in run.qrels.grades:
-        share, others = (each.figures[f"{aspect} {JUDGED}"].value for each in (run, other))
+        share, others = (each.estimates[f"{aspect} {JUDGED}"].value for each in (run, other))
         if abs(share - others) > _UNLIKE:
             notes.append(
                 f"{run.name}: {aspect} {JUDGED} is {share:.3f}, and {others:.3f} of {other.name}; part of the "
@@ -177,7 +177,7 @@ def unlike_judged(run: Evaluation, other: Evaluation) -> list[str]:
     return notes
 
 
-def graded_figures(run: ReadRun, grades: Grades, depth: int) -> dict[str, Figure]:
+def estimate_grades(run: ReadRun, grades: Grades, depth: int) -> dict[str, Estimate]:
     """The measures by one aspect's grades, each the mean over the judged topics.
 
     nDCG@5, nDCG@10: linear gain, discount log2(rank + 1), unjudged documents and grades below 0 count 0, as trec_eval
@@ -215,28 +215,28 @@ def graded_figures(run: ReadRun, grades: Grades, depth: int) -> dict[str, Figure
         (metric.measure, metric.query_id): metric.value
         for metric in ir_measures.iter_calc(list(measures.values()), judged, ranked)
     }
-    figures = {
-        name: mean_figure({topic: values[measure, topic] for topic in judged}) for name, measure in measures.items()
+    estimates = {
+        name: estimate_mean({topic: values[measure, topic] for topic in judged}) for name, measure in measures.items()
     }
-    figures[JUDGED] = mean_figure(
+    estimates[JUDGED] = estimate_mean(
         {
             topic: sum(document.document_id in documents for document in run.rankings.get(topic, [])[:CUTOFF]) / CUTOFF
             for topic, documents in grades.items()
         }
     )
-    official = {topic: official_ndcg(run, topic, documents) for topic, documents in grades.items()}
-    figures[OFFICIAL] = mean_figure({topic: value for topic, value in official.items() if value is not None})
-    return figures
+    official = {topic: compute_condensed_ndcg(run, topic, documents) for topic, documents in grades.items()}
+    estimates[OFFICIAL] = estimate_mean({topic: value for topic, value in official.items() if value is not None})
+    return estimates
 
 
-def official_ndcg(run: ReadRun, topic: str, grades: Mapping[str, float]) -> float | None:
+def compute_condensed_ndcg(run: ReadRun, topic: str, grades: Mapping[str, float]) -> float | None:
     """A topic's nDCG@5 as the organisers' script of 2022 computes it (webis.de/events/touche-22/evaluate.py).
 
     The ranking is cut to the first 5 by the rank column; then unjudged documents are dropped and the others move up.
     Gains are the grades without their decimals, those below 0 are 0 (the script knows only -2); the discount is
     log2(i + 2) with i from 0; the ideal is made from all judgments of the topic.
 
-    Where the script goes wrong: with a document that is there twice its figure can exceed 1, and with columns parted
+    Where the script goes wrong: with a document that is there twice its estimate can exceed 1, and with columns parted
     by two spaces it stops; `runs.read_run` takes the first for an error and reads the second. A run with two tags,
     which the script takes for two runs, is one.
 

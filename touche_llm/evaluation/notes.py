@@ -22,7 +22,7 @@ class Note:
     text: str
 
 
-def graded_notes(
+def describe_grades(
     run: ReadRun, qrels: Qrels, aspect: str, official: Sequence[str], cutoff: int, bounds: DataFrame
 ) -> list[Note]:
     """Topics that count in another way than one could think, and what unjudged documents could change.
@@ -33,7 +33,7 @@ def graded_notes(
         aspect: by which it was measured.
         official: the topics that the organisers' script takes.
         cutoff: of the figures at the top.
-        bounds: see `certainty.bounds`.
+        bounds: see `significance.compute_bounds`.
     """
     grades = qrels.grades[aspect]
     highest = {topic: max(judged.values()) for topic, judged in grades.items()}
@@ -70,7 +70,7 @@ def graded_notes(
     return notes
 
 
-def stance_notes(run: ReadRun, qrels: Qrels) -> list[Note]:
+def describe_stances(run: ReadRun, qrels: Qrels) -> list[Note]:
     """Judged documents of the run that it has no label for."""
     if not run.stances:
         return [Note(STANCE, "the run has no stances, only Q0 in its second column")]
@@ -84,7 +84,7 @@ def stance_notes(run: ReadRun, qrels: Qrels) -> list[Note]:
     return [Note(STANCE, f"{text}: {some(without, 3)}")] if without else []
 
 
-def worded(notes: Mapping[str, Sequence[Note]]) -> list[str]:
+def format_notes(notes: Mapping[str, Sequence[Note]]) -> list[str]:
     """The notes of several runs, by the run's name, in lines.
 
     What holds for several aspects of the same runs, and what holds for all runs, is said once.

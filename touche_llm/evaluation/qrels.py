@@ -68,7 +68,7 @@ class Qrels:
             self.judged_topics.update({aspect: frozenset(judged) for aspect, judged in self.grades.items()})
             self.judged_topics.update({STANCE: frozenset(self.stances)} if self.stances else {})
 
-    def only(self, topics: Collection[str]) -> Qrels:
+    def restrict_to(self, topics: Collection[str]) -> Qrels:
         """The judgments of these topics alone; aspects that have none of them stay, without a topic."""
         return replace(
             self,

@@ -26,7 +26,7 @@ _FOREIGN = {b"\x1f\x8b": "compressed with gzip", b"\xff\xfe": "UTF-16", b"\xfe\x
 
 
 @dataclass(frozen=True, order=True, slots=True)
-class Problem:
+class RunProblem:
     """What is wrong in a line; line 0 is the file as a whole."""
 
     line: int
@@ -49,7 +49,7 @@ def validate_run(
     *,
     topic_ids: Collection[str] | None = None,
     unknown_documents: Callable[[Iterable[str]], list[str]] | None = None,
-) -> list[Problem]:
+) -> list[RunProblem]:
     """All problems of a run file, in line order; none for a file that can be submitted.
 
     Args:
@@ -62,32 +62,32 @@ def validate_run(
         DataError: the file cannot be read.
     """
     seen = _Seen()
-    problems: list[Problem] = []
+    problems: list[RunProblem] = []
     try:
         with path.open("rb") as stream:
             if what := _FOREIGN.get(stream.read(2)):
-                return [Problem(1, f"the file is {what}, not UTF-8 text")]
+                return [RunProblem(1, f"the file is {what}, not UTF-8 text")]
             stream.seek(0)
             for number, raw in bounded_lines(stream, MAX_TABLE_LINE):
                 if number > MAX_TABLE_LINES or len(problems) > MAX_PROBLEMS:
-                    problems.append(Problem(number, "too many lines or problems; from here on nothing is checked"))
+                    problems.append(RunProblem(number, "too many lines or problems; from here on nothing is checked"))
                     break
-                problems += [Problem(number, message) for message in _line(raw, number, seen, task)]
+                problems += [RunProblem(number, message) for message in _line(raw, number, seen, task)]
     except OSError as error:
         raise DataError(f"{path}: cannot read the run: {error.strerror}") from error
     if not seen.sizes and not problems:
-        return [Problem(0, "the file is empty")]
+        return [RunProblem(0, "the file is empty")]
     problems += _orders(seen)
     if topic_ids is not None:
         problems += _unknown_topics(seen, topic_ids)
     if unknown_documents is not None:
         missing = set(unknown_documents(document for _, document in seen.documents))
         problems += [
-            Problem(line, f"document {document} is not in the corpus")
+            RunProblem(line, f"document {document} is not in the corpus")
             for (_, document), line in seen.documents.items()
             if document in missing
         ]
-    return sorted(Problem(problem.line, printable(problem.message)) for problem in problems)
+    return sorted(RunProblem(problem.line, printable(problem.message)) for problem in problems)
 
 
 def _line(raw: bytes, number: int, seen: _Seen, task: Task) -> Iterator[str]:
@@ -160,7 +160,7 @@ def _values(columns: list[str], number: int, seen: _Seen, task: Task) -> Iterato
     seen.rankings[topic].append((number, rank, score))
 
 
-def _orders(seen: _Seen) -> Iterator[Problem]:
+def _orders(seen: _Seen) -> Iterator[RunProblem]:
     """Ranks count 1, 2, 3, … down the file, and scores fall with them."""
     for topic, lines in seen.rankings.items():
         shift = 0
@@ -168,23 +168,25 @@ def _orders(seen: _Seen) -> Iterator[Problem]:
             if rank is None or rank == position + shift:
                 continue
             if position == 1:
-                yield Problem(number, f"topic {topic}: ranks begin at {rank}, not at 1")
+                yield RunProblem(number, f"topic {topic}: ranks begin at {rank}, not at 1")
             else:
-                yield Problem(number, f"topic {topic}: rank {rank} where {position + shift} is due")
+                yield RunProblem(number, f"topic {topic}: rank {rank} where {position + shift} is due")
             # Report a jump once, not in every line behind it.
             shift = rank - position
         scored = [(number, score) for number, _, score in lines if score is not None]
         for (above, higher), (number, score) in zip(scored, scored[1:], strict=False):
             if score > higher:
-                yield Problem(number, f"topic {topic}: score {score:.9g} is above that of line {above} ({higher:.9g})")
+                yield RunProblem(
+                    number, f"topic {topic}: score {score:.9g} is above that of line {above} ({higher:.9g})"
+                )
             elif np.float32(score) == np.float32(higher):
                 ties = f"topic {topic}: score {score:.9g} ties with line {above}; evaluators break ties by id"
-                yield Problem(number, ties + ("" if score == higher else " and hold scores in single precision"))
+                yield RunProblem(number, ties + ("" if score == higher else " and hold scores in single precision"))
 
 
-def _unknown_topics(seen: _Seen, topic_ids: Collection[str]) -> Iterator[Problem]:
+def _unknown_topics(seen: _Seen, topic_ids: Collection[str]) -> Iterator[RunProblem]:
     told: set[str] = set()
     for (topic, _), line in seen.documents.items():
         if topic not in topic_ids and topic not in told:
             told.add(topic)
-            yield Problem(line, f"topic {topic} is not in the topics file")
+            yield RunProblem(line, f"topic {topic} is not in the topics file")

@@ -1,4 +1,4 @@
-"""How sure a figure is: intervals, tests of differences, and what unjudged documents could change."""
+"""How sure a estimate is: intervals, tests of differences, and what unjudged documents could change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from touche_llm.data.records import HIGHEST_GRADE, Candidate
 from touche_llm.errors import UsageError
-from touche_llm.evaluation.figure import Array, Figure
+from touche_llm.evaluation.estimate import Array, Estimate
 
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
@@ -27,27 +27,27 @@ _DECIMALS = 12
 Indices = NDArray[np.intp]
 
 
-def interval(figure: Figure, seed: int = SEED) -> tuple[float, float]:
+def compute_interval(estimate: Estimate, seed: int = SEED) -> tuple[float, float]:
     """The 95 % percentile bootstrap interval: topics are drawn with replacement, a topic's documents stay together.
 
     NaN and NaN for fewer than two topics, which say nothing of others.
     """
-    return _interval(figure.counts, figure.formula, seed)
+    return _interval(estimate.counts, estimate.formula, seed)
 
 
 def compare(
     baseline: str,
-    runs: Mapping[str, Mapping[str, Figure]],
+    runs: Mapping[str, Mapping[str, Estimate]],
     *,
-    common: Mapping[str, Mapping[str, tuple[Figure, Figure]]] | None = None,
+    common: Mapping[str, Mapping[str, tuple[Estimate, Estimate]]] | None = None,
     seed: int = SEED,
 ) -> pd.DataFrame:
     """How each run differs from one of them, by each measure, over the topics that take part in both.
 
     Args:
         baseline: the name of the run that the others are held against.
-        runs: the figures of each run, by name and measure; all have the same measures.
-        common: by run and measure, the run's and the baseline's figure over the documents that both have; they take
+        runs: the estimates of each run, by name and measure; all have the same measures.
+        common: by run and measure, the run's and the baseline's estimate over the documents that both have; they take
             the places of those in `runs`.
         seed: of the resamples.
 
@@ -57,8 +57,8 @@ def compare(
         first less the second), `low` and `high` (95 % percentile bootstrap interval over topics), `p` (two-sided
         paired randomisation test: each topic's two results change places or not, at random; exact where there are
         few topics), `p_holm` (Holm's correction over the runs that are compared by this measure), `wins`, `ties`
-        and `losses` (topics), `n` (topics) and `documents` (of the figures in `common`, else NaN). What is not defined
-        for so few topics is NaN.
+        and `losses` (topics), `n` (topics) and `documents` (of the estimates in `common`, else NaN). Undefined values,
+        as for too few topics, are NaN.
 
     Raises:
         UsageError: the baseline is not there, there is no other run, or the runs have different measures.
@@ -68,19 +68,19 @@ def compare(
     if len(runs) < 2:
         raise UsageError(f"nothing to compare {baseline!r} with; give another run")
     measures = list(runs[baseline])
-    for name, figures in runs.items():
-        if list(figures) != measures:
+    for name, estimates in runs.items():
+        if list(estimates) != measures:
             raise UsageError(
-                f"run {name!r} has the measures {', '.join(figures)}, and {baseline!r} has {', '.join(measures)}; "
+                f"run {name!r} has the measures {', '.join(estimates)}, and {baseline!r} has {', '.join(measures)}; "
                 "evaluate both with the same qrels and one depth"
             )
     rows = []
     for measure in measures:
-        for name, figures in runs.items():
+        for name, estimates in runs.items():
             if name == baseline:
                 continue
             pair = (common or {}).get(name, {}).get(measure)
-            ours, theirs = pair or (figures[measure], runs[baseline][measure])
+            ours, theirs = pair or (estimates[measure], runs[baseline][measure])
             row = {"run": name, "baseline": baseline, "measure": measure} | _difference(ours, theirs, seed)
             rows.append(row | {"documents": ours.documents if pair else float("nan")})
     table = pd.DataFrame(rows)
@@ -90,7 +90,7 @@ def compare(
     return table
 
 
-def bounds(
+def compute_bounds(
     rankings: Mapping[str, Sequence[Candidate]], judged: Mapping[str, Mapping[str, float]], cutoff: int
 ) -> pd.DataFrame:
     """How low and how high nDCG could be if the unjudged documents at the top of a run were judged.
@@ -126,13 +126,13 @@ def bounds(
     return pd.DataFrame(rows, columns=["topic", "unjudged", "lowest", "highest"])
 
 
-def _difference(run: Figure, baseline: Figure, seed: int) -> dict[str, Any]:
+def _difference(run: Estimate, baseline: Estimate, seed: int) -> dict[str, Any]:
     other = set(baseline.topics)
     topics = [topic for topic in run.topics if topic in other]
     if not topics:
         undefined = dict.fromkeys(("value", "baseline_value", "difference", "low", "high", "p"), float("nan"))
         return undefined | {"wins": 0, "ties": 0, "losses": 0, "n": 0}
-    ours, theirs = run.only(topics), baseline.only(topics)
+    ours, theirs = run.select(topics), baseline.select(topics)
     width = ours.shape[1]
 
     def difference(counts: Array) -> Array:
@@ -195,7 +195,7 @@ def _sums(counts: Array, drawn: Indices) -> Array:
     return (times @ counts).reshape(*drawn.shape[:-1], counts.shape[1])
 
 
-def _randomisation(figure: Figure, ours: Array, theirs: Array, seed: int) -> float:
+def _randomisation(estimate: Estimate, ours: Array, theirs: Array, seed: int) -> float:
     if len(ours) < 2:
         return float("nan")
     # Only here, since it takes a second to load, and only a comparison needs it.
@@ -206,7 +206,7 @@ def _randomisation(figure: Figure, ours: Array, theirs: Array, seed: int) -> flo
     def difference(one: Indices, other: Indices, axis: int) -> Array:
         first, second = (_sums(counts, np.moveaxis(each, axis, -1)) for each in (one, other))
         # Equal differences must be equal in the last digit too, or the rounding of sums would part them.
-        return np.round(figure.formula(first) - figure.formula(second), _DECIMALS)
+        return np.round(estimate.formula(first) - estimate.formula(second), _DECIMALS)
 
     places = np.arange(len(counts))
     return float(

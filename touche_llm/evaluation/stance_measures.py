@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from touche_llm.data.trec_runs import ReadRun
 from touche_llm.errors import DataError
-from touche_llm.evaluation.figure import Array, Figure, ratio
+from touche_llm.evaluation.estimate import Array, Estimate, ratio
 from touche_llm.evaluation.qrels import Qrels
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def macro_f1(hits: NDArray[Any], chosen: NDArray[Any], true: NDArray[Any]) -> Ar
     """The mean of the labels' F1, F1 being 2 tp / (2 tp + fp + fn).
 
     It is the mean over the labels that are the truth or the choice of at least one document, as in scikit-learn: of the
-    others F1 is 0 / 0, and to count it as 0 would lower the figure by a label that nobody could have got right.
+    others F1 is 0 / 0, and to count it as 0 would lower the estimate by a label that nobody could have got right.
 
     Args:
         hits: documents for which a label is both chosen and true, of shape (…, labels).
@@ -37,10 +37,10 @@ def macro_f1(hits: NDArray[Any], chosen: NDArray[Any], true: NDArray[Any]) -> Ar
     return np.asarray((2.0 * hits / np.maximum(counted, 1)).sum(axis=-1) / (counted > 0).sum(axis=-1))
 
 
-def stance_figures(run: ReadRun, qrels: Qrels, cutoff: int) -> dict[str, Figure]:
+def estimate_stances(run: ReadRun, qrels: Qrels, cutoff: int) -> dict[str, Estimate]:
     """Macro-F1 (see `macro_f1`) and accuracy over the documents that are judged and carry a label in the run.
 
-    Documents of all topics are put together: neither figure is the mean of the topics' own.
+    Documents of all topics are put together: neither estimate is the mean of the topics' own.
 
     Args:
         run: labels in the stance column count, `Q0` is none.
@@ -56,24 +56,24 @@ def stance_figures(run: ReadRun, qrels: Qrels, cutoff: int) -> dict[str, Figure]
     return _pooled(_tables(run, qrels, None), "") | _pooled(_tables(run, qrels, cutoff), f"@{cutoff}")
 
 
-def paired_stance_figures(run: ReadRun, other: ReadRun, qrels: Qrels) -> dict[str, tuple[Figure, Figure]]:
+def estimate_common_stances(run: ReadRun, other: ReadRun, qrels: Qrels) -> dict[str, tuple[Estimate, Estimate]]:
     """Macro-F1 and accuracy of two runs over the judged documents that carry a label in both.
 
     Over its own documents a run could look better by leaving the hard ones without a label, or by ranking others.
 
     Returns:
-        by measure, the first run's figure and the other's.
+        by measure, the first run's estimate and the other's.
     """
     both = run.stances.keys() & other.stances.keys()
-    figures, others = (
+    estimates, others = (
         _pooled(_tables(replace(each, stances={key: each.stances[key] for key in both}), qrels, None), "")
         for each in (run, other)
     )
-    return {measure: (figure, others[measure]) for measure, figure in figures.items()}
+    return {measure: (estimate, others[measure]) for measure, estimate in estimates.items()}
 
 
-def label_figures(run: ReadRun, qrels: Qrels) -> dict[str, Figure]:
-    """Precision and recall of each label, over the documents of `stance_figures`.
+def estimate_labels(run: ReadRun, qrels: Qrels) -> dict[str, Estimate]:
+    """Precision and recall of each label, over the documents of `estimate_stances`.
 
     Returns:
         by measure, as `stance precision NO`; only topics take part with documents that the share is of: documents with
@@ -81,7 +81,7 @@ def label_figures(run: ReadRun, qrels: Qrels) -> dict[str, Figure]:
     """
     tables = np.array(list(_tables(run, qrels, None).values()))
     topics = list(qrels.stances)
-    figures = {}
+    estimates = {}
     for name, axis in (("precision", 1), ("recall", 2)):
         of_label = tables.sum(axis=axis)
         for place, label in enumerate(qrels.labels):
@@ -89,15 +89,15 @@ def label_figures(run: ReadRun, qrels: Qrels) -> dict[str, Figure]:
             kept = whole > 0
             counts = np.stack([hits[kept], whole[kept]], axis=1).astype(np.float64)
             topics_kept = tuple(topic for topic, keep in zip(topics, kept, strict=True) if keep)
-            figures[f"stance {name} {label}"] = Figure(topics_kept, counts, ratio, int(whole.sum()))
-    return figures
+            estimates[f"stance {name} {label}"] = Estimate(topics_kept, counts, ratio, int(whole.sum()))
+    return estimates
 
 
 def confusion_matrix(run: ReadRun, qrels: Qrels, cutoff: int | None = None) -> DataFrame:
     """The number of documents by true label (rows, `true`) and the run's label (columns, `chosen`).
 
     Args:
-        run: see `stance_figures`.
+        run: see `estimate_stances`.
         qrels: with stances.
         cutoff: only the first so many documents of each topic; None: all.
     """
@@ -111,7 +111,7 @@ def confusion_matrix(run: ReadRun, qrels: Qrels, cutoff: int | None = None) -> D
     return pd.DataFrame(table, index=pd.Index(labels, name="true"), columns=pd.Index(labels, name="chosen"))
 
 
-def by_label(confusion: DataFrame) -> DataFrame:
+def summarize_labels(confusion: DataFrame) -> DataFrame:
     """Precision, recall and F1 of each label, with how many documents have it (`true`) and were given it (`chosen`).
 
     Args:
@@ -155,13 +155,13 @@ def _tables(run: ReadRun, qrels: Qrels, cutoff: int | None) -> dict[str, NDArray
     return tables
 
 
-def _pooled(tables: Mapping[str, NDArray[np.int64]], suffix: str) -> dict[str, Figure]:
+def _pooled(tables: Mapping[str, NDArray[np.int64]], suffix: str) -> dict[str, Estimate]:
     """Macro-F1 and accuracy of confusion matrices by topic, those without a document left out."""
     kept = {topic: table for topic, table in tables.items() if table.any()}
     size = next(iter(tables.values())).size
     counts = np.array(list(kept.values()), dtype=np.float64).reshape(len(kept), size)
     return {
-        f"stance {name}{suffix}": Figure(tuple(kept), counts, formula, int(counts.sum()))
+        f"stance {name}{suffix}": Estimate(tuple(kept), counts, formula, int(counts.sum()))
         for name, formula in (("macro-F1", _macro_f1), ("accuracy", _accuracy))
     }
 

@@ -33,7 +33,7 @@ class Documents(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class RequestBuilder:
     """How a stage asks: the model, the sampling, the chat template's switches, how many requests at a time."""
 
     model: LanguageModel
@@ -41,7 +41,7 @@ class Asking:
     chat_template_kwargs: Mapping[str, Any]
     concurrency: int
 
-    def request(
+    def build(
         self, prompt: Prompt, schema: Mapping[str, Any], topic: Topic, document_id: str | None, **variables: Any
     ) -> Request:
         """The request of a prompt about a topic, or about a document for it."""
@@ -63,7 +63,7 @@ def harmless(shown: Shown) -> str | Excerpts:
 
 
 async def find_objects(
-    topics: list[Topic], task: Task, prompt: Prompt, asking: Asking, done: Done
+    topics: list[Topic], task: Task, prompt: Prompt, builder: RequestBuilder, done: Done
 ) -> tuple[list[Topic], list[Failure]]:
     """The topics with the objects that the model finds in their titles, for those that name none.
 
@@ -78,20 +78,20 @@ async def find_objects(
         if topic.objects is not None:
             return topic, None
         answer_model = build(topic)
-        request = asking.request(prompt, schema_of(answer_model), topic, None)
-        result = await asking.model.ask(request, answer_model)
+        request = builder.build(prompt, schema_of(answer_model), topic, None)
+        result = await builder.model.ask(request, answer_model)
         done()
         if not isinstance(result, Answered):
             return topic, failure(topic, None, prompt, result.attempts) if result.attempts else None
         found = result.value.model_dump()
         return replace(topic, objects=(found["first"], found["second"])), None
 
-    results = await in_order(find, topics, asking.concurrency)
+    results = await in_order(find, topics, builder.concurrency)
     return [topic for topic, _ in results], [failure for _, failure in results if failure]
 
 
 async def ask_question(
-    topic: Topic, document_id: str, documents: Documents, question: Question, prompt: Prompt, asking: Asking
+    topic: Topic, document_id: str, documents: Documents, question: Question, prompt: Prompt, builder: RequestBuilder
 ) -> tuple[Answered[AnswerModel] | Unanswered, Cut | None]:
     """The answer to a question about one document, and what the model saw of it, or None where it saw all.
 
@@ -101,9 +101,9 @@ async def ask_question(
     shown = question.show(topic, documents.get(document_id))
 
     def request(document: str) -> Request:
-        return asking.request(prompt, schema, topic, document_id, document=document, **shown.variables)
+        return builder.build(prompt, schema, topic, document_id, document=document, **shown.variables)
 
-    return await asking.model.ask_about(request, harmless(shown), question.answer)
+    return await builder.model.ask_about(request, harmless(shown), question.answer)
 
 
 def read_labels(result: Answered[AnswerModel], question: Question) -> dict[str, Reading]:
@@ -126,7 +126,7 @@ async def judge(
     documents: Documents,
     question: Question,
     prompt: Prompt,
-    asking: Asking,
+    builder: RequestBuilder,
     done: Done,
 ) -> tuple[list[Judgment], list[Failure]]:
     """The judgments and failures of `judge_each`, each in the order of `work`."""
@@ -139,7 +139,7 @@ async def judge(
         else:
             failures.append(found)
 
-    await judge_each(work, documents, question, prompt, asking, done, take)
+    await judge_each(work, documents, question, prompt, builder, done, take)
     return judgments, failures
 
 
@@ -148,7 +148,7 @@ async def judge_each(
     documents: Documents,
     question: Question,
     prompt: Prompt,
-    asking: Asking,
+    builder: RequestBuilder,
     done: Done,
     take: Callable[[Judgment | Failure], None],
 ) -> None:
@@ -159,14 +159,14 @@ async def judge_each(
         documents: hold them.
         question: what is asked, and what is shown.
         prompt: see `ask_question`.
-        asking: how to ask.
+        builder: Builds the requests.
         done: called after each document.
         take: gets judgments and failures in the order of `work`, each as soon as it is known.
     """
 
     async def judge_one(item: tuple[Topic, str]) -> Judgment | Failure | None:
         topic, document_id = item
-        result, cut = await ask_question(topic, document_id, documents, question, prompt, asking)
+        result, cut = await ask_question(topic, document_id, documents, question, prompt, builder)
         done()
         if isinstance(result, Answered):
             return _judgment(topic, document_id, prompt, result, question, cut)
@@ -178,7 +178,7 @@ async def judge_each(
         if found is not None:
             take(found)
 
-    await each_in_order(judge_one, work, asking.concurrency, given)
+    await each_in_order(judge_one, work, builder.concurrency, given)
 
 
 def _judgment(

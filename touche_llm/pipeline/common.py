@@ -14,14 +14,14 @@ from touche_llm.config import Config
 from touche_llm.data.records import Candidate, Failure, Topic
 from touche_llm.data.trec_runs import read_candidates
 from touche_llm.errors import DataError, UsageError
-from touche_llm.judging.pointwise import Asking
+from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.request import Sampling
 from touche_llm.pipeline.candidates import check_topics, choose_topics
 from touche_llm.pipeline.run_files import CANDIDATES, SENTENCES
 from touche_llm.prompts.prompt import Prompt, check_overlay, examples_path, prompts_folder
-from touche_llm.prompts.purposes import load, uses_of
+from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.ranking.steps import asked_kinds
 from touche_llm.tasks.base import Task
 
@@ -52,10 +52,10 @@ def first_stage_file(task: Task) -> str:
     return CANDIDATES if task.sentence_question is None else SENTENCES
 
 
-def asking_of(config: Config, model: LanguageModel) -> Asking:
+def make_request_builder(config: Config, model: LanguageModel) -> RequestBuilder:
     """How the stages of a run ask."""
     sampling = config.sampling
-    return Asking(
+    return RequestBuilder(
         model=model,
         sampling=Sampling(
             temperature=sampling.temperature,
@@ -112,10 +112,10 @@ def prompts_of(
         PromptError: a prompt is not there, or not as it should be.
         UsageError: a folder of templates without any that are asked for, or an example whose topic is a chosen one.
     """
-    uses, settings, topics = uses_of(task), config.prompts, choose_topics(config)
+    purposes, settings, topics = purposes_of(task), config.prompts, choose_topics(config)
     if settings.folder is not None:
         # Where a prompt is named by a path, the folder's own of that purpose is left out, but is no mistake.
-        given = {*uses, *(getattr(settings, name) for name in uses)}
+        given = {*purposes, *(getattr(settings, name) for name in purposes)}
         check_overlay(settings.folder, task.name, {name for name in given if not name.endswith(".jinja")})
     asked = {"judge", *asked_kinds(config.steps)}
     if any(topic.objects is None for topic in topics):
@@ -127,8 +127,8 @@ def prompts_of(
     if config.expansion.use:
         asked.add("queries")
     prompts = {
-        name: load(task, use, getattr(settings, name), settings.folder)
-        for name, use in uses.items()
+        name: load(task, purpose, getattr(settings, name), settings.folder)
+        for name, purpose in purposes.items()
         if name in asked and (not names or name in names)
     }
     for prompt in prompts.values():

@@ -14,17 +14,17 @@ from touche_llm.data.files import whole_file, write_records
 from touche_llm.data.records import Candidate, Failure, Judgment, Objects, StanceReading, Topic
 from touche_llm.data.trec_runs import write_candidates
 from touche_llm.errors import DataError, UsageError
-from touche_llm.judging.pointwise import Asking, find_objects, judge_each
+from touche_llm.judging.pointwise import RequestBuilder, find_objects, judge_each
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.model import LanguageModel
 from touche_llm.pipeline.candidates import check_candidates, choose_topics, open_corpus
 from touche_llm.pipeline.common import (
     Progress,
-    asking_of,
     by_kind,
     candidates_of,
     facts_of,
     first_stage_file,
+    make_request_builder,
     prompts_of,
     report_known_failures,
 )
@@ -70,7 +70,7 @@ async def judge_stage(config: Config, folder: Path, progress: Progress, model: L
     _check_depth(folder, config)
     found = candidates_of(folder / first_stage_file(task), config, "retrieve")
     _check_number(folder, [len(found.get(topic.id, [])[: config.first_stage_depth]) for topic in topics])
-    asking = asking_of(config, model)
+    builder = make_request_builder(config, model)
     prompts = prompts_of(config, task, "judge", "objects", "sentence", "stance", notify=progress.warn)
     before = replace(model.counts)
     facts: dict[str, Any] = {}
@@ -84,7 +84,7 @@ async def judge_stage(config: Config, folder: Path, progress: Progress, model: L
         await corpus.fetch(each.document_id for ranking in found.values() for each in ranking)
         check_candidates(folder / first_stage_file(task), found.values(), corpus.candidates, corpus.name)
         if "objects" in prompts:
-            topics, failures, objects = await _with_objects(topics, task, prompts, asking, progress)
+            topics, failures, objects = await _with_objects(topics, task, prompts, builder, progress)
             facts["objects found by the model"] = {each.topic_id: list(each.objects) for each in objects}
         if task.sentence_question is None:
             chosen = {topic_id: ranking[: config.depth] for topic_id, ranking in found.items()}
@@ -97,7 +97,7 @@ async def judge_stage(config: Config, folder: Path, progress: Progress, model: L
                     failures.append(each)
 
             with progress.stage("judging", len(work), model.counts) as done:
-                await judge_each(work, corpus.documents, task.question, prompts["judge"], asking, done, take)
+                await judge_each(work, corpus.documents, task.question, prompts["judge"], builder, done, take)
             model.raise_on_misses()
             if "stance" in prompts and config.stance is not None:
                 stances, unread = await ask_stances(
@@ -106,7 +106,7 @@ async def judge_stage(config: Config, folder: Path, progress: Progress, model: L
                     task,
                     prompts["stance"],
                     config.stance.both_orders,
-                    asking,
+                    builder,
                     partial(progress.stage, counts=model.counts),
                 )
                 model.raise_on_misses()
@@ -121,7 +121,7 @@ async def judge_stage(config: Config, folder: Path, progress: Progress, model: L
                 config,
                 prompts["sentence"],
                 prompts["judge"],
-                asking,
+                builder,
                 partial(progress.stage, counts=model.counts),
             )
             failures += judged.failures
@@ -191,13 +191,13 @@ def _check_number(folder: Path, per_topic: list[int]) -> None:
 
 
 async def _with_objects(
-    topics: list[Topic], task: Task, prompts: dict[str, Prompt], asking: Asking, progress: Progress
+    topics: list[Topic], task: Task, prompts: dict[str, Prompt], builder: RequestBuilder, progress: Progress
 ) -> tuple[list[Topic], list[Failure], list[Objects]]:
     """The topics that can be asked about, failures, and the objects that the model found."""
     without = [topic.id for topic in topics if topic.objects is None]
-    with progress.stage("finding objects", len(without), asking.model.counts) as done:
-        topics, failures = await find_objects(topics, task, prompts["objects"], asking, done)
-    asking.model.raise_on_misses()
+    with progress.stage("finding objects", len(without), builder.model.counts) as done:
+        topics, failures = await find_objects(topics, task, prompts["objects"], builder, done)
+    builder.model.raise_on_misses()
     topics = [topic for topic in topics if topic.objects is not None]
     found = [
         Objects(topic_id=each.id, objects=each.objects, prompt=prompts["objects"].label)

@@ -13,7 +13,7 @@ from touche_llm.config import Config
 from touche_llm.corpus.store import Parts
 from touche_llm.data.records import Candidate, Failure, Judgment, Topic
 from touche_llm.judging.grades import graded
-from touche_llm.judging.pointwise import Asking, judge
+from touche_llm.judging.pointwise import RequestBuilder, judge
 from touche_llm.judging.sentence_pairs import (
     PairDocuments,
     Pairs,
@@ -66,7 +66,7 @@ async def judge_pairs(
     config: Config,
     sentence_prompt: Prompt,
     pair_prompt: Prompt,
-    asking: Asking,
+    builder: RequestBuilder,
     stage: Stage,
 ) -> Judged:
     """Judge sentences, make pairs of them, and judge the best pairs.
@@ -83,7 +83,7 @@ async def judge_pairs(
         config: has `pairs`.
         sentence_prompt: asks about a sentence.
         pair_prompt: asks about a pair.
-        asking: how to ask.
+        builder: Builds the requests.
         stage: shows a stage of so many steps.
 
     Raises:
@@ -100,8 +100,8 @@ async def judge_pairs(
         with stage(title, len(work)) as done:
             documents = PairDocuments(parts) if of_pairs else parts
             about = task.question if of_pairs else question
-            judgments, failures = await judge(work, documents, about, prompt, asking, done)
-        asking.model.raise_on_misses()
+            judgments, failures = await judge(work, documents, about, prompt, builder, done)
+        builder.model.raise_on_misses()
         result.failures += failures
         return judgments
 

@@ -17,11 +17,11 @@ from touche_llm.llm.model import LanguageModel
 from touche_llm.pipeline.candidates import check_candidates, choose_topics, listed, open_corpus
 from touche_llm.pipeline.common import (
     Progress,
-    asking_of,
     by_kind,
     candidates_of,
     compares,
     facts_of,
+    make_request_builder,
     prompts_of,
     report_known_failures,
 )
@@ -85,11 +85,11 @@ async def rank_stage(config: Config, folder: Path, progress: Progress, model: La
         assert model is not None
         before = replace(model.counts)
         prompts = prompts_of(config, task, *asked_kinds(config.steps), notify=progress.warn)
-        asking = asking_of(config, model)
+        builder = make_request_builder(config, model)
         with open_corpus(config, task, progress.warn) as corpus:
             await corpus.fetch(each.document_id for ranking in candidates.values() for each in ranking)
             check_candidates(folder / CANDIDATES, candidates.values(), corpus.documents, corpus.name)
-            comparing = Comparing(asking, prompts, corpus.documents, config.aim)
+            comparing = Comparing(builder, prompts, corpus.documents, config.aim)
             topics = _with_objects(topics, folder / OBJECTS)
             ranked = await _rank(config, task, topics, candidates, judgments, stances, comparing, progress)
         model.raise_on_misses()
@@ -154,7 +154,7 @@ async def _rank(
     comparing: Comparing | None,
     progress: Progress,
 ) -> Ranked:
-    counts = comparing.asking.model.counts if comparing is not None else None
+    counts = comparing.builder.model.counts if comparing is not None else None
     with progress.stage("ranking", len(topics), counts) as done:
         return await rank_topics(
             topics,

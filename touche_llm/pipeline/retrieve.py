@@ -15,10 +15,10 @@ from touche_llm.llm.model import LanguageModel
 from touche_llm.pipeline.candidates import choose_topics, find_candidates, listed, open_corpus
 from touche_llm.pipeline.common import (
     Progress,
-    asking_of,
     by_kind,
     facts_of,
     first_stage_file,
+    make_request_builder,
     prompts_of,
     report_known_failures,
 )
@@ -55,7 +55,9 @@ async def retrieve_stage(
         prompts = prompts_of(config, task, "queries", notify=progress.warn)
         before = replace(model.counts)
         with progress.stage("finding queries", len(topics), model.counts) as done:
-            queries, failures = await find_queries(topics, prompts["queries"], asking_of(config, model), done)
+            queries, failures = await find_queries(
+                topics, prompts["queries"], make_request_builder(config, model), done
+            )
         model.raise_on_misses()
         report_known_failures(progress, model, before)
         asked = facts_of(model, prompts, before) | {"failures": by_kind(failures)}

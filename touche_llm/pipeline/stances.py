@@ -1,4 +1,4 @@
-"""Asking for the stance of documents: whether they take a position, then which, with the objects in both orders."""
+"""Stance questions: whether a document takes a position, then which one, with the objects in both orders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import groupby
 from statistics import fmean
 
 from touche_llm.data.records import Failure, Reading, StanceReading, Topic
-from touche_llm.judging.pointwise import Asking, Documents, ask_question, failure, read_labels
+from touche_llm.judging.pointwise import Documents, RequestBuilder, ask_question, failure, read_labels
 from touche_llm.llm.answers import AnswerModel
 from touche_llm.llm.concurrency import in_order
 from touche_llm.llm.model import Answered
@@ -23,7 +23,7 @@ async def ask_stances(
     task: Task,
     prompt: Prompt,
     both_orders: bool,
-    asking: Asking,
+    builder: RequestBuilder,
     stage: Callable[[str, int], AbstractContextManager[Callable[[], None]]],
 ) -> tuple[list[StanceReading], list[Failure]]:
     """The stances of documents, each with the probabilities of all labels of the task.
@@ -34,7 +34,7 @@ async def ask_stances(
         task: has a `stance_question`.
         prompt: gets `topic`, the question's own variables and `document`.
         both_orders: ask with the two objects in both orders, where a topic has objects, and take the mean.
-        asking: how to ask.
+        builder: Builds the requests.
         stage: shows a stage of so many steps.
 
     Returns:
@@ -56,13 +56,13 @@ async def ask_stances(
 
         async def ask(item: tuple[Topic, str, bool]) -> Answered[AnswerModel] | Failure | None:
             topic, document_id, _ = item
-            result, _ = await ask_question(topic, document_id, documents, question, prompt, asking)
+            result, _ = await ask_question(topic, document_id, documents, question, prompt, builder)
             done()
             if isinstance(result, Answered):
                 return result
             return failure(topic, document_id, prompt, result.attempts) if result.attempts else None
 
-        results = await in_order(ask, asked, asking.concurrency)
+        results = await in_order(ask, asked, builder.concurrency)
     answers: dict[tuple[str, str], list[tuple[Answered[AnswerModel], bool]]] = {}
     for (topic, document_id, swapped), result in zip(asked, results, strict=True):
         if isinstance(result, Answered):

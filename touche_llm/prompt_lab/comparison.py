@@ -12,11 +12,11 @@ from touche_llm.data.records import Failure, Judgment, Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.errors import DataError, UsageError, some
 from touche_llm.evaluation.qrels import Qrels
-from touche_llm.judging.pointwise import Asking, Documents, find_objects, judge
+from touche_llm.judging.pointwise import Documents, RequestBuilder, find_objects, judge
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.model import LanguageModel
 from touche_llm.pipeline.candidates import choose_topics, open_corpus
-from touche_llm.pipeline.common import Progress, asking_of, check_examples, report_known_failures
+from touche_llm.pipeline.common import Progress, check_examples, make_request_builder, report_known_failures
 from touche_llm.pipeline.engines import open_model
 from touche_llm.prompt_lab.draw import Sampled
 from touche_llm.prompt_lab.looks import Look, describe_looks, look_log, make_look, read_looks, record_look
@@ -24,7 +24,7 @@ from touche_llm.prompt_lab.measures import Part, Verdict, measure_part, verdict_
 from touche_llm.prompt_lab.sample import HOLD_OUT, Plan, check_parts, parts_of, sample_of, split_topics
 from touche_llm.prompts.catalog import load_named
 from touche_llm.prompts.prompt import Prompt, check_overlay
-from touche_llm.prompts.purposes import load, uses_of
+from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 
@@ -122,7 +122,7 @@ async def compare_prompts(
         topics = [topic for topic in topics if topic.id in sampled]
         prompts = [variant.prompt for variant in variants]
         if task.objects_answer is not None and any(topic.objects is None for topic in topics):
-            finding = load(task, uses_of(task)["objects"], config.prompts.objects, config.prompts.folder)
+            finding = load(task, purposes_of(task)["objects"], config.prompts.objects, config.prompts.folder)
             prompts.append(finding)
         for prompt in prompts:
             check_examples(prompt, topics, config.topics, progress.warn)
@@ -135,10 +135,10 @@ async def compare_prompts(
         for note in notes:
             progress.warn(note)
         async with open_model(config) as model:
-            asking = asking_of(config, model)
+            builder = make_request_builder(config, model)
             failures: list[Failure] = []
             if len(prompts) > len(variants):
-                topics, failures = await _with_objects(topics, task, prompts[-1], asking, progress)
+                topics, failures = await _with_objects(topics, task, prompts[-1], builder, progress)
                 left = {topic.id for topic in topics}
                 parted = {
                     name: [each for each in documents if each.topic_id in left] for name, documents in parted.items()
@@ -146,7 +146,7 @@ async def compare_prompts(
                 check_parts(parted)
             by_id = {topic.id: topic for topic in topics}
             ask = partial(
-                ask_variants, topics=by_id, documents=corpus.documents, task=task, asking=asking, progress=progress
+                ask_variants, topics=by_id, documents=corpus.documents, task=task, builder=builder, progress=progress
             )
             held = parted.pop(HOLD_OUT, [])
             said = await ask(variants, parted)
@@ -193,14 +193,14 @@ def load_variants(names: Sequence[str], config: Config, task: Task) -> list[Vari
     if len(names) < 2:
         raise UsageError(f"{', '.join(names) or 'no prompt'} alone cannot be compared; name two prompts or more")
     if folder is not None:
-        check_overlay(folder, task.name, {each for each in (*uses_of(task), *names) if not each.endswith(".jinja")})
+        check_overlay(folder, task.name, {each for each in (*purposes_of(task), *names) if not each.endswith(".jinja")})
     variants: list[Variant] = []
     for name in names:
-        use, prompt = load_named(task, name, folder)
-        if use.purpose != PURPOSE:
+        purpose, prompt = load_named(task, name, folder)
+        if purpose.name != PURPOSE:
             asked = "documents" if task.sentence_question is None else "pairs of sentences"
             raise UsageError(
-                f"{name}: is a prompt for {use.purpose!r}; only those for {PURPOSE!r}, which judge {asked} one by one, "
+                f"{name}: is for {purpose.name!r}; only those for {PURPOSE!r}, which judge {asked} one by one, "
                 "can be compared"
             )
         if any(prompt.path.resolve() == each.prompt.path.resolve() for each in variants):
@@ -215,7 +215,7 @@ async def ask_variants(
     topics: Mapping[str, Topic],
     documents: Documents,
     task: Task,
-    asking: Asking,
+    builder: RequestBuilder,
     progress: Progress,
 ) -> dict[tuple[str, str], Said]:
     """What each variant says of each part, by part and variant; what the cache holds is not asked again.
@@ -223,13 +223,13 @@ async def ask_variants(
     Raises:
         ReplayMiss: in replay, when the cache lacks an answer to any of them.
     """
-    model, said = asking.model, dict[tuple[str, str], Said]()
+    model, said = builder.model, dict[tuple[str, str], Said]()
     for variant in variants:
         with progress.stage(f"judging with {variant.name}", sum(map(len, parts.values())), model.counts) as done:
             for name, sample in parts.items():
                 before = replace(model.counts)
                 work = [(topics[each.topic_id], each.document_id) for each in sample]
-                judgments, failures = await judge(work, documents, task.question, variant.prompt, asking, done)
+                judgments, failures = await judge(work, documents, task.question, variant.prompt, builder, done)
                 found = {(each.topic_id, each.document_id): each for each in judgments}
                 said[name, variant.name] = Said(found, failures, model.counts.since(before))
     model.raise_on_misses()
@@ -237,13 +237,13 @@ async def ask_variants(
 
 
 async def _with_objects(
-    topics: list[Topic], task: Task, prompt: Prompt, asking: Asking, progress: Progress
+    topics: list[Topic], task: Task, prompt: Prompt, builder: RequestBuilder, progress: Progress
 ) -> tuple[list[Topic], list[Failure]]:
     """The topics that can be asked about, with their objects, and failures to find some."""
-    model: LanguageModel = asking.model
+    model: LanguageModel = builder.model
     without = sum(topic.objects is None for topic in topics)
     with progress.stage("finding objects", without, model.counts) as done:
-        found, failures = await find_objects(topics, task, prompt, asking, done)
+        found, failures = await find_objects(topics, task, prompt, builder, done)
     model.raise_on_misses()
     found = [topic for topic in found if topic.objects is not None]
     if not found:

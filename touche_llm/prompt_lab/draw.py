@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from touche_llm.evaluation.agreement import level
+from touche_llm.evaluation.agreement import round_grade
 from touche_llm.evaluation.qrels import Grades
 
 # Documents; of fewer, nearly every order has a high nDCG@5.
@@ -64,7 +64,7 @@ def draw_sample(pool: Grades, size: int, seed: int) -> list[Sampled]:
         orders[topic] = [name for _, name in sorted((digest(topic, each), each) for each in pool[topic])]
         there[topic] = defaultdict(list)
         for document in orders[topic]:
-            there[topic][level(pool[topic][document])].append(document)
+            there[topic][round_grade(pool[topic][document])].append(document)
     counts = _counts(
         shares(size, {topic: len(pool[topic]) for topic in drawn}),
         {topic: {of: len(found) for of, found in by_level.items()} for topic, by_level in there.items()},

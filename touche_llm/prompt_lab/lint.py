@@ -27,7 +27,7 @@ from touche_llm.prompt_lab.trial import Subject
 from touche_llm.prompts.answers import MOST_DOCUMENTS
 from touche_llm.prompts.catalog import find
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.prompts.purposes import Use, uses_of
+from touche_llm.prompts.purposes import Purpose, purposes_of
 from touche_llm.ranking.comparer import MOST_TO_CHOOSE_FROM
 from touche_llm.ranking.steps import RankingSettings
 from touche_llm.tasks import TASKS
@@ -85,30 +85,30 @@ class Checked:
         return [each.message for each in self.findings if each.level == level]
 
 
-async def check(task: Task, use: Use, prompt: Prompt, material: Material, count: Count) -> Checked:
+async def check(task: Task, purpose: Purpose, prompt: Prompt, material: Material, count: Count) -> Checked:
     """Check a prompt that loads, which tells already that its front matter, variables and examples are right.
 
     Args:
         task: whose prompt.
-        use: what it is for.
+        purpose: What the prompt is for.
         prompt: the prompt.
         material: what it is rendered with.
         count: counts the tokens of a chat.
     """
     result = Checked()
-    plain = await _plain(task, use, prompt, result)
+    plain = await _plain(task, purpose, prompt, result)
     if plain is None:
         return result
-    _check_labels(task, use, plain, result)
-    _check_schemas(use, material.topics, result)
-    lengths = await _lengths(task, use, prompt, material.topics, count, result)
+    _check_labels(task, purpose, plain, result)
+    _check_schemas(purpose, material.topics, result)
+    lengths = await _lengths(task, purpose, prompt, material.topics, count, result)
     try:
-        await _check_order(task, use, prompt, plain, result)
-        await _check_variables(task, use, prompt, plain, result)
+        await _check_order(task, purpose, prompt, plain, result)
+        await _check_variables(task, purpose, prompt, plain, result)
         if lengths:
             result.longest_topic, result.tokens = max(lengths, key=lambda each: each[1])
             topics = [topic for topic in material.topics if topic.id in dict(lengths)]
-            await _measure(task, use, prompt, topics, material, count, result)
+            await _measure(task, purpose, prompt, topics, material, count, result)
     except PromptError as error:
         result.findings.append(Finding("error", f"with other texts: {error}"))
     return result
@@ -138,7 +138,7 @@ def changed_since(prompt: Prompt, cache: Cache) -> list[Finding]:
 def _whose(prompt: Prompt, digest: str) -> str:
     """Whose text has this hash: the project's own, or one that is not known any more."""
     task, _, name = prompt.name.partition("/")
-    own = find(TASKS[task], name).loaded if name in uses_of(TASKS[task]) else None
+    own = find(TASKS[task], name).loaded if name in purposes_of(TASKS[task]) else None
     return "the project's own" if own is not None and own[1].hash == digest else "which is not the project's own"
 
 
@@ -170,46 +170,52 @@ def schema_problems(schema: Mapping[str, Any]) -> list[str]:
 
 
 async def _one(
-    task: Task, use: Use, prompt: Prompt, topic: Topic, ids: Sequence[str], documents: Documents, aim: Aim = "both"
+    task: Task,
+    purpose: Purpose,
+    prompt: Prompt,
+    topic: Topic,
+    ids: Sequence[str],
+    documents: Documents,
+    aim: Aim = "both",
 ) -> tuple[Subject, Messages]:
     """The first request of a prompt about a topic, and its subject."""
-    needed = 0 if use.question is None else 2 if use.depends_on == "documents" else 1
-    if use.question is not None and task.objects_answer is not None and topic.objects is None:
+    needed = 0 if purpose.question is None else 2 if purpose.depends_on == "documents" else 1
+    if purpose.question is not None and task.objects_answer is not None and topic.objects is None:
         topic = replace(topic, objects=("x", "y"))
-    subject = Subject(task, use, topic, tuple(ids[:needed]), documents)
+    subject = Subject(task, purpose, topic, tuple(ids[:needed]), documents)
     settings = RankingSettings()
     found = await rendered(prompt, subject, unsent(), aim=aim, document_tokens=settings.document_tokens)
     return subject, found[0][1]
 
 
-async def _plain(task: Task, use: Use, prompt: Prompt, result: Checked) -> tuple[Subject, Messages] | None:
+async def _plain(task: Task, purpose: Purpose, prompt: Prompt, result: Checked) -> tuple[Subject, Messages] | None:
     """The prompt with as little as possible in place of topic and documents; None where it does not render."""
     bare = Topic("0", _PLAIN)
     whole = replace(bare, description="x", narrative="x", objects=("x", "y"))
     plain, where = None, ""
-    aims: tuple[Aim, ...] = get_args(Aim) if use.depends_on == "documents" else ("both",)
+    aims: tuple[Aim, ...] = get_args(Aim) if purpose.depends_on == "documents" else ("both",)
     try:
         for aim in aims:
             where = f"ranking for {aim}: " if len(aims) > 1 else ""
-            plain = await _one(task, use, prompt, whole, "ab", Texts("x"), aim)
+            plain = await _one(task, purpose, prompt, whole, "ab", Texts("x"), aim)
         where = "a topic with nothing but a title: "
-        await _one(task, use, prompt, bare, "ab", Texts("x"))
+        await _one(task, purpose, prompt, bare, "ab", Texts("x"))
     except PromptError as error:
         result.findings.append(Finding("error", f"{where}{error}"))
         return None
     return plain
 
 
-def _check_labels(task: Task, use: Use, plain: tuple[Subject, Messages], result: Checked) -> None:
+def _check_labels(task: Task, purpose: Purpose, plain: tuple[Subject, Messages], result: Checked) -> None:
     """The labels that the answer can have must be named, and should be the only ones."""
     subject, messages = plain
     text = f"{messages[0].content}\n{messages[-1].content}"
-    model = use.answer_for(subject.topic, len(subject.ids))
+    model = purpose.answer_for(subject.topic, len(subject.ids))
     for name in model.model_fields:
         if not _names(text, name):
             result.findings.append(Finding("error", f"the answer's field {name!r} is not named in the text"))
     # The labels of objects are words of the topic.
-    for name, labels in labels_of(model).items() if use.depends_on != "topic" else ():
+    for name, labels in labels_of(model).items() if purpose.depends_on != "topic" else ():
         if all(isinstance(label, int) for label in labels) and _names_range(text, min(labels), max(labels)):
             continue
         missing = [str(label) for label in labels if not _names(text, str(label))]
@@ -225,18 +231,18 @@ def _check_labels(task: Task, use: Use, plain: tuple[Subject, Messages], result:
 
 
 async def _check_variables(
-    task: Task, use: Use, prompt: Prompt, plain: tuple[Subject, Messages], result: Checked
+    task: Task, purpose: Purpose, prompt: Prompt, plain: tuple[Subject, Messages], result: Checked
 ) -> None:
     """What is offered should be used, and objects that labels speak of must be shown."""
     subject, messages = plain
-    unused = sorted(each for each in use.variables if each not in prompt.files.used)
-    labels = {label for of in labels_of(use.answer_for(subject.topic, len(subject.ids))).values() for label in of}
+    unused = sorted(each for each in purpose.variables if each not in prompt.files.used)
+    labels = {label for of in labels_of(purpose.answer_for(subject.topic, len(subject.ids))).values() for label in of}
     for place, name in enumerate(("first", "second")):
-        if name in use.variables and name.upper() in labels:
+        if name in purpose.variables and name.upper() in labels:
             objects = list(subject.topic.objects or ())
             objects[place] = "another"
             changed = replace(subject.topic, objects=(objects[0], objects[1]))
-            if (await _one(task, use, prompt, changed, subject.ids, subject.documents))[1] == messages:
+            if (await _one(task, purpose, prompt, changed, subject.ids, subject.documents))[1] == messages:
                 told = f"shows nothing of the object `{name}`, of which the label {name.upper()} speaks"
                 result.findings.append(Finding("error", f"{told}; insert {{{{ {name} }}}}"))
             unused = [each for each in unused if each != name]
@@ -246,7 +252,7 @@ async def _check_variables(
 
 def _words_of(task: Task) -> set[str]:
     """The labels that are words, of all that a task asks about one document."""
-    questions = (use.question for use in uses_of(task).values() if use.depends_on == "nothing")
+    questions = (purpose.question for purpose in purposes_of(task).values() if purpose.depends_on == "nothing")
     labels = (each for question in questions if question for of in labels_of(question.answer).values() for each in of)
     return {label for label in labels if isinstance(label, str)}
 
@@ -259,13 +265,15 @@ def _names_range(text: str, lowest: Any, highest: Any) -> bool:
     return re.search(rf"(?<!\w){lowest}\s*(?:to|through|-|–|…|\.\.\.?)\s*{highest}(?!\w)", text) is not None
 
 
-async def _check_order(task: Task, use: Use, prompt: Prompt, plain: tuple[Subject, Messages], result: Checked) -> None:
+async def _check_order(
+    task: Task, purpose: Purpose, prompt: Prompt, plain: tuple[Subject, Messages], result: Checked
+) -> None:
     """What all requests share should come first, then the topic, then the documents."""
     subject, messages = plain
     whole = sum(len(each.content) for each in messages)
 
     async def differs(changed: Subject) -> int:
-        _, other = await _one(task, use, prompt, changed.topic, subject.ids, changed.documents)
+        _, other = await _one(task, purpose, prompt, changed.topic, subject.ids, changed.documents)
         return chars_up_to(messages, shared_prefix(messages, other))
 
     both = other_subject(subject, topic=True)
@@ -273,8 +281,8 @@ async def _check_order(task: Task, use: Use, prompt: Prompt, plain: tuple[Subjec
     if topic == whole:
         result.findings.append(Finding("error", "shows nothing of the topic: not its title, description or narrative"))
         return
-    documents = whole if use.question is None else await differs(other_subject(subject, topic=False))
-    if use.question is not None and documents == whole:
+    documents = whole if purpose.question is None else await differs(other_subject(subject, topic=False))
+    if purpose.question is not None and documents == whole:
         result.findings.append(Finding("error", "shows nothing of the document"))
         return
     most = max(_CHARS_BEHIND, _SHARE_BEHIND * whole)
@@ -301,28 +309,28 @@ async def _check_order(task: Task, use: Use, prompt: Prompt, plain: tuple[Subjec
         )
 
 
-def _check_schemas(use: Use, topics: Sequence[Topic], result: Checked) -> None:
+def _check_schemas(purpose: Purpose, topics: Sequence[Topic], result: Checked) -> None:
     numbers: tuple[int, ...] = (1,)
-    if use.depends_on == "documents":
+    if purpose.depends_on == "documents":
         # Up to six documents the schema of an order is of another kind, and the longest.
-        numbers = (2, 6, 7, MOST_TO_CHOOSE_FROM if use.purpose == "best" else MOST_DOCUMENTS)
-    for topic in topics if use.depends_on == "topic" else topics[:1]:
+        numbers = (2, 6, 7, MOST_TO_CHOOSE_FROM if purpose.name == "best" else MOST_DOCUMENTS)
+    for topic in topics if purpose.depends_on == "topic" else topics[:1]:
         for number in numbers:
             try:
-                problems = schema_problems(schema_of(use.answer_for(topic, number)))
+                problems = schema_problems(schema_of(purpose.answer_for(topic, number)))
             except DataError as error:
                 problems = [str(error)]
             result.findings += [Finding("error", f"topic {topic.id}: answer schema: {each}") for each in problems]
 
 
 async def _lengths(
-    task: Task, use: Use, prompt: Prompt, topics: Sequence[Topic], count: Count, result: Checked
+    task: Task, purpose: Purpose, prompt: Prompt, topics: Sequence[Topic], count: Count, result: Checked
 ) -> list[tuple[str, int]]:
     """The number of tokens of the prompt for each topic, its documents left out."""
     found = []
     for topic in topics:
         try:
-            _, messages = await _one(task, use, prompt, topic, "ab", Texts("x"))
+            _, messages = await _one(task, purpose, prompt, topic, "ab", Texts("x"))
         except (PromptError, DataError) as error:
             result.findings.append(Finding("error", f"topic {topic.id}: {error}"))
             continue
@@ -331,11 +339,17 @@ async def _lengths(
 
 
 async def _measure(
-    task: Task, use: Use, prompt: Prompt, topics: Sequence[Topic], material: Material, count: Count, result: Checked
+    task: Task,
+    purpose: Purpose,
+    prompt: Prompt,
+    topics: Sequence[Topic],
+    material: Material,
+    count: Count,
+    result: Checked,
 ) -> None:
     """What the requests of two topics share, and those of one topic about other documents."""
     ids, turned = material.ids, material.ids[::-1]
-    subject, messages = await _one(task, use, prompt, topics[0], ids, material.documents)
+    subject, messages = await _one(task, purpose, prompt, topics[0], ids, material.documents)
 
     def share(other: Messages) -> Share:
         place = shared_prefix(messages, other)
@@ -343,6 +357,6 @@ async def _measure(
         return Share(chars_up_to(messages, place), whole, tokens_up_to(messages, place, count), count(messages))
 
     another = topics[1] if len(topics) > 1 else other_subject(subject, topic=True).topic
-    result.between_topics = share((await _one(task, use, prompt, another, turned, material.documents))[1])
-    if use.question is not None:
-        result.between_documents = share((await _one(task, use, prompt, topics[0], turned, material.documents))[1])
+    result.between_topics = share((await _one(task, purpose, prompt, another, turned, material.documents))[1])
+    if purpose.question is not None:
+        result.between_documents = share((await _one(task, purpose, prompt, topics[0], turned, material.documents))[1])

@@ -10,7 +10,7 @@ from touche_llm.errors import DataError
 from touche_llm.judging.pointwise import Documents
 from touche_llm.judging.sentence_pairs import SEPARATOR
 from touche_llm.pipeline.candidates import Corpus
-from touche_llm.prompts.purposes import Use
+from touche_llm.prompts.purposes import Purpose
 
 _MOST = 4
 _INVENTED = (
@@ -76,8 +76,8 @@ def invented(topics: Sequence[Topic] = ()) -> Material:
     return Material(topics or _INVENTED, Texts(texts), tuple(texts))
 
 
-def of_corpus(topics: Sequence[Topic], corpus: Corpus, use: Use) -> Material:
-    """The first documents of a corpus, as the prompts for a use show them: sentences, or pairs of them.
+def of_corpus(topics: Sequence[Topic], corpus: Corpus, purpose: Purpose) -> Material:
+    """The first documents of a corpus, as the prompts for a purpose show them: sentences, or pairs of them.
 
     Raises:
         DataError: the corpus has too few.
@@ -88,9 +88,9 @@ def of_corpus(topics: Sequence[Topic], corpus: Corpus, use: Use) -> Material:
         ids = store.ids_of(list(range(min(_MOST, len(store)))))
     else:
         ids = store.parts.ids_of(list(range(min(2 * _MOST, len(store.parts)))))
-        if use.purpose != "sentence":
+        if purpose.name != "sentence":
             ids = [SEPARATOR.join(pair) for pair in zip(ids[::2], ids[1::2], strict=False)]
     if len(ids) < 2:
         raise DataError(f"{corpus.name}: holds too few documents to compare what two prompts share")
-    documents = corpus.candidates if use.purpose == "sentence" else corpus.documents
+    documents = corpus.candidates if purpose.name == "sentence" else corpus.documents
     return Material(topics or _INVENTED, documents, tuple(ids[:_MOST]))

@@ -9,16 +9,16 @@ from typing import Any, TypeVar
 
 from touche_llm.data.records import Candidate, Judgment, Scored
 from touche_llm.data.trec_runs import ReadRun
-from touche_llm.evaluation.agreement import kappa_figure
-from touche_llm.evaluation.figure import Figure, mean_figure
-from touche_llm.evaluation.measures import CUTOFF, NDCG, graded_figures
+from touche_llm.evaluation.agreement import estimate_kappa
+from touche_llm.evaluation.estimate import Estimate, estimate_mean
+from touche_llm.evaluation.measures import CUTOFF, NDCG, estimate_grades
 from touche_llm.evaluation.qrels import Grades, Qrels
 from touche_llm.evaluation.significance import compare
-from touche_llm.evaluation.stance_measures import paired_stance_figures, stance_figures
+from touche_llm.evaluation.stance_measures import estimate_common_stances, estimate_stances
 from touche_llm.pipeline.judgments import MeanOutside
 from touche_llm.prompt_lab.draw import Sampled
 from touche_llm.prompt_lab.sample import ALL, CONFIRMED_BELOW, least_p
-from touche_llm.prompts.purposes import uses_of
+from touche_llm.prompts.purposes import purposes_of
 from touche_llm.ranking.pointwise import by_judgment
 from touche_llm.tasks.base import Task
 
@@ -35,16 +35,16 @@ class Part:
     Attributes:
         name: all, choice or hold-out.
         sample: its documents.
-        figures: by variant and measure: nDCG@5 by the first aspect's grades, kappa by those of each, macro-F1 of the
+        estimates: by variant and measure: nDCG@5 by the first aspect's grades, kappa by those of each, macro-F1 of the
             stance where people gave it.
-        differences: to the first variant, by variant and measure: the rows of `certainty.compare`.
+        differences: to the first variant, by variant and measure: the rows of `significance.compare`.
         chance: nDCG@5 that a random order of the sample has on average, see `chance_ndcg`.
         outside: by variant, the mean probability that was on no label; None where no engine told.
     """
 
     name: str
     sample: list[Sampled]
-    figures: dict[str, dict[str, Figure]]
+    estimates: dict[str, dict[str, Estimate]]
     differences: dict[tuple[str, str], Mapping[str, Any]]
     chance: float
     outside: dict[str, float | None]
@@ -56,12 +56,12 @@ class Part:
 
     def counts(self, topic: str) -> bool:
         """Whether the topic takes part in nDCG."""
-        return topic in next(iter(self.figures.values()))[self.measures[0]].topics
+        return topic in next(iter(self.estimates.values()))[self.measures[0]].topics
 
     @property
     def measures(self) -> list[str]:
         """By which it was measured; the first is the one that variants are chosen by."""
-        return list(next(iter(self.figures.values())))
+        return list(next(iter(self.estimates.values())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def named(measure: str) -> str:
 
 def stance_told(task: Task) -> str:
     """What people should know of the stance that is measured."""
-    if "stance" not in uses_of(task):
+    if "stance" not in purposes_of(task):
         return "macro-F1: of the judge prompt's stance."
     return "macro-F1: of the judge prompt's stance; in a run it counts only below stance.depth (--stance-depth)."
 
@@ -116,12 +116,12 @@ def measure_part(
         [],
     )
     runs = {variant: _ranked(sample, said, weights) for variant, said in judgments.items()}
-    figures = {
+    estimates = {
         variant: _figures(runs[variant], said, given, stances=bool(qrels.stances))
         for variant, said in judgments.items()
     }
     first = next(iter(judgments))
-    common: dict[str, dict[str, tuple[Figure, Figure]]] = {}
+    common: dict[str, dict[str, tuple[Estimate, Estimate]]] = {}
     for variant, said in judgments.items():
         both = said.keys() & judgments[first].keys()
         common[variant] = {
@@ -129,12 +129,12 @@ def measure_part(
             for aspect, grades in given.grades.items()
         }
         if given.stances:
-            common[variant][MACRO_F1] = paired_stance_figures(runs[variant], runs[first], given)[MACRO_F1]
-    rows = compare(first, figures, common=common).to_dict("records")
+            common[variant][MACRO_F1] = estimate_common_stances(runs[variant], runs[first], given)[MACRO_F1]
+    rows = compare(first, estimates, common=common).to_dict("records")
     return Part(
         name,
         list(sample),
-        figures,
+        estimates,
         {(row["run"], row["measure"]): row for row in rows},
         chance_ndcg(_useful(given)).value,
         {variant: _outside(said.values()) for variant, said in judgments.items()},
@@ -150,7 +150,7 @@ def _outside(judgments: Iterable[Judgment]) -> float | None:
 
 def winner_of(part: Part) -> str:
     """Return the variant with the best nDCG@5; of equal ones the one that was given first."""
-    values = {variant: figures[part.measures[0]].value for variant, figures in part.figures.items()}
+    values = {variant: estimates[part.measures[0]].value for variant, estimates in part.estimates.items()}
     # NaN is below everything.
     return max(values, key=lambda each: (values[each] == values[each], values[each]))
 
@@ -158,7 +158,7 @@ def winner_of(part: Part) -> str:
 def verdict_of(parts: Sequence[Part]) -> Verdict:
     """Which variant is the best in the first part, and whether it is better than the first variant in the second."""
     choice, measure = parts[0], parts[0].measures[0]
-    values = {variant: figures[measure].value for variant, figures in choice.figures.items()}
+    values = {variant: estimates[measure].value for variant, estimates in choice.estimates.items()}
     first, winner = next(iter(values)), winner_of(choice)
     chosen = choice.name != ALL
     on = f"the {len(choice.topics)} topics that it was chosen on" if chosen else f"{len(choice.topics)} topics"
@@ -182,7 +182,7 @@ def verdict_of(parts: Sequence[Part]) -> Verdict:
     return Verdict(winner, confirmed, f"{best} {'Confirmed' if confirmed else 'Not confirmed'}: {told}{short}.")
 
 
-def chance_ndcg(grades: Grades) -> Figure:
+def chance_ndcg(grades: Grades) -> Estimate:
     """nDCG@5 that a random order of each topic's documents has on average, all orders being as likely.
 
     On every place stands the mean gain, so that it is this mean times the sum of the discounts of the first 5 places,
@@ -197,7 +197,7 @@ def chance_ndcg(grades: Grades) -> Figure:
         discounts = [1.0 / math.log2(rank + 1) for rank in range(1, min(CUTOFF, len(gains)) + 1)]
         ideal = sum(gain * discount for gain, discount in zip(gains, discounts, strict=False))
         values[topic] = sum(gains) / len(gains) * sum(discounts) / ideal
-    return mean_figure(values)
+    return estimate_mean(values)
 
 
 def _useful(given: Qrels) -> Grades:
@@ -228,19 +228,19 @@ def _ranked(sample: Sequence[Sampled], said: Judgments, weights: Mapping[str, fl
     return ReadRun(rankings, {key: judgment.stance for key, judgment in said.items()})
 
 
-def _figures(run: ReadRun, said: Judgments, given: Qrels, *, stances: bool) -> dict[str, Figure]:
+def _figures(run: ReadRun, said: Judgments, given: Qrels, *, stances: bool) -> dict[str, Estimate]:
     first = next(iter(given.grades))
     useful = _useful(given)
-    figures = {f"{first} {NDCG}": graded_figures(run, useful, CUTOFF)[NDCG] if useful else mean_figure({})}
-    figures |= {f"{aspect} kappa": _kappa(said, of, aspect, said.keys()) for aspect, of in given.grades.items()}
+    estimates = {f"{first} {NDCG}": estimate_grades(run, useful, CUTOFF)[NDCG] if useful else estimate_mean({})}
+    estimates |= {f"{aspect} kappa": _kappa(said, of, aspect, said.keys()) for aspect, of in given.grades.items()}
     if stances:
-        figures[MACRO_F1] = stance_figures(run, given, CUTOFF)[MACRO_F1] if given.stances else mean_figure({})
-    return figures
+        estimates[MACRO_F1] = estimate_stances(run, given, CUTOFF)[MACRO_F1] if given.stances else estimate_mean({})
+    return estimates
 
 
-def _kappa(said: Judgments, grades: Grades, aspect: str, documents: Set[tuple[str, str]]) -> Figure:
+def _kappa(said: Judgments, grades: Grades, aspect: str, documents: Set[tuple[str, str]]) -> Estimate:
     """Over those of the documents that people graded."""
-    return kappa_figure(
+    return estimate_kappa(
         {
             topic: [
                 (said[topic, each].grades[aspect], grade)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from touche_llm.data.records import Document, Topic
-from touche_llm.judging.pointwise import Asking, Documents
+from touche_llm.judging.pointwise import Documents, RequestBuilder
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engines.base import EngineFacts
 from touche_llm.llm.engines.dry_run import DryEngine
@@ -84,22 +84,24 @@ def estimate(messages: Messages) -> int:
     return round(sum(len(each.content) for each in messages) / TOKEN_CHARS)
 
 
-def unsent(engine: DryEngine | None = None) -> Asking:
+def unsent(engine: DryEngine | None = None) -> RequestBuilder:
     """How to ask so that nothing is sent, nothing is cut and nothing is kept."""
     facts = EngineFacts(model="", revision="", context=_ENDLESS, overhead=0, engine="")
     cache = Cache(Path("none"), CacheMode.OFF)
-    return Asking(LanguageModel(facts=facts, engine=engine or DryEngine("first"), cache=cache), Sampling(), {}, 1)
+    return RequestBuilder(
+        LanguageModel(facts=facts, engine=engine or DryEngine("first"), cache=cache), Sampling(), {}, 1
+    )
 
 
 async def rendered(
-    prompt: Prompt, subject: Subject, asking: Asking, *, aim: Aim = "both", document_tokens: int
+    prompt: Prompt, subject: Subject, builder: RequestBuilder, *, aim: Aim = "both", document_tokens: int
 ) -> list[tuple[Trial, Messages]]:
     """The messages of the requests about a subject; the trials hold how documents were cut, and no real answer.
 
     Args:
-        prompt: loaded for the subject's use.
+        prompt: loaded for the subject's purpose.
         subject: what is asked about.
-        asking: with an engine that sends nothing.
+        builder: with an engine that sends nothing.
         aim: as `ask`.
         document_tokens: as `ask`.
 
@@ -107,7 +109,7 @@ async def rendered(
         PromptError, DataError: as `ask`.
     """
     found = []
-    for trial in await ask(prompt, subject, asking, aim=aim, document_tokens=document_tokens):
+    for trial in await ask(prompt, subject, builder, aim=aim, document_tokens=document_tokens):
         # An engine that sends nothing leaves nothing unmeasured.
         assert trial.request is not None
         found.append((trial, trial.request.messages))

@@ -11,7 +11,7 @@ from typing import Any
 from touche_llm.config import Config
 from touche_llm.data.records import Cut, Document, Reading, Topic
 from touche_llm.errors import DataError, UsageError
-from touche_llm.judging.pointwise import Asking, Documents, ask_question, find_objects
+from touche_llm.judging.pointwise import Documents, RequestBuilder, ask_question, find_objects
 from touche_llm.llm.answers import AnswerModel, AnswerT, Unanswered, labels_of
 from touche_llm.llm.concurrency import Slots, in_order
 from touche_llm.llm.engines.base import Completion, Engine
@@ -22,7 +22,7 @@ from touche_llm.pipeline.candidates import Corpus, Notify, choose_topics, find_c
 from touche_llm.prompts.answers import MOST_DOCUMENTS
 from touche_llm.prompts.catalog import load_named
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.prompts.purposes import Use, load, uses_of
+from touche_llm.prompts.purposes import Purpose, load, purposes_of
 from touche_llm.ranking.comparer import MOST_TO_CHOOSE_FROM, Comparer
 from touche_llm.ranking.expansion import find_queries
 from touche_llm.tasks import get_task
@@ -37,20 +37,20 @@ class Subject:
     """What a prompt is tried on: a topic, and ids of documents; none where the topic alone is asked about."""
 
     task: Task
-    use: Use
+    purpose: Purpose
     topic: Topic
     ids: tuple[str, ...]
     documents: Documents
 
     def check(self) -> None:
         """Raise UsageError where the prompt cannot be asked about so many documents."""
-        purpose, number = self.use.purpose, len(self.ids)
+        purpose, number = self.purpose.name, len(self.ids)
         if len(set(self.ids)) < number:
             raise UsageError("a document is given twice; name each once (--doc)")
-        if self.use.question is None:
+        if self.purpose.question is None:
             if number:
                 raise UsageError(f"the prompt for {purpose} asks about a topic alone; leave --doc out")
-        elif self.use.depends_on == "documents":
+        elif self.purpose.depends_on == "documents":
             most = MOST_TO_CHOOSE_FROM if purpose == "best" else MOST_DOCUMENTS
             if not 2 <= number <= most:
                 raise UsageError(f"the prompt for {purpose} compares 2 to {most} documents; {number} given (--doc)")
@@ -122,12 +122,12 @@ class Bench:
     ids: tuple[str, ...]
     corpus: Corpus | None
 
-    def load(self) -> tuple[Use, Prompt]:
+    def load(self) -> tuple[Purpose, Prompt]:
         """The prompt as its files are now, and what it is for; raises PromptError where it does not load."""
         return load_named(self.task, self.name, self.config.prompts.folder)
 
-    async def subject(self, use: Use, finding: Asking) -> Subject:
-        """What a prompt for this use is tried on; `finding` is how to ask for objects that the topic does not name.
+    async def subject(self, purpose: Purpose, builder: RequestBuilder) -> Subject:
+        """What a prompt for this purpose is tried on; `builder` requests objects that the topic does not name.
 
         Raises:
             UsageError: no such topic, or documents of which the prompt cannot ask; without an engine, no objects.
@@ -137,14 +137,14 @@ class Bench:
         documents: Documents = NoDocuments()
         if self.corpus is not None:
             await self.corpus.fetch(self.ids)
-            documents = self.corpus.candidates if use.purpose == "sentence" else self.corpus.documents
-        subject = Subject(self.task, use, topic, self.ids, documents)
+            documents = self.corpus.candidates if purpose.name == "sentence" else self.corpus.documents
+        subject = Subject(self.task, purpose, topic, self.ids, documents)
         subject.check()
-        if use.question is None or self.task.objects_answer is None or topic.objects is not None:
+        if purpose.question is None or self.task.objects_answer is None or topic.objects is not None:
             return subject
         prompts = self.config.prompts
-        prompt = load(self.task, uses_of(self.task)["objects"], prompts.objects, prompts.folder)
-        return await _with_objects(subject, prompt, finding)
+        prompt = load(self.task, purposes_of(self.task)["objects"], prompts.objects, prompts.folder)
+        return await _with_objects(subject, prompt, builder)
 
 
 async def best_documents(config: Config, notify: Notify) -> list[str]:
@@ -211,14 +211,14 @@ class _Recorder(LanguageModel):
 
 
 async def ask(
-    prompt: Prompt, subject: Subject, asking: Asking, *, aim: Aim = "both", document_tokens: int
+    prompt: Prompt, subject: Subject, builder: RequestBuilder, *, aim: Aim = "both", document_tokens: int
 ) -> list[Trial]:
     """Ask a prompt about a subject, with the requests that a run would make.
 
     Args:
-        prompt: loaded for the subject's use.
+        prompt: loaded for the subject's purpose.
         subject: what it is asked about.
-        asking: how to ask.
+        builder: Builds the requests.
         aim: what better means, for prompts that compare.
         document_tokens: most tokens of a document that these show.
 
@@ -230,12 +230,12 @@ async def ask(
         ReplayMiss: in replay, when the cache lacks an answer.
         DataError: a document that is not there, or a topic that cannot be asked about.
     """
-    before = asking.model
+    before = builder.model
     engine = None if before.engine is None else _Heard(before.engine)
     given = {each.name: getattr(before, each.name) for each in fields(LanguageModel)}
     model = _Recorder(**given | {"engine": engine, "misses": []})
-    asking = replace(asking, model=model)
-    trials = await _asked(prompt, subject, asking, aim, document_tokens)
+    builder = replace(builder, model=model)
+    trials = await _asked(prompt, subject, builder, aim, document_tokens)
     model.raise_on_misses()
     sent = set() if engine is None else engine.keys
     requests = {request.origin.document_id: request for request, _ in model.heard}
@@ -254,18 +254,20 @@ async def ask(
 _Asked = tuple[tuple[str, ...], Answered[Any] | Unanswered, dict[str, Cut]]
 
 
-async def _asked(prompt: Prompt, subject: Subject, asking: Asking, aim: Aim, document_tokens: int) -> list[_Asked]:
-    topic, task, question = subject.topic, subject.task, subject.use.question
-    assert isinstance(asking.model, _Recorder)
-    heard = asking.model.heard
+async def _asked(
+    prompt: Prompt, subject: Subject, builder: RequestBuilder, aim: Aim, document_tokens: int
+) -> list[_Asked]:
+    topic, task, question = subject.topic, subject.task, subject.purpose.question
+    assert isinstance(builder.model, _Recorder)
+    heard = builder.model.heard
     if question is None:
-        if subject.use.purpose == "objects":
-            await find_objects([replace(topic, objects=None)], task, prompt, asking, _nothing)
+        if subject.purpose.name == "objects":
+            await find_objects([replace(topic, objects=None)], task, prompt, builder, _nothing)
         else:
-            await find_queries([topic], prompt, asking, _nothing)
+            await find_queries([topic], prompt, builder, _nothing)
         return [((), heard[-1][1], {})]
-    if subject.use.depends_on == "documents":
-        kind = subject.use.purpose
+    if subject.purpose.depends_on == "documents":
+        kind = subject.purpose.name
         comparer = Comparer(
             step="try",
             topic=topic,
@@ -273,8 +275,8 @@ async def _asked(prompt: Prompt, subject: Subject, asking: Asking, aim: Aim, doc
             documents=subject.documents,
             question=question,
             prompts={kind: prompt},
-            asking=asking,
-            slots=Slots(asking.concurrency),
+            builder=builder,
+            slots=Slots(builder.concurrency),
             aim=aim,
             document_tokens=document_tokens,
         )
@@ -284,22 +286,22 @@ async def _asked(prompt: Prompt, subject: Subject, asking: Asking, aim: Aim, doc
         return [(subject.ids, heard[-1][1] if heard else Unanswered(attempts), cut)]
 
     async def one(document_id: str) -> _Asked:
-        result, cut = await ask_question(topic, document_id, subject.documents, question, prompt, asking)
+        result, cut = await ask_question(topic, document_id, subject.documents, question, prompt, builder)
         return (document_id,), result, {} if cut is None else {document_id: cut}
 
-    return await in_order(one, subject.ids, asking.concurrency)
+    return await in_order(one, subject.ids, builder.concurrency)
 
 
-async def _with_objects(subject: Subject, prompt: Prompt, asking: Asking) -> Subject:
+async def _with_objects(subject: Subject, prompt: Prompt, builder: RequestBuilder) -> Subject:
     """The subject with the topic's two objects as a prompt finds them; without an engine, as the cache has them."""
-    topics, failures = await find_objects([subject.topic], subject.task, prompt, asking, _nothing)
+    topics, failures = await find_objects([subject.topic], subject.task, prompt, builder, _nothing)
     if topics[0].objects is not None:
         return replace(subject, topic=topics[0])
     if failures:
         reason = failures[0].attempts[-1].reason
         raise DataError(f"topic {subject.topic.id}: the model names no two objects ({reason}); name them in <objects>")
     raise UsageError(
-        f"topic {subject.topic.id} names no objects, and the cache {asking.model.cache.path} does not hold those that "
+        f"topic {subject.topic.id} names no objects, and the cache {builder.model.cache.path} does not hold those that "
         f"{prompt.label} finds; `touche-llm prompts try objects` asks for them"
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from touche_llm.errors import PromptError, UsageError
 from touche_llm.prompts.prompt import Prompt, check_overlay, examples_path, prompts_folder, read_header, template_path
-from touche_llm.prompts.purposes import Use, load, uses_of
+from touche_llm.prompts.purposes import Purpose, load, purposes_of
 from touche_llm.prompts.templates import HEADER, read_text
 from touche_llm.tasks.base import Task
 
@@ -27,7 +27,7 @@ class Found:
     task: Task
     name: str
     path: Path
-    loaded: tuple[Use, Prompt] | None
+    loaded: tuple[Purpose, Prompt] | None
     error: str = ""
 
     @property
@@ -57,7 +57,7 @@ def find_all(task: Task, folder: Path | None = None) -> list[Found]:
     return [_found(task, name, folder) for name in sorted(names)]
 
 
-def load_named(task: Task, name: str, folder: Path | None = None) -> tuple[Use, Prompt]:
+def load_named(task: Task, name: str, folder: Path | None = None) -> tuple[Purpose, Prompt]:
     """The prompt of a name or path, and what it is for.
 
     A name that is a purpose's, as `judge`, is for that; what others are for is the answer that front matter names.
@@ -86,7 +86,7 @@ def _check_folder(task: Task, name: str, folder: Path | None) -> None:
     """Raise UsageError where names are looked for in a folder that has no template of the task."""
     if folder is not None and not name.endswith(".jinja"):
         there = {path.stem for path in (folder / task.name).glob("*.jinja")}
-        check_overlay(folder, task.name, there or uses_of(task))
+        check_overlay(folder, task.name, there or purposes_of(task))
 
 
 def _found(task: Task, name: str, folder: Path | None) -> Found:
@@ -97,17 +97,17 @@ def _found(task: Task, name: str, folder: Path | None) -> Found:
         return Found(task, name, path, None, str(error))
 
 
-def _loaded(task: Task, name: str, folder: Path | None) -> tuple[Use, Prompt]:
-    uses = uses_of(task)
+def _loaded(task: Task, name: str, folder: Path | None) -> tuple[Purpose, Prompt]:
+    purposes = purposes_of(task)
     path = template_path(task.name, name, folder)
-    answer = name if name in uses else _answer(path)
-    if answer is not None and answer not in uses:
+    answer = name if name in purposes else _answer(path)
+    if answer is not None and answer not in purposes:
         raise PromptError(
-            f"{path}: front matter: the answer {answer!r:.40} is none that {task.name} asks for: {', '.join(uses)}"
+            f"{path}: front matter: the answer {answer!r:.40} is none that {task.name} asks for: {', '.join(purposes)}"
         )
     # Where the front matter does not say what it is for, loading it for anything tells why.
-    use = uses[answer or next(iter(uses))]
-    return use, load(task, use, name, folder)
+    purpose = purposes[answer or next(iter(purposes))]
+    return purpose, load(task, purpose, name, folder)
 
 
 def _prompts_in(folder: Path) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What the prompts of a task are for: the one place that names each purpose, its answer model and its variables."""
+"""Registry of prompt purposes: for each purpose of a task, its answer model and its template variables."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from touche_llm.prompts.answers import (
 from touche_llm.prompts.prompt import Prompt, load_prompt
 from touche_llm.tasks.base import Question, Task
 
-# What better means is the same for all questions of a run, so that its examples are as well.
+# The comparison criterion is the same for all questions of a run, so few-shot examples use it too.
 _SHARED = ("aim",)
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
-    """A purpose of a prompt.
+class Purpose:
+    """The purpose of a prompt.
 
     Attributes:
-        purpose: its name in `config.prompts`, the name of the project's own template for it, and what a template's
-            front matter names as `answer`.
-        variables: what a template may use, and whether it must.
-        answer_for: the answer model for a topic and a number of documents, where it depends on these.
-        depends_on: on what it does; nothing: any topic and number give the same.
-        question: what is asked about documents; None where the topic alone is asked about.
-        shared: variables whose values are the same for all questions of a run; examples take them from the question.
+        name: Its name in `config.prompts`, the name of the project's own template for it, and the value of `answer` in
+            a template's front matter.
+        variables: Variables that a template may use; True if it must use them.
+        answer_for: Returns the answer model for a topic and a number of documents.
+        depends_on: What the answer model depends on.
+        question: The question about documents; None if the prompt is about the topic alone.
+        shared: Variables with one value for all questions of a run; few-shot examples take them from the question.
     """
 
-    purpose: str
+    name: str
     variables: Mapping[str, bool]
     answer_for: Callable[[Topic, int], type[AnswerModel]]
     depends_on: Literal["nothing", "topic", "documents"] = "nothing"
@@ -47,74 +47,75 @@ class Use:
     shared: tuple[str, ...] = ()
 
 
-def uses_of(task: Task) -> dict[str, Use]:
-    """What the prompts of a task are for, by name."""
-    return {use.purpose: use for use in _uses(task)}
+def purposes_of(task: Task) -> dict[str, Purpose]:
+    """Return the purposes of a task's prompts, by name."""
+    return {purpose.name: purpose for purpose in _list_purposes(task)}
 
 
-def load(task: Task, use: Use, name: str, folder: Path | None = None) -> Prompt:
-    """The prompt of this name or path, for a purpose.
+def load(task: Task, purpose: Purpose, name: str, folder: Path | None = None) -> Prompt:
+    """Load the prompt with this name or path for a purpose.
 
     Args:
-        task: whose prompts.
-        use: one of `uses_of(task)`.
-        name: see `load_prompt`.
-        folder: of templates that go before the project's own.
+        task: Task of the prompt.
+        purpose: One of `purposes_of(task)`.
+        name: Name or path, as for `load_prompt`.
+        folder: Folder of templates that replace the project's own.
 
     Raises:
-        PromptError: there is none, or it is not as it should be.
+        PromptError: The prompt does not exist or is invalid.
     """
     prompt = load_prompt(
         task.name,
         name,
-        use.purpose,
-        use.variables,
+        purpose.name,
+        purpose.variables,
         folder=folder,
-        answer_for=use.answer_for,
-        shared=use.shared,
+        answer_for=purpose.answer_for,
+        shared=purpose.shared,
     )
-    if use.depends_on == "documents" and use.question is not None:
-        check_template(prompt, use.question)
+    if purpose.depends_on == "documents" and purpose.question is not None:
+        check_template(prompt, purpose.question)
     return prompt
 
 
 def check_template(prompt: Prompt, question: Question) -> None:
-    """Raise PromptError where a template does not show the topic, or not every document with its label."""
+    """Raise PromptError unless the template shows the topic and every document with its label."""
     topic = Topic("0", "TITLE", "DESCRIPTION", "NARRATIVE", ("FIRST", "SECOND"))
-    shown = [LabelledDocument(f"LABEL-{number}", f"TEXT-{number}") for number in range(3)]
+    documents = [LabelledDocument(f"LABEL-{number}", f"TEXT-{number}") for number in range(3)]
     values = question.of_topic(topic)
-    rendered = "".join(each.content for each in prompt.render(topic=topic, documents=shown, aim="both", **values))
-    for each in shown:
-        before, text, _ = rendered.partition(each.text)
-        if not text or each.label not in before:
+    messages = prompt.render(topic=topic, documents=documents, aim="both", **values)
+    rendered = "".join(message.content for message in messages)
+    for document in documents:
+        before, text, _ = rendered.partition(document.text)
+        if not text or document.label not in before:
             raise PromptError(
                 f"{prompt.path}: must show each of `documents` with its `label` before its `text`, as "
                 "Passage {{ each.label }}: {{ each.text }}"
             )
     if not any(part in rendered for part in ("TITLE", "DESCRIPTION", "NARRATIVE")):
-        raise PromptError(f"{prompt.path}: shows nothing of `topic`: not its `title`, `description` or `narrative`")
+        raise PromptError(f"{prompt.path}: shows nothing of `topic`; insert its `title`, `description` or `narrative`")
 
 
-def _uses(task: Task) -> Iterator[Use]:
-    for purpose, question in (
+def _list_purposes(task: Task) -> Iterator[Purpose]:
+    for name, question in (
         ("judge", task.question),
         ("sentence", task.sentence_question),
         ("stance", task.stance_question),
     ):
         if question is not None:
-            yield Use(purpose, question.template_variables, _always(question.answer), question=question)
+            yield Purpose(name, question.template_variables, _ignore_arguments(question.answer), question=question)
     build = task.objects_answer
     if build is not None:
-        yield Use("objects", OBJECTS_VARIABLES, lambda topic, _: build(topic), "topic")
-    yield Use("queries", QUERIES_VARIABLES, _always(AlternativeQueries))
-    for purpose, answer in (("best", best_answer), ("order", order_answer)):
+        yield Purpose("objects", OBJECTS_VARIABLES, lambda topic, _: build(topic), "topic")
+    yield Purpose("queries", QUERIES_VARIABLES, _ignore_arguments(AlternativeQueries))
+    for name, answer in (("best", best_answer), ("order", order_answer)):
         variables = template_variables(task.question)
-        yield Use(purpose, variables, _of_documents(answer), "documents", task.question, _SHARED)
+        yield Purpose(name, variables, _ignore_topic(answer), "documents", task.question, _SHARED)
 
 
-def _always(model: type[AnswerModel]) -> Callable[[Topic, int], type[AnswerModel]]:
+def _ignore_arguments(model: type[AnswerModel]) -> Callable[[Topic, int], type[AnswerModel]]:
     return lambda topic, documents: model
 
 
-def _of_documents(answer: Callable[[int], type[AnswerModel]]) -> Callable[[Topic, int], type[AnswerModel]]:
+def _ignore_topic(answer: Callable[[int], type[AnswerModel]]) -> Callable[[Topic, int], type[AnswerModel]]:
     return lambda topic, documents: answer(documents)

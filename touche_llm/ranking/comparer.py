@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from touche_llm.data.records import Comparison, Cut, Failure, LabelledDocument, Topic
 from touche_llm.errors import PromptError
-from touche_llm.judging.pointwise import Asking, Documents, failure, harmless
+from touche_llm.judging.pointwise import Documents, RequestBuilder, failure, harmless
 from touche_llm.llm.answers import AnswerModel, Unanswered, schema_of
 from touche_llm.llm.concurrency import PRIORITY, ItemT, ResultT, Slots, in_order
 from touche_llm.llm.logprobs import read_label
@@ -52,7 +52,7 @@ class Comparer:
         documents: hold the texts.
         question: what the task shows of a document.
         prompts: by kind.
-        asking: how to ask.
+        builder: Builds the requests.
         slots: shared by all topics: requests at a time.
         aim: what better means.
         document_tokens: most tokens of a document that are shown.
@@ -65,7 +65,7 @@ class Comparer:
     documents: Documents
     question: Question
     prompts: Mapping[str, Prompt]
-    asking: Asking
+    builder: RequestBuilder
     slots: Slots
     aim: Aim
     document_tokens: int
@@ -89,7 +89,7 @@ class Comparer:
 
     async def together(self, call: Callable[[ItemT], Awaitable[ResultT]], items: Iterable[ItemT]) -> list[ResultT]:
         """The results of calls that do not depend on each other, in the order of their items."""
-        return await in_order(call, items, self.asking.concurrency)
+        return await in_order(call, items, self.builder.concurrency)
 
     def random(self, seed: int, *names: object) -> random.Random:
         """Random numbers that are the same in every run of this step for this topic."""
@@ -150,7 +150,7 @@ class Comparer:
             texts.append(shown[0])
             if shown[1] is not None:
                 cut[each] = shown[1]
-        result = await self.asking.model.ask(self._request(kind, texts, documents), answer_model)
+        result = await self.builder.model.ask(self._request(kind, texts, documents), answer_model)
         if not isinstance(result, Answered):
             self._failed(kind, documents, prompt, result)
             return None
@@ -173,14 +173,14 @@ class Comparer:
 
     def _request(self, kind: Kind, texts: Sequence[str], documents: tuple[str, ...]) -> Request:
         shown = [LabelledDocument(label, text) for label, text in zip(LABELS, texts, strict=False)]
-        asking = self.asking
+        builder = self.builder
         if kind == "order":
-            longer = asking.sampling.max_tokens + _TOKENS_PER_LABEL * len(texts)
-            asking = replace(asking, sampling=replace(asking.sampling, max_tokens=longer))
+            longer = builder.sampling.max_tokens + _TOKENS_PER_LABEL * len(texts)
+            builder = replace(builder, sampling=replace(builder.sampling, max_tokens=longer))
         schema = schema_of(_ANSWERS[kind](len(texts)))
         origin = " ".join(documents) or None
         variables = {"documents": shown, "aim": self.aim, **self.question.of_topic(self.topic)}
-        return asking.request(self.prompts[kind], schema, self.topic, origin, **variables)
+        return builder.build(self.prompts[kind], schema, self.topic, origin, **variables)
 
     async def _share(self, kind: Kind, documents: int) -> int | Unanswered:
         """How many tokens each of so many documents may have."""
@@ -194,7 +194,7 @@ class Comparer:
             return measured
 
     async def _measured_share(self, kind: Kind, documents: int) -> int | Unanswered:
-        model, wanted = self.asking.model, self.document_tokens
+        model, wanted = self.builder.model, self.document_tokens
         bare = self._request(kind, [CUT_MARK] * documents, ())
         room = model.facts.context - bare.sampling.max_tokens
         most = await model.most_tokens(bare)
@@ -216,16 +216,16 @@ class Comparer:
 
     async def _text(self, prompt: Prompt, document_id: str, share: int) -> tuple[str, Cut | None] | Unanswered:
         """The text of a document in at most so many tokens, and what that leaves out."""
-        model, asking = self.asking.model, self.asking
+        model, builder = self.builder.model, self.builder
 
         def alone(text: str) -> Request:
             return Request(
                 messages=(Message("system", ""), Message("user", text)),
                 schema={},
-                sampling=asking.sampling,
+                sampling=builder.sampling,
                 model=model.facts.model,
                 revision=model.facts.revision,
-                chat_template_kwargs=asking.chat_template_kwargs,
+                chat_template_kwargs=builder.chat_template_kwargs,
                 origin=prompt.origin(self.topic.id, document_id),
             )
 

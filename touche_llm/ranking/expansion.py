@@ -8,7 +8,7 @@ from dataclasses import replace
 from pydantic import BaseModel, ConfigDict, Field
 
 from touche_llm.data.records import Candidate, Failure, Queries, Scored, Topic
-from touche_llm.judging.pointwise import Asking, Done, failure
+from touche_llm.judging.pointwise import Done, RequestBuilder, failure
 from touche_llm.llm.answers import schema_of
 from touche_llm.llm.concurrency import in_order
 from touche_llm.llm.model import Answered
@@ -34,23 +34,23 @@ class ExpansionSettings(BaseModel):
 
 
 async def find_queries(
-    topics: list[Topic], prompt: Prompt, asking: Asking, done: Done
+    topics: list[Topic], prompt: Prompt, builder: RequestBuilder, done: Done
 ) -> tuple[list[Queries], list[Failure]]:
     """The other queries of each topic, and the failures; a topic whose answer could not be used has none."""
     # In the worst case a token is a character.
-    longer = asking.sampling.max_tokens + LONGEST_QUERY * len(AlternativeQueries.model_fields)
-    asking = replace(asking, sampling=replace(asking.sampling, max_tokens=longer))
+    longer = builder.sampling.max_tokens + LONGEST_QUERY * len(AlternativeQueries.model_fields)
+    builder = replace(builder, sampling=replace(builder.sampling, max_tokens=longer))
     schema = schema_of(AlternativeQueries)
 
     async def find(topic: Topic) -> Queries | Failure | None:
-        result = await asking.model.ask(asking.request(prompt, schema, topic, None), AlternativeQueries)
+        result = await builder.model.ask(builder.build(prompt, schema, topic, None), AlternativeQueries)
         done()
         if isinstance(result, Answered):
             queries = tuple(result.value.model_dump().values())
             return Queries(topic_id=topic.id, queries=queries, prompt=prompt.label, key=result.key)
         return failure(topic, None, prompt, result.attempts) if result.attempts else None
 
-    results = await in_order(find, topics, asking.concurrency)
+    results = await in_order(find, topics, builder.concurrency)
     found = [result for result in results if isinstance(result, Queries)]
     return found, [result for result in results if isinstance(result, Failure)]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, RunLine, Topic
 from touche_llm.data.trec_runs import strictly_decreasing
-from touche_llm.judging.pointwise import Asking, Documents, Done
+from touche_llm.judging.pointwise import Documents, Done, RequestBuilder
 from touche_llm.llm.concurrency import Slots, in_order
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.comparer import Comparer, Kind
@@ -20,7 +20,7 @@ from touche_llm.tasks.base import Aim, Task
 class Comparing:
     """What steps that compare documents need: how to ask, with which prompts, and where the texts are."""
 
-    asking: Asking
+    builder: RequestBuilder
     prompts: Mapping[str, Prompt]
     documents: Documents
     aim: Aim
@@ -50,7 +50,7 @@ async def rank_topics(
 ) -> Ranked:
     """The rankings of all topics.
 
-    Requests of all topics share the asking's concurrency; those of earlier topics go first, so that a server's prefix
+    Requests of all topics share the builder's concurrency; those of earlier topics go first, so that a server's prefix
     cache serves a topic's part together.
 
     Args:
@@ -66,7 +66,7 @@ async def rank_topics(
         tag: the run's.
         done: called after each topic.
     """
-    slots = Slots(comparing.asking.concurrency) if comparing is not None else None
+    slots = Slots(comparing.builder.concurrency) if comparing is not None else None
 
     async def rank_one(item: tuple[int, Topic]) -> tuple[list[RunLine], list[Comparer]]:
         position, topic = item
@@ -86,7 +86,7 @@ async def rank_topics(
                     documents=comparing.documents,
                     question=task.question,
                     prompts=comparing.prompts,
-                    asking=comparing.asking,
+                    builder=comparing.builder,
                     slots=slots,
                     aim=comparing.aim,
                     document_tokens=settings.document_tokens,

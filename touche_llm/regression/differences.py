@@ -178,7 +178,7 @@ def measures(run: str, old: ReadRun, new: ReadRun, qrels: Qrels) -> list[Finding
     # Only where they are asked for: pandas takes a while to load.
     from touche_llm.evaluation.measures import NDCG, evaluate_run
 
-    before, now = (evaluate_run(run, each, qrels).figures for each in (old, new))
+    before, now = (evaluate_run(run, each, qrels).estimates for each in (old, new))
     names = [f"{aspect} {NDCG}" for aspect in qrels.grades] + ([f"{STANCE} macro-F1"] if qrels.stances else [])
     return [Finding(run, "measure", name, old=before[name].value, new=now[name].value) for name in names]
 

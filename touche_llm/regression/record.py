@@ -19,7 +19,7 @@ from touche_llm.pipeline.candidates import check_candidates, choose_topics, open
 from touche_llm.pipeline.common import first_stage_file, prompts_of
 from touche_llm.pipeline.run_files import CONFIG, RUN
 from touche_llm.pipeline.run_folder import check_finished, read_failures
-from touche_llm.prompts.purposes import uses_of
+from touche_llm.prompts.purposes import purposes_of
 from touche_llm.regression.differences import missing, moves
 from touche_llm.regression.format_diff import told
 from touche_llm.regression.replay import Walk, walk
@@ -118,7 +118,7 @@ async def record(config: Config, run: Path, target: Path, qrels: Qrels | None) -
         if qrels is not None:
             write_qrels(qrels, [topic.id for topic in topics], folder)
         shutil.copyfile(run / RUN, folder / RUN)
-        prompts = prompts_of(config, task, *(purpose for purpose in uses_of(task) if purpose != QUERIES))
+        prompts = prompts_of(config, task, *(purpose for purpose in purposes_of(task) if purpose != QUERIES))
         for purpose, prompt in prompts.items():
             copy_template(prompt, folder / PROMPTS / purpose)
         templates = {purpose: prompt.path.name for purpose, prompt in prompts.items()}

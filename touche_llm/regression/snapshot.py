@@ -27,7 +27,7 @@ from touche_llm.llm.request import Request
 from touche_llm.pipeline.common import first_stage_file
 from touche_llm.pipeline.run_files import CANDIDATES, CONFIG, RUN, SENTENCES
 from touche_llm.pipeline.settings import INCIDENTAL, flat, is_one_of
-from touche_llm.prompts.purposes import uses_of
+from touche_llm.prompts.purposes import purposes_of
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 
@@ -158,7 +158,7 @@ class Recorded:
     def _named_in(self, prompts: Path, settings: PromptsConfig) -> dict[str, str]:
         """The name of the template that a folder has for a purpose: that of the configuration, else the purpose's."""
         found = {}
-        for purpose in uses_of(self.task):
+        for purpose in purposes_of(self.task):
             for name in (purpose, getattr(settings, purpose)):
                 if not name.endswith(".jinja") and os.path.lexists(prompts / self.task.name / f"{name}.jinja"):
                     found[purpose] = name

@@ -34,7 +34,7 @@ def gather(folder: Path, qrels: Qrels | None, top: int, *, run_topics: bool = Fa
         run, task, notes = opened.run, opened.task, list[str]()
         measured = None
         if qrels is not None and (run_topics or opened.config.has_chosen_topics):
-            qrels = qrels.only(run.rankings)
+            qrels = qrels.restrict_to(run.rankings)
         if qrels is None:
             notes.append("No judgments of people were given, so no figure says how good the run is.")
         else:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from touche_llm.data.records import HIGHEST_GRADE, Failure, Judgment, Topic
-from touche_llm.evaluation.agreement import level
+from touche_llm.evaluation.agreement import round_grade
 from touche_llm.evaluation.qrels import STANCE, Qrels
 from touche_llm.prompt_lab.comparison import PromptComparison
 from touche_llm.prompt_lab.draw import Sampled
@@ -184,8 +184,8 @@ def render(found: PromptComparison, qrels: Qrels, judged_by: Mapping[str, Path])
 def _cell(each: Sampled, judgment: Judgment | None, failure: Failure | None, qrels: Qrels) -> Cell:
     if judgment is None:
         return Cell([], "", False, [], "", failure)
-    truth = {grade.name: level(grade.value) for grade in _people(each, qrels)}
-    grades = [Grade(name, value, level(value) == truth.get(name)) for name, value in judgment.grades.items()]
+    truth = {grade.name: round_grade(grade.value) for grade in _people(each, qrels)}
+    grades = [Grade(name, value, round_grade(value) == truth.get(name)) for name, value in judgment.grades.items()]
     label = qrels.stances.get(each.topic_id, {}).get(each.document_id)
     cut = judgment.cut
     seen = "" if cut is None else f"the model saw {cut.kept_chars:,} of {cut.of_chars:,} characters"
@@ -209,7 +209,9 @@ def _disagreement(said: Sequence[Judgment | None]) -> tuple[list[str], float]:
     if not judged:
         return [], 0.0
     lost = len(judged) < len(said)
-    differs = [name for name in judged[0].grades if lost or len({level(each.grades[name]) for each in judged}) > 1]
+    differs = [
+        name for name in judged[0].grades if lost or len({round_grade(each.grades[name]) for each in judged}) > 1
+    ]
     stances = lost or len({each.stance for each in judged}) > 1
     spread = max(_spread(each.grades[name] for each in judged) for name in judged[0].grades)
     return [*differs, *([STANCE] if stances else [])], spread + stances + (HIGHEST_GRADE if lost else 0)

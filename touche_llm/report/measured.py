@@ -102,7 +102,7 @@ def measure(run: ReadRun, first_stage: ReadRun, qrels: Qrels, before: str) -> Me
         DataError: none of the run's topics is judged.
     """
     # Only here, since they load pandas and scipy, which takes a while.
-    from touche_llm.evaluation.measures import evaluate_run, unlike_judged
+    from touche_llm.evaluation.measures import describe_uneven_judging, evaluate_run
     from touche_llm.evaluation.significance import compare
 
     depth = max(map(len, first_stage.rankings.values()))
@@ -115,7 +115,7 @@ def measure(run: ReadRun, first_stage: ReadRun, qrels: Qrels, before: str) -> Me
     compared = [name for name in headlines if name != MACRO_F1]
     differences: dict[str, Mapping[str, Any]] = {}
     if compared:
-        sides = {each.name: {name: each.figures[name] for name in compared} for each in (found, first)}
+        sides = {each.name: {name: each.estimates[name] for name in compared} for each in (found, first)}
         differences = {row["measure"]: row for row in compare(before, sides).to_dict("records")}
     measures = []
     for name, row in values.items():
@@ -139,7 +139,7 @@ def measure(run: ReadRun, first_stage: ReadRun, qrels: Qrels, before: str) -> Me
             )
         measures.append(measured)
     headline = [each for each in measures if each.name in headlines]
-    notes = notes_of([found]) + unlike_judged(found, first)
+    notes = notes_of([found]) + describe_uneven_judging(found, first)
     return Measured(measures, headline, *confusion_of(run, qrels), coverage_lines([found]), notes)
 
 
@@ -160,17 +160,17 @@ def coverage_lines(evaluations: Sequence[Evaluation]) -> list[str]:
 
 def notes_of(evaluations: Sequence[Evaluation]) -> list[str]:
     """What people should know of figures by the same judgments, but what is said beside the headline measures."""
-    from touche_llm.evaluation.notes import worded
+    from touche_llm.evaluation.notes import format_notes
 
     qrels = evaluations[0].qrels
     headlines = headline_of(qrels)
     notes = {each.name: [note for note in each.notes if note.aspect not in headlines] for each in evaluations}
-    return qrels.notes() + worded(notes)
+    return qrels.notes() + format_notes(notes)
 
 
 def by_topic(evaluation: Evaluation, measure: str) -> dict[str, float]:
     """The value of a measure of each topic that takes part in it."""
-    figure = evaluation.figures[measure]
+    figure = evaluation.estimates[measure]
     return dict(zip(figure.topics, figure.by_topic().tolist(), strict=True))
 
 
@@ -187,14 +187,14 @@ def unjudged_of(evaluation: Evaluation, measure: str) -> tuple[int, tuple[float,
 
 def confusion_of(run: ReadRun, qrels: Qrels) -> tuple[list[list[int]], list[LabelScores]]:
     """The confusion matrix and what it says of each label, see `Measured`; both empty without stance qrels."""
-    from touche_llm.evaluation.stance_measures import by_label, confusion_matrix
+    from touche_llm.evaluation.stance_measures import confusion_matrix, summarize_labels
 
     if not qrels.stances:
         return [], []
     confusion = confusion_matrix(run, qrels)
     labels = [
         LabelScores(row["label"], row["precision"], row["recall"], row["F1"], row["true"], row["chosen"])
-        for row in by_label(confusion).to_dict("records")
+        for row in summarize_labels(confusion).to_dict("records")
     ]
     return confusion.to_numpy().tolist(), labels
 

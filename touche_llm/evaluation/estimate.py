@@ -1,4 +1,4 @@
-"""A figure over topics: what each topic adds to it, so that it can be computed again for any choice of topics."""
+"""A estimate over topics: what each topic adds to it, so that it can be computed again for any choice of topics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class Estimate:
     """The value of a measure, as a function of sums over topics.
 
     Attributes:
@@ -41,16 +41,16 @@ class Figure:
         """The value of each topic alone, (topics,)."""
         return self.formula(self.counts)
 
-    def only(self, topics: Collection[str]) -> Array:
-        """The counts of these topics, in their order, (topics, counts); all of them take part in the figure."""
+    def select(self, topics: Collection[str]) -> Array:
+        """The counts of these topics, in their order, (topics, counts); all of them take part in the estimate."""
         places = {topic: place for place, topic in enumerate(self.topics)}
         return self.counts[[places[topic] for topic in topics]]
 
 
-def mean_figure(values: Mapping[str, float]) -> Figure:
+def estimate_mean(values: Mapping[str, float]) -> Estimate:
     """The mean of values by topic."""
     counts = np.array([(value, 1.0) for value in values.values()], dtype=np.float64).reshape(len(values), 2)
-    return Figure(tuple(values), counts, ratio)
+    return Estimate(tuple(values), counts, ratio)
 
 
 def ratio(counts: Array) -> Array:
