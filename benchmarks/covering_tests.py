@@ -23,6 +23,7 @@ from typing import Any
 import orjson
 import pytest
 from coverage import Coverage, CoverageData
+from coverage.exceptions import DataError
 
 # They need another server, a browser or hours, or test no package.
 ELSEWHERE = ("tests/vllm", "tests/browser", "tests/faults", "tests/benchmarks")
@@ -159,8 +160,11 @@ def record(test_file: str, tree: Path, record_file: Path) -> None:
         tests: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
         for path in Path(folder).glob("data*"):
             data = CoverageData(str(path))
-            data.read()
-            for measured in data.measured_files():
+            measured_files: set[str] = set()
+            with suppress(DataError):  # of a program that a test killed
+                data.read()
+                measured_files = data.measured_files()
+            for measured in measured_files:
                 for line, contexts in data.contexts_by_lineno(measured).items():
                     # "test (call)" in a program that the test started
                     names = {re.sub(r" \((setup|call|teardown)\)$", "", each) for each in contexts}

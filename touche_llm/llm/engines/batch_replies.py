@@ -66,7 +66,7 @@ class Reply:
         return f"{self.file}:{self.line}"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Replies:
     """Responses by the key of their request, and the places of those that repeat another."""
 
