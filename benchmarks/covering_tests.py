@@ -27,7 +27,7 @@ from coverage.exceptions import DataError
 
 # They need another server, a browser or hours, or test no package.
 ELSEWHERE = ("tests/vllm", "tests/browser", "tests/faults", "tests/benchmarks")
-OPTIONS = ["-q", "-p", "no:cacheprovider", "-m", "not vllm and not browser and not nightly", "--hypothesis-seed=0"]
+OPTIONS = ["-q", "-p", "no:cacheprovider", "-m", "not vllm and not browser and not nightly", "--hypothesis-profile=ci"]
 MEMORY = 8 << 30  # An endless loop may fill a list.
 PATIENCE = 600.0  # Seconds to import and collect, and for each test without a mutant.
 # The context of a program that a test starts is the test: pytest keeps its name in the environment.
