@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import hashlib
 import os
 import re
@@ -27,7 +28,9 @@ from coverage.exceptions import DataError
 
 # They need another server, a browser or hours, or test no package.
 ELSEWHERE = ("tests/vllm", "tests/browser", "tests/faults", "tests/benchmarks")
-OPTIONS = ["-q", "-p", "no:cacheprovider", "-m", "not vllm and not browser and not nightly", "--hypothesis-profile=ci"]
+# Plain asserts: nobody reads their messages, and plugins of pytest can be imported before it runs.
+OPTIONS = ["-q", "-p", "no:cacheprovider", "--assert=plain", "--hypothesis-profile=ci"]
+OPTIONS += ["-m", "not vllm and not browser and not nightly"]
 MEMORY = 8 << 30  # An endless loop may fill a list.
 PATIENCE = 600.0  # Seconds to import and collect, and for each test without a mutant.
 # The context of a program that a test starts is the test: pytest keeps its name in the environment.
@@ -76,10 +79,11 @@ def import_libraries(tree: Path) -> None:
     command = [sys.executable, "-c", imported]
     listed = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True).stdout
     for name in listed.splitlines():
-        # pytest imports its plugins itself and rewrites their asserts.
-        if re.fullmatch(r"(?!touche_llm|tests|benchmarks|__main__|_?pytest|xdist|_?hypothesis|anyio)[\w.]+", name):
+        if re.fullmatch(r"(?!touche_llm|tests|benchmarks|__main__)[\w.]+", name):
             with suppress(Exception):  # Forks import what cannot be imported alone.
                 __import__(name)
+    gc.collect()
+    gc.freeze()  # Forks need not look at these objects, nor copy them.
 
 
 @dataclass(eq=False)
