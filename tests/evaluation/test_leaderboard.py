@@ -176,6 +176,7 @@ SPOILED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "a field that is not known": (_set("rank", 1), "boards.0.tables.0.runs.0.rank"),
     "a value outside its interval": (_set("low", 0.8), "not within its interval"),
     "half an interval": (_set("high", None), "two ends"),
+    "no judged label": (_set("judged", 0), "boards.0.tables.0.runs.0.judged"),
     "no team": (_set("team", ""), "boards.0.tables.0.runs.0.team"),
     "a wrong order": (lambda content: _first_table(content)["runs"].reverse(), "better than the one before"),
     "a run twice": (lambda content: _first_table(content)["runs"].insert(0, _first_table(content)["runs"][0]), "twice"),

@@ -268,6 +268,16 @@ def test_recall_is_at_the_longest_ranking_unless_told() -> None:
         evaluate(run, qrels, depth=0)
 
 
+def test_ndcg_at_10_counts_the_tenth_document_and_none_behind_it() -> None:
+    judged = qrels_of({"1": {"good": 1}})
+    values = []
+    for place in (9, 10):
+        ranking = [f"d{number}" for number in range(place)] + ["good"]
+        figures = evaluate_run("run", run_of({"1": ranking}), judged).figures
+        values.append(figures["relevance nDCG@10"].by_topic()[0])
+    assert values == pytest.approx([1 / math.log2(11), 0.0])
+
+
 @given(judgments, rankings)
 @settings(max_examples=60, deadline=None)
 def test_ndcg_precision_and_recall_are_those_of_the_textbook(grades: Grades, ranked: dict[str, list[str]]) -> None:

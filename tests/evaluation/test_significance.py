@@ -137,6 +137,7 @@ def test_only_topics_of_both_runs_are_compared() -> None:
     assert table.loc["m", "difference"] == pytest.approx(0.2)
     assert table.loc["m", "n"] == 1 and table.loc["k", "n"] == 0
     assert table.loc["k", ["difference", "low", "high", "p", "p_holm"]].isna().all()
+    assert list(table.loc["k", ["wins", "ties", "losses"]]) == [0, 0, 0]
 
 
 def test_what_cannot_be_compared_is_told() -> None:
