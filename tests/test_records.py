@@ -13,7 +13,7 @@ from pathlib import Path
 import pydantic
 
 import touche_llm
-from touche_llm.json_records import JsonStruct
+from touche_llm.data.json_records import JsonStruct
 
 
 def classes() -> Iterator[type]:

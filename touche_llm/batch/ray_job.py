@@ -38,7 +38,7 @@ _REFUSALS = ("VLLMValidationError", "ValueError", "TypeError", "OverflowError", 
 _LONGEST_REASON = 600
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ModelFacts:
     """What the requests and responses of a model depend on.
 
