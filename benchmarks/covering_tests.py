@@ -74,7 +74,8 @@ def run_in_fork(action: Callable[[], int], tree: Path) -> tuple[int, float]:
 
 def import_libraries(tree: Path) -> None:
     """Import all libraries that the tests import, but nothing of the project, so that forks need not."""
-    imported = "import sys, pytest; pytest.main(['-qq', '--collect-only', 'tests']); print('', *sys.modules, sep='\\n')"
+    options = ["--collect-only", *OPTIONS, "tests"]
+    imported = f"import sys, pytest; pytest.main({options!r}); print('', *sys.modules, sep='\\n')"
     environment = os.environ | {"PYTHONPATH": str(tree)}
     command = [sys.executable, "-c", imported]
     listed = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True).stdout
