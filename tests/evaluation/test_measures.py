@@ -273,8 +273,8 @@ def test_ndcg_at_10_counts_the_tenth_document_and_none_behind_it() -> None:
     values = []
     for place in (9, 10):
         ranking = [f"d{number}" for number in range(place)] + ["good"]
-        figures = evaluate_run("run", run_of({"1": ranking}), judged).figures
-        values.append(figures["relevance nDCG@10"].by_topic()[0])
+        estimates = evaluate_run("run", run_of({"1": ranking}), judged).estimates
+        values.append(estimates["relevance nDCG@10"].by_topic()[0])
     assert values == pytest.approx([1 / math.log2(11), 0.0])
 
 
