@@ -21,7 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from touche_llm.corpus.args_me import MAX_ROW_BYTES, read_arguments
-from touche_llm.data.lines import open_packed
+from touche_llm.data.lines import open_maybe_gzip
 
 
 def ours(path: Path) -> Iterator[int]:
@@ -33,7 +33,7 @@ def ours(path: Path) -> Iterator[int]:
 def literal_eval(path: Path) -> Iterator[int]:
     """The same by the csv module and `ast.literal_eval`."""
     csv.field_size_limit(MAX_ROW_BYTES)
-    with open_packed(path) as packed, io.TextIOWrapper(packed, encoding="utf-8", newline="") as stream:
+    with open_maybe_gzip(path) as packed, io.TextIOWrapper(packed, encoding="utf-8", newline="") as stream:
         rows = csv.reader(stream)
         next(rows)
         for _, _, premises, _, sentences in rows:
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    with open_packed(options.file) as stream:
+    with open_maybe_gzip(options.file) as stream:
         megabytes = sum(map(len, iter(lambda: stream.read(2**20), b""))) / 1e6
     results: dict[str, list[tuple[float, int, int, float]]] = {name: [] for name in READERS}
     for _ in range(options.rounds):

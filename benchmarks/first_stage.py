@@ -34,7 +34,7 @@ import yaml
 from benchmarks.figures import Figure, peak_gib, show
 from benchmarks.sizes import at_least
 from benchmarks.synthetic import PASSAGES, SENTENCES, write_arguments, write_passages, write_topics
-from touche_llm.corpus.store import DocumentStore, Units, ensure_store
+from touche_llm.corpus.store import DocumentStore, TextTable, ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.retrieval.base import FirstStage
@@ -74,7 +74,7 @@ class Place:
         """The folder of the index."""
         return self.folder / f"index-{self.task}"
 
-    def units(self, store: DocumentStore) -> list[Units]:
+    def units(self, store: DocumentStore) -> list[TextTable]:
         """What is indexed."""
         return [store] if self.task == "comparative" else [store, store.parts]
 
@@ -174,7 +174,7 @@ def chosen_ids(place: Place) -> list[str]:
     """Ids of so many of the corpus, drawn at random."""
     with DocumentStore(place.index) as store:
         units = place.units(store)[-1]
-        return units.ids_of(random.Random(0).choices(range(len(units)), k=_BY_ID))
+        return units.get_ids(random.Random(0).choices(range(len(units)), k=_BY_ID))
 
 
 def read_by_id(place: Place, ids: list[str]) -> float:

@@ -42,7 +42,7 @@ from benchmarks.sizes import at_least
 from benchmarks.synthetic import write_passages, write_topics
 from touche_llm.config import Config, load_config
 from touche_llm.corpus.store import DocumentStore
-from touche_llm.data.json_records import decoded
+from touche_llm.data.json_records import decode_json
 from touche_llm.data.records import Candidate
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import write_candidates
@@ -112,7 +112,7 @@ class _AtOnce:
     """An engine in process that has its answers ready."""
 
     def __init__(self) -> None:
-        found = [completion_of(decoded(each, ChatReply), ("relevance", "quality", "stance")) for each in replies()]
+        found = [completion_of(decode_json(each, ChatReply), ("relevance", "quality", "stance")) for each in replies()]
         self._answers: Iterator[Completion] = cycle(found)
 
     async def complete(self, request: Request) -> Completion:
@@ -204,7 +204,7 @@ def prepare(folder: Path, topics: int, depth: int, passages: int) -> None:
         rankings = []
         for topic in read_topics(folder / "topics.xml"):
             rows = generator.sample(range(len(store)), depth)
-            ids = store.ids_of(rows)
+            ids = store.get_ids(rows)
             rankings.append([Candidate(topic.id, each, rank, -float(rank)) for rank, each in enumerate(ids, start=1)])
     for part in PARTS:
         (folder / part).mkdir()

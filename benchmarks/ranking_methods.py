@@ -86,7 +86,7 @@ def documents_of(folder: Path, pool: int | None) -> tuple[dict[str, list[str]], 
                 known = grades[topic.id]
                 first = [each.document_id for each in candidates if pool or each.document_id in known]
                 if pool is None:
-                    missing = store.unknown(known)
+                    missing = store.find_unknown(known)
                     first += [each for each in known if each not in first and each not in missing]
                 if any(known.get(each) for each in first[:pool]):
                     rankings[topic.id] = first[:pool]

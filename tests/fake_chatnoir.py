@@ -17,7 +17,7 @@ from chatnoir_api.model import index_id, index_prefix, parse_index
 from chatnoir_api.v1.model import Request, SearchResponse
 
 from touche_llm.data.records import Candidate, Topic
-from touche_llm.retrieval.chatnoir.cache import ChatNoirSettings, Hit, Missing
+from touche_llm.retrieval.chatnoir.cache import ChatNoirSettings, Hit, MissingDocument
 from touche_llm.retrieval.chatnoir.client import ChatNoir, retrieve_chatnoir
 
 KEY = "LONG+and/secret=KEY&0123456789"
@@ -230,7 +230,7 @@ async def search_again(settings: ChatNoirSettings, depth: int = 10, query: str =
         return await engine.search(query, depth)
 
 
-async def fetch(server: FakeChatNoir, folder: Path, **changes: Any) -> str | Missing:
+async def fetch(server: FakeChatNoir, folder: Path, **changes: Any) -> str | MissingDocument:
     """Fetch the first document that the server has."""
     async with server.running(), ChatNoir(settings_for(server, folder, **changes), print) as engine:
         first = server.results[0]

@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import orjson
 
 from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
-from touche_llm.text.analysis import STOP_WORDS, Analyser
+from touche_llm.text.analysis import STOP_WORDS, Analyzer
 
 
 @dataclass
@@ -148,11 +148,11 @@ class FakeElasticsearch:
         index, mappings = asked.body["settings"]["index"], asked.body["mappings"]
         fields = mappings["properties"]
         assert set(asked.body) == {"settings", "mappings"} and mappings["dynamic"] == "strict"
-        analyser = index["analysis"]["analyzer"][fields["text"]["analyzer"]]
-        assert analyser["type"] == "custom"
-        tokenizer = index["analysis"]["tokenizer"][analyser["tokenizer"]]
+        analyzer = index["analysis"]["analyzer"][fields["text"]["analyzer"]]
+        assert analyzer["type"] == "custom"
+        tokenizer = index["analysis"]["tokenizer"][analyzer["tokenizer"]]
         assert tokenizer == {"type": "pattern", "pattern": r"(?U)\b\w\w+\b", "group": 0}
-        lower, *others = analyser["filter"]
+        lower, *others = analyzer["filter"]
         stop, stem, cut = (index["analysis"]["filter"][each] for each in others)
         assert (lower, stop["type"], cut) == ("lowercase", "stop", {"type": "truncate", "length": 255})
         assert set(stop["stopwords"]) == STOP_WORDS and stem == {"type": "snowball", "language": "English"}
@@ -229,11 +229,11 @@ def refused_item(name: str, ident: str, status: int, kind: str, reason: str = "f
 def bm25(query: str, index: Index) -> dict[str, float]:
     """Lucene's BM25 of the documents that have a word of the query."""
     similarity = index.settings["index"]["similarity"][index.mappings["properties"]["text"]["similarity"]]
-    k1, b, analyser = similarity["k1"], similarity["b"], Analyser()
-    counts = {ident: Counter(analyser.terms(each["text"])) for ident, each in index.seen.items()}
+    k1, b, analyzer = similarity["k1"], similarity["b"], Analyzer()
+    counts = {ident: Counter(analyzer.analyze(each["text"])) for ident, each in index.seen.items()}
     mean = sum(each.total() for each in counts.values()) / max(len(counts), 1)
     scores: Counter[str] = Counter()
-    for term in analyser.terms(query):
+    for term in analyzer.analyze(query):
         having = [ident for ident, each in counts.items() if term in each]
         idf = math.log(1 + (len(counts) - len(having) + 0.5) / (len(having) + 0.5))
         for ident in having:

@@ -175,7 +175,7 @@ class _Texts:
     def get(self, document_id: str) -> Document:
         return Document(document_id, document_id)
 
-    def unknown(self, document_ids: Iterable[str]) -> list[str]:
+    def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
         return []
 
 

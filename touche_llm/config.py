@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from touche_llm.data.files import whole_file
+from touche_llm.data.files import open_atomic
 from touche_llm.data.setting_problems import describe_problem
 from touche_llm.data.yaml_text import YamlError, read_yaml, to_yaml
 from touche_llm.errors import UsageError
@@ -186,8 +186,8 @@ class Config(Section):
     @model_validator(mode="after")
     def _fits_task(self) -> Config:
         task = get_task(self.task)
-        if self.sentences is None and self.depth > task.most_per_topic:
-            raise ValueError(f"depth: {self.task} takes at most {task.most_per_topic} documents a topic")
+        if self.sentences is None and self.depth > task.max_per_topic:
+            raise ValueError(f"depth: {self.task} takes at most {task.max_per_topic} documents a topic")
         for name in self.weights:
             if name not in task.weight_names:
                 raise ValueError(f"weights.{name}: no such name; {self.task} has {', '.join(task.weight_names)}")
@@ -198,8 +198,8 @@ class Config(Section):
             raise ValueError(f"sentences, pairs: {self.task} does not rank pairs of sentences")
         if self.sentences and self.depth > self.sentences.pool:
             raise ValueError(f"depth: more than the {self.sentences.pool} sentences of sentences.pool")
-        if self.pairs and self.pairs.most > task.most_per_topic:
-            raise ValueError(f"pairs.most: {self.task} takes at most {task.most_per_topic} pairs a topic")
+        if self.pairs and self.pairs.most > task.max_per_topic:
+            raise ValueError(f"pairs.most: {self.task} takes at most {task.max_per_topic} pairs a topic")
         if self.retriever.name == "chatnoir" and (self.corpus or self.index or task.sentence_question):
             raise ValueError("retriever.name: chatnoir holds web documents: for a task over those, without a corpus")
         if (self.chatnoir is not None) is not (self.retriever.name == "chatnoir"):
@@ -392,7 +392,7 @@ def _names(section: type[BaseModel], prefix: str = "") -> list[str]:
 
 def write_config(config: Config, path: Path) -> None:
     """Write every value used, defaults included, in the form that `load_config` reads."""
-    with whole_file(path) as stream:
+    with open_atomic(path) as stream:
         stream.write(to_yaml(config.model_dump(mode="json")))
 
 

@@ -11,18 +11,18 @@ _ADVICE = {
 }
 
 
-def printable(text: str) -> str:
+def to_printable(text: str) -> str:
     """Text from outside with nothing in it that a terminal would act on but line feeds."""
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-def some(names: Sequence[str], most: int = 10) -> str:
+def shorten(names: Sequence[str], most: int = 10) -> str:
     """The first of some names for a message, and how many there are."""
     shown = ", ".join(names[:most])
     return f"{shown}, … ({len(names)} in all)" if len(names) > most else shown
 
 
-def os_problem(error: OSError) -> str:
+def describe_os_error(error: OSError) -> str:
     """Return what the system refused as `file: cause`, with what to do where that is known."""
     where = f"{error.filename}: " if error.filename is not None else ""
     advice = _ADVICE.get(error.errno or 0, "")
@@ -35,7 +35,7 @@ class ToucheError(Exception):
     exit_code = 1
 
     def __init__(self, message: str) -> None:
-        super().__init__(printable(message))
+        super().__init__(to_printable(message))
 
 
 class DataError(ToucheError):

@@ -165,7 +165,7 @@ async def test_a_model_that_is_no_folder_of_one_is_refused(place: Place) -> None
         await place.answer()
 
 
-@pytest.mark.parametrize("changes", [{"top_p": 0.5}, {"response_format": {"type": "json_object"}}, {"seed": "x"}])
+@pytest.mark.parametrize("changes", [{"top_p": 0.5}, {"response_format": {"type": "parse_json_object"}}, {"seed": "x"}])
 async def test_ray_refuses_what_it_would_not_hand_on(changes: Mapping[str, Any], place: Place) -> None:
     b.write(place.requests, [request("a", **changes)])
     with pytest.raises(DataError, match=r"requests\.jsonl:1.*" + next(iter(changes))):

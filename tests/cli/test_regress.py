@@ -13,7 +13,7 @@ from tests.cli.conftest import Touche
 from tests.regression.conftest import edit, overlay
 from tests.report.reports import write_qrels
 from tests.write_regressions import FOLDER, make_run
-from touche_llm.data.scratch import RETIRED, scratch
+from touche_llm.data.scratch import RETIRED, open_scratch
 from touche_llm.regression.differences import COLUMNS
 
 # Runs are recorded and replayed whole.
@@ -110,7 +110,7 @@ def test_an_update_removes_no_file_of_the_user(touche: Touche, copies: Path, nam
 
 
 def test_a_run_whose_update_was_killed_between_two_renames_is_put_back(touche: Touche, copies: Path) -> None:
-    with scratch(copies / "comparative", RETIRED) as (retired, _):
+    with open_scratch(copies / "comparative", RETIRED) as (retired, _):
         (copies / "comparative").rename(retired / "comparative")
     done = touche("regress", "check")
     assert (done.returncode, done.stdout) == (0, "comparative: as recorded\ncontroversial: as recorded\n")

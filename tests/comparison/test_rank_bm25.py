@@ -69,7 +69,7 @@ def test_real_rankings_are_the_same(tmp_path: Path) -> None:
         assert_same_scores(ours, theirs, factor=2.5)
 
 
-# Words that the analyser leaves alone; the later, the rarer.
+# Words that the analyzer leaves alone; the later, the rarer.
 WORDS = [f"w{n}" for n in range(12)]
 word = st.integers(0, 143).map(lambda n: WORDS[int(n**0.5)])
 

@@ -13,7 +13,7 @@ import pytest
 from touche_llm.corpus.json_lines import read_passages
 from touche_llm.corpus.store import DocumentStore, Reader, ensure_store
 from touche_llm.data.records import Document, Part
-from touche_llm.data.scratch import RETIRED, scratch
+from touche_llm.data.scratch import RETIRED, open_scratch
 from touche_llm.errors import BadLine, DataError, UsageError
 from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index
 
@@ -83,25 +83,25 @@ def test_an_id_that_the_corpus_lacks_is_named_with_the_corpus(corpus: Path, stor
 
 def test_rows_and_texts_are_in_the_order_of_the_file(corpus: Path, stores: Stores) -> None:
     store = stores.ensure(corpus)
-    assert list(store.texts()) == list(TEXTS.values())
-    assert store.ids_of([0, 1, 2]) == ["b", "a", "c"]
-    assert store.ids_of([2, 0, 2]) == ["c", "b", "c"]
-    assert store.ids_of([]) == []
+    assert list(store.read_texts()) == list(TEXTS.values())
+    assert store.get_ids([0, 1, 2]) == ["b", "a", "c"]
+    assert store.get_ids([2, 0, 2]) == ["c", "b", "c"]
+    assert store.get_ids([]) == []
 
 
 def test_unknown_ids_come_back_once_in_the_order_given(corpus: Path, stores: Stores) -> None:
     store = stores.ensure(corpus)
-    assert store.unknown(["z", "a", "y", "z", "c"]) == ["z", "y"]
-    assert store.unknown(iter(["a"])) == []
-    assert store.unknown([]) == []
+    assert store.find_unknown(["z", "a", "y", "z", "c"]) == ["z", "y"]
+    assert store.find_unknown(iter(["a"])) == []
+    assert store.find_unknown([]) == []
 
 
 def test_more_ids_than_one_query_takes(tmp_path: Path, stores: Stores) -> None:
     store = stores.ensure(many(tmp_path, 1203))
     rows = list(range(1202, -1, -1))
-    assert store.ids_of(rows) == [f"d{row}" for row in rows]
+    assert store.get_ids(rows) == [f"d{row}" for row in rows]
     asked = [f"d{n}" for n in range(1199, 1801)] + [f"d{n}" for n in range(600)]
-    assert store.unknown(asked) == [f"d{n}" for n in range(1203, 1801)]
+    assert store.find_unknown(asked) == [f"d{n}" for n in range(1203, 1801)]
 
 
 HOSTILE = ["'", '"', "';DROP/**/TABLE/**/documents;--", "?", "%s", "../..", "\u00e9\U0001f600", "NULL"]
@@ -112,9 +112,9 @@ def test_ids_are_never_taken_for_sql(tmp_path: Path, stores: Stores) -> None:
     path.write_text(lines_of((ident, f"text of {ident}") for ident in HOSTILE))
     store = stores.ensure(path)
     assert [store.get(ident).text for ident in HOSTILE] == [f"text of {ident}" for ident in HOSTILE]
-    assert store.ids_of(list(range(len(HOSTILE)))) == HOSTILE
-    assert store.unknown([*HOSTILE, "'; DROP TABLE documents; --"]) == ["'; DROP TABLE documents; --"]
-    assert len(list(store.texts())) == len(HOSTILE)
+    assert store.get_ids(list(range(len(HOSTILE)))) == HOSTILE
+    assert store.find_unknown([*HOSTILE, "'; DROP TABLE documents; --"]) == ["'; DROP TABLE documents; --"]
+    assert len(list(store.read_texts())) == len(HOSTILE)
 
 
 def test_an_id_that_occurs_twice_stops_with_both_lines(tmp_path: Path, stores: Stores) -> None:
@@ -129,8 +129,8 @@ def test_lines_left_out_are_listed(tmp_path: Path, stores: Stores) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text(lines_of([("x", "one")]) + "broken\n" + lines_of([("x", "again"), ("y", "two")]))
     store = stores.ensure(path, skip_bad_lines=True)
-    assert list(store.texts()) == ["one", "two"]
-    assert store.ids_of([0, 1]) == ["x", "y"]
+    assert list(store.read_texts()) == ["one", "two"]
+    assert store.get_ids([0, 1]) == ["x", "y"]
     assert store.manifest.bad_lines == 2
     first, second = (stores.folder / "bad_lines.txt").read_text().splitlines()
     assert first.startswith(f"{path}:2: not JSON")
@@ -240,7 +240,7 @@ def test_files_of_the_user_in_the_folder_are_not_replaced(corpus: Path, stores: 
 def test_an_index_whose_replacement_was_killed_is_put_back_and_not_built_again(corpus: Path, stores: Stores) -> None:
     stores.ensure(corpus)
     before = stores.state()
-    with scratch(stores.folder, RETIRED) as (retired, _):
+    with open_scratch(stores.folder, RETIRED) as (retired, _):
         stores.folder.rename(retired / stores.folder.name)
     with DocumentStore(stores.folder) as store:
         assert len(store) == len(TEXTS)
@@ -260,7 +260,7 @@ def test_a_corpus_of_the_same_size_and_time_is_seen_to_have_changed(
     corpus.write_bytes(corpus.read_bytes().replace(word.encode(), word[::-1].encode()))
     os.utime(corpus, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert (corpus.stat().st_size, corpus.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
-    assert word[::-1] in list(stores.ensure(corpus).texts())
+    assert word[::-1] in list(stores.ensure(corpus).read_texts())
     (notice,) = stores.notices
     assert "changed since it was indexed" in notice
 
@@ -354,7 +354,7 @@ def test_a_rebuild_that_breaks_off_leaves_the_old_store(
     assert stores.state() == before
     store = DocumentStore(stores.folder)
     stores.opened.append(store)
-    assert list(store.texts()) == list(TEXTS.values())
+    assert list(store.read_texts()) == list(TEXTS.values())
 
 
 def test_a_corpus_that_changes_while_it_is_read_is_not_stored(tmp_path: Path, corpus: Path, stores: Stores) -> None:
@@ -432,13 +432,13 @@ def test_parts_are_found_with_their_documents(tmp_path: Path) -> None:
         assert store.parts.get("A1_2") == Document("A1_2", "Two.", "A conclusion", "PRO")
         assert [store.parts.place(name) for name in ("A1_2", "A2_1")] == [(0, 1), (1, 2)]
         assert store.get("A1") == replace(ARGUMENTS[0], parts=())
-        assert store.parts.parents().tolist() == [0, 0, 1]
-        assert store.parts.ids_of([2, 0]) == ["A2_1", "A1_1"]
-        assert store.parts.unknown(["A1", "A2_1"]) == ["A1"]
-        assert store.unknown(["A1", "A2_1"]) == ["A2_1"]
-        assert list(store.parts.texts_of(["A2_1", "A1_1", "A2_1"])) == ["Three.", "One.", "Three."]
-        assert list(store.parts.texts()) == ["One.", "Two.", "Three."]
-        assert list(store.texts()) == ["A conclusion One. Two.", "Another Three.", "No part."]
+        assert store.parts.load_parents().tolist() == [0, 0, 1]
+        assert store.parts.get_ids([2, 0]) == ["A2_1", "A1_1"]
+        assert store.parts.find_unknown(["A1", "A2_1"]) == ["A1"]
+        assert store.find_unknown(["A1", "A2_1"]) == ["A2_1"]
+        assert list(store.parts.get_texts(["A2_1", "A1_1", "A2_1"])) == ["Three.", "One.", "Three."]
+        assert list(store.parts.read_texts()) == ["One.", "Two.", "Three."]
+        assert list(store.read_texts()) == ["A conclusion One. Two.", "Another Three.", "No part."]
         with pytest.raises(DataError, match="'A2_9' is no sentence of the corpus"):
             store.parts.get("A2_9")
 
@@ -452,8 +452,8 @@ def test_a_part_that_occurs_twice_is_a_bad_line(tmp_path: Path) -> None:
     read = read_arguments_of(twice)
     with ensure_store(path, tmp_path / "index", read, skip_bad_lines=True, notify=lambda _: None) as store:
         assert store.manifest.bad_lines == 1
-        assert store.parts.ids_of([0, 1, 2]) == ["A1_1", "A1_2", "A2_1"]
-        assert store.parts.parents().tolist() == [0, 0, 1]
+        assert store.parts.get_ids([0, 1, 2]) == ["A1_1", "A1_2", "A2_1"]
+        assert store.parts.load_parents().tolist() == [0, 0, 1]
 
 
 BLOBS = "UPDATE {} SET text = CAST(text AS BLOB)"
@@ -462,11 +462,11 @@ BLOBS = "UPDATE {} SET text = CAST(text AS BLOB)"
 @pytest.mark.parametrize(
     ("damage", "read"),
     [
-        (BLOBS.format("documents"), lambda store: list(store.texts())),
-        (BLOBS.format("documents"), lambda store: list(store.texts_of(["A1"]))),
+        (BLOBS.format("documents"), lambda store: list(store.read_texts())),
+        (BLOBS.format("documents"), lambda store: list(store.get_texts(["A1"]))),
         (BLOBS.format("documents"), lambda store: store.get("A1")),
-        (BLOBS.format("parts"), lambda store: list(store.parts.texts())),
-        (BLOBS.format("parts"), lambda store: list(store.parts.texts_of(["A1_1"]))),
+        (BLOBS.format("parts"), lambda store: list(store.parts.read_texts())),
+        (BLOBS.format("parts"), lambda store: list(store.parts.get_texts(["A1_1"]))),
         (BLOBS.format("parts"), lambda store: store.parts.get("A1_1")),
         ("UPDATE parts SET document = 'first'", lambda store: store.parts.place("A1_1")),
     ],

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from touche_llm.corpus.ids import IdList, Ids
+from touche_llm.corpus.ids import IdReader, IdWriter
 from touche_llm.corpus.json_lines import read_passages
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.errors import DataError
@@ -19,12 +19,12 @@ def test_ids_come_back_in_the_order_of_the_rows_asked_for(
     tmp_path_factory: pytest.TempPathFactory, ids: list[str], data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.mktemp("ids")
-    written = IdList()
+    written = IdWriter()
     written.extend(ids[:3])
     written.extend(ids[3:])
     assert len(written) == len(ids)
     written.write(folder, "documents")
-    found = Ids(folder, "documents")
+    found = IdReader(folder, "documents")
     assert len(found) == len(ids)
     rows = data.draw(st.lists(st.integers(0, len(ids) - 1), max_size=30)) if ids else []
     assert found.of(rows) == [ids[row] for row in rows]
@@ -56,7 +56,7 @@ def test_ids_that_are_damaged_or_gone_are_an_error_that_says_what_to_do(
 
 
 def written(folder: Path, *ids: str) -> Path:
-    names = IdList()
+    names = IdWriter()
     names.extend(ids)
     names.write(folder, "documents")
     return folder
@@ -66,16 +66,16 @@ def written(folder: Path, *ids: str) -> Path:
 def test_ends_that_do_not_rise_are_an_error_and_no_other_id(tmp_path: Path, ends: list[int]) -> None:
     np.save(written(tmp_path, "a", "bc", "d") / "documents.id_ends.npy", np.array(ends))
     with pytest.raises(DataError, match=r"damaged index \(row \d has no id\); delete the folder and index again"):
-        Ids(tmp_path, "documents").of([2, 0, 1])
+        IdReader(tmp_path, "documents").of([2, 0, 1])
 
 
 def test_ends_that_do_not_begin_with_the_first_id_are_refused(tmp_path: Path) -> None:
     np.save(written(tmp_path, "a", "bc", "d") / "documents.id_ends.npy", np.array([1, 2, 3, 4]))
     with pytest.raises(ValueError, match="do not fit together"):
-        Ids(tmp_path, "documents")
+        IdReader(tmp_path, "documents")
 
 
 def test_an_end_within_a_letter_is_an_error(tmp_path: Path) -> None:
     np.save(written(tmp_path, "ä", "b") / "documents.id_ends.npy", np.array([0, 1, 3]))
     with pytest.raises(DataError, match="damaged index .*; delete the folder and index again"):
-        Ids(tmp_path, "documents").of([0])
+        IdReader(tmp_path, "documents").of([0])

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 
 from touche_llm.data import files
 from touche_llm.data.files import (
-    file_state,
     iterate_records,
+    open_atomic,
+    read_file_state,
     read_record,
     read_records,
-    whole_file,
-    whole_folder,
+    replace_folder,
     write_records,
 )
 from touche_llm.data.records import Cut, Judgment, Reading
-from touche_llm.data.scratch import BUILDING, scratch
+from touche_llm.data.scratch import BUILDING, open_scratch
 from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.engines.base import EngineFacts
 
@@ -33,7 +33,7 @@ def umask() -> int:
 
 def test_a_whole_file_appears_with_its_folders_and_the_usual_rights(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "file"
-    with whole_file(path) as stream:
+    with open_atomic(path) as stream:
         stream.write(b"new")
         assert not path.exists()
     assert path.read_bytes() == b"new"
@@ -49,7 +49,7 @@ def test_a_file_that_breaks_off_leaves_the_old_one_or_none(
     path = tmp_path / "file"
     if old is not None:
         path.write_bytes(old)
-    with pytest.raises(type(error)), whole_file(path) as stream:
+    with pytest.raises(type(error)), open_atomic(path) as stream:
         stream.write(b"new")
         stream.flush()
         raise error
@@ -62,7 +62,7 @@ def test_a_whole_folder_takes_the_place_of_the_old_one(tmp_path: Path, there: bo
     if there:
         path.mkdir()
         (path / "old").touch()
-    with whole_folder(path, ["*"]) as building:
+    with replace_folder(path, ["*"]) as building:
         (building / "new").touch()
         assert path.exists() == there
     assert list(tmp_path.iterdir()) == [path]
@@ -77,7 +77,7 @@ def test_a_folder_that_breaks_off_leaves_the_old_one_or_none(tmp_path: Path, err
     if there:
         path.mkdir()
         (path / "old").touch()
-    with pytest.raises(type(error)), whole_folder(path, ["*"]) as building:
+    with pytest.raises(type(error)), replace_folder(path, ["*"]) as building:
         (building / "new").touch()
         raise error
     assert sorted(tmp_path.rglob("*")) == ([path, path / "old"] if there else [])
@@ -100,7 +100,7 @@ def test_where_a_rename_fails_the_old_folder_is_in_its_place_and_nothing_else_is
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", fails)
-    with pytest.raises(OSError, match="no such luck"), whole_folder(path, ["*"]) as building:
+    with pytest.raises(OSError, match="no such luck"), replace_folder(path, ["*"]) as building:
         (building / "new").touch()
     assert len(renamed) >= failing
     assert sorted(tmp_path.rglob("*")) == [path, path / "old"]
@@ -159,11 +159,11 @@ def test_the_state_of_a_file_shows_a_change_of_any_byte_of_a_small_one(tmp_path:
     path = tmp_path / "a"
     content = bytes(range(250)) * 4
     path.write_bytes(content)
-    status, states = path.stat(), {file_state(path)}
+    status, states = path.stat(), {read_file_state(path)}
     for place in range(0, len(content), 50):
         path.write_bytes(content[:place] + b"\xff" + content[place + 1 :])
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-        states.add(file_state(path))
+        states.add(read_file_state(path))
     assert len(states) == 21
     assert {(state.size, state.mtime_ns) for state in states} == {(1_000, status.st_mtime_ns)}
 
@@ -173,13 +173,13 @@ def test_the_state_of_a_large_file_shows_a_change_in_each_of_64_places(tmp_path:
     size = 2**30
     with path.open("wb") as stream:
         stream.truncate(size)
-    status, states = path.stat(), {file_state(path)}
+    status, states = path.stat(), {read_file_state(path)}
     for block in range(64):
         with path.open("r+b") as stream:
             stream.seek((size - 2**16) * block // 63)
             stream.write(b"x")
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-        states.add(file_state(path))
+        states.add(read_file_state(path))
     assert len(states) == 65
 
 
@@ -269,22 +269,22 @@ def test_a_record_that_pydantic_reads_is_bounded(tmp_path: Path) -> None:
 def test_a_folder_with_a_file_of_the_user_is_not_replaced(tmp_path: Path, name: str) -> None:
     path = tmp_path / "folder"
     own = ["new", "part/new"]
-    with whole_folder(path, own) as building:
+    with replace_folder(path, own) as building:
         (building / "new").touch()
         (building / "part").mkdir()
         (building / "part" / "new").touch()
     (path / name).parent.mkdir(exist_ok=True)
     (path / name).write_text("mine")
-    with pytest.raises(UsageError, match=f"{path}: .*{name}; move them") as caught, whole_folder(path, own):
+    with pytest.raises(UsageError, match=f"{path}: .*{name}; move them") as caught, replace_folder(path, own):
         pytest.fail("nothing is built")
     assert "part/new," not in str(caught.value)
     assert (path / name).read_text() == "mine"
     (path / name).unlink()
-    with pytest.raises(UsageError), whole_folder(path, own):
+    with pytest.raises(UsageError), replace_folder(path, own):
         (path / name).write_text("added meanwhile")
     assert [each.name for each in tmp_path.iterdir()] == ["folder"]
     (path / name).rename(tmp_path / "elsewhere")
-    with whole_folder(path, own):
+    with replace_folder(path, own):
         pass
     assert list(path.iterdir()) == []
 
@@ -293,16 +293,16 @@ def test_a_link_to_a_folder_is_a_file_of_the_user(tmp_path: Path) -> None:
     (tmp_path / "precious").mkdir()
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "link").symlink_to(tmp_path / "precious")
-    with pytest.raises(UsageError, match="link"), whole_folder(tmp_path / "folder", ["new"]):
+    with pytest.raises(UsageError, match="link"), replace_folder(tmp_path / "folder", ["new"]):
         pass
 
 
 def test_what_a_killed_build_left_in_the_folder_is_no_file_of_the_user(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    with scratch(folder / "part", BUILDING) as (place, _):
+    with open_scratch(folder / "part", BUILDING) as (place, _):
         (place / "half").touch()
-    with whole_folder(folder, ["new"]):
+    with replace_folder(folder, ["new"]):
         pass
     assert list(tmp_path.iterdir()) == [folder] and list(folder.iterdir()) == []
 

@@ -15,23 +15,23 @@ from pathlib import Path
 
 import pytest
 
-from touche_llm.data.files import whole_file, whole_folder
-from touche_llm.data.scratch import BUILDING, RETIRED, WRITING, recover, remove_abandoned, scratch
+from touche_llm.data.files import open_atomic, replace_folder
+from touche_llm.data.scratch import BUILDING, RETIRED, WRITING, open_scratch, recover, remove_abandoned
 
 # Writes half of a file or of a folder, says so, and waits to be killed.
 _HALF = """
 import sys, time
 from pathlib import Path
-from touche_llm.data.files import whole_file, whole_folder
+from touche_llm.data.files import open_atomic, replace_folder
 path = Path(sys.argv[2])
 if sys.argv[1] == "file":
-    with whole_file(path) as stream:
+    with open_atomic(path) as stream:
         stream.write(b"half")
         stream.flush()
         print("ready", flush=True)
         time.sleep(600)
 else:
-    with whole_folder(path, ["*"]) as building:
+    with replace_folder(path, ["*"]) as building:
         (building / "half").touch()
         print("ready", flush=True)
         time.sleep(600)
@@ -56,18 +56,18 @@ def test_what_a_killed_process_left_goes_with_the_next_output_and_not_before(tmp
     path = tmp_path / "output"
     with half_written(kind, path) as process:
         (left,) = tmp_path.iterdir()
-        with whole_file(tmp_path / "other") as stream:
+        with open_atomic(tmp_path / "other") as stream:
             stream.write(b"other")
         assert left.exists()
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert left.exists()
     if kind == "file":
-        with whole_file(path) as stream:
+        with open_atomic(path) as stream:
             stream.write(b"whole")
         assert path.read_bytes() == b"whole"
     else:
-        with whole_folder(path, ["*"]) as building:
+        with replace_folder(path, ["*"]) as building:
             (building / "whole").touch()
         assert list(path.iterdir()) == [path / "whole"]
     assert {each.name for each in tmp_path.iterdir()} == {"output", "other"}
@@ -75,7 +75,7 @@ def test_what_a_killed_process_left_goes_with_the_next_output_and_not_before(tmp
 
 def name(output: str, kind: str, host: str = "") -> str:
     """The name of a temporary file of a process that has died; of this machine unless `host` is another."""
-    with scratch(Path(f"/tmp/{output}"), kind) as (place, _):
+    with open_scratch(Path(f"/tmp/{output}"), kind) as (place, _):
         pass
     if kind == WRITING:
         place.unlink()
@@ -116,7 +116,7 @@ def test_what_was_retired_is_put_back_unless_something_is_in_its_place(
 
 
 def test_what_a_living_process_or_another_machine_retired_stays(tmp_path: Path) -> None:
-    with scratch(tmp_path / "index", RETIRED) as (living, _):
+    with open_scratch(tmp_path / "index", RETIRED) as (living, _):
         other = tmp_path / name("index", RETIRED, host="0123abcd")
         for place in (living, other):
             (place / "index").mkdir(parents=True)
@@ -129,13 +129,13 @@ def test_what_a_living_process_or_another_machine_retired_stays(tmp_path: Path) 
 _BETWEEN = """
 import os, signal, sys
 from pathlib import Path
-from touche_llm.data.files import whole_folder
+from touche_llm.data.files import replace_folder
 rename = Path.rename
 def killed(self, target):
     rename(self, target)
     os.kill(os.getpid(), signal.SIGKILL)
 Path.rename = killed
-with whole_folder(Path(sys.argv[1]), ["*"]) as building:
+with replace_folder(Path(sys.argv[1]), ["*"]) as building:
     (building / "new").touch()
 """
 
@@ -154,7 +154,7 @@ def test_a_folder_whose_replacement_was_killed_between_the_renames_is_put_back(t
     recover(tmp_path)
     assert [each.name for each in path.iterdir()] == ["old"]
     killed_between_the_renames(path)
-    with whole_folder(path, ["*"]) as building:
+    with replace_folder(path, ["*"]) as building:
         assert [each.name for each in path.iterdir()] == ["old"]
         (building / "new").touch()
     assert [each.name for each in path.iterdir()] == ["new"]
@@ -177,14 +177,14 @@ def test_without_locks_all_is_written_and_nothing_removed(tmp_path: Path, monkey
     left = tmp_path / name("left", WRITING)
     left.touch()
     monkeypatch.setattr(fcntl, "flock", flock)
-    with whole_file(tmp_path / "file") as stream:
+    with open_atomic(tmp_path / "file") as stream:
         stream.write(b"new")
-    with whole_folder(tmp_path / "folder", ["*"]):
+    with replace_folder(tmp_path / "folder", ["*"]):
         pass
     assert (tmp_path / "file").read_bytes() == b"new" and (tmp_path / "folder").is_dir() and left.exists()
 
 
-@pytest.mark.parametrize("work", [whole_file, partial(whole_folder, own=())])
+@pytest.mark.parametrize("work", [open_atomic, partial(replace_folder, own=())])
 def test_a_temporary_file_taken_for_abandoned_before_it_was_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Callable[[Path], object]
 ) -> None:
@@ -216,7 +216,7 @@ def test_the_old_folder_survives_two_renames_that_fail(tmp_path: Path, monkeypat
         return real(self, target)
 
     monkeypatch.setattr(Path, "rename", rename)
-    with pytest.raises(OSError), whole_folder(path, ["*"]):
+    with pytest.raises(OSError), replace_folder(path, ["*"]):
         pass
     remove_abandoned(tmp_path)
     (left,) = tmp_path.iterdir()
@@ -225,7 +225,7 @@ def test_the_old_folder_survives_two_renames_that_fail(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EFBIG])
 def test_a_full_disk_is_an_error_that_names_the_output(tmp_path: Path, code: int) -> None:
-    for work in (whole_file, partial(whole_folder, own=())):
+    for work in (open_atomic, partial(replace_folder, own=())):
         with pytest.raises(OSError) as caught, work(tmp_path / "output"):
             raise OSError(code, os.strerror(code))
         assert (caught.value.errno, caught.value.filename) == (code, str(tmp_path / "output"))
@@ -233,6 +233,6 @@ def test_a_full_disk_is_an_error_that_names_the_output(tmp_path: Path, code: int
 
 
 def test_other_errors_name_what_they_named(tmp_path: Path) -> None:
-    with pytest.raises(OSError) as caught, whole_file(tmp_path / "output"):
+    with pytest.raises(OSError) as caught, open_atomic(tmp_path / "output"):
         raise OSError(errno.ENOSPC, "No space left on device", "elsewhere")
     assert caught.value.filename == "elsewhere"

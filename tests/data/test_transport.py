@@ -8,7 +8,7 @@ from email.utils import formatdate
 import pytest
 
 from touche_llm.data import transport
-from touche_llm.data.transport import retried, retry_after
+from touche_llm.data.transport import parse_retry_after, retry
 from touche_llm.llm.engines.base import Transient
 
 
@@ -43,7 +43,7 @@ def ignore(_: Transient) -> None:
 
 @pytest.mark.parametrize("retry_for", [0.5, 2.0, 24.0])
 async def test_a_wait_ends_no_later_than_the_retries_do(retry_for: float, slept: list[float]) -> None:
-    assert await retried(Failing(1, retry_after=25.0), retry_for, Transient, ignore) == "done"
+    assert await retry(Failing(1, retry_after=25.0), retry_for, Transient, ignore) == "done"
     assert len(slept) == 1
     assert 0.0 < slept[0] <= retry_for
 
@@ -52,18 +52,18 @@ async def test_a_wait_ends_no_later_than_the_retries_do(retry_for: float, slept:
 async def test_a_server_gets_the_wait_that_it_asks_for_up_to_a_minute(
     retry_after: float, expected: float, slept: list[float]
 ) -> None:
-    assert await retried(Failing(1, retry_after), 600.0, Transient, ignore) == "done"
+    assert await retry(Failing(1, retry_after), 600.0, Transient, ignore) == "done"
     assert slept == [expected]
 
 
 async def test_a_wait_that_a_server_asks_for_does_not_shorten_those_between_tries(slept: list[float]) -> None:
-    assert await retried(Failing(8, retry_after=1.0), 600.0, Transient, ignore) == "done"
+    assert await retry(Failing(8, retry_after=1.0), 600.0, Transient, ignore) == "done"
     assert slept[0] == 1.0 and len(slept) == 8
     assert all(wait >= 0.5 * 2**number / 2 for number, wait in enumerate(slept[:7]))
 
 
 async def test_waits_double_with_jitter_up_to_a_minute(slept: list[float]) -> None:
-    assert await retried(Failing(12, None), 600.0, Transient, ignore) == "done"
+    assert await retry(Failing(12, None), 600.0, Transient, ignore) == "done"
     ceilings = [min(60.0, 0.5 * 2**number) for number in range(12)]
     assert all(top / 2 <= wait <= top for wait, top in zip(slept, ceilings, strict=True))
     assert any(wait != top for wait, top in zip(slept, ceilings, strict=True))
@@ -72,10 +72,10 @@ async def test_waits_double_with_jitter_up_to_a_minute(slept: list[float]) -> No
 async def test_giving_up_says_that_the_server_asked_for_more_than_was_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "_FIRST_WAIT", 0.001)
     with pytest.raises(Transient) as asked_for_more:
-        await retried(Failing(1000, retry_after=25.0), 0.05, Transient, ignore)
+        await retry(Failing(1000, retry_after=25.0), 0.05, Transient, ignore)
     assert asked_for_more.value.reason == "HTTP 429: busy (it asks for 25 s, but --retry-for is 0.05 s)"
     with pytest.raises(Transient) as asked_for_nothing:
-        await retried(Failing(1000, retry_after=None), 0.05, Transient, ignore)
+        await retry(Failing(1000, retry_after=None), 0.05, Transient, ignore)
     assert asked_for_nothing.value.reason == "HTTP 429: busy"
 
 
@@ -97,4 +97,4 @@ def test_retry_after_is_in_seconds_or_a_date(
     header: str | None, seconds: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("touche_llm.data.transport.time.time", lambda: 1000.0)
-    assert retry_after(header) == seconds
+    assert parse_retry_after(header) == seconds

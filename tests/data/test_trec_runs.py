@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from touche_llm.data.records import Candidate, RunLine
-from touche_llm.data.trec_runs import read_candidates, read_run, strictly_decreasing, write_candidates, write_run
+from touche_llm.data.trec_runs import make_strictly_decreasing, read_candidates, read_run, write_candidates, write_run
 from touche_llm.errors import DataError
 
 # Beyond about 4e9 a 64-bit float has no six decimals left; scores of retrieval stay far below.
@@ -29,27 +29,27 @@ falling_by_units = st.builds(
 
 @given(falling | st.lists(scores) | st.lists(st.sampled_from([0.0, -0.0, 0.5, 0.5000004, -1e-7])))
 def test_scores_fall_strictly_once_written_with_six_decimals(values: list[float]) -> None:
-    written = [float(f"{score:.6f}") for score in strictly_decreasing(values)]
+    written = [float(f"{score:.6f}") for score in make_strictly_decreasing(values)]
     assert len(written) == len(values)
     assert all(above > below for above, below in pairwise(written))
-    assert written == strictly_decreasing(values), "what is written is what was meant"
+    assert written == make_strictly_decreasing(values), "what is written is what was meant"
 
 
 @given(falling_by_units)
 def test_scores_that_fall_by_a_unit_are_changed_by_a_unit_at_most(values: list[float]) -> None:
-    for before, after in zip(values, strictly_decreasing(values), strict=True):
+    for before, after in zip(values, make_strictly_decreasing(values), strict=True):
         assert abs(before - after) <= 1e-6 + 1e-9
 
 
 @given(falling)
 def test_scores_are_only_rounded_and_lowered(values: list[float]) -> None:
-    for before, after in zip(values, strictly_decreasing(values), strict=True):
+    for before, after in zip(values, make_strictly_decreasing(values), strict=True):
         assert after <= before + 1e-6
 
 
 def test_ties_are_parted_by_one_unit_each() -> None:
-    assert strictly_decreasing([1.0, 1.0, 1.0, 0.9999985, 0.5]) == [1.0, 0.999999, 0.999998, 0.999997, 0.5]
-    assert strictly_decreasing([]) == []
+    assert make_strictly_decreasing([1.0, 1.0, 1.0, 0.9999985, 0.5]) == [1.0, 0.999999, 0.999998, 0.999997, 0.5]
+    assert make_strictly_decreasing([]) == []
 
 
 # Different as written with six decimals, equal as 32-bit floats.
@@ -61,7 +61,7 @@ NEAR = [62.089341, 62.08934, 1e6 + 0.00002, 1e6 + 0.00001, 1e9, -20.5, -20.50000
 @given(falling | st.lists(st.sampled_from(NEAR), max_size=200).map(lambda values: sorted(values, reverse=True)))
 def test_scores_fall_strictly_in_single_precision(values: list[float]) -> None:
     """trec_eval keeps scores as 32-bit floats: what differs in the file only beyond them would be a tie there."""
-    written = [np.float32(f"{score:.6f}") for score in strictly_decreasing(values)]
+    written = [np.float32(f"{score:.6f}") for score in make_strictly_decreasing(values)]
     assert len(written) == len(values)
     assert all(above > below for above, below in pairwise(written))
 
@@ -76,7 +76,7 @@ def runs(draw: st.DrawFn) -> list[RunLine]:
     for topic in draw(st.lists(words, min_size=1, max_size=4, unique=True)):
         documents = draw(st.lists(words, min_size=1, max_size=8, unique=True))
         values = draw(st.lists(scores, min_size=len(documents), max_size=len(documents)))
-        ordered = strictly_decreasing(sorted(values, reverse=True))
+        ordered = make_strictly_decreasing(sorted(values, reverse=True))
         for rank, (document, score) in enumerate(zip(documents, ordered, strict=True), start=1):
             lines.append(RunLine(topic, draw(words), document, rank, score, tag))
     return lines

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from touche_llm.data.records import Candidate
-from touche_llm.data.trec_runs import ReadRun, read_run
+from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.evaluation.measures import Evaluation, evaluate_run
 from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.tasks import get_task
@@ -14,9 +14,9 @@ from touche_llm.tasks import get_task
 TASK = get_task("comparative")
 
 
-def run_of(rankings: Mapping[str, Sequence[str]], stances: Mapping[tuple[str, str], str] | None = None) -> ReadRun:
+def run_of(rankings: Mapping[str, Sequence[str]], stances: Mapping[tuple[str, str], str] | None = None) -> ParsedRun:
     """A run with these documents, in their order, by topic."""
-    return ReadRun(
+    return ParsedRun(
         {
             topic: [Candidate(topic, document, rank, float(-rank)) for rank, document in enumerate(documents, start=1)]
             for topic, documents in rankings.items()

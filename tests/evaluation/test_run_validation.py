@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from touche_llm.data.records import RunLine
-from touche_llm.data.trec_runs import strictly_decreasing, write_run
+from touche_llm.data.trec_runs import make_strictly_decreasing, write_run
 from touche_llm.errors import DataError
 from touche_llm.evaluation.run_validation import RunProblem, validate_run
 from touche_llm.tasks import get_task
@@ -189,7 +189,7 @@ def runs(draw: st.DrawFn) -> list[RunLine]:
     for topic in draw(st.lists(words, min_size=1, max_size=4, unique=True)):
         documents = draw(st.lists(words, min_size=1, max_size=8, unique=True))
         values = draw(st.lists(st.floats(-1e6, 1e6), min_size=len(documents), max_size=len(documents)))
-        ordered = strictly_decreasing(sorted(values, reverse=True))
+        ordered = make_strictly_decreasing(sorted(values, reverse=True))
         for rank, (document, score) in enumerate(zip(documents, ordered, strict=True), start=1):
             lines.append(RunLine(topic, draw(st.sampled_from(TASK.stances)), document, rank, score, tag))
     return lines

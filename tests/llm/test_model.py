@@ -25,8 +25,8 @@ from touche_llm.llm.truncation import measure
 from touche_llm.prompts.catalog import load_named
 from touche_llm.tasks import get_task
 from touche_llm.tasks.comparative import ComparativeJudgment
-from touche_llm.text.analysis import Analyser
-from touche_llm.text.passages import Excerpts, excerpts
+from touche_llm.text.analysis import Analyzer
+from touche_llm.text.passages import RankedPassages, rank_passages
 
 ANSWER: Mapping[str, Label] = {"relevance": 2, "quality": 1, "stance": "NO"}
 SENTENCES = " ".join(f"This is sentence number {n} of the passage." for n in range(200))
@@ -165,7 +165,7 @@ def sent_about(engine: ScriptedEngine) -> str:
 async def test_an_argument_in_the_middle_of_a_long_page_is_shown_where_the_context_is_small(
     tmp_path: Path, context: int
 ) -> None:
-    document = excerpts(PAGE, TOPIC, Analyser())
+    document = rank_passages(PAGE, TOPIC, Analyzer())
     with Cache(tmp_path / "c.sqlite") as cache:
         model, engine = model_with(cache, context)
         result, cut = await model.ask_about(request_about, document, ComparativeJudgment)
@@ -186,15 +186,15 @@ async def test_a_page_whose_content_fits_says_what_was_left_out_and_is_not_count
     with Cache(tmp_path / "c.sqlite") as cache:
         model, engine = model_with(cache)
         page = f"{PAGE[:600]}\nCopyright 2020"
-        _, cut = await model.ask_about(request_about, excerpts(page, TOPIC, Analyser()), ComparativeJudgment)
+        _, cut = await model.ask_about(request_about, rank_passages(page, TOPIC, Analyzer()), ComparativeJudgment)
         assert cut is not None and cut.parts is not None and cut.prompt_tokens == 0
         assert [page[start:end] for start, end in cut.parts] == [sent_about(engine)]
         assert sent_about(engine).startswith("The fair of 0") and "Copyright" not in sent_about(engine)
         _, nothing_left_out = await model.ask_about(
-            request_about, excerpts(ARGUMENT, TOPIC, Analyser()), ComparativeJudgment
+            request_about, rank_passages(ARGUMENT, TOPIC, Analyzer()), ComparativeJudgment
         )
         _, only_boilerplate = await model.ask_about(
-            request_about, excerpts("Home\nLog in\nContact\nSitemap", TOPIC, Analyser()), ComparativeJudgment
+            request_about, rank_passages("Home\nLog in\nContact\nSitemap", TOPIC, Analyzer()), ComparativeJudgment
         )
     assert nothing_left_out is None
     assert only_boilerplate is not None and only_boilerplate.only_boilerplate
@@ -205,7 +205,7 @@ async def test_the_best_passage_alone_is_cut_where_it_does_not_fit(tmp_path: Pat
     page = (
         "The fair was held. " * 50 + "Vaping [harms] the  health\u200b, nicotine too. " * 60 + "The choir sang. " * 50
     )
-    document = excerpts(page, TOPIC, Analyser())
+    document = rank_passages(page, TOPIC, Analyzer())
     with Cache(tmp_path / "c.sqlite") as cache:
         model, engine = model_with(cache, 150)
         _, cut = await model.ask_about(request_about, document, ComparativeJudgment)
@@ -220,16 +220,16 @@ async def test_the_best_passage_alone_is_cut_where_it_does_not_fit(tmp_path: Pat
 
 @pytest.mark.parametrize("context", [150, 400, 4000])
 async def test_replay_shows_the_same_passages_without_an_engine(tmp_path: Path, context: int) -> None:
-    document = excerpts(PAGE, TOPIC, Analyser())
+    document = rank_passages(PAGE, TOPIC, Analyzer())
     with Cache(tmp_path / "c.sqlite") as cache:
         asked = await model_with(cache, context)[0].ask_about(request_about, document, ComparativeJudgment)
     with Cache(tmp_path / "c.sqlite", CacheMode.REPLAY) as cache:
         model, _ = model_with(cache, context, engine=False)
-        again = excerpts(PAGE, TOPIC, Analyser())
+        again = rank_passages(PAGE, TOPIC, Analyzer())
         assert await model.ask_about(request_about, again, ComparativeJudgment) == asked
         model.raise_on_misses()
         # What fits of a text, or of other passages of it, is another question.
-        for other in (document.whole.text, excerpts(PAGE, TOPIC, Analyser(), passage_chars=300)):
+        for other in (document.whole.text, rank_passages(PAGE, TOPIC, Analyzer(), passage_chars=300)):
             await model.ask_about(request_about, other, ComparativeJudgment)
         assert len(model.misses) == 2
 
@@ -239,13 +239,13 @@ async def test_excerpts_without_room_are_an_error_as_texts_are(tmp_path: Path) -
         model, _ = model_with(cache, 80)
         for page in (PAGE, ARGUMENT, "\n"):
             with pytest.raises(PromptError, match="the prompt needs .* tokens without the document, 30 are left"):
-                await model.ask_about(request_about, excerpts(page, TOPIC, Analyser()), ComparativeJudgment)
+                await model.ask_about(request_about, rank_passages(page, TOPIC, Analyzer()), ComparativeJudgment)
 
 
 class CountingEngine(ScriptedEngine):
     """Its tokens depend on the number of passages alone, not always more for more of them."""
 
-    def __init__(self, document: Excerpts, tokens: Callable[[int], int]) -> None:
+    def __init__(self, document: RankedPassages, tokens: Callable[[int], int]) -> None:
         super().__init__(lambda _: ANSWER)
         self.tokens = {document.best(k).text: tokens(k) for k in range(1, document.count + 1)}
         self.counted: list[int] = []
@@ -258,7 +258,7 @@ class CountingEngine(ScriptedEngine):
 @pytest.mark.parametrize("most", [1, 2, 3, 17, -3, -2, -1])
 @pytest.mark.parametrize("uneven", [False, True])
 async def test_the_most_passages_that_fit_are_found_with_few_counts(most: int, uneven: bool) -> None:
-    document = excerpts(PAGE, TOPIC, Analyser())
+    document = rank_passages(PAGE, TOPIC, Analyzer())
     most %= document.count
     engine = CountingEngine(document, lambda k: k + (k % 3 if uneven else 0))
 
@@ -416,7 +416,7 @@ async def test_a_document_of_as_many_bytes_as_there_is_room_for_tokens_is_not_me
 
 @pytest.mark.parametrize("count", [1, 3])
 async def test_passages_that_fill_the_room_exactly_are_shown(tmp_path: Path, count: int) -> None:
-    document = excerpts(PAGE, TOPIC, Analyser())
+    document = rank_passages(PAGE, TOPIC, Analyzer())
     engine = CountingEngine(document, lambda k: k)
     engine.tokens[document.whole.text] = document.count
     fit = await measure(engine.count_tokens, engine.head, request_about, document, room=count)

@@ -17,7 +17,7 @@ from tests.scripted_engine import ScriptedEngine
 from touche_llm.config import load_config
 from touche_llm.data.files import read_records
 from touche_llm.data.records import Candidate, Document, Judgment, Topic
-from touche_llm.data.trec_runs import ReadRun
+from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, EngineError, PromptError, ReplayMiss, UsageError
 from touche_llm.evaluation.agreement import round_grade
 from touche_llm.evaluation.measures import estimate_grades
@@ -338,7 +338,7 @@ def test_the_chance_level_is_the_mean_over_all_orders() -> None:
     judged = {"a": 2.0, "b": 1.0, "c": 0.0, "d": -2.0, "e": 0.333, "f": 2.0}
     for documents in (judged, {name: judged[name] for name in "abc"}):
         orders = {str(number): order for number, order in enumerate(permutations(documents))}
-        run = ReadRun(
+        run = ParsedRun(
             {
                 topic: [Candidate(topic, name, rank, -float(rank)) for rank, name in enumerate(order, start=1)]
                 for topic, order in orders.items()
@@ -506,7 +506,7 @@ class Some:
     def __init__(self, missing: set[str]) -> None:
         self.missing = missing
 
-    def unknown(self, document_ids: Iterable[str]) -> list[str]:
+    def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
         return [each for each in document_ids if each in self.missing]
 
     def get(self, document_id: str) -> Document:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from touche_llm.data.files import line_of
+from touche_llm.data.files import encode_line
 from touche_llm.errors import DataError
 from touche_llm.prompt_lab.looks import (
     Look,
@@ -60,17 +60,17 @@ def test_judgments_are_the_same_in_any_order() -> None:
 
 @pytest.mark.parametrize(
     ("damaged", "line"),
-    [(b"{}\n", 2), (b"\n", 2), (line_of(look())[:40], 2), (line_of(look()).rstrip(), 2), (b"\xff\n", 2)],
+    [(b"{}\n", 2), (b"\n", 2), (encode_line(look())[:40], 2), (encode_line(look()).rstrip(), 2), (b"\xff\n", 2)],
 )
 def test_a_damaged_log_is_an_error_with_file_and_line_and_stays_as_it_is(
     tmp_path: Path, damaged: bytes, line: int
 ) -> None:
     path = tmp_path / "looks"
-    path.write_bytes(line_of(look()) + damaged)
+    path.write_bytes(encode_line(look()) + damaged)
     with pytest.raises(DataError) as caught:
         record_look(path, look(1))
     assert str(caught.value).startswith(f"{path}:{line}: ")
-    assert path.read_bytes() == line_of(look()) + damaged
+    assert path.read_bytes() == encode_line(look()) + damaged
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from touche_llm.llm.answers import labels_of
 from touche_llm.prompts.prompt import load_prompt, prompts_folder
 from touche_llm.tasks import TASKS
 from touche_llm.tasks.base import Question
-from touche_llm.text.sanitize import neutralise
+from touche_llm.text.sanitize import sanitize
 
 SIDE = {"conclusion": False, "side": False}
 ANY = {"topic": False, "first": False, "second": False, "document": False}
@@ -46,7 +46,7 @@ QUESTIONS += [(task.name, "sentence", task.sentence_question) for task in TASKS.
 @pytest.mark.parametrize(("task", "name", "question"), QUESTIONS)
 def test_a_prompt_names_every_label_and_the_topic_before_the_document(task: str, name: str, question: Question) -> None:
     prompt = load_prompt(task, name, name, question.template_variables)
-    shown = question.show(TOPIC, Document("d", "A page.", "ITS CONCLUSION", "CON"))
+    shown = question.render(TOPIC, Document("d", "A page.", "ITS CONCLUSION", "CON"))
     system, user = prompt.render(topic=TOPIC, document="THE PASSAGE", **shown.variables)
     assert (system.role, user.role) == ("system", "user")
     for field, labels in labels_of(question.answer).items():
@@ -61,7 +61,7 @@ def test_a_prompt_names_every_label_and_the_topic_before_the_document(task: str,
 def test_the_objects_stand_beside_their_labels() -> None:
     question = TASKS["comparative"].question
     prompt = load_prompt("comparative", "judge", "judge", question.template_variables)
-    _, user = prompt.render(topic=TOPIC, document="x", **question.show(TOPIC, Document("d", "x")).variables)
+    _, user = prompt.render(topic=TOPIC, document="x", **question.render(TOPIC, Document("d", "x")).variables)
     assert "(FIRST): laptop" in user.content and "(SECOND): desktop" in user.content
 
 
@@ -277,8 +277,8 @@ def test_what_the_template_itself_says_is_left_alone(tmp_path: Path) -> None:
 
 @given(st.text(alphabet=st.sampled_from("<>|[]/ aI_\n\u200b＜［") | st.characters()))
 def test_neutralising_again_changes_nothing_and_words_stay(text: str) -> None:
-    once = neutralise(text)
-    assert neutralise(once) == once
+    once = sanitize(text)
+    assert sanitize(once) == once
     assert [c for c in once if c.isalnum()] == [c for c in text if c.isalnum()]
     assert "<|" not in once and "</" not in once
 
@@ -291,14 +291,14 @@ def test_no_character_that_a_tokeniser_folds_into_a_bracket_stays_joined(folding
         for bracket, token in ("<", "|im_end|>"), ("<", "/s>"), ("[", "INST]"), ("[", "/INST]"):
             if bracket in form:
                 folded += 1
-                assert f"{bracket}{token}" not in unicodedata.normalize(folding, neutralise(f"a {character}{token} b"))
+                assert f"{bracket}{token}" not in unicodedata.normalize(folding, sanitize(f"a {character}{token} b"))
     assert folded == {"NFKC": 12, "NFC": 4}[folding]
-    assert neutralise("\ufe47INST\ufe48 \ufe48~b\ufe48") == "\ufe47 INST\ufe48 \ufe48 ~b\ufe48"
+    assert sanitize("\ufe47INST\ufe48 \ufe48~b\ufe48") == "\ufe47 INST\ufe48 \ufe48 ~b\ufe48"
 
 
 def test_plain_text_is_not_changed() -> None:
     text = "Prices: 5 < 6, array[0] and a[i]; naïve café – “quoted” 🙂\n\tIndented."
-    assert neutralise(text) == text.replace("a[i]", "a[ i]")
+    assert sanitize(text) == text.replace("a[i]", "a[ i]")
 
 
 def test_the_folder_of_prompts_is_there() -> None:

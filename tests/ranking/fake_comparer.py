@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
-from touche_llm.data.records import Comparison, Reading, Scored, Topic
+from touche_llm.data.records import Comparison, Reading, ScoredDocument, Topic
 from touche_llm.judging.pointwise import Documents, RequestBuilder
 from touche_llm.llm.concurrency import ResultT, Slots
 from touche_llm.llm.model import LanguageModel
@@ -117,12 +117,12 @@ def names(count: int) -> list[str]:
     return [f"d{number:02}" for number in range(count)]
 
 
-def ids(ranking: Sequence[Scored]) -> list[str]:
+def ids(ranking: Sequence[ScoredDocument]) -> list[str]:
     """The documents of a ranking."""
     return [each.document_id for each in ranking]
 
 
-def check_scores(ranking: Sequence[Scored], documents: Sequence[str]) -> None:
+def check_scores(ranking: Sequence[ScoredDocument], documents: Sequence[str]) -> None:
     """Each document is there once, and the scores fall from 1 at most to 0 at least."""
     assert sorted(ids(ranking)) == sorted(documents)
     scores = [each.score for each in ranking]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.ranking.fake_comparer import ids
-from touche_llm.data.records import Scored
+from touche_llm.data.records import ScoredDocument
 from touche_llm.ranking.balance import BalanceSettings, balance
 
 SIDES = ("PRO", "CON")
@@ -18,10 +18,10 @@ SCORES = st.integers(0, 64).map(lambda score: score / 64)
 
 
 @st.composite
-def rankings(draw: st.DrawFn) -> tuple[list[Scored], dict[str, float], dict[str, str]]:
+def rankings(draw: st.DrawFn) -> tuple[list[ScoredDocument], dict[str, float], dict[str, str]]:
     """A ranking, and the worth and the stance of its documents; worth need not fall with the score."""
     scores = sorted(draw(st.lists(SCORES, max_size=12)), reverse=True)
-    ranking = [Scored(f"d{place:02}", score) for place, score in enumerate(scores)]
+    ranking = [ScoredDocument(f"d{place:02}", score) for place, score in enumerate(scores)]
     worth = {each.document_id: draw(SCORES) for each in ranking}
     return ranking, worth, {each.document_id: draw(st.sampled_from(LABELS)) for each in ranking}
 
@@ -29,7 +29,7 @@ def rankings(draw: st.DrawFn) -> tuple[list[Scored], dict[str, float], dict[str,
 def balanced(labels: str, worth: list[float], margin: float, places: int = 9) -> str:
     """The labels in their new order: P, C, and N for no side."""
     names = {"P": "PRO", "C": "CON", "N": "NEU"}
-    ranking = [Scored(f"{place}{label}", 1.0 / (place + 1)) for place, label in enumerate(labels)]
+    ranking = [ScoredDocument(f"{place}{label}", 1.0 / (place + 1)) for place, label in enumerate(labels)]
     of_each = {each.document_id: value for each, value in zip(ranking, worth, strict=True)}
     stances = {each.document_id: names[each.document_id[-1]] for each in ranking}
     chosen = BalanceSettings(margin=margin, places=places)
@@ -39,7 +39,7 @@ def balanced(labels: str, worth: list[float], margin: float, places: int = 9) ->
 @given(rankings(), SCORES, st.integers(1, 5))
 @settings(deadline=None)
 def test_no_document_passes_one_that_is_better_by_more_than_the_margin_or_rises_too_far(
-    drawn: tuple[list[Scored], dict[str, float], dict[str, str]], margin: float, places: int
+    drawn: tuple[list[ScoredDocument], dict[str, float], dict[str, str]], margin: float, places: int
 ) -> None:
     ranking, worth, stances = drawn
     found = balance(ranking, worth, stances, SIDES, BalanceSettings(margin=margin, places=places))
@@ -57,7 +57,7 @@ def test_no_document_passes_one_that_is_better_by_more_than_the_margin_or_rises_
 @given(rankings(), st.integers(1, 5))
 @settings(deadline=None)
 def test_documents_of_one_side_and_those_of_none_keep_their_order_where_all_are_about_equal(
-    drawn: tuple[list[Scored], dict[str, float], dict[str, str]], places: int
+    drawn: tuple[list[ScoredDocument], dict[str, float], dict[str, str]], places: int
 ) -> None:
     ranking, worth, stances = drawn
     order = ids(balance(ranking, worth, stances, SIDES, BalanceSettings(margin=1.0, places=places)))

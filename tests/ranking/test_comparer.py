@@ -45,7 +45,7 @@ class Held:
         self.got.append(document_id)
         return Document(document_id, self.texts[document_id])
 
-    def unknown(self, document_ids: Any) -> list[str]:
+    def find_unknown(self, document_ids: Any) -> list[str]:
         return [each for each in document_ids if each not in self.texts]
 
 

@@ -8,28 +8,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from touche_llm.data.records import Candidate, Scored
-from touche_llm.data.trec_runs import ReadRun
+from touche_llm.data.records import Candidate, ScoredDocument
+from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError
 from touche_llm.ranking.fusion import FusionSettings, fuse, fuse_runs, interpolate, reciprocal_rank
 from touche_llm.tasks import get_task
 
-Method = Callable[[Sequence[Sequence[Scored]], Sequence[float]], list[Scored]]
+Method = Callable[[Sequence[Sequence[ScoredDocument]], Sequence[float]], list[ScoredDocument]]
 METHODS: list[Method] = [reciprocal_rank, interpolate]
 RRF = FusionSettings()
 
 
-def ranking(*documents: str, scores: Sequence[float] | None = None) -> list[Scored]:
+def ranking(*documents: str, scores: Sequence[float] | None = None) -> list[ScoredDocument]:
     falling = scores if scores is not None else [float(-n) for n in range(len(documents))]
-    return [Scored(document, score) for document, score in zip(documents, falling, strict=True)]
+    return [ScoredDocument(document, score) for document, score in zip(documents, falling, strict=True)]
 
 
-def ids(fused: list[Scored]) -> list[str]:
+def ids(fused: list[ScoredDocument]) -> list[str]:
     return [each.document_id for each in fused]
 
 
 @st.composite
-def rankings(draw: st.DrawFn) -> list[Scored]:
+def rankings(draw: st.DrawFn) -> list[ScoredDocument]:
     documents = draw(st.lists(st.sampled_from("abcdefghij"), unique=True))
     scores = draw(st.lists(st.floats(-1e30, 1e30), min_size=len(documents), max_size=len(documents)))
     return ranking(*documents, scores=sorted(scores, reverse=True))
@@ -93,13 +93,15 @@ def test_ties_go_to_the_better_rank_in_the_first_ranking_that_has_the_document(m
 
 
 @given(methods, rankings(), st.lists(st.floats(0.001, 1000), min_size=1, max_size=4))
-def test_a_ranking_fused_with_itself_keeps_its_order(method: Method, one: list[Scored], weights: list[float]) -> None:
+def test_a_ranking_fused_with_itself_keeps_its_order(
+    method: Method, one: list[ScoredDocument], weights: list[float]
+) -> None:
     assert ids(method([one] * len(weights), weights)) == ids(one)
 
 
 @given(methods, weighted)
 def test_all_documents_come_back_once_and_scores_fall_from_one_to_nothing_at_most(
-    method: Method, pairs: list[tuple[list[Scored], float]]
+    method: Method, pairs: list[tuple[list[ScoredDocument], float]]
 ) -> None:
     fused = method([each for each, _ in pairs], [weight for _, weight in pairs])
     assert sorted(ids(fused)) == sorted({each.document_id for one, _ in pairs for each in one})
@@ -108,7 +110,7 @@ def test_all_documents_come_back_once_and_scores_fall_from_one_to_nothing_at_mos
 
 
 @given(weighted, st.floats(0, 1e308))
-def test_reciprocal_ranks_do_not_look_at_scores(pairs: list[tuple[list[Scored], float]], k: float) -> None:
+def test_reciprocal_ranks_do_not_look_at_scores(pairs: list[tuple[list[ScoredDocument], float]], k: float) -> None:
     weights = [weight for _, weight in pairs]
     flattened = [ranking(*ids(one), scores=[0.0] * len(one)) for one, _ in pairs]
     assert reciprocal_rank([one for one, _ in pairs], weights, k) == reciprocal_rank(flattened, weights, k)
@@ -116,9 +118,9 @@ def test_reciprocal_ranks_do_not_look_at_scores(pairs: list[tuple[list[Scored], 
 
 @given(methods, weighted, st.data())
 def test_scores_do_not_depend_on_the_order_of_the_rankings(
-    method: Method, pairs: list[tuple[list[Scored], float]], data: st.DataObject
+    method: Method, pairs: list[tuple[list[ScoredDocument], float]], data: st.DataObject
 ) -> None:
-    def scores(pairs: list[tuple[list[Scored], float]]) -> dict[str, float]:
+    def scores(pairs: list[tuple[list[ScoredDocument], float]]) -> dict[str, float]:
         fused = method([one for one, _ in pairs], [weight for _, weight in pairs])
         return {each.document_id: each.score for each in fused}
 
@@ -127,7 +129,7 @@ def test_scores_do_not_depend_on_the_order_of_the_rankings(
 
 @given(methods, weighted, rankings())
 def test_a_ranking_of_weight_nothing_changes_no_score(
-    method: Method, pairs: list[tuple[list[Scored], float]], other: list[Scored]
+    method: Method, pairs: list[tuple[list[ScoredDocument], float]], other: list[ScoredDocument]
 ) -> None:
     before = method([one for one, _ in pairs], [weight for _, weight in pairs])
     after = method([*(one for one, _ in pairs), other], [*(weight for _, weight in pairs), 0.0])
@@ -178,9 +180,9 @@ def test_the_settings_choose_the_method() -> None:
     assert fuse(given, weights, FusionSettings(k=3)) == reciprocal_rank(given, weights, 3)
 
 
-def run(topics: dict[str, list[str]], **stances: str) -> ReadRun:
+def run(topics: dict[str, list[str]], **stances: str) -> ParsedRun:
     """A run of documents by topic; stances by document, the same in all topics."""
-    return ReadRun(
+    return ParsedRun(
         {
             topic: [Candidate(topic, document, n, 10.0 - n) for n, document in enumerate(documents, start=1)]
             for topic, documents in topics.items()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ranking.fake_comparer import ids
-from touche_llm.data.records import Candidate, Judgment, Scored
+from touche_llm.data.records import Candidate, Judgment, ScoredDocument
 from touche_llm.judging.grades import graded
 from touche_llm.ranking.pointwise import by_first_stage, by_judgment
 
@@ -60,13 +60,13 @@ def test_scaled_scores_lie_between_nothing_and_one_and_keep_their_order(scores: 
 
 
 def test_the_score_is_the_weighted_mean_of_grades_and_first_stage() -> None:
-    (found,) = by_judgment([Scored("a", 0.5)], by_id(judgment("a", 3.0, 1.5)), WEIGHTS)
+    (found,) = by_judgment([ScoredDocument("a", 0.5)], by_id(judgment("a", 3.0, 1.5)), WEIGHTS)
     # (1 · 3/3 + 0.5 · 1.5/3 + 0.25 · 0.5) / 1.75
     assert found.score == pytest.approx(1.375 / 1.75)
 
 
 def test_a_weight_of_nothing_leaves_a_part_out() -> None:
-    first = [Scored("a", 1.0), Scored("b", 0.0)]
+    first = [ScoredDocument("a", 1.0), ScoredDocument("b", 0.0)]
     judgments = by_id(judgment("a", 0.0, 3.0), judgment("b", 3.0, 0.0))
     for name, best in (("relevance", "b"), ("quality", "a"), ("first_stage", "a")):
         weights = dict.fromkeys(WEIGHTS, 0.0) | {name: 2.0}
@@ -76,12 +76,12 @@ def test_a_weight_of_nothing_leaves_a_part_out() -> None:
 
 def test_equal_scores_keep_the_order_of_the_first_stage() -> None:
     judgments = by_id(*(judgment(each, 2.0, 1.0) for each in "abc"))
-    found = by_judgment([Scored(each, 0.0) for each in "cab"], judgments, WEIGHTS)
+    found = by_judgment([ScoredDocument(each, 0.0) for each in "cab"], judgments, WEIGHTS)
     assert ids(found) == ["c", "a", "b"]
 
 
 def test_judged_documents_come_before_inherited_ones_and_those_before_the_rest() -> None:
-    first = [Scored(each, 1.0 - place / 8) for place, each in enumerate("uvijab")]
+    first = [ScoredDocument(each, 1.0 - place / 8) for place, each in enumerate("uvijab")]
     judgments = by_id(
         judgment("a", 0.0, 0.0), judgment("b", 0.0, 3.0), *(judgment(each, 3.0, 3.0, "inherited") for each in "ij")
     )

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.ranking.fake_comparer import FakeComparer, Shown, at_random, by_worth, check_scores, ids, names
-from touche_llm.data.records import Scored
+from touche_llm.data.records import ScoredDocument
 from touche_llm.ranking import insertion, setwise
 from touche_llm.ranking.comparer import Comparer
 from touche_llm.ranking.setwise import SetwiseSettings
 
-Rerank = Callable[[list[str], Comparer, SetwiseSettings], Awaitable[list[Scored]]]
+Rerank = Callable[[list[str], Comparer, SetwiseSettings], Awaitable[list[ScoredDocument]]]
 RERANKS: list[Rerank] = [setwise.rerank, insertion.rerank]
 SIZES, CHILDREN, TOPS = st.integers(2, 14), st.integers(1, 6), st.integers(1, 16)
 

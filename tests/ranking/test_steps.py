@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ranking.fake_comparer import FakeComparer, at_random, by_worth, ids, names
-from touche_llm.data.records import Scored
+from touche_llm.data.records import ScoredDocument
 from touche_llm.ranking.fusion import FusionStepSettings
 from touche_llm.ranking.steps import (
     METHODS,
@@ -27,18 +27,18 @@ STEPS = st.lists(
 )
 
 
-def scored(documents: list[str]) -> list[Scored]:
-    return [Scored(each, 1.0 - place / max(len(documents), 1)) for place, each in enumerate(documents)]
+def scored(documents: list[str]) -> list[ScoredDocument]:
+    return [ScoredDocument(each, 1.0 - place / max(len(documents), 1)) for place, each in enumerate(documents)]
 
 
 async def rank(
     steps: str | list[Step],
-    first: list[Scored],
-    judged: list[Scored],
+    first: list[ScoredDocument],
+    judged: list[ScoredDocument],
     comparer: Callable[[Step], FakeComparer] = lambda step: FakeComparer(),
     stances: Mapping[str, str] | None = None,
     **chosen: object,
-) -> list[Scored]:
+) -> list[ScoredDocument]:
     parsed = parse_steps(steps.split(",")) if isinstance(steps, str) else steps
     known = stances if stances is not None else {each.document_id: "NO" for each in first}
     ranking = RankingSettings.model_validate(chosen)
@@ -221,8 +221,8 @@ async def test_a_fusion_weighs_rankings_by_the_names_of_their_steps() -> None:
 async def test_balance_goes_by_the_judgments_whatever_scores_a_step_gave() -> None:
     stances = dict(zip("abcd", ["PRO", "PRO", "CON", "CON"], strict=True))
     asking = asking_by(dict(zip("abcd", [4.0, 3.0, 2.0, 1.0], strict=True)))
-    equal = [Scored(each, 1.0) for each in "abcd"]
-    unequal = [Scored(each, score) for each, score in zip("abcd", [0.9, 0.8, 0.7, 0.6], strict=True)]
+    equal = [ScoredDocument(each, 1.0) for each in "abcd"]
+    unequal = [ScoredDocument(each, score) for each, score in zip("abcd", [0.9, 0.8, 0.7, 0.6], strict=True)]
     for steps in ("judge,balance:3", "judge,pairwise:2,balance:3", "pairwise:3,balance:3"):
         assert ids(await rank(steps, equal, equal, asking, stances)) == list("acbd")
         assert ids(await rank(steps, equal, unequal, asking, stances)) == list("abcd")

@@ -18,7 +18,7 @@ from touche_llm.regression.differences import Finding, by_kind
 from touche_llm.regression.format_diff import told
 from touche_llm.regression.snapshot import QUERIES_UNSEEN
 from touche_llm.tasks import TASKS
-from touche_llm.text.sanitize import neutralise
+from touche_llm.text.sanitize import sanitize
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -272,7 +272,7 @@ def test_a_changed_schema_is_told_by_name(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_the_program_renders_otherwise_is_shown_though_no_template_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("touche_llm.judging.pointwise.neutralise", lambda text: neutralise(text).upper())
+    monkeypatch.setattr("touche_llm.judging.pointwise.sanitize", lambda text: sanitize(text).upper())
     findings = checked(FOLDER / "comparative")
     judge = next(each for each in by_kind(findings)["prompt"] if each.name == "judge")
     assert judge.count is None

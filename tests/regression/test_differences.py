@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from touche_llm.data.records import Candidate
-from touche_llm.data.trec_runs import ReadRun
+from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.regression.differences import Finding, measures, moves, values
 from touche_llm.regression.format_diff import told
@@ -15,13 +15,13 @@ from touche_llm.regression.format_diff import told
 LABELS = ("PRO", "CON")
 
 
-def run(ranking: str, stances: Mapping[str, str] | None = None, scores: Mapping[str, float] | None = None) -> ReadRun:
+def run(ranking: str, stances: Mapping[str, str] | None = None, scores: Mapping[str, float] | None = None) -> ParsedRun:
     """A run of topic 1 over documents of one letter; each is PRO, and scores fall by one, unless others are given."""
     lines = [
         Candidate("1", document, rank, (scores or {}).get(document, 10.0 - rank))
         for rank, document in enumerate(ranking, start=1)
     ]
-    return ReadRun({"1": lines}, {("1", document): (stances or {}).get(document, "PRO") for document in ranking})
+    return ParsedRun({"1": lines}, {("1", document): (stances or {}).get(document, "PRO") for document in ranking})
 
 
 def test_documents_that_came_or_went_moved_furthest_and_the_others_by_their_ranks() -> None:

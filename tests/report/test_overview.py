@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from touche_llm.data.records import Candidate
-from touche_llm.data.trec_runs import ReadRun
+from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.report.overview import cost_of, imputed_of, label_sets, left, moved, people_labels, people_of, shares_of
 from touche_llm.report.records import Left, Row
@@ -83,7 +83,7 @@ def test_labels_are_counted_over_all_lines_and_the_first_of_each_topic() -> None
     stances = {(topic, each.document_id): "PRO" for topic, ranking in rankings.items() for each in ranking}
     stances["1", "d6"] = stances["1", "d21"] = "CON"
     del stances["2", "d1"]
-    sets = label_sets(ReadRun(rankings, stances))
+    sets = label_sets(ParsedRun(rankings, stances))
     assert {name: (len(given), given.count("CON")) for name, given in sets.items()} == {
         "all lines": (23, 2),
         "first 5": (7, 0),

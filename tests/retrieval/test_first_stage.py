@@ -15,8 +15,8 @@ from touche_llm.corpus.json_lines import read_passages
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.errors import DataError
-from touche_llm.retrieval.base import top_candidates
-from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index, folder_of, open_index
+from touche_llm.retrieval.base import select_candidates
+from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index, get_index_folder, open_index
 from touche_llm.retrieval.okapi import OkapiIndex
 
 Retrieve = Callable[..., list[list[Candidate]]]
@@ -184,7 +184,7 @@ def test_the_best_are_those_of_a_full_sort(values: list[float], depth: int, rand
     names = [f"d{n}" for n in range(len(values))]
     random.shuffle(names)
     expected = sorted((-score, name) for score, name in zip(values, names, strict=True) if score > 0)[:depth]
-    found = top_candidates(Topic("1", "t"), np.asarray(values), lambda rows: [names[row] for row in rows], depth)
+    found = select_candidates(Topic("1", "t"), np.asarray(values), lambda rows: [names[row] for row in rows], depth)
     assert found == [Candidate("1", name, rank, -score) for rank, (score, name) in enumerate(expected, start=1)]
 
 
@@ -234,7 +234,7 @@ def test_opening_an_index_of_other_settings_is_an_error_that_names_them(
     ensure_index(store, ANY, lambda message: None)
     with pytest.raises(DataError) as caught:
         open_index(store, ANY.model_copy(update={name: value}))
-    assert str(caught.value).startswith(f"{folder_of(store)}: the index has {name} {old}, not {value};")
+    assert str(caught.value).startswith(f"{get_index_folder(store)}: the index has {name} {old}, not {value};")
 
 
 def test_opening_no_index_is_an_error_that_says_how_to_build_one(make_store: MakeStore) -> None:
@@ -256,7 +256,7 @@ def test_an_index_made_from_or_by_something_else_is_not_used(
 ) -> None:
     store = make_store(CORPUS)
     ensure_index(store, ANY, lambda message: None)
-    manifest = folder_of(store) / "manifest.json"
+    manifest = get_index_folder(store) / "manifest.json"
     text = manifest.read_text()
     assert old in text
     manifest.write_text(text.replace(old, new))

@@ -21,9 +21,9 @@ from touche_llm.corpus.json_lines import read_passages
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.errors import DataError
 from touche_llm.retrieval import postings
-from touche_llm.retrieval.base import best_rows
-from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index, folder_of, open_index
-from touche_llm.text.analysis import Analyser
+from touche_llm.retrieval.base import select_best_rows
+from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index, get_index_folder, open_index
+from touche_llm.text.analysis import Analyzer
 
 TEXTS = [f"common word{n % 7} word{n % 7} of the rare{n}" for n in range(200)] + ["the of", "common"]
 
@@ -48,7 +48,7 @@ def small_blocks(store: DocumentStore, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def index_files(store: DocumentStore) -> dict[str, bytes]:
     ensure_index(store, Bm25Settings(), lambda _: None)
-    return {path.name: path.read_bytes() for path in folder_of(store).iterdir()}
+    return {path.name: path.read_bytes() for path in get_index_folder(store).iterdir()}
 
 
 def test_a_block_says_where_each_term_is_and_how_often(store: DocumentStore) -> None:
@@ -57,7 +57,7 @@ def test_a_block_says_where_each_term_is_and_how_often(store: DocumentStore) -> 
     assert list(vocabulary.values()) == list(range(len(names)))
     terms = [names[term] for term in np.repeat(block.terms, block.rows_of_term)]
     found = set(zip(block.rows.tolist(), terms, block.frequencies.tolist(), strict=True))
-    analysed = [Analyser().terms(text) for text in TEXTS]
+    analysed = [Analyzer().analyze(text) for text in TEXTS]
     assert found == {(row, *item) for row, each in enumerate(analysed) for item in Counter(each).items()}
     assert block.lengths.tolist() == [len(each) for each in analysed]
 
@@ -67,7 +67,7 @@ def test_a_block_says_where_each_term_is_and_how_often(store: DocumentStore) -> 
 def test_the_index_is_the_same_to_the_byte_in_any_number_of_processes(
     store: DocumentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    monkeypatch.setattr(postings, "cores", lambda: count)
+    monkeypatch.setattr(postings, "count_cores", lambda: count)
     in_parts = index_files(store)
     monkeypatch.setattr(postings, "BLOCK_BYTES", 2**40)
     with store_of(tmp_path / "whole", TEXTS) as whole:
@@ -87,7 +87,7 @@ word = st.sampled_from([f"w{n}" for n in range(12)] + ["the"])
 def test_scores_are_those_that_bm25s_computes(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], method: Any, k1: float, b: float
 ) -> None:
-    analysed = [Analyser().terms(text) for text in texts]
+    analysed = [Analyzer().analyze(text) for text in texts]
     vocabulary = {term: number for number, term in enumerate(sorted({term for each in analysed for term in each}))}
     rows = [[vocabulary[term] for term in each] for each in analysed]
     with store_of(tmp_path_factory.mktemp("generated"), texts) as store:
@@ -121,7 +121,7 @@ def test_a_corpus_without_what_is_to_be_indexed_has_no_word(store: DocumentStore
 def test_the_best_rows_are_those_no_worse_than_the_last_of_them(scores: list[int], number: int, kind: Any) -> None:
     ranked = sorted((score for score in scores if score > 0), reverse=True)[:number]
     expected = [row for row, score in enumerate(scores) if ranked and score >= ranked[-1]]
-    assert best_rows(np.array(scores, dtype=kind) / 3, number).tolist() == expected
+    assert select_best_rows(np.array(scores, dtype=kind) / 3, number).tolist() == expected
 
 
 def test_a_term_in_more_than_half_of_the_documents_is_passed_over(store: DocumentStore) -> None:

@@ -13,12 +13,12 @@ from touche_llm.data.records import Document, Part, Topic
 from touche_llm.errors import BadLine
 from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index
 from touche_llm.retrieval.sentences import (
-    NearDuplicates,
+    DuplicateFilter,
     SentenceSettings,
+    is_self_contained,
     jaccard,
-    joined,
+    join_scores,
     retrieve_sentences,
-    stands_alone,
 )
 
 TOPIC = Topic("1", "Should zoos be closed?")
@@ -81,13 +81,13 @@ def test_scores_are_joined_by_their_shares() -> None:
     arguments, sentences = np.array([4.0, 2.0, 1.0]), np.array([0.0, 5.0, 10.0, 0.0])
     parents = np.array([0, 1, 2, 2])
     settings = SentenceSettings(arguments=2, argument_share=0.4)
-    rows, scores = joined(arguments, sentences, parents, settings)
+    rows, scores = join_scores(arguments, sentences, parents, settings)
     assert rows.tolist() == [0, 1, 2]
     assert scores.tolist() == pytest.approx([0.4 * 1.0, 0.6 * 0.5 + 0.4 * 0.5, 0.6])
 
 
 def test_where_nothing_matches_there_is_no_sentence() -> None:
-    rows, scores = joined(np.zeros(2), np.zeros(3), np.array([0, 0, 1]), SentenceSettings())
+    rows, scores = join_scores(np.zeros(2), np.zeros(3), np.array([0, 0, 1]), SentenceSettings())
     assert (rows.tolist(), scores.tolist()) == ([], [])
 
 
@@ -110,7 +110,7 @@ def test_where_nothing_matches_there_is_no_sentence() -> None:
     ],
 )
 def test_what_can_stand_alone(text: str, alone: bool) -> None:
-    assert stands_alone(text, SentenceSettings()) is alone
+    assert is_self_contained(text, SentenceSettings()) is alone
 
 
 TERMS = st.frozensets(st.sampled_from("abcdefghij"), max_size=8)
@@ -122,5 +122,5 @@ def test_near_duplicates_are_those_that_comparing_all_pairs_finds(sets: list[fro
     for place, terms in enumerate(sets):
         if terms and all(jaccard(terms, sets[other]) < threshold for other in expected):
             expected.append(place)
-    seen = NearDuplicates(threshold)
+    seen = DuplicateFilter(threshold)
     assert [place for place, terms in enumerate(sets) if seen.add(terms)] == expected

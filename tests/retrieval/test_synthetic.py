@@ -9,7 +9,7 @@ from benchmarks import synthetic
 from touche_llm.corpus.args_me import read_arguments
 from touche_llm.corpus.json_lines import read_passages
 from touche_llm.data.topics import read_topics
-from touche_llm.text.analysis import Analyser
+from touche_llm.text.analysis import Analyzer
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def fewer_words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_word_is_changed_by_the_analyser_or_occurs_twice() -> None:
     words = synthetic.words(20_000)
-    assert Analyser().terms(" ".join(words)) == words
+    assert Analyzer().analyze(" ".join(words)) == words
     assert len(set(words)) == 20_000
 
 
@@ -32,8 +32,8 @@ def test_as_many_passages_as_asked_for_with_ids_of_their_own(tmp_path: Path, nam
     synthetic.write_passages(tmp_path / name, 1_000, seed=3)
     documents = [document for _, document in read_passages(tmp_path / name)]
     assert len({each.id for each in documents}) == len(documents) == 1_000
-    analyser = Analyser()
-    assert sum(len(analyser.terms(each.text)) for each in documents) / 1_000 == pytest.approx(110, rel=0.05)
+    analyzer = Analyzer()
+    assert sum(len(analyzer.analyze(each.text)) for each in documents) / 1_000 == pytest.approx(110, rel=0.05)
 
 
 def test_as_many_sentences_as_asked_for_with_ids_of_their_own(tmp_path: Path) -> None:

@@ -7,24 +7,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from touche_llm.data.records import Topic
-from touche_llm.text.analysis import Analyser
-from touche_llm.text.boilerplate import content_lines, lines_of
-from touche_llm.text.passages import GAP_MARK, PASSAGE_CHARS, Excerpts, excerpts
-from touche_llm.text.sanitize import neutralise
+from touche_llm.text.analysis import Analyzer
+from touche_llm.text.boilerplate import select_content, split_lines
+from touche_llm.text.passages import GAP_MARK, PASSAGE_CHARS, RankedPassages, rank_passages
+from touche_llm.text.sanitize import sanitize
 
 TOPIC = Topic("2", "Is vaping with e-cigarettes safe?", "The user wonders about risks.", "Health effects of nicotine.")
-ANALYSER = Analyser()
+ANALYZER = Analyzer()
 ARGUMENT = "Vaping is safer than smoking, since nicotine alone harms the health of the lungs far less than tar."
 FILLER = [f"The village fair of {1700 + n} was held on the green near the old mill." for n in range(600)]
 MANY = " ".join([*FILLER[:300], ARGUMENT, *FILLER[300:]])
 
 
-def made(text: str, passage_chars: int = PASSAGE_CHARS) -> Excerpts:
-    return excerpts(text, TOPIC, ANALYSER, passage_chars)
+def made(text: str, passage_chars: int = PASSAGE_CHARS) -> RankedPassages:
+    return rank_passages(text, TOPIC, ANALYZER, passage_chars)
 
 
 def content(text: str) -> list[str]:
-    return [text[start:end] for start, end in content_lines(text, lines_of(text))]
+    return [text[start:end] for start, end in select_content(text, split_lines(text))]
 
 
 def test_menus_notices_links_breadcrumbs_and_repetitions_are_left_out_and_sentences_and_headings_kept() -> None:
@@ -213,13 +213,13 @@ texts = st.lists(st.sampled_from(WORDS + ODD) | st.text(max_size=8), max_size=60
 def test_the_parts_are_exactly_what_is_shown(text: str, passage_chars: int, count: int) -> None:
     document = made(text, passage_chars)
     for excerpt in (document.whole, document.best(count)):
-        assert essence(excerpt.text) == essence(neutralise(" ".join(text[start:end] for start, end in excerpt.parts)))
-        assert neutralise(excerpt.text) == excerpt.text
+        assert essence(excerpt.text) == essence(sanitize(" ".join(text[start:end] for start, end in excerpt.parts)))
+        assert sanitize(excerpt.text) == excerpt.text
         ends = [place for part in excerpt.parts for place in part]
         assert ends == sorted(ends) and all(start < end for start, end in excerpt.parts)
     assert essence(document.best(document.count).text) == essence(document.whole.text)
     if document.complete:
-        assert essence(document.whole.text) == essence(neutralise(text))
+        assert essence(document.whole.text) == essence(sanitize(text))
 
 
 @given(texts, st.integers(1, 60), st.integers(0, 80))
@@ -227,7 +227,7 @@ def test_the_head_of_the_best_passage_points_to_what_it_shows(text: str, passage
     document = made(text, passage_chars)
     head = document.head(chars)
     assert head.text == document.passage[:chars]
-    shown = neutralise(" ".join(text[start:end] for start, end in head.parts))
+    shown = sanitize(" ".join(text[start:end] for start, end in head.parts))
     assert "".join(head.text.split()) == "".join(shown.split())
 
 

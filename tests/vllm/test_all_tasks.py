@@ -47,7 +47,7 @@ def test_topics_get_a_valid_run_that_can_be_replayed(
     assert "warning" not in touche("validate", out / "run.txt", *given.options).stdout
     sizes = Counter(line.topic_id for line in run_lines(out / "run.txt"))
     assert set(sizes) == {topic.id for topic in read_topics(given.topics)[: TOPICS[task]]}
-    assert min(sizes.values()) >= max(given.task.least_per_topic, 1)
+    assert min(sizes.values()) >= max(given.task.min_per_topic, 1)
 
     # Long documents are excerpts, and their judgments say which.
     cut = [each.cut for each in read_records(out / "judgments.jsonl", Judgment, "judgments") if each.cut]

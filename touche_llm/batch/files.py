@@ -20,7 +20,7 @@ from pathlib import Path
 import orjson
 
 from touche_llm.config import Config
-from touche_llm.data.files import check_output, read_record, sha256, whole_file, write_records
+from touche_llm.data.files import check_output, open_atomic, read_record, sha256, write_records
 from touche_llm.data.json_records import JsonModel
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.llm.answers import OUTCOMES, UnusableAnswer
@@ -169,7 +169,7 @@ def write_requests(
             for number in range(1, shards + 1):
                 name = path.with_name(f"{path.stem}-{number:05}-of-{shards:05}{path.suffix}") if shards > 1 else path
                 size = math.ceil((count - sum(each for _, each in files)) / (shards - number + 1))
-                stream = stack.enter_context(whole_file(name))
+                stream = stack.enter_context(open_atomic(name))
                 digest = hashlib.sha256()
                 for request in islice(waiting, size):
                     line = request_line(request)

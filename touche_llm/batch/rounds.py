@@ -11,7 +11,7 @@ from pathlib import Path
 from touche_llm.batch.files import Import, asks_model, import_replies, pending_requests, request_line
 from touche_llm.batch.runner import TITLES, answer_file
 from touche_llm.config import Config
-from touche_llm.data.scratch import BUILDING, remove_abandoned, scratch
+from touche_llm.data.scratch import BUILDING, open_scratch, remove_abandoned
 from touche_llm.errors import EngineError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engines.batch_replies import MAX_REPLIES
@@ -68,7 +68,7 @@ async def answer_stage(
             requests = export.requests[:MAX_REPLIES]
             cache = config.cache.file
             cache.parent.mkdir(parents=True, exist_ok=True)
-            with scratch(cache.with_name("batch"), BUILDING) as (place, _):
+            with open_scratch(cache.with_name("batch"), BUILDING) as (place, _):
                 with (place / "requests.jsonl").open("wb") as stream:
                     stream.writelines(map(request_line, requests))
                 title = f"{stage}, round {number}: {len(requests):,} requests to {TITLES[config.engine.runner]}"

@@ -15,7 +15,7 @@ import orjson
 
 from touche_llm.data.files import iterate_records
 from touche_llm.data.json_records import JsonStruct
-from touche_llm.data.scratch import BUILDING, remove_abandoned, scratch
+from touche_llm.data.scratch import BUILDING, open_scratch, remove_abandoned
 from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.llm.engines.batch_replies import read_replies
 from touche_llm.llm.engines.vllm_common import model_folder, start_options
@@ -90,7 +90,7 @@ async def answer_file(
         )
     title = TITLES[engine.runner]
     responses.parent.mkdir(parents=True, exist_ok=True)
-    with scratch(responses, BUILDING) as (place, _):
+    with open_scratch(responses, BUILDING) as (place, _):
         written = place / responses.name
         if engine.runner is Runner.VLLM:
             options = start_options(engine.options)

@@ -16,9 +16,9 @@ from touche_llm import __version__
 from touche_llm.cli.command import Command
 from touche_llm.cli.log import logged, take_options
 from touche_llm.cli.streams import open_streams
-from touche_llm.data.databases import database_problem
+from touche_llm.data.databases import describe_database_error
 from touche_llm.data.files import check_name
-from touche_llm.errors import ToucheError, os_problem, printable
+from touche_llm.errors import ToucheError, describe_os_error, to_printable
 
 # Each command and the module that holds it: a function of its name, or `app`, which has commands of its own.
 COMMANDS = {
@@ -146,7 +146,7 @@ def main() -> None:
     except OSError as error:
         if debug:
             raise
-        print(printable(f"error: {os_problem(error)}"), file=sys.stderr)
+        print(to_printable(f"error: {describe_os_error(error)}"), file=sys.stderr)
         sys.exit(1)
     except MemoryError:
         if debug:
@@ -161,10 +161,10 @@ def main() -> None:
         # Arguments were checked; what is left are names in folders, and of the current folder.
         if debug:
             raise
-        print(printable(f"error: {error.object:.200}: not UTF-8; rename the file or folder"), file=sys.stderr)
+        print(to_printable(f"error: {error.object:.200}: not UTF-8; rename the file or folder"), file=sys.stderr)
         sys.exit(1)
     except sqlite3.Error as error:
         if debug:
             raise
-        print(printable(f"error: {database_problem(error)}; what was stored before is kept"), file=sys.stderr)
+        print(to_printable(f"error: {describe_database_error(error)}; what was stored before is kept"), file=sys.stderr)
         sys.exit(1)

@@ -18,7 +18,7 @@ from touche_llm.cli import stages
 from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.data.files import check_output
-from touche_llm.errors import UsageError, printable
+from touche_llm.errors import UsageError, to_printable
 from touche_llm.llm.engines.vllm_common import start_options
 from touche_llm.llm.settings import EngineConfig, Runner
 from touche_llm.pipeline.dry_run import StageName
@@ -193,7 +193,7 @@ def import_(
     found = [("stored", done.stored, ""), *((kind, len(all_), all_[0]) for kind, all_ in kinds.items())]
     if output is Format.TABLE:
         for name, count, example in found:
-            print(f"{count:>8,} {name}" + (f": as {printable(example)}" if example else ""))
+            print(f"{count:>8,} {name}" + (f": as {to_printable(example)}" if example else ""))
     else:
         print_rows(output, [{"outcome": name, "count": count, "example": one or None} for name, count, one in found])
     if done.refused:
@@ -254,7 +254,7 @@ def _export(batch: Batch, out: Path) -> str:
 
 
 def _spelled(*command: str) -> str:
-    return printable(shlex.join(command))
+    return to_printable(shlex.join(command))
 
 
 def _tell_end(output: Format, batch: Batch, out: Path, failed: int) -> None:

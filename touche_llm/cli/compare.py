@@ -12,7 +12,7 @@ from touche_llm.cli import figures as f
 from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, say
 from touche_llm.data.files import check_output
-from touche_llm.errors import UsageError, printable
+from touche_llm.errors import UsageError, to_printable
 from touche_llm.evaluation.measures import describe_coverage
 from touche_llm.pipeline.run_files import RUN
 from touche_llm.tasks import get_task
@@ -76,7 +76,7 @@ def compare(
     if run_topics or limits:
         qrels = f.of_all_runs(qrels, kept)
     evaluations = f.evaluate_runs(kept, qrels, depth or f.recall_depth(given))
-    name = printable(str(baseline))
+    name = to_printable(str(baseline))
     held = next(each for each in evaluations if each.name == name)
     frame, remarks = compare_runs(held, [each for each in evaluations if each is not held])
     notes = [*limits, *f.fitted(kept, qrels), *remarks]

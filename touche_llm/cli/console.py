@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from touche_llm.errors import printable
+from touche_llm.errors import to_printable
 from touche_llm.llm.counts import Counts
 
 _LOG = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class ConsoleProgress:
 
     def warn(self, message: str) -> None:
         """Print a line; text from files is not taken for markup."""
-        self.console.print(printable(f"note: {message}"), markup=False)
+        self.console.print(to_printable(f"note: {message}"), markup=False)
 
     @contextmanager
     def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[Callable[[], None]]:
@@ -127,7 +127,7 @@ class _Stage:
         rate = self.rate()
         left = f", {(self.total - self.done) / rate:,.0f} s left" if self.done < self.total and rate > 0 else ""
         elapsed = time.monotonic() - self._started
-        return printable(
+        return to_printable(
             f"{self.title}: {self.done:,}/{self.total:,} in {elapsed:.1f} s{left}, {self.facts(wide=True)}"
         )
 
@@ -140,4 +140,4 @@ class _Facts(ProgressColumn):
         self._state, self._wide = state, wide
 
     def render(self, task: Task) -> Text:
-        return Text(printable(self._state.facts(self._wide)), overflow="ellipsis", no_wrap=True)
+        return Text(to_printable(self._state.facts(self._wide)), overflow="ellipsis", no_wrap=True)

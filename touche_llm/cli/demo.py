@@ -112,7 +112,7 @@ def _shown(config: Config, out: Path) -> Iterator[dict[str, Any]]:
             for each in run.rankings[topic.id][:_SHOWN_RANKS]:
                 judgment = judgments[topic.id, each.document_id]
                 label = run.stances[topic.id, each.document_id]
-                shown = task.question.show(topic, corpus.documents.get(each.document_id))
+                shown = task.question.render(topic, corpus.documents.get(each.document_id))
                 seen = shown.document if isinstance(shown.document, str) else shown.document.passage
                 yield {
                     "task": task.name,

@@ -15,8 +15,8 @@ from rich.table import Table
 
 from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.output import Format, plain, print_rows, show_table
-from touche_llm.data.trec_runs import ReadRun, read_run
-from touche_llm.errors import DataError, UsageError, printable
+from touche_llm.data.trec_runs import ParsedRun, read_run
+from touche_llm.errors import DataError, UsageError, to_printable
 from touche_llm.evaluation.coverage import describe_fitted, describe_limits
 from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.pipeline.run_files import CANDIDATES, CONFIG, METADATA, RUN
@@ -75,7 +75,7 @@ class Given(NamedTuple):
     """
 
     name: str
-    run: ReadRun
+    run: ParsedRun
     folder: Path | None = None
     first_stage: bool = False
     limited: bool = False
@@ -101,9 +101,9 @@ def given_runs(paths: Iterable[Path], qrels: Qrels, task: Task, first_stage: Pat
     if first_stage is not None:
         if not qrels.grades:
             raise UsageError("--first-stage is measured by grades; give --relevance or others of them")
-        runs.append(Given(f"{printable(str(first_stage))} (first stage)", read_run(first_stage), first_stage=True))
+        runs.append(Given(f"{to_printable(str(first_stage))} (first stage)", read_run(first_stage), first_stage=True))
     for path in paths:
-        name = printable(str(path))
+        name = to_printable(str(path))
         if any(name == each.name for each in runs):
             raise UsageError(f"{path}: is given twice; name each run once")
         folder, limited, fitted_on = _folder_of(path), False, tuple[str, ...]()

@@ -12,7 +12,7 @@ from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.data.files import check_output
 from touche_llm.data.lines import is_word
 from touche_llm.data.trec_runs import read_run, write_run
-from touche_llm.errors import UsageError, printable
+from touche_llm.errors import UsageError, to_printable
 from touche_llm.pipeline.candidates import listed
 from touche_llm.ranking.fusion import DEFAULT_K, FusionSettings, check_weights, fuse_runs
 from touche_llm.tasks import TASKS, get_task
@@ -55,8 +55,8 @@ def fuse(
     check_weights(weights, len(runs))
     if not is_word(tag):
         raise UsageError("--tag: must be one word: a run line has six columns")
-    if known is not None and depth > known.most_per_topic:
-        raise UsageError(f"--depth: {known.name} takes at most {known.most_per_topic} documents a topic")
+    if known is not None and depth > known.max_per_topic:
+        raise UsageError(f"--depth: {known.name} takes at most {known.max_per_topic} documents a topic")
     check_output(out, overwrite, runs)
     labels = known.stances if known is not None else None
     read = [read_run(run, labels) for run in runs]
@@ -70,7 +70,7 @@ def fuse(
     if fused.partial:
         names = listed(fused.partial)
         partial = f"topics not in every run, fused from those that have them: {len(fused.partial):,} ({names})"
-        say(output, printable(partial))
+        say(output, to_printable(partial))
     if fused.disagreeing:
         disagreeing = f"documents whose stance the runs disagree on: {fused.disagreeing:,}"
         say(output, f"{disagreeing} (the first run that has one is heard)")

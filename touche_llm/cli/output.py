@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from touche_llm.cli.streams import write_as_utf8
-from touche_llm.errors import printable
+from touche_llm.errors import to_printable
 
 
 class Format(StrEnum):
@@ -71,7 +71,7 @@ def _value(value: Any) -> Any:
         case Path():
             return os.fsencode(value).decode(errors="replace")
         case str():
-            return printable(value)
+            return to_printable(value)
         case float() if math.isnan(value):
             return None
         case _:
@@ -88,4 +88,4 @@ def show_table(table: Table) -> None:
 
 def plain(text: str) -> Text:
     """A table cell that shows text from outside as it is: no markup, no control characters."""
-    return Text(printable(text))
+    return Text(to_printable(text))

@@ -19,7 +19,7 @@ from touche_llm.cli.prompts_render import NameArgument, TokenizerOption
 from touche_llm.config import CacheConfig
 from touche_llm.data.records import Topic
 from touche_llm.data.topics import read_topics
-from touche_llm.errors import UsageError, printable
+from touche_llm.errors import UsageError, to_printable
 from touche_llm.llm.answers import labels_of
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.settings import SamplingConfig
@@ -66,7 +66,7 @@ def list_(
         print_rows(output, [_row(each) for each in found], _COLUMNS)
     wrong = [each for each in found if each.error]
     for each in wrong:
-        say(output, printable(f"error: {each.error}"))
+        say(output, to_printable(f"error: {each.error}"))
     if wrong:
         raise typer.Exit(1)
 
@@ -87,12 +87,12 @@ def show_(
         print_rows(output, [row | {"examples": len(prompt.examples)} for row in rows])
         return
     header = prompt.header
-    print(printable(f"{prompt.name}, version {header.version}, hash {prompt.hash}: {header.purpose}"))
-    print(printable(f"answer: {purpose.name}: {fields_of(purpose)}"))
+    print(to_printable(f"{prompt.name}, version {header.version}, hash {prompt.hash}: {header.purpose}"))
+    print(to_printable(f"answer: {purpose.name}: {fields_of(purpose)}"))
     if prompt.examples:
-        print(printable(f"{len(prompt.examples)} examples: {examples_path(prompt.path)}"))
+        print(to_printable(f"{len(prompt.examples)} examples: {examples_path(prompt.path)}"))
     for path, text in texts.items():
-        print(printable(f"\n── {path} ──\n{text.strip().expandtabs()}"))
+        print(to_printable(f"\n── {path} ──\n{text.strip().expandtabs()}"))
 
 
 @app.command("check")
@@ -208,7 +208,7 @@ def _print_checks(output: Format, rows: Sequence[tuple[Found, Checked]], tokeniz
     print("tokens: of the longest topic's prompt, documents left out" + ("" if tokenizer else _ESTIMATED))
     for found, checked in rows:
         for finding in checked.findings:
-            print(printable(f"{finding.level}: {found.task.name} {found.name}: {finding.message}"))
+            print(to_printable(f"{finding.level}: {found.task.name} {found.name}: {finding.message}"))
 
 
 _ESTIMATED = "; estimated at four characters each, the chat template left out (--tokenizer FOLDER counts)"

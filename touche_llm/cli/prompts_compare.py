@@ -15,7 +15,7 @@ from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.output import Format, FormatOption, plain, print_rows, say
 from touche_llm.cli.stages import FAILURES_EXIT, asked
 from touche_llm.data.files import check_output
-from touche_llm.errors import UsageError, printable
+from touche_llm.errors import UsageError, to_printable
 from touche_llm.pipeline.common import by_kind
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def compare(
 
         size = write_matrix(found, qrels, {name: path for name, path in files.items() if path is not None}, html)
         say(output, f"page: {html} ({size:,} bytes)")
-    say(output, printable(found.verdict.sentence))
+    say(output, to_printable(found.verdict.sentence))
     _end(output, found)
 
 
@@ -174,8 +174,8 @@ def _show(found: PromptComparison, part: Part) -> None:
                 f.spelled(change["p_holm"]),
                 f"{change['wins']}/{change['ties']}/{change['losses']}",
             ]
-            rows.append((named(measure), printable(variant.name), cells))
-    first = printable(found.variants[0].name)
+            rows.append((named(measure), to_printable(variant.name), cells))
+    first = to_printable(found.variants[0].name)
     f.show_figures(f"difference to {first}", ("difference", "95 % interval", "p Holm", "+/=/-"), f.grouped(rows))
 
 
@@ -237,6 +237,6 @@ def _end(output: Format, found: PromptComparison) -> None:
     if failures:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in by_kind(failures).items())
         reasons = Counter(failure.attempts[-1].reason for failure in failures)
-        say(output, f"failures: {kinds}; most often: {printable(reasons.most_common(1)[0][0])}")
+        say(output, f"failures: {kinds}; most often: {to_printable(reasons.most_common(1)[0][0])}")
         say(output, "documents without an answer are ranked last; the same command asks for them again")
         raise typer.Exit(FAILURES_EXIT)

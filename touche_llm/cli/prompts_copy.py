@@ -11,8 +11,8 @@ import typer
 from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.cli.prompts_render import NameArgument
-from touche_llm.data.files import whole_file
-from touche_llm.errors import UsageError, printable
+from touche_llm.data.files import open_atomic
+from touche_llm.errors import UsageError, to_printable
 from touche_llm.prompts.catalog import load_named
 from touche_llm.prompts.prompt import examples_path
 from touche_llm.prompts.templates import read_text
@@ -51,18 +51,18 @@ def copy(
     texts.append((mine, read_text(prompt.path)))
     for path, text in texts:
         try:
-            with whole_file(path) as stream:
+            with open_atomic(path) as stream:
                 stream.write(text.encode())
         except OSError as error:
             raise UsageError(f"{path}: cannot write it: {error.strerror}") from error
     if output is not Format.TABLE:
         print_rows(output, [{"prompt": prompt.label, "file": path} for path, _ in texts])
     for path, _ in texts if output is Format.TABLE else ():
-        print(printable(f"wrote {path}"))
+        print(to_printable(f"wrote {path}"))
     version = prompt.header.version
     say(
         output,
-        printable(
+        to_printable(
             f"next: change a sentence of {mine} and raise its version, {version} to {version + 1}; then\n"
             f"  touche-llm prompts check {mine} --task {of_task.name}"
         ),

@@ -16,7 +16,7 @@ from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.output import Format, FormatOption, print_rows
 from touche_llm.config import Config
 from touche_llm.data.records import Cut
-from touche_llm.errors import printable
+from touche_llm.errors import to_printable
 from touche_llm.llm.engines.dry_run import DryEngine, OverlayCache
 from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.tokenizer import ChatTokenizer
@@ -149,11 +149,11 @@ def told(cut: Cut) -> str:
 def print_messages(messages: Iterable[tuple[str, str]]) -> None:
     """Print messages of a chat, each its role and its text."""
     for role, text in messages:
-        print(printable(f"── {role} ──\n{text.expandtabs()}\n"))
+        print(to_printable(f"── {role} ──\n{text.expandtabs()}\n"))
 
 
 def _show(prompt: Prompt, topic: str, ids: tuple[str, ...], parts: list[Part], marked: bool, estimated: bool) -> None:
-    print(printable(f"{prompt.label}, topic {topic}" + (f", {' '.join(ids)}" if ids else "")) + "\n")
+    print(to_printable(f"{prompt.label}, topic {topic}" + (f", {' '.join(ids)}" if ids else "")) + "\n")
     messages: dict[int, list[Part]] = {}
     for part in parts:
         messages.setdefault(part.message, []).append(part)
@@ -168,7 +168,7 @@ def _show(prompt: Prompt, topic: str, ids: tuple[str, ...], parts: list[Part], m
         for part in of:
             if not coloured and part.shared != before:
                 text.append(f"‹{_NAMES[part.shared]}› ")
-            text.append(printable(part.text.expandtabs()), style=f"not bold {_STYLES[part.shared]}")
+            text.append(to_printable(part.text.expandtabs()), style=f"not bold {_STYLES[part.shared]}")
             before = part.shared
         console.print(text, end="\n\n")
     for shared, named in _NAMES.items():

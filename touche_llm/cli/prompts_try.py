@@ -26,7 +26,7 @@ from touche_llm.cli.prompts_render import (
 from touche_llm.cli.stages import FAILURES_EXIT, asked
 from touche_llm.config import Config
 from touche_llm.data.records import Reading
-from touche_llm.errors import DataError, EngineError, PromptError, ReplayMiss, UsageError, printable
+from touche_llm.errors import DataError, EngineError, PromptError, ReplayMiss, UsageError, to_printable
 from touche_llm.evaluation.qrels import STANCE, Qrels
 from touche_llm.llm.model import Answered
 from touche_llm.pipeline.candidates import choose_topics
@@ -200,19 +200,19 @@ def _differences(before: _Tried, after: _Tried) -> list[str]:
             for name in names
             if _value(old.get(name)) != _value(trial.values.get(name))
         ]
-        lines.append(printable(f"  {_about(trial)}: {', '.join(changed) or 'none'}"))
+        lines.append(to_printable(f"  {_about(trial)}: {', '.join(changed) or 'none'}"))
     return lines
 
 
 def _show(prompt: Prompt, subject: Subject, trials: list[Trial], qrels: Qrels | None, verbose: bool) -> None:
     topic = subject.topic
     objects = f" ({topic.objects[0]} or {topic.objects[1]})" if topic.objects else ""
-    print(printable(f"{prompt.label}, topic {topic.id}: {topic.title}{objects}"))
+    print(to_printable(f"{prompt.label}, topic {topic.id}: {topic.title}{objects}"))
     for trial in trials:
         print()
         if verbose and trial.request is not None:
             print_messages((each.role, each.content) for each in trial.request.messages)
-        print(printable("\n".join(_lines(trial, topic.id, qrels))))
+        print(to_printable("\n".join(_lines(trial, topic.id, qrels))))
 
 
 def _lines(trial: Trial, topic_id: str, qrels: Qrels | None) -> list[str]:

@@ -22,7 +22,7 @@ from touche_llm.config import Config
 from touche_llm.data.files import read_records
 from touche_llm.data.records import Failure, Judgment
 from touche_llm.data.trec_runs import read_run
-from touche_llm.errors import UsageError, printable
+from touche_llm.errors import UsageError, to_printable
 from touche_llm.llm.cache import kept
 from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline import run_files
@@ -370,7 +370,7 @@ def end(output: Format, out: Path, failures: list[Failure]) -> None:
     if failures:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in by_kind(failures).items())
         reasons = Counter(failure.attempts[-1].reason for failure in failures)
-        say(output, f"failures: {kinds}; most often: {printable(reasons.most_common(1)[0][0])}")
+        say(output, f"failures: {kinds}; most often: {to_printable(reasons.most_common(1)[0][0])}")
         files = [out / name for name in run_files.ALL_FAILURES if (out / name).exists() and (out / name).stat().st_size]
         say(output, f"what came back each time is in {' and '.join(map(str, files))}")
         raise typer.Exit(FAILURES_EXIT)

@@ -48,7 +48,7 @@ def validate(
         problems = validate_run(run, known, topic_ids=topic_ids)
     else:
         with open_local(corpus, index, known, bool(skip_bad_lines), ConsoleProgress().warn) as opened:
-            unknown = opened.documents.unknown
+            unknown = opened.documents.find_unknown
             problems = validate_run(run, known, topic_ids=topic_ids, unknown_documents=unknown)
     notes, warnings = ([], []) if problems else _remarks(run, known, topic_ids)
     if output is Format.TABLE:
@@ -59,7 +59,7 @@ def validate(
             print(f"warning: {warning}")
         if len(warnings) > _MANY:
             more = len(warnings) - _MANY
-            print(f"warning: and {more} more topics with fewer than {known.least_per_topic} lines")
+            print(f"warning: and {more} more topics with fewer than {known.min_per_topic} lines")
     else:
         # Line 0 is the file as a whole.
         found = [("error", each.line or None, each.message) for each in problems]
@@ -90,11 +90,11 @@ def _show(run: Path, problems: list[RunProblem], every: bool) -> None:
 
 def _remarks(run: Path, task: Task, topic_ids: Collection[str] | None) -> tuple[list[str], list[str]]:
     """What should be known of a valid run: notes, and warnings."""
-    rankings = read_candidates(run, task.most_per_topic)
+    rankings = read_candidates(run, task.max_per_topic)
     notes = []
     if topic_ids is not None and len(topic_ids) > len(rankings):
         notes.append(f"{len(topic_ids) - len(rankings)} of {len(topic_ids)} topics have no line")
-    least = task.least_per_topic
+    least = task.min_per_topic
     return notes, [
         f"topic {topic} has {len(lines)} lines, the organisers want at least {least}"
         for topic, lines in rankings.items()

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
-from touche_llm.corpus.json_lines import good_documents
-from touche_llm.data.lines import ID_FORM, file_lines, is_word, open_packed
+from touche_llm.corpus.json_lines import parse_documents
+from touche_llm.data.lines import ID_FORM, is_word, open_maybe_gzip, read_lines
 from touche_llm.data.records import Document, Part
 from touche_llm.errors import BadLine, DataError
 
@@ -54,12 +54,12 @@ def read_arguments(path: Path, on_bad_line: Callable[[BadLine], None] | None = N
             not such a Python literal, an unknown stance, a sentence id twice, no sentence.
         DataError: another header, or the file cannot be read, is damaged or ends too early.
     """
-    return good_documents(_rows(path), lambda row, line: _argument(row, path, line), on_bad_line)
+    return parse_documents(_rows(path), lambda row, line: _argument(row, path, line), on_bad_line)
 
 
 @contextmanager
 def _open_csv(path: Path) -> Iterator[IO[bytes]]:
-    with open_packed(path) as stream:
+    with open_maybe_gzip(path) as stream:
         start = stream.read(512)
         stream.seek(0)
         if start[257:262] != b"ustar":
@@ -143,7 +143,7 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str] | BadLine]]:
     """Yield `(line in which it begins, row)`, the header left out; a BadLine stands for a row that cannot be read."""
     # The limit is the process's own. It is raised and never put back: another reader may be in the middle of a row.
     csv.field_size_limit(max(csv.field_size_limit(), MAX_ROW_BYTES))
-    lines = _Lines(file_lines(path, MAX_ROW_BYTES, _open_csv))
+    lines = _Lines(read_lines(path, MAX_ROW_BYTES, _open_csv))
     reader = csv.reader(lines, strict=True)
     header_seen = False
     while True:

@@ -11,7 +11,7 @@ import numpy as np
 from touche_llm.errors import DataError
 
 
-class IdList:
+class IdWriter:
     """The ids of rows 0, 1, 2 and so on, to be written."""
 
     def __init__(self) -> None:
@@ -33,8 +33,8 @@ class IdList:
         np.save(_ends(folder, table), np.frombuffer(self._ends, dtype=np.int64))
 
 
-class Ids:
-    """The ids that an IdList wrote."""
+class IdReader:
+    """The ids that an IdWriter wrote."""
 
     def __init__(self, folder: Path, table: str) -> None:
         """Open the files; raises OSError, EOFError or ValueError where they are not there or damaged."""
@@ -48,7 +48,7 @@ class Ids:
         return len(self._ends) - 1
 
     def of(self, rows: list[int]) -> list[str]:
-        """Ids of the given rows, in the order given; raises DataError where the files are damaged there."""
+        """IdReader of the given rows, in the order given; raises DataError where the files are damaged there."""
         places = np.asarray(rows, dtype=np.int64)
         starts, ends = self._ends[places], self._ends[places + 1]
         inside = (starts >= 0) & (starts <= ends) & (ends <= len(self._text))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from touche_llm.data.lines import ID_FORM, MAX_LINE, file_lines, is_word, json_object
+from touche_llm.data.lines import ID_FORM, MAX_LINE, is_word, parse_json_object, read_lines
 from touche_llm.data.records import Document
 from touche_llm.errors import BadLine, DataError
 
@@ -37,16 +37,16 @@ def read_passages(path: Path, on_bad_line: Callable[[BadLine], None] | None = No
         BadLine: not JSON, no usable id, no text, or two ids or two texts that differ.
         DataError: the file cannot be read, or its gzip stream is damaged or ends too early.
     """
-    return good_documents(
-        json_lines(path),
-        lambda raw, line: document_of(json_object(raw, path, line), path, line),
+    return parse_documents(
+        read_json_lines(path),
+        lambda raw, line: parse_document(parse_json_object(raw, path, line), path, line),
         on_bad_line,
     )
 
 
-def json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield `file_lines`; raise DataError where the file is not JSON Lines but the corpus of another task."""
-    for line, raw in file_lines(path, MAX_LINE):
+def read_json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield `read_lines`; raise DataError where the file is not JSON Lines but the corpus of another task."""
+    for line, raw in read_lines(path, MAX_LINE):
         if line == 1 and (raw.startswith(_ARGUMENTS) or raw[257:262] == _TAR):
             raise DataError(
                 f"{path}: looks like the arguments of args.me, and this task takes JSON Lines; did you mean --task "
@@ -55,7 +55,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         yield line, raw
 
 
-def good_documents(
+def parse_documents(
     rows: Iterable[tuple[int, RowT]],
     document: Callable[[RowT, int], Document | None],
     on_bad_line: Callable[[BadLine], None] | None,
@@ -79,7 +79,7 @@ def good_documents(
                 yield line, found
 
 
-class LeftOut:
+class SkippedLines:
     """The bad lines that are left out of a corpus: counted, the first ones reported, each written to a listing."""
 
     def __init__(self, corpus: Path, notify: Callable[[str], None], listing: IO[str] | None = None) -> None:
@@ -108,7 +108,7 @@ class LeftOut:
             self._listing.write(f"{bad}\n")
 
 
-def document_of(record: dict[str, Any], path: Path, line: int) -> Document:
+def parse_document(record: dict[str, Any], path: Path, line: int) -> Document:
     """The document that a line's object holds; raises BadLine."""
     key, identifier = _only(record, _ID_KEYS, "", path, line)
     if not is_word(identifier):

@@ -10,8 +10,8 @@ import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from touche_llm.corpus.json_lines import document_of, good_documents, json_lines, read_passages
-from touche_llm.data.lines import json_object
+from touche_llm.corpus.json_lines import parse_document, parse_documents, read_json_lines, read_passages
+from touche_llm.data.lines import parse_json_object
 from touche_llm.data.records import Document
 from touche_llm.errors import BadLine
 
@@ -34,14 +34,14 @@ def read_rerank_documents(
     seen: dict[str, tuple[int, bytes]] = {}
 
     def first(raw: bytes, line: int) -> Document | None:
-        document = document_of(json_object(raw, path, line), path, line)
+        document = parse_document(parse_json_object(raw, path, line), path, line)
         digest = hashlib.sha256(document.text.encode()).digest()
         before, text = seen.setdefault(document.id, (line, digest))
         if text != digest:
             raise BadLine(path, line, f"document {document.id}: another text than in line {before}")
         return document if before == line else None
 
-    return good_documents(json_lines(path), first, on_bad_line)
+    return parse_documents(read_json_lines(path), first, on_bad_line)
 
 
 def read_collection(path: Path, on_bad_line: Callable[[BadLine], None] | None = None) -> Iterator[tuple[int, Document]]:

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from touche_llm.corpus.ids import IdList, Ids
-from touche_llm.corpus.json_lines import LeftOut
+from touche_llm.corpus.ids import IdReader, IdWriter
+from touche_llm.corpus.json_lines import SkippedLines
 from touche_llm.data.databases import check_schema, connect
-from touche_llm.data.files import check_name, file_state, read_record, sha256, whole_folder, write_records
+from touche_llm.data.files import check_name, read_file_state, read_record, replace_folder, sha256, write_records
 from touche_llm.data.folder_files import INDEX_FILES
 from touche_llm.data.json_records import JsonModel
 from touche_llm.data.records import Document
@@ -61,7 +61,7 @@ class StoreManifest(JsonModel):
     bad_lines: int
 
 
-class Units:
+class TextTable:
     """What is indexed and found by itself: documents, or parts of documents. Row 0 is the first of the corpus."""
 
     # The name of the table in the database, and what people call its rows.
@@ -72,7 +72,7 @@ class Units:
         """Use `DocumentStore`."""
         self.folder, self.manifest = folder, manifest
         self._database = database
-        self._ids = Ids(folder, self.table)
+        self._ids = IdReader(folder, self.table)
         if not len(self) == len(self._ids) == self._rows():
             raise ValueError(f"{self._rows()} {self.table} and {len(self._ids)} ids, not {len(self)}")
 
@@ -80,7 +80,7 @@ class Units:
         size: int = getattr(self.manifest, self.table)
         return size
 
-    def unknown(self, unit_ids: Iterable[str]) -> list[str]:
+    def find_unknown(self, unit_ids: Iterable[str]) -> list[str]:
         """Those of the given ids that the corpus does not hold, in the order given."""
         wanted = list(dict.fromkeys(unit_ids))
         known: set[str] = set()
@@ -91,11 +91,11 @@ class Units:
             )
         return [unit_id for unit_id in wanted if unit_id not in known]
 
-    def ids_of(self, rows: list[int]) -> list[str]:
-        """Ids of the given rows, in the order given."""
+    def get_ids(self, rows: list[int]) -> list[str]:
+        """IdReader of the given rows, in the order given."""
         return self._ids.of(rows)
 
-    def texts_of(self, ids: list[str]) -> Iterator[str]:
+    def get_texts(self, ids: list[str]) -> Iterator[str]:
         """Texts of the given ids, all of them in the corpus, in the order given; read as they are wanted."""
         for part in _slices(ids):
             marks = ",".join("?" * len(part))
@@ -103,7 +103,7 @@ class Units:
             found: dict[str, str] = dict(self._select(query, part, str, str))
             yield from (found[each] for each in part)
 
-    def texts(self, start: int = 0, stop: int | None = None) -> Iterator[str]:
+    def read_texts(self, start: int = 0, stop: int | None = None) -> Iterator[str]:
         """What is indexed of each from row `start` to before `stop`, in row order, one in memory at a time."""
         query = f"SELECT {self._indexed} FROM {self.table} WHERE row >= ? AND row < ? ORDER BY row"
         for (text,) in self._select(query, (start, len(self) if stop is None else stop), str):
@@ -134,7 +134,7 @@ class Units:
     _indexed = "text"
 
 
-class Parts(Units):
+class Parts(TextTable):
     """The parts of a store's documents: the sentences of its arguments."""
 
     table = "parts"
@@ -159,13 +159,13 @@ class Parts(Units):
         document, row = found
         return document, row
 
-    def parents(self) -> NDArray[np.int64]:
+    def load_parents(self) -> NDArray[np.int64]:
         """For each row of the parts the row of its document; memory-mapped."""
         rows: NDArray[np.int64] = np.load(self.folder / _PARENTS, mmap_mode="r", allow_pickle=False)
         return rows
 
 
-class DocumentStore(Units):
+class DocumentStore(TextTable):
     """The documents of one corpus, in the order of its file. A context manager."""
 
     table = noun = "documents"
@@ -178,7 +178,7 @@ class DocumentStore(Units):
         # Nobody changes the file of a store, so that no read has to lock it or to look whether somebody did.
         place = f"{(folder / _DATABASE).absolute().as_uri()}?mode=ro&immutable=1"
         with ExitStack() as undo:
-            with opening(folder, "index"):
+            with report_damage(folder, "index"):
                 # SQLite does not say why it cannot open a file.
                 (folder / _DATABASE).open("rb").close()
                 database = undo.enter_context(closing(connect(place)))
@@ -208,7 +208,7 @@ class DocumentStore(Units):
 
 
 @contextmanager
-def opening(folder: Path, what: str) -> Iterator[None]:
+def report_damage(folder: Path, what: str) -> Iterator[None]:
     """Turn errors of the block into a DataError: the index in `folder` is damaged.
 
     Raises:
@@ -270,7 +270,7 @@ def ensure_store(
     return DocumentStore(folder)
 
 
-def corpus_sha256(corpus: Path | None, folder: Path) -> str | None:
+def hash_corpus(corpus: Path | None, folder: Path) -> str | None:
     """Return the SHA-256 of a corpus file, or of the one that the store in a folder was made from; None if none is."""
     recover(folder.parent)
     stored = (folder / "manifest.json").exists()
@@ -284,7 +284,7 @@ def corpus_sha256(corpus: Path | None, folder: Path) -> str | None:
 def _hash_if_changed(manifest: StoreManifest, corpus: Path) -> str:
     """Return the SHA-256 of a corpus, without reading all of it if it is the file that a store was made from."""
     same_place = manifest.corpus == str(corpus.absolute())
-    if same_place and file_state(corpus) == (manifest.size, manifest.mtime_ns, manifest.sample):
+    if same_place and read_file_state(corpus) == (manifest.size, manifest.mtime_ns, manifest.sample):
         return manifest.sha256
     return sha256(corpus)
 
@@ -300,16 +300,16 @@ def _why_stale(manifest: StoreManifest, corpus: Path, folder: Path, skip_bad_lin
 
 
 def _build(corpus: Path, folder: Path, read: Reader, skip_bad_lines: bool, notify: Callable[[str], None]) -> None:
-    before = file_state(corpus)
-    ids, part_ids = IdList(), IdList()
+    before = read_file_state(corpus)
+    ids, part_ids = IdWriter(), IdWriter()
     parents: array[int] = array("q")
-    with whole_folder(folder, INDEX_FILES) as building:
+    with replace_folder(folder, INDEX_FILES) as building:
         listing = building / _BAD_LINES
         with (
             closing(connect(str(building / _DATABASE))) as database,
             listing.open("w", encoding="utf-8") as lines,
         ):
-            left_out = LeftOut(corpus, notify, lines)
+            left_out = SkippedLines(corpus, notify, lines)
 
             def on_bad_line(bad: BadLine) -> None:
                 left_out.add(bad, len(ids))
@@ -344,7 +344,7 @@ def _build(corpus: Path, folder: Path, read: Reader, skip_bad_lines: bool, notif
         if not left_out.count:
             listing.unlink()
         digest = sha256(corpus)
-        if file_state(corpus) != before:
+        if read_file_state(corpus) != before:
             raise DataError(f"{corpus}: changed while it was read; run the command again")
         manifest = StoreManifest(
             format=FORMAT,
@@ -366,7 +366,7 @@ def _insert(database: sqlite3.Connection, document: Document, line: int, row: in
     Returns:
         what speaks against storing it: its id, or that of a part, was there before. Empty if nothing does.
     """
-    # Ids are looked up only where a row was left out: a look-up of each takes as long as storing it.
+    # IdReader are looked up only where a row was left out: a look-up of each takes as long as storing it.
     stored = database.execute(
         "INSERT OR IGNORE INTO documents VALUES (?, ?, ?, ?, ?, ?)",
         (row, document.id, line, document.text, document.title, document.side),

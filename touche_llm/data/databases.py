@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from touche_llm.errors import DataError, os_problem
+from touche_llm.errors import DataError, describe_os_error
 
 # Descriptors that SQLite needs for a database: its file, the log beside it and the log's index.
 _DESCRIPTORS = 3
@@ -29,14 +29,14 @@ class NamedDatabase(sqlite3.Connection):
         try:
             return super().execute(*arguments)
         except sqlite3.Error as error:
-            raise named(error, self.path) from None
+            raise add_path(error, self.path) from None
 
     def executemany(self, *arguments: Any) -> sqlite3.Cursor:
         """Run a statement once for each row, as the base class does."""
         try:
             return super().executemany(*arguments)
         except sqlite3.Error as error:
-            raise named(error, self.path) from None
+            raise add_path(error, self.path) from None
 
 
 def connect(place: str) -> NamedDatabase:
@@ -55,7 +55,7 @@ def check_schema(database: sqlite3.Connection, table: str, columns: Sequence[str
         raise DataError(f"{path}: has views, triggers or columns that this program does not make; use another file")
 
 
-def connect_to_read(path: Path) -> NamedDatabase:
+def connect_read_only(path: Path) -> NamedDatabase:
     """Open a database without writing anything, also where nothing can be written."""
     place = path.absolute().as_uri()
     database = connect(f"{place}?mode=ro")
@@ -70,14 +70,14 @@ def connect_to_read(path: Path) -> NamedDatabase:
     return database
 
 
-def named(error: sqlite3.Error, path: Path | None) -> sqlite3.Error:
+def add_path(error: sqlite3.Error, path: Path | None) -> sqlite3.Error:
     """Return an error of SQLite with the path of the database as its note, unless it has one."""
     if path is not None and not getattr(error, "__notes__", ()):
         error.add_note(str(path))
     return error
 
 
-def database_problem(error: sqlite3.Error) -> str:
+def describe_database_error(error: sqlite3.Error) -> str:
     """Return `file: cause` of an error of SQLite, with what to do where that is known."""
     where = "".join(f"{note}: " for note in getattr(error, "__notes__", ())[:1])
     return f"{where}{_cause(error)}"
@@ -97,5 +97,5 @@ def _cause(error: sqlite3.Error) -> str:
                         opened.enter_context(open(os.devnull, "rb"))
             except OSError as cause:
                 cause.filename = None
-                return os_problem(cause)
+                return describe_os_error(cause)
     return str(error)

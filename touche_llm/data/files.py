@@ -14,11 +14,11 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, NamedTuple, TypeVar
 
-from touche_llm.data.databases import named
+from touche_llm.data.databases import add_path
 from touche_llm.data.json_records import JsonRecord, Malformed
-from touche_llm.data.lines import MAX_LINE, bounded_lines
-from touche_llm.data.scratch import BUILDING, RETIRED, WRITING, is_scratch, recover, remove_abandoned, scratch
-from touche_llm.errors import DataError, UsageError, some
+from touche_llm.data.lines import MAX_LINE, read_bounded_lines
+from touche_llm.data.scratch import BUILDING, RETIRED, WRITING, is_scratch, open_scratch, recover, remove_abandoned
+from touche_llm.errors import DataError, UsageError, shorten
 
 # Bytes, and commas, of a file of records that is held in memory. Each byte takes up to four there, each value about a
 # hundred. The largest of a shared task, 50 topics of 1,000 documents, has 35 MiB and 1.8 million commas.
@@ -57,12 +57,12 @@ def check_output(path: Path, overwrite: bool, inputs: Iterable[Path] = ()) -> No
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
+def open_atomic(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes the name `path` only when the block ends without an error."""
     if path.is_dir():
         raise DataError(f"{path}: is a folder; name a file")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _named_if_full(path), scratch(path, WRITING) as (writing, number):
+    with _named_if_full(path), open_scratch(path, WRITING) as (writing, number):
         with open(number, "wb", closefd=False) as stream:
             yield stream
             stream.flush()
@@ -73,7 +73,7 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def whole_folder(path: Path, own: Collection[str]) -> Iterator[Path]:
+def replace_folder(path: Path, own: Collection[str]) -> Iterator[Path]:
     """A new folder that takes the place of `path` only when the block ends without an error.
 
     Args:
@@ -86,12 +86,12 @@ def whole_folder(path: Path, own: Collection[str]) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     recover(path.parent)
     _check_own_files(path, own)
-    with _named_if_full(path), scratch(path, BUILDING) as (building, _):
+    with _named_if_full(path), open_scratch(path, BUILDING) as (building, _):
         yield building
         building.chmod(0o777 & ~_umask())
         if path.exists():
             _check_own_files(path, own)  # Building takes minutes.
-            with scratch(path, RETIRED) as (retired, _):
+            with open_scratch(path, RETIRED) as (retired, _):
                 # Under its own name, by which `recover` puts it back.
                 old = retired / path.name
                 try:
@@ -118,7 +118,7 @@ def _check_own_files(folder: Path, own: Collection[str]) -> None:
     if others:
         raise UsageError(
             f"{folder}: the folder is replaced as a whole, and holds files that this program did not write: "
-            f"{some(sorted(others), 5)}; move them out of it, and run the same command again"
+            f"{shorten(sorted(others), 5)}; move them out of it, and run the same command again"
         )
 
 
@@ -132,7 +132,7 @@ def _named_if_full(path: Path) -> Iterator[None]:
             error.filename = str(path)
         raise
     except sqlite3.Error as error:
-        raise named(error, path) from None
+        raise add_path(error, path) from None
 
 
 def _umask() -> int:
@@ -155,7 +155,7 @@ class FileState(NamedTuple):
     sample: str
 
 
-def file_state(path: Path) -> FileState:
+def read_file_state(path: Path) -> FileState:
     """The state of a file as it is now."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
@@ -169,12 +169,12 @@ def file_state(path: Path) -> FileState:
 
 def write_records(path: Path, records: Iterable[JsonRecord]) -> None:
     """Write records as JSON Lines, whole or not at all."""
-    with whole_file(path) as stream:
+    with open_atomic(path) as stream:
         for record in records:
-            stream.write(line_of(record))
+            stream.write(encode_line(record))
 
 
-def line_of(record: JsonRecord) -> bytes:
+def encode_line(record: JsonRecord) -> bytes:
     """A record as a line of JSON."""
     return record.to_json() + b"\n"
 
@@ -217,7 +217,7 @@ def iterate_records(path: Path, record: type[RecordT], what: str) -> Iterator[Re
 def _record_lines(path: Path, what: str) -> Iterator[tuple[int, bytes]]:
     try:
         with path.open("rb") as stream:
-            for number, line in bounded_lines(stream, MAX_LINE):
+            for number, line in read_bounded_lines(stream, MAX_LINE):
                 if len(line) > MAX_LINE:
                     raise DataError(f"{path}:{number}: longer than {MAX_LINE:,} bytes; not one of the {what}")
                 yield number, line

@@ -14,7 +14,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from touche_llm.data.setting_problems import describe_problem
-from touche_llm.errors import printable
+from touche_llm.errors import to_printable
 
 ValueT = TypeVar("ValueT")
 # Bytes of a record that pydantic reads: manifests have hundreds. It takes a hundred times the memory.
@@ -74,7 +74,7 @@ class JsonStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fal
     def from_json(cls, content: bytes | str) -> Self:
         """The record that a text is; raises Malformed for any other."""
         try:
-            return decoded(content, cls)
+            return decode_json(content, cls)
         except Malformed as error:
             raise Malformed(_with_key(str(error), content, cls)) from error
 
@@ -91,7 +91,7 @@ _LONGEST_KEY = 80
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
-def decoded(content: bytes | str | msgspec.Raw, form: type[ValueT]) -> ValueT:
+def decode_json(content: bytes | str | msgspec.Raw, form: type[ValueT]) -> ValueT:
     """The value of the type `form` (of msgspec's) that `content` is; raises Malformed for any other."""
     try:
         value: ValueT = _decoder(form).decode(content)  # type: ignore[arg-type]
@@ -106,13 +106,13 @@ def _with_key(problem: str, content: bytes | str, form: type[JsonStruct]) -> str
     place = _IN_MAPPING.search(problem)
     if place is None:
         return problem
-    record = decoded(content, dict[str, Any])
+    record = decode_json(content, dict[str, Any])
     mapping = record[place[1]]
     for key in mapping:
         try:
             msgspec.convert(record | {place[1]: {key: mapping[key]}}, form)
         except msgspec.ValidationError:
-            return problem.replace(f"{place[1]}[...]", f"{place[1]}.{printable(key)[:_LONGEST_KEY]}", 1)
+            return problem.replace(f"{place[1]}[...]", f"{place[1]}.{to_printable(key)[:_LONGEST_KEY]}", 1)
     return problem
 
 

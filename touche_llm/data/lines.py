@@ -25,7 +25,7 @@ MAX_ID = 1_000
 ID_FORM = f"one printable word of at most {MAX_ID:,} characters"
 
 
-def bounded_lines(stream: IO[bytes], limit: int) -> Iterator[tuple[int, bytes]]:
+def read_bounded_lines(stream: IO[bytes], limit: int) -> Iterator[tuple[int, bytes]]:
     """Yield `(line number, line)`; of a line longer than `limit` bytes the first `limit + 1`, the rest is skipped.
 
     Raises:
@@ -43,17 +43,17 @@ def bounded_lines(stream: IO[bytes], limit: int) -> Iterator[tuple[int, bytes]]:
                 raise DataError(f"{stream.name}:{number}: longer than {MAX_SKIPPED:,} bytes; this is no file of lines")
 
 
-def open_packed(path: Path) -> IO[bytes]:
+def open_maybe_gzip(path: Path) -> IO[bytes]:
     """Open a file for reading, through gzip if its first bytes (not its name) say so."""
     with path.open("rb") as stream:
         gzipped = stream.read(2) == b"\x1f\x8b"
     return cast(IO[bytes], gzip.open(path, "rb") if gzipped else path.open("rb"))
 
 
-def file_lines(
-    path: Path, limit: int, opened: Callable[[Path], AbstractContextManager[IO[bytes]]] = open_packed
+def read_lines(
+    path: Path, limit: int, opened: Callable[[Path], AbstractContextManager[IO[bytes]]] = open_maybe_gzip
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield `(line number, line)` as `bounded_lines`, without a byte order mark at the beginning.
+    """Yield `(line number, line)` as `read_bounded_lines`, without a byte order mark at the beginning.
 
     Raises:
         DataError: The file cannot be read to its end.
@@ -61,7 +61,7 @@ def file_lines(
     line = 0
     try:
         with opened(path) as stream:
-            for line, raw in bounded_lines(stream, limit):
+            for line, raw in read_bounded_lines(stream, limit):
                 # One that is too long shows it by its length.
                 yield line, raw.removeprefix(BOM_UTF8) if line == 1 and len(raw) <= limit else raw
     except EOFError as error:
@@ -72,14 +72,14 @@ def file_lines(
         raise DataError(f"{path}: cannot read the file: {error.strerror or error}") from error
 
 
-def table_lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
+def read_table_lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
     """Yield `(line number, text)` of a table; `what` names it in errors: `a run`.
 
     Raises:
-        DataError: As `file_lines`; more or longer lines than a table has, or a line that is not UTF-8.
+        DataError: As `read_lines`; more or longer lines than a table has, or a line that is not UTF-8.
     """
-    for number, raw in file_lines(path, MAX_TABLE_LINE):
-        check_number(path, number, what)
+    for number, raw in read_lines(path, MAX_TABLE_LINE):
+        check_line_number(path, number, what)
         if len(raw) > MAX_TABLE_LINE:
             raise DataError(f"{path}:{number}: longer than {MAX_TABLE_LINE:,} bytes; is this {what}?")
         try:
@@ -88,14 +88,14 @@ def table_lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
             raise DataError(f"{path}:{number}: not UTF-8: {error.reason}") from error
 
 
-def check_number(path: Path, number: int, what: str) -> None:
+def check_line_number(path: Path, number: int, what: str) -> None:
     """Raise DataError for the number of a line that a table cannot have."""
     # A small packed file can hold empty lines for hours.
     if number > MAX_TABLE_LINES:
         raise DataError(f"{path}: more than {MAX_TABLE_LINES:,} lines; is this {what}?")
 
 
-def json_object(raw: bytes, path: Path, line: int) -> dict[str, Any]:
+def parse_json_object(raw: bytes, path: Path, line: int) -> dict[str, Any]:
     """The JSON object of a line that was read with the limit `MAX_LINE`; raises BadLine."""
     if len(raw) > MAX_LINE:
         raise BadLine(path, line, f"longer than {MAX_LINE:,} bytes")

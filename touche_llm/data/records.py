@@ -61,7 +61,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     score: float
 
 
-class Scored(msgspec.Struct, frozen=True, gc=False):
+class ScoredDocument(msgspec.Struct, frozen=True, gc=False):
     """A document of a ranking with its score; a ranking is a list of them, best first."""
 
     document_id: str

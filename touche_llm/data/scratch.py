@@ -24,7 +24,7 @@ _LONGEST = 40
 
 
 @contextmanager
-def scratch(path: Path, kind: str) -> Iterator[tuple[Path, int]]:
+def open_scratch(path: Path, kind: str) -> Iterator[tuple[Path, int]]:
     """Make a temporary file, or a folder unless `kind` is `WRITING`, beside `path`; remove it after an error.
 
     Yields:

@@ -183,7 +183,7 @@ def _check_form(content: bytes, path: Path) -> None:
     )
 
 
-def query_text(topic: Topic, fields: tuple[str, ...]) -> str:
+def build_query(topic: Topic, fields: tuple[str, ...]) -> str:
     """The query of a topic: the named fields one after the other."""
     parts = []
     for name in fields:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # takes a while to load
     import aiohttp
 
 ResultT = TypeVar("ResultT")
-FailureT = TypeVar("FailureT", bound="PassingFailure")
+FailureT = TypeVar("FailureT", bound="TransientFailure")
 
 # Tries of a request whose reply came whole and is broken: a proxy may break one, a server breaks all of them.
 BROKEN_TRIES = 3
@@ -24,23 +24,23 @@ BROKEN_TRIES = 3
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0
 
 
-class PassingFailure(Exception):
+class TransientFailure(Exception):
     """A failure of a request that may pass: worth another try.
 
     Attributes:
         reason: What went wrong.
         retry_after: Seconds that the server wants the client to wait; None if it names none.
-        most_tries: Max number of tries, where time alone should not bound them.
+        max_tries: Max number of tries, where time alone should not bound them.
     """
 
-    def __init__(self, reason: str, retry_after: float | None = None, most_tries: int | None = None) -> None:
+    def __init__(self, reason: str, retry_after: float | None = None, max_tries: int | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
         self.retry_after = retry_after
-        self.most_tries = most_tries
+        self.max_tries = max_tries
 
 
-async def retried(
+async def retry(
     call: Callable[[], Awaitable[ResultT]],
     retry_for: float,
     passing: type[FailureT],
@@ -55,7 +55,7 @@ async def retried(
         note: Called with each failure that is followed by another try.
 
     Raises:
-        PassingFailure: The last one. It says so if the server wanted a longer wait than `retry_for` allows.
+        TransientFailure: The last one. It says so if the server wanted a longer wait than `retry_for` allows.
     """
     started = time.monotonic()
     failed: FailureT | None = None
@@ -96,9 +96,9 @@ async def retried(
     raise AssertionError("tenacity ended without a result")
 
 
-def _failure(state: RetryCallState) -> PassingFailure:
+def _failure(state: RetryCallState) -> TransientFailure:
     error = state.outcome.exception() if state.outcome else None
-    assert isinstance(error, PassingFailure)
+    assert isinstance(error, TransientFailure)
     return error
 
 
@@ -109,11 +109,11 @@ def _wait(state: RetryCallState) -> float:
 
 
 def _tried_enough(state: RetryCallState) -> bool:
-    most_tries = _failure(state).most_tries
-    return most_tries is not None and state.attempt_number >= most_tries
+    max_tries = _failure(state).max_tries
+    return max_tries is not None and state.attempt_number >= max_tries
 
 
-def retry_after(header: str | None) -> float | None:
+def parse_retry_after(header: str | None) -> float | None:
     """Return the seconds from now that a Retry-After header asks for; None if there is none that can be read."""
     if header is None or header.isdecimal():
         return float(header) if header else None
@@ -123,7 +123,7 @@ def retry_after(header: str | None) -> float | None:
         return None
 
 
-async def read_bounded(response: aiohttp.ClientResponse, limit: int) -> bytes:
+async def read_body(response: aiohttp.ClientResponse, limit: int) -> bytes:
     """Return the body of a reply; of one longer than `limit` bytes the first `limit + 1`."""
     content = bytearray()
     async for part in response.content.iter_any():
@@ -133,7 +133,7 @@ async def read_bounded(response: aiohttp.ClientResponse, limit: int) -> bytes:
     return bytes(content[: limit + 1])
 
 
-def run(work: Coroutine[Any, Any, ResultT]) -> ResultT:
+def run_coroutine(work: Coroutine[Any, Any, ResultT]) -> ResultT:
     """Return the result of a coroutine to synchronous code, also where an event loop runs, which waits for it."""
     try:
         asyncio.get_running_loop()

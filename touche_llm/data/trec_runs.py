@@ -10,8 +10,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from touche_llm.data.files import whole_file
-from touche_llm.data.lines import ID_FORM, MAX_LINE, check_number, file_lines, is_word, json_object, table_lines
+from touche_llm.data.files import open_atomic
+from touche_llm.data.lines import (
+    ID_FORM,
+    MAX_LINE,
+    check_line_number,
+    is_word,
+    parse_json_object,
+    read_lines,
+    read_table_lines,
+)
 from touche_llm.data.records import Candidate, RunLine
 from touche_llm.errors import BadLine, DataError
 
@@ -25,7 +33,7 @@ _LARGEST_SCORE = 1e30
 NO_STANCE_COLUMN = "Q0"
 
 
-def strictly_decreasing(scores: list[float]) -> list[float]:
+def make_strictly_decreasing(scores: list[float]) -> list[float]:
     """Scores in ranking order, rounded to six decimals and lowered where needed so that each is below the one before.
 
     Evaluators order by score and break ties by document id, whatever the rank column says, and trec_eval holds scores
@@ -46,7 +54,7 @@ def strictly_decreasing(scores: list[float]) -> list[float]:
 
 def write_run(path: Path, lines: Iterable[RunLine]) -> None:
     """Write `qid stance doc rank score tag` lines, single spaces, whole or not at all."""
-    with whole_file(path) as stream:
+    with open_atomic(path) as stream:
         for line in lines:
             columns = (
                 line.topic_id,
@@ -65,7 +73,7 @@ def write_candidates(path: Path, candidates: Iterable[list[Candidate]], tag: str
 
 
 def _candidate_lines(candidates: list[Candidate], tag: str) -> list[RunLine]:
-    scores = strictly_decreasing([candidate.score for candidate in candidates])
+    scores = make_strictly_decreasing([candidate.score for candidate in candidates])
     return [
         RunLine(each.topic_id, NO_STANCE_COLUMN, each.document_id, each.rank, score, tag)
         for each, score in zip(candidates, scores, strict=True)
@@ -82,7 +90,7 @@ class _Row(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadRun:
+class ParsedRun:
     """A run as it was read.
 
     Attributes:
@@ -110,7 +118,7 @@ def read_candidates(path: Path, depth: int) -> dict[str, list[Candidate]]:
     return {topic: candidates[:depth] for topic, candidates in read_run(path).rankings.items()}
 
 
-def read_run(path: Path | str, labels: Collection[str] | None = None) -> ReadRun:
+def read_run(path: Path | str, labels: Collection[str] | None = None) -> ParsedRun:
     """A run that any tool wrote, whole, with its stances; read as `read_candidates` reads it.
 
     Args:
@@ -141,7 +149,7 @@ def read_run(path: Path | str, labels: Collection[str] | None = None) -> ReadRun
         stances[key] = row.stance
     if not topics:
         raise DataError(f"{path}: an empty run")
-    return ReadRun({topic: _ordered(path, topic, rows) for topic, rows in topics.items()}, stances)
+    return ParsedRun({topic: _ordered(path, topic, rows) for topic, rows in topics.items()}, stances)
 
 
 def _where(path: Path, row: _Row) -> str:
@@ -149,16 +157,16 @@ def _where(path: Path, row: _Row) -> str:
 
 
 def _run_rows(path: Path) -> Iterator[_Row]:
-    for number, text in table_lines(path, "a run"):
+    for number, text in read_table_lines(path, "a run"):
         if text.strip():
             yield _columns(path, number, text)
 
 
 def _rerank_rows(path: Path) -> Iterator[_Row]:
-    for line, raw in file_lines(path, MAX_LINE):
-        check_number(path, line, "a run")
+    for line, raw in read_lines(path, MAX_LINE):
+        check_line_number(path, line, "a run")
         try:
-            record = json_object(raw, path, line)
+            record = parse_json_object(raw, path, line)
         except BadLine as error:
             # Lines of a corpus can be left out, those of a run cannot.
             raise DataError(str(error)) from error

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from touche_llm.data.trec_runs import ReadRun
+from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.evaluation.qrels import Qrels
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-def evaluate(run: ReadRun, qrels: Qrels, *, name: str = "run", depth: int | None = None) -> DataFrame:
+def evaluate(run: ParsedRun, qrels: Qrels, *, name: str = "run", depth: int | None = None) -> DataFrame:
     """The figures of a run; what is behind them, by topic and with notes, is in `measures.evaluate_run`.
 
     Args:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from touche_llm.data.trec_runs import ReadRun
-from touche_llm.errors import some
+from touche_llm.data.trec_runs import ParsedRun
+from touche_llm.errors import shorten
 from touche_llm.evaluation.qrels import STANCE, Qrels
 
 
@@ -38,7 +38,7 @@ class Coverage:
         return text
 
 
-def measure_coverage(run: ReadRun, qrels: Qrels, aspect: str) -> Coverage:
+def measure_coverage(run: ParsedRun, qrels: Qrels, aspect: str) -> Coverage:
     """Count the judged topics of one aspect that a run is measured by."""
     graded = aspect != STANCE
     topics = qrels.grades[aspect] if graded else qrels.stances
@@ -56,7 +56,7 @@ def describe_limits(names: Iterable[str]) -> list[str]:
     )
 
 
-def describe_fitted(name: str, run: ReadRun, fitted_on: Collection[str], qrels: Qrels) -> list[str]:
+def describe_fitted(name: str, run: ParsedRun, fitted_on: Collection[str], qrels: Qrels) -> list[str]:
     """Return a note on a run whose stances have thresholds that were fitted on topics it is measured by, if it has.
 
     Args:
@@ -70,5 +70,5 @@ def describe_fitted(name: str, run: ReadRun, fitted_on: Collection[str], qrels: 
         return []
     return [
         f"{name}: stance: the thresholds were fitted on {len(both)} of these topics, so that its figures say nothing "
-        f"about other topics; `touche-llm calibrate` prints figures that do: {some(both)}"
+        f"about other topics; `touche-llm calibrate` prints figures that do: {shorten(both)}"
     ]

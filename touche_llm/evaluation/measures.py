@@ -9,8 +9,8 @@ import ir_measures
 import numpy as np
 import pandas as pd
 
-from touche_llm.data.trec_runs import ReadRun
-from touche_llm.errors import DataError, UsageError, some
+from touche_llm.data.trec_runs import ParsedRun
+from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.evaluation.coverage import Coverage, measure_coverage
 from touche_llm.evaluation.estimate import Estimate, estimate_mean
 from touche_llm.evaluation.notes import Note, describe_grades, describe_stances
@@ -45,7 +45,7 @@ class Evaluation:
     """
 
     name: str
-    run: ReadRun
+    run: ParsedRun
     qrels: Qrels
     estimates: dict[str, Estimate]
     labels: dict[str, Estimate]
@@ -85,7 +85,7 @@ def aspect_of(measure: str) -> str:
     return measure.split(" ", 1)[0]
 
 
-def evaluate_run(name: str, run: ReadRun, qrels: Qrels, depth: int | None = None) -> Evaluation:
+def evaluate_run(name: str, run: ParsedRun, qrels: Qrels, depth: int | None = None) -> Evaluation:
     """Measure a run by all judgments that there are.
 
     Args:
@@ -177,7 +177,7 @@ def describe_uneven_judging(run: Evaluation, other: Evaluation) -> list[str]:
     return notes
 
 
-def estimate_grades(run: ReadRun, grades: Grades, depth: int) -> dict[str, Estimate]:
+def estimate_grades(run: ParsedRun, grades: Grades, depth: int) -> dict[str, Estimate]:
     """The measures by one aspect's grades, each the mean over the judged topics.
 
     nDCG@5, nDCG@10: linear gain, discount log2(rank + 1), unjudged documents and grades below 0 count 0, as trec_eval
@@ -229,7 +229,7 @@ def estimate_grades(run: ReadRun, grades: Grades, depth: int) -> dict[str, Estim
     return estimates
 
 
-def compute_condensed_ndcg(run: ReadRun, topic: str, grades: Mapping[str, float]) -> float | None:
+def compute_condensed_ndcg(run: ParsedRun, topic: str, grades: Mapping[str, float]) -> float | None:
     """A topic's nDCG@5 as the organisers' script of 2022 computes it (webis.de/events/touche-22/evaluate.py).
 
     The ranking is cut to the first 5 by the rank column; then unjudged documents are dropped and the others move up.
@@ -258,13 +258,13 @@ def _dcg(gains: list[int]) -> float:
     return float(np.sum(np.array(gains) / np.log2(np.arange(len(gains)) + 2.0)))
 
 
-def _check_topics(run: ReadRun, judged: Mapping[str, object], aspect: str) -> None:
+def _check_topics(run: ParsedRun, judged: Mapping[str, object], aspect: str) -> None:
     if not judged:
         raise DataError(f"none of the topics to measure is in the {aspect} qrels; give the qrels of these topics")
     if not run.rankings.keys() & judged.keys():
         raise DataError(
-            f"none of the run's topics ({some(list(run.rankings), 5)}) is in the {aspect} qrels "
-            f"({some(list(judged), 5)}); give the qrels of these topics"
+            f"none of the run's topics ({shorten(list(run.rankings), 5)}) is in the {aspect} qrels "
+            f"({shorten(list(judged), 5)}); give the qrels of these topics"
         )
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from touche_llm.data.trec_runs import ReadRun
-from touche_llm.errors import some
+from touche_llm.data.trec_runs import ParsedRun
+from touche_llm.errors import shorten
 from touche_llm.evaluation.qrels import STANCE, Qrels
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class Note:
 
 
 def describe_grades(
-    run: ReadRun, qrels: Qrels, aspect: str, official: Sequence[str], cutoff: int, bounds: DataFrame
+    run: ParsedRun, qrels: Qrels, aspect: str, official: Sequence[str], cutoff: int, bounds: DataFrame
 ) -> list[Note]:
     """Topics that count in another way than one could think, and what unjudged documents could change.
 
@@ -54,7 +54,7 @@ def describe_grades(
         f"left out of official_ndcg@{cutoff}, which takes topics with a judged document among the first {cutoff} and "
         "with a grade of 1 or more": [topic for topic in grades if topic not in official],
     }
-    notes = [Note(aspect, f"topics {what}: {some(names)}") for what, names in topics.items() if names]
+    notes = [Note(aspect, f"topics {what}: {shorten(names)}") for what, names in topics.items() if names]
     shared = grades.keys() & run.rankings.keys()
     if not any(each.document_id in grades[topic] for topic in shared for each in run.rankings[topic]):
         notes.append(Note(aspect, "no document of the run is judged; look whether the qrels are those of its corpus"))
@@ -70,7 +70,7 @@ def describe_grades(
     return notes
 
 
-def describe_stances(run: ReadRun, qrels: Qrels) -> list[Note]:
+def describe_stances(run: ParsedRun, qrels: Qrels) -> list[Note]:
     """Judged documents of the run that it has no label for."""
     if not run.stances:
         return [Note(STANCE, "the run has no stances, only Q0 in its second column")]
@@ -81,7 +81,7 @@ def describe_stances(run: ReadRun, qrels: Qrels) -> list[Note]:
         if candidate.document_id in truth and (topic, candidate.document_id) not in run.stances
     ]
     text = "judged documents without a label in the run, so that they do not count"
-    return [Note(STANCE, f"{text}: {some(without, 3)}")] if without else []
+    return [Note(STANCE, f"{text}: {shorten(without, 3)}")] if without else []
 
 
 def format_notes(notes: Mapping[str, Sequence[Note]]) -> list[str]:

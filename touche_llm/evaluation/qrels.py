@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from touche_llm.data.lines import ID_FORM, is_word, table_lines
+from touche_llm.data.lines import ID_FORM, is_word, read_table_lines
 from touche_llm.data.records import HIGHEST_GRADE
-from touche_llm.errors import DataError, UsageError, some
+from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 
@@ -81,10 +81,10 @@ class Qrels:
         said = [f"{aspect} qrels: {lines} lines say again what others say" for aspect, lines in self.repeated.items()]
         for gap in self.gaps:
             if gap.topics:
-                said.append(f"{gap.aspect} qrels: lack topics that other qrels have: {some(gap.topics)}")
+                said.append(f"{gap.aspect} qrels: lack topics that other qrels have: {shorten(gap.topics)}")
             if gap.documents:
                 pairs = [f"topic {topic} document {document}" for topic, document in gap.documents]
-                said.append(f"{gap.aspect} qrels: lack documents that other qrels have: {some(pairs)}")
+                said.append(f"{gap.aspect} qrels: lack documents that other qrels have: {shorten(pairs)}")
         return said
 
 
@@ -180,7 +180,7 @@ def _read(
     found: dict[str, dict[str, ValueT]] = {}
     lines: dict[tuple[str, str], int] = {}
     repeated = 0
-    for number, row in table_lines(path, "a file of qrels"):
+    for number, row in read_table_lines(path, "a file of qrels"):
         columns = row.split()
         if not columns:
             continue

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from touche_llm.data.lines import MAX_TABLE_LINE, MAX_TABLE_LINES, bounded_lines
+from touche_llm.data.lines import MAX_TABLE_LINE, MAX_TABLE_LINES, read_bounded_lines
 from touche_llm.data.trec_runs import parse_rank, parse_score
-from touche_llm.errors import DataError, printable
+from touche_llm.errors import DataError, to_printable
 from touche_llm.judging.sentence_pairs import pair_problem
 from touche_llm.tasks.base import Task
 
@@ -68,7 +68,7 @@ def validate_run(
             if what := _FOREIGN.get(stream.read(2)):
                 return [RunProblem(1, f"the file is {what}, not UTF-8 text")]
             stream.seek(0)
-            for number, raw in bounded_lines(stream, MAX_TABLE_LINE):
+            for number, raw in read_bounded_lines(stream, MAX_TABLE_LINE):
                 if number > MAX_TABLE_LINES or len(problems) > MAX_PROBLEMS:
                     problems.append(RunProblem(number, "too many lines or problems; from here on nothing is checked"))
                     break
@@ -87,7 +87,7 @@ def validate_run(
             for (_, document), line in seen.documents.items()
             if document in missing
         ]
-    return sorted(RunProblem(problem.line, printable(problem.message)) for problem in problems)
+    return sorted(RunProblem(problem.line, to_printable(problem.message)) for problem in problems)
 
 
 def _line(raw: bytes, number: int, seen: _Seen, task: Task) -> Iterator[str]:
@@ -145,8 +145,8 @@ def _values(columns: list[str], number: int, seen: _Seen, task: Task) -> Iterato
     if first != number:
         yield f"topic {topic}: document {document} is already in line {first}"
     seen.sizes[topic] += 1
-    if seen.sizes[topic] == task.most_per_topic + 1:
-        yield f"topic {topic}: more than {task.most_per_topic} lines; this is the first too many"
+    if seen.sizes[topic] == task.max_per_topic + 1:
+        yield f"topic {topic}: more than {task.max_per_topic} lines; this is the first too many"
     if tag not in seen.tags:
         if seen.tags:
             other, line = next(iter(seen.tags.items()))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from touche_llm.data.trec_runs import ReadRun
+from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError
 from touche_llm.evaluation.estimate import Array, Estimate, ratio
 from touche_llm.evaluation.qrels import Qrels
@@ -37,7 +37,7 @@ def macro_f1(hits: NDArray[Any], chosen: NDArray[Any], true: NDArray[Any]) -> Ar
     return np.asarray((2.0 * hits / np.maximum(counted, 1)).sum(axis=-1) / (counted > 0).sum(axis=-1))
 
 
-def estimate_stances(run: ReadRun, qrels: Qrels, cutoff: int) -> dict[str, Estimate]:
+def estimate_stances(run: ParsedRun, qrels: Qrels, cutoff: int) -> dict[str, Estimate]:
     """Macro-F1 (see `macro_f1`) and accuracy over the documents that are judged and carry a label in the run.
 
     Documents of all topics are put together: neither estimate is the mean of the topics' own.
@@ -56,7 +56,7 @@ def estimate_stances(run: ReadRun, qrels: Qrels, cutoff: int) -> dict[str, Estim
     return _pooled(_tables(run, qrels, None), "") | _pooled(_tables(run, qrels, cutoff), f"@{cutoff}")
 
 
-def estimate_common_stances(run: ReadRun, other: ReadRun, qrels: Qrels) -> dict[str, tuple[Estimate, Estimate]]:
+def estimate_common_stances(run: ParsedRun, other: ParsedRun, qrels: Qrels) -> dict[str, tuple[Estimate, Estimate]]:
     """Macro-F1 and accuracy of two runs over the judged documents that carry a label in both.
 
     Over its own documents a run could look better by leaving the hard ones without a label, or by ranking others.
@@ -72,7 +72,7 @@ def estimate_common_stances(run: ReadRun, other: ReadRun, qrels: Qrels) -> dict[
     return {measure: (estimate, others[measure]) for measure, estimate in estimates.items()}
 
 
-def estimate_labels(run: ReadRun, qrels: Qrels) -> dict[str, Estimate]:
+def estimate_labels(run: ParsedRun, qrels: Qrels) -> dict[str, Estimate]:
     """Precision and recall of each label, over the documents of `estimate_stances`.
 
     Returns:
@@ -93,7 +93,7 @@ def estimate_labels(run: ReadRun, qrels: Qrels) -> dict[str, Estimate]:
     return estimates
 
 
-def confusion_matrix(run: ReadRun, qrels: Qrels, cutoff: int | None = None) -> DataFrame:
+def confusion_matrix(run: ParsedRun, qrels: Qrels, cutoff: int | None = None) -> DataFrame:
     """The number of documents by true label (rows, `true`) and the run's label (columns, `chosen`).
 
     Args:
@@ -136,7 +136,7 @@ def summarize_labels(confusion: DataFrame) -> DataFrame:
     )
 
 
-def _tables(run: ReadRun, qrels: Qrels, cutoff: int | None) -> dict[str, NDArray[np.int64]]:
+def _tables(run: ParsedRun, qrels: Qrels, cutoff: int | None) -> dict[str, NDArray[np.int64]]:
     """The confusion matrix of each judged topic of the run: true labels in rows, the run's in columns."""
     places = {label: place for place, label in enumerate(qrels.labels)}
     tables = {}

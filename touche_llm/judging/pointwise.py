@@ -13,9 +13,9 @@ from touche_llm.llm.logprobs import expected_grade, most_probable, read_label
 from touche_llm.llm.model import Answered, LanguageModel
 from touche_llm.llm.request import Request, Sampling
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.tasks.base import Question, Shown, Task
-from touche_llm.text.passages import Excerpts
-from touche_llm.text.sanitize import neutralise
+from touche_llm.tasks.base import Question, RenderedDocument, Task
+from touche_llm.text.passages import RankedPassages
+from touche_llm.text.sanitize import sanitize
 
 Done = Callable[[], None]
 
@@ -27,7 +27,7 @@ class Documents(Protocol):
         """The document of this id; raises DataError where there is none."""
         ...
 
-    def unknown(self, document_ids: Iterable[str]) -> list[str]:
+    def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
         """Those of the given ids that are not there."""
         ...
 
@@ -56,10 +56,10 @@ class RequestBuilder:
         )
 
 
-def harmless(shown: Shown) -> str | Excerpts:
+def sanitize_document(shown: RenderedDocument) -> str | RankedPassages:
     """What a prompt shows of a document, with nothing in it that could act as chat control."""
-    # Excerpts are neutralised already.
-    return neutralise(shown.document) if isinstance(shown.document, str) else shown.document
+    # RankedPassages are neutralised already.
+    return sanitize(shown.document) if isinstance(shown.document, str) else shown.document
 
 
 async def find_objects(
@@ -98,12 +98,12 @@ async def ask_question(
     The prompt gets `topic`, the question's own variables and `document`.
     """
     schema = schema_of(question.answer)
-    shown = question.show(topic, documents.get(document_id))
+    shown = question.render(topic, documents.get(document_id))
 
     def request(document: str) -> Request:
         return builder.build(prompt, schema, topic, document_id, document=document, **shown.variables)
 
-    return await builder.model.ask_about(request, harmless(shown), question.answer)
+    return await builder.model.ask_about(request, sanitize_document(shown), question.answer)
 
 
 def read_labels(result: Answered[AnswerModel], question: Question) -> dict[str, Reading]:

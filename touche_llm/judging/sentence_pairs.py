@@ -89,10 +89,10 @@ class PairDocuments:
         texts = [" ".join(self._sentences.get(each).text.split()) for each in document_id.split(SEPARATOR)]
         return Document(document_id, "\n".join(texts))
 
-    def unknown(self, document_ids: Iterable[str]) -> list[str]:
+    def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
         """Those of the given ids of which a sentence is not in the corpus, in the order given."""
         asked = list(document_ids)
-        missing = set(self._sentences.unknown(part for each in asked for part in each.split(SEPARATOR)))
+        missing = set(self._sentences.find_unknown(part for each in asked for part in each.split(SEPARATOR)))
         return [each for each in asked if not missing.isdisjoint(each.split(SEPARATOR))]
 
 

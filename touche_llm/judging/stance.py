@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from touche_llm.data.files import whole_file
+from touche_llm.data.files import open_atomic
 from touche_llm.data.setting_problems import describe_problem
 from touche_llm.data.yaml_text import YamlError, read_yaml, to_yaml
 from touche_llm.errors import UsageError
@@ -130,5 +130,5 @@ def read_settings(path: Path) -> StanceSettings:
 def write_thresholds(path: Path, thresholds: Mapping[str, float], topics: list[str], prompt: str) -> None:
     """Write thresholds, the topics and the prompt they were fitted on as a configuration, whole or not at all."""
     values = {"stance": {"thresholds": dict(thresholds), "calibrated_on": topics, "calibrated_for": prompt}}
-    with whole_file(path) as stream:
+    with open_atomic(path) as stream:
         stream.write(to_yaml(values))

@@ -14,10 +14,10 @@ from typing import Any, Self
 import orjson
 from msgspec.structs import asdict, astuple
 
-from touche_llm.data.databases import database_problem
-from touche_llm.data.files import iterate_records, whole_file
+from touche_llm.data.databases import describe_database_error
+from touche_llm.data.files import iterate_records, open_atomic
 from touche_llm.data.json_records import Malformed
-from touche_llm.errors import DataError, UsageError, os_problem
+from touche_llm.errors import DataError, UsageError, describe_os_error
 from touche_llm.llm.answers import OUTCOMES
 from touche_llm.llm.cache_file import COLUMNS, Entry, Heading, ValueT, open_file
 
@@ -72,7 +72,7 @@ class Cache:
             else:
                 self._database = open_file(path, read_only=mode is CacheMode.REPLAY)
         except (sqlite3.Error, OSError) as error:
-            cause = database_problem(error) if isinstance(error, sqlite3.Error) else os_problem(error)
+            cause = describe_database_error(error) if isinstance(error, sqlite3.Error) else describe_os_error(error)
             raise DataError(f"{path}: not a cache, or not writable: {cause}") from error
         self._database.path = path
         self._opened = path.stat() if mode in (CacheMode.REUSE, CacheMode.REFRESH) else None
@@ -217,7 +217,7 @@ class Cache:
     def export_cassette(self, path: Path) -> int:
         """Write all entries as JSON Lines sorted by key; returns how many."""
         count = 0
-        with whole_file(path) as stream:
+        with open_atomic(path) as stream:
             for entry in self.entries():
                 given = {column: value for column, value in asdict(entry).items() if value is not None}
                 stream.write(orjson.dumps(given, option=orjson.OPT_APPEND_NEWLINE))

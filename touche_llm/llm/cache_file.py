@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import astuple
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 
-from touche_llm.data.databases import LOCK_SECONDS, NamedDatabase, check_schema, connect, connect_to_read
+from touche_llm.data.databases import LOCK_SECONDS, NamedDatabase, check_schema, connect, connect_read_only
 from touche_llm.data.json_records import Count, JsonRecord, JsonStruct, Malformed
 from touche_llm.errors import DataError
 
@@ -71,7 +71,7 @@ def open_file(path: Path | None, read_only: bool = False) -> NamedDatabase:
     if path is None:
         database = connect(":memory:")
     elif read_only:
-        database = connect_to_read(path)
+        database = connect_read_only(path)
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
         database = connect(path.absolute().as_uri())

@@ -29,7 +29,7 @@ from touche_llm.llm.misses import explained
 from touche_llm.llm.prompt_tokens import MeasuringModel, heading_of
 from touche_llm.llm.request import Request
 from touche_llm.llm.request_log import log_requests
-from touche_llm.text.passages import Excerpts
+from touche_llm.text.passages import RankedPassages
 
 # An unusable answer is asked for again at most twice.
 SAMPLES = 3
@@ -93,7 +93,7 @@ class LanguageModel(MeasuringModel):
             del self._asking[key]
 
     async def ask_about(
-        self, request: Callable[[str], Request], document: str | Excerpts, model: type[AnswerT]
+        self, request: Callable[[str], Request], document: str | RankedPassages, model: type[AnswerT]
     ) -> tuple[Answered[AnswerT] | Unanswered, Cut | None]:
         """The answer to a request about a document, cut where the context does not hold all of it.
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from touche_llm.data.records import Attempt, Cut
-from touche_llm.data.transport import retried
+from touche_llm.data.transport import retry
 from touche_llm.errors import EngineError
 from touche_llm.llm.answers import Unanswered
 from touche_llm.llm.cache import Cache, kept
@@ -19,7 +19,7 @@ from touche_llm.llm.engines.base import Engine, EngineFacts, Rejected, Transient
 from touche_llm.llm.request import Message, Request, content_key
 from touche_llm.llm.request_log import log_retry
 from touche_llm.llm.truncation import Fit, measure, shown
-from touche_llm.text.passages import Excerpts
+from touche_llm.text.passages import RankedPassages
 
 _ResultT = TypeVar("_ResultT")
 
@@ -52,7 +52,7 @@ class MeasuringModel:
     _counting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def shorten(
-        self, request: Callable[[str], Request], whole: Request, document: str | Excerpts, room: int
+        self, request: Callable[[str], Request], whole: Request, document: str | RankedPassages, room: int
     ) -> tuple[str, Cut | None] | Unanswered:
         """The text of a document with which a request has at most `room` prompt tokens, and what that leaves out.
 
@@ -169,7 +169,7 @@ class MeasuringModel:
             log_retry(problem)
 
         try:
-            return await retried(call, self.retry_for, Transient, note)
+            return await retry(call, self.retry_for, Transient, note)
         except Unreachable as error:
             raise EngineError(
                 f"the engine has not been reachable for {self.retry_for:g} s ({error.reason}); "

@@ -13,7 +13,7 @@ from touche_llm.data.json_records import Count, JsonStruct
 from touche_llm.data.records import Cut
 from touche_llm.errors import PromptError
 from touche_llm.llm.request import Message, Request
-from touche_llm.text.passages import Excerpts
+from touche_llm.text.passages import RankedPassages
 
 # What stands where the rest of a document is left out; nothing in it could be chat control.
 CUT_MARK = " …"
@@ -36,7 +36,7 @@ class Fit(JsonStruct, frozen=True, omit_defaults=True):
         return self.kept_chars is None and self.passages is None
 
 
-def shown(document: str | Excerpts, fit: Fit) -> tuple[str, Cut | None]:
+def shown(document: str | RankedPassages, fit: Fit) -> tuple[str, Cut | None]:
     """The text of a document that a request holds, and what that leaves out, or None where it is everything."""
     if isinstance(document, str):
         if fit.kept_chars is None:
@@ -64,7 +64,7 @@ async def measure(
     count: Callable[[tuple[Message, ...]], Awaitable[int]],
     head: Callable[[str, int], Awaitable[str]],
     request: Callable[[str], Request],
-    document: str | Excerpts,
+    document: str | RankedPassages,
     room: int,
 ) -> Fit:
     """How much of a document a request can hold.

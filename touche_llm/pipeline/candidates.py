@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from touche_llm.config import Config, QueryField, index_folder
-from touche_llm.corpus.store import DocumentStore, Units, ensure_store
+from touche_llm.corpus.store import DocumentStore, TextTable, ensure_store
 from touche_llm.data.records import Candidate, Queries, Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_candidates
@@ -21,9 +21,9 @@ from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index, open_index
 from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments
 from touche_llm.retrieval.elasticsearch.search import ElasticIndex
 from touche_llm.retrieval.okapi import OkapiIndex
-from touche_llm.retrieval.sentences import distinct, retrieve_sentences
+from touche_llm.retrieval.sentences import retrieve_sentences, select_distinct
 from touche_llm.tasks.base import Task
-from touche_llm.text.analysis import Analyser
+from touche_llm.text.analysis import Analyzer
 
 Notify = Callable[[str], None]
 _LISTED = 10
@@ -157,9 +157,9 @@ async def find_candidates(
         candidates = [fused(each, config.expansion) if len(each) > 1 else each[0] for each in rankings]
         if config.sentences is not None:
             assert corpus.store is not None
-            analyser = Analyser()
+            analyzer = Analyzer()
             # Each query's own ranking has none, but near-duplicates can come from two of them.
-            candidates = [distinct(each, corpus.store.parts, config.sentences, analyser) for each in candidates]
+            candidates = [select_distinct(each, corpus.store.parts, config.sentences, analyzer) for each in candidates]
         candidates = [ranking[:depth] for ranking in candidates]
     if any(candidates):
         return candidates
@@ -210,7 +210,7 @@ def check_topics(path: Path, found: Iterable[str], config: Config) -> None:
 
 def check_candidates(path: Path, candidates: Iterable[list[Candidate]], documents: Documents, corpus: str) -> None:
     """Raise DataError where a run names documents that are not there; `corpus` is what the message calls them."""
-    unknown = documents.unknown(each.document_id for ranking in candidates for each in ranking)
+    unknown = documents.find_unknown(each.document_id for ranking in candidates for each in ranking)
     if unknown:
         raise DataError(f"{path}: {len(unknown)} of its documents are not in the corpus {corpus}: {listed(unknown)}")
 
@@ -240,7 +240,7 @@ async def _from_run(
     return chosen
 
 
-def _indexed(store: DocumentStore, task: Task) -> list[Units]:
+def _indexed(store: DocumentStore, task: Task) -> list[TextTable]:
     return [store] if task.sentence_question is None else [store, store.parts]
 
 
@@ -254,7 +254,7 @@ def _retrieve(
 ) -> Iterator[list[Candidate]]:
     retriever = config.retriever
 
-    def first_stage(units: Units) -> FirstStage:
+    def first_stage(units: TextTable) -> FirstStage:
         if retriever.name == "okapi":
             return OkapiIndex(units, k1=retriever.k1, b=retriever.b)
         if config.corpus is None:

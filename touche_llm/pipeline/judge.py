@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from touche_llm.config import Config
-from touche_llm.data.files import whole_file, write_records
+from touche_llm.data.files import open_atomic, write_records
 from touche_llm.data.records import Candidate, Failure, Judgment, Objects, StanceReading, Topic
 from touche_llm.data.trec_runs import write_candidates
 from touche_llm.errors import DataError, UsageError
@@ -79,7 +79,7 @@ async def judge_stage(config: Config, folder: Path, progress: Progress, model: L
     stances: list[StanceReading] = []
     pairs: list[list[Candidate]] | None = None
     sentences: list[Judgment] = []
-    with open_corpus(config, task, progress.warn) as corpus, whole_file(folder / JUDGMENTS) as stream:
+    with open_corpus(config, task, progress.warn) as corpus, open_atomic(folder / JUDGMENTS) as stream:
         file = JudgmentFile(stream, keep_grades="stance" in prompts)
         await corpus.fetch(each.document_id for ranking in found.values() for each in ranking)
         check_candidates(folder / first_stage_file(task), found.values(), corpus.candidates, corpus.name)
@@ -132,7 +132,7 @@ async def judge_stage(config: Config, folder: Path, progress: Progress, model: L
             for each in judged.judgments:
                 file.write(each)
             for topic_id, count in judged.too_few.items():
-                progress.warn(f"topic {topic_id}: {count} pairs, fewer than the {task.least_per_topic} wanted")
+                progress.warn(f"topic {topic_id}: {count} pairs, fewer than the {task.min_per_topic} wanted")
         report_known_failures(progress, model, before)
         seconds = time.monotonic() - started
         begin_stage(folder, config, "judge")

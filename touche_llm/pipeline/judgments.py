@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import IO, NamedTuple
 
-from touche_llm.data.files import line_of
+from touche_llm.data.files import encode_line
 from touche_llm.data.records import Judgment
 
 
@@ -54,7 +54,7 @@ class JudgmentFile:
 
     def write(self, judgment: Judgment) -> None:
         """Write a judgment, and count it unless the model was not asked for it."""
-        self._write(line_of(judgment))
+        self._write(encode_line(judgment))
         if self._keep_grades:
             self.grades[judgment.topic_id][judgment.document_id] = Grades(judgment.grades, judgment.source)
         if judgment.source != "inherited":

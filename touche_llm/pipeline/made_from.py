@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from touche_llm.config import Config, index_folder, load_config
-from touche_llm.corpus.store import corpus_sha256
+from touche_llm.corpus.store import hash_corpus
 from touche_llm.data.files import sha256
 from touche_llm.errors import UsageError
 from touche_llm.pipeline.common import prompts_of
@@ -160,7 +160,7 @@ def _hash_corpus(config: Config) -> str | None:
     if config.chatnoir is not None or config.elasticsearch is not None:
         return None
     folder = config.index if config.corpus is None else config.index or index_folder(config.corpus)
-    return None if folder is None else corpus_sha256(config.corpus, folder)
+    return None if folder is None else hash_corpus(config.corpus, folder)
 
 
 def _section(stages: Stages, stage: str, name: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from touche_llm import __version__
 from touche_llm.config import Config, write_config
-from touche_llm.data.files import whole_file
+from touche_llm.data.files import open_atomic
 from touche_llm.data.yaml_text import to_yaml
 from touche_llm.pipeline.run_files import CONFIG, METADATA, OUTPUTS, REPORT
 from touche_llm.pipeline.run_folder import UNFINISHED, is_page, read_metadata
@@ -92,7 +92,7 @@ def _write(folder: Path, config: Config, stages: Mapping[str, Any], unfinished: 
         "stages": stages,
         **({} if unfinished is None else {UNFINISHED: unfinished}),
     }
-    with whole_file(folder / METADATA) as stream:
+    with open_atomic(folder / METADATA) as stream:
         stream.write(to_yaml(content))
 
 

@@ -91,7 +91,7 @@ async def judge_pairs(
     """
     settings, question = config.pairs, task.sentence_question
     assert settings is not None and question is not None
-    least = min(task.least_per_topic, settings.most)
+    least = min(task.min_per_topic, settings.most)
     result = Judged()
     judged: dict[str, _ByDocument] = {topic.id: {} for topic in topics}
     pairs: dict[str, Pairs] = {}

@@ -107,7 +107,7 @@ async def rank_stage(config: Config, folder: Path, progress: Progress, model: La
     sizes = Counter(line.topic_id for line in lines)
     if not lines:
         raise DataError(f"{folder / CANDIDATES}: no candidate to rank for the chosen topics; judge them first")
-    left_out = sum(min(len(candidates.get(topic.id, [])), task.most_per_topic) for topic in topics) - len(lines)
+    left_out = sum(min(len(candidates.get(topic.id, [])), task.max_per_topic) for topic in topics) - len(lines)
     if imputed:
         progress.warn(
             f"{imputed} of {len(lines)} documents have no judgment: first-stage order, stance {task.unknown_stance}"
@@ -133,7 +133,7 @@ async def rank_stage(config: Config, folder: Path, progress: Progress, model: La
             "lines judged by the model": len(lines) - inherited - imputed,
             "lines with inherited grades": inherited,
             "topics with too few lines": {
-                topic.id: sizes[topic.id] for topic in topics if sizes[topic.id] < task.least_per_topic
+                topic.id: sizes[topic.id] for topic in topics if sizes[topic.id] < task.min_per_topic
             },
             "stances": {stance: sum(line.stance == stance for line in lines) for stance in task.stances},
             "imputed stances": imputed,

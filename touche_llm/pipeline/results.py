@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from touche_llm.data.files import whole_file
+from touche_llm.data.files import open_atomic
 from touche_llm.data.records import Judgment, RunLine, StanceReading
 from touche_llm.data.trec_runs import DECIMALS
 from touche_llm.judging.stance import StanceSettings, decide
@@ -95,5 +95,5 @@ def write_results(
                 *(shares.get(stance) for stance in task.stances),
             )
         )
-    with whole_file(path) as stream:
+    with open_atomic(path) as stream:
         stream.write(text.getvalue().encode())

@@ -48,7 +48,7 @@ async def ask_stances(
         documents_of = list(of_topic)
         asked += [(topic, document_id, False) for topic, document_id in documents_of]
         for topic, document_id in documents_of:
-            if both_orders and topic.objects is not None and task.swapped:
+            if both_orders and topic.objects is not None and task.swapped_stances:
                 first, second = topic.objects
                 asked.append((replace(topic, objects=(second, first)), document_id, True))
 
@@ -97,5 +97,5 @@ def _probabilities(readings: Mapping[str, Reading], task: Task, swapped: bool, t
     position, stance = (each.shares if told else {str(each.answered): 1.0} for each in kinds)
     shares = {label: position.get("YES", 0.0) * share for label, share in stance.items()}
     if swapped:
-        shares = {task.swapped.get(label, label): share for label, share in shares.items()}
+        shares = {task.swapped_stances.get(label, label): share for label, share in shares.items()}
     return {**dict.fromkeys(task.stances, 0.0), **shares, task.no_stances[0]: position.get("NO", 0.0)}

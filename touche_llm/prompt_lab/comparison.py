@@ -10,7 +10,7 @@ from pathlib import Path
 from touche_llm.config import Config
 from touche_llm.data.records import Failure, Judgment, Topic
 from touche_llm.data.topics import read_topics
-from touche_llm.errors import DataError, UsageError, some
+from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.judging.pointwise import Documents, RequestBuilder, find_objects, judge
 from touche_llm.llm.counts import Counts
@@ -165,7 +165,9 @@ async def compare_prompts(
             report_known_failures(progress, model, Counts())
         texts = _texts([each for part in parts for each in part.sample], corpus.documents) if plan.texts else {}
     if useless := [each for part in parts for each in part.topics if not part.counts(each)]:
-        notes.append(f"topics without a grade above 0 among their sampled documents, left out of nDCG: {some(useless)}")
+        notes.append(
+            f"topics without a grade above 0 among their sampled documents, left out of nDCG: {shorten(useless)}"
+        )
         progress.warn(notes[-1])
     verdict, name = verdict_of(parts), model.facts.model
     return PromptComparison(task, variants, name, topics, path, parts, said, failures, verdict, texts, notes, earlier)

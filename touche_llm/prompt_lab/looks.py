@@ -16,7 +16,7 @@ from typing import Annotated
 import orjson
 from pydantic import AwareDatetime, Field
 
-from touche_llm.data.files import line_of, read_records
+from touche_llm.data.files import encode_line, read_records
 from touche_llm.data.json_records import JsonModel
 from touche_llm.errors import DataError
 from touche_llm.evaluation.qrels import Grades
@@ -100,7 +100,7 @@ def record_look(path: Path, look: Look) -> list[Look]:
             for each in read_looks(path)
             if (each.task, each.qrels) == (look.task, look.qrels) and not set(look.topics).isdisjoint(each.topics)
         ]
-        stream.write(line_of(look))
+        stream.write(encode_line(look))
         os.fsync(stream.fileno())
     return earlier
 

@@ -65,7 +65,7 @@ class Texts:
         text = self._texts if isinstance(self._texts, str) else self._texts[document_id]
         return Document(document_id, text, title="x", side="PRO")
 
-    def unknown(self, document_ids: Iterable[str]) -> list[str]:
+    def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
         """None."""
         return []
 
@@ -85,9 +85,9 @@ def of_corpus(topics: Sequence[Topic], corpus: Corpus, purpose: Purpose) -> Mate
     store = corpus.store
     assert store is not None
     if corpus.documents is store:
-        ids = store.ids_of(list(range(min(_MOST, len(store)))))
+        ids = store.get_ids(list(range(min(_MOST, len(store)))))
     else:
-        ids = store.parts.ids_of(list(range(min(2 * _MOST, len(store.parts)))))
+        ids = store.parts.get_ids(list(range(min(2 * _MOST, len(store.parts)))))
         if purpose.name != "sentence":
             ids = [SEPARATOR.join(pair) for pair in zip(ids[::2], ids[1::2], strict=False)]
     if len(ids) < 2:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from touche_llm.data.records import Candidate, Judgment, Scored
-from touche_llm.data.trec_runs import ReadRun
+from touche_llm.data.records import Candidate, Judgment, ScoredDocument
+from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.evaluation.agreement import estimate_kappa
 from touche_llm.evaluation.estimate import Estimate, estimate_mean
 from touche_llm.evaluation.measures import CUTOFF, NDCG, estimate_grades
@@ -215,20 +215,20 @@ def _kept(judged: Mapping[str, Mapping[str, ValueT]], sampled: Set[tuple[str, st
     return {topic: of_topic for topic, of_topic in found.items() if of_topic}
 
 
-def _ranked(sample: Sequence[Sampled], said: Judgments, weights: Mapping[str, float]) -> ReadRun:
+def _ranked(sample: Sequence[Sampled], said: Judgments, weights: Mapping[str, float]) -> ParsedRun:
     """The documents of each topic by their judgments; equal ones keep the order of the sample."""
     rankings: dict[str, list[Candidate]] = {}
     for topic in dict.fromkeys(each.topic_id for each in sample):
-        documents = [Scored(each.document_id, 0.0) for each in sample if each.topic_id == topic]
+        documents = [ScoredDocument(each.document_id, 0.0) for each in sample if each.topic_id == topic]
         own = {document: judgment for (of, document), judgment in said.items() if of == topic}
         ranking = by_judgment(documents, own, weights)
         rankings[topic] = [
             Candidate(topic, each.document_id, rank, each.score) for rank, each in enumerate(ranking, start=1)
         ]
-    return ReadRun(rankings, {key: judgment.stance for key, judgment in said.items()})
+    return ParsedRun(rankings, {key: judgment.stance for key, judgment in said.items()})
 
 
-def _figures(run: ReadRun, said: Judgments, given: Qrels, *, stances: bool) -> dict[str, Estimate]:
+def _figures(run: ParsedRun, said: Judgments, given: Qrels, *, stances: bool) -> dict[str, Estimate]:
     first = next(iter(given.grades))
     useful = _useful(given)
     estimates = {f"{first} {NDCG}": estimate_grades(run, useful, CUTOFF)[NDCG] if useful else estimate_mean({})}

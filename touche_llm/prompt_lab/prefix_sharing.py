@@ -75,8 +75,8 @@ class _Changed:
         side = {"PRO": "CON", "CON": "PRO"}.get(document.side, document.side)
         return replace(document, text=_other(document.text), title=_other(document.title), side=side)
 
-    def unknown(self, document_ids: Iterable[str]) -> list[str]:
-        return self._documents.unknown(document_ids)
+    def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
+        return self._documents.find_unknown(document_ids)
 
 
 def estimate(messages: Messages) -> int:

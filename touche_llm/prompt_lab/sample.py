@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from touche_llm.data.files import whole_file
-from touche_llm.data.lines import is_word, table_lines
+from touche_llm.data.files import open_atomic
+from touche_llm.data.lines import is_word, read_table_lines
 from touche_llm.data.records import Topic
-from touche_llm.errors import DataError, UsageError, some
+from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.evaluation.qrels import Grades, Qrels
 from touche_llm.judging.pointwise import Documents
 from touche_llm.pipeline.candidates import Corpus, listed
@@ -68,7 +68,7 @@ def judged_pool(grades: Grades, topics: Iterable[Topic], documents: Documents) -
     """
     asked = [topic.id for topic in topics]
     judged = [document for topic in asked for document in grades.get(topic, {})]
-    unknown = set(documents.unknown(judged))
+    unknown = set(documents.find_unknown(judged))
     pool = {
         topic: {document: grade for document, grade in grades[topic].items() if document not in unknown}
         for topic in asked
@@ -77,12 +77,13 @@ def judged_pool(grades: Grades, topics: Iterable[Topic], documents: Documents) -
     pool = {topic: found for topic, found in pool.items() if found}
     if not pool:
         raise DataError(
-            f"none of the {len(judged):,} documents that people judged for topics {some(asked, 5)} is in the corpus; "
+            f"none of the {len(judged):,} documents that people judged for topics "
+            f"{shorten(asked, 5)} is in the corpus; "
             "give the judgments of these topics and this corpus"
         )
     notes = []
     if without := [topic for topic in asked if topic not in pool]:
-        notes.append(f"topics without a judged document in the corpus: {some(without)}")
+        notes.append(f"topics without a judged document in the corpus: {shorten(without)}")
     if missing := sum(document in unknown for document in judged):
         notes.append(f"judged documents that are not in the corpus: {missing:,} of {len(judged):,}")
     return pool, notes
@@ -90,7 +91,7 @@ def judged_pool(grades: Grades, topics: Iterable[Topic], documents: Documents) -
 
 def write_sample(path: Path, sample: Iterable[Sampled]) -> None:
     """Write a sample as tab-separated lines with a header, whole or not at all."""
-    with whole_file(path) as stream:
+    with open_atomic(path) as stream:
         for columns in (COLUMNS, *((each.topic_id, each.document_id, f"{each.grade:g}") for each in sample)):
             stream.write(("\t".join(columns) + "\n").encode())
 
@@ -107,7 +108,7 @@ def read_sample(path: Path, grades: Grades) -> list[Sampled]:
             another grade than people gave; names file and line.
     """
     found: dict[tuple[str, str], Sampled] = {}
-    for number, line in table_lines(path, "a sample that this command wrote"):
+    for number, line in read_table_lines(path, "a sample that this command wrote"):
         where, columns = f"{path}:{number}", line.rstrip("\r\n").split("\t")
         if number == 1:
             if tuple(columns) != COLUMNS:
@@ -153,13 +154,13 @@ def split_topics(topics: Sequence[str], split: str) -> Halves:
         chosen = set(topics[split == EVEN :: 2])
     else:
         chosen = set()
-        for number, line in table_lines(Path(split), "a list of topics"):
+        for number, line in read_table_lines(Path(split), "a list of topics"):
             name = line.strip()
             if name and not is_word(name):
                 raise DataError(f"{split}:{number}: must be the id of a topic, one a line")
             chosen.add(name)
         if not chosen.intersection(topics):
-            raise UsageError(f"{split}: none of the judged topics is in this file: {some(list(topics))}")
+            raise UsageError(f"{split}: none of the judged topics is in this file: {shorten(list(topics))}")
     return [each for each in topics if each in chosen], [each for each in topics if each not in chosen]
 
 
@@ -202,7 +203,7 @@ def _drawn(plan: Plan, pool: Grades, halves: Halves) -> list[Sampled]:
 def _again(path: Path, grades: Grades, topics: list[Topic], corpus: Corpus) -> tuple[list[Sampled], Path]:
     """The documents of a sample that was drawn before, of the topics that are asked about, in their order."""
     sample = read_sample(path, grades)
-    unknown = corpus.documents.unknown(each.document_id for each in sample)
+    unknown = corpus.documents.find_unknown(each.document_id for each in sample)
     if unknown:
         raise DataError(
             f"{path}: {len(unknown)} of its documents are not in the corpus {corpus.name}: {listed(unknown)}"
@@ -210,7 +211,7 @@ def _again(path: Path, grades: Grades, topics: list[Topic], corpus: Corpus) -> t
     places = {topic.id: place for place, topic in enumerate(topics)}
     kept = [each for each in sample if each.topic_id in places]
     if not kept:
-        raise DataError(f"{path}: none of its topics is asked about: {some(sorted({s.topic_id for s in sample}))}")
+        raise DataError(f"{path}: none of its topics is asked about: {shorten(sorted({s.topic_id for s in sample}))}")
     return sorted(kept, key=lambda each: places[each.topic_id]), path
 
 
@@ -242,7 +243,8 @@ def parts_of(plan: Plan, sample: Sequence[Sampled], halves: Halves) -> tuple[dic
         )
     if thin := [topic for topic, count in counts.items() if count <= _ALL_COUNT]:
         notes.append(
-            f"topics with {_ALL_COUNT} sampled documents or fewer, of which any order has a high nDCG@5: {some(thin)}"
+            f"topics with {_ALL_COUNT} sampled documents or fewer, of which any order has a high nDCG@5: "
+            f"{shorten(thin)}"
         )
     return parts, notes
 

@@ -174,7 +174,7 @@ class NoDocuments:
         """Raise DataError."""
         raise DataError(f"document {document_id!r}: there is no corpus")
 
-    def unknown(self, document_ids: Iterable[str]) -> list[str]:
+    def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
         """All of them."""
         return list(document_ids)
 

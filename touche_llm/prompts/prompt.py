@@ -23,7 +23,7 @@ from touche_llm.llm.request import Message, Origin
 from touche_llm.prompts.few_shot import ENDING as EXAMPLES_ENDING
 from touche_llm.prompts.few_shot import Example, parse_examples
 from touche_llm.prompts.templates import HEADER, ROLES, TemplateFiles, pulled_in, read_text
-from touche_llm.text.sanitize import Harmless, neutralise
+from touche_llm.text.sanitize import SanitizedText, sanitize
 
 _INSTALLED = Path(__file__).parent.parent / "_prompts"
 _CHECKOUT = Path(__file__).parents[2] / "prompts"
@@ -115,14 +115,14 @@ class Prompt:
 
 def _inserted(value: Any) -> str:
     """What an expression of a template inserts."""
-    if type(value) is Harmless:
+    if type(value) is SanitizedText:
         return value
     text = value if type(value) is str else str(value)
-    return _neutralised(text) if len(text) <= _SHORT else neutralise(text)
+    return _neutralised(text) if len(text) <= _SHORT else sanitize(text)
 
 
 # A topic's texts are inserted anew for each of its documents.
-_neutralised = lru_cache(maxsize=1024)(neutralise)
+_neutralised = lru_cache(maxsize=1024)(sanitize)
 
 
 def prompts_folder() -> Path:

@@ -82,7 +82,7 @@ def check_template(prompt: Prompt, question: Question) -> None:
     """Raise PromptError unless the template shows the topic and every document with its label."""
     topic = Topic("0", "TITLE", "DESCRIPTION", "NARRATIVE", ("FIRST", "SECOND"))
     documents = [LabelledDocument(f"LABEL-{number}", f"TEXT-{number}") for number in range(3)]
-    values = question.of_topic(topic)
+    values = question.topic_variables(topic)
     messages = prompt.render(topic=topic, documents=documents, aim="both", **values)
     rendered = "".join(message.content for message in messages)
     for document in documents:

@@ -283,5 +283,5 @@ def _check_seams(file: _File) -> None:
             )
     for block in file.tree.find_all(nodes.FilterBlock):
         raise PromptError(
-            f"{file.path}:{block.lineno}: a filter over a whole section could undo what makes text harmless"
+            f"{file.path}:{block.lineno}: a filter over a whole section could undo what makes text sanitize_document"
         )

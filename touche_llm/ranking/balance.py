@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from touche_llm.data.records import Scored
+from touche_llm.data.records import ScoredDocument
 
 
 class BalanceSettings(BaseModel):
@@ -24,12 +24,12 @@ class BalanceSettings(BaseModel):
 
 
 def balance(
-    ranking: Sequence[Scored],
+    ranking: Sequence[ScoredDocument],
     worth: Mapping[str, float],
     stances: Mapping[str, str],
     sides: Sequence[str],
     settings: BalanceSettings,
-) -> list[Scored]:
+) -> list[ScoredDocument]:
     """The same documents, alternating between the sides among those of about equal worth.
 
     At each place stands the next document or, if one of those after it that may rise that far takes another side than
@@ -62,4 +62,4 @@ def balance(
         order.append(document)
         if stances[document] in sides:
             last = stances[document]
-    return [Scored(document, each.score) for document, each in zip(order, ranking, strict=True)]
+    return [ScoredDocument(document, each.score) for document, each in zip(order, ranking, strict=True)]

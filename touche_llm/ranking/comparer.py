@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from touche_llm.data.records import Comparison, Cut, Failure, LabelledDocument, Topic
 from touche_llm.errors import PromptError
-from touche_llm.judging.pointwise import Documents, RequestBuilder, failure, harmless
+from touche_llm.judging.pointwise import Documents, RequestBuilder, failure, sanitize_document
 from touche_llm.llm.answers import AnswerModel, Unanswered, schema_of
 from touche_llm.llm.concurrency import PRIORITY, ItemT, ResultT, Slots, in_order
 from touche_llm.llm.logprobs import read_label
@@ -179,7 +179,7 @@ class Comparer:
             builder = replace(builder, sampling=replace(builder.sampling, max_tokens=longer))
         schema = schema_of(_ANSWERS[kind](len(texts)))
         origin = " ".join(documents) or None
-        variables = {"documents": shown, "aim": self.aim, **self.question.of_topic(self.topic)}
+        variables = {"documents": shown, "aim": self.aim, **self.question.topic_variables(self.topic)}
         return builder.build(self.prompts[kind], schema, self.topic, origin, **variables)
 
     async def _share(self, kind: Kind, documents: int) -> int | Unanswered:
@@ -232,7 +232,7 @@ class Comparer:
         async with self._under_way[document_id, share]:
             if (document_id, share) in self._texts:
                 return self._texts[document_id, share]
-            seen = harmless(self.question.show(self.topic, self.documents.get(document_id)))
+            seen = sanitize_document(self.question.render(self.topic, self.documents.get(document_id)))
             if isinstance(seen, str):
                 seen = seen.strip()  # chat templates may strip what stands alone, and count it as nothing
             whole = alone(seen if isinstance(seen, str) else seen.whole.text)

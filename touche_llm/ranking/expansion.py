@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from touche_llm.data.records import Candidate, Failure, Queries, Scored, Topic
+from touche_llm.data.records import Candidate, Failure, Queries, ScoredDocument, Topic
 from touche_llm.judging.pointwise import Done, RequestBuilder, failure
 from touche_llm.llm.answers import schema_of
 from touche_llm.llm.concurrency import in_order
@@ -58,7 +58,7 @@ async def find_queries(
 def fused(rankings: Sequence[list[Candidate]], settings: ExpansionSettings) -> list[Candidate]:
     """The candidates of one topic from the rankings of its queries, its own first, by reciprocal rank fusion."""
     topic_id = next((each.topic_id for ranking in rankings for each in ranking), "")
-    scored = [[Scored(each.document_id, each.score) for each in ranking] for ranking in rankings]
+    scored = [[ScoredDocument(each.document_id, each.score) for each in ranking] for ranking in rankings]
     weights = [1.0, *(settings.weight for _ in rankings[1:])]
     ranking = reciprocal_rank(scored, weights, settings.k)
     return [Candidate(topic_id, each.document_id, rank, each.score) for rank, each in enumerate(ranking, start=1)]

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from touche_llm.data.records import RunLine, Scored
-from touche_llm.data.trec_runs import NO_STANCE_COLUMN, ReadRun, strictly_decreasing
+from touche_llm.data.records import RunLine, ScoredDocument
+from touche_llm.data.trec_runs import NO_STANCE_COLUMN, ParsedRun, make_strictly_decreasing
 from touche_llm.errors import DataError, UsageError
 from touche_llm.ranking.order import scaled
 from touche_llm.tasks.base import Task
@@ -55,7 +55,9 @@ class Fused:
     left_out: int
 
 
-def fuse(rankings: Sequence[Sequence[Scored]], weights: Sequence[float], settings: FusionSettings) -> list[Scored]:
+def fuse(
+    rankings: Sequence[Sequence[ScoredDocument]], weights: Sequence[float], settings: FusionSettings
+) -> list[ScoredDocument]:
     """The fused ranking of one topic, by the method of the settings; see `reciprocal_rank` and `interpolate`."""
     if settings.method == "rrf":
         return reciprocal_rank(rankings, weights, settings.k)
@@ -63,8 +65,8 @@ def fuse(rankings: Sequence[Sequence[Scored]], weights: Sequence[float], setting
 
 
 def reciprocal_rank(
-    rankings: Sequence[Sequence[Scored]], weights: Sequence[float], k: float = DEFAULT_K
-) -> list[Scored]:
+    rankings: Sequence[Sequence[ScoredDocument]], weights: Sequence[float], k: float = DEFAULT_K
+) -> list[ScoredDocument]:
     """Reciprocal rank fusion (Cormack, Clarke and Büttcher, SIGIR 2009), with a weight for each ranking.
 
     A document's score is the sum of weight/(k + rank) over the rankings that have it, divided by what a document that
@@ -86,7 +88,7 @@ def reciprocal_rank(
     return _weighted_mean(rankings, weights, lambda ranking: [(k + 1) / (k + n + 1) for n in range(len(ranking))])
 
 
-def interpolate(rankings: Sequence[Sequence[Scored]], weights: Sequence[float]) -> list[Scored]:
+def interpolate(rankings: Sequence[Sequence[ScoredDocument]], weights: Sequence[float]) -> list[ScoredDocument]:
     """The weighted mean of the scores, each ranking's scaled to 0..1.
 
     Scaled score = (score - lowest)/(highest - lowest) within the ranking, 1 where all are equal, and 0 for a document
@@ -96,10 +98,10 @@ def interpolate(rankings: Sequence[Sequence[Scored]], weights: Sequence[float]) 
 
 
 def _weighted_mean(
-    rankings: Sequence[Sequence[Scored]],
+    rankings: Sequence[Sequence[ScoredDocument]],
     weights: Sequence[float],
-    values: Callable[[Sequence[Scored]], list[float]],
-) -> list[Scored]:
+    values: Callable[[Sequence[ScoredDocument]], list[float]],
+) -> list[ScoredDocument]:
     """Fuse by the weighted mean of what a ranking gives its documents, 0..1; it gives 0 to those it does not have."""
     check_weights(weights, len(rankings))
     # As shares of the largest, no weight is too large or too small to add and divide.
@@ -116,7 +118,7 @@ def _weighted_mean(
             places.setdefault(each.document_id, (rank, number))
     # fsum is exact: what ties by the formula ties here, whatever the order of the rankings.
     total = math.fsum(shares)
-    fused = [Scored(document, math.fsum(part) / total) for document, part in parts.items()]
+    fused = [ScoredDocument(document, math.fsum(part) / total) for document, part in parts.items()]
     return sorted(fused, key=lambda each: (-each.score, places[each.document_id]))
 
 
@@ -131,7 +133,7 @@ def check_weights(weights: Sequence[float], rankings: int) -> None:
 
 
 def fuse_runs(
-    runs: Sequence[ReadRun],
+    runs: Sequence[ParsedRun],
     weights: Sequence[float],
     settings: FusionSettings,
     *,
@@ -167,8 +169,8 @@ def fuse_runs(
             raise UsageError(f"topic {topic}: only runs of weight 0 have it; weigh one of them, or leave them out")
         if len(having) < len(runs):
             partial.append(topic)
-        rankings = [[Scored(each.document_id, each.score) for each in run.rankings[topic]] for run, _ in having]
-        kept: list[tuple[Scored, str]] = []
+        rankings = [[ScoredDocument(each.document_id, each.score) for each in run.rankings[topic]] for run, _ in having]
+        kept: list[tuple[ScoredDocument, str]] = []
         for each in fuse(rankings, [weight for _, weight in having], settings):
             if len(kept) == depth:
                 break
@@ -189,7 +191,7 @@ def fuse_runs(
             else:
                 imputed += 1
                 kept.append((each, task.unknown_stance))
-        scores = strictly_decreasing([each.score for each, _ in kept])
+        scores = make_strictly_decreasing([each.score for each, _ in kept])
         lines += [
             RunLine(topic, stance, each.document_id, rank, score, tag)
             for rank, (score, (each, stance)) in enumerate(zip(scores, kept, strict=True), start=1)

@@ -5,13 +5,13 @@ After Podolak et al., arXiv 2504.10509.
 
 from __future__ import annotations
 
-from touche_llm.data.records import Scored
+from touche_llm.data.records import ScoredDocument
 from touche_llm.ranking.comparer import Comparer
 from touche_llm.ranking.order import by_position
 from touche_llm.ranking.setwise import SetwiseSettings, heapsort
 
 
-async def rerank(documents: list[str], comparer: Comparer, settings: SetwiseSettings) -> list[Scored]:
+async def rerank(documents: list[str], comparer: Comparer, settings: SetwiseSettings) -> list[ScoredDocument]:
     """The best `top` in order, then the others.
 
     The first `top` documents are sorted with a heap. The others come in blocks of `children`: one question shows the

@@ -11,7 +11,7 @@ from itertools import combinations
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from touche_llm.data.records import Scored
+from touche_llm.data.records import ScoredDocument
 from touche_llm.prompts.answers import MOST_DOCUMENTS
 from touche_llm.ranking.comparer import Comparer
 from touche_llm.ranking.order import by_position
@@ -42,7 +42,7 @@ class ListwiseSettings(BaseModel):
         return self
 
 
-async def rerank(documents: list[str], comparer: Comparer, settings: ListwiseSettings) -> list[Scored]:
+async def rerank(documents: list[str], comparer: Comparer, settings: ListwiseSettings) -> list[ScoredDocument]:
     """The documents after one pass of the windows. A window without any answer keeps its order, as a failure."""
     order = list(documents)
     end = len(order)

@@ -10,7 +10,7 @@ from statistics import fmean
 
 from pydantic import BaseModel, ConfigDict
 
-from touche_llm.data.records import Scored
+from touche_llm.data.records import ScoredDocument
 from touche_llm.ranking.comparer import Comparer
 from touche_llm.ranking.order import by_value
 
@@ -23,7 +23,7 @@ class PairwiseSettings(BaseModel):
     both_orders: bool = True
 
 
-async def rerank(documents: list[str], comparer: Comparer, settings: PairwiseSettings) -> list[Scored]:
+async def rerank(documents: list[str], comparer: Comparer, settings: PairwiseSettings) -> list[ScoredDocument]:
     """The documents by their mean probability to win against each other one.
 
     A pair without an answer, in one of the orders asked, counts for neither; a document without any pair keeps its

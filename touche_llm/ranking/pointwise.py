@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from touche_llm.data.records import Candidate, Scored
+from touche_llm.data.records import Candidate, ScoredDocument
 from touche_llm.judging.grades import Graded, graded
 from touche_llm.ranking.order import scaled
 
@@ -12,15 +12,15 @@ from touche_llm.ranking.order import scaled
 _INHERITED, _UNJUDGED = -1.0, -2.0
 
 
-def by_first_stage(candidates: list[Candidate]) -> list[Scored]:
+def by_first_stage(candidates: list[Candidate]) -> list[ScoredDocument]:
     """The candidates of one topic in their order, with their scores scaled to 0..1 (1 where all are equal)."""
-    scored = [Scored(each.document_id, each.score) for each in candidates]
-    return [Scored(each.document_id, score) for each, score in zip(scored, scaled(scored), strict=True)]
+    scored = [ScoredDocument(each.document_id, each.score) for each in candidates]
+    return [ScoredDocument(each.document_id, score) for each, score in zip(scored, scaled(scored), strict=True)]
 
 
 def by_judgment(
-    first_stage: list[Scored], judgments: Mapping[str, Graded], weights: Mapping[str, float]
-) -> list[Scored]:
+    first_stage: list[ScoredDocument], judgments: Mapping[str, Graded], weights: Mapping[str, float]
+) -> list[ScoredDocument]:
     """The same documents by their judgments.
 
     A judged document's score is the weighted mean of its grades/3 and the first-stage score; equal scores keep their
@@ -33,11 +33,11 @@ def by_judgment(
         weights: of the grades and of the first stage, by name; not all zero.
     """
 
-    def score(each: Scored) -> float:
+    def score(each: ScoredDocument) -> float:
         judgment = judgments.get(each.document_id)
         if judgment is None:
             return _UNJUDGED
         return _INHERITED if judgment.source == "inherited" else graded(judgment, weights, each.score)
 
-    scored = [Scored(each.document_id, score(each)) for each in first_stage]
+    scored = [ScoredDocument(each.document_id, score(each)) for each in first_stage]
     return sorted(scored, key=lambda each: -each.score)

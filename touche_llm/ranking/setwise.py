@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from touche_llm.data.records import Scored
+from touche_llm.data.records import ScoredDocument
 from touche_llm.ranking.comparer import MOST_TO_CHOOSE_FROM, Comparer
 from touche_llm.ranking.order import by_position
 
@@ -28,7 +28,7 @@ class SetwiseSettings(BaseModel):
     both_orders: bool = False
 
 
-async def rerank(documents: list[str], comparer: Comparer, settings: SetwiseSettings) -> list[Scored]:
+async def rerank(documents: list[str], comparer: Comparer, settings: SetwiseSettings) -> list[ScoredDocument]:
     """The best `top` in order, by heapsort, then the others."""
     best = await heapsort(documents, comparer, settings)
     return by_position(best + [each for each in documents if each not in best])

@@ -9,7 +9,7 @@ import asyncio
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from touche_llm.data.records import Scored
+from touche_llm.data.records import ScoredDocument
 from touche_llm.ranking.comparer import Comparer
 from touche_llm.ranking.order import by_position
 
@@ -23,7 +23,7 @@ class SlidingSettings(BaseModel):
     both_orders: bool = True
 
 
-async def rerank(documents: list[str], comparer: Comparer, settings: SlidingSettings) -> list[Scored]:
+async def rerank(documents: list[str], comparer: Comparer, settings: SlidingSettings) -> list[ScoredDocument]:
     """The documents after the passes. A pair without an answer keeps its order.
 
     A pass follows two places behind the one before, so several are under way at once. What a pass asks that one before

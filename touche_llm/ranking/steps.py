@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from touche_llm.data.records import Scored
+from touche_llm.data.records import ScoredDocument
 from touche_llm.ranking import insertion, listwise, pairwise, setwise, sliding, tournament
 from touche_llm.ranking.balance import BalanceSettings, balance
 from touche_llm.ranking.comparer import Comparer, Kind
@@ -63,7 +63,7 @@ class Method:
         deepest: most documents; all pairs of many more would fill the memory.
     """
 
-    rerank: Callable[[list[str], Comparer, Any], Awaitable[list[Scored]]]
+    rerank: Callable[[list[str], Comparer, Any], Awaitable[list[ScoredDocument]]]
     asks: Kind
     deepest: int = 1000
 
@@ -143,14 +143,14 @@ def check_fusion(steps: Sequence[Step], settings: FusionStepSettings) -> None:
 
 
 async def rank_topic(
-    first_stage: list[Scored],
-    judged: list[Scored],
+    first_stage: list[ScoredDocument],
+    judged: list[ScoredDocument],
     steps: Sequence[Step],
     settings: RankingSettings,
     comparer: Callable[[Step], Comparer],
     stances: Mapping[str, str],
     sides: Sequence[str],
-) -> list[Scored]:
+) -> list[ScoredDocument]:
     """The ranking of one topic after all steps.
 
     Each step puts the best documents so far in order; those below stay. Its scores, between 0 and 1, are raised by one
@@ -188,6 +188,6 @@ async def rank_topic(
             found = fuse(parts, weights, settings.fusion)
         else:
             found = await METHODS[step.name].rerank(documents, comparer(step), getattr(settings, step.name))
-        ranking = [Scored(each.document_id, level + each.score) for each in found] + rest
+        ranking = [ScoredDocument(each.document_id, level + each.score) for each in found] + rest
         rankings.insert(0, (step.name, found))
     return ranking

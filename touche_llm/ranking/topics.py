@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, RunLine, Topic
-from touche_llm.data.trec_runs import strictly_decreasing
+from touche_llm.data.trec_runs import make_strictly_decreasing
 from touche_llm.judging.pointwise import Documents, Done, RequestBuilder
 from touche_llm.llm.concurrency import Slots, in_order
 from touche_llm.prompts.prompt import Prompt
@@ -99,8 +99,8 @@ async def rank_topics(
         known = task.objects_answer is None or topic.objects is not None
         possible = steps if known else tuple(step for step in steps if step.name not in METHODS)
         ranking = await rank_topic(first, judged, possible, settings, comparer, labels, task.sides)
-        ranking = ranking[: task.most_per_topic]
-        scores = strictly_decreasing([each.score for each in ranking])
+        ranking = ranking[: task.max_per_topic]
+        scores = make_strictly_decreasing([each.score for each in ranking])
         done()
         return [
             RunLine(topic.id, labels[each.document_id], each.document_id, rank, score, tag)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from touche_llm.data.records import Scored
+from touche_llm.data.records import ScoredDocument
 from touche_llm.prompts.answers import MOST_DOCUMENTS
 from touche_llm.ranking.comparer import Comparer
 from touche_llm.ranking.order import by_value
@@ -29,7 +29,7 @@ class TournamentSettings(BaseModel):
     seed: int = 0
 
 
-async def rerank(documents: list[str], comparer: Comparer, settings: TournamentSettings) -> list[Scored]:
+async def rerank(documents: list[str], comparer: Comparer, settings: TournamentSettings) -> list[ScoredDocument]:
     """The documents by their points; equal ones in the order in which they came.
 
     Of each group half as many go on as a group has at most, so that no draw throws out one of the best that many. A

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from touche_llm.config import Config
 from touche_llm.data.trec_runs import read_run
-from touche_llm.errors import PromptError, ToucheError, os_problem
+from touche_llm.errors import PromptError, ToucheError, describe_os_error
 from touche_llm.regression import differences
 from touche_llm.regression.differences import Finding
 from touche_llm.regression.replay import Walk, walk
@@ -74,7 +74,7 @@ def _opened(folder: Path) -> Recorded | Finding:
 
 
 def _unreadable(name: str, error: ToucheError | OSError) -> Finding:
-    return Finding(name, "error", text=os_problem(error) if isinstance(error, OSError) else str(error))
+    return Finding(name, "error", text=describe_os_error(error) if isinstance(error, OSError) else str(error))
 
 
 async def check(recorded: Recorded, prompts: Path | None = None) -> list[Finding]:

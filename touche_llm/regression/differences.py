@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from difflib import unified_diff
 from typing import Any, Literal
 
-from touche_llm.data.trec_runs import ReadRun
+from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.evaluation.qrels import STANCE, Qrels
 from touche_llm.llm.request import Request
 from touche_llm.prompts.prompt import Prompt
@@ -135,7 +135,7 @@ def missing(run: str, now: Walk) -> list[Finding]:
     return [Finding(run, "missing", each.purpose, each.topic, each.document) for each in now.missing]
 
 
-def moves(run: str, old: ReadRun, new: ReadRun) -> list[Finding]:
+def moves(run: str, old: ParsedRun, new: ParsedRun) -> list[Finding]:
     """The documents with another rank, the largest moves first, then those with another stance.
 
     None stands for a document that is not in the run. Where neither differs, but the files do, scores or tags differ.
@@ -173,7 +173,7 @@ def moves(run: str, old: ReadRun, new: ReadRun) -> list[Finding]:
     return [Finding(run, "run", "file", text="ranks, stances and scores are the same, but not the bytes: the tag?")]
 
 
-def measures(run: str, old: ReadRun, new: ReadRun, qrels: Qrels) -> list[Finding]:
+def measures(run: str, old: ParsedRun, new: ParsedRun, qrels: Qrels) -> list[Finding]:
     """nDCG@5 of each graded aspect and the macro-F1 of the stances, before and now, also where they stay."""
     # Only where they are asked for: pandas takes a while to load.
     from touche_llm.evaluation.measures import NDCG, evaluate_run
@@ -199,15 +199,15 @@ def _diff(old: Messages, new: Messages, path: str) -> str:
     return "\n".join(lines[:_MOST_LINES] + ([f"… and {more:,} more lines"] if more > 0 else []))
 
 
-def _ranks(run: ReadRun) -> dict[tuple[str, str], int]:
+def _ranks(run: ParsedRun) -> dict[tuple[str, str], int]:
     return _by_document(run, lambda each: each.rank)
 
 
-def _scores(run: ReadRun) -> dict[tuple[str, str], float]:
+def _scores(run: ParsedRun) -> dict[tuple[str, str], float]:
     return _by_document(run, lambda each: each.score)
 
 
-def _by_document(run: ReadRun, value: Callable[[Any], Any]) -> dict[tuple[str, str], Any]:
+def _by_document(run: ParsedRun, value: Callable[[Any], Any]) -> dict[tuple[str, str], Any]:
     return {(topic, each.document_id): value(each) for topic, ranking in run.rankings.items() for each in ranking}
 
 

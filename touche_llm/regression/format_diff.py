@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from touche_llm.errors import printable
+from touche_llm.errors import to_printable
 from touche_llm.regression.differences import Finding, by_kind
 
 _LISTED = 5
@@ -51,7 +51,7 @@ def told(name: str, findings: list[Finding]) -> str:
     for each in found.get("measure", []):
         change = f"{each.old:.4f} → {each.new:.4f} ({each.new - each.old:+.4f})"
         lines.append(f"  {each.name}, over the recorded topics: {change}")
-    return printable("\n".join(lines))
+    return to_printable("\n".join(lines))
 
 
 def _grouped(findings: Iterable[Finding]) -> dict[str, list[Finding]]:

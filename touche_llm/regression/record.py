@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from touche_llm.config import CacheConfig, Config, load_config
-from touche_llm.data.files import whole_file, whole_folder
+from touche_llm.data.files import open_atomic, replace_folder
 from touche_llm.data.records import Topic
 from touche_llm.data.trec_runs import read_run, write_candidates
 from touche_llm.errors import DataError
@@ -109,7 +109,7 @@ async def record(config: Config, run: Path, target: Path, qrels: Qrels | None) -
     """
     task = get_task(config.task)
     topics = choose_topics(config)
-    with whole_folder(target, RECORDED_FILES) as folder, tempfile.TemporaryDirectory() as name:
+    with replace_folder(target, RECORDED_FILES) as folder, tempfile.TemporaryDirectory() as name:
         work = Path(name)
         # Templates are named relative to the folder that is to be.
         write_config(config, target, folder)
@@ -148,7 +148,7 @@ def _write_documents(config: Config, run: Path, task: Task, topics: list[Topic],
     documents = {each.document_id for ranking in first for each in ranking}
     with open_corpus(config, task, lambda message: None) as corpus:
         check_candidates(run / first_stage_file(task), first, corpus.candidates, corpus.name)
-        with whole_file(folder / corpus_file(task)) as stream:
+        with open_atomic(folder / corpus_file(task)) as stream:
             if task.sentence_question is None:
                 write_documents(sorted(documents), corpus.documents, stream)
             else:

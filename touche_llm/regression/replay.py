@@ -29,7 +29,7 @@ from touche_llm.pipeline.run_files import RUN
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.expansion import ExpansionSettings
 from touche_llm.tasks import get_task
-from touche_llm.text.passages import Excerpts
+from touche_llm.text.passages import RankedPassages
 
 _TOKEN_CHARS = 4
 
@@ -198,7 +198,7 @@ class _StandIn(LanguageModel):
         return result
 
     async def shorten(
-        self, request: Callable[[str], Request], whole: Request, document: str | Excerpts, room: int
+        self, request: Callable[[str], Request], whole: Request, document: str | RankedPassages, room: int
     ) -> tuple[str, Cut | None] | Unanswered:
         """The text of the document, cut as it was for the recorded prompt where its length was not measured anew."""
         found = await super().shorten(request, whole, document, room)

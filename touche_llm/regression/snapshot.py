@@ -17,7 +17,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from touche_llm.config import CacheConfig, Config, PromptsConfig, RetrieverConfig, load_config
-from touche_llm.data.files import whole_file
+from touche_llm.data.files import open_atomic
 from touche_llm.data.scratch import remove_abandoned
 from touche_llm.data.setting_problems import describe_problem
 from touche_llm.errors import DataError, UsageError
@@ -94,7 +94,7 @@ class Manifest(BaseModel):
 
     def write(self, folder: Path) -> None:
         """Write the manifest, the same bytes for the same values."""
-        with whole_file(folder / MANIFEST) as stream:
+        with open_atomic(folder / MANIFEST) as stream:
             options = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE
             stream.write(orjson.dumps(self.model_dump(mode="json"), option=options))
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from touche_llm.config import Config, load_config
 from touche_llm.corpus.args_me import HEADER
 from touche_llm.corpus.store import DocumentStore
-from touche_llm.data.files import read_records, whole_file
+from touche_llm.data.files import open_atomic, read_records
 from touche_llm.data.records import Candidate, Judgment, Topic
 from touche_llm.data.yaml_text import to_yaml
 from touche_llm.errors import DataError
@@ -64,7 +64,7 @@ def write_config(config: Config, target: Path, folder: Path) -> None:
     if prompts:
         values["prompts"] = prompts
     values["cache"] = {"file": CASSETTE, "mode": CacheMode.REPLAY.value}
-    with whole_file(folder / CONFIG) as stream:
+    with open_atomic(folder / CONFIG) as stream:
         stream.write(to_yaml(values))
 
 
@@ -84,7 +84,7 @@ def _differing(values: BaseModel, defaults: BaseModel, names: Iterable[str]) -> 
 
 def write_topics(topics: list[Topic], path: Path) -> None:
     """Write topics in TIRA's form, which takes any text."""
-    with whole_file(path) as stream:
+    with open_atomic(path) as stream:
         for topic in topics:
             fields: dict[str, Any] = {
                 "title": topic.title,
@@ -134,7 +134,7 @@ def write_arguments(sentences: set[str], store: DocumentStore, stream: IO[bytes]
     rows = sorted(places)
     writer = csv.writer(_Rows(stream), lineterminator="\n")
     writer.writerow(HEADER)
-    for row, argument_id in zip(rows, store.ids_of(rows), strict=True):
+    for row, argument_id in zip(rows, store.get_ids(rows), strict=True):
         whole = store.get(argument_id)
         parts = [{"sent_id": each, "sent_text": store.parts.get(each).text} for _, each in sorted(places[row])]
         premises = [{"text": "", "stance": whole.side, "annotations": list[str]()}]
@@ -149,7 +149,7 @@ def write_qrels(qrels: Qrels, topics: list[str], folder: Path) -> None:
     for aspect, of_aspect in judged.items():
         if not of_aspect.keys() & set(topics):
             raise DataError(f"the {aspect} qrels judge none of the run's topics: {listed(topics)}")
-        with whole_file(folder / qrels_file(aspect)) as stream:
+        with open_atomic(folder / qrels_file(aspect)) as stream:
             for topic in topics:
                 for document, value in of_aspect.get(topic, {}).items():
                     text = value if isinstance(value, str) else f"{value:g}"

@@ -13,7 +13,7 @@ from typing import Any
 from touche_llm.config import Config, load_config
 from touche_llm.data.files import RecordT, read_records
 from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, Objects, Reading, StanceReading, Topic
-from touche_llm.data.trec_runs import ReadRun, read_run
+from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.errors import DataError
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.judging.sentence_pairs import SEPARATOR
@@ -92,8 +92,8 @@ class RunFolder:
     folder: Path
     config: Config
     task: Task
-    run: ReadRun
-    first: ReadRun
+    run: ParsedRun
+    first: ParsedRun
     topics: Mapping[str, Topic]
     stages: Mapping[str, Mapping[str, Any]]
     failures: Mapping[str, list[Failure]]
@@ -163,7 +163,7 @@ class RunFolder:
         if self.corpus is None:
             return {}
         asked = list(document_ids)
-        unknown = set(self.corpus.documents.unknown(asked))
+        unknown = set(self.corpus.documents.find_unknown(asked))
         return {each: self._text(self.corpus, topic_id, each) for each in asked if each not in unknown}
 
     def document(self, topic_id: str, row: Row) -> DocumentView:

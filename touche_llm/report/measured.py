@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from touche_llm.data.trec_runs import ReadRun
+from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.evaluation.qrels import STANCE, Qrels
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Measured:
     notes: list[str]
 
 
-def measure(run: ReadRun, first_stage: ReadRun, qrels: Qrels, before: str) -> Measured:
+def measure(run: ParsedRun, first_stage: ParsedRun, qrels: Qrels, before: str) -> Measured:
     """Measure a run and its first stage, with the recall at the first stage's depth.
 
     Args:
@@ -185,7 +185,7 @@ def unjudged_of(evaluation: Evaluation, measure: str) -> tuple[int, tuple[float,
     return int(bounds["unjudged"].sum()), (float(bounds["lowest"].mean()), float(bounds["highest"].mean()))
 
 
-def confusion_of(run: ReadRun, qrels: Qrels) -> tuple[list[list[int]], list[LabelScores]]:
+def confusion_of(run: ParsedRun, qrels: Qrels) -> tuple[list[list[int]], list[LabelScores]]:
     """The confusion matrix and what it says of each label, see `Measured`; both empty without stance qrels."""
     from touche_llm.evaluation.stance_measures import confusion_matrix, summarize_labels
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from touche_llm.config import Config
 from touche_llm.data.records import Candidate
-from touche_llm.data.trec_runs import ReadRun
+from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.evaluation.qrels import STANCE, Qrels
 from touche_llm.ranking.steps import JUDGE
 from touche_llm.report.records import Left, Row
@@ -24,7 +24,7 @@ _COSTS = ("seconds", "judgments per second", "documents cut", "peak memory MiB")
 _SPENT = ("asked", "cache_hits", "prompt_tokens", "prefix_cached_tokens", "completion_tokens", "cached_prompt_tokens")
 
 
-def facts_of(config: Config, task: Task, stages: Mapping[str, Mapping[str, Any]], run: ReadRun) -> dict[str, str]:
+def facts_of(config: Config, task: Task, stages: Mapping[str, Mapping[str, Any]], run: ParsedRun) -> dict[str, str]:
     """What a run is, by name."""
     judge = stages.get("judge", {})
     engine = config.chatnoir or config.elasticsearch
@@ -104,7 +104,7 @@ def people_of(qrels: Qrels | None, topic_id: str, document_id: str) -> dict[str,
     return found if label is None else {**found, STANCE: label}
 
 
-def label_sets(run: ReadRun) -> dict[str, list[str]]:
+def label_sets(run: ParsedRun) -> dict[str, list[str]]:
     """The labels that the run gave: all of them, and those of the first documents of each topic."""
     sets = {"all lines": list(run.stances.values())}
     for most in (5, 20):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from touche_llm.data.records import Candidate, Topic
-from touche_llm.data.trec_runs import ReadRun
+from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.pipeline.run_files import CONFIG
@@ -38,7 +38,7 @@ class GivenRun:
     """A run to be shown: what to call it, its lines, and its folder; None for a run file by itself."""
 
     name: str
-    run: ReadRun
+    run: ParsedRun
     folder: Path | None
 
 

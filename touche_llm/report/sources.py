@@ -118,6 +118,6 @@ def rendered(prompts: Mapping[str, Prompt], task: Task, topic: Topic) -> list[Re
 def _messages(prompt: Prompt, question: Question, topic: Topic) -> list[tuple[str, list[str]]]:
     # Title and side are those of a sentence's argument.
     document = Document("", PLACEHOLDER, title="(the conclusion of its argument)", side="(PRO or CON)")
-    variables = question.show(topic, document).variables
+    variables = question.render(topic, document).variables
     messages = prompt.render(topic=topic, document=PLACEHOLDER, **variables)
     return [(message.role, message.content.split(PLACEHOLDER)) for message in messages]

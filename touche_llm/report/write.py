@@ -12,7 +12,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from touche_llm.data.files import whole_file
+from touche_llm.data.files import open_atomic
 from touche_llm.pipeline.run_folder import GENERATOR
 from touche_llm.report.figures import movement, stance_bars, topic_bars
 from touche_llm.report.overview import BANDS
@@ -53,7 +53,7 @@ def write_page(text: str, path: Path) -> int:
     """Write a page, whole or not at all; returns its bytes."""
     # They would let a text from outside show itself, and what stands beside it, in another order than it has.
     page = _BIDIRECTIONAL.sub("\N{REPLACEMENT CHARACTER}", text).encode()
-    with whole_file(path) as stream:
+    with open_atomic(path) as stream:
         stream.write(page)
     return len(page)
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from touche_llm.corpus.store import Units
+from touche_llm.corpus.store import TextTable
 from touche_llm.data.records import Candidate, Topic
-from touche_llm.data.topics import query_text
+from touche_llm.data.topics import build_query
 
 _GROUP = 32
 
@@ -19,7 +19,7 @@ _GROUP = 32
 class FirstStage(ABC):
     """Scores the documents of a store, or their parts, for a query."""
 
-    def __init__(self, units: Units) -> None:
+    def __init__(self, units: TextTable) -> None:
         self.units = units
 
     @abstractmethod
@@ -29,33 +29,33 @@ class FirstStage(ABC):
     def retrieve(self, topics: list[Topic], *, fields: tuple[str, ...], depth: int) -> Iterator[list[Candidate]]:
         """The best units of each topic, topic by topic; empty where none matches."""
         for topic in topics:
-            yield top_candidates(topic, self.scores(query_text(topic, fields)), self.units.ids_of, depth)
+            yield select_candidates(topic, self.scores(build_query(topic, fields)), self.units.get_ids, depth)
 
 
-def top_candidates(
-    topic: Topic, scores: NDArray[np.floating[Any]], ids_of: Callable[[list[int]], list[str]], depth: int
+def select_candidates(
+    topic: Topic, scores: NDArray[np.floating[Any]], get_ids: Callable[[list[int]], list[str]], depth: int
 ) -> list[Candidate]:
     """The `depth` best documents of a topic by score, those of score 0 or less left out.
 
     Args:
         topic: the topic.
         scores: one score a document of the corpus, in row order.
-        ids_of: document ids of rows.
+        get_ids: document ids of rows.
         depth: how many; fewer come back when fewer score above 0.
 
     Returns:
         candidates by descending score, equal scores by ascending document id (compared as strings), also where the
         last place is tied. Ranks start at 1.
     """
-    rows = best_rows(scores, depth)
+    rows = select_best_rows(scores, depth)
     # What is nearly in order is sorted in no time.
     rows = rows[np.argsort(-scores[rows])]
-    ids = ids_of(rows.tolist())
+    ids = get_ids(rows.tolist())
     ordered = sorted(zip((-scores[rows]).tolist(), ids, strict=True))
     return [Candidate(topic.id, ident, rank, -score) for rank, (score, ident) in enumerate(ordered[:depth], start=1)]
 
 
-def best_rows(scores: NDArray[np.floating[Any]], number: int) -> NDArray[np.int64]:
+def select_best_rows(scores: NDArray[np.floating[Any]], number: int) -> NDArray[np.int64]:
     """The rows of the best `number` scores above 0, and of those tied with the last of them; ascending."""
     if number == 0:
         return np.empty(0, dtype=np.int64)

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from touche_llm.corpus.store import Units, opening
-from touche_llm.data.files import read_record, whole_folder, write_records
+from touche_llm.corpus.store import TextTable, report_damage
+from touche_llm.data.files import read_record, replace_folder, write_records
 from touche_llm.data.folder_files import BM25_FILES
 from touche_llm.data.json_records import JsonModel
 from touche_llm.data.scratch import recover
@@ -50,16 +50,16 @@ class Bm25Manifest(JsonModel):
 class Bm25Index(FirstStage):
     """A BM25 index of documents, or of their parts, memory-mapped."""
 
-    def __init__(self, units: Units, index: Any) -> None:
+    def __init__(self, units: TextTable, index: Any) -> None:
         """Use `open_index` or `ensure_index`."""
         super().__init__(units)
         self._index = index
-        self._analyser = analysis.Analyser()
+        self._analyzer = analysis.Analyzer()
 
     def scores(self, query: str) -> NDArray[np.float32]:
         """See FirstStage; all 0 where no word of the query occurs in the corpus."""
         ends, data = self._index.scores["indptr"], self._index.scores["data"]
-        known = self._index.get_tokens_ids(self._analyser.terms(query))
+        known = self._index.get_tokens_ids(self._analyzer.analyze(query))
         # A term in more than half of the documents says nothing (robertson) and is in more rows than all others.
         known = [term for term in known if data[ends[term]] > 0]
         if not known:
@@ -68,17 +68,17 @@ class Bm25Index(FirstStage):
         return scores
 
 
-def folder_of(units: Units) -> Path:
+def get_index_folder(units: TextTable) -> Path:
     """Where the BM25 index of documents, or of parts, lies."""
     return units.folder / f"bm25-{units.table}"
 
 
-def ensure_index(units: Units, settings: Bm25Settings, notify: Callable[[str], None]) -> Bm25Index:
+def ensure_index(units: TextTable, settings: Bm25Settings, notify: Callable[[str], None]) -> Bm25Index:
     """The BM25 index of documents or parts, built unless it is there with these settings.
 
     Interrupting leaves the old index or none.
     """
-    folder = folder_of(units)
+    folder = get_index_folder(units)
     recover(folder.parent)
     if (folder / "manifest.json").exists():
         stale = _why_stale(_read_manifest(folder), settings, units)
@@ -91,7 +91,7 @@ def ensure_index(units: Units, settings: Bm25Settings, notify: Callable[[str], N
     return open_index(units, settings)
 
 
-def open_index(units: Units, settings: Bm25Settings) -> Bm25Index:
+def open_index(units: TextTable, settings: Bm25Settings) -> Bm25Index:
     """Open the BM25 index of documents or parts.
 
     Raises:
@@ -99,14 +99,14 @@ def open_index(units: Units, settings: Bm25Settings) -> Bm25Index:
     """
     import bm25s
 
-    folder = folder_of(units)
+    folder = get_index_folder(units)
     recover(folder.parent)
     if not (folder / "manifest.json").exists():
         raise DataError(f"{folder}: no BM25 index; build one with `touche-llm index`")
     stale = _why_stale(_read_manifest(folder), settings, units)
     if stale is not None:
         raise DataError(f"{folder}: {stale}; run `touche-llm index` with these settings, or ask for the index's own")
-    with opening(folder, "BM25 index"):
+    with report_damage(folder, "BM25 index"):
         index = bm25s.BM25.load(folder, mmap=True)
         # Slices of a numpy.memmap take ten times as long as those of an array, which can have the same memory.
         index.scores |= {name: np.asarray(index.scores[name]) for name in ("data", "indices", "indptr")}
@@ -117,7 +117,7 @@ def _read_manifest(folder: Path) -> Bm25Manifest:
     return read_record(folder / "manifest.json", Bm25Manifest, "index manifest")
 
 
-def _why_stale(manifest: Bm25Manifest, settings: Bm25Settings, units: Units) -> str | None:
+def _why_stale(manifest: Bm25Manifest, settings: Bm25Settings, units: TextTable) -> str | None:
     wanted = _manifest(units, settings)
     if manifest.corpus_sha256 != wanted.corpus_sha256:
         return "the index is of another state of the corpus"
@@ -130,7 +130,7 @@ def _why_stale(manifest: Bm25Manifest, settings: Bm25Settings, units: Units) -> 
     return None
 
 
-def _manifest(units: Units, settings: Bm25Settings) -> Bm25Manifest:
+def _manifest(units: TextTable, settings: Bm25Settings) -> Bm25Manifest:
     import bm25s
 
     return Bm25Manifest(
@@ -143,7 +143,7 @@ def _manifest(units: Units, settings: Bm25Settings) -> Bm25Manifest:
     )
 
 
-def _build(units: Units, settings: Bm25Settings, folder: Path) -> None:
+def _build(units: TextTable, settings: Bm25Settings, folder: Path) -> None:
     import bm25s
 
     vocabulary, blocks = read_postings(units)
@@ -153,7 +153,7 @@ def _build(units: Units, settings: Bm25Settings, folder: Path) -> None:
     index.vocab_dict = vocabulary
     index.nonoccurrence_array = None
     index.scores = {**_columns(blocks, len(vocabulary), settings), "num_docs": len(units)}
-    with whole_folder(folder, BM25_FILES) as building:
+    with replace_folder(folder, BM25_FILES) as building:
         index.save(building, show_progress=False)
         write_records(building / "manifest.json", [_manifest(units, settings)])
 

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from touche_llm.corpus.store import DocumentStore, Units
+from touche_llm.corpus.store import DocumentStore, TextTable
 from touche_llm.errors import DataError
-from touche_llm.text.analysis import Stems, words
+from touche_llm.text.analysis import WordStemmer, tokenize
 
 # So much of the database makes one block: some 30,000 passages, which take some seconds and 200 MB to tokenise.
 BLOCK_BYTES = 32 * 2**20
@@ -49,7 +49,7 @@ class Block:
     lengths: NDArray[np.int32]
 
 
-def read_postings(units: Units) -> tuple[dict[str, int], list[Block]]:
+def read_postings(units: TextTable) -> tuple[dict[str, int], list[Block]]:
     """The postings of all units: the numbers of their terms from 0, and blocks in row order.
 
     Terms are numbered by the alphabet, so that nothing depends on the number of cores. A corpus of one block is done in
@@ -62,7 +62,7 @@ def read_postings(units: Units) -> tuple[dict[str, int], list[Block]]:
         return {}, []
     size = max(1, BLOCK_BYTES * len(units) // units.database_bytes)
     starts = range(0, len(units), size)
-    count = min(len(starts), cores(), MOST_PROCESSES)
+    count = min(len(starts), count_cores(), MOST_PROCESSES)
     sent = _in_processes(units, starts, count) if len(starts) > 1 else iter([_Tokeniser(units).block(0, size)])
     # Numbered by arrival at first. Of each process: the numbers here of its terms.
     arrived: dict[str, int] = {}
@@ -81,7 +81,7 @@ def read_postings(units: Units) -> tuple[dict[str, int], list[Block]]:
     )
 
 
-def cores() -> int:
+def count_cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -90,7 +90,7 @@ def cores() -> int:
 _Sent = tuple[list[str], Block]
 
 
-def _in_processes(units: Units, starts: range, count: int) -> Iterator[_Sent]:
+def _in_processes(units: TextTable, starts: range, count: int) -> Iterator[_Sent]:
     context = get_context("spawn")
     pipes, processes = [], []
     # The first start would do this, and let Ctrl-C through again.
@@ -154,7 +154,7 @@ def _work(pipe: Connection, folder: Path, table: str, starts: range, size: int) 
 class _Tokeniser:
     """Makes blocks of rows of one corpus. Terms keep their numbers from block to block."""
 
-    def __init__(self, units: Units) -> None:
+    def __init__(self, units: TextTable) -> None:
         self._units = units
         self._numbers = _Numbers()
         self._tokens = 0
@@ -163,9 +163,9 @@ class _Tokeniser:
         numbers = array("i")
         known = len(self._numbers.of_term)
         sizes = []
-        for text in self._units.texts(start, stop):
+        for text in self._units.read_texts(start, stop):
             before = len(numbers)
-            numbers.extend(map(self._numbers.__getitem__, words(text)))
+            numbers.extend(map(self._numbers.__getitem__, tokenize(text)))
             sizes.append(len(numbers) - before)
             self._tokens += sizes[-1]
             if len(self._numbers) > max(MOST_WORDS, self._tokens // 10):
@@ -194,10 +194,10 @@ class _Numbers(dict[str, int]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._stems = Stems()
+        self._stems = WordStemmer()
         self.of_term: dict[str, int] = {}
 
     def __missing__(self, word: str) -> int:
-        term = self._stems.term(word)
+        term = self._stems.stem(word)
         number = self[word] = -1 if term is None else self.of_term.setdefault(term, len(self.of_term))
         return number

@@ -15,9 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from touche_llm.corpus.store import Parts
 from touche_llm.data.records import Candidate, Topic
-from touche_llm.data.topics import query_text
-from touche_llm.retrieval.base import FirstStage, best_rows, top_candidates
-from touche_llm.text.analysis import Analyser
+from touche_llm.data.topics import build_query
+from touche_llm.retrieval.base import FirstStage, select_best_rows, select_candidates
+from touche_llm.text.analysis import Analyzer
 
 _ENDINGS = (".com", ".org", ".net", ".edu", ".gov", ".htm", ".html", ".pdf")
 _PUNCTUATION = ".,;:!?()[]{}<>\"'“”‘’"
@@ -63,21 +63,23 @@ def retrieve_sentences(
         settings: what is taken, and how scores are joined.
         fields: of the topic, make the query.
     """
-    analyser = Analyser()
-    parents = parts.parents()
+    analyzer = Analyzer()
+    parents = parts.load_parents()
     for topic in topics:
-        query = query_text(topic, fields)
-        rows, scores = joined(arguments.scores(query), sentences.scores(query), parents, settings)
-        ranking = top_candidates(topic, scores, _ids_among(rows, parts), settings.pool * _LOOK_THROUGH)
-        yield distinct(ranking, parts, settings, analyser)
+        query = build_query(topic, fields)
+        rows, scores = join_scores(arguments.scores(query), sentences.scores(query), parents, settings)
+        ranking = select_candidates(topic, scores, _ids_among(rows, parts), settings.pool * _LOOK_THROUGH)
+        yield select_distinct(ranking, parts, settings, analyzer)
 
 
-def distinct(ranking: list[Candidate], parts: Parts, settings: SentenceSettings, analyser: Analyser) -> list[Candidate]:
+def select_distinct(
+    ranking: list[Candidate], parts: Parts, settings: SentenceSettings, analyzer: Analyzer
+) -> list[Candidate]:
     """The sentences of a topic that can stand alone and are no near-duplicates of better ones, at most the pool."""
-    seen = NearDuplicates(settings.duplicate)
+    seen = DuplicateFilter(settings.duplicate)
     chosen: list[Candidate] = []
-    for each, text in zip(ranking, parts.texts_of([each.document_id for each in ranking]), strict=True):
-        if stands_alone(text, settings) and seen.add(frozenset(analyser.terms(text))):
+    for each, text in zip(ranking, parts.get_texts([each.document_id for each in ranking]), strict=True):
+        if is_self_contained(text, settings) and seen.add(frozenset(analyzer.analyze(text))):
             chosen.append(Candidate(each.topic_id, each.document_id, len(chosen) + 1, each.score))
             if len(chosen) == settings.pool:
                 break
@@ -85,10 +87,10 @@ def distinct(ranking: list[Candidate], parts: Parts, settings: SentenceSettings,
 
 
 def _ids_among(rows: NDArray[np.int64], parts: Parts) -> Callable[[list[int]], list[str]]:
-    return lambda places: parts.ids_of(rows[places].tolist())
+    return lambda places: parts.get_ids(rows[places].tolist())
 
 
-def joined(
+def join_scores(
     arguments: NDArray[np.floating[Any]],
     sentences: NDArray[np.floating[Any]],
     parents: NDArray[np.int64],
@@ -102,7 +104,7 @@ def joined(
         parents: for each sentence the row of its argument, ascending.
         settings: only the `arguments` best arguments count, ties with the last of them included.
     """
-    best = best_rows(arguments, settings.arguments)
+    best = select_best_rows(arguments, settings.arguments)
     of_argument = np.zeros(len(arguments), dtype=np.float64)
     of_argument[best] = arguments[best].astype(np.float64) / max(float(arguments.max(initial=0.0)), 1e-12)
     scored = sentences > 0
@@ -115,7 +117,7 @@ def joined(
     return rows, (1.0 - share) * of_sentence + share * of_argument[parents[rows]]
 
 
-def stands_alone(text: str, settings: SentenceSettings) -> bool:
+def is_self_contained(text: str, settings: SentenceSettings) -> bool:
     """Whether a sentence has enough words (of two letters or more, links left out) and is not overlong."""
     if len(text) > settings.most_chars:
         return False
@@ -131,7 +133,7 @@ def _is_link(token: str) -> bool:
     return "/" in name or name.startswith("www.") or name.endswith(_ENDINGS)
 
 
-class NearDuplicates:
+class DuplicateFilter:
     """The sets of terms seen so far, and whether the next one is nearly one of them.
 
     Two sets are near-duplicates when their Jaccard similarity is at least `threshold`. Only sets that can be are

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from touche_llm.corpus.store import Reader
 from touche_llm.data.records import Document, Topic
 from touche_llm.llm.answers import AnswerModel, labels_of
-from touche_llm.text.passages import Excerpts
+from touche_llm.text.passages import RankedPassages
 
 # The weight of the first stage's score, beside those of the grades.
 FIRST_STAGE = "first_stage"
@@ -19,10 +19,10 @@ Aim = Literal["relevance", "quality", "both"]
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class RenderedDocument:
     """What a prompt shows of a document: its text, and the template's other variables."""
 
-    document: str | Excerpts
+    document: str | RankedPassages
     variables: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -33,14 +33,14 @@ class Question:
     Attributes:
         answer: the answer model; its fields of integers are grades, `stance` is one of its fields.
         variables: what the template may use beside `topic` and `document`, and must: {name: whether it must}.
-        show: what of a document is shown for a topic.
-        of_topic: the values of those variables that depend on the topic alone.
+        render: what of a document is shown for a topic.
+        topic_variables: the values of those variables that depend on the topic alone.
     """
 
     answer: type[AnswerModel]
-    show: Callable[[Topic, Document], Shown]
+    render: Callable[[Topic, Document], RenderedDocument]
     variables: Mapping[str, bool] = field(default_factory=dict)
-    of_topic: Callable[[Topic], Mapping[str, Any]] = lambda topic: {}
+    topic_variables: Callable[[Topic], Mapping[str, Any]] = lambda topic: {}
 
     @property
     def template_variables(self) -> dict[str, bool]:
@@ -68,8 +68,8 @@ class Task:
         stances: the labels that a run may carry, in order of declaration.
         unknown_stance: the label that a document without a usable answer gets, counted as imputed; None where the task
             has no such label: the document is left out then.
-        least_per_topic: the shortest ranking that the organisers want.
-        most_per_topic: the longest ranking that the organisers take.
+        min_per_topic: the shortest ranking that the organisers want.
+        max_per_topic: the longest ranking that the organisers take.
         corpus_files: names of the files under which the organisers publish the corpus.
         read_corpus: streaming reader of the corpus.
         question: what the judge prompt asks about a document.
@@ -81,15 +81,15 @@ class Task:
         stance_question: what the stance prompt asks: whether the document takes a `position` (YES or NO, which is the
             first of `no_stances`), and which `stance` it takes of the other labels; None where every document has a
             side.
-        swapped: the labels that change places when the two objects do.
+        swapped_stances: the labels that change places when the two objects do.
     """
 
     name: str
     title: str
     stances: tuple[str, ...]
     unknown_stance: str | None
-    least_per_topic: int
-    most_per_topic: int
+    min_per_topic: int
+    max_per_topic: int
     corpus_files: tuple[str, ...]
     read_corpus: Reader
     question: Question
@@ -98,7 +98,7 @@ class Task:
     sentence_question: Question | None = None
     no_stances: tuple[str, ...] = ()
     stance_question: Question | None = None
-    swapped: Mapping[str, str] = field(default_factory=dict)
+    swapped_stances: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def weights(self) -> Mapping[str, float]:

@@ -10,7 +10,7 @@ from touche_llm.corpus.rerank import read_collection
 from touche_llm.data.records import Document, Topic
 from touche_llm.errors import DataError
 from touche_llm.llm.answers import AnswerModel
-from touche_llm.tasks.base import FIRST_STAGE, Question, Shown, Task
+from touche_llm.tasks.base import FIRST_STAGE, Question, RenderedDocument, Task
 
 # The longest title of the three editions has 17 words; every run of words becomes a label of the schema.
 _MOST_TITLE_WORDS = 40
@@ -51,7 +51,7 @@ def objects_answer(topic: Topic) -> type[AnswerModel]:
     Raises:
         DataError: the title has fewer than two words, or far too many.
     """
-    spans = title_spans(topic.title)
+    spans = list_title_spans(topic.title)
     if len(spans) < 2 or len(topic.title.split()) > _MOST_TITLE_WORDS:
         raise DataError(
             f"topic {topic.id}: cannot look for two objects in a title of {len(topic.title.split())} words; "
@@ -61,7 +61,7 @@ def objects_answer(topic: Topic) -> type[AnswerModel]:
     return create_model("Objects", __base__=_Objects, first=(labels, ...), second=(labels, ...))
 
 
-def title_spans(title: str) -> tuple[str, ...]:
+def list_title_spans(title: str) -> tuple[str, ...]:
     """All runs of one to five words of a title, without punctuation at their ends, in order, each once."""
     words = title.split()
     spans = (
@@ -78,8 +78,8 @@ def _objects(topic: Topic) -> dict[str, str]:
     return {"first": first, "second": second}
 
 
-def _show(topic: Topic, document: Document) -> Shown:
-    return Shown(document.text, _objects(topic))
+def _show(topic: Topic, document: Document) -> RenderedDocument:
+    return RenderedDocument(document.text, _objects(topic))
 
 
 _VARIABLES = {"first": False, "second": False}
@@ -89,8 +89,8 @@ COMPARATIVE = Task(
     title="Touché 2022 task 2, argument retrieval for comparative questions",
     stances=("FIRST", "SECOND", "NEUTRAL", "NO"),
     unknown_stance="NO",
-    least_per_topic=0,
-    most_per_topic=1000,
+    min_per_topic=0,
+    max_per_topic=1000,
     corpus_files=("passages.jsonl", "passages.jsonl.gz"),
     read_corpus=read_collection,
     question=Question(ComparativeJudgment, _show, _VARIABLES, _objects),
@@ -103,5 +103,5 @@ COMPARATIVE = Task(
     objects_answer=objects_answer,
     no_stances=("NO", "NEUTRAL"),
     stance_question=Question(ComparativeStance, _show, _VARIABLES),
-    swapped={"FIRST": "SECOND", "SECOND": "FIRST"},
+    swapped_stances={"FIRST": "SECOND", "SECOND": "FIRST"},
 )

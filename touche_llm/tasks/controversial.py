@@ -7,9 +7,9 @@ from typing import Literal
 from touche_llm.corpus.rerank import read_collection
 from touche_llm.data.records import Document, Topic
 from touche_llm.llm.answers import AnswerModel
-from touche_llm.tasks.base import FIRST_STAGE, Question, Shown, Task
-from touche_llm.text.analysis import Analyser
-from touche_llm.text.passages import excerpts
+from touche_llm.tasks.base import FIRST_STAGE, Question, RenderedDocument, Task
+from touche_llm.text.analysis import Analyzer
+from touche_llm.text.passages import rank_passages
 
 
 class ControversialJudgment(AnswerModel):
@@ -28,11 +28,11 @@ class ControversialStance(AnswerModel):
 
 
 # It remembers the stems of words, so one serves all pages.
-_ANALYSER = Analyser()
+_ANALYZER = Analyzer()
 
 
-def _show(topic: Topic, document: Document) -> Shown:
-    return Shown(excerpts(document.text, topic, _ANALYSER))
+def _show(topic: Topic, document: Document) -> RenderedDocument:
+    return RenderedDocument(rank_passages(document.text, topic, _ANALYZER))
 
 
 CONTROVERSIAL = Task(
@@ -40,8 +40,8 @@ CONTROVERSIAL = Task(
     title="Touché 2023 task 1, argument retrieval for controversial questions",
     stances=("PRO", "CON", "NEU", "NO"),
     unknown_stance="NO",
-    least_per_topic=0,
-    most_per_topic=1000,
+    min_per_topic=0,
+    max_per_topic=1000,
     corpus_files=(),
     read_corpus=read_collection,
     question=Question(ControversialJudgment, _show),

@@ -7,7 +7,7 @@ from typing import Literal
 from touche_llm.corpus.args_me import read_arguments
 from touche_llm.data.records import Document, Topic
 from touche_llm.llm.answers import AnswerModel
-from touche_llm.tasks.base import FIRST_STAGE, Question, Shown, Task
+from touche_llm.tasks.base import FIRST_STAGE, Question, RenderedDocument, Task
 
 
 class SentenceJudgment(AnswerModel):
@@ -28,12 +28,12 @@ class PairJudgment(AnswerModel):
     stance: Literal["PRO", "CON"]
 
 
-def _show_pair(topic: Topic, document: Document) -> Shown:
-    return Shown(document.text)
+def _show_pair(topic: Topic, document: Document) -> RenderedDocument:
+    return RenderedDocument(document.text)
 
 
-def _show_sentence(topic: Topic, document: Document) -> Shown:
-    return Shown(document.text, {"conclusion": document.title, "side": document.side})
+def _show_sentence(topic: Topic, document: Document) -> RenderedDocument:
+    return RenderedDocument(document.text, {"conclusion": document.title, "side": document.side})
 
 
 SENTENCE_PAIRS = Task(
@@ -41,8 +41,8 @@ SENTENCE_PAIRS = Task(
     title="Touché 2022 task 1, argument retrieval for controversial questions",
     stances=("PRO", "CON"),
     unknown_stance=None,
-    least_per_topic=100,
-    most_per_topic=1000,
+    min_per_topic=100,
+    max_per_topic=1000,
     corpus_files=(
         "args_processed_04_01.csv",
         "args_processed_04_01.csv.gz",

@@ -15,30 +15,30 @@ _WORD = re.compile(r"\w\w+")
 NAME = "lower case, words of two or more letters or digits, Lucene's 33 English stop words, Snowball English stemmer"
 
 
-class Analyser:
-    """Turns text into index terms. Stems of words are remembered, so one analyser serves a whole corpus."""
+class Analyzer:
+    """Turns text into index terms. WordStemmer of words are remembered, so one analyzer serves a whole corpus."""
 
     def __init__(self) -> None:
         self._terms = _Terms()
 
-    def terms(self, text: str) -> list[str]:
+    def analyze(self, text: str) -> list[str]:
         """The index terms of a text, in order, with repetitions."""
-        return [term for term in map(self._terms.__getitem__, words(text)) if term is not None]
+        return [term for term in map(self._terms.__getitem__, tokenize(text)) if term is not None]
 
 
-def words(text: str) -> list[str]:
+def tokenize(text: str) -> list[str]:
     """What a text is cut into before stop words are left out and stems are taken."""
     return _WORD.findall(text.lower())
 
 
-class Stems:
+class WordStemmer:
     """The term of a word, computed each time."""
 
     def __init__(self) -> None:
         # The stemmer's own cache is off: those who use this remember what they make of the term.
         self._stem = Stemmer.Stemmer("english", 0).stemWord
 
-    def term(self, word: str) -> str | None:
+    def stem(self, word: str) -> str | None:
         """The term of one of the `words` of a text; None of a stop word."""
         return None if word in STOP_WORDS else self._stem(word)
 
@@ -48,8 +48,8 @@ class _Terms(dict[str, str | None]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._stems = Stems()
+        self._stems = WordStemmer()
 
     def __missing__(self, word: str) -> str | None:
-        term = self[word] = self._stems.term(word)
+        term = self[word] = self._stems.stem(word)
         return term

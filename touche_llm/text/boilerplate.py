@@ -37,7 +37,7 @@ _LABEL = re.compile(
 _SEPARATOR = re.compile(r"\s[>›»|·•/→]\s")
 
 
-def lines_of(text: str) -> list[Span]:
+def split_lines(text: str) -> list[Span]:
     """The lines of a text that are not empty, without the white space around them."""
     lines: list[Span] = []
     at = 0
@@ -50,7 +50,7 @@ def lines_of(text: str) -> list[Span]:
     return lines
 
 
-def content_lines(text: str, lines: Sequence[Span]) -> list[Span]:
+def select_content(text: str, lines: Sequence[Span]) -> list[Span]:
     """Those lines of a web page that are content.
 
     Left out are lines that occurred before, cookie and copyright notices, short lines that begin as links and buttons
@@ -71,7 +71,7 @@ def content_lines(text: str, lines: Sequence[Span]) -> list[Span]:
         line = text[start:end]
         boilerplate = line in seen or _is_boilerplate(line)
         seen.add(line)
-        if len(line.split(maxsplit=_ENTRY_WORDS)) <= _ENTRY_WORDS and not ends_sentence(line):
+        if len(line.split(maxsplit=_ENTRY_WORDS)) <= _ENTRY_WORDS and not has_sentence_end(line):
             menu.append(((start, end), boilerplate))
         elif not boilerplate:
             end_menu()
@@ -85,7 +85,7 @@ def _is_boilerplate(line: str) -> bool:
         return False
     if _NOTICE.search(line):
         return True
-    if ends_sentence(line):
+    if has_sentence_end(line):
         return False
     if len(line.split()) <= _LABEL_WORDS and _LABEL.match(line):
         return True
@@ -93,6 +93,6 @@ def _is_boilerplate(line: str) -> bool:
     return len(entries) > 2 and all(len(entry.split()) <= _ENTRY_WORDS for entry in entries)
 
 
-def ends_sentence(line: str) -> bool:
+def has_sentence_end(line: str) -> bool:
     """Whether a line ends as a sentence does."""
     return line.rstrip(_CLOSING).endswith((".", "?", "!", "…"))

@@ -15,10 +15,10 @@ from functools import cached_property
 from sentencex import segment  # type: ignore[import-untyped]
 
 from touche_llm.data.records import Topic
-from touche_llm.data.topics import query_text
-from touche_llm.text.analysis import Analyser
-from touche_llm.text.boilerplate import Span, content_lines, ends_sentence, lines_of
-from touche_llm.text.sanitize import neutralise
+from touche_llm.data.topics import build_query
+from touche_llm.text.analysis import Analyzer
+from touche_llm.text.boilerplate import Span, has_sentence_end, select_content, split_lines
+from touche_llm.text.sanitize import sanitize
 
 # Stands where passages are left out, on a line of its own; nothing in it could be chat control.
 GAP_MARK = "…"
@@ -49,7 +49,7 @@ class Excerpt:
 
 
 @dataclass(frozen=True)
-class Excerpts:
+class RankedPassages:
     """A document in passages; `excerpts` makes it.
 
     Attributes:
@@ -97,7 +97,7 @@ class Excerpts:
     @cached_property
     def passage(self) -> str:
         """The best passage alone, as a prompt shows it but without marks; empty where there is none."""
-        return neutralise("\n".join(_collapsed(self.text[start:end]) for start, end in self._best_parts()))
+        return sanitize("\n".join(_collapsed(self.text[start:end]) for start, end in self._best_parts()))
 
     def head(self, chars: int) -> Excerpt:
         """The first `chars` characters of `passage`, and the document's characters that they show."""
@@ -128,7 +128,7 @@ class Excerpts:
             parts.extend(of_range)
         if ranges and ranges[-1][1] < len(self.sentences):
             lines.append(GAP_MARK)
-        return Excerpt(neutralise("\n".join(lines)), tuple(parts))
+        return Excerpt(sanitize("\n".join(lines)), tuple(parts))
 
     def _parts(self, first: int, end: int) -> list[Span]:
         """A range of sentences as spans of the text; sentences with nothing but white space between are one."""
@@ -141,7 +141,7 @@ class Excerpts:
         return parts
 
 
-def excerpts(text: str, topic: Topic, analyser: Analyser, passage_chars: int = PASSAGE_CHARS) -> Excerpts:
+def rank_passages(text: str, topic: Topic, analyzer: Analyzer, passage_chars: int = PASSAGE_CHARS) -> RankedPassages:
     """A document in passages, ranked for a topic.
 
     The query is the topic's title, description and narrative: the title's words are everywhere in a page that was found
@@ -151,11 +151,11 @@ def excerpts(text: str, topic: Topic, analyser: Analyser, passage_chars: int = P
     Args:
         text: plain text; bounded by the caller.
         topic: what the passages are ranked for.
-        analyser: of the passages and the topic; one serves many documents.
+        analyzer: of the passages and the topic; one serves many documents.
         passage_chars: the most characters of a passage.
     """
-    everything = lines_of(text)
-    lines = content_lines(text, everything)
+    everything = split_lines(text)
+    lines = select_content(text, everything)
     sentences = tuple(
         short
         for start, end in _blocks(text, lines or everything)
@@ -164,15 +164,15 @@ def excerpts(text: str, topic: Topic, analyser: Analyser, passage_chars: int = P
     )
     passages = _passages(sentences, passage_chars)
     terms = [
-        analyser.terms(" ".join(text[slice(*each)] for each in sentences[slice(*passage)])) for passage in passages
+        analyzer.analyze(" ".join(text[slice(*each)] for each in sentences[slice(*passage)])) for passage in passages
     ]
-    query = analyser.terms(query_text(topic, ("title", "description", "narrative")))
+    query = analyzer.analyze(build_query(topic, ("title", "description", "narrative")))
     scores = _bm25(terms, query)
     order = sorted(range(len(passages)), key=lambda number: (-scores[number], number))
     if order and order[0] != 0:
         order.remove(0)
         order.insert(1, 0)
-    return Excerpts(
+    return RankedPassages(
         text=text,
         sentences=sentences,
         passages=tuple(passages[number] for number in order),
@@ -190,7 +190,7 @@ def _blocks(text: str, lines: list[Span]) -> list[Span]:
             between = text[stop:start]
             # Within a line break there is no text and no empty line.
             next_line = not between.strip() and len(f"{between}.".splitlines()) == 2
-            if next_line and text[start].islower() and not ends_sentence(text[max(before, stop - 10) : stop]):
+            if next_line and text[start].islower() and not has_sentence_end(text[max(before, stop - 10) : stop]):
                 blocks[-1] = (before, end)
                 continue
         blocks.append((start, end))
@@ -274,5 +274,5 @@ def _collapsed(text: str) -> str:
 
 
 def _is_shown(character: str) -> bool:
-    """Whether `neutralise` keeps a character that is no white space."""
+    """Whether `sanitize` keeps a character that is no white space."""
     return not character.isspace() and unicodedata.category(character) not in ("Cc", "Cf", "Cs")

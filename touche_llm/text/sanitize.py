@@ -28,19 +28,19 @@ def _control() -> re.Pattern[str]:
     return re.compile(rf"{less}(?=\S|$)|{opening}(?=[^\s\d]|$)|{closing}(?={tilde})")
 
 
-class Harmless(str):
-    """A text that `neutralise` gave. What is made of it (a part, another case) is a plain text again."""
+class SanitizedText(str):
+    """A text that `sanitize` gave. What is made of it (a part, another case) is a plain text again."""
 
     __slots__ = ()
 
 
-def neutralise(text: str) -> Harmless:
+def sanitize(text: str) -> SanitizedText:
     """The text with nothing in it that a tokeniser could take for chat control; applying it again changes nothing.
 
     Control and format characters go (line feeds and tabs stay), since some tokenisers drop them and join what they
     parted. A space parts each bracket that could begin a control token from what follows.
     """
-    if type(text) is Harmless:
+    if type(text) is SanitizedText:
         return text
     # What is printable as a whole has none of them; looking at each character takes thirty times as long.
     if not text.replace("\n", " ").replace("\t", " ").isprintable():
@@ -48,4 +48,4 @@ def neutralise(text: str) -> Harmless:
     # So does the pattern where a text has no bracket, and most have none.
     if "<" in text or "[" in text or "]" in text or not text.isascii():
         text = _control().sub(r"\g<0> ", text)
-    return Harmless(text)
+    return SanitizedText(text)

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from touche_llm.data.json_records import Malformed, decoded
+from touche_llm.data.json_records import Malformed, decode_json
 from touche_llm.llm.engines.base import Completion, Transient
 from touche_llm.llm.engines.chat_reply import ChatReply, completion_of
 
@@ -23,7 +23,7 @@ def completion(**changes: Any) -> Completion:
         "usage": USAGE,
         "system_fingerprint": "vllm-0.32",
     }
-    return completion_of(decoded(orjson.dumps(reply | changes), ChatReply))
+    return completion_of(decode_json(orjson.dumps(reply | changes), ChatReply))
 
 
 def test_every_part_of_a_reply_has_its_place() -> None:
@@ -58,7 +58,7 @@ def test_a_refusal_is_kept_apart_from_the_text() -> None:
 def test_a_reply_without_a_choice_is_broken_and_more_cached_than_prompt_tokens_are_malformed() -> None:
     with pytest.raises(Transient) as caught:
         completion(choices=[])
-    assert caught.value.most_tries is not None
+    assert caught.value.max_tries is not None
     with pytest.raises(Malformed):
         completion(usage=USAGE | {"prompt_tokens": 15})
     assert completion(usage=USAGE | {"prompt_tokens": 16}).cached_tokens == 16

@@ -34,7 +34,7 @@ from tests.fake_server import hangs
 from touche_llm.data.records import Candidate, Document, Topic
 from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.retrieval.chatnoir import client as chatnoir
-from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments, Missing
+from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments, MissingDocument
 from touche_llm.retrieval.chatnoir.client import ChatNoir
 
 pytestmark = pytest.mark.usefixtures("chatnoir_alone")
@@ -245,11 +245,11 @@ async def test_bytes_that_an_encoding_does_not_know_are_replaced(tmp_path: Path)
 @pytest.mark.usefixtures("shorter_documents")
 async def test_a_document_without_usable_text_is_recorded(changes: Any, reason: str, tmp_path: Path) -> None:
     server = FakeChatNoir(results(1), **changes)
-    assert await fetch(server, tmp_path) == Missing(reason)
-    assert await fetch(server, tmp_path) == Missing(reason)
+    assert await fetch(server, tmp_path) == MissingDocument(reason)
+    assert await fetch(server, tmp_path) == MissingDocument(reason)
     assert len(server.fetched) == 1
     with ChatNoirDocuments(settings_for(server, tmp_path)) as documents:
-        assert documents.unknown(ids(1)) == ids(1)
+        assert documents.find_unknown(ids(1)) == ids(1)
         with pytest.raises(DataError, match=f"{ids(1)[0]}.*{reason}"):
             documents.get(ids(1)[0])
 
@@ -265,7 +265,7 @@ async def test_a_document_that_always_fails_names_the_way_past_it(tmp_path: Path
     with pytest.raises(EngineError, match=f"document {ids(1)[0]}: HTTP 500.*chatnoir.leave_out"):
         await fetch(server, tmp_path, retry_for=0.0)
     asked = server.requests
-    assert await fetch(server, tmp_path, leave_out=tuple(ids(1))) == Missing("named in chatnoir.leave_out")
+    assert await fetch(server, tmp_path, leave_out=tuple(ids(1))) == MissingDocument("named in chatnoir.leave_out")
     assert server.requests == asked
 
 
@@ -285,9 +285,9 @@ async def test_candidates_are_ranked_by_score_and_then_by_id(tmp_path: Path) -> 
     assert [body["query"] for body in server.asked] == [topic.title for topic in TOPICS]
     assert (retrieval.steps, retrieval.notices) == (2, [])
     with ChatNoirDocuments(settings_for(server, tmp_path, api_key=None)) as documents:
-        assert documents.unknown(ident for ident, _ in expected) == []
+        assert documents.find_unknown(ident for ident, _ in expected) == []
         assert documents.get("d-a") == Document("d-a", "Text of d-a.")
-        assert documents.unknown(["z", "d-a", "y", "z"]) == ["z", "y"]
+        assert documents.find_unknown(["z", "d-a", "y", "z"]) == ["z", "y"]
         with pytest.raises(DataError, match="'z'.*chatnoir.sqlite.*retrieve"):
             documents.get("z")
 
@@ -345,7 +345,7 @@ async def test_a_run_that_was_stopped_asks_only_for_the_rest(tmp_path: Path) -> 
         with pytest.raises(asyncio.CancelledError):
             await task
         with ChatNoirDocuments(settings) as documents:
-            stored = set(ids(20)) - set(documents.unknown(ids(20)))
+            stored = set(ids(20)) - set(documents.find_unknown(ids(20)))
         assert stored
         server.rest = None
         server.behaviours = []

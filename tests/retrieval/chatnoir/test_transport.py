@@ -154,7 +154,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 async def test_requests_go_out_no_faster_than_set_and_not_after_a_pause_in_a_bunch(clock: Clock) -> None:
-    pace = chatnoir_transport.Pace(4.0)
+    pace = chatnoir_transport.RateLimiter(4.0)
     times = []
     for _ in range(3):
         await pace.turn()
@@ -171,13 +171,13 @@ async def test_requests_go_out_no_faster_than_set_and_not_after_a_pause_in_a_bun
 
 async def test_every_request_waits_its_turn_retries_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = []
-    turn = chatnoir_transport.Pace.turn
+    turn = chatnoir_transport.RateLimiter.turn
 
-    async def counted(self: chatnoir_transport.Pace) -> None:
+    async def counted(self: chatnoir_transport.RateLimiter) -> None:
         turns.append(self)
         await turn(self)
 
-    monkeypatch.setattr(chatnoir_transport.Pace, "turn", counted)
+    monkeypatch.setattr(chatnoir_transport.RateLimiter, "turn", counted)
     server = FakeChatNoir(results(5), behaviours=[status(500), None, status(503), status(429)])
     async with server.running():
         await Retrieval()(settings_for(server, tmp_path))

@@ -80,7 +80,7 @@ def test_texts_come_through_as_they_are(server: FakeElasticsearch, tmp_path: Pat
     texts = {"ü/1": 'Grün \U0001f600\n\r\u2028\x85 \\ " \x01', "a%2Fb": "{}\n{}", "_all": "x"}
     Loader(server, corpus_file(tmp_path, texts))()
     with opened(server) as index:
-        assert index.unknown(texts) == []
+        assert index.find_unknown(texts) == []
         assert {ident: index.get(ident).text for ident in texts} == texts
 
 

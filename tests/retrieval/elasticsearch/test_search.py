@@ -145,7 +145,7 @@ def test_documents_are_fetched_several_at_a_time_and_once(server: FakeElasticsea
     with opened(server) as index:
         asyncio.run(index.fetch([*wanted, "none", "d001", "neither"]))
         assert [len(each.body["ids"]) for each in server.of("mget")] == [100, 100, 52]
-        assert index.unknown([*wanted, "none", "d001", "neither"]) == ["none", "neither"]
+        assert index.find_unknown([*wanted, "none", "d001", "neither"]) == ["none", "neither"]
         assert {ident: index.get(ident).text for ident in wanted} == numbered(250)
         assert len(server.of("mget")) == 3
 
@@ -157,7 +157,7 @@ async def test_documents_that_were_not_fetched_come_also_where_an_event_loop_run
     await asyncio.to_thread(Loader(server, corpus))
     with opened(server) as index:
         assert index.get("d2").text == SOME["d2"]
-        assert index.unknown(["d1", "none", "d3"]) == ["none"]
+        assert index.find_unknown(["d1", "none", "d3"]) == ["none"]
         assert len(server.of("mget")) == 2
 
 
@@ -241,7 +241,7 @@ def test_a_document_that_did_not_come_is_not_taken_for_one_that_is_not_there(
             index.get("d1")
         server.behaviours["mget"] = [says(reply)]
         with pytest.raises(EngineError, match=message):
-            index.unknown(["d1"])
+            index.find_unknown(["d1"])
 
 
 # Opening.

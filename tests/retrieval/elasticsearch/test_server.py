@@ -236,7 +236,7 @@ def test_a_reply_that_is_cut_off_is_asked_for_again(server: FakeElasticsearch, t
     Loader(server, corpus_file(tmp_path, SOME))()
     server.behaviours["mget"] = [lambda asked, usual: Reply(200, usual().body, cut=20), breaks(after=True)]
     with opened(server) as index:
-        assert index.unknown(["d1", "none"]) == ["none"]
+        assert index.find_unknown(["d1", "none"]) == ["none"]
     assert len(server.of("mget")) == 3
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from touche_llm.data.json_records import JsonModel
-from touche_llm.data.transport import PassingFailure
+from touche_llm.data.transport import TransientFailure
 from touche_llm.llm.answers import FailureKind, Token
 from touche_llm.llm.request import Message, Request
 
@@ -39,7 +39,7 @@ class Completion:
     cached_tokens: int | None = None
 
 
-class Transient(PassingFailure):
+class Transient(TransientFailure):
     """A failure of an engine that may pass; `crowded` says that fewer requests at a time would help."""
 
     def __init__(
@@ -47,10 +47,10 @@ class Transient(PassingFailure):
         kind: FailureKind,
         reason: str,
         retry_after: float | None = None,
-        most_tries: int | None = None,
+        max_tries: int | None = None,
         crowded: bool = False,
     ) -> None:
-        super().__init__(reason, retry_after, most_tries)
+        super().__init__(reason, retry_after, max_tries)
         self.kind: FailureKind = kind
         self.crowded = crowded
 

@@ -15,7 +15,7 @@ from touche_llm.llm.engines.chat_reply import completion_of
 from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.tokenizer import ChatTokenizer
-from touche_llm.text.passages import Excerpts
+from touche_llm.text.passages import RankedPassages
 
 _ValueT = TypeVar("_ValueT")
 # Which status it was is in the reason.
@@ -89,7 +89,7 @@ class BatchModel(LanguageModel):
     """A language model whose errors name the text that it could not measure."""
 
     async def shorten(
-        self, request: Callable[[str], Request], whole: Request, document: str | Excerpts, room: int
+        self, request: Callable[[str], Request], whole: Request, document: str | RankedPassages, room: int
     ) -> tuple[str, Cut | None] | Unanswered:
         """As that of the language model."""
         try:

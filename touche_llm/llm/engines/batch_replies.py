@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from touche_llm.data.json_records import Malformed, decoded
-from touche_llm.data.lines import MAX_LINE, bounded_lines
-from touche_llm.errors import DataError, printable
+from touche_llm.data.json_records import Malformed, decode_json
+from touche_llm.data.lines import MAX_LINE, read_bounded_lines
+from touche_llm.errors import DataError, to_printable
 from touche_llm.llm.engines.base import Transient
 from touche_llm.llm.engines.chat_reply import CHAT_PATH, LOGPROBS_MISSING, ChatReply, completion_of
 
@@ -108,7 +108,7 @@ def read_replies(paths: Sequence[Path], model: str, *, logprobs: bool) -> Replie
         try:
             with path.open("rb") as stream:
                 offset = 0
-                for number, line in bounded_lines(stream, MAX_LINE):
+                for number, line in read_bounded_lines(stream, MAX_LINE):
                     count += 1
                     if count > MAX_REPLIES:
                         raise DataError(
@@ -135,11 +135,11 @@ def _parsed(path: Path, number: int, line: bytes) -> tuple[str, ChatReply | Prob
     if len(line) > MAX_LINE:
         raise DataError(f"{place}: longer than {MAX_LINE:,} bytes; no response of a batch file")
     try:
-        found = decoded(line, _Line)
+        found = decode_json(line, _Line)
         response = found.response
         if response is None or response.status_code != 200 or found.error is not None:
             return found.custom_id, _error(response, found.error)
-        reply = decoded(response.body, ChatReply)
+        reply = decode_json(response.body, ChatReply)
         reply.check()
     except Malformed as error:
         raise DataError(f"{place}: no response of a batch file: {error}") from error
@@ -147,14 +147,14 @@ def _parsed(path: Path, number: int, line: bytes) -> tuple[str, ChatReply | Prob
         completion_of(reply)
     except Transient as transient:
         kind = f"finish_{reply.choices[0].finish_reason}" if reply.choices else "no_choices"
-        return found.custom_id, Problem(printable(kind)[:_LONGEST_KIND], transient.reason)
+        return found.custom_id, Problem(to_printable(kind)[:_LONGEST_KIND], transient.reason)
     return found.custom_id, reply
 
 
 def _error(response: _Response | None, error: Any) -> Problem:
     if response is None:
         return Problem("error", _said(error))
-    status, said = response.status_code, error if error is not None else decoded(response.body, Any)
+    status, said = response.status_code, error if error is not None else decode_json(response.body, Any)
     # Texts alone are errors of `vllm run-batch` itself, as of an address that it does not know.
     final = 400 <= status < 500 and status not in _NOT_FINAL and isinstance(said, dict)
     return Problem(f"status_{status}", f"HTTP {status} from {CHAT_PATH}: {_said(said)}", final)
@@ -164,7 +164,7 @@ def _unfit(reply: ChatReply, model: str, logprobs: bool) -> Problem | None:
     """Return why an answer does not fit its request, or None."""
     if reply.model != model:
         reason = f"the answer is of the model {reply.model!r:.120}, not of {model}: see to --served-model-name"
-        return Problem("other_model", printable(reason))
+        return Problem("other_model", to_printable(reason))
     if logprobs and reply.lacks_logprobs:
         return Problem("no_logprobs", LOGPROBS_MISSING)
     return None
@@ -176,4 +176,4 @@ def _said(error: Any) -> str:
         if isinstance(error, dict) and error.get(name):
             error = error[name]
     text = error if isinstance(error, str) else json.dumps(error)
-    return printable(" ".join(text.split()))[:_LONGEST_REASON]
+    return to_printable(" ".join(text.split()))[:_LONGEST_REASON]

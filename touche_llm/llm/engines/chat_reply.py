@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from touche_llm.data.json_records import Count, Malformed, decoded
+from touche_llm.data.json_records import Count, Malformed, decode_json
 from touche_llm.data.transport import BROKEN_TRIES
 from touche_llm.llm.answers import Token
 from touche_llm.llm.engines.base import Completion, MissingLogprobs, Transient
@@ -43,7 +43,7 @@ class _Token(msgspec.Struct, gc=False):
     @property
     def alternatives(self) -> list[tuple[str, float]]:
         """The most probable tokens at its place; raises Malformed."""
-        return [(each.token, each.logprob) for each in decoded(self.top_logprobs, list[_Alternative])]
+        return [(each.token, each.logprob) for each in decode_json(self.top_logprobs, list[_Alternative])]
 
 
 class _Logprobs(msgspec.Struct, gc=False):
@@ -104,7 +104,7 @@ class ChatReply(msgspec.Struct, gc=False):
         """Look also at what is read where it is needed only; raises Malformed."""
         for choice in self.choices:
             for token in (choice.logprobs and choice.logprobs.content) or ():
-                decoded(token.top_logprobs, list[_Alternative])
+                decode_json(token.top_logprobs, list[_Alternative])
 
 
 def chat_body(request: Request) -> dict[str, Any]:
@@ -131,19 +131,19 @@ def completion_of(reply: ChatReply, fields: Collection[str] = ()) -> Completion:
         MissingLogprobs: `fields` are to be read, and no log-probabilities came.
     """
     if not reply.choices:
-        raise Transient("server_error", "the reply has no choices", most_tries=BROKEN_TRIES)
+        raise Transient("server_error", "the reply has no choices", max_tries=BROKEN_TRIES)
     choice = reply.choices[0]
     if choice.finish_reason not in ("stop", "length", "content_filter"):
         reason = f"the answer ended with {choice.finish_reason!r}"
-        raise Transient("server_error", reason, most_tries=BROKEN_TRIES)
+        raise Transient("server_error", reason, max_tries=BROKEN_TRIES)
     if fields and reply.lacks_logprobs:
-        raise MissingLogprobs("server_error", LOGPROBS_MISSING, most_tries=BROKEN_TRIES)
+        raise MissingLogprobs("server_error", LOGPROBS_MISSING, max_tries=BROKEN_TRIES)
     text = choice.message.content or ""
     sent = choice.logprobs.content if choice.logprobs and choice.logprobs.content else []
     try:
         tokens = _align_tokens(sent, text, fields)
     except Malformed as error:
-        raise Transient("server_error", f"alternatives of another form: {error}", most_tries=BROKEN_TRIES) from error
+        raise Transient("server_error", f"alternatives of another form: {error}", max_tries=BROKEN_TRIES) from error
     return Completion(
         text=text,
         finish_reason=choice.finish_reason,

@@ -16,8 +16,8 @@ import aiohttp
 import msgspec
 import orjson
 
-from touche_llm.data.json_records import Count, Malformed, decoded
-from touche_llm.data.transport import BROKEN_TRIES, read_bounded, retry_after
+from touche_llm.data.json_records import Count, Malformed, decode_json
+from touche_llm.data.transport import BROKEN_TRIES, parse_retry_after, read_body
 from touche_llm.errors import EngineError
 from touche_llm.llm.adaptive import MOST_AT_ONCE, AdaptiveSlots
 from touche_llm.llm.concurrency import PRIORITY, Slots
@@ -242,10 +242,10 @@ class VllmServer:
             async with self._session.request(
                 method, self.base_url + path, data=body, headers=headers, allow_redirects=False
             ) as response:
-                content = await read_bounded(response, _MAX_BODY)
+                content = await read_body(response, _MAX_BODY)
                 if len(content) > _MAX_BODY:
                     raise aiohttp.ClientPayloadError(f"a reply of more than {_MAX_BODY:,} bytes")
-                status, asked = response.status, retry_after(response.headers.get("Retry-After"))
+                status, asked = response.status, parse_retry_after(response.headers.get("Retry-After"))
                 location = response.headers.get("Location", "")
         except aiohttp.ClientConnectorError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
@@ -307,10 +307,10 @@ def _sockets() -> int:
 
 def _read(path: str, content: bytes, reply: type[ReplyT]) -> ReplyT:
     try:
-        return decoded(content, reply)
+        return decode_json(content, reply)
     except Malformed as error:
         reason = f"{path} sent a reply of another form: {_web_page(content) or error}"
-        raise Transient("server_error", reason, most_tries=BROKEN_TRIES) from error
+        raise Transient("server_error", reason, max_tries=BROKEN_TRIES) from error
 
 
 def _problem(content: bytes) -> str:

@@ -84,7 +84,7 @@ def _bounded(stored: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class MissingDocument:
     """A document that ChatNoir finds but has no usable text of."""
 
     reason: str
@@ -134,11 +134,11 @@ class ChatNoirDocuments:
         why = text.reason if text else "retrieve with ChatNoir again"
         raise DataError(f"document {document_id!r} has no text in the ChatNoir cache {self.path}: {why}")
 
-    def unknown(self, document_ids: Iterable[str]) -> list[str]:
+    def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
         """Those of the given ids that the cache holds no text of, in the order given."""
         return [each for each in dict.fromkeys(document_ids) if not isinstance(self.text(each), str)]
 
-    def text(self, document_id: str) -> str | Missing | None:
+    def text(self, document_id: str) -> str | MissingDocument | None:
         """What is known of a document; None when it was never asked for."""
         row = self._database.execute(
             "SELECT text, reason FROM documents WHERE place = ? AND id = ?", (self._index, document_id)
@@ -150,12 +150,12 @@ class ChatNoirDocuments:
         if reason is None and isinstance(text, str):
             return text
         if text is None and isinstance(reason, str):
-            return Missing(reason)
+            return MissingDocument(reason)
         raise DataError(f"{self.path}: damaged: the document {document_id!r} is no text; delete the file")
 
-    def put_text(self, document_id: str, text: str | Missing) -> None:
+    def put_text(self, document_id: str, text: str | MissingDocument) -> None:
         """Store a document at once, or that there is none."""
-        row = (None, text.reason) if isinstance(text, Missing) else (text, None)
+        row = (None, text.reason) if isinstance(text, MissingDocument) else (text, None)
         self._database.execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?, ?)", (self._index, document_id, *row))
 
     def page(self, query: str, start: int, size: int) -> Page | None:

@@ -13,11 +13,11 @@ from pydantic import ValidationError
 
 from touche_llm.data.lines import is_word
 from touche_llm.data.records import Candidate, Topic
-from touche_llm.data.topics import query_text
-from touche_llm.data.transport import BROKEN_TRIES, PassingFailure
+from touche_llm.data.topics import build_query
+from touche_llm.data.transport import BROKEN_TRIES, TransientFailure
 from touche_llm.errors import UsageError
 from touche_llm.llm.concurrency import in_order
-from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments, ChatNoirSettings, Hit, Missing, Page
+from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments, ChatNoirSettings, Hit, MissingDocument, Page
 from touche_llm.retrieval.chatnoir.transport import HOW_TO_GIVE_A_KEY, Notify, Reply, Transport
 
 MAX_DOCUMENT_BYTES = 4 * 2**20
@@ -93,7 +93,7 @@ class ChatNoir:
             self._notify(f"ChatNoir: {query!r}: {unnamed} results without a TREC id left out")
         return list(hits.values())[:depth]
 
-    async def fetch(self, hit: Hit) -> str | Missing:
+    async def fetch(self, hit: Hit) -> str | MissingDocument:
         """The plain text of a document, which is what ChatNoir takes for the main content of the page.
 
         That there is none (HTTP 404, nothing but a frame, no text in the encoding named, over 4 MiB) is stored as
@@ -103,7 +103,7 @@ class ChatNoir:
             EngineError: ChatNoir cannot be reached, or fails on this document for as long as is retried.
         """
         if hit.document_id in self._settings.leave_out:
-            return Missing("named in chatnoir.leave_out")
+            return MissingDocument("named in chatnoir.leave_out")
         known = self._documents.text(hit.document_id)
         if known is not None:
             return known
@@ -157,7 +157,7 @@ class ChatNoir:
         else:
             return self._checked(response, query, size)
         # Raised out here, since an error that is chained to what the server sent would print it, key and all.
-        raise PassingFailure(f"a reply of another form: {self._transport.clean(problem)}", most_tries=BROKEN_TRIES)
+        raise TransientFailure(f"a reply of another form: {self._transport.clean(problem)}", max_tries=BROKEN_TRIES)
 
     def _checked(self, response: SearchResponse, query: str, size: int) -> Page:
         clean, error, results = self._transport.clean, self._transport.error, response.results
@@ -204,13 +204,15 @@ async def retrieve_chatnoir(
     rankings = []
     async with ChatNoir(settings, notify) as engine:
         for topic in topics:
-            query = query_text(topic, fields)
+            query = build_query(topic, fields)
             if not query.strip():
                 raise UsageError(f"topic {topic.id}: nothing to search for, its fields {', '.join(fields)} are empty")
             hits = sorted(await engine.search(query, depth), key=lambda hit: (-hit.score, hit.document_id))
             texts = await in_order(engine.fetch, hits, _CONCURRENCY)
             left_out = {
-                hit.document_id: text.reason for hit, text in zip(hits, texts, strict=True) if isinstance(text, Missing)
+                hit.document_id: text.reason
+                for hit, text in zip(hits, texts, strict=True)
+                if isinstance(text, MissingDocument)
             }
             if left_out:
                 named = ", ".join(f"{ident} ({reason})" for ident, reason in left_out.items())
@@ -223,19 +225,19 @@ async def retrieve_chatnoir(
     return rankings
 
 
-def _text(reply: Reply) -> str | Missing:
+def _text(reply: Reply) -> str | MissingDocument:
     """The text of a document as it came; bytes that the encoding does not know become the replacement character."""
     if reply.status == 404:
-        return Missing("HTTP 404")
+        return MissingDocument("HTTP 404")
     if len(reply.content) > MAX_DOCUMENT_BYTES:
-        return Missing(f"longer than {MAX_DOCUMENT_BYTES:,} bytes")
+        return MissingDocument(f"longer than {MAX_DOCUMENT_BYTES:,} bytes")
     try:
         if codecs.lookup(reply.charset).name in _NO_ENCODING_OF_TEXT:
             raise LookupError
         text = reply.content.decode(reply.charset, errors="replace")
     except (LookupError, ValueError):
-        return Missing(f"in the unknown encoding {reply.charset!r:.40}")
+        return MissingDocument(f"in the unknown encoding {reply.charset!r:.40}")
     if "\0" in text:
-        return Missing("not text")
+        return MissingDocument("not text")
     # ChatNoir says "None" where its archive lacks the page.
-    return Missing("no text") if text.strip() in ("", "None") else text
+    return MissingDocument("no text") if text.strip() in ("", "None") else text

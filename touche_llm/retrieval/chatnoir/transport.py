@@ -15,7 +15,7 @@ import aiohttp
 import orjson
 from pydantic import SecretStr
 
-from touche_llm.data.transport import PassingFailure, read_bounded, retried, retry_after
+from touche_llm.data.transport import TransientFailure, parse_retry_after, read_body, retry
 from touche_llm.errors import EngineError, UsageError
 from touche_llm.retrieval.chatnoir.cache import API_KEY_VARIABLE, ChatNoirSettings
 
@@ -38,7 +38,7 @@ class Reply:
     charset: str
 
 
-class Pace:
+class RateLimiter:
     """Lets requests through one by one, at least `1 / per_second` seconds apart."""
 
     def __init__(self, per_second: float) -> None:
@@ -73,7 +73,7 @@ class Transport:
         self.key = _key(settings)
         self._settings, self._notify = settings, notify
         self._told = False
-        self._pace = Pace(settings.requests_per_second)
+        self._pace = RateLimiter(settings.requests_per_second)
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Transport:
@@ -105,7 +105,7 @@ class Transport:
         Args:
             what: is asked for, in the words of an error.
             path: below the base address.
-            read: may raise PassingFailure, and then the request is sent again.
+            read: may raise TransientFailure, and then the request is sent again.
             limit: bytes of the reply; of a longer one `limit + 1` are read.
             params: go into the address, which other hosts and their logs see: no key.
             body: JSON, sent with POST; without it the request is a GET, and redirects are followed.
@@ -120,13 +120,13 @@ class Transport:
             return read(await self._send(path, limit, params, body))
 
         try:
-            return await retried(once, self._settings.retry_for, PassingFailure, self._tell_once)
-        except PassingFailure as error:
+            return await retry(once, self._settings.retry_for, TransientFailure, self._tell_once)
+        except TransientFailure as error:
             raise self.error(
                 f"{what}: {error}; all that came so far is in {self._settings.cache}: go on with the same command{hint}"
             ) from error
 
-    def _tell_once(self, failed: PassingFailure) -> None:
+    def _tell_once(self, failed: TransientFailure) -> None:
         """Report the first failure that is retried, so that nobody waits without knowing for what."""
         if not self._told:
             self._told = True
@@ -147,21 +147,21 @@ class Transport:
             async with self._session.request(
                 method, url, params=params, data=body, headers=headers, allow_redirects=body is None
             ) as response:
-                reply = Reply(response.status, await read_bounded(response, limit), response.charset or "utf-8")
-                asked = retry_after(response.headers.get("Retry-After"))
+                reply = Reply(response.status, await read_body(response, limit), response.charset or "utf-8")
+                asked = parse_retry_after(response.headers.get("Retry-After"))
         except TimeoutError:
             problem = f"no answer within {self._settings.request_timeout:g} s"
         except (aiohttp.ClientError, OSError) as error:
             problem = f"the connection broke: {type(error).__name__}: {error}"
         # Raised out here, since an error that is chained to what the server sent would print it, key and all.
         if problem:
-            raise PassingFailure(self.clean(problem))
+            raise TransientFailure(self.clean(problem))
         if reply.status in (200, 404):
             return reply
         problem = f"HTTP {reply.status}: {self.clean(_message(reply.content))}"
         if reply.status == 429 or reply.status >= 500:
             self._wait_as_asked(asked or 0.0, problem)
-            raise PassingFailure(problem)
+            raise TransientFailure(problem)
         if reply.status == 401:
             raise UsageError(f"{url}: ChatNoir does not take the key ({problem}); {HOW_TO_GIVE_A_KEY}")
         if reply.status == 403:

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
-from touche_llm.corpus.json_lines import LeftOut
+from touche_llm.corpus.json_lines import SkippedLines
 from touche_llm.corpus.store import Reader
-from touche_llm.data.files import file_state, sha256
+from touche_llm.data.files import read_file_state, sha256
 from touche_llm.data.records import Document
-from touche_llm.data.transport import PassingFailure
+from touche_llm.data.transport import TransientFailure
 from touche_llm.errors import BadLine, DataError, UsageError
-from touche_llm.retrieval.elasticsearch.search import Shards, lines_of, manifest_request, open_server
+from touche_llm.retrieval.elasticsearch.search import Shards, fetch_lines, manifest_request, open_server
 from touche_llm.retrieval.elasticsearch.settings import (
     ANALYSIS,
     FORMAT,
-    MAY_PASS,
+    RETRYABLE_STATUSES,
     ElasticManifest,
     ElasticsearchSettings,
     Notify,
@@ -87,7 +87,7 @@ async def load_corpus(
     """
     if not corpus.is_file():
         raise DataError(f"{corpus}: no such corpus file")
-    before = file_state(corpus)
+    before = read_file_state(corpus)
     wanted = ElasticManifest(format=FORMAT, corpus=corpus.name, sha256=sha256(corpus), k1=k1, b=b, analysis=ANALYSIS)
     place = f"{settings.url}, index {settings.index}"
     with open_server(settings, notify) as server:
@@ -111,7 +111,7 @@ async def load_corpus(
         except (KeyboardInterrupt, asyncio.CancelledError):
             notify(f"{place}: {load.documents:,} documents are there; the same command goes on")
             raise
-        if file_state(corpus) != before:
+        if read_file_state(corpus) != before:
             raise DataError(
                 f"{corpus}: changed while it was read; delete the index {settings.index} or name another, and run the "
                 "command again"
@@ -186,7 +186,7 @@ class _Load:
     ) -> None:
         # Documents in the index, and those of them that an earlier load sent.
         self.documents = self.there = 0
-        self.left_out = LeftOut(corpus, notify)
+        self.left_out = SkippedLines(corpus, notify)
         self._server, self._name, self._corpus = server, name, corpus
         self._skip, self._resumed, self._notify = skip_bad_lines, resumed, notify
         # The line of the corpus and the two lines of the request, by id.
@@ -217,7 +217,7 @@ class _Load:
         """Send the batch, without what an earlier load sent."""
         batch, self._batch, self._bytes = self._batch, {}, 0
         if self._resumed and batch:
-            there = await lines_of(self._server, self._name, list(batch))
+            there = await fetch_lines(self._server, self._name, list(batch))
             self.there += self._account_for(there, {ident: batch.pop(ident)[0] for ident in there})
         if batch:
             await self._send(batch)
@@ -254,7 +254,7 @@ class _Load:
                 raise self._server.error(f"{what}: the reply is about other documents")
             busy = ""
             for item in items:
-                if item.status in MAY_PASS:
+                if item.status in RETRYABLE_STATUSES:
                     busy = f"HTTP {item.status}: {self._server.refusal({'error': item.error})}"
                     continue
                 line, _ = batch.pop(item.id)
@@ -268,12 +268,12 @@ class _Load:
                     said = self._server.refusal({"error": item.error})
                     self._bad(line, item.id, f"Elasticsearch does not take it: {said}")
             if busy:
-                raise PassingFailure(f"{len(batch)} documents not taken: {busy}")
+                raise TransientFailure(f"{len(batch)} documents not taken: {busy}")
 
         lines = [line for line, _ in batch.values()]
         what = f"documents of lines {min(lines)} to {max(lines)} of {self._corpus}"
         await self._server.request(what, send, read)
-        self._account_for(await lines_of(self._server, self._name, list(taken)), taken)
+        self._account_for(await fetch_lines(self._server, self._name, list(taken)), taken)
 
     def _bad(self, line: int, ident: str, problem: str) -> None:
         self.bad_line(BadLine(self._corpus, line, f"document {ident}: {problem}"))

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from touche_llm.data.lines import is_word
 from touche_llm.data.records import Candidate, Document, Topic
-from touche_llm.data.topics import query_text
-from touche_llm.data.transport import run
+from touche_llm.data.topics import build_query
+from touche_llm.data.transport import run_coroutine
 from touche_llm.errors import DataError, UsageError
 from touche_llm.retrieval.elasticsearch.settings import (
     ANALYSIS,
@@ -111,7 +111,7 @@ def manifest_request(name: str) -> tuple[str, Send, Read[ElasticManifest | None]
     return f"index {name}", lambda client: client.options(ignore_status=404).indices.get(index=name), read
 
 
-async def lines_of(server: Server, name: str, ids: list[str]) -> dict[str, int]:
+async def fetch_lines(server: Server, name: str, ids: list[str]) -> dict[str, int]:
     """Return the lines of the corpus from which documents came, by id; ids that the index lacks are left out."""
     return await _get(server, name, ids, "line") if ids else {}
 
@@ -168,7 +168,7 @@ class ElasticIndex:
         """
         rankings = []
         for topic in topics:
-            found = await self._search(topic.id, query_text(topic, fields), depth)
+            found = await self._search(topic.id, build_query(topic, fields), depth)
             ordered = sorted(found, key=lambda hit: (-hit.score, hit.id))
             rankings.append([Candidate(topic.id, hit.id, rank, hit.score) for rank, hit in enumerate(ordered, start=1)])
             done()
@@ -183,7 +183,7 @@ class ElasticIndex:
             rows = [(ident, found.get(ident)) for ident in part]
             self._fetched.executemany("INSERT OR REPLACE INTO documents VALUES (?, ?)", rows)
 
-    def unknown(self, document_ids: Iterable[str]) -> list[str]:
+    def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
         """Return the ids that the index lacks, in the order given."""
         wanted = list(dict.fromkeys(document_ids))
         return [ident for ident in wanted if self._text(ident, wanted) is None]
@@ -199,7 +199,7 @@ class ElasticIndex:
         """Return a text; if it was not fetched, all that are `wanted` are."""
         row = self._row(document_id)
         if row is None:
-            run(self.fetch(wanted))
+            run_coroutine(self.fetch(wanted))
             row = self._row(document_id)
             assert row is not None
         return row[0]

@@ -19,9 +19,9 @@ from elasticsearch import ApiError, Elasticsearch, ElasticsearchWarning, Unsuppo
 from elasticsearch.serializer import OrjsonSerializer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from touche_llm.data.transport import PassingFailure, retried
+from touche_llm.data.transport import TransientFailure, retry
 from touche_llm.errors import EngineError, UsageError
-from touche_llm.retrieval.elasticsearch.settings import MAY_PASS, ElasticsearchSettings, Notify
+from touche_llm.retrieval.elasticsearch.settings import RETRYABLE_STATUSES, ElasticsearchSettings, Notify
 
 KEY_VARIABLE, USER_VARIABLE, PASSWORD_VARIABLE = (
     "ELASTICSEARCH_API_KEY",
@@ -110,7 +110,7 @@ class Server:
         Args:
             what: What is requested, in the words of an error.
             send: Sends the request with the client, in a thread; called once for each try.
-            read: May raise PassingFailure; the request is sent again then.
+            read: May raise TransientFailure; the request is sent again then.
 
         Raises:
             UsageError: The server refuses the key or the password.
@@ -122,15 +122,15 @@ class Server:
 
         seconds = self._settings.retry_for
         try:
-            return await retried(once, seconds, PassingFailure, self._note)
-        except PassingFailure as failed:
+            return await retry(once, seconds, TransientFailure, self._note)
+        except TransientFailure as failed:
             raise self._lost(what, f"{failed.reason} for {seconds:g} s (elasticsearch.retry_for)") from None
 
     def request_once(self, what: str, send: Send, read: Read[ResultT]) -> ResultT:
         """Return what `read` makes of the reply to a request that is sent at once and never again."""
         try:
             return read(self._send(what, send))
-        except PassingFailure as failed:
+        except TransientFailure as failed:
             raise self._lost(what, failed.reason) from None
 
     def reading(self, model: type[ReplyT]) -> Read[ReplyT]:
@@ -184,9 +184,9 @@ class Server:
                 "the certificates to trust"
             ) from None
         except ConnectionTimeout:
-            raise PassingFailure(f"no answer within {self._settings.request_timeout:g} s") from None
+            raise TransientFailure(f"no answer within {self._settings.request_timeout:g} s") from None
         except NotReached as error:
-            raise PassingFailure(f"the connection broke: {self.clean(str(error.message))}") from None
+            raise TransientFailure(f"the connection broke: {self.clean(str(error.message))}") from None
         except (TransportError, ValueError) as error:
             said = error.message if isinstance(error, TransportError) else error
             raise self.error(f"{what}: {self.clean(str(said))}; is this Elasticsearch?") from None
@@ -198,8 +198,8 @@ class Server:
 
     def _refused(self, what: str, status: int, said: str) -> Exception:
         problem = f"HTTP {status}: {said}"
-        if status in MAY_PASS:
-            return PassingFailure(problem)
+        if status in RETRYABLE_STATUSES:
+            return TransientFailure(problem)
         if status == 401:
             return UsageError(f"{self._settings.url}: does not let us in ({problem}); {_HOW_TO_LOG_IN}")
         if status == 403:
@@ -214,7 +214,7 @@ class Server:
             )
         return self.error(f"{what}: {problem}")
 
-    def _note(self, failed: PassingFailure) -> None:
+    def _note(self, failed: TransientFailure) -> None:
         """Report a failure that is retried, once in a while, so that nobody waits without knowing for what."""
         if time.monotonic() >= self._quiet_until:
             self._quiet_until = time.monotonic() + _NOTICE_EVERY

@@ -18,7 +18,7 @@ ANALYSIS = (
 )
 META = "touche-llm"
 # Statuses of a request, or of one document in it, that may pass.
-MAY_PASS = (429, 502, 503, 504)
+RETRYABLE_STATUSES = (429, 502, 503, 504)
 
 Notify = Callable[[str], None]
 
