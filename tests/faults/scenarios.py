@@ -146,7 +146,7 @@ SCENARIOS = (
         (*_STAGES, WRITE_QRELS, _COPY),
         command(
             f"prompts compare judge mine/judge.jinja {_DATA['comparative']} {_QRELS} --sample 20 "
-            f"--html matrix.html {_SERVER}"
+            f"--html matrix.html --overwrite {_SERVER}"
         ),
         asks=True,
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -24,9 +25,9 @@ from touche_llm.cli.demo import SAMPLES
 
 # By path: the bytes, or the rows of a database, or the metadata less what differs from run to run.
 Snapshot = dict[str, Any]
-_METADATA = "ir-metadata.yml"
+_METADATA, _LOOKS = "ir-metadata.yml", "hold_out_looks.jsonl"
 # Of a stage: how long it took, and what of it came from the cache.
-_VOLATILE = re.compile(r"seconds|peak memory|per second|^requests$|documents cut")
+_VOLATILE = re.compile(r"^time$|seconds|peak memory|per second|^requests$|documents cut")
 # What SQLite keeps beside a database is part of it.
 _LOGS = ("-wal", "-shm", "-journal")
 _GRADES = 4
@@ -184,11 +185,15 @@ def _snapshot(folder: Path) -> Snapshot:
 
 
 def _read(path: Path) -> Any:
-    """The content of a file: bytes, the rows of a database, or metadata without times."""
+    """The content of a file: bytes, the rows of a database, or metadata and looks without times."""
     if path.suffix == ".sqlite":
         return _rows(path)
     if path.name == _METADATA:
         return _timeless(yaml.safe_load(path.read_bytes()))
+    if path.name == _LOOKS:
+        # A comparison that is repeated is logged again.
+        looks = [json.loads(line) for line in path.read_bytes().splitlines()]
+        return sorted({json.dumps(_timeless(look), sort_keys=True) for look in looks})
     if path.suffix == ".html":
         # Times and memory are among the numbers of a page.
         return re.sub(rb"[0-9][0-9,.]*", b"0", path.read_bytes())

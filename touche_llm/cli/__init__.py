@@ -120,6 +120,12 @@ def _callback(
     """What stands before a command."""
 
 
+def _lacks_memory(error: Exception) -> bool:
+    """Return whether an error comes from a lack of memory: Python has no type for threads and libraries."""
+    texts = ("can't start new thread", "failed to map segment", "Cannot allocate memory", "cannot allocate memory")
+    return isinstance(error, MemoryError) or any(text in str(error) for text in texts)
+
+
 def main() -> None:
     """Run the command line; errors of ours end it with one line and their exit code."""
     # Accepted anywhere, since one adds it to the end of the command that failed.
@@ -148,8 +154,8 @@ def main() -> None:
             raise
         print(to_printable(f"error: {describe_os_error(error)}"), file=sys.stderr)
         sys.exit(1)
-    except MemoryError:
-        if debug:
+    except (MemoryError, ImportError, RuntimeError) as error:
+        if debug or not _lacks_memory(error):
             raise
         print(
             "error: out of memory; close other programs or raise the limit (`ulimit -v`), then run the same command "

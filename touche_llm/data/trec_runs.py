@@ -153,7 +153,7 @@ def read_run(path: Path | str, labels: Collection[str] | None = None) -> ParsedR
 
 
 def _where(path: Path, row: _Row) -> str:
-    return f"{path}:{row.line}: topic {row.topic}, document {row.document}"
+    return f"{path}:{row.line}: topic {row.topic:.80}, document {row.document:.80}"
 
 
 def _run_rows(path: Path) -> Iterator[_Row]:
@@ -176,8 +176,8 @@ def _rerank_rows(path: Path) -> Iterator[_Row]:
         if not is_word(topic):
             raise DataError(f"{path}:{line}: `qid` must be {ID_FORM}, not {topic!r:.80}")
         if not is_word(document):
-            raise DataError(f"{path}:{line}: topic {topic}: `docno` must be {ID_FORM}, not {document!r:.80}")
-        where = f"{path}:{line}: topic {topic}, document {document}"
+            raise DataError(f"{path}:{line}: topic {topic:.80}: `docno` must be {ID_FORM}, not {document!r:.80}")
+        where = f"{path}:{line}: topic {topic:.80}, document {document:.80}"
         if rank is not None and type(rank) is not int:
             raise DataError(f"{where}: rank {rank!r:.40} is not an integer")
         if score is not None and (type(score) not in (int, float) or abs(score) > _LARGEST_SCORE):
@@ -218,17 +218,20 @@ def _ordered(path: Path, topic: str, rows: list[_Row]) -> list[Candidate]:
         ranked = [(n, float(len(rows) - n), row.document, row.line) for n, row in enumerate(rows)]
     elif len(ranked) < len(rows):
         number = next(row.line for row in rows if row.rank is None)
-        raise DataError(f"{path}:{number}: topic {topic}: no rank and score, but other lines of the topic have them")
+        raise DataError(
+            f"{path}:{number}: topic {topic:.80}: no rank and score, but other lines of the topic have them"
+        )
     ranked.sort(key=lambda row: (row[0], -row[1], row[2]))
     for before, after in zip(ranked, ranked[1:], strict=False):
+        where = f"{path}:{after[3]}: topic {topic:.80}, document {after[2]:.80}"
         if after[1] > before[1]:
             raise DataError(
-                f"{path}:{after[3]}: topic {topic}, document {after[2]}: rank {after[0]} scores higher ({after[1]:g}) "
-                f"than rank {before[0]} ({before[1]:g}, line {before[3]}); make the ranks and the scores agree"
+                f"{where}: rank {after[0]} scores higher ({after[1]:g}) than rank {before[0]} ({before[1]:g}, line "
+                f"{before[3]}); make the ranks and the scores agree"
             )
         if after[:2] == before[:2]:
             raise DataError(
-                f"{path}:{after[3]}: topic {topic}, document {after[2]}: rank {after[0]} and score {after[1]:g} are "
-                f"those of line {before[3]} too, so that no order is told; give each document a rank of its own"
+                f"{where}: rank {after[0]} and score {after[1]:g} are those of line {before[3]} too, which gives no "
+                "order; give each document a rank of its own"
             )
     return [Candidate(topic, row[2], rank, row[1]) for rank, row in enumerate(ranked, start=1)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import ir_measures
 import numpy as np
 import pandas as pd
+import pytrec_eval  # noqa: F401, ir_measures would hide why it cannot be loaded
 
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError, shorten
