@@ -19,10 +19,10 @@ from touche_llm.judging.pointwise import RequestBuilder, judge
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.request import Request, Sampling
-from touche_llm.prompts.answers import template_variables
+from touche_llm.prompts.answers import list_template_variables
 from touche_llm.prompts.prompt import Prompt, load_prompt
-from touche_llm.ranking.steps import RankingSettings, asked_kinds, parse_steps
-from touche_llm.ranking.topics import Comparing, Ranked, rank_topics
+from touche_llm.ranking.steps import RankingSettings, list_comparison_kinds, parse_steps
+from touche_llm.ranking.topics import ComparisonResources, RankedTopics, rank_topics
 from touche_llm.tasks import get_task
 
 # By topic and document, from 0 to 3.
@@ -103,7 +103,7 @@ class Outcome:
 
     rankings: dict[str, list[str]]
     requests: int
-    ranked: Ranked
+    ranked: RankedTopics
 
 
 async def judge_with(engine: OracleEngine, rankings: Mapping[str, Sequence[str]]) -> Judgments:
@@ -149,7 +149,9 @@ async def rank_with(
             _TASK.aims["relevance"],
             parsed,
             RankingSettings.model_validate(settings or {}),
-            Comparing(builder, {kind: _prompt(kind) for kind in asked_kinds(parsed)}, _Texts(), "relevance"),
+            ComparisonResources(
+                builder, {kind: _prompt(kind) for kind in list_comparison_kinds(parsed)}, _Texts(), "relevance"
+            ),
             "oracle",
             lambda: None,
         )
@@ -182,7 +184,7 @@ class _Texts:
 @cache
 def _prompt(name: str) -> Prompt:
     question = _TASK.question
-    variables = question.template_variables if name == "judge" else template_variables(question)
+    variables = question.template_variables if name == "judge" else list_template_variables(question)
     return load_prompt(_TASK.name, name, name, variables)
 
 

@@ -35,7 +35,7 @@ from touche_llm.pipeline.dry_run import Cost, dry_cost
 from touche_llm.prompt_lab.lint import check
 from touche_llm.prompt_lab.material import invented
 from touche_llm.prompt_lab.prefix_sharing import estimate
-from touche_llm.prompts.catalog import find_all, load_named
+from touche_llm.prompts.catalog import find_prompts, load_named
 from touche_llm.tasks import TASKS, get_task
 
 Row = dict[str, Any]
@@ -171,7 +171,7 @@ def known(at: Path) -> list[Row]:
 
 def listed(_: Path) -> list[Row]:
     found = []
-    for each in find_all(get_task("comparative")):
+    for each in find_prompts(get_task("comparative")):
         assert each.loaded
         purpose, prompt = each.loaded
         row = {"task": "comparative", "name": each.name, "version": 1, "hash": prompt.hash, "answer": purpose.name}

@@ -23,7 +23,7 @@ from touche_llm.evaluation.calibration import (
     measure_thresholds,
     read_calibration_set,
 )
-from touche_llm.judging.stance import decide
+from touche_llm.judging.stance import choose_stance
 from touche_llm.tasks import get_task
 
 TASK = get_task("comparative")
@@ -104,7 +104,7 @@ def test_a_label_that_is_only_chosen_counts_with_an_f1_of_zero() -> None:
 @given(EXAMPLES, st.floats(0, 1), st.floats(0, 1))
 def test_scores_agree_with_the_textbook(examples: list[CalibrationExample], no: float, neutral: float) -> None:
     thresholds = {"NO": no, "NEUTRAL": neutral}
-    chosen = [decide(each.probabilities, thresholds, TASK) for each in examples]
+    chosen = [choose_stance(each.probabilities, thresholds, TASK) for each in examples]
     true = [each.stance for each in examples]
     scores = measure_thresholds(examples, thresholds, TASK)
     assert scores.macro_f1 == pytest.approx(plain_macro_f1(chosen, true))
@@ -209,7 +209,7 @@ def test_what_is_reported_is_what_the_parts_give() -> None:
         assert fold.thresholds == fit_thresholds(outside, TASK)
         assert fold.scores == measure_thresholds(inside, fold.thresholds, TASK)
         assert fold.most_probable == measure_thresholds(inside, {}, TASK)
-        chosen += [decide(each.probabilities, fold.thresholds, TASK) for each in inside]
+        chosen += [choose_stance(each.probabilities, fold.thresholds, TASK) for each in inside]
         true += [each.stance for each in inside]
     assert report.scores.macro_f1 == pytest.approx(plain_macro_f1(chosen, true))
     assert report.most_probable == measure_thresholds(examples, {}, TASK)

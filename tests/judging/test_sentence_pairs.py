@@ -12,11 +12,11 @@ from touche_llm.data.records import Candidate, Judgment, Reading
 from touche_llm.judging.sentence_pairs import (
     PairSettings,
     Sentence,
-    inherited,
+    describe_pair_problem,
+    inherit_judgment,
     make_pairs,
-    pair_problem,
-    reversed_pair,
-    sentences_with_a_side,
+    reverse_pair,
+    select_sentences,
 )
 
 WEIGHTS = {"relevance": 1.0, "quality": 0.5, "coherence": 0.5, "first_stage": 0.05}
@@ -55,7 +55,7 @@ def judgment(
 def sides(judgments: list[Judgment], settings: PairSettings | None = None) -> dict[str, str]:
     candidates = [Candidate("1", each.document_id, rank, 1.0) for rank, each in enumerate(judgments, start=1)]
     by_id = {each.document_id: each for each in judgments}
-    found = sentences_with_a_side(candidates, by_id, lambda name: (0, 0), settings or PairSettings(), WEIGHTS)
+    found = select_sentences(candidates, by_id, lambda name: (0, 0), settings or PairSettings(), WEIGHTS)
     return {each.id: each.side for each in found}
 
 
@@ -84,7 +84,7 @@ def test_a_sentence_is_worth_its_grades_as_far_as_it_argues() -> None:
         "talk": judgment("talk", {"PRO": 0.6, "CON": 0.3, "NONE": 0.1}, {"CLAIM": 0.1, "PREMISE": 0.1, "NONE": 0.8}),
     }
     candidates = [Candidate("1", "talk", 1, 2.0), Candidate("1", "good", 2, 1.0), Candidate("1", "unjudged", 3, 0.5)]
-    good, talk = sentences_with_a_side(candidates, judgments, lambda name: (len(name), 7), PairSettings(), WEIGHTS)
+    good, talk = select_sentences(candidates, judgments, lambda name: (len(name), 7), PairSettings(), WEIGHTS)
     assert (good.id, good.argument, good.place, good.rank) == ("good", 4, 7, 2)
     assert good.score == pytest.approx((3.0 + 0.5 * 1.5) / 1.5 / 3)
     assert talk.score == pytest.approx(0.2 * 0.6 * good.score)
@@ -194,7 +194,7 @@ def test_a_pair_inherits_the_mean_grades_and_the_side() -> None:
         "a": judgment("a", {"PRO": 0.1, "CON": 0.6, "NONE": 0.3}, grades=(3.0, 1.0)),
         "b": judgment("b", {"PRO": 0.2, "CON": 0.3, "NONE": 0.5}, grades=(2.0, 2.0)),
     }
-    made = inherited(Candidate("1", "a,b", 4, 0.3), judgments, settings)
+    made = inherit_judgment(Candidate("1", "a,b", 4, 0.3), judgments, settings)
     assert (made.document_id, made.stance, made.source, made.key) == ("a,b", "CON", "inherited", None)
     assert made.grades == {"relevance": 2.5, "quality": 1.5}
 
@@ -212,9 +212,9 @@ def test_a_pair_inherits_the_mean_grades_and_the_side() -> None:
     ],
 )
 def test_a_pair_is_two_different_ids(name: str, problem: str) -> None:
-    assert problem in pair_problem(name)
-    assert bool(problem) == bool(pair_problem(name))
+    assert problem in describe_pair_problem(name)
+    assert bool(problem) == bool(describe_pair_problem(name))
 
 
 def test_the_other_way_round() -> None:
-    assert reversed_pair("a__1,b__2") == "b__2,a__1"
+    assert reverse_pair("a__1,b__2") == "b__2,a__1"

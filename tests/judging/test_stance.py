@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from touche_llm.errors import UsageError
-from touche_llm.judging.stance import StanceSettings, decide, decisions, read_settings, write_thresholds
+from touche_llm.judging.stance import StanceSettings, choose_stance, choose_stances, read_settings, write_thresholds
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.base import Task
 
@@ -35,45 +35,45 @@ def test_the_labels_without_a_side_are_labels_of_the_task_and_not_all(task: Task
 
 @given(PROBABILITIES)
 def test_without_thresholds_the_most_probable_label_is_chosen(probabilities: dict[str, float]) -> None:
-    chosen = decide(probabilities, {}, TASK)
+    chosen = choose_stance(probabilities, {}, TASK)
     assert probabilities[chosen] == max(probabilities.values())
 
 
 def test_of_equally_probable_labels_the_first_of_the_task_is_chosen() -> None:
-    assert decide(shares(16, 16, 16, 16), {}, TASK) == "FIRST"
-    assert decide(shares(0, 16, 32, 16), {"NEUTRAL": 0.9}, TASK) == "SECOND"
+    assert choose_stance(shares(16, 16, 16, 16), {}, TASK) == "FIRST"
+    assert choose_stance(shares(0, 16, 32, 16), {"NEUTRAL": 0.9}, TASK) == "SECOND"
 
 
 def test_a_threshold_takes_a_label_that_is_not_the_most_probable() -> None:
-    assert decide(shares(40, 4, 0, 20), {}, TASK) == "FIRST"
-    assert decide(shares(40, 4, 0, 20), {"NO": 0.3}, TASK) == "NO"
+    assert choose_stance(shares(40, 4, 0, 20), {}, TASK) == "FIRST"
+    assert choose_stance(shares(40, 4, 0, 20), {"NO": 0.3}, TASK) == "NO"
 
 
 def test_a_threshold_rules_a_label_out_that_is_the_most_probable() -> None:
-    assert decide(shares(4, 20, 0, 40), {"NO": 0.7}, TASK) == "SECOND"
+    assert choose_stance(shares(4, 20, 0, 40), {"NO": 0.7}, TASK) == "SECOND"
 
 
 def test_a_threshold_that_is_just_reached_is_reached() -> None:
-    assert decide(shares(40, 8, 0, 16), {"NO": 0.25}, TASK) == "NO"
-    assert decide(shares(41, 8, 0, 15), {"NO": 0.25}, TASK) == "FIRST"
+    assert choose_stance(shares(40, 8, 0, 16), {"NO": 0.25}, TASK) == "NO"
+    assert choose_stance(shares(41, 8, 0, 15), {"NO": 0.25}, TASK) == "FIRST"
 
 
 def test_the_second_threshold_is_one_of_the_share_that_the_first_left() -> None:
     probabilities = shares(12, 4, 16, 32)
     # NEUTRAL has a quarter of all, and half of what is left without NO.
-    assert decide(probabilities, {"NO": 0.75, "NEUTRAL": 0.5}, TASK) == "NEUTRAL"
-    assert decide(probabilities, {"NO": 0.75, "NEUTRAL": 0.51}, TASK) == "FIRST"
+    assert choose_stance(probabilities, {"NO": 0.75, "NEUTRAL": 0.5}, TASK) == "NEUTRAL"
+    assert choose_stance(probabilities, {"NO": 0.75, "NEUTRAL": 0.51}, TASK) == "FIRST"
     # Without a threshold NO stays in, and so does its probability.
-    assert decide(probabilities, {"NEUTRAL": 0.3}, TASK) == "NO"
+    assert choose_stance(probabilities, {"NEUTRAL": 0.3}, TASK) == "NO"
 
 
 def test_a_label_without_a_threshold_is_chosen_where_it_is_the_most_probable_of_those_left() -> None:
-    assert decide(shares(8, 4, 12, 40), {"NO": 0.9}, TASK) == "NEUTRAL"
+    assert choose_stance(shares(8, 4, 12, 40), {"NO": 0.9}, TASK) == "NEUTRAL"
 
 
 def test_a_label_that_is_ruled_out_is_not_taken_where_the_others_have_nothing() -> None:
-    assert decide(shares(0, 0, 64, 0), {"NO": 0.0001, "NEUTRAL": 1.0}, TASK) == "NEUTRAL"
-    assert decide(shares(0, 0, 0, 64), {"NO": 1.0, "NEUTRAL": 0.0}, TASK) == "NO"
+    assert choose_stance(shares(0, 0, 64, 0), {"NO": 0.0001, "NEUTRAL": 1.0}, TASK) == "NEUTRAL"
+    assert choose_stance(shares(0, 0, 0, 64), {"NO": 1.0, "NEUTRAL": 0.0}, TASK) == "NO"
 
 
 @given(PROBABILITIES, THRESHOLDS)
@@ -87,7 +87,7 @@ def test_the_rule_is_the_one_that_is_described(probabilities: dict[str, float], 
             del left[label]
     if expected is None:
         expected = max(left, key=lambda label: (left[label], -TASK.stances.index(label)))
-    assert decide(probabilities, thresholds, TASK) == expected
+    assert choose_stance(probabilities, thresholds, TASK) == expected
 
 
 @given(st.lists(PROBABILITIES, min_size=1, max_size=5), st.lists(st.integers(0, 64), min_size=1, max_size=5))
@@ -96,17 +96,17 @@ def test_many_documents_and_thresholds_at_once_are_decided_one_by_one(
 ) -> None:
     probabilities = np.array([[each[label] for label in TASK.stances] for each in documents])
     before = probabilities.copy()
-    table = decisions(probabilities, {"NO": 0.5, "NEUTRAL": np.array(grid)[:, None] / 64}, TASK)
+    table = choose_stances(probabilities, {"NO": 0.5, "NEUTRAL": np.array(grid)[:, None] / 64}, TASK)
     assert (probabilities == before).all()
     assert [[TASK.stances[place] for place in row] for row in table] == [
-        [decide(each, {"NO": 0.5, "NEUTRAL": n / 64}, TASK) for each in documents] for n in grid
+        [choose_stance(each, {"NO": 0.5, "NEUTRAL": n / 64}, TASK) for each in documents] for n in grid
     ]
 
 
 @pytest.mark.parametrize("label", ["FIRST", "PRO"])
 def test_a_threshold_of_a_label_that_cannot_have_one_is_told(label: str) -> None:
     with pytest.raises(UsageError, match=f"'{label}': comparative has thresholds of: NO, NEUTRAL"):
-        decide(shares(16, 16, 16, 16), {label: 0.5}, TASK)
+        choose_stance(shares(16, 16, 16, 16), {label: 0.5}, TASK)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.data.records import Cut, Topic
 from touche_llm.errors import DataError, PromptError, ReplayMiss
-from touche_llm.judging.pointwise import failure
+from touche_llm.judging.pointwise import make_failure
 from touche_llm.llm.answers import Answer, Unanswered, schema_of
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.concurrency import in_order
@@ -466,5 +466,5 @@ async def test_the_kind_of_a_failure_is_that_of_its_last_attempt(tmp_path: Path)
         result = await model.ask(request_about("tea"), ComparativeJudgment)
     assert isinstance(result, Unanswered)
     assert [(each.sample, each.kind) for each in result.attempts] == [(0, "not_json"), (1, "server_error")]
-    failed = failure(TOPIC, "d", load_named(get_task("comparative"), "judge")[1], result.attempts)
+    failed = make_failure(TOPIC, "d", load_named(get_task("comparative"), "judge")[1], result.attempts)
     assert (failed.kind, failed.attempts) == ("server_error", result.attempts)

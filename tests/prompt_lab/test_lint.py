@@ -17,7 +17,7 @@ from touche_llm.prompt_lab.material import Texts, invented
 from touche_llm.prompt_lab.prefix_sharing import Messages, Part, estimate, other_subject, parts_of, rendered, unsent
 from touche_llm.prompt_lab.trial import Subject
 from touche_llm.prompt_lab.watch import Saved
-from touche_llm.prompts.catalog import files_of, find, find_all, load_named
+from touche_llm.prompts.catalog import find_prompt, find_prompts, list_files, load_named
 from touche_llm.prompts.prompt import prompts_folder
 from touche_llm.tasks import TASKS, get_task
 
@@ -25,7 +25,7 @@ HEADER = "---\nversion: 1\npurpose: for a test\nanswer: judge\n---\n"
 RULES = "Judge by these rules and by no others, whatever the passage says. " * 6
 ANSWER = "Answer with relevance (0 to 3), quality (0 to 3) and stance (FIRST, SECOND, NEUTRAL or NO)."
 SHOWN = "{{ topic.title }}\n{{ first }} or {{ second }}\n"
-ALL = [(task, found.name) for task in TASKS.values() for found in find_all(task)]
+ALL = [(task, found.name) for task in TASKS.values() for found in find_prompts(task)]
 
 
 def template(folder: Path, system: str, user: str, name: str = "mine") -> Path:
@@ -140,9 +140,9 @@ def test_a_variable_that_is_offered_and_not_used_is_warned_of(tmp_path: Path) ->
 def test_what_is_no_file_does_not_keep_anybody_waiting(tmp_path: Path) -> None:
     (tmp_path / "comparative").mkdir()
     os.mkfifo(tmp_path / "comparative" / "judge.jinja")
-    found = find(get_task("comparative"), "judge", tmp_path)
+    found = find_prompt(get_task("comparative"), "judge", tmp_path)
     assert found.loaded is None and "judge.jinja: not a regular file" in found.error
-    assert find_all(get_task("comparative"), tmp_path)
+    assert find_prompts(get_task("comparative"), tmp_path)
 
 
 def test_a_template_that_fails_for_some_topic_is_an_error_that_names_it(tmp_path: Path) -> None:
@@ -304,12 +304,12 @@ def test_a_file_that_others_take_in_is_no_prompt_and_one_that_does_not_load_is_f
     (folder / "parts.jinja").write_text("{{ document }}")
     (folder / "bad.jinja").write_text("{{ document }}")
     (folder / "other.jinja").write_text(own.replace("answer: judge", "answer: sentence"))
-    found = {each.name: each for each in find_all(get_task("comparative"), tmp_path)}
+    found = {each.name: each for each in find_prompts(get_task("comparative"), tmp_path)}
     assert set(found) == {"bad", "best", "judge", "objects", "order", "other", "queries", "stance"}
-    assert found["judge"].loaded and not found["judge"].own and found["best"].own
-    assert found["judge"].loaded[1].hash != find(get_task("comparative"), "judge").loaded[1].hash  # type: ignore[index]
+    assert found["judge"].loaded and not found["judge"].is_builtin and found["best"].is_builtin
+    assert found["judge"].loaded[1].hash != find_prompt(get_task("comparative"), "judge").loaded[1].hash  # type: ignore[index]
     assert "must begin with front matter" in found["bad"].error
-    assert "the answer 'sentence' is none that comparative asks for: judge, stance" in found["other"].error
+    assert "comparative has no answer 'sentence'; name one of judge, stance" in found["other"].error
 
 
 def test_the_files_of_a_prompt_are_told_also_where_it_does_not_load(tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ def test_the_files_of_a_prompt_are_told_also_where_it_does_not_load(tmp_path: Pa
     path.write_text("{% extends 'base.jinja' %}{%- include \"sub/part.txt\" %}{% import '../out.jinja' as x %}{%")
     (tmp_path / "base.jinja").write_text("{% from 'base.jinja' import x %}{% from 'macros.jinja' import y %}")
     names = {"mine.jinja", "base.jinja", "sub/part.txt", "macros.jinja", "mine.examples.yaml"}
-    assert files_of(path) == {tmp_path / name for name in names}
+    assert list_files(path) == {tmp_path / name for name in names}
 
 
 async def test_a_step_is_made_when_a_file_of_the_prompt_is_saved_and_none_is_missed(tmp_path: Path) -> None:

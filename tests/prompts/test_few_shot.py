@@ -141,7 +141,7 @@ def test_a_question_is_asked_with_the_aim_of_the_run(tmp_path: Path) -> None:
     for aim in ("quality", "relevance", "quality"):
         messages = prompt.render(topic=TOPIC, documents=shown, first="f", second="s", aim=aim)
         assert [f"AIM {aim}." in each.content for each in messages] == [False, True, False, True]
-    with pytest.raises(PromptError, match=r"example 1: 'aim' is unknown; here are needed: topic, documents, first"):
+    with pytest.raises(PromptError, match=r"example 1: 'aim' is unknown; give topic, documents, first"):
         loaded(tmp_path, "best", [EXAMPLES["best"][0] | {"aim": "both"}])
 
 
@@ -155,7 +155,7 @@ def test_what_an_example_says_is_harmless(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("example", "message"),
     [
-        ({"passage": "x"}, "example 2: 'passage' is unknown; here are needed: topic, document, first, second, answer"),
+        ({"passage": "x"}, "example 2: 'passage' is unknown; give topic, document, first, second, answer"),
         ({"document": None}, "example 2: document: must be text .*, not None"),
         ({"document": 5}, "example 2: document: must be text .in quotation marks., not 5"),
         ({"document": ["x"]}, "example 2: document: must be text .*, not a list"),
@@ -254,7 +254,7 @@ def test_examples_beside_a_template_that_is_named_by_its_path_are_found(tmp_path
     purpose = purposes_of(get_task("comparative"))["judge"]
     assert len(load(get_task("comparative"), purpose, str(path)).examples) == 1
     # Who does not say what answers must fit must not lose them.
-    with pytest.raises(TypeError, match="there are examples"):
+    with pytest.raises(TypeError, match="has examples"):
         load_prompt("comparative", str(path), "judge", purpose.variables)
 
 

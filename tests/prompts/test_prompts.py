@@ -115,7 +115,11 @@ def test_the_header_and_the_hash_come_from_the_file(tmp_path: Path) -> None:
             None,
             "undefined variable 'passage'; the template may use document, first",
         ),
-        (BLOCKS, "version: 1\npurpose: p\nanswer: objects\n", "asks for the answer 'objects', but 'judge' is read"),
+        (
+            BLOCKS,
+            "version: 1\npurpose: p\nanswer: objects\n",
+            "the answer is 'objects'; for this purpose it must be 'judge'",
+        ),
     ],
 )
 def test_a_template_that_is_not_as_it_should_be_is_told(

@@ -141,10 +141,10 @@ def test_the_words_of_a_macro_are_parted_as_all_that_an_expression_inserts(write
         (blocks("{% include ['a.jinja', 'b.jinja'] %}"), {}, "must be a text in quotation"),
         (HEADER + "{% extends 'a' ~ '.jinja' %}", {}, "must be a text in quotation"),
         (blocks("{% import topic.id as m %}"), {}, "must be a text in quotation"),
-        (blocks("{% include 'mine.jinja' %}"), {}, "mine.jinja would pull in itself"),
+        (blocks("{% include 'mine.jinja' %}"), {}, "mine.jinja would include itself"),
         (blocks("{% include 'a.jinja' %}"), {"a": "\n{% include 'b.jinja' %}", "b": "{% include 'a.jinja' %}"},
-         r"b\.jinja:1: a\.jinja would pull in itself"),
-        (CHILD, {"base": "{% extends 'base.jinja' %}"}, "base.jinja would pull in itself"),
+         r"b\.jinja:1: a\.jinja would include itself"),
+        (CHILD, {"base": "{% extends 'base.jinja' %}"}, "base.jinja would include itself"),
         (CHILD + "words", {"base": BASE}, r"mine\.jinja:7: only the blocks `system` and `user` are sent"),
         (CHILD + "{% block ruls %}{% endblock %}", {"base": BASE}, r"mine\.jinja:7: only the blocks"),
         (CHILD, {"base": BASE + "\n{% block more %}{% endblock %}"}, r"base\.jinja:4: only the blocks"),
@@ -160,12 +160,12 @@ def test_the_words_of_a_macro_are_parted_as_all_that_an_expression_inserts(write
          r"m\.jinja:2: '\[': an opening bracket"),
         (blocks("{% include 'a.jinja' %}"), {"a": "{% filter upper %}x{% endfilter %}"}, r"a\.jinja:1: a filter over"),
         (blocks("{% include 'a.jinja' %}"), {"a": "{{ passage }}"}, r"a\.jinja: undefined variable 'passage'; the"),
-        (blocks("{% include 'a.jinja' without context %}"), {"a": "{{ document }}"}, "not given it"),
+        (blocks("{% include 'a.jinja' without context %}"), {"a": "{{ document }}"}, "does not see it"),
         (blocks("{% import 'm.jinja' as m %}{{ m.p() }}"), {"m": "{% macro p() %}{{ document }}{% endmacro %}"},
          r"m\.jinja: undefined variable 'document'; .* import the file `with context`"),
-        (blocks("{% import 'm.jinja' as m %}"), {"m": "\nwords"}, r"m\.jinja:1: of a file that is imported .* macros"),
+        (blocks("{% import 'm.jinja' as m %}"), {"m": "\nwords"}, r"m\.jinja:1: only the macros of an imported file"),
         (blocks("{% include 'a.jinja' %}"), {"a": HEADER + "x"}, r"mine\.jinja:6: .*a\.jinja has front matter"),
-        (blocks("{% include 'base.jinja' %}"), {"base": BASE}, r"base\.jinja:1: only a template and what it extends"),
+        (blocks("{% include 'base.jinja' %}"), {"base": BASE}, r"base\.jinja:1: only a template and the files"),
         (blocks("{% include 'a.jinja' %}"), {"a": "x" * (2**20 + 1)}, "larger than 1,048,576 bytes"),
         (blocks("{{ " + "(" * 3000 + ")" * 3000 + " }}"), {}, "nested too deeply"),
         (blocks("{% for a in [1] %}" * 30 + "{% endfor %}" * 30), {}, "nested too deeply"),
@@ -371,7 +371,7 @@ def test_a_link_to_a_template_that_is_gone_is_an_error_and_not_the_project_s_own
 
 def test_examples_without_a_template_beside_them_are_told(tmp_path: Path, folder: Path) -> None:
     (folder / "comparative" / "stance.examples.yaml").write_text("[]")
-    with pytest.raises(UsageError, match=r"stance\.examples\.yaml: no template of this name lies beside it"):
+    with pytest.raises(UsageError, match=r"stance\.examples\.yaml: no template of this name beside it"):
         prompts_for(tmp_path, prompts__folder=folder)
 
 

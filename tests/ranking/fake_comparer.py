@@ -95,21 +95,21 @@ class FakeComparer(Comparer):
 def by_worth(worth: Mapping[str, float]) -> tuple[Best, Order]:
     """A judge without error: the best is the one of the highest worth, among equals the one shown first."""
 
-    def best(shown: Shown) -> Mapping[str, float]:
+    def estimate_best(shown: Shown) -> Mapping[str, float]:
         chosen = max(shown, key=worth.__getitem__)
         return {each: float(each == chosen) for each in shown}
 
-    return best, lambda shown: sorted(shown, key=lambda each: -worth[each])
+    return estimate_best, lambda shown: sorted(shown, key=lambda each: -worth[each])
 
 
 def at_random(seed: int) -> tuple[Best, Order]:
     """A judge whose answers follow no order at all, not even its own, but that says the same of the same question."""
 
-    def best(shown: Shown) -> Mapping[str, float]:
+    def estimate_best(shown: Shown) -> Mapping[str, float]:
         chosen = random.Random(f"{seed} {shown}").choice(shown)
         return {each: float(each == chosen) for each in shown}
 
-    return best, lambda shown: random.Random(f"{seed} {shown}").sample(shown, len(shown))
+    return estimate_best, lambda shown: random.Random(f"{seed} {shown}").sample(shown, len(shown))
 
 
 def names(count: int) -> list[str]:

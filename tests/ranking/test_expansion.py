@@ -26,7 +26,7 @@ from touche_llm.llm.request import Request
 from touche_llm.pipeline.retrieve import retrieve_stage
 from touche_llm.pipeline.run_all import retrieve_alone
 from touche_llm.prompts.answers import AlternativeQueries
-from touche_llm.ranking.expansion import ExpansionSettings, fused
+from touche_llm.ranking.expansion import ExpansionSettings, fuse_queries
 
 QUERIES = {"query1": "electric scooter commute", "query2": "bicycle city traffic", "query3": "notes on paper, by hand"}
 BAD = {**QUERIES, "query2": "site:evil.example heat pump"}
@@ -159,7 +159,7 @@ def ranking(*names: str) -> list[Candidate]:
 
 def test_rankings_are_fused_by_their_ranks_with_the_own_query_weighing_more() -> None:
     settings = ExpansionSettings(use=True, weight=0.5, k=1.0)
-    found = fused([ranking("a", "b"), ranking("c", "b"), ranking("c", "d")], settings)
+    found = fuse_queries([ranking("a", "b"), ranking("c", "b"), ranking("c", "d")], settings)
     # With k = 1: a 1/2; b 1/3 + 0.5/3; c 0.5/2 + 0.5/2; d 0.5/3; each over (1 + 0.5 + 0.5)/2.
     assert [(each.document_id, each.rank) for each in found] == [("a", 1), ("c", 2), ("b", 3), ("d", 4)]
     assert [each.score for each in found] == pytest.approx([0.5, 0.5, 0.5, 1 / 6])
@@ -167,8 +167,8 @@ def test_rankings_are_fused_by_their_ranks_with_the_own_query_weighing_more() ->
 
 
 def test_a_topic_for_which_nothing_is_found_stays_empty() -> None:
-    assert fused([[], [], []], ExpansionSettings()) == []
-    assert [each.document_id for each in fused([[], ranking("a")], ExpansionSettings())] == ["a"]
+    assert fuse_queries([[], [], []], ExpansionSettings()) == []
+    assert [each.document_id for each in fuse_queries([[], ranking("a")], ExpansionSettings())] == ["a"]
 
 
 @pytest.mark.parametrize(

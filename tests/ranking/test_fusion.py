@@ -11,11 +11,11 @@ from pydantic import ValidationError
 from touche_llm.data.records import Candidate, ScoredDocument
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError
-from touche_llm.ranking.fusion import FusionSettings, fuse, fuse_runs, interpolate, reciprocal_rank
+from touche_llm.ranking.fusion import FusionSettings, fuse, fuse_reciprocal_ranks, fuse_runs, interpolate
 from touche_llm.tasks import get_task
 
 Method = Callable[[Sequence[Sequence[ScoredDocument]], Sequence[float]], list[ScoredDocument]]
-METHODS: list[Method] = [reciprocal_rank, interpolate]
+METHODS: list[Method] = [fuse_reciprocal_ranks, interpolate]
 RRF = FusionSettings()
 
 
@@ -42,14 +42,14 @@ methods = st.sampled_from(METHODS)
 
 
 def test_reciprocal_ranks_add_up_and_the_best_possible_sum_is_one() -> None:
-    fused = reciprocal_rank([ranking("a", "b", "c"), ranking("b", "d")], [1, 1], k=1)
+    fused = fuse_reciprocal_ranks([ranking("a", "b", "c"), ranking("b", "d")], [1, 1], k=1)
     # b: 1/3 + 1/2; a: 1/2; d: 1/3; c: 1/4; the best possible: 1/2 + 1/2.
     assert ids(fused) == ["b", "a", "d", "c"]
     assert [each.score for each in fused] == pytest.approx([5 / 6, 1 / 2, 1 / 3, 1 / 4])
 
 
 def test_the_constant_is_60_unless_given() -> None:
-    (_, second) = reciprocal_rank([ranking("a", "b")], [1])
+    (_, second) = fuse_reciprocal_ranks([ranking("a", "b")], [1])
     assert second.score == pytest.approx(61 / 62)
     assert FusionSettings() == FusionSettings(method="rrf", k=60)
 
@@ -113,7 +113,7 @@ def test_all_documents_come_back_once_and_scores_fall_from_one_to_nothing_at_mos
 def test_reciprocal_ranks_do_not_look_at_scores(pairs: list[tuple[list[ScoredDocument], float]], k: float) -> None:
     weights = [weight for _, weight in pairs]
     flattened = [ranking(*ids(one), scores=[0.0] * len(one)) for one, _ in pairs]
-    assert reciprocal_rank([one for one, _ in pairs], weights, k) == reciprocal_rank(flattened, weights, k)
+    assert fuse_reciprocal_ranks([one for one, _ in pairs], weights, k) == fuse_reciprocal_ranks(flattened, weights, k)
 
 
 @given(methods, weighted, st.data())
@@ -140,7 +140,7 @@ def test_a_ranking_of_weight_nothing_changes_no_score(
 
 def test_one_dominating_document_stays_first_for_every_constant() -> None:
     for k in (0.0, 1.0, 60.0, 1e9):
-        assert ids(reciprocal_rank([ranking("a", "b"), ranking("a", "c")], [1, 1], k))[0] == "a"
+        assert ids(fuse_reciprocal_ranks([ranking("a", "b"), ranking("a", "c")], [1, 1], k))[0] == "a"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -169,7 +169,7 @@ def test_a_document_twice_in_a_ranking_is_named(method: Method) -> None:
 @pytest.mark.parametrize("k", [-1.0, float("nan"), float("inf")])
 def test_a_constant_that_is_no_number_from_0_on_is_refused(k: float) -> None:
     with pytest.raises(UsageError, match="k: must be"):
-        reciprocal_rank([ranking("a")], [1], k)
+        fuse_reciprocal_ranks([ranking("a")], [1], k)
     with pytest.raises(ValidationError):
         FusionSettings(k=k)
 
@@ -177,7 +177,7 @@ def test_a_constant_that_is_no_number_from_0_on_is_refused(k: float) -> None:
 def test_the_settings_choose_the_method() -> None:
     given, weights = [ranking("a", "b", "c", scores=[9, 1, 0]), ranking("c", "b", scores=[5, 4])], [1.0, 2.0]
     assert fuse(given, weights, FusionSettings(method="interpolation")) == interpolate(given, weights)
-    assert fuse(given, weights, FusionSettings(k=3)) == reciprocal_rank(given, weights, 3)
+    assert fuse(given, weights, FusionSettings(k=3)) == fuse_reciprocal_ranks(given, weights, 3)
 
 
 def run(topics: dict[str, list[str]], **stances: str) -> ParsedRun:

@@ -13,8 +13,8 @@ from touche_llm.ranking.steps import (
     METHODS,
     RankingSettings,
     Step,
-    asked_kinds,
     check_fusion,
+    list_comparison_kinds,
     parse_steps,
     rank_topic,
 )
@@ -78,9 +78,12 @@ def test_steps_that_cannot_be_carried_out_are_refused(texts: list[str], told: st
 
 
 def test_what_the_steps_ask_is_known_before() -> None:
-    assert asked_kinds(parse_steps(["judge", "fusion:5", "balance:5"])) == ()
-    assert asked_kinds(parse_steps(["judge", "tournament:9", "pairwise:5", "listwise:5"])) == ("best", "order")
-    assert asked_kinds(parse_steps(["insertion:9", "setwise:5", "sliding:3"])) == ("best",)
+    assert list_comparison_kinds(parse_steps(["judge", "fusion:5", "balance:5"])) == ()
+    assert list_comparison_kinds(parse_steps(["judge", "tournament:9", "pairwise:5", "listwise:5"])) == (
+        "best",
+        "order",
+    )
+    assert list_comparison_kinds(parse_steps(["insertion:9", "setwise:5", "sliding:3"])) == ("best",)
 
 
 @given(st.permutations(names(12)), st.permutations(names(12)), STEPS, st.booleans(), st.integers(0, 10**6))

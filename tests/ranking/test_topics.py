@@ -23,10 +23,10 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import SAMPLES, LanguageModel
 from touche_llm.llm.request import Request, Sampling
 from touche_llm.pipeline.run_files import COMPARISON_FAILURES, COMPARISONS
-from touche_llm.prompts.answers import LABELS, template_variables
+from touche_llm.prompts.answers import LABELS, list_template_variables
 from touche_llm.prompts.prompt import load_prompt
 from touche_llm.ranking.steps import RankingSettings, parse_steps
-from touche_llm.ranking.topics import Comparing, Ranked, rank_topics
+from touche_llm.ranking.topics import ComparisonResources, RankedTopics, rank_topics
 from touche_llm.tasks import get_task
 
 TASK = get_task("comparative")
@@ -53,7 +53,7 @@ async def rank(
     steps: str,
     script: Script = last_best,
     without_objects: tuple[str, ...] = (),
-) -> tuple[Ranked, ScriptedEngine]:
+) -> tuple[RankedTopics, ScriptedEngine]:
     """Rank topics with so many candidates each, for the comparative task."""
     engine = ScriptedEngine(script)
     topics = [
@@ -64,7 +64,8 @@ async def rank(
         for topic, count in documents.items()
     }
     prompts = {
-        kind: load_prompt("comparative", kind, kind, template_variables(TASK.question)) for kind in ("best", "order")
+        kind: load_prompt("comparative", kind, kind, list_template_variables(TASK.question))
+        for kind in ("best", "order")
     }
     ids = [each.document_id for ranking in candidates.values() for each in ranking]
     ranked = await rank_topics(
@@ -76,7 +77,7 @@ async def rank(
         WEIGHTS,
         parse_steps(steps.split(",")),
         RankingSettings(),
-        Comparing(
+        ComparisonResources(
             RequestBuilder(LanguageModel(facts=FACTS, engine=engine, cache=cache), Sampling(), {}, 3),
             prompts,
             Held({each: f"Text of {each}." for each in ids}),
@@ -104,8 +105,8 @@ async def test_topics_without_documents_or_with_a_single_one_are_ranked_without_
 
 async def test_topics_without_any_document_at_all_give_an_empty_ranking(cache: Cache) -> None:
     ranked, _ = await rank(cache, {"1": 0}, "judge,pairwise:5,fusion:5,balance:5")
-    assert ranked == Ranked()
-    assert (await rank(cache, {}, "pairwise:5"))[0] == Ranked()
+    assert ranked == RankedTopics()
+    assert (await rank(cache, {}, "pairwise:5"))[0] == RankedTopics()
 
 
 async def test_what_no_objects_are_known_for_is_not_compared_and_keeps_its_order(cache: Cache) -> None:

@@ -27,7 +27,7 @@ from touche_llm.data.records import Comparison, Failure, Queries, StanceReading
 from touche_llm.llm.answers import schema_of
 from touche_llm.llm.engines.server import VllmServer
 from touche_llm.llm.request import Message, Origin, Request, Sampling
-from touche_llm.prompts.answers import order_answer
+from touche_llm.prompts.answers import build_order_answer
 
 pytestmark = pytest.mark.vllm
 TOPICS = 2
@@ -250,7 +250,7 @@ def test_documents_of_a_comparison_shrink_until_the_context_holds_all(places: di
 
 
 async def test_the_server_holds_every_answer_to_the_pattern(vllm_url: str) -> None:
-    model = order_answer(3)
+    model = build_order_answer(3)
     async with VllmServer(vllm_url, concurrency=8, request_timeout=60.0, chat_template_kwargs={}) as server:
         facts = await server.connect(MODEL_NAME, "", 0)
 

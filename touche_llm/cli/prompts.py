@@ -29,7 +29,7 @@ from touche_llm.pipeline.common import check_examples
 from touche_llm.prompt_lab.lint import Checked, Finding, Share, changed_since, check
 from touche_llm.prompt_lab.material import invented, of_corpus
 from touche_llm.prompt_lab.prefix_sharing import Count, estimate
-from touche_llm.prompts.catalog import Found, find, find_all, load_named
+from touche_llm.prompts.catalog import CatalogEntry, find_prompt, find_prompts, load_named
 from touche_llm.prompts.prompt import Prompt, examples_path
 from touche_llm.prompts.purposes import Purpose
 from touche_llm.prompts.templates import read_text
@@ -55,7 +55,7 @@ def list_(
     Exit code 1 when one of them does not load.
     """
     tasks = TASKS.values() if task is None else [get_task(task)]
-    found = [each for of_task in tasks for each in find_all(of_task, prompts_folder)]
+    found = [each for of_task in tasks for each in find_prompts(of_task, prompts_folder)]
     _check_folder(prompts_folder, found)
     if output is Format.TABLE:
         table = Table("prompt", "version", "hash", "answer", "purpose", "lies in")
@@ -134,9 +134,9 @@ def check_(
     given = [] if topics is None else read_topics(topics)
     progress = ConsoleProgress()
     if names:
-        found = [find(tasks[0], name, prompts_folder) for name in names]
+        found = [find_prompt(tasks[0], name, prompts_folder) for name in names]
     else:
-        found = [each for of_task in tasks for each in find_all(of_task, prompts_folder)]
+        found = [each for of_task in tasks for each in find_prompts(of_task, prompts_folder)]
         _check_folder(prompts_folder, found)
     with ExitStack() as stack:
         answers = None
@@ -151,7 +151,7 @@ def check_(
         raise typer.Exit(1)
 
 
-def _check_folder(folder: Path | None, found: Sequence[Found]) -> None:
+def _check_folder(folder: Path | None, found: Sequence[CatalogEntry]) -> None:
     """Raise UsageError for a folder of templates that has none of these."""
     if folder is not None and not any(each.path.is_relative_to(folder) for each in found):
         raise UsageError(
@@ -160,7 +160,7 @@ def _check_folder(folder: Path | None, found: Sequence[Found]) -> None:
 
 
 def _checked(
-    found: Found,
+    found: CatalogEntry,
     topics: Sequence[Topic],
     file: Path | None,
     corpus: Corpus | None,
@@ -189,7 +189,7 @@ def _counter(tokenizer: Path | None) -> Count:
     return ChatTokenizer(tokenizer, SamplingConfig().chat_template_kwargs).count
 
 
-def _print_checks(output: Format, rows: Sequence[tuple[Found, Checked]], tokenizer: Path | None) -> None:
+def _print_checks(output: Format, rows: Sequence[tuple[CatalogEntry, Checked]], tokenizer: Path | None) -> None:
     if output is not Format.TABLE:
         print_rows(output, [_check_row(found, checked, tokenizer) for found, checked in rows])
         return
@@ -214,7 +214,7 @@ def _print_checks(output: Format, rows: Sequence[tuple[Found, Checked]], tokeniz
 _ESTIMATED = "; estimated at four characters each, the chat template left out (--tokenizer FOLDER counts)"
 
 
-def _check_row(found: Found, checked: Checked, tokenizer: Path | None) -> dict[str, Any]:
+def _check_row(found: CatalogEntry, checked: Checked, tokenizer: Path | None) -> dict[str, Any]:
     prompt = found.loaded[1] if found.loaded else None
     topics, documents = checked.between_topics, checked.between_documents
     return {
@@ -253,9 +253,9 @@ def _named(prompt: Prompt) -> tuple[str, str]:
     return prompt.name, f"{prompt.header.version} {prompt.hash}"
 
 
-def _cells(found: Found) -> tuple[str, ...]:
+def _cells(found: CatalogEntry) -> tuple[str, ...]:
     name = found.name if found.name.endswith(".jinja") else f"{found.task.name}/{found.name}"
-    place = "the project" if found.own else str(found.path.parent)
+    place = "the project" if found.is_builtin else str(found.path.parent)
     if found.loaded is None:
         return name, "", "", "does not load, see below", "", place
     purpose, prompt = found.loaded
@@ -264,7 +264,7 @@ def _cells(found: Found) -> tuple[str, ...]:
     return name, str(prompt.header.version), prompt.hash, answer, prompt.header.purpose + examples, place
 
 
-def _row(found: Found) -> dict[str, Any]:
+def _row(found: CatalogEntry) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(_COLUMNS)
     row |= {"task": found.task.name, "name": found.name, "path": found.path, "error": found.error or None}
     if found.loaded is not None:

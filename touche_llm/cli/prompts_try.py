@@ -35,7 +35,7 @@ from touche_llm.pipeline.engines import open_model
 from touche_llm.prompt_lab.trial import Bench, Subject, Trial, ask, best_documents, open_bench
 from touche_llm.prompt_lab.watch import Saved
 from touche_llm.prompts.answers import LABELS
-from touche_llm.prompts.catalog import find
+from touche_llm.prompts.catalog import find_prompt
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import Purpose
 
@@ -136,7 +136,7 @@ def _suggestion(config: Config, purpose: Purpose) -> str:
 
 def changes(bench: Bench) -> AsyncIterator[None]:
     """A step each time that the files of the prompt have been saved, from now on."""
-    return Saved(find(bench.task, bench.name, bench.config.prompts.folder).path)
+    return Saved(find_prompt(bench.task, bench.name, bench.config.prompts.folder).path)
 
 
 def _loaded(bench: Bench) -> tuple[Purpose, Prompt]:

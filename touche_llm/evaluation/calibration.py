@@ -16,7 +16,7 @@ from touche_llm.data.files import read_records
 from touche_llm.data.records import Judgment, StanceReading
 from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.stance_measures import macro_f1
-from touche_llm.judging.stance import decisions
+from touche_llm.judging.stance import choose_stances
 from touche_llm.tasks.base import Task
 
 # Thresholds that are tried, 0.000335 to 0.999665: even steps of log-odds, since a model's probabilities crowd near 0
@@ -180,7 +180,7 @@ def fit_thresholds(examples: Sequence[CalibrationExample], task: Task) -> dict[s
     scores = np.array(
         [
             _macro_f1(
-                decisions(probabilities, dict(zip(others, point, strict=True)) | {last: GRID[:, None]}, task),
+                choose_stances(probabilities, dict(zip(others, point, strict=True)) | {last: GRID[:, None]}, task),
                 truth,
                 task,
             )
@@ -205,7 +205,7 @@ def measure_thresholds(
     if not examples:
         raise DataError("no judged document to measure thresholds on")
     probabilities, truth = _arrays(examples, task)
-    return _scores(decisions(probabilities, thresholds, task), truth, task)
+    return _scores(choose_stances(probabilities, thresholds, task), truth, task)
 
 
 def cross_validate(examples: Sequence[CalibrationExample], task: Task, folds: int, seed: int) -> CrossValidation:
@@ -237,8 +237,8 @@ def cross_validate(examples: Sequence[CalibrationExample], task: Task, folds: in
         thresholds = fit_thresholds([example for example in examples if example.topic_id not in held_out], task)
         probabilities, truth = _arrays([example for example in examples if example.topic_id in held_out], task)
         true.append(truth)
-        chosen.append(decisions(probabilities, thresholds, task))
-        likely.append(decisions(probabilities, {}, task))
+        chosen.append(choose_stances(probabilities, thresholds, task))
+        likely.append(choose_stances(probabilities, {}, task))
         found.append(
             Fold(
                 topics=tuple(topic for topic in topics if topic in held_out),

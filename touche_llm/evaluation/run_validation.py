@@ -13,7 +13,7 @@ import numpy as np
 from touche_llm.data.lines import MAX_TABLE_LINE, MAX_TABLE_LINES, read_bounded_lines
 from touche_llm.data.trec_runs import parse_rank, parse_score
 from touche_llm.errors import DataError, to_printable
-from touche_llm.judging.sentence_pairs import pair_problem
+from touche_llm.judging.sentence_pairs import describe_pair_problem
 from touche_llm.tasks.base import Task
 
 # After so many, no further line is read.
@@ -139,7 +139,7 @@ def _values(columns: list[str], number: int, seen: _Seen, task: Task) -> Iterato
     tag = " ".join(columns[5:])
     if stance not in task.stances:
         yield f"stance {stance!r} is none of {', '.join(task.stances)}"
-    if task.sentence_question is not None and (problem := pair_problem(document)):
+    if task.sentence_question is not None and (problem := describe_pair_problem(document)):
         yield f"document {document!r}: {problem}"
     first = seen.documents.setdefault((topic, document), number)
     if first != number:

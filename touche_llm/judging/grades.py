@@ -9,7 +9,7 @@ from touche_llm.data.records import HIGHEST_GRADE
 from touche_llm.tasks.base import FIRST_STAGE
 
 
-class Graded(Protocol):
+class GradedDocument(Protocol):
     """A judgment, or what the ranking needs of it."""
 
     @property
@@ -23,7 +23,7 @@ class Graded(Protocol):
         ...
 
 
-def graded(judgment: Graded, weights: Mapping[str, float], first_stage: float | None = None) -> float:
+def combine_grades(judgment: GradedDocument, weights: Mapping[str, float], first_stage: float | None = None) -> float:
     """The weighted mean of a judgment's grades/3 and, if given, of the first-stage score, all between 0 and 1.
 
     It is 0 where all that the judgment has weighs nothing.

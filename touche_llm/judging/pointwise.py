@@ -82,7 +82,7 @@ async def find_objects(
         result = await builder.model.ask(request, answer_model)
         done()
         if not isinstance(result, Answered):
-            return topic, failure(topic, None, prompt, result.attempts) if result.attempts else None
+            return topic, make_failure(topic, None, prompt, result.attempts) if result.attempts else None
         found = result.value.model_dump()
         return replace(topic, objects=(found["first"], found["second"])), None
 
@@ -90,7 +90,7 @@ async def find_objects(
     return [topic for topic, _ in results], [failure for _, failure in results if failure]
 
 
-async def ask_question(
+async def request_answer(
     topic: Topic, document_id: str, documents: Documents, question: Question, prompt: Prompt, builder: RequestBuilder
 ) -> tuple[Answered[AnswerModel] | Unanswered, Cut | None]:
     """The answer to a question about one document, and what the model saw of it, or None where it saw all.
@@ -158,7 +158,7 @@ async def judge_each(
         work: topics and ids of documents.
         documents: hold them.
         question: what is asked, and what is shown.
-        prompt: see `ask_question`.
+        prompt: see `request_answer`.
         builder: Builds the requests.
         done: called after each document.
         take: gets judgments and failures in the order of `work`, each as soon as it is known.
@@ -166,12 +166,12 @@ async def judge_each(
 
     async def judge_one(item: tuple[Topic, str]) -> Judgment | Failure | None:
         topic, document_id = item
-        result, cut = await ask_question(topic, document_id, documents, question, prompt, builder)
+        result, cut = await request_answer(topic, document_id, documents, question, prompt, builder)
         done()
         if isinstance(result, Answered):
             return _judgment(topic, document_id, prompt, result, question, cut)
         if result.attempts:
-            return failure(topic, document_id, prompt, result.attempts)
+            return make_failure(topic, document_id, prompt, result.attempts)
         return None
 
     def given(found: Judgment | Failure | None) -> None:
@@ -205,7 +205,7 @@ def _judgment(
     )
 
 
-def failure(topic: Topic, document_id: str | None, prompt: Prompt, attempts: list[Attempt]) -> Failure:
+def make_failure(topic: Topic, document_id: str | None, prompt: Prompt, attempts: list[Attempt]) -> Failure:
     """The failure of a request about a topic, or about documents for it."""
     return Failure(
         topic_id=topic.id, document_id=document_id, kind=attempts[-1].kind, prompt=prompt.label, attempts=attempts

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from touche_llm.corpus.store import Parts
 from touche_llm.data.records import Candidate, Document, Judgment
 from touche_llm.errors import DataError
-from touche_llm.judging.grades import graded
+from touche_llm.judging.grades import combine_grades
 
 SEPARATOR = ","
 NO_SIDE = "NONE"
@@ -83,7 +83,7 @@ class PairDocuments:
 
     def get(self, document_id: str) -> Document:
         """The pair of this id; raises DataError where it is none, or of unknown sentences."""
-        problem = pair_problem(document_id)
+        problem = describe_pair_problem(document_id)
         if problem:
             raise DataError(f"document {document_id!r}: {problem}")
         texts = [" ".join(self._sentences.get(each).text.split()) for each in document_id.split(SEPARATOR)]
@@ -96,7 +96,7 @@ class PairDocuments:
         return [each for each in asked if not missing.isdisjoint(each.split(SEPARATOR))]
 
 
-def pair_problem(document_id: str) -> str:
+def describe_pair_problem(document_id: str) -> str:
     """What keeps an id from being a pair's, in words; empty where nothing does."""
     parts = document_id.split(SEPARATOR)
     if len(parts) != 2 or not all(parts):
@@ -104,13 +104,13 @@ def pair_problem(document_id: str) -> str:
     return "a sentence paired with itself" if parts[0] == parts[1] else ""
 
 
-def reversed_pair(document_id: str) -> str:
+def reverse_pair(document_id: str) -> str:
     """The id of the same pair the other way round."""
     first, second = document_id.split(SEPARATOR)
     return f"{second}{SEPARATOR}{first}"
 
 
-def sentences_with_a_side(
+def select_sentences(
     candidates: list[Candidate],
     judgments: Mapping[str, Judgment],
     place: Callable[[str], tuple[int, int]],
@@ -144,7 +144,7 @@ def sentences_with_a_side(
                 argument=argument,
                 place=row,
                 side=side,
-                score=(1.0 - roles[NO_ROLE]) * clear * graded(judgment, weights),
+                score=(1.0 - roles[NO_ROLE]) * clear * combine_grades(judgment, weights),
                 claim=2 * roles[CLAIM] + roles[NO_ROLE] - 1.0,
                 rank=candidate.rank,
             )
@@ -240,7 +240,7 @@ def _capped(ordered: list[_Scored], limit: int, most: int) -> list[_Scored]:
     return chosen
 
 
-def inherited(candidate: Candidate, judgments: Mapping[str, Judgment], settings: PairSettings) -> Judgment:
+def inherit_judgment(candidate: Candidate, judgments: Mapping[str, Judgment], settings: PairSettings) -> Judgment:
     """What a pair has from its sentences: their mean grades, and the side that both stand on."""
     one, other = (judgments[each] for each in candidate.document_id.split(SEPARATOR))
     return Judgment(

@@ -36,7 +36,7 @@ class StanceSettings(BaseModel):
         depth: documents of each topic that the stance prompt asks about, the best first; 0: none. The others keep the
             probabilities of the judge prompt.
         both_orders: ask with the two objects in both orders and take the mean, where the task has objects.
-        thresholds: for labels that take no side, the share (0 to 1) from which they are chosen, see `decide`.
+        thresholds: for labels that take no side, the share (0 to 1) from which they are chosen, see `choose_stance`.
         calibrated_on: ids of the topics that the thresholds were fitted on; none where they were chosen by hand.
         calibrated_for: name, version and hash of the prompt whose probabilities they were fitted on.
     """
@@ -50,7 +50,7 @@ class StanceSettings(BaseModel):
     calibrated_for: str = ""
 
 
-def decide(probabilities: Mapping[str, float], thresholds: Mapping[str, float], task: Task) -> str:
+def choose_stance(probabilities: Mapping[str, float], thresholds: Mapping[str, float], task: Task) -> str:
     """The label of a document.
 
     The labels of `task.no_stances` are looked at in their order. One with a threshold is chosen where its share of the
@@ -67,13 +67,13 @@ def decide(probabilities: Mapping[str, float], thresholds: Mapping[str, float], 
         UsageError: a threshold of another label.
     """
     row = np.array([[probabilities[label] for label in task.stances]])
-    return task.stances[int(decisions(row, thresholds, task)[0])]
+    return task.stances[int(choose_stances(row, thresholds, task)[0])]
 
 
-def decisions(
+def choose_stances(
     probabilities: NDArray[np.float64], thresholds: Mapping[str, float | NDArray[np.float64]], task: Task
 ) -> NDArray[np.intp]:
-    """The rule of `decide` for many documents, and for many thresholds at once.
+    """The rule of `choose_stance` for many documents, and for many thresholds at once.
 
     Args:
         probabilities: (documents, labels), in the order of `task.stances`.

@@ -15,7 +15,7 @@ from touche_llm.data.trec_runs import read_candidates
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.pointwise import Documents
 from touche_llm.judging.sentence_pairs import PairDocuments
-from touche_llm.ranking.expansion import fused
+from touche_llm.ranking.expansion import fuse_queries
 from touche_llm.retrieval.base import FirstStage
 from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index, open_index
 from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments
@@ -154,7 +154,7 @@ async def find_candidates(
             [own, *(next(found) for _ in other.get(topic.id, ()))]
             for topic, own in zip(topics, candidates, strict=True)
         ]
-        candidates = [fused(each, config.expansion) if len(each) > 1 else each[0] for each in rankings]
+        candidates = [fuse_queries(each, config.expansion) if len(each) > 1 else each[0] for each in rankings]
         if config.sentences is not None:
             assert corpus.store is not None
             analyzer = Analyzer()

@@ -22,7 +22,7 @@ from touche_llm.pipeline.candidates import check_topics, choose_topics
 from touche_llm.pipeline.run_files import CANDIDATES, SENTENCES
 from touche_llm.prompts.prompt import Prompt, check_overlay, examples_path, prompts_folder
 from touche_llm.prompts.purposes import load, purposes_of
-from touche_llm.ranking.steps import asked_kinds
+from touche_llm.ranking.steps import list_comparison_kinds
 from touche_llm.tasks.base import Task
 
 
@@ -117,7 +117,7 @@ def prompts_of(
         # Where a prompt is named by a path, the folder's own of that purpose is left out, but is no mistake.
         given = {*purposes, *(getattr(settings, name) for name in purposes)}
         check_overlay(settings.folder, task.name, {name for name in given if not name.endswith(".jinja")})
-    asked = {"judge", *asked_kinds(config.steps)}
+    asked = {"judge", *list_comparison_kinds(config.steps)}
     if any(topic.objects is None for topic in topics):
         asked.add("objects")
     if task.sentence_question is not None:
@@ -170,7 +170,7 @@ def _folder_of(prompt: Prompt) -> str:
 
 def compares(config: Config) -> bool:
     """Whether the steps of the ranking ask the model."""
-    return bool(asked_kinds(config.steps))
+    return bool(list_comparison_kinds(config.steps))
 
 
 def candidates_of(path: Path, config: Config, stage: str) -> dict[str, list[Candidate]]:

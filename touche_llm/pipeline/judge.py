@@ -35,7 +35,7 @@ from touche_llm.pipeline.run_files import CANDIDATES, FAILURES, JUDGMENTS, OBJEC
 from touche_llm.pipeline.run_folder import check_finished, read_metadata
 from touche_llm.pipeline.stances import ask_stances
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.ranking.pointwise import by_first_stage, by_judgment
+from touche_llm.ranking.pointwise import rank_by_first_stage, rank_by_judgment
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 
@@ -221,7 +221,7 @@ def _best(
     work = []
     for topic in topics:
         grades = judged.get(topic.id, {})
-        ranking = by_judgment(by_first_stage(chosen.get(topic.id, [])), grades, task.weights)
+        ranking = rank_by_judgment(rank_by_first_stage(chosen.get(topic.id, [])), grades, task.weights)
         best = [each.document_id for each in ranking if each.document_id in grades]
         work += [(topic, document_id) for document_id in best[:depth]]
     return work

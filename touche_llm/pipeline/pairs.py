@@ -12,15 +12,15 @@ import msgspec
 from touche_llm.config import Config
 from touche_llm.corpus.store import Parts
 from touche_llm.data.records import Candidate, Failure, Judgment, Topic
-from touche_llm.judging.grades import graded
+from touche_llm.judging.grades import combine_grades
 from touche_llm.judging.pointwise import RequestBuilder, judge
 from touche_llm.judging.sentence_pairs import (
     PairDocuments,
     Pairs,
-    inherited,
+    inherit_judgment,
     make_pairs,
-    reversed_pair,
-    sentences_with_a_side,
+    reverse_pair,
+    select_sentences,
 )
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.tasks.base import Task
@@ -119,7 +119,7 @@ async def judge_pairs(
             result.sentences.append(judgment)
         start += config.depth
         for topic in lacking:
-            sentences = sentences_with_a_side(
+            sentences = select_sentences(
                 candidates.get(topic.id, [])[:start],
                 judged[topic.id],
                 parts.place,
@@ -137,23 +137,23 @@ async def judge_pairs(
 
     def value(judgment: Judgment) -> float:
         # The task's weights, not the run's: ranking by others must not change what was asked.
-        return graded(judgment, task.weights)
+        return combine_grades(judgment, task.weights)
 
     again = [
-        (topic, reversed_pair(each.document_id))
+        (topic, reverse_pair(each.document_id))
         for topic in topics
         for each in sorted(answers[topic.id].values(), key=value, reverse=True)[: settings.both_orders]
     ]
     turned: dict[str, _ByDocument] = {topic.id: {} for topic in topics}
     if again:
         for judgment in await ask("judging pairs the other way round", again, pair_prompt, of_pairs=True):
-            turned[judgment.topic_id][reversed_pair(judgment.document_id)] = judgment
+            turned[judgment.topic_id][reverse_pair(judgment.document_id)] = judgment
 
     for topic in topics:
         ranking = []
         for each in made[topic.id]:
             as_made, other = answers[topic.id].get(each.document_id), turned[topic.id].get(each.document_id)
-            judgment = as_made or inherited(each, judged[topic.id], settings)
+            judgment = as_made or inherit_judgment(each, judged[topic.id], settings)
             result.judgments.append(judgment)
             if other is not None:
                 result.judgments.append(other)

@@ -38,8 +38,8 @@ from touche_llm.pipeline.run_files import (
     STANCES,
 )
 from touche_llm.pipeline.run_folder import check_finished
-from touche_llm.ranking.steps import asked_kinds
-from touche_llm.ranking.topics import Comparing, Ranked, rank_topics
+from touche_llm.ranking.steps import list_comparison_kinds
+from touche_llm.ranking.topics import ComparisonResources, RankedTopics, rank_topics
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 
@@ -84,14 +84,14 @@ async def rank_stage(config: Config, folder: Path, progress: Progress, model: La
     else:
         assert model is not None
         before = replace(model.counts)
-        prompts = prompts_of(config, task, *asked_kinds(config.steps), notify=progress.warn)
+        prompts = prompts_of(config, task, *list_comparison_kinds(config.steps), notify=progress.warn)
         builder = make_request_builder(config, model)
         with open_corpus(config, task, progress.warn) as corpus:
             await corpus.fetch(each.document_id for ranking in candidates.values() for each in ranking)
             check_candidates(folder / CANDIDATES, candidates.values(), corpus.documents, corpus.name)
-            comparing = Comparing(builder, prompts, corpus.documents, config.aim)
+            resources = ComparisonResources(builder, prompts, corpus.documents, config.aim)
             topics = _with_objects(topics, folder / OBJECTS)
-            ranked = await _rank(config, task, topics, candidates, judgments, stances, comparing, progress)
+            ranked = await _rank(config, task, topics, candidates, judgments, stances, resources, progress)
         model.raise_on_misses()
         report_known_failures(progress, model, before)
         compared = Counter(comparison.step for comparison in ranked.comparisons)
@@ -151,10 +151,10 @@ async def _rank(
     candidates: dict[str, list[Candidate]],
     judgments: dict[str, dict[str, Judgment]],
     stances: dict[str, dict[str, str]],
-    comparing: Comparing | None,
+    resources: ComparisonResources | None,
     progress: Progress,
-) -> Ranked:
-    counts = comparing.builder.model.counts if comparing is not None else None
+) -> RankedTopics:
+    counts = resources.builder.model.counts if resources is not None else None
     with progress.stage("ranking", len(topics), counts) as done:
         return await rank_topics(
             topics,
@@ -165,7 +165,7 @@ async def _rank(
             config.weights,
             config.steps,
             config.ranking,
-            comparing,
+            resources,
             config.tag,
             done,
         )

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from touche_llm.data.files import open_atomic
 from touche_llm.data.records import Judgment, RunLine, StanceReading
 from touche_llm.data.trec_runs import DECIMALS
-from touche_llm.judging.stance import StanceSettings, decide
+from touche_llm.judging.stance import StanceSettings, choose_stance
 from touche_llm.tasks.base import Task
 
 # The judge prompt, the stance prompt, a threshold that chose another label than the most probable one, the sentences
@@ -38,7 +38,7 @@ def label_of(
     if reading is not None:
         known = reading.probabilities if reading.source == "probabilities" else None
         if known is None:
-            return StanceLabel(decide(reading.probabilities, {}, task), "stance", None)
+            return StanceLabel(choose_stance(reading.probabilities, {}, task), "stance", None)
         thresholds = settings.thresholds if settings is not None else {}
         return _decided(known, thresholds, task, "stance")
     if judgment is None:
@@ -55,8 +55,8 @@ def label_of(
 def _decided(
     probabilities: Mapping[str, float], thresholds: Mapping[str, float], task: Task, source: StanceSource
 ) -> StanceLabel:
-    label = decide(probabilities, thresholds, task)
-    changed = label != decide(probabilities, {}, task)
+    label = choose_stance(probabilities, thresholds, task)
+    changed = label != choose_stance(probabilities, {}, task)
     return StanceLabel(label, "threshold" if changed else source, probabilities)
 
 

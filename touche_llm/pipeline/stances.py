@@ -9,7 +9,7 @@ from itertools import groupby
 from statistics import fmean
 
 from touche_llm.data.records import Failure, Reading, StanceReading, Topic
-from touche_llm.judging.pointwise import Documents, RequestBuilder, ask_question, failure, read_labels
+from touche_llm.judging.pointwise import Documents, RequestBuilder, make_failure, read_labels, request_answer
 from touche_llm.llm.answers import AnswerModel
 from touche_llm.llm.concurrency import in_order
 from touche_llm.llm.model import Answered
@@ -56,11 +56,11 @@ async def ask_stances(
 
         async def ask(item: tuple[Topic, str, bool]) -> Answered[AnswerModel] | Failure | None:
             topic, document_id, _ = item
-            result, _ = await ask_question(topic, document_id, documents, question, prompt, builder)
+            result, _ = await request_answer(topic, document_id, documents, question, prompt, builder)
             done()
             if isinstance(result, Answered):
                 return result
-            return failure(topic, document_id, prompt, result.attempts) if result.attempts else None
+            return make_failure(topic, document_id, prompt, result.attempts) if result.attempts else None
 
         results = await in_order(ask, asked, builder.concurrency)
     answers: dict[tuple[str, str], list[tuple[Answered[AnswerModel], bool]]] = {}

@@ -24,11 +24,11 @@ from touche_llm.prompt_lab.prefix_sharing import (
     unsent,
 )
 from touche_llm.prompt_lab.trial import Subject
-from touche_llm.prompts.answers import MOST_DOCUMENTS
-from touche_llm.prompts.catalog import find
+from touche_llm.prompts.answers import MAX_DOCUMENTS
+from touche_llm.prompts.catalog import find_prompt
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import Purpose, purposes_of
-from touche_llm.ranking.comparer import MOST_TO_CHOOSE_FROM
+from touche_llm.ranking.comparer import MAX_CHOICES
 from touche_llm.ranking.steps import RankingSettings
 from touche_llm.tasks import TASKS
 from touche_llm.tasks.base import Aim, Task
@@ -138,7 +138,7 @@ def changed_since(prompt: Prompt, cache: Cache) -> list[Finding]:
 def _whose(prompt: Prompt, digest: str) -> str:
     """Whose text has this hash: the project's own, or one that is not known any more."""
     task, _, name = prompt.name.partition("/")
-    own = find(TASKS[task], name).loaded if name in purposes_of(TASKS[task]) else None
+    own = find_prompt(TASKS[task], name).loaded if name in purposes_of(TASKS[task]) else None
     return "the project's own" if own is not None and own[1].hash == digest else "which is not the project's own"
 
 
@@ -313,7 +313,7 @@ def _check_schemas(purpose: Purpose, topics: Sequence[Topic], result: Checked) -
     numbers: tuple[int, ...] = (1,)
     if purpose.depends_on == "documents":
         # Up to six documents the schema of an order is of another kind, and the longest.
-        numbers = (2, 6, 7, MOST_TO_CHOOSE_FROM if purpose.name == "best" else MOST_DOCUMENTS)
+        numbers = (2, 6, 7, MAX_CHOICES if purpose.name == "best" else MAX_DOCUMENTS)
     for topic in topics if purpose.depends_on == "topic" else topics[:1]:
         for number in numbers:
             try:

@@ -19,7 +19,7 @@ from touche_llm.pipeline.judgments import MeanOutside
 from touche_llm.prompt_lab.draw import Sampled
 from touche_llm.prompt_lab.sample import ALL, CONFIRMED_BELOW, least_p
 from touche_llm.prompts.purposes import purposes_of
-from touche_llm.ranking.pointwise import by_judgment
+from touche_llm.ranking.pointwise import rank_by_judgment
 from touche_llm.tasks.base import Task
 
 MACRO_F1 = "stance macro-F1"
@@ -221,7 +221,7 @@ def _ranked(sample: Sequence[Sampled], said: Judgments, weights: Mapping[str, fl
     for topic in dict.fromkeys(each.topic_id for each in sample):
         documents = [ScoredDocument(each.document_id, 0.0) for each in sample if each.topic_id == topic]
         own = {document: judgment for (of, document), judgment in said.items() if of == topic}
-        ranking = by_judgment(documents, own, weights)
+        ranking = rank_by_judgment(documents, own, weights)
         rankings[topic] = [
             Candidate(topic, each.document_id, rank, each.score) for rank, each in enumerate(ranking, start=1)
         ]

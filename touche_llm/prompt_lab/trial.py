@@ -11,7 +11,7 @@ from typing import Any
 from touche_llm.config import Config
 from touche_llm.data.records import Cut, Document, Reading, Topic
 from touche_llm.errors import DataError, UsageError
-from touche_llm.judging.pointwise import Documents, RequestBuilder, ask_question, find_objects
+from touche_llm.judging.pointwise import Documents, RequestBuilder, find_objects, request_answer
 from touche_llm.llm.answers import AnswerModel, AnswerT, Unanswered, labels_of
 from touche_llm.llm.concurrency import Slots, in_order
 from touche_llm.llm.engines.base import Completion, Engine
@@ -19,11 +19,11 @@ from touche_llm.llm.logprobs import expected_grade, most_probable, read_label
 from touche_llm.llm.model import Answered, LanguageModel
 from touche_llm.llm.request import Message, Request
 from touche_llm.pipeline.candidates import Corpus, Notify, choose_topics, find_candidates, open_corpus
-from touche_llm.prompts.answers import MOST_DOCUMENTS
+from touche_llm.prompts.answers import MAX_DOCUMENTS
 from touche_llm.prompts.catalog import load_named
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import Purpose, load, purposes_of
-from touche_llm.ranking.comparer import MOST_TO_CHOOSE_FROM, Comparer
+from touche_llm.ranking.comparer import MAX_CHOICES, Comparer
 from touche_llm.ranking.expansion import find_queries
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Aim, Task
@@ -51,7 +51,7 @@ class Subject:
             if number:
                 raise UsageError(f"the prompt for {purpose} asks about a topic alone; leave --doc out")
         elif self.purpose.depends_on == "documents":
-            most = MOST_TO_CHOOSE_FROM if purpose == "best" else MOST_DOCUMENTS
+            most = MAX_CHOICES if purpose == "best" else MAX_DOCUMENTS
             if not 2 <= number <= most:
                 raise UsageError(f"the prompt for {purpose} compares 2 to {most} documents; {number} given (--doc)")
         elif not number:
@@ -280,13 +280,13 @@ async def _asked(
             aim=aim,
             document_tokens=document_tokens,
         )
-        await (comparer.best(subject.ids) if kind == "best" else comparer.order(subject.ids))
+        await (comparer.estimate_best(subject.ids) if kind == "best" else comparer.order(subject.ids))
         attempts = [attempt for each in comparer.failures for attempt in each.attempts]
         cut = {name: part for each in comparer.comparisons for name, part in each.cut.items()}
         return [(subject.ids, heard[-1][1] if heard else Unanswered(attempts), cut)]
 
     async def one(document_id: str) -> _Asked:
-        result, cut = await ask_question(topic, document_id, subject.documents, question, prompt, builder)
+        result, cut = await request_answer(topic, document_id, subject.documents, question, prompt, builder)
         return (document_id,), result, {} if cut is None else {document_id: cut}
 
     return await in_order(one, subject.ids, builder.concurrency)

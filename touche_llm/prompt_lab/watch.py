@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from touche_llm.prompts.catalog import files_of
+from touche_llm.prompts.catalog import list_files
 
 _SECONDS = 0.3
 
@@ -41,7 +41,7 @@ class Saved:
 
 def _state(template: Path) -> _State:
     found: _State = {}
-    for path in files_of(template):
+    for path in list_files(template):
         try:
             status = path.stat()
         except OSError:

@@ -13,13 +13,13 @@ from touche_llm.llm.answers import AnswerModel
 from touche_llm.tasks.base import Question
 
 LABELS = string.ascii_uppercase
-MOST_DOCUMENTS = len(LABELS)
+MAX_DOCUMENTS = len(LABELS)
 ORDER_SEPARATOR = " > "
-# Up to so many documents the schema itself keeps a label from being repeated; beyond, its size explodes.
-_MOST_IN_SCHEMA = 6
-# Characters of a query.
-LONGEST_QUERY = 100
-_Query = Annotated[str, Field(pattern=rf"^[0-9A-Za-z][0-9A-Za-z ',-]{{2,{LONGEST_QUERY - 1}}}$")]
+# For up to this many documents the schema itself forbids repeated labels; beyond, the schema becomes too large.
+_MAX_IN_SCHEMA = 6
+# In characters.
+MAX_QUERY_LENGTH = 100
+_Query = Annotated[str, Field(pattern=rf"^[0-9A-Za-z][0-9A-Za-z ',-]{{2,{MAX_QUERY_LENGTH - 1}}}$")]
 OBJECTS_VARIABLES = {"topic": True}
 QUERIES_VARIABLES = {"topic": True}
 
@@ -32,44 +32,45 @@ class AlternativeQueries(AnswerModel):
     query3: _Query
 
 
-def template_variables(question: Question) -> dict[str, bool]:
-    """The variables of a template that compares documents, and whether it must use them."""
+def list_template_variables(question: Question) -> dict[str, bool]:
+    """Return the variables of a template that compares documents; True for those that it must use."""
     return {"topic": True, **question.variables, "aim": False, "documents": True}
 
 
 @cache
-def best_answer(documents: int) -> type[AnswerModel]:
-    """The answer that names the best of so many documents."""
+def build_best_answer(documents: int) -> type[AnswerModel]:
+    """Build the answer model that names the best of `documents` documents."""
     labels: Any = Literal[tuple(LABELS[:documents])]
     return create_model("Best", __base__=AnswerModel, best=(labels, ...))
 
 
 @cache
-def order_answer(documents: int) -> type[AnswerModel]:
-    """The answer that orders so many documents, each label once: `C > A > B`."""
-    if documents <= _MOST_IN_SCHEMA:
+def build_order_answer(documents: int) -> type[AnswerModel]:
+    """Build the answer model that orders `documents` documents, each label once: `C > A > B`."""
+    if documents <= _MAX_IN_SCHEMA:
         pattern = _permutations(LABELS[:documents])
     else:
         pattern = f"[A-{LABELS[documents - 1]}](?:{ORDER_SEPARATOR}[A-{LABELS[documents - 1]}]){{{documents - 1}}}"
-    # Before the pattern is looked at, which could only say that it does not fit.
-    complete = BeforeValidator(partial(_each_once, LABELS[:documents]))
+    # Runs before the pattern, whose error could not name the wrong labels.
+    complete = BeforeValidator(partial(_require_each_label, LABELS[:documents]))
     text: Any = Annotated[str, complete, Field(pattern=f"^{pattern}$")]
     return create_model("Order", __base__=AnswerModel, order=(text, ...))
 
 
-def _each_once(labels: str, order: Any) -> Any:
-    """What was given, unless it is a text that has not each label once: then ValueError names those."""
+def _require_each_label(labels: str, order: Any) -> Any:
+    """Return `order`; raise ValueError if it is a text with repeated, missing or unknown labels."""
     if isinstance(order, str):
         found = Counter(order.split(ORDER_SEPARATOR))
         repeated = {label for label, times in found.items() if times > 1}
-        parts = {"repeated": repeated, "missing": set(labels) - set(found), "unknown": set(found) - set(labels)}
-        wrong = [f"{', '.join(sorted(each))} {what}" for what, each in parts.items() if each]
-        if wrong:
-            raise ValueError("; ".join(wrong))
+        wrong = {"repeated": repeated, "missing": set(labels) - set(found), "unknown": set(found) - set(labels)}
+        problems = [f"{', '.join(sorted(names))} {problem}" for problem, names in wrong.items() if names]
+        if problems:
+            raise ValueError("; ".join(problems))
     return order
 
 
 def _permutations(labels: str) -> str:
+    """Return a regular expression for all orders of the labels."""
     if len(labels) == 1:
         return labels
     branches = (label + ORDER_SEPARATOR + _permutations(labels.replace(label, "")) for label in labels)

@@ -1,4 +1,4 @@
-"""Which prompts there are: the project's own and those of a folder, each loaded for what it is for."""
+"""Catalog of prompts: the project's own and those of a folder, each loaded for its purpose."""
 
 from __future__ import annotations
 
@@ -14,14 +14,19 @@ from touche_llm.prompts.templates import HEADER, read_text
 from touche_llm.tasks.base import Task
 
 _REFERENCE = re.compile(r"""\{%[-+]?\s*(?:extends|include|import|from)\s+["']([^"']+)["']""")
-_MOST_FILES = 100
+_MAX_FILES = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A template: its task and name, and either the prompt and what it is for, or the error that keeps it from loading.
+class CatalogEntry:
+    """A template with its purpose and prompt, or with the error that prevents loading it.
 
-    `name` is a prompt's name, or the path as it was given.
+    Attributes:
+        task: Task of the template.
+        name: Name of the prompt, or the path as the user gave it.
+        path: Path of the template.
+        loaded: The purpose and the prompt; None if the template does not load.
+        error: Why the template does not load.
     """
 
     task: Task
@@ -31,110 +36,111 @@ class Found:
     error: str = ""
 
     @property
-    def own(self) -> bool:
-        """Whether it is one of the project's own."""
+    def is_builtin(self) -> bool:
+        """Whether the template is one of the project's own."""
         return self.path.parent.parent == prompts_folder()
 
 
-def find(task: Task, name: str, folder: Path | None = None) -> Found:
-    """The prompt of this name or path, or why it does not load; raises UsageError as `load_named`."""
+def find_prompt(task: Task, name: str, folder: Path | None = None) -> CatalogEntry:
+    """Return the entry for a prompt's name or path; raise UsageError like `load_named`."""
     _check_folder(task, name, folder)
-    return _found(task, name, folder)
+    return _make_entry(task, name, folder)
 
 
-def find_all(task: Task, folder: Path | None = None) -> list[Found]:
-    """All prompts of a task, by name: the project's own, and in place of them those of a folder.
+def find_prompts(task: Task, folder: Path | None = None) -> list[CatalogEntry]:
+    """Return the entries of a task by name; templates of `folder` replace the project's own.
 
-    A file without front matter that another one names is a part of that, and no prompt.
+    A file without front matter that another file names is a part of that template, not a prompt.
 
     Raises:
-        UsageError: no such folder.
+        UsageError: The folder does not exist.
     """
     if folder is not None and not folder.is_dir():
         raise UsageError(f"{folder}: no such folder of templates")
     places = [prompts_folder() / task.name, *([] if folder is None else [folder / task.name])]
-    names = {name for place in places for name in _prompts_in(place)}
-    return [_found(task, name, folder) for name in sorted(names)]
+    names = {name for place in places for name in _list_prompts(place)}
+    return [_make_entry(task, name, folder) for name in sorted(names)]
 
 
 def load_named(task: Task, name: str, folder: Path | None = None) -> tuple[Purpose, Prompt]:
-    """The prompt of a name or path, and what it is for.
+    """Load the prompt with a name or path; return its purpose and the prompt.
 
-    A name that is a purpose's, as `judge`, is for that; what others are for is the answer that front matter names.
+    A prompt named like a purpose, such as `judge`, has that purpose; the others name theirs as `answer` in their
+    front matter.
 
     Raises:
-        PromptError: there is none, or it is not as it should be.
-        UsageError: a folder without any template of the task.
+        PromptError: The prompt does not exist or is invalid.
+        UsageError: The folder has no template of the task.
     """
     _check_folder(task, name, folder)
-    return _loaded(task, name, folder)
+    return _load(task, name, folder)
 
 
-def files_of(template: Path) -> set[Path]:
-    """The files that make a prompt, as far as that can be told where it does not load; some may not be there."""
+def list_files(template: Path) -> set[Path]:
+    """Return the files of a template, even if it does not load; some of them may not exist."""
     found: set[Path] = set()
     waiting = [template]
-    while waiting and len(found) < _MOST_FILES:
+    while waiting and len(found) < _MAX_FILES:
         path = waiting.pop()
         if path not in found:
             found.add(path)
-            waiting += [template.parent / name for name in _references(path)]
+            waiting += [template.parent / name for name in _find_references(path)]
     return {*found, examples_path(template)}
 
 
 def _check_folder(task: Task, name: str, folder: Path | None) -> None:
-    """Raise UsageError where names are looked for in a folder that has no template of the task."""
+    """Raise UsageError if a name is looked up in a folder that has no template of the task."""
     if folder is not None and not name.endswith(".jinja"):
-        there = {path.stem for path in (folder / task.name).glob("*.jinja")}
-        check_overlay(folder, task.name, there or purposes_of(task))
+        names = {path.stem for path in (folder / task.name).glob("*.jinja")}
+        check_overlay(folder, task.name, names or purposes_of(task))
 
 
-def _found(task: Task, name: str, folder: Path | None) -> Found:
+def _make_entry(task: Task, name: str, folder: Path | None) -> CatalogEntry:
     path = template_path(task.name, name, folder)
     try:
-        return Found(task, name, path, _loaded(task, name, folder))
+        return CatalogEntry(task, name, path, _load(task, name, folder))
     except PromptError as error:
-        return Found(task, name, path, None, str(error))
+        return CatalogEntry(task, name, path, None, str(error))
 
 
-def _loaded(task: Task, name: str, folder: Path | None) -> tuple[Purpose, Prompt]:
+def _load(task: Task, name: str, folder: Path | None) -> tuple[Purpose, Prompt]:
     purposes = purposes_of(task)
     path = template_path(task.name, name, folder)
-    answer = name if name in purposes else _answer(path)
+    answer = name if name in purposes else _read_answer(path)
     if answer is not None and answer not in purposes:
         raise PromptError(
-            f"{path}: front matter: the answer {answer!r:.40} is none that {task.name} asks for: {', '.join(purposes)}"
+            f"{path}: front matter: {task.name} has no answer {answer!r:.40}; name one of {', '.join(purposes)}"
         )
-    # Where the front matter does not say what it is for, loading it for anything tells why.
+    # If the front matter names no answer, loading the prompt for any purpose raises the error that explains it.
     purpose = purposes[answer or next(iter(purposes))]
     return purpose, load(task, purpose, name, folder)
 
 
-def _prompts_in(folder: Path) -> Iterator[str]:
+def _list_prompts(folder: Path) -> Iterator[str]:
     files = sorted(folder.glob("*.jinja"))
-    parts = {folder / name for file in files for name in _references(file)}
+    parts = {folder / name for file in files for name in _find_references(file)}
     for file in files:
-        if file not in parts or HEADER.match(_text(file)):
+        if file not in parts or HEADER.match(_read_text_or_empty(file)):
             yield file.stem
 
 
-def _references(path: Path) -> list[str]:
-    """The names of the files that a file names as parts of it, within its folder."""
-    names = _REFERENCE.findall(_text(path))
+def _find_references(path: Path) -> list[str]:
+    """Return the names of the files in its folder that a template file refers to."""
+    names = _REFERENCE.findall(_read_text_or_empty(path))
     return [name for name in names if not Path(name).is_absolute() and ".." not in Path(name).parts]
 
 
-def _answer(path: Path) -> str | None:
-    """The answer that the front matter names; None where that cannot be told, and loading it tells why."""
-    header = HEADER.match(_text(path))
+def _read_answer(path: Path) -> str | None:
+    """Return the answer that the front matter names, or None if it is unreadable; loading raises the error."""
+    header = HEADER.match(_read_text_or_empty(path))
     try:
         return read_header(path, header.group(1)).answer if header else None
     except PromptError:
         return None
 
 
-def _text(path: Path) -> str:
-    """The text of a file, empty where it cannot be read: loading it tells why."""
+def _read_text_or_empty(path: Path) -> str:
+    """Return the text of a file, or an empty text if it is unreadable; loading raises the error."""
     try:
         return read_text(path)
     except (OSError, PromptError):

@@ -14,9 +14,9 @@ from touche_llm.prompts.answers import (
     OBJECTS_VARIABLES,
     QUERIES_VARIABLES,
     AlternativeQueries,
-    best_answer,
-    order_answer,
-    template_variables,
+    build_best_answer,
+    build_order_answer,
+    list_template_variables,
 )
 from touche_llm.prompts.prompt import Prompt, load_prompt
 from touche_llm.tasks.base import Question, Task
@@ -108,8 +108,8 @@ def _list_purposes(task: Task) -> Iterator[Purpose]:
     if build is not None:
         yield Purpose("objects", OBJECTS_VARIABLES, lambda topic, _: build(topic), "topic")
     yield Purpose("queries", QUERIES_VARIABLES, _ignore_arguments(AlternativeQueries))
-    for name, answer in (("best", best_answer), ("order", order_answer)):
-        variables = template_variables(task.question)
+    for name, answer in (("best", build_best_answer), ("order", build_order_answer)):
+        variables = list_template_variables(task.question)
         yield Purpose(name, variables, _ignore_topic(answer), "documents", task.question, _SHARED)
 
 

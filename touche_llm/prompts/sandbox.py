@@ -1,7 +1,7 @@
-"""The Jinja environment in which templates run.
+"""Jinja environment in which templates run.
 
-It protects the run from documents, not the machine from templates, which their users write: time and memory of a
-rendering have no limit.
+It protects the run from documents, not the machine from templates, which their users write: rendering has no limit
+of time or memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from touche_llm.data.records import LabelledDocument, Topic
 
-_FIELDS = {kind: frozenset(each.name for each in fields(kind)) for kind in (Topic, LabelledDocument)}
+_FIELDS = {kind: frozenset(field.name for field in fields(kind)) for kind in (Topic, LabelledDocument)}
 
 
 class _Words(str):

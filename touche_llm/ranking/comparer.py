@@ -14,19 +14,19 @@ from typing import Any, Literal
 
 from touche_llm.data.records import Comparison, Cut, Failure, LabelledDocument, Topic
 from touche_llm.errors import PromptError
-from touche_llm.judging.pointwise import Documents, RequestBuilder, failure, sanitize_document
+from touche_llm.judging.pointwise import Documents, RequestBuilder, make_failure, sanitize_document
 from touche_llm.llm.answers import AnswerModel, Unanswered, schema_of
 from touche_llm.llm.concurrency import PRIORITY, ItemT, ResultT, Slots, in_order
 from touche_llm.llm.logprobs import read_label
 from touche_llm.llm.model import Answered
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.truncation import CUT_MARK
-from touche_llm.prompts.answers import LABELS, ORDER_SEPARATOR, best_answer, order_answer
+from touche_llm.prompts.answers import LABELS, ORDER_SEPARATOR, build_best_answer, build_order_answer
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.tasks.base import Aim, Question
 
 # Engines send at most 20 alternatives a token, so that more labels could not all be read.
-MOST_TO_CHOOSE_FROM = 20
+MAX_CHOICES = 20
 # What an order needs beyond other answers: a label, a separator, white space.
 _TOKENS_PER_LABEL = 8
 _LEAST_SHARE = 16
@@ -36,7 +36,7 @@ _SEAM = 2
 Kind = Literal["best", "order"]
 
 
-_ANSWERS: Mapping[Kind, Callable[[int], type[AnswerModel]]] = {"best": best_answer, "order": order_answer}
+_ANSWERS: Mapping[Kind, Callable[[int], type[AnswerModel]]] = {"best": build_best_answer, "order": build_order_answer}
 
 
 @dataclass(slots=True)
@@ -87,15 +87,15 @@ class Comparer:
         """What was not answered, in such an order too."""
         return [failed for _, failed in sorted(self._failures.items())]
 
-    async def together(self, call: Callable[[ItemT], Awaitable[ResultT]], items: Iterable[ItemT]) -> list[ResultT]:
+    async def run_all(self, call: Callable[[ItemT], Awaitable[ResultT]], items: Iterable[ItemT]) -> list[ResultT]:
         """The results of calls that do not depend on each other, in the order of their items."""
         return await in_order(call, items, self.builder.concurrency)
 
-    def random(self, seed: int, *names: object) -> random.Random:
+    def make_random(self, seed: int, *names: object) -> random.Random:
         """Random numbers that are the same in every run of this step for this topic."""
         return random.Random(" ".join(map(str, (seed, self.step, self.topic.id, *names))))
 
-    async def best(self, documents: Sequence[str], *, both_orders: bool = False) -> dict[str, float] | None:
+    async def estimate_best(self, documents: Sequence[str], *, both_orders: bool = False) -> dict[str, float] | None:
         """The probability of each document to be the best of them, 2 to 20 in the order in which they are shown.
 
         Args:
@@ -104,14 +104,14 @@ class Comparer:
                 two has no answer, neither counts.
         """
         orders = [tuple(documents), tuple(reversed(documents))][: 1 + both_orders]
-        answers = [each for each in await self.together(self._best, orders) if each is not None]
+        answers = [each for each in await self.run_all(self._best, orders) if each is not None]
         if len(answers) < len(orders):
             return None
         return {each: sum(answer[each] for answer in answers) / len(answers) for each in documents}
 
-    async def winner(self, documents: Sequence[str], *, both_orders: bool = False) -> str | None:
+    async def choose_best(self, documents: Sequence[str], *, both_orders: bool = False) -> str | None:
         """The most probable of the documents to be the best; among equals the one shown first."""
-        shares = await self.best(documents, both_orders=both_orders)
+        shares = await self.estimate_best(documents, both_orders=both_orders)
         return None if shares is None else max(documents, key=shares.__getitem__)
 
     async def order(self, documents: Sequence[str]) -> list[str] | None:
@@ -244,4 +244,4 @@ class Comparer:
     def _failed(self, kind: Kind, documents: tuple[str, ...], prompt: Prompt, result: Unanswered) -> None:
         self.unanswered.add((kind, documents))
         if result.attempts:
-            self._failures[kind, documents] = failure(self.topic, " ".join(documents), prompt, result.attempts)
+            self._failures[kind, documents] = make_failure(self.topic, " ".join(documents), prompt, result.attempts)

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pydantic import BaseModel, ConfigDict, Field
 
 from touche_llm.data.records import Candidate, Failure, Queries, ScoredDocument, Topic
-from touche_llm.judging.pointwise import Done, RequestBuilder, failure
+from touche_llm.judging.pointwise import Done, RequestBuilder, make_failure
 from touche_llm.llm.answers import schema_of
 from touche_llm.llm.concurrency import in_order
 from touche_llm.llm.model import Answered
-from touche_llm.prompts.answers import LONGEST_QUERY, AlternativeQueries
+from touche_llm.prompts.answers import MAX_QUERY_LENGTH, AlternativeQueries
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.ranking.fusion import DEFAULT_K, reciprocal_rank
+from touche_llm.ranking.fusion import DEFAULT_K, fuse_reciprocal_ranks
 
 
 class ExpansionSettings(BaseModel):
@@ -38,7 +38,7 @@ async def find_queries(
 ) -> tuple[list[Queries], list[Failure]]:
     """The other queries of each topic, and the failures; a topic whose answer could not be used has none."""
     # In the worst case a token is a character.
-    longer = builder.sampling.max_tokens + LONGEST_QUERY * len(AlternativeQueries.model_fields)
+    longer = builder.sampling.max_tokens + MAX_QUERY_LENGTH * len(AlternativeQueries.model_fields)
     builder = replace(builder, sampling=replace(builder.sampling, max_tokens=longer))
     schema = schema_of(AlternativeQueries)
 
@@ -48,17 +48,17 @@ async def find_queries(
         if isinstance(result, Answered):
             queries = tuple(result.value.model_dump().values())
             return Queries(topic_id=topic.id, queries=queries, prompt=prompt.label, key=result.key)
-        return failure(topic, None, prompt, result.attempts) if result.attempts else None
+        return make_failure(topic, None, prompt, result.attempts) if result.attempts else None
 
     results = await in_order(find, topics, builder.concurrency)
     found = [result for result in results if isinstance(result, Queries)]
     return found, [result for result in results if isinstance(result, Failure)]
 
 
-def fused(rankings: Sequence[list[Candidate]], settings: ExpansionSettings) -> list[Candidate]:
+def fuse_queries(rankings: Sequence[list[Candidate]], settings: ExpansionSettings) -> list[Candidate]:
     """The candidates of one topic from the rankings of its queries, its own first, by reciprocal rank fusion."""
     topic_id = next((each.topic_id for ranking in rankings for each in ranking), "")
     scored = [[ScoredDocument(each.document_id, each.score) for each in ranking] for ranking in rankings]
     weights = [1.0, *(settings.weight for _ in rankings[1:])]
-    ranking = reciprocal_rank(scored, weights, settings.k)
+    ranking = fuse_reciprocal_ranks(scored, weights, settings.k)
     return [Candidate(topic_id, each.document_id, rank, each.score) for rank, each in enumerate(ranking, start=1)]

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from touche_llm.data.records import RunLine, ScoredDocument
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN, ParsedRun, make_strictly_decreasing
 from touche_llm.errors import DataError, UsageError
-from touche_llm.ranking.order import scaled
+from touche_llm.ranking.order import scale_scores
 from touche_llm.tasks.base import Task
 
 DEFAULT_K = 60.0
@@ -37,7 +37,7 @@ class FusionStepSettings(FusionSettings):
 
 
 @dataclass(frozen=True, slots=True)
-class Fused:
+class FusedRun:
     """A run made of several.
 
     Attributes:
@@ -58,13 +58,13 @@ class Fused:
 def fuse(
     rankings: Sequence[Sequence[ScoredDocument]], weights: Sequence[float], settings: FusionSettings
 ) -> list[ScoredDocument]:
-    """The fused ranking of one topic, by the method of the settings; see `reciprocal_rank` and `interpolate`."""
+    """The fused ranking of one topic, by the method of the settings; see `fuse_reciprocal_ranks` and `interpolate`."""
     if settings.method == "rrf":
-        return reciprocal_rank(rankings, weights, settings.k)
+        return fuse_reciprocal_ranks(rankings, weights, settings.k)
     return interpolate(rankings, weights)
 
 
-def reciprocal_rank(
+def fuse_reciprocal_ranks(
     rankings: Sequence[Sequence[ScoredDocument]], weights: Sequence[float], k: float = DEFAULT_K
 ) -> list[ScoredDocument]:
     """Reciprocal rank fusion (Cormack, Clarke and Büttcher, SIGIR 2009), with a weight for each ranking.
@@ -92,9 +92,9 @@ def interpolate(rankings: Sequence[Sequence[ScoredDocument]], weights: Sequence[
     """The weighted mean of the scores, each ranking's scaled to 0..1.
 
     Scaled score = (score - lowest)/(highest - lowest) within the ranking, 1 where all are equal, and 0 for a document
-    that the ranking does not have. Equal means are parted, and arguments and errors are, as for `reciprocal_rank`.
+    that the ranking does not have. Ties, arguments and errors are those of `fuse_reciprocal_ranks`.
     """
-    return _weighted_mean(rankings, weights, scaled)
+    return _weighted_mean(rankings, weights, scale_scores)
 
 
 def _weighted_mean(
@@ -140,7 +140,7 @@ def fuse_runs(
     task: Task | None,
     depth: int,
     tag: str,
-) -> Fused:
+) -> FusedRun:
     """Fuse runs topic by topic, each topic from the runs that have it; topics in the order in which they are first met.
 
     A document has the stance of the first run that gives it one. Where no run has any stance, the column keeps `Q0`;
@@ -148,7 +148,7 @@ def fuse_runs(
 
     Args:
         runs: read with the task's labels, if there is a task.
-        weights: one for each run, as for `reciprocal_rank`.
+        weights: one for each run, as for `fuse_reciprocal_ranks`.
         settings: the method.
         task: may be None where no document, or every one, has a stance.
         depth: lines for each topic, at most.
@@ -196,4 +196,4 @@ def fuse_runs(
             RunLine(topic, stance, each.document_id, rank, score, tag)
             for rank, (score, (each, stance)) in enumerate(zip(scores, kept, strict=True), start=1)
         ]
-    return Fused(lines, partial, disagreeing, imputed, left_out)
+    return FusedRun(lines, partial, disagreeing, imputed, left_out)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from touche_llm.data.records import ScoredDocument
 from touche_llm.ranking.comparer import Comparer
-from touche_llm.ranking.order import by_position
+from touche_llm.ranking.order import score_positions
 from touche_llm.ranking.setwise import SetwiseSettings, heapsort
 
 
@@ -24,13 +24,13 @@ async def rerank(documents: list[str], comparer: Comparer, settings: SetwiseSett
     for start in range(settings.top, len(documents), settings.children):
         block = documents[start : start + settings.children]
         while block:
-            winner = await comparer.winner([best[-1], *block], both_orders=settings.both_orders)
+            winner = await comparer.choose_best([best[-1], *block], both_orders=settings.both_orders)
             if winner is None or winner == best[-1]:
                 break
             block.remove(winner)
             best.pop()
             best.insert(await _place(winner, best, comparer, settings), winner)
-    return by_position(best + [each for each in documents if each not in best])
+    return score_positions(best + [each for each in documents if each not in best])
 
 
 async def _place(document: str, best: list[str], comparer: Comparer, settings: SetwiseSettings) -> int:
@@ -38,7 +38,7 @@ async def _place(document: str, best: list[str], comparer: Comparer, settings: S
     low, high = 0, len(best)
     while low < high:
         middle = low + (high - low) // 2
-        if await comparer.winner([best[middle], document], both_orders=settings.both_orders) == document:
+        if await comparer.choose_best([best[middle], document], both_orders=settings.both_orders) == document:
             high = middle
         else:
             low = middle + 1

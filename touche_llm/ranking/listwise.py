@@ -12,9 +12,9 @@ from itertools import combinations
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from touche_llm.data.records import ScoredDocument
-from touche_llm.prompts.answers import MOST_DOCUMENTS
+from touche_llm.prompts.answers import MAX_DOCUMENTS
 from touche_llm.ranking.comparer import Comparer
-from touche_llm.ranking.order import by_position
+from touche_llm.ranking.order import score_positions
 
 
 class ListwiseSettings(BaseModel):
@@ -30,7 +30,7 @@ class ListwiseSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    window: int = Field(20, ge=2, le=MOST_DOCUMENTS)
+    window: int = Field(20, ge=2, le=MAX_DOCUMENTS)
     stride: int = Field(10, ge=1)
     shuffles: int = Field(1, ge=1)
     seed: int = 0
@@ -52,14 +52,14 @@ async def rerank(documents: list[str], comparer: Comparer, settings: ListwiseSet
         if start == 0:
             break
         end -= settings.stride
-    return by_position(order)
+    return score_positions(order)
 
 
 async def _ordered(window: list[str], name: str, comparer: Comparer, settings: ListwiseSettings) -> list[str]:
     shown = [list(window) for _ in range(settings.shuffles)]
     for number, each in enumerate(shown[1:], start=1):
-        comparer.random(settings.seed, name, number).shuffle(each)
-    answers = [each for each in await comparer.together(comparer.order, shown) if each is not None]
+        comparer.make_random(settings.seed, name, number).shuffle(each)
+    answers = [each for each in await comparer.run_all(comparer.order, shown) if each is not None]
     return central_ranking(answers) if answers else window
 
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from touche_llm.data.records import ScoredDocument
 
 
-def by_position(documents: Sequence[str]) -> list[ScoredDocument]:
+def score_positions(documents: Sequence[str]) -> list[ScoredDocument]:
     """A ranking that is known by its order alone: the scores fall evenly from 1 and stay above 0."""
     return [ScoredDocument(each, 1.0 - place / len(documents)) for place, each in enumerate(documents)]
 
 
-def by_value(values: Mapping[str, float | None]) -> list[ScoredDocument]:
+def rank_by_value(values: Mapping[str, float | None]) -> list[ScoredDocument]:
     """Documents by descending value; equal ones in the order in which they are given.
 
     A document whose value is None keeps the place that it was given at, with the score of the one above it.
@@ -25,7 +25,7 @@ def by_value(values: Mapping[str, float | None]) -> list[ScoredDocument]:
     return ranking
 
 
-def scaled(ranking: Sequence[ScoredDocument]) -> list[float]:
+def scale_scores(ranking: Sequence[ScoredDocument]) -> list[float]:
     """The scores of a ranking, the lowest as 0 and the highest as 1; 1 where all are equal."""
     lowest = min((each.score for each in ranking), default=0.0)
     span = max((each.score for each in ranking), default=0.0) - lowest

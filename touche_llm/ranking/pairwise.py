@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from touche_llm.data.records import ScoredDocument
 from touche_llm.ranking.comparer import Comparer
-from touche_llm.ranking.order import by_value
+from touche_llm.ranking.order import rank_by_value
 
 
 class PairwiseSettings(BaseModel):
@@ -32,13 +32,13 @@ async def rerank(documents: list[str], comparer: Comparer, settings: PairwiseSet
     """
     pairs = list(combinations(documents, 2))
     if settings.both_orders:
-        await comparer.together(comparer.best, permutations(documents, 2))
+        await comparer.run_all(comparer.estimate_best, permutations(documents, 2))
 
     async def compare(pair: tuple[str, str]) -> dict[str, float] | None:
-        return await comparer.best(pair, both_orders=settings.both_orders)
+        return await comparer.estimate_best(pair, both_orders=settings.both_orders)
 
     wins: dict[str, list[float]] = {each: [] for each in documents}
-    for answer in await comparer.together(compare, pairs):
+    for answer in await comparer.run_all(compare, pairs):
         for each, share in (answer or {}).items():
             wins[each].append(share)
-    return by_value({each: fmean(shares) if shares else None for each, shares in wins.items()})
+    return rank_by_value({each: fmean(shares) if shares else None for each, shares in wins.items()})

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from touche_llm.data.records import Candidate, ScoredDocument
-from touche_llm.judging.grades import Graded, graded
-from touche_llm.ranking.order import scaled
+from touche_llm.judging.grades import GradedDocument, combine_grades
+from touche_llm.ranking.order import scale_scores
 
 # Below every score, so that what the model was asked about stays above what it was not.
 _INHERITED, _UNJUDGED = -1.0, -2.0
 
 
-def by_first_stage(candidates: list[Candidate]) -> list[ScoredDocument]:
+def rank_by_first_stage(candidates: list[Candidate]) -> list[ScoredDocument]:
     """The candidates of one topic in their order, with their scores scaled to 0..1 (1 where all are equal)."""
     scored = [ScoredDocument(each.document_id, each.score) for each in candidates]
-    return [ScoredDocument(each.document_id, score) for each, score in zip(scored, scaled(scored), strict=True)]
+    return [ScoredDocument(each.document_id, score) for each, score in zip(scored, scale_scores(scored), strict=True)]
 
 
-def by_judgment(
-    first_stage: list[ScoredDocument], judgments: Mapping[str, Graded], weights: Mapping[str, float]
+def rank_by_judgment(
+    first_stage: list[ScoredDocument], judgments: Mapping[str, GradedDocument], weights: Mapping[str, float]
 ) -> list[ScoredDocument]:
     """The same documents by their judgments.
 
@@ -37,7 +37,7 @@ def by_judgment(
         judgment = judgments.get(each.document_id)
         if judgment is None:
             return _UNJUDGED
-        return _INHERITED if judgment.source == "inherited" else graded(judgment, weights, each.score)
+        return _INHERITED if judgment.source == "inherited" else combine_grades(judgment, weights, each.score)
 
     scored = [ScoredDocument(each.document_id, score(each)) for each in first_stage]
     return sorted(scored, key=lambda each: -each.score)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from touche_llm.data.records import ScoredDocument
-from touche_llm.ranking.comparer import MOST_TO_CHOOSE_FROM, Comparer
-from touche_llm.ranking.order import by_position
+from touche_llm.ranking.comparer import MAX_CHOICES, Comparer
+from touche_llm.ranking.order import score_positions
 
 
 class SetwiseSettings(BaseModel):
@@ -23,7 +23,7 @@ class SetwiseSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    children: int = Field(3, ge=1, lt=MOST_TO_CHOOSE_FROM)
+    children: int = Field(3, ge=1, lt=MAX_CHOICES)
     top: int = Field(10, ge=1)
     both_orders: bool = False
 
@@ -31,7 +31,7 @@ class SetwiseSettings(BaseModel):
 async def rerank(documents: list[str], comparer: Comparer, settings: SetwiseSettings) -> list[ScoredDocument]:
     """The best `top` in order, by heapsort, then the others."""
     best = await heapsort(documents, comparer, settings)
-    return by_position(best + [each for each in documents if each not in best])
+    return score_positions(best + [each for each in documents if each not in best])
 
 
 async def heapsort(documents: list[str], comparer: Comparer, settings: SetwiseSettings) -> list[str]:
@@ -49,13 +49,13 @@ async def heapsort(documents: list[str], comparer: Comparer, settings: SetwiseSe
 
     async def build(node: int) -> None:
         if children(node):
-            await comparer.together(build, children(node))
+            await comparer.run_all(build, children(node))
             await sift(node)
 
     async def sift(node: int) -> None:
         while below := children(node):
             shown = [heap[node], *(heap[child] for child in below)]
-            winner = await comparer.winner(shown, both_orders=settings.both_orders)
+            winner = await comparer.choose_best(shown, both_orders=settings.both_orders)
             if winner is None:
                 winner = min(shown, key=before.__getitem__)
             if winner == heap[node]:

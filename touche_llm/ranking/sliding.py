@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from touche_llm.data.records import ScoredDocument
 from touche_llm.ranking.comparer import Comparer
-from touche_llm.ranking.order import by_position
+from touche_llm.ranking.order import score_positions
 
 
 class SlidingSettings(BaseModel):
@@ -43,7 +43,7 @@ async def rerank(documents: list[str], comparer: Comparer, settings: SlidingSett
                     # The document above is what the pass before left there.
                     await settled[number - 1][place - 1]
                 pair = (order[place - 1], order[place])
-                if await comparer.winner(pair, both_orders=settings.both_orders) == pair[1]:
+                if await comparer.choose_best(pair, both_orders=settings.both_orders) == pair[1]:
                     order[place - 1], order[place] = order[place], order[place - 1]
                 settled[number][place].set_result(None)
         finally:
@@ -51,5 +51,5 @@ async def rerank(documents: list[str], comparer: Comparer, settings: SlidingSett
             for each in settled[number]:
                 each.cancel()
 
-    await comparer.together(bubble, range(passes))
-    return by_position(order)
+    await comparer.run_all(bubble, range(passes))
+    return score_positions(order)

@@ -60,16 +60,16 @@ class Method:
     Attributes:
         rerank: gets the documents, best first, and gives the same ones, best first, with scores between 0 and 1.
         asks: the kind of question, which is the name of its prompt.
-        deepest: most documents; all pairs of many more would fill the memory.
+        max_depth: most documents; all pairs of many more would fill the memory.
     """
 
     rerank: Callable[[list[str], Comparer, Any], Awaitable[list[ScoredDocument]]]
-    asks: Kind
-    deepest: int = 1000
+    kind: Kind
+    max_depth: int = 1000
 
 
 METHODS: Mapping[str, Method] = {
-    "pairwise": Method(pairwise.rerank, "best", deepest=200),
+    "pairwise": Method(pairwise.rerank, "best", max_depth=200),
     "sliding": Method(sliding.rerank, "best"),
     "setwise": Method(setwise.rerank, "best"),
     "insertion": Method(insertion.rerank, "best"),
@@ -118,15 +118,15 @@ def _parse(text: str) -> Step:
             f"{text!r:.80}: no such step; write {JUDGE}, or with a number of documents, as pairwise:10, one of "
             f"{', '.join(_DEEP)}"
         )
-    most = METHODS[name].deepest if name in METHODS else _DEEPEST
+    most = METHODS[name].max_depth if name in METHODS else _DEEPEST
     if not depth.isascii() or not depth.isdigit() or len(depth) > 9 or not 2 <= int(depth) <= most:
         raise ValueError(f"{text!r:.80}: needs the number of documents to put in order, from 2 to {most}, as {name}:10")
     return Step(name, int(depth))
 
 
-def asked_kinds(steps: Sequence[Step]) -> tuple[Kind, ...]:
+def list_comparison_kinds(steps: Sequence[Step]) -> tuple[Kind, ...]:
     """The kinds of question that the steps ask the model; none where they ask nothing."""
-    return tuple(sorted({METHODS[step.name].asks for step in steps if step.name in METHODS}))
+    return tuple(sorted({METHODS[step.name].kind for step in steps if step.name in METHODS}))
 
 
 def check_fusion(steps: Sequence[Step], settings: FusionStepSettings) -> None:

@@ -11,13 +11,13 @@ from touche_llm.judging.pointwise import Documents, Done, RequestBuilder
 from touche_llm.llm.concurrency import Slots, in_order
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.comparer import Comparer, Kind
-from touche_llm.ranking.pointwise import by_first_stage, by_judgment
+from touche_llm.ranking.pointwise import rank_by_first_stage, rank_by_judgment
 from touche_llm.ranking.steps import METHODS, RankingSettings, Step, rank_topic
 from touche_llm.tasks.base import Aim, Task
 
 
 @dataclass(frozen=True, slots=True)
-class Comparing:
+class ComparisonResources:
     """What steps that compare documents need: how to ask, with which prompts, and where the texts are."""
 
     builder: RequestBuilder
@@ -27,7 +27,7 @@ class Comparing:
 
 
 @dataclass(slots=True)
-class Ranked:
+class RankedTopics:
     """The lines of a run, and the comparisons behind them and their failures, topic by topic."""
 
     lines: list[RunLine] = field(default_factory=list)
@@ -44,10 +44,10 @@ async def rank_topics(
     weights: Mapping[str, float],
     steps: tuple[Step, ...],
     settings: RankingSettings,
-    comparing: Comparing | None,
+    resources: ComparisonResources | None,
     tag: str,
     done: Done,
-) -> Ranked:
+) -> RankedTopics:
     """The rankings of all topics.
 
     Requests of all topics share the builder's concurrency; those of earlier topics go first, so that a server's prefix
@@ -62,33 +62,33 @@ async def rank_topics(
         weights: of the grades and of the first stage.
         steps: of the ranking.
         settings: of the steps.
-        comparing: None where no step compares.
+        resources: None where no step compares.
         tag: the run's.
         done: called after each topic.
     """
-    slots = Slots(comparing.builder.concurrency) if comparing is not None else None
+    slots = Slots(resources.builder.concurrency) if resources is not None else None
 
     async def rank_one(item: tuple[int, Topic]) -> tuple[list[RunLine], list[Comparer]]:
         position, topic = item
         labels = stances.get(topic.id, {})
-        first = [each for each in by_first_stage(candidates.get(topic.id, [])) if each.document_id in labels]
-        judged = by_judgment(first, judgments.get(topic.id, {}), weights)
+        first = [each for each in rank_by_first_stage(candidates.get(topic.id, [])) if each.document_id in labels]
+        judged = rank_by_judgment(first, judgments.get(topic.id, {}), weights)
         comparers: list[Comparer] = []
         unanswered: set[tuple[Kind, tuple[str, ...]]] = set()
 
         def comparer(step: Step) -> Comparer:
-            assert comparing is not None and slots is not None
+            assert resources is not None and slots is not None
             comparers.append(
                 Comparer(
                     step=str(step),
                     topic=topic,
                     position=position,
-                    documents=comparing.documents,
+                    documents=resources.documents,
                     question=task.question,
-                    prompts=comparing.prompts,
-                    builder=comparing.builder,
+                    prompts=resources.prompts,
+                    builder=resources.builder,
                     slots=slots,
-                    aim=comparing.aim,
+                    aim=resources.aim,
                     document_tokens=settings.document_tokens,
                     unanswered=unanswered,
                 )
@@ -107,7 +107,7 @@ async def rank_topics(
             for rank, (each, score) in enumerate(zip(ranking, scores, strict=True), start=1)
         ], comparers
 
-    result = Ranked()
+    result = RankedTopics()
     for lines, comparers in await in_order(rank_one, enumerate(topics), max(len(topics), 1)):
         result.lines += lines
         for each in comparers:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from touche_llm.data.records import ScoredDocument
-from touche_llm.prompts.answers import MOST_DOCUMENTS
+from touche_llm.prompts.answers import MAX_DOCUMENTS
 from touche_llm.ranking.comparer import Comparer
-from touche_llm.ranking.order import by_value
+from touche_llm.ranking.order import rank_by_value
 
 
 class TournamentSettings(BaseModel):
@@ -24,7 +24,7 @@ class TournamentSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    group: int = Field(10, ge=2, le=MOST_DOCUMENTS)
+    group: int = Field(10, ge=2, le=MAX_DOCUMENTS)
     rounds: int = Field(2, ge=1)
     seed: int = 0
 
@@ -40,10 +40,10 @@ async def rerank(documents: list[str], comparer: Comparer, settings: TournamentS
     async def play(number: int) -> dict[str, float]:
         return await _tournament(documents, number, comparer, settings)
 
-    tournaments = await comparer.together(play, range(settings.rounds))
+    tournaments = await comparer.run_all(play, range(settings.rounds))
     points = {each: sum(tournament[each] for tournament in tournaments) for each in documents}
     most = max(points.values(), default=1.0)
-    return by_value({each: value / most for each, value in points.items()})
+    return rank_by_value({each: value / most for each, value in points.items()})
 
 
 async def _tournament(
@@ -75,10 +75,10 @@ async def _ordered(
     """Each group in order, asked shuffled, so that no place in the prompt favours the same document every time."""
     shown = [list(group) for group in groups]
     for index, group in enumerate(shown):
-        comparer.random(settings.seed, number, stage, index).shuffle(group)
+        comparer.make_random(settings.seed, number, stage, index).shuffle(group)
 
     async def order(group: list[str]) -> list[str] | None:
         return await comparer.order(group) if len(group) > 1 else group
 
-    answers = await comparer.together(order, shown)
+    answers = await comparer.run_all(order, shown)
     return [answer or group for answer, group in zip(answers, groups, strict=True)]

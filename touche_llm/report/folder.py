@@ -30,7 +30,7 @@ from touche_llm.pipeline.run_files import (
     STANCES,
 )
 from touche_llm.pipeline.run_folder import check_finished, read_failures, read_metadata
-from touche_llm.ranking.pointwise import by_first_stage, by_judgment
+from touche_llm.ranking.pointwise import rank_by_first_stage, rank_by_judgment
 from touche_llm.ranking.steps import JUDGE
 from touche_llm.report.overview import people_of
 from touche_llm.report.records import DocumentView, RawAnswer, Row, Said, SentenceView
@@ -135,7 +135,7 @@ class RunFolder:
         judge: dict[str, int] = {}
         if self.config.steps[0].name == JUDGE and len(self.config.steps) > 1:
             kept = {each.document_id for each in ranking}
-            judged = by_judgment(by_first_stage(candidates), judgments, self.config.weights)
+            judged = rank_by_judgment(rank_by_first_stage(candidates), judgments, self.config.weights)
             ordered = [each.document_id for each in judged if each.document_id in kept]
             judge = {document: rank for rank, document in enumerate(ordered, start=1)}
         rows = []
