@@ -29,7 +29,7 @@ from typing import Any
 import yaml
 
 from benchmarks.figures import Figure, show
-from benchmarks.judge_rate import Measured, at_once, figures, measure, random_model, served, vllm_settings
+from benchmarks.judge_rate import Measured, figures, measure, random_model, served, vllm_settings
 from benchmarks.random_model import ARCHITECTURES, SHAPES, is_complete
 from benchmarks.sizes import at_least
 from benchmarks.synthetic import write_passages, write_topics
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--depth", type=at_least(1), default=_DEPTH)
     parser.add_argument("--passages", type=at_least(1), default=20_000)
     parser.add_argument("--rounds", type=at_least(1), default=_ROUNDS)
-    parser.add_argument("--concurrency", type=at_once, nargs="+", default=[256])
+    parser.add_argument("--concurrency", type=at_least(1), nargs="+", default=[256])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, vllm_settings(options.cpu):
         work = Path(name)

@@ -41,7 +41,6 @@ from benchmarks.load import (
     server_seconds,
     token_ids,
 )
-from benchmarks.sizes import at_least
 from tests.vllm.server import OPTIONS, READY_SECONDS, ROOT, VENV, vllm_environment
 from touche_llm.errors import UsageError
 from touche_llm.llm.engines.managed import serve
@@ -85,11 +84,6 @@ class Measured:
     load: list[float] = field(default_factory=list)
 
 
-def at_once(text: str) -> int | str:
-    """Read a value of `--concurrency`."""
-    return text if text == "auto" else at_least(1)(text)
-
-
 @contextmanager
 def vllm_settings(cpu: bool) -> Iterator[None]:
     """The environment for vLLM: as it is, or that of the CPU build in `.venv-vllm`; the prefix cache can be emptied."""
@@ -128,7 +122,7 @@ def measure(
     *,
     limit: int,
     depth: int,
-    concurrency: Sequence[int | str],
+    concurrency: Sequence[int],
     rounds: int,
 ) -> Measured:
     """Judge the best passages of the comparative task's topics, and have the two others send the same requests.
@@ -141,7 +135,7 @@ def measure(
             of the kind was asked before are its figures those of a cold cache.
         limit: topics.
         depth: passages for each.
-        concurrency: Settings of the judge stage, the first a number of requests at a time.
+        concurrency: Requests at a time of the judge stage; its peers send as many as the first value.
         rounds: how often each client has its turn; the order changes from round to round.
 
     Raises:
@@ -158,7 +152,7 @@ def measure(
         )
     found = Measured(requests=len(bodies), capacity=metrics(url).capacity)
 
-    def ours(setting: int | str) -> float:
+    def ours(setting: int) -> float:
         before = metrics(url)
         stage = _judge(work, url, model, setting)
         after = metrics(url)
@@ -171,7 +165,7 @@ def measure(
         found.hits = min(found.hits, after.hits - before.hits)
         return float(stage["seconds"])
 
-    at_once = int(concurrency[0])
+    at_once = concurrency[0]
     clients: list[tuple[str, Callable[[], float]]] = [
         *((f"{OURS} {setting}", partial(ours, setting)) for setting in concurrency),
         (GENERATOR, lambda: load_generator(url, bodies, at_once, uuid4().hex, work)),
@@ -271,7 +265,7 @@ def _prepare(work: Path, topics: Path, corpus: Path, limit: int, depth: int, mod
     return [orjson.loads(line)["body"] for line in requests.read_bytes().splitlines()]
 
 
-def _judge(work: Path, url: str, model: str, concurrency: int | str) -> dict[str, Any]:
+def _judge(work: Path, url: str, model: str, concurrency: int) -> dict[str, Any]:
     """Judge with an empty answer cache; returns what the metadata says of the stage."""
     run = work / "run"
     with tempfile.TemporaryDirectory(dir=work) as name:

@@ -42,7 +42,7 @@ TREE, RECORDS, RESULTS = WORK / "tree", WORK / "records", WORK / "results.jsonl"
 EQUIVALENT = ROOT / "benchmarks" / "equivalent_mutants.yaml"
 PACKAGES = [*sorted(each.parent.name for each in (ROOT / "touche_llm").glob("*/__init__.py")), "top"]
 # Without a GPU, Ray or a second server, the tests see little of these.
-EXCLUDED = ("ray_", "adaptive", "concurrency", "elastic_server")
+EXCLUDED = ("ray_", "concurrency", "elastic_server")
 # These need names of variables, or change nothing for small integers, short strings and None.
 IDLE = ("VariableReplacer", "VariableInserter", "_Eq_Is", "_NotEq_IsNot", "_Is_Eq", "_IsNot_NotEq")
 

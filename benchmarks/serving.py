@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.figures import show
-from benchmarks.judge_rate import Measured, at_once, figures, measure, random_model, served, vllm_settings
+from benchmarks.judge_rate import Measured, figures, measure, random_model, served, vllm_settings
 from benchmarks.sizes import at_least
 from tests.vllm.real_data import input_of
 from tests.vllm.server import MODEL_NAME
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--topics", type=at_least(1), default=_TOPICS)
     parser.add_argument("--depth", type=at_least(1), default=_DEPTH)
     parser.add_argument("--rounds", type=at_least(1), default=_ROUNDS)
-    parser.add_argument("--concurrency", type=at_once, nargs="+", default=[64, 256])
+    parser.add_argument("--concurrency", type=at_least(1), nargs="+", default=[64, 256])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, vllm_settings(cpu=True):
         work = Path(name)

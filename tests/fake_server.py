@@ -108,7 +108,8 @@ class FakeServer:
         self.add_routes(app)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        # As many clients may connect at once as to vLLM.
+        site = web.TCPSite(runner, "127.0.0.1", 0, backlog=2048)
         await site.start()
         assert runner.addresses
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"

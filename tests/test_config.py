@@ -60,6 +60,12 @@ def test_old_names_of_the_managed_engine_open_in_files_flags_and_records(old: st
     assert Config.model_validate(record) == config
 
 
+def test_an_old_configuration_whose_concurrency_followed_the_server_takes_the_default(tmp_path: Path) -> None:
+    file = config_file(tmp_path, BASE + "engine: {concurrency: auto}\n")
+    assert load_config(file, {}).engine == EngineConfig()
+    assert load_config(file, {"engine.concurrency": 7}).engine.concurrency == 7
+
+
 @pytest.mark.parametrize("engine", [{"name": ["started"]}, {"name": {"offline": 1}}, ["started"], "offline"])
 def test_what_is_no_name_of_an_engine_is_refused_not_translated(engine: object) -> None:
     with pytest.raises(ValidationError) as caught:
@@ -185,6 +191,7 @@ def test_a_written_configuration_reads_back_the_same(folder: Path, flags: dict[s
         ("retriever: {query: []}", ["retriever.query: must name at least one field"]),
         ("retriever: {query: [text]}", ["retriever.query.0: ", "'narrative'"]),
         ("engine: {concurrency: 0}", ["engine.concurrency: "]),
+        ("engine: {concurrency: all}", ["engine.concurrency: "]),
         ("engine: {base_url: }", ["engine.base_url: "]),
         ("engine: {base_url: 'http://a:1/?api_key=s3cret'}", ["engine.base_url: must not hold a password or a key"]),
         ("engine: {base_url: 'http://a:1/v1#s3cret'}", ["engine.base_url: must not hold a password or a key"]),

@@ -27,7 +27,7 @@ from touche_llm.errors import UsageError
 from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.judging.stance import StanceSettings
 from touche_llm.llm.cache import CacheMode
-from touche_llm.llm.settings import EngineConfig, SamplingConfig, Section
+from touche_llm.llm.settings import DEFAULT_CONCURRENCY, EngineConfig, SamplingConfig, Section
 from touche_llm.ranking.expansion import ExpansionSettings
 from touche_llm.ranking.steps import JUDGE, RankingSettings, Step, check_fusion, parse_steps
 from touche_llm.retrieval.bm25 import Bm25Settings
@@ -39,12 +39,13 @@ from touche_llm.tasks.base import Aim, Task
 
 _INDEX_ROOT = Path(".touche-llm/index")
 # Old values of settings, by dotted name, and what their section holds now: translated wherever a configuration is read.
-_RENAMED_VALUES: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+_RENAMED_VALUES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "engine.name": {
         "started": {"name": "managed"},
         "offline": {"name": "managed"},
         "ray": {"name": "batch", "runner": "ray"},
-    }
+    },
+    "engine.concurrency": {"auto": {"concurrency": DEFAULT_CONCURRENCY}},
 }
 
 

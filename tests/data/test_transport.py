@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from email.utils import formatdate
 
 import pytest
@@ -46,6 +47,17 @@ async def test_a_wait_ends_no_later_than_the_retries_do(retry_for: float, slept:
     assert await retry(Failing(1, retry_after=25.0), retry_for, Transient, ignore) == "done"
     assert len(slept) == 1
     assert 0.0 < slept[0] <= retry_for
+
+
+async def test_a_failure_after_a_long_wait_in_the_queue_of_a_server_is_retried_too(slept: list[float]) -> None:
+    failing = Failing(1, None)
+
+    async def queued() -> str:
+        time.sleep(0.06)
+        return await failing()
+
+    assert await retry(queued, 0.05, Transient, ignore) == "done"
+    assert failing.left == 0 and len(slept) == 1
 
 
 @pytest.mark.parametrize(("retry_after", "expected"), [(25.0, 25.0), (3600.0, 60.0)])

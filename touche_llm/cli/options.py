@@ -138,15 +138,13 @@ ContextOption = Annotated[
     int | None, typer.Option("--context", help="Context in tokens that documents are cut to (default: the server's).")
 ]
 ConcurrencyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--concurrency",
-        metavar="NUMBER",
-        help="Requests at a time, or auto (default): as many as the server takes.",
-    ),
+    int | None, typer.Option("--concurrency", help="Requests to the server at a time (default: 256).")
 ]
 TimeoutOption = Annotated[
-    float | None, typer.Option("--request-timeout", help="Seconds for one request, queueing included (default: 300).")
+    float | None,
+    typer.Option(
+        "--request-timeout", help="Seconds for a request, from its turn in the server's queue (default: 300)."
+    ),
 ]
 RetryOption = Annotated[
     float | None, typer.Option("--retry-for", help="Seconds after which a failing request is given up (default: 600).")

@@ -50,22 +50,21 @@ async def retry(
 
     Args:
         call: Called at least once.
-        retry_for: Seconds, including those of the first call.
+        retry_for: Seconds from the first failure on. Those of the first call do not count: it may have waited long in
+            the server's queue.
         passing: The type of the failures that may pass.
         note: Called with each failure that is followed by another try.
 
     Raises:
         TransientFailure: The last one. It says so if the server wanted a longer wait than `retry_for` allows.
     """
-    started = time.monotonic()
     failed: FailureT | None = None
     try:
         # Nearly all calls need no more than this; setting up the retries would cost more than the call.
         return await call()
     except passing as error:
         failed = error
-    left = max(retry_for - (time.monotonic() - started), 0.0)
-    given_up = stop_after_delay(left)
+    given_up = stop_after_delay(retry_for)
 
     def before_sleep(state: RetryCallState) -> None:
         error = _failure(state)
@@ -73,7 +72,7 @@ async def retry(
         note(error)
 
     def wait(state: RetryCallState) -> float:
-        return min(_wait(state), left - (state.seconds_since_start or 0.0))
+        return min(_wait(state), retry_for - (state.seconds_since_start or 0.0))
 
     retrying = AsyncRetrying(
         retry=retry_if_exception_type(passing),

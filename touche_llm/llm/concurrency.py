@@ -81,29 +81,23 @@ async def each_in_order(
 
 
 class Slots:
-    """At most so many at a time. A slot that is given back goes to the waiting one of the lowest priority number.
+    """A bound on the calls at a time. A free slot goes to the waiting call with the lowest priority number.
 
     Attributes:
-        most: how many slots there are.
-        held_now: how many are held; more than there are for a while where their number became smaller.
+        most: Number of slots.
     """
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.held_now = 0
+        self._held = 0
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._numbers = count()
 
-    def resize(self, most: int) -> None:
-        """Change the number of slots. Whoever holds one keeps it."""
-        self.most = most
-        self._hand_out()
-
     @asynccontextmanager
     async def held(self, priority: int = 0) -> AsyncIterator[None]:
-        """Hold a slot for as long as the block runs; equal priorities are served in the order in which they came."""
-        if self.held_now < self.most:
-            self.held_now += 1
+        """Hold a slot while the block runs; calls of equal priority are served in the order of their arrival."""
+        if self._held < self.most:
+            self._held += 1
         else:
             given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             heapq.heappush(self._waiting, (priority, next(self._numbers), given))
@@ -119,12 +113,41 @@ class Slots:
             self._give_back()
 
     def _give_back(self) -> None:
-        self.held_now -= 1
+        self._held -= 1
         self._hand_out()
 
     def _hand_out(self) -> None:
-        while self._waiting and self.held_now < self.most:
+        while self._waiting and self._held < self.most:
             given = heapq.heappop(self._waiting)[2]
             if not given.done():
-                self.held_now += 1
+                self._held += 1
                 given.set_result(None)
+
+
+class BackoffSlots(Slots):
+    """Slots that are halved when a server is overloaded, and grow back by one for each round of replies.
+
+    Additive increase and multiplicative decrease, as in RFC 5681. A call that holds a slot keeps it.
+
+    Attributes:
+        halvings: How often the slots were halved.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most)
+        self.halvings = 0
+        self._initial = most
+        self._replies = 0
+
+    def halve(self, halvings: int) -> None:
+        """Halve the slots because of a call that began after so many `halvings`; once for all calls of one overload."""
+        if halvings == self.halvings:
+            self.halvings += 1
+            self.most, self._replies = max(self.most // 2, 1), 0
+
+    def grow(self) -> None:
+        """Count a reply; after as many as there are slots, add one slot, up to the initial number."""
+        self._replies += 1
+        if self._replies >= self.most and self.most < self._initial:
+            self.most, self._replies = self.most + 1, 0
+            self._hand_out()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from touche_llm.llm.adaptive import MOST_AT_ONCE
 from touche_llm.llm.engines.vllm_common import model_name
 
-_MOST_GIVEN = 65536
+# vLLM queues what exceeds its batch, by default of 256 requests (1,024 from 70 GiB of GPU memory on).
+DEFAULT_CONCURRENCY = 256
 
 
 class Section(BaseModel):
@@ -42,15 +42,6 @@ def _engine_options(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _concurrency(given: Any) -> int | Literal["auto"]:
-    if given == "auto":
-        return "auto"
-    text = str(given)
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_GIVEN):
-        raise ValueError(f"must be auto, or a number from 1 to {_MOST_GIVEN}")
-    return int(text)
-
-
 class Runner(StrEnum):
     """What answers batch files: `vllm run-batch`, or a Ray Data job."""
 
@@ -66,7 +57,7 @@ class EngineConfig(Section):
     `runner`, `vllm run-batch` or a Ray Data job, and need the `context`; for `ray`, `options` may also be those of
     `ray.data.llm.vLLMEngineProcessorConfig`, as in `{concurrency: [4, 4]}` for four replicas.
     Times are in seconds and are the server's alone; `context` is in tokens, the model's own where left out.
-    `concurrency` is the number of requests at a time; "auto" finds out what a server takes.
+    `concurrency` is the number of requests to a server at a time.
     """
 
     name: Literal["server", "managed", "batch"] = "server"
@@ -76,14 +67,9 @@ class EngineConfig(Section):
     options: Annotated[dict[str, Any], AfterValidator(_engine_options)] = {}
     revision: str = ""
     context: int | None = Field(None, ge=1)
-    concurrency: Annotated[int | Literal["auto"], BeforeValidator(_concurrency)] = "auto"
+    concurrency: int = Field(DEFAULT_CONCURRENCY, ge=1, le=65536)
     request_timeout: float = Field(300.0, gt=0.0)
     retry_for: float = Field(600.0, ge=0.0)
-
-    @property
-    def at_once(self) -> int:
-        """Requests that may be under way at a time, at most."""
-        return MOST_AT_ONCE if self.concurrency == "auto" else self.concurrency
 
     @property
     def model_name(self) -> str | None:

@@ -64,7 +64,7 @@ def make_request_builder(config: Config, model: LanguageModel) -> RequestBuilder
             top_logprobs=sampling.top_logprobs,
         ),
         chat_template_kwargs=sampling.chat_template_kwargs,
-        concurrency=config.engine.at_once,
+        concurrency=config.engine.concurrency,
     )
 
 

@@ -75,7 +75,7 @@ async def _server(asked: EngineConfig, sampling: SamplingConfig) -> AsyncIterato
 
     async with VllmServer(
         asked.base_url,
-        concurrency=None if asked.concurrency == "auto" else asked.concurrency,
+        concurrency=asked.concurrency,
         request_timeout=asked.request_timeout,
         chat_template_kwargs=sampling.chat_template_kwargs,
     ) as server:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,13 +28,14 @@ from tests.fake_server import (
     says,
     status,
 )
+from tests.jumping_clock import run_jumping
 from touche_llm.data import transport
 from touche_llm.errors import EngineError
 from touche_llm.llm.answers import Answer, Unanswered, schema_of
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.cache_file import Entry
 from touche_llm.llm.engines.base import Transient
-from touche_llm.llm.engines.server import VllmServer
+from touche_llm.llm.engines.server import VllmServer, _possible_connections
 from touche_llm.llm.model import Answered, LanguageModel
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.tasks.comparative import ComparativeJudgment
@@ -386,6 +388,57 @@ async def test_a_reply_without_end_is_cut_off_by_size(tmp_path: Path, monkeypatc
     result, _ = await ask(FakeServer(rest=says("x" * 10_000)), tmp_path, retry_for=0.0)
     assert isinstance(result, Unanswered)
     assert "more than 5,000 bytes" in result.attempts[0].reason
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "then"), [(status(429), 4), (status(503), 4), (hangs, 4), (status(500), 8), (closes, 8)]
+)
+def test_after_an_overload_half_as_many_requests_are_sent_at_a_time(behaviour: Behaviour, then: int) -> None:
+    async def main() -> None:
+        release, waiting = asyncio.Event(), 0
+
+        async def waits(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            nonlocal waiting
+            waiting += 1
+            await release.wait()
+            return await good(request, body)
+
+        server = FakeServer([behaviour], rest=waits)
+        async with server.running():
+            async with VllmServer(server.url, concurrency=8, request_timeout=300, chat_template_kwargs={}) as engine:
+                with pytest.raises(Transient):
+                    await engine.complete(question())
+                answers = asyncio.gather(*(engine.complete(question()) for _ in range(10)))
+                while waiting < then:
+                    await asyncio.sleep(0.1)
+                await asyncio.sleep(1)
+                assert waiting == then
+                release.set()
+                assert len(await answers) == 10
+
+    run_jumping(main())
+
+
+@pytest.mark.parametrize(
+    ("limits", "wanted", "possible", "raised"),
+    [
+        ((1024, 1_048_576), 256, 256, None),
+        ((256, 1_048_576), 256, 256, 384),
+        ((256, resource.RLIM_INFINITY), 256, 256, 384),
+        ((256, resource.RLIM_INFINITY), 65_536, 10_112, 10_240),
+        ((256, 256), 256, 128, None),
+        ((64, 64), 256, 1, None),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 65_536, 65_536, None),
+    ],
+)
+def test_no_more_connections_are_opened_than_the_limit_of_open_files_allows_once_it_is_raised(
+    limits: tuple[int, int], wanted: int, possible: int, raised: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, new: calls.append(new))
+    assert _possible_connections(wanted) == possible
+    assert calls == ([] if raised is None else [(raised, limits[1])])
 
 
 async def test_equal_requests_under_way_are_sent_once(tmp_path: Path) -> None:

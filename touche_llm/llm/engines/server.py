@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import html
 import os
-import re
 import resource
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -19,23 +17,21 @@ import orjson
 from touche_llm.data.json_records import Count, Malformed, decode_json
 from touche_llm.data.transport import BROKEN_TRIES, parse_retry_after, read_body
 from touche_llm.errors import EngineError
-from touche_llm.llm.adaptive import MOST_AT_ONCE, AdaptiveSlots
-from touche_llm.llm.concurrency import PRIORITY, Slots
+from touche_llm.llm.concurrency import PRIORITY, BackoffSlots
 from touche_llm.llm.engines.base import Completion, EngineFacts, Rejected, Transient, Unreachable
 from touche_llm.llm.engines.chat_reply import CHAT_PATH, ChatReply, chat_body, completion_of
+from touche_llm.llm.engines.timeouts import QueueTimeout
 from touche_llm.llm.engines.vllm_common import chat, head_of, verify_engine
 from touche_llm.llm.request import Message, Request
 
 # The server's own variable for its key, so that both sides can be set at once. The key is never written anywhere.
 API_KEY_VARIABLE = "VLLM_API_KEY"
 _MAX_BODY = 16 * 2**20
-_LOOK_SECONDS = 1.0
-_LOAD = re.compile(rb"^vllm:num_requests_(waiting|running)(?:\{[^}\n]*\})? (\d{1,9})(?:\.\d*)?$", re.MULTILINE)
 _EXPECTED = "is the vLLM server running there? Its address is --base-url"
 # Characters of a reply that an error repeats, and bytes in which the title of a web page is looked for.
 _MOST_QUOTED, _MOST_TITLE, _MOST_HEAD = 300, 100, 10_000
-# Files of other kinds that a run has open: the cache, the index, what it writes.
-_OTHER_FILES = 128
+# Open files beside the connections: the cache, the index, outputs. macOS allows no more than OPEN_MAX.
+_OTHER_FILES, _OPEN_MAX = 128, 10_240
 
 ReplyT = TypeVar("ReplyT")
 
@@ -69,7 +65,7 @@ class VllmServer:
         self,
         base_url: str,
         *,
-        concurrency: int | None,
+        concurrency: int,
         request_timeout: float,
         chat_template_kwargs: Mapping[str, Any],
     ) -> None:
@@ -77,15 +73,14 @@ class VllmServer:
 
         Args:
             base_url: with or without `/v1`.
-            concurrency: requests at a time; None to find out what the server takes.
-            request_timeout: in seconds; covers waiting in the server's queue.
+            concurrency: Requests at a time, at most; fewer after 429, 503 and timeouts.
+            request_timeout: In seconds; see `QueueTimeout`.
             chat_template_kwargs: of the run.
         """
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self.model = ""
-        self._slots: Slots = AdaptiveSlots(min(MOST_AT_ONCE, _sockets())) if concurrency is None else Slots(concurrency)
-        self._watching: asyncio.Task[None] | None = None
-        self._timeout = aiohttp.ClientTimeout(total=request_timeout, connect=min(30.0, request_timeout))
+        self._slots = BackoffSlots(_possible_connections(concurrency))
+        self._timeout = QueueTimeout(request_timeout)
         self._chat_template_kwargs = dict(chat_template_kwargs)
         self._session: aiohttp.ClientSession | None = None
         # What the first reply called the model; an alias of the name that was requested.
@@ -99,15 +94,12 @@ class VllmServer:
             raise EngineError(f"{API_KEY_VARIABLE}: the key holds a character that no HTTP header can carry")
         self._session = aiohttp.ClientSession(
             connector=_Connector(limit=0),
-            timeout=self._timeout,
+            timeout=aiohttp.ClientTimeout(total=None, connect=min(30.0, self._timeout.seconds)),
             headers={"Authorization": f"Bearer {key}"} if key else {},
         )
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait([self._watching])
         assert self._session is not None
         await self._session.close()
 
@@ -127,8 +119,6 @@ class VllmServer:
             version = (await self._get("/version", _Version)).version
             chosen = self._choose(served, model)
             self.model = chosen.id
-            if isinstance(self._slots, AdaptiveSlots):
-                self._watching = asyncio.create_task(self._watch_queue(self._slots))
             if chosen.max_model_len is None:
                 raise EngineError(f"{self.base_url}: does not tell the context length of {chosen.id}; is it vLLM?")
             return await verify_engine(
@@ -211,37 +201,27 @@ class VllmServer:
 
     async def _post(self, path: str, body: dict[str, Any], reply: type[ReplyT]) -> ReplyT:
         async with self._slots.held(PRIORITY.get()):
+            halvings = self._slots.halvings
             try:
                 content = await self._call("POST", path, orjson.dumps(body))
             except Transient as error:
-                if error.crowded and isinstance(self._slots, AdaptiveSlots):
-                    self._slots.refused()
+                if error.crowded:
+                    self._slots.halve(halvings)
                 raise
+            self._slots.grow()
         return _read(path, content, reply)
-
-    async def _watch_queue(self, slots: AdaptiveSlots) -> None:
-        """Adapt the number of requests at a time to the server's queue, for ever."""
-        while True:
-            await asyncio.sleep(_LOOK_SECONDS)
-            if slots.held_now:
-                try:
-                    load = _load(await self._call("GET", "/metrics", None))
-                # A router need not have it, and a server that is in trouble tells so to those who ask for answers.
-                except (Transient, Rejected):
-                    load = None
-                if load is None:
-                    slots.look_away()
-                else:
-                    slots.look(*load)
 
     async def _call(self, method: str, path: str, body: bytes | None) -> bytes:
         assert self._session is not None, "use the server as an asynchronous context manager"
         headers = {"Content-Type": "application/json"}
         try:
             # A redirect would take prompts and key to another place.
-            async with self._session.request(
-                method, self.base_url + path, data=body, headers=headers, allow_redirects=False
-            ) as response:
+            async with (
+                self._timeout.limit(),
+                self._session.request(
+                    method, self.base_url + path, data=body, headers=headers, allow_redirects=False
+                ) as response,
+            ):
                 content = await read_body(response, _MAX_BODY)
                 if len(content) > _MAX_BODY:
                     raise aiohttp.ClientPayloadError(f"a reply of more than {_MAX_BODY:,} bytes")
@@ -252,7 +232,7 @@ class VllmServer:
                 raise Transient("server_error", "too many open files (ulimit -n)", crowded=True) from error
             raise Unreachable("server_error", f"cannot connect ({error.strerror or error})") from error
         except TimeoutError as error:
-            raise Transient("timeout", f"no answer within {self._timeout.total:g} s", crowded=True) from error
+            raise Transient("timeout", f"no answer within {self._timeout.seconds:g} s", crowded=True) from error
         except aiohttp.InvalidURL as error:
             raise EngineError(f"{self.base_url}: not a URL; give --base-url like http://127.0.0.1:8000") from error
         except (aiohttp.ClientError, OSError) as error:
@@ -286,23 +266,16 @@ class _Connector(aiohttp.TCPConnector):
         return connection
 
 
-def _load(metrics: bytes) -> tuple[int, int] | None:
-    """How many requests wait and how many are worked on, of all the server's engines; None where it does not tell."""
-    found = {b"waiting": 0, b"running": 0}
-    rows = _LOAD.findall(metrics)
-    for name, number in rows:
-        found[name] += int(number)
-    return (found[b"waiting"], found[b"running"]) if rows else None
-
-
-def _sockets() -> int:
-    """How many connections there may be, once the limit of open files is as high as this process may set it."""
+def _possible_connections(wanted: int) -> int:
+    """Raise the limit of open files as far as `wanted` connections need, and return how many it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_AT_ONCE + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    files = min(wanted + _OTHER_FILES, _OPEN_MAX if hard == resource.RLIM_INFINITY else hard)
+    if soft < files:
+        soft = files
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return MOST_AT_ONCE if soft == resource.RLIM_INFINITY else max(soft - _OTHER_FILES, 1)
+    return max(min(wanted, soft - _OTHER_FILES), 1)
 
 
 def _read(path: str, content: bytes, reply: type[ReplyT]) -> ReplyT:

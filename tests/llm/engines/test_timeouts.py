@@ -1,0 +1,113 @@
+"""Time limits where requests queue: with a clock that jumps, so that minutes take no time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.fake_server import FakeServer, good
+from tests.jumping_clock import run_jumping
+from tests.llm.engines.test_server import question
+from tests.sample_runs import config_for
+from touche_llm.llm.concurrency import in_order
+from touche_llm.llm.engines.timeouts import QueueTimeout
+from touche_llm.llm.model import Answered
+from touche_llm.pipeline.engines import open_model
+from touche_llm.tasks.comparative import ComparativeJudgment
+
+
+class OneAtATime(FakeServer):
+    """A server that answers one request after the other, each within `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(rest=self.serve)
+        self.seconds = seconds
+        self._turn = asyncio.Lock()
+
+    async def serve(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        async with self._turn:
+            await asyncio.sleep(self.seconds)
+        return await good(request, body)
+
+
+def test_a_run_with_the_default_settings_ends_without_a_timeout_at_half_a_request_a_second(tmp_path: Path) -> None:
+    async def main() -> None:
+        server, requests = OneAtATime(2.0), 300
+        async with server.running():
+            config = config_for(tmp_path, engine__base_url=server.url, engine__retry_for=600.0)
+            # The last request of a full queue waits longer than a request may take.
+            assert config.engine.concurrency * server.seconds > config.engine.request_timeout
+            async with open_model(config) as model:
+                begun = asyncio.get_running_loop().time()
+                found = await in_order(
+                    lambda number: model.ask(question(f"Question {number}?"), ComparativeJudgment),
+                    range(requests),
+                    config.engine.concurrency,
+                )
+                seconds = asyncio.get_running_loop().time() - begun
+        assert all(isinstance(each, Answered) for each in found)
+        assert (server.most_open, len(server.asked)) == (config.engine.concurrency, requests)
+        assert (model.counts.retries, model.counts.failures) == (0, 0)
+        assert seconds >= requests * server.seconds
+
+    run_jumping(main())
+
+
+Send = Callable[[float, float], Coroutine[Any, Any, float]]
+
+
+def times_of(seconds: float, main: Callable[[Send], Coroutine[Any, Any, list[float]]]) -> list[float]:
+    """The times at which requests end, rounded; negative for those that time out."""
+    timeout = QueueTimeout(seconds)
+
+    async def send(at: float, lasts: float) -> float:
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        await asyncio.sleep(at)
+        try:
+            async with timeout.limit():
+                await asyncio.sleep(lasts)
+        except TimeoutError:
+            return round(begun - loop.time(), 3)
+        return round(loop.time() - begun, 3)
+
+    return run_jumping(main(send))
+
+
+@pytest.mark.parametrize(
+    ("requests", "ends"),
+    [
+        # When they are sent, and how long their replies take; when they end, negative if by a timeout.
+        ([(0, 9)], [9]),
+        ([(0, 11)], [-10]),
+        # Replies to earlier requests extend the time, those to later requests do not.
+        ([(0, 9), (0, 18), (1, 26)], [9, 18, 27]),
+        ([(0, 30), (1, 1), (2, 1), (3, 1)], [-10, 2, 3, 4]),
+        ([(0, 5), (0, 30), (0, 8), (0, 9)], [5, -15, 8, 9]),
+        # A timeout is no reply: a server that hangs has the time of one request.
+        ([(0, 99), (1, 99), (2, 99), (3, 99)], [-10, -11, -12, -13]),
+    ],
+)
+def test_the_time_of_a_request_begins_when_its_turn_may_have_come(
+    requests: list[tuple[float, float]], ends: list[float]
+) -> None:
+    async def main(send: Send) -> list[float]:
+        return await asyncio.gather(*(send(at, lasts) for at, lasts in requests))
+
+    assert times_of(10.0, main) == ends
+
+
+def test_a_request_that_fails_or_is_cancelled_extends_no_other() -> None:
+    async def main(send: Send) -> list[float]:
+        cancelled = asyncio.create_task(send(0, 5))
+        other = asyncio.create_task(send(0, 99))
+        await asyncio.sleep(4)
+        cancelled.cancel()
+        return [await other]
+
+    assert times_of(10.0, main) == [-10]
