@@ -12,7 +12,7 @@ from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.config import Config, load_config
 from touche_llm.data.records import RunLine
-from touche_llm.integrations.tira import recognise
+from touche_llm.integrations.tira import detect_input
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.model import LanguageModel
@@ -40,7 +40,7 @@ class Silent:
 
 
 def config_for(folder: Path, **flags: Any) -> Config:
-    sample = recognise(SAMPLES / flags.get("task", "comparative"))
+    sample = detect_input(SAMPLES / flags.get("task", "comparative"))
     given: dict[str, Any] = {"topics": sample.topics, "corpus": sample.corpus, "index": folder / "index"}
     given |= {"cache.file": folder / "answers.sqlite", "engine.retry_for": 1.0}
     if get_task(flags.get("task", "comparative")).stance_question is not None:

@@ -24,10 +24,10 @@ from touche_llm.pipeline.engines import remember
 from touche_llm.pipeline.judge import judge_stage
 from touche_llm.pipeline.rank import rank_stage
 from touche_llm.pipeline.retrieve import retrieve_stage
-from touche_llm.regression.format_diff import told
-from touche_llm.regression.record import finished_run, record
-from touche_llm.regression.snapshot import open_recorded
-from touche_llm.regression.update import preview, update
+from touche_llm.regression.format_diff import format_differences
+from touche_llm.regression.record import load_finished_run, record
+from touche_llm.regression.snapshot import open_snapshot
+from touche_llm.regression.update import preview_update, update
 from touche_llm.tasks import TASKS, get_task
 
 FOLDER = Path(__file__).parent / "regress"
@@ -77,13 +77,13 @@ async def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             run, target = await make_run(task, Path(name)), FOLDER / task
             if not target.exists():
-                print(task, await record(finished_run(run), run, target, made_up_qrels(task, run, Path(name))))
+                print(task, await record(load_finished_run(run), run, target, made_up_qrels(task, run, Path(name))))
                 continue
-            recorded = open_recorded(target)
+            recorded = open_snapshot(target)
             (work := Path(name) / "work").mkdir()
-            found = await preview(recorded, None, run, work)
-            print(told(task, found.findings))
-            if found.findings:
+            found = await preview_update(recorded, None, run, work)
+            print(format_differences(task, found.differences))
+            if found.differences:
                 print(task, await update(recorded, found))
 
 

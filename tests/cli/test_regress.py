@@ -79,7 +79,7 @@ def test_a_damaged_run_and_one_of_an_odd_name_are_told_and_the_others_checked(to
 def test_a_run_with_queries_of_the_model_says_what_no_check_sees(touche: Touche, tmp_path: Path) -> None:
     run = asyncio.run(make_run("comparative", tmp_path, depth=3, rank=("judge",)))
     edit(run / "config.yaml", "expansion:\n  use: false", "expansion:\n  use: true")
-    note = "note: the first stage is kept as it was found, so no check sees a change of the prompt `queries`\n"
+    note = "note: the first stage is stored and not repeated, so no check detects a change of prompt `queries`\n"
     assert touche("regress", "record", str(run), "first").stdout.endswith(note)
     assert touche("regress", "check").stdout == f"first: as recorded\n  {note}"
     assert not (tmp_path / "regress/first/prompts/queries").exists()
@@ -133,7 +133,7 @@ def test_a_template_that_changes_after_the_question_is_not_stored_unseen(
 
     monkeypatch.setattr("typer.confirm", saved)
     done = touche("regress", "update", "comparative", "--prompts", str(mine))
-    assert done.returncode != 0 and "setting rank: " in done.stdout and "does not come out again" in done.stderr
+    assert done.returncode != 0 and "setting rank: " in done.stdout and "the replay gives another run" in done.stderr
     assert (folder / "recorded.json").read_bytes() == before
 
 

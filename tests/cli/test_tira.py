@@ -16,7 +16,7 @@ from tests.sample_runs import run_lines
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.data.topics import read_topics
 from touche_llm.evaluation.run_validation import validate_run
-from touche_llm.integrations.tira import recognise
+from touche_llm.integrations.tira import detect_input
 from touche_llm.tasks import TASKS, get_task
 
 Prepare = Callable[[str], Path]
@@ -30,7 +30,7 @@ def prepared(touche: Touche, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("TOUCHE_LLM_CACHE", str(tmp_path / "cache"))
 
     def prepare(task: str) -> Path:
-        sample = recognise(SAMPLES / task)
+        sample = detect_input(SAMPLES / task)
         assert sample.corpus is not None
         folder = tmp_path / "input"
         folder.mkdir()

@@ -50,7 +50,7 @@ def test_a_damaged_run_fails_with_the_error_alone(project: pytest.Pytester, copy
     (folder / "topics.jsonl").unlink()
     result = project.runpytest(f"--touche-regress={folder.parent}")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["error: *topics.jsonl: not there; record the run again"])
+    result.stdout.fnmatch_lines(["error: *topics.jsonl: no such file; record the run again"])
     result.stdout.no_fnmatch_line("*Traceback*")
 
 

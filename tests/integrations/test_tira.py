@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from touche_llm.errors import UsageError
-from touche_llm.integrations.tira import recognise
+from touche_llm.integrations.tira import detect_input
 
 PLAIN = "<topics><topic><number>1</number><title>Are zoos good?</title></topic></topics>"
 COMPARED = (
@@ -36,31 +36,31 @@ def folder_with(folder: Path, topics: str, *names: str) -> Path:
     ],
 )
 def test_the_task_is_told_by_the_corpus_and_by_the_topics(tmp_path: Path, topics: str, name: str, task: str) -> None:
-    found = recognise(folder_with(tmp_path, topics, name))
+    found = detect_input(folder_with(tmp_path, topics, name))
     assert (found.task.name, found.corpus, found.candidates) == (task, tmp_path / name, None)
     assert found.topics == tmp_path / "topics.xml"
 
 
 @pytest.mark.parametrize(("topics", "task"), [(PLAIN, "controversial"), (COMPARED, "comparative")])
 def test_a_rerank_file_is_corpus_and_candidates(tmp_path: Path, topics: str, task: str) -> None:
-    found = recognise(folder_with(tmp_path, topics, "rerank.jsonl.gz"))
+    found = detect_input(folder_with(tmp_path, topics, "rerank.jsonl.gz"))
     assert found.task.name == task
     assert found.corpus == found.candidates == tmp_path / "rerank.jsonl.gz"
 
 
 def test_a_rerank_file_beside_a_corpus_is_of_the_task_of_the_corpus(tmp_path: Path) -> None:
-    found = recognise(folder_with(tmp_path, PLAIN, "passages.jsonl", "rerank.jsonl.gz"))
+    found = detect_input(folder_with(tmp_path, PLAIN, "passages.jsonl", "rerank.jsonl.gz"))
     assert found.task.name == "comparative"
     assert found.corpus == found.candidates == tmp_path / "rerank.jsonl.gz"
 
 
 def test_a_rerank_file_is_not_for_sentences(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="rerank.jsonl ranks documents"):
-        recognise(folder_with(tmp_path, PLAIN, "args_processed_04_01.csv", "rerank.jsonl"))
+        detect_input(folder_with(tmp_path, PLAIN, "args_processed_04_01.csv", "rerank.jsonl"))
 
 
 def test_topics_alone_are_for_a_search_engine(tmp_path: Path) -> None:
-    found = recognise(folder_with(tmp_path, PLAIN, "notes.txt"))
+    found = detect_input(folder_with(tmp_path, PLAIN, "notes.txt"))
     assert (found.task.name, found.corpus) == ("controversial", None)
 
 
@@ -68,26 +68,26 @@ def test_queries_of_tira_are_topics(tmp_path: Path) -> None:
     query = {"qid": "1", "query": "cats dogs", "original_query": {"title": "Cats or dogs?", "objects": "cat, dog"}}
     (tmp_path / "queries.jsonl").write_text(json.dumps(query) + "\n")
     (tmp_path / "rerank.jsonl").touch()
-    found = recognise(tmp_path)
+    found = detect_input(tmp_path)
     assert (found.task.name, found.topics) == ("comparative", tmp_path / "queries.jsonl")
 
 
 def test_a_folder_without_topics_says_what_is_there(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no topics \(topics.xml, .*\); it is empty"):
-        recognise(tmp_path)
+    with pytest.raises(UsageError, match=r"no topics \(topics.xml, .*\); the folder is empty"):
+        detect_input(tmp_path)
     (tmp_path / "readme").touch()
-    with pytest.raises(UsageError, match="there are readme"):
-        recognise(tmp_path)
+    with pytest.raises(UsageError, match="the folder has readme"):
+        detect_input(tmp_path)
     with pytest.raises(UsageError, match="no such folder"):
-        recognise(tmp_path / "nowhere")
+        detect_input(tmp_path / "nowhere")
 
 
 def test_of_a_corpus_packed_and_unpacked_the_unpacked_one_is_taken(tmp_path: Path) -> None:
     folder_with(tmp_path, PLAIN, "args_processed_04_01.tar.gz", "args_processed_04_01.csv")
-    assert recognise(tmp_path).corpus == tmp_path / "args_processed_04_01.csv"
+    assert detect_input(tmp_path).corpus == tmp_path / "args_processed_04_01.csv"
 
 
 def test_two_corpora_are_not_guessed_between(tmp_path: Path) -> None:
     folder_with(tmp_path, PLAIN, "passages.jsonl", "args_processed_04_01.csv")
     with pytest.raises(UsageError, match="corpora of several tasks: passages.jsonl, args_processed_04_01.csv"):
-        recognise(tmp_path)
+        detect_input(tmp_path)

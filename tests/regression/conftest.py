@@ -11,9 +11,9 @@ import pytest
 
 from tests.write_regressions import FOLDER, make_run
 from touche_llm.prompts.prompt import prompts_folder
-from touche_llm.regression.check import Outcome, check, check_all
-from touche_llm.regression.differences import Finding
-from touche_llm.regression.snapshot import open_recorded
+from touche_llm.regression.check import CheckResult, check_all, check_snapshot
+from touche_llm.regression.differences import Difference
+from touche_llm.regression.snapshot import open_snapshot
 
 Copy = Callable[[str], Path]
 _VERSION = cache(version)
@@ -37,12 +37,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return asyncio.run(make_run("comparative", tmp_path_factory.mktemp("made")))
 
 
-def checked(folder: Path, prompts: Path | None = None) -> list[Finding]:
-    return asyncio.run(check(open_recorded(folder), prompts))
+def checked(folder: Path, prompts: Path | None = None) -> list[Difference]:
+    return asyncio.run(check_snapshot(open_snapshot(folder), prompts))
 
 
-def all_checked(folders: list[Path], prompts: Path | None = None) -> list[Outcome]:
-    async def collected() -> list[Outcome]:
+def all_checked(folders: list[Path], prompts: Path | None = None) -> list[CheckResult]:
+    async def collected() -> list[CheckResult]:
         return [each async for each in check_all(folders, prompts)]
 
     return asyncio.run(collected())

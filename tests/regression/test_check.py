@@ -14,16 +14,16 @@ from tests.write_regressions import FOLDER
 from touche_llm.errors import UsageError
 from touche_llm.llm.answers import AnswerModel, schema_of
 from touche_llm.prompts.prompt import prompts_folder
-from touche_llm.regression.differences import Finding, by_kind
-from touche_llm.regression.format_diff import told
-from touche_llm.regression.snapshot import QUERIES_UNSEEN
+from touche_llm.regression.differences import Difference, group_by_kind
+from touche_llm.regression.format_diff import format_differences
+from touche_llm.regression.snapshot import QUERIES_NOT_CHECKED
 from touche_llm.tasks import TASKS
 from touche_llm.text.sanitize import sanitize
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_project_s_own_recorded_runs_come_out_as_they_were_recorded(task: str) -> None:
-    assert told(task, checked(FOLDER / task)) == f"{task}: as recorded"
+    assert format_differences(task, checked(FOLDER / task)) == f"{task}: as recorded"
 
 
 def test_the_recorded_runs_are_small_and_name_no_place_of_a_machine() -> None:
@@ -47,8 +47,8 @@ def test_a_changed_sentence_of_a_template_fails_with_the_diff_of_that_prompt_alo
     tmp_path: Path, task: str, purpose: str, old: str
 ) -> None:
     new = f"Indeed. {old}"
-    findings = checked(FOLDER / task, overlay(tmp_path / "mine", task, **{purpose: (old, new)}))
-    found = by_kind(findings)
+    differences = checked(FOLDER / task, overlay(tmp_path / "mine", task, **{purpose: (old, new)}))
+    found = group_by_kind(differences)
     assert set(found) == {"prompt", "version", "missing"}
     (prompt,) = found["prompt"]
     assert (prompt.name, prompt.count) == (purpose, prompt.of)
@@ -57,24 +57,24 @@ def test_a_changed_sentence_of_a_template_fails_with_the_diff_of_that_prompt_alo
     added = [line for line in prompt.text.split("\n") if line.startswith("+")][1:]
     taken = [line for line in prompt.text.split("\n") if line.startswith("-")][1:]
     assert taken and [line[1:] for line in taken] == [line[1:].replace("Indeed. ", "") for line in added]
-    text = told(task, findings)
-    assert f"prompt {purpose}: {prompt.count} of {prompt.of} requests render otherwise" in text
+    text = format_differences(task, differences)
+    assert f"prompt {purpose}: {prompt.count} of {prompt.of} requests render differently" in text
     assert f"answers missing: {prompt.count} of {purpose}: topic" in text
 
 
 def test_every_changed_prompt_is_told_although_answers_to_the_first_are_missing(tmp_path: Path) -> None:
     changed = {name: ("You are an assessor", "You assess") for name in ("judge", "stance", "best", "order")}
-    findings = checked(FOLDER / "comparative", overlay(tmp_path / "mine", "comparative", **changed))
-    prompts = by_kind(findings)["prompt"]
+    differences = checked(FOLDER / "comparative", overlay(tmp_path / "mine", "comparative", **changed))
+    prompts = group_by_kind(differences)["prompt"]
     assert {each.name for each in prompts} == set(changed)
     assert all(each.count == each.of for each in prompts)
 
 
 def test_only_the_requests_that_change_are_counted_and_shown(tmp_path: Path) -> None:
     changed = ("Passage:\n", "{% if topic.id == '20' %}Now, the passage:{% else %}Passage:{% endif %}\n\n")
-    findings = checked(FOLDER / "comparative", overlay(tmp_path / "mine", "comparative", judge=changed))
-    (prompt,) = by_kind(findings)["prompt"]
-    of_topic = [each for each in findings if each.kind == "missing"]
+    differences = checked(FOLDER / "comparative", overlay(tmp_path / "mine", "comparative", judge=changed))
+    (prompt,) = group_by_kind(differences)["prompt"]
+    of_topic = [each for each in differences if each.kind == "missing"]
     assert {each.topic for each in of_topic} == {"20"} and prompt.topic == "20"
     assert prompt.count == len(of_topic) and prompt.of is not None and 0 < len(of_topic) < prompt.of
 
@@ -87,12 +87,14 @@ def test_a_version_that_was_not_raised_is_told_with_both_labels(
     template = mine / "controversial" / "judge.jinja"
     (version,) = re.findall(r"^version: (\d+)$", template.read_text(), re.MULTILINE)
     edit(template, f"version: {version}\n", f"version: {int(version) - 1 + now}\n")
-    findings = checked(FOLDER / "controversial", mine)
-    (prompt,) = by_kind(findings)["prompt"]
-    versions = by_kind(findings).get("version", [])
-    assert versions == ([Finding("controversial", "version", "judge", old=prompt.old, new=prompt.new)] * told_of)
+    differences = checked(FOLDER / "controversial", mine)
+    (prompt,) = group_by_kind(differences)["prompt"]
+    versions = group_by_kind(differences).get("version", [])
+    assert versions == ([Difference("controversial", "version", "judge", old=prompt.old, new=prompt.new)] * told_of)
     assert prompt.old != prompt.new
-    assert (f"version of judge not raised: {prompt.old} → {prompt.new};" in told("x", findings)) is told_of
+    assert (
+        f"version of judge not raised: {prompt.old} → {prompt.new};" in format_differences("x", differences)
+    ) is told_of
 
 
 def test_a_given_folder_goes_before_a_path_that_was_recorded(copy_of: Copy, tmp_path: Path) -> None:
@@ -104,10 +106,10 @@ def test_a_given_folder_goes_before_a_path_that_was_recorded(copy_of: Copy, tmp_
         stream.write("prompts: {judge: ../../theirs/my_judge.jinja, best: ../../theirs/my_best.jinja}\n")
     assert not checked(folder)
     mine = overlay(tmp_path / "mine", "controversial", judge=("You are an assessor", "You assess"))
-    (prompt,) = by_kind(checked(folder, mine))["prompt"]
+    (prompt,) = group_by_kind(checked(folder, mine))["prompt"]
     assert prompt.name == "judge" and "+You assess" in prompt.text
     edit(theirs / "my_best.jinja", "You are an assessor", "You assess")
-    assert {each.name for each in by_kind(checked(folder, mine))["prompt"]} == {"judge", "best"}
+    assert {each.name for each in group_by_kind(checked(folder, mine))["prompt"]} == {"judge", "best"}
 
 
 def test_a_given_folder_goes_before_a_name_that_it_does_not_have(copy_of: Copy, tmp_path: Path) -> None:
@@ -118,18 +120,18 @@ def test_a_given_folder_goes_before_a_name_that_it_does_not_have(copy_of: Copy, 
         stream.write("prompts: {judge: strict, folder: ../../theirs}\n")
     assert not checked(folder)
     mine = overlay(tmp_path / "mine", "controversial", judge=("You are an assessor", "You assess"))
-    (prompt,) = by_kind(checked(folder, mine))["prompt"]
+    (prompt,) = group_by_kind(checked(folder, mine))["prompt"]
     assert prompt.name == "judge" and "+You assess" in prompt.text
     (mine / "controversial" / "judge.jinja").rename(mine / "controversial" / "strict.jinja")
-    assert by_kind(checked(folder, mine))["prompt"][0].text.replace("strict", "judge") == prompt.text
+    assert group_by_kind(checked(folder, mine))["prompt"][0].text.replace("strict", "judge") == prompt.text
 
 
 def test_templates_of_one_task_say_nothing_of_the_runs_of_others(tmp_path: Path) -> None:
     folders = [FOLDER / task for task in ("comparative", "controversial")]
     mine = overlay(tmp_path / "mine", "controversial", judge=("You are an assessor", "You assess"))
     first, second = all_checked(folders, mine)
-    assert not first.findings and {each.kind for each in second.findings} == {"prompt", "version", "missing"}
-    with pytest.raises(UsageError, match=r"mine: no templates for these runs; theirs would be comparative/NAME.jinja$"):
+    assert not first.differences and {each.kind for each in second.differences} == {"prompt", "version", "missing"}
+    with pytest.raises(UsageError, match=r"mine: no templates for these runs; expected comparative/NAME.jinja$"):
         all_checked(folders[:1], mine)
     with pytest.raises(UsageError, match="nowhere: no such folder of templates"):
         all_checked(folders, tmp_path / "nowhere")
@@ -137,7 +139,7 @@ def test_templates_of_one_task_say_nothing_of_the_runs_of_others(tmp_path: Path)
     (mine / "comparative").mkdir()
     (mine / "comparative" / "jugde.jinja").touch()
     first, second = all_checked(folders, mine)
-    (finding,) = first.findings
+    (finding,) = first.differences
     assert finding.kind == "error" and "comparative has jugde" in finding.text
 
 
@@ -147,11 +149,11 @@ def test_a_check_says_that_it_does_not_see_a_change_of_the_prompt_for_queries(co
     assert [each.note for each in all_checked([folder], mine)] == [""]
     overlay(mine, "controversial", queries=("You", "Indeed, you"))
     (outcome,) = all_checked([folder], mine)
-    assert not outcome.findings and outcome.note == QUERIES_UNSEEN and "`queries`" in QUERIES_UNSEEN
+    assert not outcome.differences and outcome.note == QUERIES_NOT_CHECKED and "`queries`" in QUERIES_NOT_CHECKED
     with (folder / "config.yaml").open("a") as stream:
         stream.write("expansion: {use: true}\n")
     (outcome,) = all_checked([folder])
-    assert not outcome.findings and outcome.note == QUERIES_UNSEEN
+    assert not outcome.differences and outcome.note == QUERIES_NOT_CHECKED
 
 
 def test_a_change_that_renders_the_same_is_none(tmp_path: Path) -> None:
@@ -165,8 +167,8 @@ def test_examples_that_are_added_are_shown_as_turns(tmp_path: Path) -> None:
         "- topic: {id: '900', title: 'Should cats vote?'}\n  document: They never asked to.\n"
         "  answer: {relevance: 3, quality: 1, stance: CON}\n"
     )
-    findings = checked(FOLDER / "controversial", mine)
-    (prompt,) = by_kind(findings)["prompt"]
+    differences = checked(FOLDER / "controversial", mine)
+    (prompt,) = group_by_kind(differences)["prompt"]
     assert prompt.name == "judge" and prompt.count == prompt.of
     assert "+[assistant]" in prompt.text and '+{"relevance":3,"quality":1,"stance":"CON"}' in prompt.text
 
@@ -176,7 +178,7 @@ def test_a_changed_weight_moves_ranks_and_figures(copy_of: Copy) -> None:
     with (folder / "config.yaml").open("a") as stream:
         stream.write("weights: {relevance: 0.0, quality: 0.0, first_stage: 1.0}\n")
     edit(folder / "config.yaml", "- listwise:4\n- pairwise:3\n", "")
-    found = by_kind(checked(folder))
+    found = group_by_kind(checked(folder))
     assert {each.name: (each.old, each.new) for each in found["setting"]} == {
         "rank": (["judge", "listwise:4", "pairwise:3"], ["judge"]),
         "weights.first_stage": (0.05, 1.0),
@@ -193,7 +195,7 @@ def test_a_changed_weight_moves_ranks_and_figures(copy_of: Copy) -> None:
     furthest = [abs(each.old - each.new) for each in found["rank"]]
     assert furthest == sorted(furthest, reverse=True)
     assert [each.name for each in found["measure"]] == ["relevance nDCG@5", "quality nDCG@5", "stance macro-F1"]
-    text = told("x", checked(folder))
+    text = format_differences("x", checked(folder))
     assert "setting weights.quality: 0.5 → 0.0" in text and f"ranks moved: {len(wanted)} documents of 2 topics" in text
     assert "relevance nDCG@5, over the recorded topics: " in text
 
@@ -201,7 +203,7 @@ def test_a_changed_weight_moves_ranks_and_figures(copy_of: Copy) -> None:
 def test_a_changed_threshold_turns_stances_without_moving_ranks(copy_of: Copy) -> None:
     folder = copy_of("comparative")
     edit(folder / "config.yaml", "stance:\n", "stance:\n  thresholds: {'NO': 0.0}\n")
-    found = by_kind(checked(folder))
+    found = group_by_kind(checked(folder))
     lines = [line.split() for line in _lines(folder / "run.txt")]
     assert {(each.topic, each.document, each.old, each.new) for each in found["stance"]} == {
         (topic, document, stance, "NO") for topic, stance, document, *_ in lines if stance != "NO"
@@ -221,18 +223,20 @@ def test_an_answer_that_is_not_there_is_told_with_topic_and_document(copy_of: Co
     gone = next(line for line in lines if json.loads(line).get("prompt") == "comparative/judge")
     (folder / "cassette.jsonl").write_text("".join(line for line in lines if line != gone))
     entry = json.loads(gone)
-    findings = checked(folder)
+    differences = checked(folder)
     # What is asked after it depends on it.
-    assert findings[0] == Finding("comparative", "missing", "judge", entry["topic"], entry["document"])
-    assert set() < {each.name for each in findings[1:]} <= {"order", "best"}
-    assert f"answers missing: 1 of judge: topic {entry['topic']} document {entry['document']}" in told("x", findings)
+    assert differences[0] == Difference("comparative", "missing", "judge", entry["topic"], entry["document"])
+    assert set() < {each.name for each in differences[1:]} <= {"order", "best"}
+    assert f"answers missing: 1 of judge: topic {entry['topic']} document {entry['document']}" in format_differences(
+        "x", differences
+    )
 
 
 def test_a_length_that_is_not_there_is_told_too(copy_of: Copy) -> None:
     folder = copy_of("controversial")
     lines = (folder / "cassette.jsonl").read_text().splitlines(keepends=True)
     (folder / "cassette.jsonl").write_text("".join(line for line in lines if '"kind":"fit"' not in line))
-    found = by_kind(checked(folder))
+    found = group_by_kind(checked(folder))
     assert set(found) == {"missing"} and {each.name for each in found["missing"]} >= {"judge"}
 
 
@@ -246,11 +250,11 @@ def test_a_changed_default_is_told_by_name(copy_of: Copy) -> None:
     assert (setting.kind, setting.old, setting.new) == ("setting", 30, 20)
 
 
-def test_changed_sampling_is_told_as_a_setting_and_as_what_is_asked(copy_of: Copy) -> None:
+def test_changed_sampling_is_reported_as_a_setting_and_as_request_parameters(copy_of: Copy) -> None:
     folder = copy_of("sentence_pairs")
     with (folder / "config.yaml").open("a") as stream:
         stream.write("sampling: {max_tokens: 96}\n")
-    found = by_kind(checked(folder))
+    found = group_by_kind(checked(folder))
     assert [(each.name, each.old, each.new) for each in found["setting"]] == [("sampling.max_tokens", 64, 96)]
     asked = {each.name: (each.old, each.new) for each in found["request"]}
     assert asked["sentence.sampling.max_tokens"] == (64, 96) and asked["best.sampling.max_tokens"] == (64, 96)
@@ -262,23 +266,23 @@ def test_a_changed_schema_is_told_by_name(monkeypatch: pytest.MonkeyPatch) -> No
         return {**schema_of(model), "title": "Answer"}
 
     monkeypatch.setattr("touche_llm.judging.pointwise.schema_of", with_a_title)
-    found = by_kind(checked(FOLDER / "comparative"))
+    found = group_by_kind(checked(FOLDER / "comparative"))
     assert {(each.name, each.old, each.new) for each in found["request"]} == {
         (f"{purpose}.schema.title", None, "Answer") for purpose in ("judge", "stance", "objects")
     }
     assert "prompt" not in found and {each.name for each in found["missing"]} == {"judge", "stance", "objects"}
 
 
-def test_what_the_program_renders_otherwise_is_shown_though_no_template_changed(
+def test_a_change_of_rendering_by_the_program_is_reported_without_a_changed_template(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("touche_llm.judging.pointwise.sanitize", lambda text: sanitize(text).upper())
-    findings = checked(FOLDER / "comparative")
-    judge = next(each for each in by_kind(findings)["prompt"] if each.name == "judge")
+    differences = checked(FOLDER / "comparative")
+    judge = next(each for each in group_by_kind(differences)["prompt"] if each.name == "judge")
     assert judge.count is None
     (old,), (new,) = ([line for line in judge.text.split("\n")[2:] if line.startswith(sign)] for sign in "-+")
     assert new[1:] == old[1:].upper() != old[1:]
-    assert "the program renders it otherwise, not by its template" in told("x", findings)
+    assert "rendered differently by the program, not by its template" in format_differences("x", differences)
 
 
 def test_a_template_that_cannot_be_used_is_told_with_file_and_line(tmp_path: Path) -> None:
@@ -294,7 +298,7 @@ def test_recorded_templates_that_the_program_no_longer_takes_leave_the_recorded_
     edit(folder / "prompts" / "judge" / "judge.jinja", "{{ document }}", "{{ text_of_long_ago }}")
     assert not checked(folder)
     mine = overlay(tmp_path / "mine", "comparative", judge=("You are an assessor", "You assess"))
-    (prompt,) = by_kind(checked(folder, mine))["prompt"]
+    (prompt,) = group_by_kind(checked(folder, mine))["prompt"]
     assert prompt.name == "judge" and "+You assess" in prompt.text
 
 

@@ -9,8 +9,8 @@ import pytest
 from touche_llm.data.records import Candidate
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.evaluation.qrels import Qrels
-from touche_llm.regression.differences import Finding, measures, moves, values
-from touche_llm.regression.format_diff import told
+from touche_llm.regression.differences import Difference, compare_measures, compare_rankings, compare_values
+from touche_llm.regression.format_diff import format_differences
 
 LABELS = ("PRO", "CON")
 
@@ -25,7 +25,7 @@ def run(ranking: str, stances: Mapping[str, str] | None = None, scores: Mapping[
 
 
 def test_documents_that_came_or_went_moved_furthest_and_the_others_by_their_ranks() -> None:
-    found = moves("r", run("abcde"), run("edbfa"))
+    found = compare_rankings("r", run("abcde"), run("edbfa"))
     assert [(each.kind, each.topic, each.document, each.old, each.new) for each in found] == [
         ("rank", "1", "c", 3, None),
         ("rank", "1", "f", None, 4),
@@ -37,36 +37,36 @@ def test_documents_that_came_or_went_moved_furthest_and_the_others_by_their_rank
 
 
 def test_a_document_that_came_at_the_last_rank_is_before_the_longest_move_within_the_run() -> None:
-    found = moves("r", run("abcdef"), run("fbcdax"))
+    found = compare_rankings("r", run("abcdef"), run("fbcdax"))
     assert [each.document for each in found] == ["e", "x", "f", "a"]
 
 
 def test_stances_are_compared_where_both_runs_have_the_document() -> None:
-    found = moves("r", run("ab", {"a": "CON"}), run("ba", {"b": "CON"}))
+    found = compare_rankings("r", run("ab", {"a": "CON"}), run("ba", {"b": "CON"}))
     assert [(each.kind, each.document, each.old, each.new) for each in found] == [
         ("rank", "a", 1, 2),
         ("rank", "b", 2, 1),
         ("stance", "a", "CON", "PRO"),
         ("stance", "b", "PRO", "CON"),
     ]
-    found = moves("r", run("ab"), run("ac", {"c": "CON"}))
+    found = compare_rankings("r", run("ab"), run("ac", {"c": "CON"}))
     assert [(each.kind, each.document) for each in found] == [("rank", "b"), ("rank", "c")]
 
 
 def test_where_no_rank_and_no_stance_differs_the_scores_are_told_and_else_the_bytes() -> None:
     old, new = run("abc"), run("abc", scores={"b": 7.5, "c": 1.0})
-    assert moves("r", old, new) == [Finding("r", "run", "score", "1", "b", 8.0, 7.5, 2, 3)]
-    (same,) = moves("r", old, run("abc"))
+    assert compare_rankings("r", old, new) == [Difference("r", "run", "score", "1", "b", 8.0, 7.5, 2, 3)]
+    (same,) = compare_rankings("r", old, run("abc"))
     assert (same.kind, same.name, same.document) == ("run", "file", None)
     # With another rank, scores say nothing more.
-    assert {each.kind for each in moves("r", old, run("acb", scores={"a": 99.0}))} == {"rank"}
+    assert {each.kind for each in compare_rankings("r", old, run("acb", scores={"a": 99.0}))} == {"rank"}
 
 
 @pytest.mark.parametrize("stances", [True, False])
 def test_figures_are_those_before_and_those_now(stances: bool) -> None:
     grades = {"relevance": {"1": {"a": 3.0, "b": 0.0}}, "quality": {"1": {"a": 0.0, "b": 3.0}}}
     true = {"1": {"a": "PRO", "b": "CON"}} if stances else {}
-    found = measures("r", run("ab", {"b": "CON"}), run("ba"), Qrels(grades, true, LABELS, {}, []))
+    found = compare_measures("r", run("ab", {"b": "CON"}), run("ba"), Qrels(grades, true, LABELS, {}, []))
     values = {each.name: (each.old, each.new) for each in found}
     second = pytest.approx(1 / 1.584962500721156)
     assert values["relevance nDCG@5"] == (1.0, second) and values["quality nDCG@5"] == (second, 1.0)
@@ -77,32 +77,33 @@ def test_figures_are_those_before_and_those_now(stances: bool) -> None:
 
 def test_values_that_differ_come_by_name_and_one_that_is_not_there_is_none() -> None:
     old, new = {"b": 1, "a": 0, "same": [1], "gone": False}, {"b": 2, "a": None, "same": [1], "new": 0}
-    assert values("r", "setting", old, new, "x.") == [
-        Finding("r", "setting", "x.a", old=0, new=None),
-        Finding("r", "setting", "x.b", old=1, new=2),
-        Finding("r", "setting", "x.gone", old=False, new=None),
-        Finding("r", "setting", "x.new", old=None, new=0),
+    assert compare_values("r", "setting", old, new, "x.") == [
+        Difference("r", "setting", "x.a", old=0, new=None),
+        Difference("r", "setting", "x.b", old=1, new=2),
+        Difference("r", "setting", "x.gone", old=False, new=None),
+        Difference("r", "setting", "x.new", old=None, new=0),
     ]
 
 
 def test_in_words_the_first_five_are_shown_and_the_others_counted() -> None:
     names = "abcdefgh"
-    text = told("r", moves("r", run(names), run(names[::-1])))
+    text = format_differences("r", compare_rankings("r", run(names), run(names[::-1])))
     assert "ranks moved: 8 documents of 1 topics, the furthest first:" in text
     assert text.count("    topic 1 document ") == 5 and text.endswith("    and 3 more")
     assert "topic 1 document a: rank 1 → rank 8" in text
-    text = told("r", moves("r", run("ab"), run("ac")))
+    text = format_differences("r", compare_rankings("r", run("ab"), run("ac")))
     assert "document b: rank 2 → not in the run" in text and "document c: not in the run → rank 2" in text
     assert "more" not in text
-    gone = [Finding("r", "missing", "judge", "1", document) for document in names[:7]]
-    assert "answers missing: 7 of judge: topic 1 document a, " in told("r", gone) and told("r", gone).endswith(
-        " and 2 more"
-    )
-    assert told("r", gone[:5]).endswith("topic 1 document e")
-    assert told("r", []) == "r: as recorded"
+    gone = [Difference("r", "missing", "judge", "1", document) for document in names[:7]]
+    listed = format_differences("r", gone)
+    assert "answers missing: 7 of judge: topic 1 document a, " in listed and listed.endswith(" and 2 more")
+    assert format_differences("r", gone[:5]).endswith("topic 1 document e")
+    assert format_differences("r", []) == "r: as recorded"
 
 
 def test_in_words_a_figure_has_its_change_with_a_sign() -> None:
-    text = told("r", [Finding("r", "measure", "m", old=0.5, new=0.75), Finding("r", "measure", "n", old=0.5, new=0.25)])
+    text = format_differences(
+        "r", [Difference("r", "measure", "m", old=0.5, new=0.75), Difference("r", "measure", "n", old=0.5, new=0.25)]
+    )
     assert "m, over the recorded topics: 0.5000 → 0.7500 (+0.2500)" in text
     assert "n, over the recorded topics: 0.5000 → 0.2500 (-0.2500)" in text

@@ -13,8 +13,8 @@ from tests.regression.conftest import Copy, all_checked, checked, edit
 from tests.write_regressions import FOLDER
 from touche_llm.config import Config
 from touche_llm.errors import DataError, ToucheError, UsageError
-from touche_llm.regression.replay import Walk, walk
-from touche_llm.regression.snapshot import find_recorded, open_recorded
+from touche_llm.regression.replay import ReplayResult, replay
+from touche_llm.regression.snapshot import find_snapshots, open_snapshot
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_a_file_that_is_not_there_is_named(copy_of: Copy, name: str) -> None:
     folder = copy_of("sentence_pairs")
     (folder / name).unlink()
     with pytest.raises(DataError, match=f"{folder / name}: "):
-        open_recorded(folder)
+        open_snapshot(folder)
 
 
 @pytest.mark.parametrize(
@@ -45,14 +45,16 @@ def test_a_symbolic_link_is_refused(copy_of: Copy, tmp_path: Path, name: str) ->
     place = folder / name
     place.resolve().rename(tmp_path / "elsewhere")
     place.absolute().symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match="a symbolic link; a recorded run holds its own files alone"):
-        open_recorded(folder)
+    with pytest.raises(DataError, match="a symbolic link"):
+        open_snapshot(folder)
 
 
 @pytest.mark.parametrize("name", ["../comparative", "..", ".", "", "a/b", "/etc", "-x", ".hidden", "a\nb", "nothing"])
 def test_a_name_that_is_none_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="the name of a recorded run is one word|no recorded run; there: comparative"):
-        find_recorded(FOLDER, [name])
+    with pytest.raises(
+        UsageError, match="the name of a recorded run is one word|no such recorded run; available: comparative"
+    ):
+        find_snapshots(FOLDER, [name])
 
 
 def test_a_folder_without_recorded_runs_is_told(tmp_path: Path) -> None:
@@ -60,7 +62,7 @@ def test_a_folder_without_recorded_runs_is_told(tmp_path: Path) -> None:
     (tmp_path / ".name.building-x").mkdir()
     (tmp_path / ".name.building-x" / "recorded.json").write_text("{}")
     with pytest.raises(UsageError, match="no recorded run; `touche-llm regress record"):
-        find_recorded(tmp_path, [])
+        find_snapshots(tmp_path, [])
 
 
 @pytest.mark.parametrize(
@@ -70,13 +72,13 @@ def test_a_damaged_run_is_an_error_of_that_run_and_the_others_are_checked(copy_o
     damaged, odd = copy_of("comparative"), copy_of("controversial")
     (damaged / name).unlink()
     odd = odd.rename(odd.with_name("my run"))
-    folders = find_recorded(damaged.parent, [])
+    folders = find_snapshots(damaged.parent, [])
     assert folders == [damaged, odd]
     first, second = all_checked(folders)
-    (finding,) = first.findings
+    (finding,) = first.differences
     assert finding.kind == "error" and str(damaged / name) in finding.text
-    assert second.name == "my run" and not second.findings
-    assert find_recorded(damaged.parent, ["my run"]) == [odd]
+    assert second.name == "my run" and not second.differences
+    assert find_snapshots(damaged.parent, ["my run"]) == [odd]
 
 
 @pytest.mark.parametrize("field", ["sample", "prompt_version"])
@@ -86,32 +88,32 @@ def test_a_number_too_large_in_a_cassette_is_an_error_of_that_run(copy_of: Copy,
     first, *rest = (folder / "cassette.jsonl").read_text().splitlines(keepends=True)
     (folder / "cassette.jsonl").write_text("".join([json.dumps(json.loads(first) | {field: value}) + "\n", *rest]))
     damaged, good = all_checked([folder, FOLDER / "comparative"])
-    (finding,) = damaged.findings
+    (finding,) = damaged.differences
     assert finding.kind == "error" and f"{folder / 'cassette.jsonl'}:1: " in finding.text and field in finding.text
-    assert not good.findings
+    assert not good.differences
 
 
 def test_a_file_that_cannot_be_read_is_an_error_of_that_run(copy_of: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = copy_of("comparative")
 
-    async def unreadable(config: Config, first_stage: Path, work: Path, place: Path) -> Walk:
+    async def unreadable(config: Config, first_stage: Path, work: Path, place: Path) -> ReplayResult:
         if place == folder:
             raise PermissionError(errno.EACCES, "Permission denied", str(folder / "documents.jsonl"))
-        return await walk(config, first_stage, work, place)
+        return await replay(config, first_stage, work, place)
 
-    monkeypatch.setattr("touche_llm.regression.check.walk", unreadable)
+    monkeypatch.setattr("touche_llm.regression.check.replay", unreadable)
     damaged, good = all_checked([folder, FOLDER / "comparative"])
-    (finding,) = damaged.findings
+    (finding,) = damaged.differences
     assert finding.kind == "error" and str(folder / "documents.jsonl") in finding.text
-    assert not good.findings
+    assert not good.differences
 
 
 def test_an_expected_run_that_is_damaged_is_an_error_of_that_run(copy_of: Copy) -> None:
     folder = copy_of("comparative")
     (folder / "run.txt").write_text("3 NO x\n")
     first, second = all_checked([folder, FOLDER / "comparative"])
-    (finding,) = first.findings
-    assert finding.kind == "error" and "run.txt" in finding.text and not second.findings
+    (finding,) = first.differences
+    assert finding.kind == "error" and "run.txt" in finding.text and not second.differences
 
 
 @pytest.mark.parametrize("name", ["topics.jsonl", "candidates.run.txt", "prompts", "cassette.jsonl", "run.txt"])
@@ -122,19 +124,19 @@ def test_whatever_is_left_of_a_recorded_run_is_found(copy_of: Copy, name: str) -
     folder.mkdir()
     (folder.parent / "kept").rename(folder / name)
     (folder.parent / "notes").mkdir()
-    assert find_recorded(folder.parent, []) == [folder]
+    assert find_snapshots(folder.parent, []) == [folder]
 
 
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({"templates": {"judge": "../../../secret.jinja"}}, "templates.judge: .* is no name of a template"),
-        ({"templates": {"judge": "secret.txt"}}, "templates.judge: .* is no name of a template"),
+        ({"templates": {"judge": "../../../secret.jinja"}}, "templates.judge: .* is not the name of a template"),
+        ({"templates": {"judge": "secret.txt"}}, "templates.judge: .* is not the name of a template"),
         ({"templates": {"__class__": "judge.jinja"}}, "templates.__class__"),
         ({"templates": {"folder": "judge.jinja"}}, "templates.folder"),
-        ({"format": 2}, "not as this program records a run: format"),
-        ({"settings": []}, "not as this program records a run: settings"),
-        ({"more": 1}, "not as this program records a run: more"),
+        ({"format": 2}, "not a manifest of this program: format"),
+        ({"settings": []}, "not a manifest of this program: settings"),
+        ({"more": 1}, "not a manifest of this program: more"),
     ],
 )
 def test_a_manifest_of_another_form_is_refused(copy_of: Copy, values: dict[str, object], problem: str) -> None:
@@ -142,15 +144,15 @@ def test_a_manifest_of_another_form_is_refused(copy_of: Copy, values: dict[str, 
     manifest = json.loads((folder / "recorded.json").read_text())
     (folder / "recorded.json").write_text(json.dumps(manifest | values))
     with pytest.raises(DataError, match=problem):
-        open_recorded(folder)
+        open_snapshot(folder)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"examples": ' + "[" * 100_000, "\x00"])
 def test_a_manifest_that_is_no_json_is_refused(copy_of: Copy, content: str) -> None:
     folder = copy_of("comparative")
     (folder / "recorded.json").write_text(content)
-    with pytest.raises(DataError, match="recorded.json: not as this program records a run"):
-        open_recorded(folder)
+    with pytest.raises(DataError, match="recorded.json: not a manifest of this program"):
+        open_snapshot(folder)
 
 
 def test_places_that_the_configuration_names_are_not_looked_at(copy_of: Copy, tmp_path: Path) -> None:
@@ -191,11 +193,11 @@ def test_a_damaged_file_makes_the_run_differ_and_is_named(
 ) -> None:
     folder = copy_of("comparative")
     (folder / name).write_text(content)
-    findings = checked(folder)
+    differences = checked(folder)
     if problem is None:
-        assert not findings  # the recorded templates are only for the diff
+        assert not differences  # the recorded templates are only for the diff
         return
-    (finding,) = findings
+    (finding,) = differences
     assert finding.kind == "error" and problem.replace("\\", "") in finding.text
     assert str(folder.parent) in finding.text or "cassette" in finding.text
 

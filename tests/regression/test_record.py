@@ -36,15 +36,15 @@ from touche_llm.pipeline.engines import remember
 from touche_llm.pipeline.judge import judge_stage
 from touche_llm.pipeline.rank import rank_stage
 from touche_llm.pipeline.run_files import ALL_FAILURES
-from touche_llm.regression.check import check
-from touche_llm.regression.record import NoReplies, Recording, finished_run, record
-from touche_llm.regression.snapshot import open_recorded
+from touche_llm.regression.check import check_snapshot
+from touche_llm.regression.record import MissingReplies, Recording, load_finished_run, record
+from touche_llm.regression.snapshot import open_snapshot
 from touche_llm.regression.writing import write_arguments, write_topics
 from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments, ChatNoirSettings
 
 
 def recorded(run: Path, target: Path) -> Recording:
-    return asyncio.run(record(finished_run(run), run, target, None))
+    return asyncio.run(record(load_finished_run(run), run, target, None))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -139,9 +139,9 @@ async def test_pages_of_a_search_engine_are_kept_as_documents(tmp_path: Path) ->
         await judge_stage(config, tmp_path / "run", Silent(), model)
         await rank_stage(config, tmp_path / "run", Silent(), model)
     target = tmp_path / "regress" / "name"
-    await record(finished_run(tmp_path / "run"), tmp_path / "run", target, None)
+    await record(load_finished_run(tmp_path / "run"), tmp_path / "run", target, None)
     cache.unlink()
-    assert not await check(open_recorded(target))
+    assert not await check_snapshot(open_snapshot(target))
     kept = [json.loads(line) for line in (target / "documents.jsonl").read_text().splitlines()]
     assert kept and all(each["contents"] == pages[each["id"]] for each in kept)
 
@@ -203,7 +203,9 @@ def test_a_run_of_which_a_server_left_a_request_without_a_reply_is_to_be_run_aga
         topic_id=entry.topic, document_id=entry.document, kind=kind, prompt="comparative/judge", attempts=attempts
     )
     write_records(run / "failures.jsonl", [failure])
-    with pytest.raises(NoReplies, match=f"touche-llm run --config {run / 'config.yaml'} --out {run}` again") as caught:
+    with pytest.raises(
+        MissingReplies, match=f"touche-llm run --config {run / 'config.yaml'} --out {run}` again"
+    ) as caught:
         recorded(run, tmp_path / "regress" / "name")
     assert caught.value.places == {(entry.topic, entry.document)}
     assert not list((tmp_path / "regress").iterdir())
@@ -219,15 +221,15 @@ def test_a_run_whose_cache_lost_an_answer_is_refused(forgotten: tuple[Path, Entr
 def test_a_run_that_is_not_finished_is_refused(made: Path, tmp_path: Path, name: str) -> None:
     shutil.copytree(made, tmp_path / "run")
     (tmp_path / "run" / name).unlink()
-    with pytest.raises(DataError, match=f"{name}: not there; give the folder of a run that is finished"):
-        finished_run(tmp_path / "run")
+    with pytest.raises(DataError, match=f"{name}: no such file; give the folder of a finished run"):
+        load_finished_run(tmp_path / "run")
 
 
 def test_a_run_without_its_answers_is_refused(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made, tmp_path / "run")
     edit(tmp_path / "run" / "config.yaml", "answers.sqlite", "nowhere.sqlite")
-    with pytest.raises(DataError, match=r"nowhere.sqlite: the answers of .* are not there"):
-        finished_run(tmp_path / "run")
+    with pytest.raises(DataError, match=r"nowhere.sqlite: no answers of "):
+        load_finished_run(tmp_path / "run")
 
 
 @pytest.mark.parametrize("what", ["another ranking", "another template", "a damaged first stage"])
@@ -237,7 +239,7 @@ def test_a_run_that_its_replay_does_not_give_is_refused_and_nothing_stays(
     run = shutil.copytree(made, tmp_path / "run")
     if what == "another ranking":
         edit(run / "config.yaml", "quality: 0.5", "quality: 3.0")
-        problem = "the run does not come out again; make it anew\nname: differs\n"
+        problem = "the replay gives another run; repeat the run, then record it\nname: differs\n"
     elif what == "another template":
         mine = overlay(tmp_path / "mine", "comparative", judge=("You are an assessor", "You assess"))
         edit(run / "config.yaml", "folder: null", f"folder: {mine}")

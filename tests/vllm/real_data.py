@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.vllm.server import ROOT
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.corpus.args_me import read_arguments
-from touche_llm.integrations.tira import recognise
+from touche_llm.integrations.tira import detect_input
 from touche_llm.tasks.base import Task
 
 REAL = ROOT.parent / "shared" / "data"
@@ -44,12 +44,12 @@ class TaskInput:
 def input_of(task: str, folder: Path) -> TaskInput:
     """Return the input of a task; what has to be made for it is written to `folder`."""
     source = (REAL if REAL.is_dir() else SAMPLES) / task
-    if recognise(source).corpus is None:
-        arguments = recognise(REAL / "sentence_pairs").corpus
+    if detect_input(source).corpus is None:
+        arguments = detect_input(REAL / "sentence_pairs").corpus
         assert arguments is not None
         write_debates(arguments, source / "topics.xml", folder / "debates")
         source = folder / "debates"
-    found = recognise(source)
+    found = detect_input(source)
     assert found.corpus is not None
     return TaskInput(found.task, found.topics, found.corpus, folder / "index", REAL.is_dir())
 

@@ -19,7 +19,7 @@ from tests.vllm.server import CONTEXT, OPTIONS, ROOT, vllm_environment
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.data.topics import read_topics
 from touche_llm.evaluation.run_validation import validate_run
-from touche_llm.integrations.tira import recognise
+from touche_llm.integrations.tira import detect_input
 from touche_llm.tasks import get_task
 
 pytestmark = pytest.mark.vllm
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.vllm
 
 def prepared(task: str, folder: Path) -> Path:
     """The sample of a task as TIRA would lay it out."""
-    given = recognise(SAMPLES / task)
+    given = detect_input(SAMPLES / task)
     assert given.corpus is not None
     place = folder / f"input-{task}"
     place.mkdir()

@@ -24,7 +24,7 @@ from touche_llm.data.files import read_records
 from touche_llm.data.records import Judgment, Objects
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_run
-from touche_llm.integrations.tira import recognise
+from touche_llm.integrations.tira import detect_input
 from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline import run_files
 from touche_llm.pipeline.candidates import open_corpus
@@ -77,7 +77,7 @@ def demo(
 
 def sample_config(task: str, out: Path, flags: Mapping[str, Any]) -> Config:
     """The configuration of a sample's run in replay; `flags` go before it."""
-    sample = recognise(SAMPLES / task)
+    sample = detect_input(SAMPLES / task)
     given: dict[str, Any] = {
         "task": task,
         "topics": sample.topics,

@@ -16,7 +16,7 @@ from touche_llm.data.scratch import recover
 from touche_llm.errors import UsageError
 
 if TYPE_CHECKING:
-    from touche_llm.regression.differences import Finding
+    from touche_llm.regression.differences import Difference
     from touche_llm.regression.record import Recording
 
 _DEFAULT = Path("regress")
@@ -45,8 +45,8 @@ def record_(
 
     Its first stage is kept as it is and never run again. With judgments, a check also tells how far figures move.
     """
-    from touche_llm.regression.record import finished_run, record
-    from touche_llm.regression.snapshot import QUERIES_UNSEEN, check_name
+    from touche_llm.regression.record import load_finished_run, record
+    from touche_llm.regression.snapshot import QUERIES_NOT_CHECKED, check_name
 
     target = root / check_name(run_dir.resolve().name if name is None else name)
     recover(root)
@@ -55,7 +55,7 @@ def record_(
             f"{target}: is there already; `touche-llm regress update {target.name} --dir {root} --run {run_dir}` shows "
             "what would change and replaces it"
         )
-    config = finished_run(run_dir)
+    config = load_finished_run(run_dir)
     files = {"relevance": relevance, "quality": quality, "stance": stance, "coherence": coherence}
     given = any(path is not None for path in files.values())
     qrels = f.given_qrels(config.task, **files) if given else None
@@ -65,7 +65,7 @@ def record_(
     else:
         print_rows(output, [{"folder": target, **asdict(made)}])
     if config.expansion.use:
-        say(output, f"note: {QUERIES_UNSEEN}")
+        say(output, f"note: {QUERIES_NOT_CHECKED}")
 
 
 @app.command("check")
@@ -81,15 +81,16 @@ def check_(
     """
     from touche_llm.regression.check import check_all
     from touche_llm.regression.differences import COLUMNS
-    from touche_llm.regression.format_diff import told
-    from touche_llm.regression.snapshot import find_recorded
+    from touche_llm.regression.format_diff import format_differences
+    from touche_llm.regression.snapshot import find_snapshots
 
-    found: list[Finding] = []
+    found: list[Difference] = []
 
     async def check() -> None:
-        async for each in check_all(find_recorded(root, names or []), prompts):
-            say(output, told(each.name, each.findings) + (f"\n  note: {each.note}" if each.note else ""))
-            found.extend(each.findings)
+        async for checked in check_all(find_snapshots(root, names or []), prompts):
+            note = f"\n  note: {checked.note}" if checked.note else ""
+            say(output, format_differences(checked.name, checked.differences) + note)
+            found.extend(checked.differences)
 
     asyncio.run(check())
     if output is not Format.TABLE:
@@ -115,25 +116,25 @@ def update_(
     its folder with --run.
     """
     from touche_llm.regression.differences import COLUMNS
-    from touche_llm.regression.format_diff import told
-    from touche_llm.regression.snapshot import find_recorded, open_recorded, templates_for
-    from touche_llm.regression.update import new_run, preview, update
+    from touche_llm.regression.format_diff import format_differences
+    from touche_llm.regression.snapshot import choose_templates, find_snapshots, open_snapshot
+    from touche_llm.regression.update import preview_update, require_run, update
 
     if run is not None and len(names) > 1:
         raise UsageError("--run gives the new run of one recorded run; name that one alone")
-    found: list[Finding] = []
-    runs = [open_recorded(folder) for folder in find_recorded(root, names)]
-    for recorded, templates in zip(runs, templates_for(runs, prompts), strict=True):
+    found: list[Difference] = []
+    runs = [open_snapshot(folder) for folder in find_snapshots(root, names)]
+    for snapshot, templates in zip(runs, choose_templates(runs, prompts), strict=True):
         with tempfile.TemporaryDirectory() as work:
-            seen = asyncio.run(preview(recorded, templates, run, Path(work)))
-            found += seen.findings
-            say(output, told(recorded.name, seen.findings))
-            if not seen.findings:
+            seen = asyncio.run(preview_update(snapshot, templates, run, Path(work)))
+            found += seen.differences
+            say(output, format_differences(snapshot.name, seen.differences))
+            if not seen.differences:
                 say(output, "nothing to update")
                 continue
-            new_run(recorded, seen)
-            if yes or typer.confirm(f"store this as {recorded.folder}?", err=True):
-                say(output, _told(recorded.folder, asyncio.run(update(recorded, seen))))
+            require_run(snapshot, seen)
+            if yes or typer.confirm(f"store this as {snapshot.folder}?", err=True):
+                say(output, _told(snapshot.folder, asyncio.run(update(snapshot, seen))))
     if output is not Format.TABLE:
         print_rows(output, [each.row() for each in found], COLUMNS)
 

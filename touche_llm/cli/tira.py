@@ -14,7 +14,7 @@ from touche_llm.cli.output import Format, FormatOption
 from touche_llm.cli.stages import asked, end, made
 from touche_llm.config import index_folder, load_config
 from touche_llm.errors import UsageError
-from touche_llm.integrations.tira import corpus_names, recognise
+from touche_llm.integrations.tira import detect_input, list_corpus_names
 from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline import run_files
 from touche_llm.retrieval.chatnoir.cache import API_KEY_VARIABLE
@@ -64,7 +64,7 @@ def tira(
     """
     if input_folder is None or output_folder is None:
         raise UsageError("give the folders: -i INPUT -o OUTPUT, or TIRA_INPUT_DATASET and TIRA_OUTPUT_DIR")
-    given = recognise(input_folder)
+    given = detect_input(input_folder)
     cache = cache_folder or _cache_folder()
     flags: dict[str, Any] = {
         "task": given.task.name,
@@ -80,7 +80,7 @@ def tira(
     }
     if given.corpus is None:
         if not os.environ.get(API_KEY_VARIABLE):
-            known = ", ".join(corpus_names())
+            known = ", ".join(list_corpus_names())
             raise UsageError(f"{input_folder}: no corpus ({known}), and no key in {API_KEY_VARIABLE} to ask ChatNoir")
         flags |= {"retriever.name": "chatnoir", "chatnoir.cache": cache / "chatnoir.sqlite"}
     settings = load_config(config, flags)

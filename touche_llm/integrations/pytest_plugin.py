@@ -1,6 +1,6 @@
-"""Recorded runs as tests: `pytest --touche-regress DIR`, one for each, and the fixture `touche_regress`.
+"""pytest plugin that replays recorded runs: the option `--touche-regress DIR` and the fixture `touche_regress`.
 
-pytest loads this at every start where the package is installed, so nothing more is imported until it is asked for.
+pytest loads this module at every start, so other modules are imported only when a run is replayed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _DEFAULT = "regress"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option."""
+    """Add the option `--touche-regress`."""
     parser.getgroup("touche-llm").addoption(
         _OPTION,
         metavar="DIR",
@@ -25,17 +25,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(tryfirst=True)  # so that they can be selected like all others
+@pytest.hookimpl(tryfirst=True)  # before pytest applies -k and -m
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Add a test for each recorded run, where the option asks for them."""
+    """Add a test for each recorded run if the option is given."""
     given: str | None = config.getoption(_OPTION)
     if given is None:
         return
     from touche_llm.errors import ToucheError
-    from touche_llm.regression.snapshot import find_recorded
+    from touche_llm.regression.snapshot import find_snapshots
 
     try:
-        folders = find_recorded(Path(given), [])
+        folders = find_snapshots(Path(given), [])
     except ToucheError as error:
         raise pytest.UsageError(f"{_OPTION}: {error}") from error
     items += [
@@ -44,36 +44,36 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     ]
 
 
-class Differs(Exception):
-    """A recorded run that does not come out as it was recorded; the message says how."""
+class RunDiffers(Exception):
+    """The replay differs from the recorded run; the message lists the differences."""
 
 
 class RecordedRun(pytest.Item):
-    """The replay of one recorded run."""
+    """A test that replays one recorded run."""
 
     def __init__(self, *, folder: Path, **others: Any) -> None:
         super().__init__(**others)
         self.folder = folder
 
     def runtest(self) -> None:
-        """Replay the run; raises Differs."""
-        if problem := _problem(self.folder):
-            raise Differs(problem)
+        """Replay the run; raise RunDiffers if the replay differs."""
+        if problem := _describe_problem(self.folder):
+            raise RunDiffers(problem)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """The differences alone, without a traceback of this program."""
-        if isinstance(excinfo.value, Differs):
+        """Return the differences without a traceback."""
+        if isinstance(excinfo.value, RunDiffers):
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, None, str]:
-        """What stands above a failure."""
+        """Return the heading of a failure."""
         return self.folder, None, f"recorded run {self.name}"
 
 
 @pytest.fixture
 def touche_regress(request: pytest.FixtureRequest) -> Callable[[str | Path], None]:
-    """Replays a recorded run and fails with what differs.
+    """Return a function that replays a recorded run and fails with the differences.
 
     Call it with the name of a run in the folder of `--touche-regress` (else in `regress`, below pytest's root folder),
     or with the path of a recorded run: `touche_regress("first")`, `touche_regress(Path("elsewhere/first"))`.
@@ -83,32 +83,32 @@ def touche_regress(request: pytest.FixtureRequest) -> Callable[[str | Path], Non
         given = request.config.getoption(_OPTION)
         root = Path(given) if given else request.config.rootpath / _DEFAULT
         folder = run if isinstance(run, Path) else root / run
-        if problem := _problem(folder):
+        if problem := _describe_problem(folder):
             pytest.fail(problem, pytrace=False)
 
     return check
 
 
-def _problem(folder: Path) -> str:
-    """What keeps a recorded run from coming out as it was recorded; empty where nothing does."""
+def _describe_problem(folder: Path) -> str:
+    """Replay a recorded run; return the differences or the error as text, empty if there is none."""
     from concurrent.futures import ThreadPoolExecutor
 
-    # In a thread of its own, since the test may have an event loop that runs.
+    # In a separate thread because the test may have a running event loop.
     with ThreadPoolExecutor(max_workers=1) as pool:
-        return pool.submit(_checked, folder).result()
+        return pool.submit(_check, folder).result()
 
 
-def _checked(folder: Path) -> str:
+def _check(folder: Path) -> str:
     import asyncio
 
     from touche_llm.errors import ToucheError
-    from touche_llm.regression.check import check
-    from touche_llm.regression.format_diff import told
-    from touche_llm.regression.snapshot import find_recorded, open_recorded
+    from touche_llm.regression.check import check_snapshot
+    from touche_llm.regression.format_diff import format_differences
+    from touche_llm.regression.snapshot import find_snapshots, open_snapshot
 
     try:
-        (found,) = find_recorded(folder.parent, [folder.name])
-        findings = asyncio.run(check(open_recorded(found)))
+        (found,) = find_snapshots(folder.parent, [folder.name])
+        differences = asyncio.run(check_snapshot(open_snapshot(found)))
     except ToucheError as error:
         return f"error: {error}"
-    return told(folder.name, findings) if findings else ""
+    return format_differences(folder.name, differences) if differences else ""

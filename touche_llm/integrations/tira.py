@@ -1,4 +1,4 @@
-"""What lies in an input folder of TIRA, and which task it is for."""
+"""Detection of the task and the files of a TIRA input folder."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ from touche_llm.tasks import TASKS
 from touche_llm.tasks.base import Task
 
 _TOPICS = ("topics.xml", "queries.jsonl", "queries.xml")
-# A first stage with its documents; and collections that any task over documents can have.
+# A first stage with its documents, and collections of any task that ranks documents.
 _RERANK = ("rerank.jsonl.gz", "rerank.jsonl")
 _COLLECTIONS = ("documents.jsonl.gz", "documents.jsonl", "corpus.jsonl.gz", "corpus.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class TiraInput:
     """The files of an input folder.
 
-    `corpus` is None where there is none; `candidates` is the first stage where one is given, the corpus itself then.
+    Attributes:
+        task: The detected task.
+        topics: File of topics.
+        corpus: File of documents, or None.
+        candidates: First stage with its documents, which is then also `corpus`; or None.
     """
 
     task: Task
@@ -29,23 +33,23 @@ class Input:
     candidates: Path | None
 
 
-def recognise(folder: Path) -> Input:
-    """Which task the files of a folder are for.
+def detect_input(folder: Path) -> TiraInput:
+    """Detect the task of an input folder from its files.
 
-    A corpus under the name that a task's organisers gave it tells the task; of one that is there packed and unpacked,
-    the unpacked one is taken. With any other collection of documents, and with none, topics that name two objects
-    belong to the task that compares them. A `rerank.jsonl` holds the first stage and its documents, and is taken
-    instead of a corpus.
+    The file name of an official corpus identifies the task; an uncompressed corpus is preferred to a compressed one.
+    Otherwise topics that name two objects identify the task that compares them. A `rerank.jsonl` holds the first stage
+    and its documents and is preferred to a corpus.
 
     Raises:
-        UsageError: no such folder, no topics, corpora of two tasks, or a first stage of another kind.
-        DataError: the topics cannot be read.
+        UsageError: The folder or its topics are missing, the corpora are of two tasks, or the first stage ranks
+            documents while the corpus is for sentences.
+        DataError: The topics cannot be read.
     """
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder")
     topics = _first(folder, _TOPICS)
     if topics is None:
-        raise UsageError(f"{folder}: no topics ({', '.join(_TOPICS)}); {_there(folder)}")
+        raise UsageError(f"{folder}: no topics ({', '.join(_TOPICS)}); {_list_files(folder)}")
     named = [
         (task, folder / name) for task in TASKS.values() for name in task.corpus_files if (folder / name).is_file()
     ]
@@ -56,18 +60,18 @@ def recognise(folder: Path) -> Input:
         task, corpus = named[0]
         if rerank is not None and task.sentence_question is not None:
             raise UsageError(f"{folder}: {rerank.name} ranks documents, and {corpus.name} is for ranking sentences")
-        return Input(task, topics, rerank or corpus, rerank)
+        return TiraInput(task, topics, rerank or corpus, rerank)
     compared = any(topic.objects is not None for topic in read_topics(topics))
     task = next(
         task
         for task in TASKS.values()
         if task.sentence_question is None and (task.objects_answer is not None) is compared
     )
-    return Input(task, topics, rerank or _first(folder, _COLLECTIONS), rerank)
+    return TiraInput(task, topics, rerank or _first(folder, _COLLECTIONS), rerank)
 
 
-def corpus_names() -> list[str]:
-    """The names under which a corpus is looked for."""
+def list_corpus_names() -> list[str]:
+    """Return the file names under which a corpus is found."""
     return [*(name for task in TASKS.values() for name in task.corpus_files), *_COLLECTIONS, *_RERANK]
 
 
@@ -75,6 +79,6 @@ def _first(folder: Path, names: tuple[str, ...]) -> Path | None:
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
-def _there(folder: Path) -> str:
-    found = sorted(path.name for path in folder.iterdir())
-    return f"there are {', '.join(found[:20])}" if found else "it is empty"
+def _list_files(folder: Path) -> str:
+    names = sorted(path.name for path in folder.iterdir())
+    return f"the folder has {', '.join(names[:20])}" if names else "the folder is empty"

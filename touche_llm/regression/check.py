@@ -1,4 +1,4 @@
-"""Replaying a recorded run and comparing it with what was recorded."""
+"""Regression check: replay a recorded run and compare the result with it."""
 
 from __future__ import annotations
 
@@ -10,137 +10,146 @@ from pathlib import Path
 from touche_llm.config import Config
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import PromptError, ToucheError, describe_os_error
-from touche_llm.regression import differences
-from touche_llm.regression.differences import Finding
-from touche_llm.regression.replay import Walk, walk
-from touche_llm.regression.snapshot import Recorded, open_recorded, settings_of, templates_for
+from touche_llm.regression.differences import (
+    Difference,
+    compare_measures,
+    compare_parameters,
+    compare_prompt_texts,
+    compare_rankings,
+    compare_values,
+    list_missing,
+)
+from touche_llm.regression.replay import ReplayResult, replay
+from touche_llm.regression.snapshot import Snapshot, choose_templates, open_snapshot, run_settings
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """What came of a replay.
+class ReplayComparison:
+    """A replay and how it differs from the recorded run.
 
     Attributes:
-        findings: what differs; none where the run is what was recorded, byte for byte, and no answer was missing.
-        config: of the replay, with the index of its documents in the folder to work in.
-        walk: the way that was gone; None where it could not be.
+        differences: Empty if the runs are equal byte for byte and no answer was missing.
+        config: The configuration of the replay, with the index of its documents in the working folder.
+        replay: The replay; None if it failed.
     """
 
-    findings: list[Finding]
+    differences: list[Difference]
     config: Config
-    walk: Walk | None
+    replay: ReplayResult | None
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a check says of one recorded run: what differs, and what it could not see."""
+class CheckResult:
+    """The differences of one recorded run, and a note on what the check does not cover."""
 
     name: str
-    findings: list[Finding]
+    differences: list[Difference]
     note: str = ""
 
 
-async def check_all(folders: Sequence[Path], prompts: Path | None = None) -> AsyncIterator[Outcome]:
-    """Check recorded runs, one after the other; one that cannot be opened or read has that as its only finding.
+async def check_all(folders: Sequence[Path], prompts: Path | None = None) -> AsyncIterator[CheckResult]:
+    """Check recorded runs one after the other; a run that cannot be read has that error as its only difference.
 
     Args:
-        folders: of the runs.
-        prompts: a folder of templates that go before the project's own; runs of a task that it has no folder for are
-            replayed without it.
+        folders: The recorded runs.
+        prompts: A folder of templates that take precedence over the project's own. Runs of a task without a subfolder
+            there are replayed without it.
 
     Raises:
-        UsageError: that folder has nothing for any of the runs.
+        UsageError: The folder of templates has none for any of the runs.
     """
-    opened = [_opened(folder) for folder in folders]
-    runs = [each for each in opened if isinstance(each, Recorded)]
-    templates = iter(templates_for(runs, prompts))
-    for folder, each in zip(folders, opened, strict=True):
-        if isinstance(each, Finding):
-            yield Outcome(folder.name, [each])
+    opened = [_open(folder) for folder in folders]
+    snapshots = [result for result in opened if isinstance(result, Snapshot)]
+    templates = iter(choose_templates(snapshots, prompts))
+    for folder, result in zip(folders, opened, strict=True):
+        if isinstance(result, Difference):
+            yield CheckResult(folder.name, [result])
             continue
         given = next(templates)
         try:
-            outcome = Outcome(each.name, await check(each, given), each.unseen(given))
+            checked = CheckResult(result.name, await check_snapshot(result, given), result.describe_unchecked(given))
         except (ToucheError, OSError) as error:
-            outcome = Outcome(each.name, [_unreadable(each.name, error)])
-        yield outcome
+            checked = CheckResult(result.name, [_describe_error(result.name, error)])
+        yield checked
 
 
-def _opened(folder: Path) -> Recorded | Finding:
+def _open(folder: Path) -> Snapshot | Difference:
     try:
-        return open_recorded(folder)
+        return open_snapshot(folder)
     except (ToucheError, OSError) as error:
-        return _unreadable(folder.name, error)
+        return _describe_error(folder.name, error)
 
 
-def _unreadable(name: str, error: ToucheError | OSError) -> Finding:
-    return Finding(name, "error", text=describe_os_error(error) if isinstance(error, OSError) else str(error))
+def _describe_error(name: str, error: ToucheError | OSError) -> Difference:
+    return Difference(name, "error", text=describe_os_error(error) if isinstance(error, OSError) else str(error))
 
 
-async def check(recorded: Recorded, prompts: Path | None = None) -> list[Finding]:
-    """Replay a recorded run with the current program and templates; nothing is written but to a temporary folder.
+async def check_snapshot(snapshot: Snapshot, prompts: Path | None = None) -> list[Difference]:
+    """Replay a recorded run with the current program and templates, in a temporary folder.
 
     Args:
-        recorded: the run.
-        prompts: a folder of templates that go before the project's own.
+        snapshot: The recorded run.
+        prompts: A folder of templates that take precedence over the project's own.
 
     Returns:
-        what differs, finding by finding; nothing where the run comes out as it was recorded.
+        The differences; empty if the replay gives the recorded run.
 
     Raises:
-        DataError, UsageError: the recorded folder itself is not as it should be.
+        DataError, UsageError: The recorded run itself is damaged.
     """
     with tempfile.TemporaryDirectory() as name:
-        return (await check_in(recorded, prompts, Path(name))).findings
+        return (await compare_replay(snapshot, prompts, Path(name))).differences
 
 
-async def check_in(recorded: Recorded, prompts: Path | None, work: Path) -> Checked:
-    """As `check`, with an empty folder to work in, where the run that comes out stays."""
-    name, examples = recorded.name, recorded.manifest.examples
-    folder = _folder(work, "now")
-    config = recorded.config(prompts).model_copy(update={"index": folder / "index"})
-    settings = differences.values(name, "setting", recorded.manifest.settings, settings_of(config))
+async def compare_replay(snapshot: Snapshot, prompts: Path | None, work: Path) -> ReplayComparison:
+    """Do the work of `check_snapshot` in an empty folder, where the replayed run remains."""
+    name, requests = snapshot.name, snapshot.manifest.examples
+    folder = _make_folder(work, "now")
+    config = snapshot.config(prompts).model_copy(update={"index": folder / "index"})
+    settings = compare_values(name, "setting", snapshot.manifest.settings, run_settings(config))
     try:
-        now = await walk(config, recorded.first_stage, folder, recorded.folder)
+        now = await replay(config, snapshot.first_stage, folder, snapshot.folder)
     except ToucheError as error:
-        return Checked([Finding(name, "error", text=str(error)), *settings], config, None)
+        return ReplayComparison([Difference(name, "error", text=str(error)), *settings], config, None)
     if now.missing:
         before = None
         try:
-            before = await walk(
-                recorded.as_recorded(config), recorded.first_stage, _folder(work, "before"), recorded.folder
+            before = await replay(
+                snapshot.with_recorded_templates(config),
+                snapshot.first_stage,
+                _make_folder(work, "before"),
+                snapshot.folder,
             )
         except PromptError:
-            # The recorded templates do not suit this program any more; the recorded examples are left to compare with.
+            # The program no longer accepts the recorded templates; the recorded requests remain for the comparison.
             pass
-        findings = [
+        differences = [
             *settings,
-            *differences.prompts(name, before, now, examples),
-            *differences.parameters(name, now, examples),
-            *differences.missing(name, now),
+            *compare_prompt_texts(name, before, now, requests),
+            *compare_parameters(name, now, requests),
+            *list_missing(name, now),
         ]
         if now.problem:
-            findings.append(Finding(name, "error", text=f"with the answers that are there: {now.problem}"))
-        return Checked(findings, config, now)
-    if now.run.read_bytes() == recorded.run.read_bytes():
-        return Checked([], config, now)
-    return Checked([*settings, *run_findings(recorded, now.run)], config, now)
+            differences.append(Difference(name, "error", text=f"with the available answers: {now.problem}"))
+        return ReplayComparison(differences, config, now)
+    differences = compare_runs(snapshot, now.run)
+    return ReplayComparison([*settings, *differences] if differences else [], config, now)
 
 
-def run_findings(recorded: Recorded, run: Path) -> list[Finding]:
-    """How another run file differs from the one that was recorded, and how its figures do."""
-    if run.read_bytes() == recorded.run.read_bytes():
+def compare_runs(snapshot: Snapshot, run: Path) -> list[Difference]:
+    """Compare a run file with the recorded one; include measures if judgments were recorded."""
+    if run.read_bytes() == snapshot.run.read_bytes():
         return []
-    labels = recorded.task.stances
-    old, new = read_run(recorded.run, labels), read_run(run, labels)
-    findings = differences.moves(recorded.name, old, new)
-    qrels = recorded.qrels()
-    if qrels is None or findings[0].kind == "run":
-        return findings
-    return findings + differences.measures(recorded.name, old, new, qrels)
+    labels = snapshot.task.stances
+    old, new = read_run(snapshot.run, labels), read_run(run, labels)
+    differences = compare_rankings(snapshot.name, old, new)
+    qrels = snapshot.qrels()
+    if qrels is None or differences[0].kind == "run":
+        return differences
+    return differences + compare_measures(snapshot.name, old, new, qrels)
 
 
-def _folder(work: Path, name: str) -> Path:
+def _make_folder(work: Path, name: str) -> Path:
     folder = work / name
     folder.mkdir()
     return folder

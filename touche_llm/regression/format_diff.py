@@ -1,85 +1,99 @@
-"""The differences of a recorded run in words, as the command line and the tests print them."""
+"""Formatting of differences for the command line and for tests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from touche_llm.errors import to_printable
-from touche_llm.regression.differences import Finding, by_kind
+from touche_llm.regression.differences import Difference, group_by_kind
 
 _LISTED = 5
 
 
-def told(name: str, findings: list[Finding]) -> str:
-    """What differs, for people: counts, the first or largest of each, and a diff for each prompt."""
-    if not findings:
+def format_differences(name: str, differences: list[Difference]) -> str:
+    """Format the differences of a run as text.
+
+    For each kind, gives the count and the first or largest differences; for each prompt, its diff.
+    """
+    if not differences:
         return f"{name}: as recorded"
-    found = by_kind(findings)
+    by_kind = group_by_kind(differences)
     lines = [f"{name}: differs"]
-    lines += [f"  cannot be replayed: {each.text}" for each in found.get("error", [])]
-    lines += [f"  setting {each.name}: {_value(each.old)} → {_value(each.new)}" for each in found.get("setting", [])]
-    for each in found.get("prompt", []):
-        if each.count is None:
-            what = "the program renders it otherwise, not by its template; as for"
-        else:
-            labels = f" ({each.old} → {each.new})" if each.old else ""
-            what = f"{each.count:,} of {each.of:,} requests render otherwise{labels}, first"
-        lines.append(f"  prompt {each.name}: {what} {_place(each)}:")
-        lines += [f"    {line}" for line in each.text.split("\n")]
+    lines += [f"  cannot be replayed: {error.text}" for error in by_kind.get("error", [])]
+    lines += [f"  setting {change.name}: {_format_change(change)}" for change in by_kind.get("setting", [])]
+    for change in by_kind.get("prompt", []):
+        lines += _format_prompt(change)
     lines += [
-        f"  version of {each.name} not raised: {each.old} → {each.new}; raise it in the template's front matter"
-        for each in found.get("version", [])
+        f"  version of {change.name} not raised: {change.old} → {change.new}; raise it in the template's front matter"
+        for change in by_kind.get("version", [])
     ]
-    lines += [f"  request {each.name}: {_value(each.old)} → {_value(each.new)}" for each in found.get("request", [])]
-    for purpose, of_purpose in _grouped(found.get("missing", [])).items():
-        lines.append(f"  answers missing: {len(of_purpose):,} of {purpose}: {_first(of_purpose)}")
-    if moved := found.get("rank"):
-        topics = len({each.topic for each in moved})
+    lines += [f"  request {change.name}: {_format_change(change)}" for change in by_kind.get("request", [])]
+    for purpose, missing in _group_by_name(by_kind.get("missing", [])).items():
+        lines.append(f"  answers missing: {len(missing):,} of {purpose}: {_list_places(missing)}")
+    if moved := by_kind.get("rank"):
+        topics = len({move.topic for move in moved})
         lines.append(f"  ranks moved: {len(moved):,} documents of {topics:,} topics, the furthest first:")
-        lines += [f"    {_place(each)}: {_rank(each.old)} → {_rank(each.new)}" for each in moved[:_LISTED]]
-        lines += _more(moved)
-    if turned := found.get("stance"):
-        lines.append(f"  stances changed: {len(turned):,}:")
-        lines += [f"    {_place(each)}: {_value(each.old)} → {_value(each.new)}" for each in turned[:_LISTED]]
-        lines += _more(turned)
-    for each in found.get("run", []):
-        if each.name == "score":
-            lines.append(f"  scores changed: {each.count:,} of {each.of:,}, and no rank; the first is")
-            lines.append(f"    {_place(each)}: {_value(each.old)} → {_value(each.new)}")
+        lines += [
+            f"    {_format_place(move)}: {_format_rank(move.old)} → {_format_rank(move.new)}"
+            for move in moved[:_LISTED]
+        ]
+        lines += _count_omitted(moved)
+    if stances := by_kind.get("stance"):
+        lines.append(f"  stances changed: {len(stances):,}:")
+        lines += [f"    {_format_place(change)}: {_format_change(change)}" for change in stances[:_LISTED]]
+        lines += _count_omitted(stances)
+    for change in by_kind.get("run", []):
+        if change.name == "score":
+            lines.append(f"  scores changed: {change.count:,} of {change.of:,}, and no rank; the first is")
+            lines.append(f"    {_format_place(change)}: {_format_change(change)}")
         else:
-            lines.append(f"  run.txt: {each.text}")
-    for each in found.get("measure", []):
-        change = f"{each.old:.4f} → {each.new:.4f} ({each.new - each.old:+.4f})"
-        lines.append(f"  {each.name}, over the recorded topics: {change}")
+            lines.append(f"  run.txt: {change.text}")
+    for measure in by_kind.get("measure", []):
+        values = f"{measure.old:.4f} → {measure.new:.4f} ({measure.new - measure.old:+.4f})"
+        lines.append(f"  {measure.name}, over the recorded topics: {values}")
     return to_printable("\n".join(lines))
 
 
-def _grouped(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
-    found: dict[str, list[Finding]] = {}
-    for each in findings:
-        found.setdefault(each.name, []).append(each)
-    return found
+def _format_prompt(change: Difference) -> list[str]:
+    if change.count is None:
+        what = "rendered differently by the program, not by its template; see"
+    else:
+        labels = f" ({change.old} → {change.new})" if change.old else ""
+        what = f"{change.count:,} of {change.of:,} requests render differently{labels}, first"
+    return [
+        f"  prompt {change.name}: {what} {_format_place(change)}:",
+        *(f"    {line}" for line in change.text.split("\n")),
+    ]
 
 
-def _first(findings: list[Finding]) -> str:
-    more = len(findings) - _LISTED
-    return ", ".join(map(_place, findings[:_LISTED])) + (f" and {more:,} more" if more > 0 else "")
+def _group_by_name(differences: Iterable[Difference]) -> dict[str, list[Difference]]:
+    groups: dict[str, list[Difference]] = {}
+    for difference in differences:
+        groups.setdefault(difference.name, []).append(difference)
+    return groups
 
 
-def _more(findings: list[Finding]) -> list[str]:
-    more = len(findings) - _LISTED
+def _list_places(differences: list[Difference]) -> str:
+    more = len(differences) - _LISTED
+    return ", ".join(map(_format_place, differences[:_LISTED])) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _count_omitted(differences: list[Difference]) -> list[str]:
+    more = len(differences) - _LISTED
     return [f"    and {more:,} more"] if more > 0 else []
 
 
-def _place(finding: Finding) -> str:
-    if not finding.topic:
+def _format_place(difference: Difference) -> str:
+    if not difference.topic:
         return "the length of the chat template"
-    return f"topic {finding.topic}" + (f" document {finding.document}" if finding.document else "")
+    document = f" document {difference.document}" if difference.document else ""
+    return f"topic {difference.topic}{document}"
 
 
-def _rank(rank: int | None) -> str:
+def _format_rank(rank: int | None) -> str:
     return "not in the run" if rank is None else f"rank {rank}"
 
 
-def _value(value: object) -> str:
-    return "none" if value is None else f"{value}"
+def _format_change(change: Difference) -> str:
+    old, new = ("none" if value is None else f"{value}" for value in (change.old, change.new))
+    return f"{old} → {new}"

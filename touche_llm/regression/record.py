@@ -1,4 +1,4 @@
-"""Recording a finished run: small, with everything that a replay needs and nothing else."""
+"""Recording of a finished run: exactly what a replay needs."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from touche_llm.pipeline.common import first_stage_file, prompts_of
 from touche_llm.pipeline.run_files import CONFIG, RUN
 from touche_llm.pipeline.run_folder import check_finished, read_failures
 from touche_llm.prompts.purposes import purposes_of
-from touche_llm.regression.differences import missing, moves
-from touche_llm.regression.format_diff import told
-from touche_llm.regression.replay import Walk, walk
+from touche_llm.regression.differences import compare_rankings, list_missing
+from touche_llm.regression.format_diff import format_differences
+from touche_llm.regression.replay import ReplayResult, replay
 from touche_llm.regression.snapshot import (
     CASSETTE,
     PROMPTS,
     QUERIES,
-    RECORDED_FILES,
+    SNAPSHOT_FILES,
     TOPICS,
-    Example,
     Manifest,
-    Recorded,
+    RequestSnapshot,
+    Snapshot,
     corpus_file,
-    open_recorded,
-    settings_of,
+    open_snapshot,
+    run_settings,
 )
 from touche_llm.regression.writing import (
     copy_template,
-    first_stage_of,
+    read_first_stage,
     write_arguments,
     write_cassette,
     write_config,
@@ -50,8 +50,8 @@ from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 
 
-class NoReplies(DataError):
-    """A run cannot be recorded, since the server left requests without a reply, which nothing can be stored of.
+class MissingReplies(DataError):
+    """A run cannot be recorded because the server left requests without a reply.
 
     Attributes:
         places: Topic and document of each such request.
@@ -64,7 +64,7 @@ class NoReplies(DataError):
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What was recorded: files, bytes, and what the run is made of."""
+    """Counts of what was recorded; `size` is in bytes, `answers` counts cassette entries."""
 
     files: int
     size: int
@@ -73,45 +73,45 @@ class Recording:
     answers: int
 
 
-def finished_run(run: Path) -> Config:
-    """The configuration of a finished run.
+def load_finished_run(run: Path) -> Config:
+    """Load the configuration of a finished run.
 
     Raises:
-        DataError: the folder holds no finished run, or it kept no answers.
+        DataError: The folder holds no finished run, or its answers were not kept.
     """
     for name in (CONFIG, RUN):
         if not (run / name).is_file():
-            raise DataError(f"{run / name}: not there; give the folder of a run that is finished")
+            raise DataError(f"{run / name}: no such file; give the folder of a finished run")
     check_finished(run, "rank")
     config = load_config(run / CONFIG, {})
     if config.cache.mode is CacheMode.OFF or not config.cache.file.is_file():
         raise DataError(
-            f"{config.cache.file}: the answers of {run} are not there; paths in its {CONFIG} are taken from the "
-            "current folder"
+            f"{config.cache.file}: no answers of {run}; paths in its {CONFIG} are relative to the current folder, so "
+            "repeat the command in the folder where the run was made"
         )
     return config
 
 
 async def record(config: Config, run: Path, target: Path, qrels: Qrels | None) -> Recording:
-    """Record a run in a folder, which appears, or takes the place of an older one, only when its replay is the run.
+    """Record a run in a folder that appears, or replaces an older one, once its replay gives the same run.
 
-    The same run gives the same bytes. The first stage is kept as it was found and is never run again.
+    The same run gives the same bytes. The first stage is stored and never run again.
 
     Args:
-        config: of the run.
-        run: its folder.
-        target: the folder to make.
-        qrels: judgments to keep beside it: those of the run's topics.
+        config: Configuration of the run.
+        run: Folder of the run.
+        target: Folder to create or replace.
+        qrels: Judgments to store with it; those of the run's topics are kept.
 
     Raises:
-        NoReplies: answers are missing, since the server gave no reply to these requests.
-        DataError: the replay gives another run, or an answer is missing for another reason.
+        MissingReplies: Answers are missing because the server gave no reply to these requests.
+        DataError: The replay gives another run, or an answer is missing for another reason.
     """
     task = get_task(config.task)
     topics = choose_topics(config)
-    with replace_folder(target, RECORDED_FILES) as folder, tempfile.TemporaryDirectory() as name:
+    with replace_folder(target, SNAPSHOT_FILES) as folder, tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        # Templates are named relative to the folder that is to be.
+        # Paths of templates are relative to the final folder.
         write_config(config, target, folder)
         write_topics(topics, folder / TOPICS)
         documents = _write_documents(config, run, task, topics, folder)
@@ -122,30 +122,30 @@ async def record(config: Config, run: Path, target: Path, qrels: Qrels | None) -
         for purpose, prompt in prompts.items():
             copy_template(prompt, folder / PROMPTS / purpose)
         templates = {purpose: prompt.path.name for purpose, prompt in prompts.items()}
-        manifest = Manifest(settings=settings_of(config), templates=templates)
+        manifest = Manifest(settings=run_settings(config), templates=templates)
         manifest.write(folder)
         (folder / CASSETTE).touch()
-        recorded = open_recorded(folder)
+        snapshot = open_snapshot(folder)
         source = CacheConfig(file=config.cache.file, mode=CacheMode.REPLAY)
-        asked = recorded.config().model_copy(update={"prompts": config.prompts, "cache": source})
-        found = await _replayed(asked, recorded, work / "first", run, target)
-        answers = write_cassette(found, source.file, work / "entries.sqlite", folder / CASSETTE)
-        examples: dict[str, Example] = {}
-        for place, request in found.asked.items():
-            examples.setdefault(place.purpose, Example.of(request))
+        source_config = snapshot.config().model_copy(update={"prompts": config.prompts, "cache": source})
+        replayed = await _replay_equal(source_config, snapshot, work / "first", run, target)
+        answers = write_cassette(replayed, source.file, work / "entries.sqlite", folder / CASSETTE)
+        examples: dict[str, RequestSnapshot] = {}
+        for key, request in replayed.requests.items():
+            examples.setdefault(key.purpose, RequestSnapshot.of(request))
         manifest.model_copy(update={"examples": examples}).write(folder)
-        # What was written must do without all that it was made of.
-        recorded = open_recorded(folder)
-        await _replayed(recorded.as_recorded(recorded.config()), recorded, work / "second", run, target)
+        # The recorded run must replay without its sources.
+        snapshot = open_snapshot(folder)
+        await _replay_equal(snapshot.with_recorded_templates(snapshot.config()), snapshot, work / "second", run, target)
         files = [path for path in folder.rglob("*") if path.is_file()]
         return Recording(len(files), sum(path.stat().st_size for path in files), len(topics), documents, answers)
 
 
 def _write_documents(config: Config, run: Path, task: Task, topics: list[Topic], folder: Path) -> int:
-    """Write the first stage and the documents in it; returns how many these are."""
-    first = first_stage_of(config, run, task, topics)
+    """Write the first stage and its documents; return the number of documents."""
+    first = read_first_stage(config, run, task, topics)
     write_candidates(folder / first_stage_file(task), first, config.tag)
-    documents = {each.document_id for ranking in first for each in ranking}
+    documents = {candidate.document_id for ranking in first for candidate in ranking}
     with open_corpus(config, task, lambda message: None) as corpus:
         check_candidates(run / first_stage_file(task), first, corpus.candidates, corpus.name)
         with open_atomic(folder / corpus_file(task)) as stream:
@@ -157,34 +157,34 @@ def _write_documents(config: Config, run: Path, task: Task, topics: list[Topic],
     return len(documents)
 
 
-async def _replayed(config: Config, recorded: Recorded, work: Path, run: Path, target: Path) -> Walk:
-    """The way of a run that is being recorded; raises DataError where it does not lead to the same run."""
+async def _replay_equal(config: Config, snapshot: Snapshot, work: Path, run: Path, target: Path) -> ReplayResult:
+    """Replay a run that is being recorded; raise DataError if the replay gives another run."""
     work.mkdir()
-    found = await walk(config, recorded.first_stage, work, target)
-    findings = missing(target.name, found)
-    if unreplied := _without_reply(run) & {(each.topic, each.document) for each in findings}:
-        raise NoReplies(
-            f"{target}: not recorded: the server gave no reply to {len(unreplied):,} requests of {run}, so that their "
-            f"answers are missing; run `touche-llm run --config {run / CONFIG} --out {run}` again, which sends these "
-            f"alone, and record it then\n{told(target.name, findings)}",
+    replayed = await replay(config, snapshot.first_stage, work, target)
+    differences = list_missing(target.name, replayed)
+    if unreplied := _list_unreplied(run) & {(missing.topic, missing.document) for missing in differences}:
+        raise MissingReplies(
+            f"{target}: not recorded: the server gave no reply to {len(unreplied):,} requests of {run}; run "
+            f"`touche-llm run --config {run / CONFIG} --out {run}` again, which sends only these requests, then record "
+            f"the run\n{format_differences(target.name, differences)}",
             unreplied,
         )
-    if not findings and found.run.read_bytes() != recorded.run.read_bytes():
-        findings = moves(target.name, read_run(recorded.run), read_run(found.run))
-    if findings:
+    if not differences and replayed.run.read_bytes() != snapshot.run.read_bytes():
+        differences = compare_rankings(target.name, read_run(snapshot.run), read_run(replayed.run))
+    if differences:
         raise DataError(
-            f"{target}: not recorded, since with {config.cache.file}, and with the program and the templates of now, "
-            f"the run does not come out again; make it anew\n{told(target.name, findings)}"
+            f"{target}: not recorded: with {config.cache.file} and the current program and templates, the replay gives "
+            f"another run; repeat the run, then record it\n{format_differences(target.name, differences)}"
         )
-    return found
+    return replayed
 
 
-def _without_reply(run: Path) -> set[tuple[str | None, str | None]]:
+def _list_unreplied(run: Path) -> set[tuple[str | None, str | None]]:
     """Return topic and document of the requests of a run that ended without a reply."""
     failures = [failure for of_file in read_failures(run).values() for failure in of_file]
-    # Of the errors of a server, those that are a reply are stored, and so are not missing.
+    # An error reply of the server is stored, so its answer is not missing.
     return {
-        (each.topic_id, each.document_id)
-        for each in failures
-        if each.attempts and each.attempts[-1].kind in ("server_error", "timeout")
+        (failure.topic_id, failure.document_id)
+        for failure in failures
+        if failure.attempts and failure.attempts[-1].kind in ("server_error", "timeout")
     }

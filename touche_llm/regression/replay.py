@@ -1,4 +1,4 @@
-"""Going the way of a recorded run once more, offline, and keeping account of all that is asked on it."""
+"""Offline replay of a recorded run that collects its requests and missing answers."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from touche_llm.text.passages import RankedPassages
 _TOKEN_CHARS = 4
 
 
-class Place(NamedTuple):
-    """Where a request stands in a run: what it is for, about what, and which of several about the same it is."""
+class RequestId(NamedTuple):
+    """Identity of a request within a run; `number` separates requests about the same topic and document."""
 
     purpose: str
     topic: str
@@ -44,62 +44,62 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
-    """What was seen on the way.
+class ReplayResult:
+    """Result of a replay.
 
     Attributes:
-        folder: of the run that came out.
-        prompts: by purpose.
-        asked: every request, in the order of asking.
-        missing: those of them whose answer, or whose document's length, the cassette does not hold.
-        unmeasured: the purposes for which a length is missing, so that documents can be cut otherwise.
-        used: the keys of the entries that were read.
-        facts: the engine's.
-        problem: why the way ended early; empty where it did not. Only where something is missing.
+        folder: Folder of the replayed run.
+        prompts: Prompts by purpose.
+        requests: All requests, in the order in which they were made.
+        missing: Requests whose answer or document length is not in the cassette.
+        unmeasured: Purposes for which a length is missing, so that truncation can differ.
+        used_keys: Keys of the cache entries that were read.
+        facts: Facts about the engine.
+        problem: Why the replay ended early; empty if it did not. Only set if answers are missing.
     """
 
     folder: Path
     prompts: dict[str, Prompt]
-    asked: dict[Place, Request]
-    missing: list[Place]
+    requests: dict[RequestId, Request]
+    missing: list[RequestId]
     unmeasured: set[str]
-    used: set[str]
+    used_keys: set[str]
     facts: EngineFacts
     problem: str = ""
 
     @property
     def run(self) -> Path:
-        """The run that came out; not there where the way ended early."""
+        """The replayed run file; missing if the replay ended early."""
         return self.folder / RUN
 
 
-async def walk(config: Config, first_stage: Path, work: Path, place: Path) -> Walk:
-    """Judge and rank from a first stage, with the answers of the configuration's cache alone.
+async def replay(config: Config, first_stage: Path, work: Path, place: Path) -> ReplayResult:
+    """Judge and rank a first stage with cached answers only.
 
-    Where an answer is missing, an answer that the cache holds for the same topic and document stands in, so that the
-    way goes on to what is asked after it; the run that comes out then means nothing.
+    A missing answer is replaced by another cached answer for the same topic and document, so that later requests are
+    reached; the resulting run is then meaningless.
 
     Args:
-        config: what is asked for.
-        first_stage: the file of candidates.
-        work: an empty folder, for the run and the index of its documents.
-        place: what messages name instead of `work`.
+        config: Configuration of the replay.
+        first_stage: File of candidates.
+        work: Empty folder for the run and the index of its documents.
+        place: Folder that error messages name instead of `work`.
 
     Raises:
-        ToucheError: as the stages, where nothing is missing.
+        ToucheError: As the stages, if no answer is missing.
     """
     folder = work / "run"
     folder.mkdir()
     shutil.copyfile(first_stage, folder / first_stage.name)
-    # The first stage is there: nothing is searched for any more.
+    # The first stage is given, so no query is expanded.
     config = config.model_copy(update={"index": work / "index", "expansion": ExpansionSettings()})
     problem = ""
     names = {str(folder): str(place), str(work): str(place)}
     try:
         prompts = prompts_of(config, get_task(config.task))
         async with open_model(config) as opened:
-            with closing(_NotingCache(config.cache.file, CacheMode.REPLAY)) as cache:
-                model = _StandIn(
+            with closing(_RecordingCache(config.cache.file, CacheMode.REPLAY)) as cache:
+                model = _SubstitutingModel(
                     facts=opened.facts, engine=None, cache=cache, resample_temperature=opened.resample_temperature
                 )
                 try:
@@ -112,9 +112,9 @@ async def walk(config: Config, first_stage: Path, work: Path, place: Path) -> Wa
                     problem = str(error)
         # Two templates from different folders can have one name.
         purposes = {(prompt.name, prompt.hash): purpose for purpose, prompt in prompts.items()}
-        asked, missing = _placed(model, purposes)
+        requests, missing = _identify_requests(model, purposes)
         unmeasured = {_purpose(request, purposes) for request in model.unmeasured.values()}
-        return Walk(folder, prompts, asked, missing, unmeasured, cache.used, model.facts, problem)
+        return ReplayResult(folder, prompts, requests, missing, unmeasured, cache.used, model.facts, problem)
     except ToucheError as error:
         rename(error, names)
         raise
@@ -127,25 +127,31 @@ def _purpose(request: Request, purposes: _Purposes) -> str:
     return purposes[request.origin.prompt, request.origin.prompt_hash]
 
 
-def _placed(model: _StandIn, purposes: _Purposes) -> tuple[dict[Place, Request], list[Place]]:
-    asked: dict[Place, Request] = {}
-    missing: list[Place] = []
-    for request in model.asked:
-        origin = request.origin
-        place = Place(_purpose(request, purposes), origin.topic_id, origin.document_id)
-        while place in asked:
-            place = place._replace(number=place.number + 1)
-        asked[place] = request
+def _identify_requests(
+    model: _SubstitutingModel, purposes: _Purposes
+) -> tuple[dict[RequestId, Request], list[RequestId]]:
+    """Return the requests by their identity, and the identities of those with missing entries."""
+    requests: dict[RequestId, Request] = {}
+    missing: list[RequestId] = []
+    for request in model.requests:
+        key = _request_id(request, purposes)
+        while key in requests:
+            key = key._replace(number=key.number + 1)
+        requests[key] = request
         if request.key in model.unknown:
-            missing.append(place)
-    # Lengths alone: a missing answer of the same prompt and topic tells the same. That of a chat template has no topic.
-    told = {each[:2] for each in missing} | {(each.purpose, "") for each in missing}
+            missing.append(key)
+    # A missing length adds nothing to a missing answer of the same prompt and topic, nor does that of the chat
+    # template, which has no topic.
+    reported = {key[:2] for key in missing} | {(key.purpose, "") for key in missing}
     for request in model.unmeasured.values():
-        origin = request.origin
-        place = Place(_purpose(request, purposes), origin.topic_id, origin.document_id)
-        if place[:2] not in told and place not in missing:
-            missing.append(place)
-    return asked, missing
+        key = _request_id(request, purposes)
+        if key[:2] not in reported and key not in missing:
+            missing.append(key)
+    return requests, missing
+
+
+def _request_id(request: Request, purposes: _Purposes) -> RequestId:
+    return RequestId(_purpose(request, purposes), request.origin.topic_id, request.origin.document_id)
 
 
 class _Silent:
@@ -159,71 +165,71 @@ class _Silent:
         yield lambda: None
 
 
-class _NotingCache(Cache):
-    """A cache that notes which of its entries were read."""
+class _RecordingCache(Cache):
+    """A cache that records the keys of the entries that were read."""
 
     def __init__(self, path: Path, mode: CacheMode) -> None:
         super().__init__(path, mode)
         self.used: set[str] = set()
 
     def get(self, key: str, model: Form[ValueT], *, refreshed: bool = False) -> ValueT | None:
-        """The value under a key, noted."""
-        found = super().get(key, model, refreshed=refreshed)
-        if found is not None:
+        """Return the value of a key and record the key."""
+        value = super().get(key, model, refreshed=refreshed)
+        if value is not None:
             self.used.add(key)
-        return found
+        return value
 
 
 @dataclass
-class _StandIn(LanguageModel):
-    """A model in replay that notes what it is asked, and takes a near answer where the right one is missing."""
+class _SubstitutingModel(LanguageModel):
+    """A replaying model that records requests and substitutes a similar answer for a missing one."""
 
-    asked: list[Request] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
     unknown: dict[str, Request] = field(default_factory=dict)
     unmeasured: dict[str, Request] = field(default_factory=dict)
 
     async def ask(self, request: Request, model: type[AnswerT]) -> Answered[AnswerT] | Unanswered:
-        """The answer or the failure, or an answer to another question about the same that fits the answer model."""
-        self.asked.append(request)
+        """Return the result, or an answer about the same document that fits the answer model."""
+        self.requests.append(request)
         result = await super().ask(request, model)
         if isinstance(result, Answered) or result.attempts:
             return result
         self.unknown[request.key] = request
-        for entry in self._near("answer", request):
+        for entry in self._find_similar("answer", request):
             answer = entry.read(Answer)
             try:
                 return Answered(parse(answer.text, model), answer, request.key, request.sample)
             except Unusable:
-                continue  # of another prompt
+                continue  # an answer to another prompt
         return result
 
     async def shorten(
         self, request: Callable[[str], Request], whole: Request, document: str | RankedPassages, room: int
     ) -> tuple[str, Cut | None] | Unanswered:
-        """The text of the document, cut as it was for the recorded prompt where its length was not measured anew."""
+        """Truncate the document; if its length is not cached, as for the recorded prompt."""
         found = await super().shorten(request, whole, document, room)
         if not isinstance(found, Unanswered):
             return found
         self.unmeasured[whole.key] = whole
-        near = self._near("fit", whole)
+        near = self._find_similar("fit", whole)
         return shown(document, near[0].read(Fit) if near else Fit(prompt_tokens=0))
 
     async def count_tokens(self, request: Request) -> int | Unanswered:
-        """The number of prompt tokens, or that of the recorded prompt, or about four characters a token."""
+        """Return the prompt tokens; if not cached, those of the recorded prompt or an estimate."""
         found = await super().count_tokens(request)
         if not isinstance(found, Unanswered):
             return found
         self.unmeasured[request.key] = request
-        near = self._near("fit", request)
+        near = self._find_similar("fit", request)
         if near:
             return near[0].read(Fit).prompt_tokens
         return self.facts.overhead + sum(len(message.content) for message in request.messages) // _TOKEN_CHARS
 
     def raise_on_misses(self) -> None:
-        """Nothing: the way goes on, and what is missing is told at its end."""
+        """Do nothing: the replay continues and reports missing answers at its end."""
 
-    def _near(self, kind: str, request: Request) -> list[Entry]:
-        """What the cache holds about the same, answers to the same prompt first."""
+    def _find_similar(self, kind: str, request: Request) -> list[Entry]:
+        """Find entries about the same topic and document, those of the same prompt first."""
         origin = request.origin
         found = self.cache.find(kind, topic=origin.topic_id, document=origin.document_id)
         return sorted(found, key=lambda entry: entry.prompt != origin.prompt)

@@ -1,6 +1,6 @@
-"""The folder of a recorded run: what lies in it, and the configuration that replays it.
+"""The folder of a recorded run: its files, and the configuration of its replay.
 
-It is read with suspicion, since it comes out of somebody's repository: only files of known names are opened, and none
+The folder can come from a foreign repository and is not trusted: only files with known names are opened, and none
 through a symbolic link.
 """
 
@@ -37,25 +37,37 @@ CASSETTE = "cassette.jsonl"
 PROMPTS = "prompts"
 DOCUMENTS = "documents.jsonl"
 ARGUMENTS = "arguments.csv"
-# A folder with any of them is a recorded run, if perhaps a damaged one.
-_OURS = (MANIFEST, CONFIG, TOPICS, CASSETTE, PROMPTS, DOCUMENTS, ARGUMENTS, CANDIDATES, SENTENCES, RUN)
-# All that this program writes there; what a template pulls in can have any name.
-RECORDED_FILES = (
-    *(name for name in _OURS if name != PROMPTS),
+# A folder with any of these files is a recorded run, though perhaps a damaged one.
+_MARKERS = (MANIFEST, CONFIG, TOPICS, CASSETTE, PROMPTS, DOCUMENTS, ARGUMENTS, CANDIDATES, SENTENCES, RUN)
+# All files that this program writes there; a file included by a template can have any name.
+SNAPSHOT_FILES = (
+    *(name for name in _MARKERS if name != PROMPTS),
     *(f"qrels-{aspect}.txt" for aspect in ("relevance", "quality", "coherence", STANCE)),
     f"{PROMPTS}/*/*",
 )
 QUERIES = "queries"
-QUERIES_UNSEEN = f"the first stage is kept as it was found, so no check sees a change of the prompt `{QUERIES}`"
-# The whole of a manifest is an example of each prompt, of which the longest shows twenty documents.
-_MOST_BYTES = 4 * 2**20
+QUERIES_NOT_CHECKED = f"the first stage is stored and not repeated, so no check detects a change of prompt `{QUERIES}`"
+# A manifest holds one request per prompt; the longest shows twenty documents.
+_MAX_BYTES = 4 * 2**20
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
-# What decides the run once the first stage is there, in the order in which a configuration names it.
-DECIDE = ("depth", "sampling", "aim", "weights", "rank", "ranking", "stance", "sentences", "pairs", "tag", "engine")
+# Settings that determine the run after the first stage, in the order of a configuration.
+DECISIVE = (
+    "depth",
+    "sampling",
+    "aim",
+    "weights",
+    "rank",
+    "ranking",
+    "stance",
+    "sentences",
+    "pairs",
+    "tag",
+    "engine",
+)
 
 
-class Example(BaseModel):
-    """One request as it was sent: what a prompt asked about one document (or topic) when the run was recorded."""
+class RequestSnapshot(BaseModel):
+    """One request as it was when the run was recorded."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -65,24 +77,24 @@ class Example(BaseModel):
     parameters: dict[str, Any]
 
     @classmethod
-    def of(cls, request: Request) -> Example:
-        """A request, to be kept."""
+    def of(cls, request: Request) -> RequestSnapshot:
+        """Make the snapshot of a request."""
         return cls(
             topic=request.origin.topic_id,
             document=request.origin.document_id,
             messages=[(message.role, message.content) for message in request.messages],
-            parameters=parameters_of(request),
+            parameters=request_parameters(request),
         )
 
 
 class Manifest(BaseModel):
-    """What a recorded run was made with.
+    """Settings, templates and requests of a recorded run.
 
     Attributes:
-        format: of the folder.
-        settings: every value that decides the run, by dotted name, defaults included.
-        templates: the template file of each purpose, in the folder `prompts/PURPOSE`.
-        examples: by purpose, the first request that was made for it.
+        format: Version of the folder's format.
+        settings: Every setting that determines the run, by dotted name, defaults included.
+        templates: Template file of each purpose, in the folder `prompts/PURPOSE`.
+        examples: The first request of each purpose.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -90,7 +102,7 @@ class Manifest(BaseModel):
     format: Literal[1] = 1
     settings: dict[str, Any]
     templates: dict[str, str]
-    examples: dict[str, Example] = Field(default_factory=dict)
+    examples: dict[str, RequestSnapshot] = Field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         """Write the manifest, the same bytes for the same values."""
@@ -100,8 +112,8 @@ class Manifest(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
-    """A recorded run, opened with `open_recorded`."""
+class Snapshot:
+    """A recorded run, opened with `open_snapshot`."""
 
     folder: Path
     task: Task
@@ -109,36 +121,39 @@ class Recorded:
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Return the name of the recorded run."""
         return self.folder.name
 
     @property
     def first_stage(self) -> Path:
-        """The candidates of the first stage."""
+        """Return the path of the first stage."""
         return self.folder / first_stage_file(self.task)
 
     @property
     def run(self) -> Path:
-        """The run that is expected."""
+        """Return the path of the expected run."""
         return self.folder / RUN
 
     def config(self, prompts: Path | None = None) -> Config:
-        """The configuration of a replay with the current templates.
+        """Return the configuration of a replay with the current templates.
 
-        Those are the project's own, or what the recorded configuration names; `prompts` is a folder that goes before
-        them, also before a path: what it has under the name of a purpose is taken for that purpose. Paths of templates
-        are relative to the recorded folder, all others are fixed.
+        The current templates are the project's own or those that the recorded configuration names. Paths of templates
+        are relative to the recorded folder.
+
+        Args:
+            prompts: Folder of templates that take precedence, also over a path; a template there named like a purpose
+                is used for that purpose.
         """
         config = load_config(self.folder / CONFIG, {"prompts.folder": prompts and str(prompts.absolute())})
-        of_templates: dict[str, Any] = {
-            name: str(_shortly(self.folder / value))
+        templates: dict[str, Any] = {
+            name: str(_shorten(self.folder / value))
             for name, value in config.prompts
             if isinstance(value, str) and value.endswith(".jinja")
         }
         if config.prompts.folder is not None:
-            of_templates["folder"] = _shortly(self.folder / config.prompts.folder)
+            templates["folder"] = _shorten(self.folder / config.prompts.folder)
         if prompts is not None:
-            of_templates |= self._named_in(prompts, config.prompts)
+            templates |= self._match_templates(prompts, config.prompts)
         return config.model_copy(
             update={
                 "topics": self.folder / TOPICS,
@@ -150,13 +165,13 @@ class Recorded:
                 "topic": (),
                 "limit_topics": None,
                 "retriever": RetrieverConfig(),
-                "prompts": config.prompts.model_copy(update=of_templates),
+                "prompts": config.prompts.model_copy(update=templates),
                 "cache": CacheConfig(file=self.folder / CASSETTE, mode=CacheMode.REPLAY),
             }
         )
 
-    def _named_in(self, prompts: Path, settings: PromptsConfig) -> dict[str, str]:
-        """The name of the template that a folder has for a purpose: that of the configuration, else the purpose's."""
+    def _match_templates(self, prompts: Path, settings: PromptsConfig) -> dict[str, str]:
+        """Return the template of a folder for each purpose; the configured name wins over the purpose's name."""
         found = {}
         for purpose in purposes_of(self.task):
             for name in (purpose, getattr(settings, purpose)):
@@ -164,49 +179,49 @@ class Recorded:
                     found[purpose] = name
         return found
 
-    def unseen(self, prompts: Path | None = None) -> str:
-        """What a check cannot see, where the run or a folder of templates has it; else nothing."""
+    def describe_unchecked(self, prompts: Path | None = None) -> str:
+        """Return a note if the run or a folder of templates has a prompt that no check covers, else an empty string."""
         given = prompts is not None and os.path.lexists(prompts / self.task.name / f"{QUERIES}.jinja")
-        return QUERIES_UNSEEN if given or load_config(self.folder / CONFIG, {}).expansion.use else ""
+        return QUERIES_NOT_CHECKED if given or load_config(self.folder / CONFIG, {}).expansion.use else ""
 
-    def as_recorded(self, config: Config) -> Config:
-        """The same configuration with the templates that were recorded."""
+    def with_recorded_templates(self, config: Config) -> Config:
+        """Return the configuration with the recorded templates."""
         own = {
             purpose: str(self.folder / PROMPTS / purpose / file) for purpose, file in self.manifest.templates.items()
         }
         return config.model_copy(update={"prompts": config.prompts.model_copy(update={"folder": None, **own})})
 
     def qrels_files(self) -> dict[str, Path]:
-        """The judgments that were recorded, by aspect."""
+        """Return the files of the recorded judgments by aspect."""
         aspects = (*self.task.question.grades, STANCE)
-        return {each: path for each in aspects if (path := self.folder / qrels_file(each)).is_file()}
+        return {aspect: path for aspect in aspects if (path := self.folder / qrels_file(aspect)).is_file()}
 
     def qrels(self) -> Qrels | None:
-        """The recorded judgments; None where there are none."""
+        """Read the recorded judgments; return None if there are none."""
         files = self.qrels_files()
         return read_qrels(files, self.task) if files else None
 
 
 def corpus_file(task: Task) -> str:
-    """The name of the file with the documents of a recorded run, in the form that the task's reader reads."""
+    """Return the name of the corpus file, which has the format of the task's reader."""
     return DOCUMENTS if task.sentence_question is None else ARGUMENTS
 
 
 def qrels_file(aspect: str) -> str:
-    """The name of the file with the judgments of an aspect."""
+    """Return the name of the file with the judgments of an aspect."""
     return f"qrels-{aspect}.txt"
 
 
-def settings_of(config: Config) -> dict[str, Any]:
-    """Every value of a configuration that decides a run once the first stage is there, by dotted name."""
+def run_settings(config: Config) -> dict[str, Any]:
+    """Return every setting that determines a run after the first stage, by dotted name."""
     dumped = config.model_dump(mode="json")
-    values = {name: dumped[name] for name in DECIDE if dumped[name] is not None}
+    values = {name: dumped[name] for name in DECISIVE if dumped[name] is not None}
     values["engine"]["model"] = config.engine.model_name
     return {name: value for name, value in flat(values).items() if not is_one_of(name, INCIDENTAL)}
 
 
-def parameters_of(request: Request) -> dict[str, Any]:
-    """What a request asks for beside its messages, by dotted name."""
+def request_parameters(request: Request) -> dict[str, Any]:
+    """Return the parameters of a request other than its messages, by dotted name."""
     sampling = request.sampling
     return flat(
         {
@@ -224,38 +239,38 @@ def parameters_of(request: Request) -> dict[str, Any]:
     )
 
 
-def find_recorded(root: Path, names: list[str]) -> list[Path]:
-    """The folders of recorded runs below a folder: those of these names, or all.
+def find_snapshots(root: Path, names: list[str]) -> list[Path]:
+    """Find the recorded runs in a folder: those with the given names, or all.
 
-    Whatever holds one of a recorded run's files is one, also where others are gone; opening it tells. Hidden folders
-    are what is being recorded, or nobody's.
+    A folder with any file of a recorded run counts as one; `open_snapshot` reports missing files. Hidden folders are
+    skipped: a run is recorded in one.
 
     Raises:
-        UsageError: no such folder, no recorded run in it, or a name that is none.
+        UsageError: The folder does not exist or has no recorded run, or a name is unknown.
     """
     if not root.is_dir():
         raise UsageError(f"{root}: no such folder; `touche-llm regress record RUN_DIR --dir {root}` makes it")
     remove_abandoned(root)
-    there = sorted(
+    available = sorted(
         path.name
         for path in root.iterdir()
-        if not path.name.startswith(".") and any(os.path.lexists(path / name) for name in _OURS)
+        if not path.name.startswith(".") and any(os.path.lexists(path / name) for name in _MARKERS)
     )
     for name in names:
-        if name not in there:
+        if name not in available:
             check_name(name)
-            known = ", ".join(there) or "none"
-            raise UsageError(f"{root / name}: no recorded run; there: {known}")
-    if not there:
+            known = ", ".join(available) or "none"
+            raise UsageError(f"{root / name}: no such recorded run; available: {known}")
+    if not available:
         raise UsageError(f"{root}: no recorded run; `touche-llm regress record RUN_DIR --dir {root}` makes one")
-    return [root / name for name in names or there]
+    return [root / name for name in names or available]
 
 
-def templates_for(runs: Sequence[Recorded], prompts: Path | None) -> list[Path | None]:
-    """For each run a folder of templates, if it has a folder for the run's task; else None.
+def choose_templates(runs: Sequence[Snapshot], prompts: Path | None) -> list[Path | None]:
+    """Return for each run the folder of templates, or None if it has none for the run's task.
 
     Raises:
-        UsageError: it has none for any of the runs.
+        UsageError: The folder does not exist or has no templates for any of the runs.
     """
     if prompts is None:
         return [None for _ in runs]
@@ -264,62 +279,67 @@ def templates_for(runs: Sequence[Recorded], prompts: Path | None) -> list[Path |
     found = [prompts if os.path.lexists(prompts / run.task.name) else None for run in runs]
     if runs and not any(found):
         wanted = ", ".join(dict.fromkeys(f"{run.task.name}/NAME.jinja" for run in runs))
-        raise UsageError(f"{prompts}: no templates for these runs; theirs would be {wanted}")
+        raise UsageError(f"{prompts}: no templates for these runs; expected {wanted}")
     return found
 
 
 def check_name(name: str) -> str:
-    """A name that is one folder and nothing else; raises UsageError for any other."""
+    """Return the name of a recorded run; raise UsageError if it is not a plain folder name."""
     if not _NAME.fullmatch(name):
         raise UsageError(f"{name!r:.80}: the name of a recorded run is one word of letters, digits, `.`, `_` and `-`")
     return name
 
 
-def open_recorded(folder: Path) -> Recorded:
+def open_snapshot(folder: Path) -> Snapshot:
     """Open a recorded run.
 
     Raises:
-        UsageError: its configuration cannot be read.
-        DataError: a file is not there, is a symbolic link, or not as this program wrote it; names the file.
+        UsageError: The configuration cannot be read.
+        DataError: A file is missing, is a symbolic link, or is not as this program wrote it; names the file.
     """
     _refuse_links(folder)
-    manifest = _manifest(folder / MANIFEST)
+    manifest = _read_manifest(folder / MANIFEST)
     if not (folder / CONFIG).is_file():
-        raise DataError(f"{folder / CONFIG}: not there; record the run again")
+        raise DataError(f"{folder / CONFIG}: no such file; record the run again")
     task = get_task(load_config(folder / CONFIG, {}).task)
     templates = [f"{PROMPTS}/{purpose}/{file}" for purpose, file in manifest.templates.items()]
     for name in (TOPICS, first_stage_file(task), corpus_file(task), CASSETTE, RUN, *templates):
         if not (folder / name).is_file():
-            raise DataError(f"{folder / name}: not there; record the run again")
-    return Recorded(folder, task, manifest)
+            raise DataError(f"{folder / name}: no such file; record the run again")
+    return Snapshot(folder, task, manifest)
 
 
-def _shortly(path: Path) -> Path:
-    """A path as people would write it from here."""
+def _shorten(path: Path) -> Path:
+    """Return the path, absolute or relative, whichever is shorter."""
     whole = os.path.abspath(path)
     return Path(min(whole, os.path.relpath(whole), key=len))
 
 
 def _refuse_links(folder: Path) -> None:
     for root, folders, files in os.walk(folder):
-        for each in (Path(root), *(Path(root) / name for name in (*folders, *files))):
-            if each.is_symlink():
-                raise DataError(f"{each}: a symbolic link; a recorded run holds its own files alone")
+        for path in (Path(root), *(Path(root) / name for name in (*folders, *files))):
+            if path.is_symlink():
+                raise DataError(f"{path}: a symbolic link; a recorded run must hold its own files; replace the link")
 
 
-def _manifest(path: Path) -> Manifest:
+def _read_manifest(path: Path) -> Manifest:
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise DataError(f"{path}: larger than {_MOST_BYTES:,} bytes; record the run again")
+        if path.stat().st_size > _MAX_BYTES:
+            raise DataError(f"{path}: larger than {_MAX_BYTES:,} bytes; record the run again")
         manifest = Manifest.model_validate_json(path.read_bytes())
     except OSError as error:
         raise DataError(f"{path}: cannot read the recorded run: {error.strerror}") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "file"
-        raise DataError(f"{path}: not as this program records a run: {where}: {describe_problem(first)}") from error
+        raise DataError(
+            f"{path}: not a manifest of this program: {where}: {describe_problem(first)}; record the run again"
+        ) from error
     for purpose, file in manifest.templates.items():
-        a_file = file.endswith(".jinja") and file.isprintable() and Path(file).name == file and "\\" not in file
-        if purpose not in PromptsConfig.model_fields or purpose == "folder" or not a_file:
-            raise DataError(f"{path}: templates.{purpose}: {file!r:.80} is no name of a template in this folder")
+        is_template = file.endswith(".jinja") and file.isprintable() and Path(file).name == file and "\\" not in file
+        if purpose not in PromptsConfig.model_fields or purpose == "folder" or not is_template:
+            raise DataError(
+                f"{path}: templates.{purpose}: {file!r:.80} is not the name of a template in this folder; record "
+                "the run again"
+            )
     return manifest

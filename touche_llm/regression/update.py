@@ -1,4 +1,4 @@
-"""A new expectation for a recorded run, after a wanted change: first what differs, then the new recording."""
+"""Update of a recorded run after an intended change: a preview, then the new recording."""
 
 from __future__ import annotations
 
@@ -8,73 +8,74 @@ from pathlib import Path
 from touche_llm.config import Config
 from touche_llm.errors import UsageError
 from touche_llm.pipeline.run_files import RUN
-from touche_llm.regression import differences
-from touche_llm.regression.check import check_in, run_findings
-from touche_llm.regression.differences import Finding
-from touche_llm.regression.record import Recording, finished_run, record
-from touche_llm.regression.snapshot import Recorded, settings_of
+from touche_llm.regression.check import compare_replay, compare_runs
+from touche_llm.regression.differences import Difference, compare_values
+from touche_llm.regression.record import Recording, load_finished_run, record
+from touche_llm.regression.snapshot import Snapshot, run_settings
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What an update would store.
+    """Preview of an update.
 
     Attributes:
-        findings: how it differs from what was recorded.
-        config: of the run to store.
-        run: its folder; None where the recorded answers do not suffice for one.
+        differences: Differences from the recorded run.
+        config: Configuration of the run to store.
+        run: Folder of the run to store; None if the recorded answers do not suffice for a replay.
     """
 
-    findings: list[Finding]
+    differences: list[Difference]
     config: Config
     run: Path | None
 
 
-async def preview(recorded: Recorded, prompts: Path | None, run: Path | None, work: Path) -> Preview:
-    """What an update would change: what `check` finds, and how the new run differs, if one is given.
+async def preview_update(snapshot: Snapshot, prompts: Path | None, run: Path | None, work: Path) -> Preview:
+    """Compare the recorded run with its replay, or with a new run if one is given.
 
     Args:
-        recorded: the run.
-        prompts: a folder of templates that go before the project's own.
-        run: the folder of a new run to take in its place; None: the replay's run is taken.
-        work: an empty folder to work in, where the replay's run stays.
+        snapshot: The recorded run.
+        prompts: A folder of templates that take precedence over the project's own.
+        run: The folder of a new run to store; if None, the replayed run is stored.
+        work: An empty folder, where the replayed run remains.
 
     Raises:
-        UsageError: a new run of another task.
-        DataError: as `finished_run`.
+        UsageError: The new run is of another task.
+        DataError: As `load_finished_run`.
     """
-    found = await check_in(recorded, prompts, work)
+    compared = await compare_replay(snapshot, prompts, work)
     if run is None:
-        lost = any(each.kind in ("missing", "error") for each in found.findings)
-        return Preview(found.findings, found.config, None if lost or found.walk is None else found.walk.folder)
-    config = finished_run(run)
-    if config.task != recorded.task.name:
-        raise UsageError(f"{run}: a run of {config.task}; {recorded.folder} is one of {recorded.task.name}")
-    # Settings and ranks are those of the new run, not those of a replay that it takes the place of.
-    kept = [each for each in found.findings if each.kind in ("error", "prompt", "version", "request", "missing")]
-    settings = differences.values(recorded.name, "setting", recorded.manifest.settings, settings_of(config))
-    return Preview([*settings, *kept, *run_findings(recorded, run / RUN)], config, run)
+        is_incomplete = any(difference.kind in ("missing", "error") for difference in compared.differences)
+        folder = None if is_incomplete or compared.replay is None else compared.replay.folder
+        return Preview(compared.differences, compared.config, folder)
+    config = load_finished_run(run)
+    if config.task != snapshot.task.name:
+        raise UsageError(f"{run}: a run of {config.task}; {snapshot.folder} is one of {snapshot.task.name}")
+    # Settings and ranks are those of the new run, not of the replay.
+    kinds = ("error", "prompt", "version", "request", "missing")
+    kept = [difference for difference in compared.differences if difference.kind in kinds]
+    settings = compare_values(snapshot.name, "setting", snapshot.manifest.settings, run_settings(config))
+    return Preview([*settings, *kept, *compare_runs(snapshot, run / RUN)], config, run)
 
 
-def new_run(recorded: Recorded, found: Preview) -> Path:
-    """The run that an update would store; raises UsageError where a replay cannot give one."""
-    if found.run is None:
+def require_run(snapshot: Snapshot, preview: Preview) -> Path:
+    """Return the run that an update would store; raise UsageError if the replay gave none."""
+    if preview.run is None:
         raise UsageError(
-            f"{recorded.folder}: the recorded answers do not suffice any more; make a new run of its topics, and give "
-            "its folder with --run"
+            f"{snapshot.folder}: the recorded answers no longer suffice; make a new run of its topics, and give its "
+            "folder with --run"
         )
-    return found.run
+    return preview.run
 
 
-async def update(recorded: Recorded, found: Preview) -> Recording:
-    """Record what was previewed in the place of what was recorded; judgments stay.
+async def update(snapshot: Snapshot, preview: Preview) -> Recording:
+    """Replace a recorded run by the previewed one; the judgments remain.
 
     Args:
-        recorded: the run.
-        found: its preview, whose folder to work in is still there.
+        snapshot: The recorded run.
+        preview: Its preview, whose working folder must still exist.
 
     Raises:
-        UsageError: answers are missing, and no new run was given.
-        DataError: as `record`, also where a template renders otherwise since the preview.
+        UsageError: Answers are missing, and no new run was given.
+        DataError: As `record`, also if a template changed since the preview.
     """
-    return await record(found.config, new_run(recorded, found), recorded.folder, recorded.qrels())
+    return await record(preview.config, require_run(snapshot, preview), snapshot.folder, snapshot.qrels())

@@ -1,4 +1,4 @@
-"""The files of a recorded run, each in a form that the program reads anyway; the same run gives the same bytes."""
+"""Writers for the files of a recorded run; the same run gives the same bytes."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from touche_llm.pipeline.common import candidates_of, first_stage_file
 from touche_llm.pipeline.engines import remember
 from touche_llm.pipeline.run_files import CONFIG, SENTENCE_JUDGMENTS
 from touche_llm.prompts.prompt import Prompt, examples_path
-from touche_llm.regression.replay import Walk
-from touche_llm.regression.snapshot import CASSETTE, DECIDE, TOPICS, corpus_file, qrels_file
+from touche_llm.regression.replay import ReplayResult
+from touche_llm.regression.snapshot import CASSETTE, DECISIVE, TOPICS, corpus_file, qrels_file
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 
 
 def copy_template(prompt: Prompt, folder: Path) -> None:
-    """Copy a template with all that it pulls in and its examples."""
+    """Copy a template with the files that it includes and its examples."""
     names = [prompt.path.name, *prompt.files.texts]
     if (examples := examples_path(prompt.path)).exists():
         names.append(examples.name)
@@ -47,15 +47,19 @@ def copy_template(prompt: Prompt, folder: Path) -> None:
 
 
 def write_config(config: Config, target: Path, folder: Path) -> None:
-    """Write what differs from the defaults, so that a change of a default is seen in the replay.
+    """Write the settings that differ from the defaults, so that a replay reveals a changed default.
 
-    Names of people, addresses and places on this machine are left out; paths of templates are relative to the folder.
+    Names of people, URLs and paths of this machine are omitted; paths of templates are relative to the target folder.
     """
     places = {"topics": TOPICS, "corpus": corpus_file(get_task(config.task))}
     defaults = load_config(None, {"task": config.task, "aim": config.aim, **places})
     known = {"model": config.engine.model_name, "revision": config.engine.revision, "context": config.engine.context}
     config = config.model_copy(update={"engine": EngineConfig.model_validate(known)})
-    values = {"task": config.task, **places, **_differing(config, defaults, (*DECIDE, "expansion"))}
+    values = {
+        "task": config.task,
+        **places,
+        **_select_non_defaults(config, defaults, (*DECISIVE, "expansion")),
+    }
     prompts = {
         name: os.path.relpath(value, target) if name == "folder" or value.endswith(".jinja") else value
         for name, value in config.prompts.model_dump(mode="json").items()
@@ -68,14 +72,14 @@ def write_config(config: Config, target: Path, folder: Path) -> None:
         stream.write(to_yaml(values))
 
 
-def _differing(values: BaseModel, defaults: BaseModel, names: Iterable[str]) -> dict[str, Any]:
-    """The values that are not the defaults, section by section."""
+def _select_non_defaults(values: BaseModel, defaults: BaseModel, names: Iterable[str]) -> dict[str, Any]:
+    """Return the values that differ from the defaults, section by section."""
     dumped = values.model_dump(mode="json")
     found: dict[str, Any] = {}
     for name in names:
         value, default = getattr(values, name), getattr(defaults, name)
         if isinstance(value, BaseModel) and isinstance(default, BaseModel):
-            if section := _differing(value, default, type(value).model_fields):
+            if section := _select_non_defaults(value, default, type(value).model_fields):
                 found[name] = section
         elif value != default:
             found[name] = dumped[name]
@@ -83,7 +87,7 @@ def _differing(values: BaseModel, defaults: BaseModel, names: Iterable[str]) -> 
 
 
 def write_topics(topics: list[Topic], path: Path) -> None:
-    """Write topics in TIRA's form, which takes any text."""
+    """Write topics in TIRA's format, which accepts any text."""
     with open_atomic(path) as stream:
         for topic in topics:
             fields: dict[str, Any] = {
@@ -97,26 +101,29 @@ def write_topics(topics: list[Topic], path: Path) -> None:
             stream.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
 
-def first_stage_of(config: Config, run: Path, task: Task, topics: list[Topic]) -> list[list[Candidate]]:
-    """The candidates of the run's topics; of sentences those that were judged, since the others were not looked at."""
+def read_first_stage(config: Config, run: Path, task: Task, topics: list[Topic]) -> list[list[Candidate]]:
+    """Read the candidates of the run's topics; of sentences, only those that were judged."""
     found = candidates_of(run / first_stage_file(task), config, "retrieve")
     chosen = [found.get(topic.id, []) for topic in topics]
     if task.sentence_question is None:
         return chosen
     judgments = read_records(run / SENTENCE_JUDGMENTS, Judgment, "judgments of sentences")
-    judged = {(each.topic_id, each.document_id) for each in judgments}
-    return [[each for each in ranking if (each.topic_id, each.document_id) in judged] for ranking in chosen]
+    judged = {(judgment.topic_id, judgment.document_id) for judgment in judgments}
+    return [
+        [candidate for candidate in ranking if (candidate.topic_id, candidate.document_id) in judged]
+        for ranking in chosen
+    ]
 
 
 def write_documents(ids: list[str], documents: Documents, stream: IO[bytes]) -> None:
-    """Write documents whole, as they were read."""
+    """Write documents with their complete texts."""
     for document_id in ids:
         line = {"id": document_id, "contents": documents.get(document_id).text}
         stream.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
 
-class _Rows:
-    """What csv writes to, as UTF-8."""
+class _Utf8Writer:
+    """A text stream for `csv.writer` that encodes as UTF-8."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -126,29 +133,31 @@ class _Rows:
 
 
 def write_arguments(sentences: set[str], store: DocumentStore, stream: IO[bytes]) -> None:
-    """Write the arguments that sentences are of, with these sentences alone, in the order of the corpus."""
+    """Write the arguments of some sentences, with only these sentences, in corpus order."""
     places: dict[int, list[tuple[int, str]]] = {}
     for sentence in sentences:
         argument, place = store.parts.place(sentence)
         places.setdefault(argument, []).append((place, sentence))
     rows = sorted(places)
-    writer = csv.writer(_Rows(stream), lineterminator="\n")
+    writer = csv.writer(_Utf8Writer(stream), lineterminator="\n")
     writer.writerow(HEADER)
     for row, argument_id in zip(rows, store.get_ids(rows), strict=True):
         whole = store.get(argument_id)
-        parts = [{"sent_id": each, "sent_text": store.parts.get(each).text} for _, each in sorted(places[row])]
+        parts = [{"sent_id": name, "sent_text": store.parts.get(name).text} for _, name in sorted(places[row])]
         premises = [{"text": "", "stance": whole.side, "annotations": list[str]()}]
         writer.writerow([argument_id, whole.title, repr(premises), "", repr(parts)])
 
 
 def write_qrels(qrels: Qrels, topics: list[str], folder: Path) -> None:
-    """Write the judgments of these topics, a file for each aspect; raises DataError for one that has none of them."""
+    """Write the judgments of these topics, one file per aspect; raise DataError if an aspect has none."""
     judged: dict[str, Mapping[str, Mapping[str, float | str]]] = {**qrels.grades}
     if qrels.stances:
         judged[STANCE] = qrels.stances
     for aspect, of_aspect in judged.items():
         if not of_aspect.keys() & set(topics):
-            raise DataError(f"the {aspect} qrels judge none of the run's topics: {listed(topics)}")
+            raise DataError(
+                f"the {aspect} qrels judge none of the run's topics: {listed(topics)}; give those of these topics"
+            )
         with open_atomic(folder / qrels_file(aspect)) as stream:
             for topic in topics:
                 for document, value in of_aspect.get(topic, {}).items():
@@ -156,12 +165,12 @@ def write_qrels(qrels: Qrels, topics: list[str], folder: Path) -> None:
                     stream.write(f"{topic} 0 {document} {text}\n".encode())
 
 
-def write_cassette(found: Walk, source: Path, work: Path, cassette: Path) -> int:
-    """Write the entries that a replay read, and the facts of its engine; returns how many."""
+def write_cassette(replayed: ReplayResult, source: Path, work: Path, cassette: Path) -> int:
+    """Write the entries that a replay read and the facts about its engine; return their number."""
     with Cache(source, CacheMode.REPLAY) as cache, Cache(work) as chosen:
-        remember(found.facts, chosen)
+        remember(replayed.facts, chosen)
         for kind, model in {**OUTCOMES, "fit": Fit}.items():
-            for key in found.used:
+            for key in replayed.used_keys:
                 for entry in cache.find(kind, key=key):
                     chosen.put(entry, model)
         return chosen.export_cassette(cassette)

@@ -14,7 +14,7 @@ from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.pipeline.run_files import CONFIG
-from touche_llm.regression.snapshot import settings_of
+from touche_llm.regression.snapshot import run_settings
 from touche_llm.report.compared import compared
 from touche_llm.report.figures import LETTERS
 from touche_llm.report.folder import RunFolder, config_of, open_folder
@@ -99,7 +99,7 @@ def gather_runs(
         for folder in folders:
             if folder is not None:
                 folder.check_documents(ranking[:top] for ranking in folder.run.rankings.values())
-        settings = [None if folder is None else settings_of(folder.config) for folder in folders]
+        settings = [None if folder is None else run_settings(folder.config) for folder in folders]
         sides = [
             _side(letter, each, folder, task, qrels, _own(values, settings))
             for letter, each, folder, values in zip(LETTERS, runs, folders, settings, strict=False)
