@@ -60,6 +60,9 @@ def test_json_has_one_object_for_each_run_and_measure(touche: Touche, judged: Pa
     assert len(found) == len(json.loads(done.stdout))
     columns = ("run", "measure", "value", "low", "high", "n", "topics", "missing", "judged_topics")
     assert {tuple(row) for row in json.loads(done.stdout)} == {columns}
+    # Their order is that of a run without a first stage.
+    alone = json.loads(touche("evaluate", "other", *ALL, "--format", "json").stdout)
+    assert list(dict.fromkeys(measure for _, measure in found)) == [row["measure"] for row in alone]
     # A first stage labels nothing.
     assert {run for run, measure in found if measure == "stance accuracy"} == {"mine", "other"}
     assert {run for run, measure in found if measure == "quality P@5"} == {"mine (first stage)", "mine", "other"}
@@ -157,6 +160,10 @@ def test_a_run_that_its_configuration_limits_is_measured_by_its_own_topics(touch
     assert [mine[key] for key in ("n", "topics", "missing", "judged_topics")] == [3, 3, 1, 3]
     stance = found["few", "stance accuracy"]
     assert [stance[key] for key in ("n", "topics", "missing", "judged_topics")] == [3, 1, 0, 3]
+    # A file says nothing of topics that it was limited to.
+    done = touche("evaluate", "mine", *GRADED, "--first-stage", "few/candidates.run.txt", "--format", "json")
+    first = rows_of(done.stdout)["few/candidates.run.txt (first stage)", "relevance nDCG@5"]
+    assert [first[key] for key in ("n", "topics", "missing", "judged_topics")] == [3, 3, 2, 3]
     shown = touche("evaluate", "few", "mine", *ALL).stdout
     assert "few: 1 of 3 judged topics\n" in shown
     assert "mine: 3 of 3 judged topics; 1 not in the run, which count 0\n" in shown
