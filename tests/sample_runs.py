@@ -17,7 +17,7 @@ from touche_llm.llm.cache import Cache
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.model import LanguageModel
 from touche_llm.pipeline import run_all as pipeline
-from touche_llm.pipeline.judge import Outcome, judge_stage
+from touche_llm.pipeline.judge import JudgingResult, judge_stage
 from touche_llm.pipeline.rank import rank_stage
 from touche_llm.pipeline.retrieve import retrieve_stage
 from touche_llm.tasks import get_task
@@ -67,7 +67,7 @@ async def run_scripted(config: Config, out: Path, script: Any) -> tuple[list[Run
     return run_lines(out / "run.txt"), progress
 
 
-async def run_on(server: FakeServer, config: Config, out: Path, *, overwrite: bool = False) -> Outcome:
+async def run_on(server: FakeServer, config: Config, out: Path, *, overwrite: bool = False) -> JudgingResult:
     async with server.running():
         engine = config.engine.model_copy(update={"base_url": server.url})
         return await pipeline.run_all(config.model_copy(update={"engine": engine}), out, Silent(), overwrite=overwrite)

@@ -24,7 +24,7 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engines.base import EngineFacts
 from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.request import Request
-from touche_llm.pipeline.engines import remember
+from touche_llm.pipeline.engines import store_engine_facts
 from touche_llm.pipeline.judge import judge_stage
 from touche_llm.pipeline.rank import rank_stage
 from touche_llm.pipeline.retrieve import retrieve_stage
@@ -130,7 +130,7 @@ async def write(config: Config, cassette: Path, script: Script, out: Path) -> in
     progress = ConsoleProgress()
     await retrieve_stage(config, out, progress)
     with Cache(config.cache.file) as cache:
-        remember(FACTS, cache)
+        store_engine_facts(FACTS, cache)
         model = LanguageModel(facts=FACTS, engine=ScriptedEngine(script), cache=cache)
         await judge_stage(config, out, progress, model)
         await rank_stage(config, out, progress, model)

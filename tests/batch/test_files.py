@@ -43,7 +43,7 @@ from touche_llm.pipeline.candidates import open_corpus
 from touche_llm.pipeline.dry_run import StageName
 from touche_llm.pipeline.engines import open_model
 from touche_llm.pipeline.retrieve import retrieve_stage
-from touche_llm.pipeline.run_all import judge_alone, rank_alone, retrieve_alone, run_all, run_stages
+from touche_llm.pipeline.run_all import run_all, run_judge, run_rank, run_retrieve, run_stages
 from touche_llm.pipeline.run_files import BATCH
 from touche_llm.tasks import get_task
 
@@ -111,7 +111,7 @@ def replaying(config: Config) -> Config:
 
 async def replay(stage: StageName, config: Config, out: Path) -> Any:
     """The stage's normal command without a server."""
-    alone: Mapping[str, Any] = {"retrieve": retrieve_alone, "judge": judge_alone, "rank": rank_alone}
+    alone: Mapping[str, Any] = {"retrieve": run_retrieve, "judge": run_judge, "rank": run_rank}
     return await alone[stage](replaying(config), out, Silent())
 
 
@@ -698,10 +698,10 @@ async def test_an_import_needs_no_tokeniser_where_the_next_question_does(
 async def test_the_tokeniser_of_another_model_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, out = simple(tmp_path), tmp_path / "out"
     await retrieve_stage(config, out, Silent())
-    from touche_llm.pipeline.engines import remember
+    from touche_llm.pipeline.engines import store_engine_facts
 
     with Cache(config.cache.file) as cache:
-        remember(FACTS, cache)
+        store_engine_facts(FACTS, cache)
     monkeypatch.setattr(batch_file, "ChatTokenizer", Tokens)
     with pytest.raises(UsageError, match="adds 0 tokens, that of scripted in .* adds 32: it is another model's"):
         await exported(config, out, tokenizer=tmp_path)

@@ -31,7 +31,7 @@ from touche_llm.data.records import Attempt, Failure, Judgment
 from touche_llm.evaluation.calibration import cross_validate, measure_thresholds
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.cache import Cache
-from touche_llm.pipeline.dry_run import Cost, dry_cost
+from touche_llm.pipeline.dry_run import Cost, estimate_cost
 from touche_llm.prompt_lab.lint import check
 from touche_llm.prompt_lab.material import invented
 from touche_llm.prompt_lab.prefix_sharing import estimate
@@ -157,7 +157,7 @@ def spent(cost: Cost) -> Row:
 def sent(at: Path) -> list[Row]:
     steps = {"topics": TOPICS, "corpus": CORPUS, "index": at / "o" / "index", "rank": "judge,sliding:5"}
     config = load_config(None, steps | {"topic": ("3",), "depth": 5, "cache.file": at / "none"})
-    result = asyncio.run(dry_cost(config, None, ("retrieve", "judge", "rank"), Silent()))
+    result = asyncio.run(estimate_cost(config, None, ("retrieve", "judge", "rank"), Silent()))
     rows = [spent(cost) for cost in result.costs]
     assert rows[-1]["requests_least"] < rows[-1]["requests_most"]
     return rows

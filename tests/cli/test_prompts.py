@@ -26,7 +26,7 @@ from touche_llm.llm.cache import Cache
 from touche_llm.llm.engines.base import Completion, Rejected
 from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.request import Request
-from touche_llm.pipeline.engines import remember
+from touche_llm.pipeline.engines import store_engine_facts
 from touche_llm.pipeline.judge import judge_stage
 from touche_llm.pipeline.rank import rank_stage
 from touche_llm.pipeline.retrieve import retrieve_stage
@@ -252,7 +252,7 @@ async def asked_by_a_run(task: str, folder: Path, context: int, **flags: Any) ->
     out = folder / "out"
     await retrieve_stage(config, out, Silent())
     with Cache(config.cache.file) as cache:
-        remember(facts, cache)
+        store_engine_facts(facts, cache)
         model = LanguageModel(facts=facts, engine=engine, cache=cache)
         await judge_stage(config, out, Silent(), model)
         await rank_stage(config, out, Silent(), model)
@@ -435,7 +435,7 @@ def test_the_objects_of_a_topic_are_asked_for_first(
     assert [each.origin.prompt for each in requests] == ["comparative/objects", "comparative/judge"]
     # Now the cache holds them, under the name of the model that answered.
     with Cache(tmp_path / ".touche-llm" / "answers.sqlite") as cache:
-        remember(FACTS, cache)
+        store_engine_facts(FACTS, cache)
     assert "First object (FIRST): tea" in touche("prompts", "render", "judge", *given).stdout
 
 

@@ -24,8 +24,8 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engines.dry_run import OverlayCache
 from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.request import Request
-from touche_llm.pipeline.dry_run import DryRun, StageName, dry_cost
-from touche_llm.pipeline.engines import remember
+from touche_llm.pipeline.dry_run import DryRun, StageName, estimate_cost
+from touche_llm.pipeline.engines import store_engine_facts
 from touche_llm.pipeline.rank import rank_stage
 from touche_llm.pipeline.retrieve import retrieve_stage
 from touche_llm.pipeline.run_all import run_stages
@@ -53,14 +53,14 @@ def script_for(task: str) -> Script:
 
 
 async def dry(config: Config, folder: Path | None = None, stages: Sequence[StageName] = STAGES) -> DryRun:
-    return await dry_cost(config, folder, stages, Silent())
+    return await estimate_cost(config, folder, stages, Silent())
 
 
 async def real(config: Config, out: Path, script: Script) -> Counter[str]:
     """The same run with a scripted engine; how many requests of each prompt it was sent."""
     engine = ScriptedEngine(script)
     with Cache(config.cache.file, config.cache.mode) as cache:
-        remember(FACTS, cache)
+        store_engine_facts(FACTS, cache)
         await run_stages(config, out, Silent(), LanguageModel(facts=FACTS, engine=engine, cache=cache))
     return Counter(request.origin.prompt for request in engine.requests)
 

@@ -147,7 +147,7 @@ async def test_candidates_that_are_not_known_are_listed(tmp_path: Path, line: st
 
 async def test_only_the_first_ten_unknown_documents_are_listed(tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text("".join(f"3 Q0 nowhere-{n:02} {n} {-n} t\n" for n in range(25)))
-    with pytest.raises(DataError, match=r"25 of its documents .*nowhere-09 and 15 more$"):
+    with pytest.raises(DataError, match=r"25 of its documents .*nowhere-09, … \(25 in all\)$"):
         await retrieve_stage(config_for(tmp_path, candidates=tmp_path / "other.txt"), tmp_path, Silent())
 
 

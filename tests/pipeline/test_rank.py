@@ -21,9 +21,9 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.judge import judge_stage
-from touche_llm.pipeline.rank import Ranking, rank_stage
+from touche_llm.pipeline.rank import RankingResult, rank_stage
 from touche_llm.pipeline.retrieve import retrieve_stage
-from touche_llm.pipeline.run_all import rank_alone
+from touche_llm.pipeline.run_all import run_rank
 from touche_llm.tasks import get_task
 
 SCRIPT = script_of("comparative")
@@ -44,7 +44,7 @@ async def judged(folder: Path, script: Any = SCRIPT) -> None:
         await judge_stage(config, folder / "out", Silent(), model)
 
 
-async def ranked(config: Config, out: Path, script: Any = SCRIPT) -> tuple[Ranking, list[Request]]:
+async def ranked(config: Config, out: Path, script: Any = SCRIPT) -> tuple[RankingResult, list[Request]]:
     engine = ScriptedEngine(script)
     with Cache(config.cache.file, config.cache.mode) as cache:
         replayed = cache.mode is CacheMode.REPLAY
@@ -128,7 +128,7 @@ async def test_without_a_step_that_compares_no_engine_is_needed(tmp_path: Path, 
     await judged(tmp_path)
     # Nothing listens there.
     config = short(tmp_path, rank=steps, engine__base_url="http://127.0.0.1:1")
-    ranking = await rank_alone(config, tmp_path / "out", Silent())
+    ranking = await run_rank(config, tmp_path / "out", Silent())
     assert (ranking.lines, ranking.failures) == (16, [])
     assert validate_run(tmp_path / "out" / "run.txt", get_task("comparative")) == []
 

@@ -15,7 +15,7 @@ from touche_llm.data.records import Judgment, Reading, RunLine, StanceReading
 from touche_llm.judging.stance import StanceSettings
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.rank import rank_stage
-from touche_llm.pipeline.results import StanceLabel, label_of, write_results
+from touche_llm.pipeline.results import ChosenStance, choose_label, write_results
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 
@@ -43,37 +43,37 @@ def reading(**given: Any) -> StanceReading:
 @pytest.mark.parametrize(
     ("judged", "read", "settings", "expected"),
     [
-        (judgment(), None, StanceSettings(), StanceLabel("FIRST", "judge", SHARES)),
-        (judgment(), reading(), StanceSettings(), StanceLabel("SECOND", "stance", OTHER_SHARES)),
-        (judgment(), None, StanceSettings(depth=0, thresholds={"NO": 0.3}), StanceLabel("NO", "threshold", SHARES)),
-        (judgment(), None, StanceSettings(depth=0, thresholds={"NO": 0.4}), StanceLabel("FIRST", "judge", SHARES)),
+        (judgment(), None, StanceSettings(), ChosenStance("FIRST", "judge", SHARES)),
+        (judgment(), reading(), StanceSettings(), ChosenStance("SECOND", "stance", OTHER_SHARES)),
+        (judgment(), None, StanceSettings(depth=0, thresholds={"NO": 0.3}), ChosenStance("NO", "threshold", SHARES)),
+        (judgment(), None, StanceSettings(depth=0, thresholds={"NO": 0.4}), ChosenStance("FIRST", "judge", SHARES)),
         # The thresholds belong to the stance prompt here.
-        (judgment(), None, StanceSettings(thresholds={"NO": 0.3}), StanceLabel("FIRST", "judge", SHARES)),
-        (judgment(), reading(), StanceSettings(thresholds={"NO": 0.2}), StanceLabel("NO", "threshold", OTHER_SHARES)),
+        (judgment(), None, StanceSettings(thresholds={"NO": 0.3}), ChosenStance("FIRST", "judge", SHARES)),
+        (judgment(), reading(), StanceSettings(thresholds={"NO": 0.2}), ChosenStance("NO", "threshold", OTHER_SHARES)),
         (
             judgment(),
             reading(source="value", probabilities={**dict.fromkeys(SHARES, 0.0), "SECOND": 1.0}),
             StanceSettings(thresholds={"NO": 0.0}),
-            StanceLabel("SECOND", "stance", None),
+            ChosenStance("SECOND", "stance", None),
         ),
         (
             judgment(source="value", readings={"stance": Reading(answered="FIRST")}),
             None,
             StanceSettings(),
-            StanceLabel("FIRST", "judge", None),
+            ChosenStance("FIRST", "judge", None),
         ),
-        (judgment(source="inherited", readings={}), None, None, StanceLabel("FIRST", "inherited", None)),
-        (None, None, StanceSettings(), StanceLabel("NO", "imputed", None)),
+        (judgment(source="inherited", readings={}), None, None, ChosenStance("FIRST", "inherited", None)),
+        (None, None, StanceSettings(), ChosenStance("NO", "imputed", None)),
     ],
 )
 def test_the_stance_says_where_it_comes_from(
-    judged: Judgment | None, read: StanceReading | None, settings: StanceSettings | None, expected: StanceLabel
+    judged: Judgment | None, read: StanceReading | None, settings: StanceSettings | None, expected: ChosenStance
 ) -> None:
-    assert label_of(judged, read, COMPARATIVE, settings) == expected
+    assert choose_label(judged, read, COMPARATIVE, settings) == expected
 
 
 def test_a_pair_without_a_judgment_has_no_label() -> None:
-    assert label_of(None, None, get_task("sentence_pairs"), None) is None
+    assert choose_label(None, None, get_task("sentence_pairs"), None) is None
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -136,7 +136,7 @@ def test_ids_come_back_as_they_were_and_columns_are_those_of_the_task(tmp_path: 
     ids = ['"', 'a"b', "'=1+1", "\x00\x1b[31m", "#", "NA", ","]
     stance = task.stances[0]
     lines = [RunLine("1", stance, document, rank, 1 / rank, "t") for rank, document in enumerate(ids, start=1)]
-    labels = {"1": {document: StanceLabel(stance, "imputed", None) for document in ids}}
+    labels = {"1": {document: ChosenStance(stance, "imputed", None) for document in ids}}
     write_results(tmp_path / "results.tsv", lines, {}, labels, task)
     with (tmp_path / "results.tsv").open(newline="") as stream:
         header, *rows = csv.reader(stream, delimiter="\t")

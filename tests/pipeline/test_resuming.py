@@ -19,7 +19,7 @@ from touche_llm.config import Config
 from touche_llm.errors import DataError, EngineError, ReplayMiss, UsageError
 from touche_llm.llm.cache import Cache
 from touche_llm.pipeline import run_all as pipeline
-from touche_llm.pipeline.dry_run import dry_cost
+from touche_llm.pipeline.dry_run import estimate_cost
 from touche_llm.pipeline.rank import rank_stage
 
 
@@ -241,9 +241,9 @@ async def test_a_dry_run_counts_failures_that_are_not_sent_again(tmp_path: Path)
     failed = len((await run_on(FakeServer(rest=fails_often), config, tmp_path / "out")).failures)
     assert failed > 1
     before = config.cache.file.read_bytes()
-    cost = await dry_cost(config, None, ("retrieve", "judge"), Silent())
+    cost = await estimate_cost(config, None, ("retrieve", "judge"), Silent())
     assert (cost.known["judge"], cost.failed["judge"], cost.costs) == (12 - failed, failed, [])
     retrying = config_for(tmp_path, topic=("3",), depth=12, cache__retry_failures=True)
-    retried = await dry_cost(retrying, tmp_path / "out", ("judge",), Silent())
+    retried = await estimate_cost(retrying, tmp_path / "out", ("judge",), Silent())
     assert retried.failed["judge"] == 0 and sum(each.least.requests for each in retried.costs) == failed
     assert config.cache.file.read_bytes() == before

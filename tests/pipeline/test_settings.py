@@ -61,7 +61,7 @@ async def test_a_run_with_other_settings_is_left_as_it_is_and_what_differs_is_li
     await run_on(FakeServer(), short(tmp_path), out)
     before = contents(out)
     changed = short(tmp_path, **flags, engine__base_url=PORT_NOBODY_LISTENS_ON)
-    for command in (pipeline.run_all, pipeline.retrieve_alone, pipeline.judge_alone):
+    for command in (pipeline.run_all, pipeline.run_retrieve, pipeline.run_judge):
         if flags.get("prompts__judge") and command is pipeline.run_all:
             continue  # There is no such template, which is said first.
         with pytest.raises(UsageError, match="--overwrite") as caught:
@@ -116,7 +116,7 @@ async def test_ranking_again_with_other_steps_and_weights_needs_no_flag(tmp_path
     out = tmp_path / "out"
     await run_on(FakeServer(), short(tmp_path), out)
     ranked = short(tmp_path, rank=("judge", "balance:3"), weights__quality=3.0, tag="again")
-    assert (await pipeline.rank_alone(ranked, out, Silent())).lines == 3
+    assert (await pipeline.run_rank(ranked, out, Silent())).lines == 3
     assert yaml.safe_load((out / "config.yaml").read_bytes())["rank"] == ["judge", "balance:3"]
     # The run of before would be the loss of this one.
     with pytest.raises(UsageError):
@@ -125,7 +125,7 @@ async def test_ranking_again_with_other_steps_and_weights_needs_no_flag(tmp_path
 
 async def test_a_stage_may_choose_its_settings_as_long_as_nothing_was_made_with_others(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    await pipeline.retrieve_alone(short(tmp_path), out, Silent())
+    await pipeline.run_retrieve(short(tmp_path), out, Silent())
     judged = short(tmp_path, depth=2, sampling__seed=7, rank=("judge", "balance:3"), engine__model="fake")
     check_settings(out, judged, "judge", overwrite=False)
     for flags, command in (({"depth": 2}, "run"), ({"retriever__k1": 0.9}, "judge"), ({"topic": ("7",)}, "judge")):
@@ -139,7 +139,7 @@ async def test_a_stage_may_choose_its_settings_as_long_as_nothing_was_made_with_
 
 async def test_queries_of_the_model_are_kept_like_judgments(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    await pipeline.retrieve_alone(short(tmp_path), out, Silent())
+    await pipeline.run_retrieve(short(tmp_path), out, Silent())
     config = yaml.safe_load((out / "config.yaml").read_bytes())
     config["expansion"]["use"] = True
     (out / "config.yaml").write_text(yaml.safe_dump(config))
@@ -151,7 +151,7 @@ async def test_queries_of_the_model_are_kept_like_judgments(tmp_path: Path) -> N
 async def test_paths_are_the_same_however_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     config = short(tmp_path)
-    await pipeline.retrieve_alone(config, out, Silent())
+    await pipeline.run_retrieve(config, out, Silent())
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link.xml").symlink_to(config.topics)
     for topics in (Path(os.path.relpath(config.topics)), Path("link.xml")):
@@ -182,9 +182,9 @@ def test_without_a_corpus_the_index_says_which_documents_are_meant(tmp_path: Pat
 async def test_a_configuration_of_another_program_is_not_replaced(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(UsageError, match="--overwrite"):
-        await pipeline.retrieve_alone(short(tmp_path), tmp_path, Silent())
+        await pipeline.run_retrieve(short(tmp_path), tmp_path, Silent())
     assert (tmp_path / "config.yaml").read_text() == text
-    await pipeline.retrieve_alone(short(tmp_path), tmp_path, Silent(), overwrite=True)
+    await pipeline.run_retrieve(short(tmp_path), tmp_path, Silent(), overwrite=True)
     assert yaml.safe_load((tmp_path / "config.yaml").read_bytes())["depth"] == 3
 
 
@@ -192,7 +192,7 @@ async def test_a_configuration_of_another_program_is_not_replaced(tmp_path: Path
 async def test_an_output_without_a_configuration_is_not_replaced(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("of another tool")
     with pytest.raises(UsageError, match=rf"{name}.*--overwrite"):
-        await pipeline.retrieve_alone(short(tmp_path), tmp_path, Silent())
+        await pipeline.run_retrieve(short(tmp_path), tmp_path, Silent())
     assert (tmp_path / name).read_text() == "of another tool"
     # To judge the candidates of another tool is no loss of them.
     if name == "candidates.run.txt":
@@ -209,7 +209,7 @@ def test_every_setting_that_is_named_exists() -> None:
 async def test_nothing_is_compared_where_nothing_was_made(tmp_path: Path, command: str) -> None:
     check: Callable[..., None] = check_settings
     check(tmp_path / "nowhere", short(tmp_path), command, overwrite=False)
-    await pipeline.retrieve_alone(short(tmp_path), tmp_path / "out", Silent())
+    await pipeline.run_retrieve(short(tmp_path), tmp_path / "out", Silent())
     (tmp_path / "out" / "candidates.run.txt").unlink()
     check(tmp_path / "out", short(tmp_path, depth=2), command, overwrite=False)
 
@@ -261,7 +261,7 @@ async def test_a_template_that_was_edited_is_a_change_with_its_old_and_new_hash(
 
 async def test_a_run_whose_judging_did_not_finish_takes_the_edited_template(tmp_path: Path) -> None:
     out, own = tmp_path / "out", with_own_prompts(tmp_path)
-    await pipeline.retrieve_alone(short(tmp_path, **own), out, Silent())
+    await pipeline.run_retrieve(short(tmp_path, **own), out, Silent())
     edit(tmp_path / "prompts" / "comparative" / "judge.jinja")
     outcome = await run_on(FakeServer(), short(tmp_path, **own), out)
     assert outcome.judgments == 3
@@ -270,10 +270,10 @@ async def test_a_run_whose_judging_did_not_finish_takes_the_edited_template(tmp_
 @pytest.mark.parametrize("name", ["topics", "corpus", "candidates"])
 async def test_an_input_that_changed_under_the_same_path_is_a_change(tmp_path: Path, name: str) -> None:
     out, own = tmp_path / "out", with_own_inputs(tmp_path)
-    await pipeline.retrieve_alone(short(tmp_path, **own), tmp_path / "first", Silent())
+    await pipeline.run_retrieve(short(tmp_path, **own), tmp_path / "first", Silent())
     if name == "candidates":
         own["candidates"] = tmp_path / "first" / "candidates.run.txt"
-    await pipeline.retrieve_alone(short(tmp_path, **own), out, Silent())
+    await pipeline.run_retrieve(short(tmp_path, **own), out, Silent())
     os.utime(own[name])  # Read again and the same.
     check_settings(out, short(tmp_path, **own), "judge", overwrite=False)
     edit(own[name])
@@ -303,10 +303,10 @@ async def test_ranking_compares_no_other_topics_or_documents_than_those_judged(t
     async with server.running():
         comparing = short(tmp_path, **own, rank=("judge", "pairwise:2"), engine__base_url=server.url)
         with pytest.raises(UsageError) as caught:
-            await pipeline.rank_alone(comparing, out, Silent())
+            await pipeline.run_rank(comparing, out, Silent())
     assert (changes(caught.value), server.asked, contents(out)) == ([name], [], before)
     # Other weights need neither texts nor titles.
-    assert (await pipeline.rank_alone(short(tmp_path, **own, weights__quality=3.0), out, Silent())).lines == 3
+    assert (await pipeline.run_rank(short(tmp_path, **own, weights__quality=3.0), out, Silent())).lines == 3
 
 
 async def test_the_model_is_compared_with_the_one_that_judged_whatever_ranked_since(tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ async def test_the_model_is_compared_with_the_one_that_judged_whatever_ranked_si
     server = FakeServer(models=[{"id": "another", "max_model_len": 8192}])
     async with server.running():
         engine = other.engine.model_copy(update={"base_url": server.url})
-        await pipeline.rank_alone(other.model_copy(update={"engine": engine}), out, Silent())
+        await pipeline.run_rank(other.model_copy(update={"engine": engine}), out, Silent())
     written = load_config(out / "config.yaml", {})
     assert written.engine.model == "another"
     with pytest.raises(UsageError) as caught:
@@ -331,7 +331,7 @@ async def test_the_model_is_compared_with_the_one_that_judged_whatever_ranked_si
 async def test_ranking_without_comparisons_leaves_the_engine_of_the_judgments(tmp_path: Path) -> None:
     out = tmp_path / "out"
     await run_on(FakeServer(), short(tmp_path, engine__model="fake"), out)
-    await pipeline.rank_alone(short(tmp_path, engine__model="another", tag="again"), out, Silent())
+    await pipeline.run_rank(short(tmp_path, engine__model="another", tag="again"), out, Silent())
     written = load_config(out / "config.yaml", {})
     assert (written.engine.model, written.tag) == ("fake", "again")
     check_settings(out, written, "judge", overwrite=False)
@@ -348,7 +348,7 @@ async def test_damaged_records_of_a_stage_are_an_error_of_this_program(tmp_path:
 
 async def test_judging_may_use_another_model_than_the_queries_are_of(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    await pipeline.retrieve_alone(short(tmp_path, engine__model="fake"), out, Silent())
+    await pipeline.run_retrieve(short(tmp_path, engine__model="fake"), out, Silent())
     metadata = yaml.safe_load((out / "ir-metadata.yml").read_bytes())
     metadata["stages"]["retrieve"]["model"] = "fake"
     (out / "ir-metadata.yml").write_text(yaml.safe_dump(metadata))
@@ -361,24 +361,24 @@ async def test_judging_may_use_another_model_than_the_queries_are_of(tmp_path: P
 
 async def test_judging_deeper_than_the_first_stage_is_refused_and_less_deep_is_recorded(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    await pipeline.retrieve_alone(short(tmp_path, depth=4), out, Silent())
+    await pipeline.run_retrieve(short(tmp_path, depth=4), out, Silent())
     found = (out / "candidates.run.txt").read_bytes()
     server = FakeServer()
     async with server.running():
         deeper = short(tmp_path, depth=5, engine__base_url=server.url)
         with pytest.raises(UsageError, match="--depth 4"):
-            await pipeline.judge_alone(deeper, out, Silent())
+            await pipeline.run_judge(deeper, out, Silent())
         assert server.asked == []
         fewer = short(tmp_path, depth=2, engine__base_url=server.url)
-        assert (await pipeline.judge_alone(fewer, out, Silent())).judgments == 2
+        assert (await pipeline.run_judge(fewer, out, Silent())).judgments == 2
         assert (out / "candidates.run.txt").read_bytes() == found
         methods = yaml.safe_load((out / "ir-metadata.yml").read_bytes())["method"]["retrieval"]
         assert methods[0]["params"]["depth"] == 4
         all_found = short(tmp_path, depth=4, engine__base_url=server.url)
-        assert (await pipeline.judge_alone(all_found, out, Silent(), overwrite=True)).judgments == 4
+        assert (await pipeline.run_judge(all_found, out, Silent(), overwrite=True)).judgments == 4
 
 
-@pytest.mark.parametrize("again", [pipeline.retrieve_alone, pipeline.rank_alone])
+@pytest.mark.parametrize("again", [pipeline.run_retrieve, pipeline.run_rank])
 async def test_no_page_of_the_run_that_was_stays_when_a_stage_runs_again(tmp_path: Path, again: Any) -> None:
     out = tmp_path / "out"
     await run_on(FakeServer(), short(tmp_path, engine__model="fake"), out)

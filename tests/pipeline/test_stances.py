@@ -22,7 +22,7 @@ from touche_llm.llm.engines.base import Completion
 from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.request import Request
 from touche_llm.pipeline import judge
-from touche_llm.pipeline.judge import Outcome, judge_stage
+from touche_llm.pipeline.judge import JudgingResult, judge_stage
 from touche_llm.pipeline.rank import rank_stage
 from touche_llm.pipeline.retrieve import retrieve_stage
 
@@ -53,7 +53,7 @@ class Judge:
 
 async def judged(
     config: Config, out: Path, script: Any, engine: type[ScriptedEngine] = ScriptedEngine
-) -> tuple[Outcome, list[Request]]:
+) -> tuple[JudgingResult, list[Request]]:
     """The stages but the last; and the requests of the stance prompt."""
     await retrieve_stage(config, out, Silent())
     scripted = engine(script)

@@ -22,8 +22,8 @@ from touche_llm.llm.engines.dry_run import DryEngine
 from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.pipeline.candidates import choose_topics
-from touche_llm.pipeline.common import prompts_of
-from touche_llm.pipeline.dry_run import dry_cost
+from touche_llm.pipeline.common import load_prompts
+from touche_llm.pipeline.dry_run import estimate_cost
 from touche_llm.pipeline.judge import judge_stage
 from touche_llm.prompts.prompt import Prompt, load_prompt, prompts_folder
 from touche_llm.prompts.purposes import load, purposes_of
@@ -301,16 +301,16 @@ async def test_no_example_is_of_a_topic_of_the_run(tmp_path: Path) -> None:
     config = config_with(tmp_path, topic=("3",))
     message = rf"judge\.examples\.yaml: example 2 of the template {folder}.*: its topic 99, .* is topic 3 of .*--topic"
     with pytest.raises(UsageError, match=message):
-        prompts_of(config, get_task("comparative"))
+        load_prompts(config, get_task("comparative"))
     with pytest.raises(UsageError, match=message):
-        await dry_cost(config, None, ("retrieve", "judge"), Silent())
+        await estimate_cost(config, None, ("retrieve", "judge"), Silent())
     engine = ScriptedEngine(script)
     with Cache(config.cache.file, config.cache.mode) as cache, pytest.raises(UsageError, match=message):
         await run_scripted(config, tmp_path / "out", script)
         await judge_stage(config, tmp_path / "out", Silent(), LanguageModel(FACTS, engine, cache))
     assert not engine.requests
     # Topics that the run leaves out may be shown.
-    assert prompts_of(config_with(tmp_path, topic=("7",)), get_task("comparative"))
+    assert load_prompts(config_with(tmp_path, topic=("7",)), get_task("comparative"))
 
 
 async def test_another_topic_with_the_same_number_is_told_once_and_allowed(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def first_shown(request: Request) -> Mapping[str, Any]:
 
 
 @cache
-def prompts_of(task: str) -> Mapping[str, Prompt]:
+def load_prompts(task: str) -> Mapping[str, Prompt]:
     variables = list_template_variables(get_task(task).question)
     return {kind: load_prompt(task, kind, kind, variables) for kind in ("best", "order")}
 
@@ -118,7 +118,7 @@ def comparer_for(
         position=position,
         documents=Held(texts),
         question=question,
-        prompts=prompts_of(task),
+        prompts=load_prompts(task),
         builder=RequestBuilder(model, Sampling(max_tokens=40), {}, concurrency),
         slots=slots or Slots(concurrency),
         aim="both",

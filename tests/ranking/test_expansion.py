@@ -24,7 +24,7 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.retrieve import retrieve_stage
-from touche_llm.pipeline.run_all import retrieve_alone
+from touche_llm.pipeline.run_all import run_retrieve
 from touche_llm.prompts.answers import AlternativeQueries
 from touche_llm.ranking.expansion import ExpansionSettings, fuse_queries
 
@@ -85,7 +85,7 @@ async def test_off_by_default_nothing_is_asked_and_what_was_found_before_is_remo
     config = config_for(tmp_path)
     assert not config.expansion.use
     # No engine is there that could be asked.
-    assert await retrieve_alone(config, out, Silent(), overwrite=True) == []
+    assert await run_retrieve(config, out, Silent(), overwrite=True) == []
     assert not (out / "queries.jsonl").exists() and not (out / "query_failures.jsonl").exists()
 
 

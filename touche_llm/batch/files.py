@@ -33,9 +33,9 @@ from touche_llm.llm.engines.dry_run import OverlayCache
 from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.tokenizer import ChatTokenizer
-from touche_llm.pipeline.common import Progress, compares
-from touche_llm.pipeline.dry_run import STAGES, Quiet, StageName, copy_of
-from touche_llm.pipeline.engines import assumed_facts, remember
+from touche_llm.pipeline.common import Progress, has_comparisons
+from touche_llm.pipeline.dry_run import STAGES, QuietProgress, StageName, copy_run
+from touche_llm.pipeline.engines import assume_engine_facts, store_engine_facts
 from touche_llm.pipeline.run_files import BATCH
 
 _ENGINE = "batch files"
@@ -122,7 +122,7 @@ async def pending_requests(
             the cache is read-only. Names the option to give.
     """
     _check(config)
-    with copy_of(folder) as there, OverlayCache(config.cache.file) as cache:
+    with copy_run(folder) as there, OverlayCache(config.cache.file) as cache:
         counter = None
         if tokenizer is not None:
             counter = ChatTokenizer(tokenizer, config.sampling.chat_template_kwargs)
@@ -130,7 +130,7 @@ async def pending_requests(
         engine = BatchEngine(Replies(), counter, importing=False)
         model = _model(config, facts, engine, cache)
         if asks_model(stage, config):
-            await _go_through(stage, config, there, Quiet(progress, "batch"), model)
+            await _go_through(stage, config, there, QuietProgress(progress, "batch"), model)
         _store(cache, config)
     batch = Batch(stage=stage, facts=facts, config=config)
     return Export(batch, _together(engine.pending.values()), model.counts.failures)
@@ -212,12 +212,12 @@ async def import_replies(batch: Batch, folder: Path, paths: Sequence[Path], prog
     _check(config)
     replies = read_replies(paths, batch.facts.model, logprobs=config.sampling.top_logprobs > 0)
     result = Import(repeated=list(replies.repeated))
-    with copy_of(folder) as there, OverlayCache(config.cache.file) as cache:
+    with copy_run(folder) as there, OverlayCache(config.cache.file) as cache:
         engine = BatchEngine(replies, None, importing=True)
         model = _model(config, batch.facts, engine, cache)
         problem: ToucheError | None = None
         try:
-            result.done = await _go_through(batch.stage, config, there, Quiet(progress, "batch"), model)
+            result.done = await _go_through(batch.stage, config, there, QuietProgress(progress, "batch"), model)
         except ToucheError as error:
             problem = error  # what the answers lead to is no reason to lose them
         # In memory are the new entries alone.
@@ -245,7 +245,7 @@ async def import_replies(batch: Batch, folder: Path, paths: Sequence[Path], prog
         result.failed = model.counts.failures
         if result.stored or new:
             told = f"{_ENGINE}, {engine.fingerprint}" if engine.fingerprint else _ENGINE
-            remember(batch.facts.model_copy(update={"engine": told}), cache)
+            store_engine_facts(batch.facts.model_copy(update={"engine": told}), cache)
         _store(cache, config)
     if problem is not None:
         if unreached:
@@ -275,7 +275,7 @@ def _check(config: Config) -> None:
 
 def _facts(config: Config, cache: Cache, tokenizer: ChatTokenizer | None) -> EngineFacts:
     """What is known of the engine without asking it."""
-    known = assumed_facts(config, cache)
+    known = assume_engine_facts(config, cache)
     if not known.model:
         raise UsageError(
             "give the name under which vLLM will serve the model (--model NAME): keys and requests hold it"
@@ -296,7 +296,7 @@ def _facts(config: Config, cache: Cache, tokenizer: ChatTokenizer | None) -> Eng
 
 def asks_model(stage: StageName, config: Config) -> bool:
     """Whether a stage sends requests at all."""
-    return {"retrieve": config.expansion.use, "judge": True, "rank": compares(config)}[stage]
+    return {"retrieve": config.expansion.use, "judge": True, "rank": has_comparisons(config)}[stage]
 
 
 async def _go_through(stage: StageName, config: Config, folder: Path, progress: Progress, model: LanguageModel) -> bool:

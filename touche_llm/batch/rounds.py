@@ -18,22 +18,22 @@ from touche_llm.llm.engines.batch_replies import MAX_REPLIES
 from touche_llm.llm.engines.vllm_common import model_folder
 from touche_llm.pipeline.common import Progress
 from touche_llm.pipeline.dry_run import StageName
-from touche_llm.pipeline.engines import LOG, remember
-from touche_llm.pipeline.judge import Outcome
+from touche_llm.pipeline.engines import LOG, store_engine_facts
+from touche_llm.pipeline.judge import JudgingResult
 from touche_llm.pipeline.made_from import check_inputs, check_settings
-from touche_llm.pipeline.run_all import check_files, judge_alone, rank_alone, retrieve_alone
-from touche_llm.pipeline.run_lock import locked
+from touche_llm.pipeline.run_all import check_files, run_judge, run_rank, run_retrieve
+from touche_llm.pipeline.run_lock import lock_run
 
 
-async def run_by_files(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> Outcome:
+async def run_by_files(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> JudgingResult:
     """Run all stages, each after its requests were answered; arguments and errors as `pipeline.run_all`."""
     check_files(config)
     await answer_stage("retrieve", config, folder, progress, overwrite=overwrite)
-    failures = await retrieve_alone(config, folder, progress, overwrite=overwrite)
+    failures = await run_retrieve(config, folder, progress, overwrite=overwrite)
     await answer_stage("judge", config, folder, progress)
-    outcome = await judge_alone(config, folder, progress)
+    outcome = await run_judge(config, folder, progress)
     await answer_stage("rank", config, folder, progress)
-    ranking = await rank_alone(config, folder, progress)
+    ranking = await run_rank(config, folder, progress)
     return replace(outcome, failures=failures + outcome.failures + ranking.failures)
 
 
@@ -57,13 +57,13 @@ async def answer_stage(
         check_settings(folder, config, stage, overwrite=overwrite)
     tokenizer = model_folder(config.engine.model)
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder, f"batch {stage}", progress.warn):
+    with lock_run(folder, f"batch {stage}", progress.warn):
         for number in count(1):
             export = await pending_requests(stage, config, folder, tokenizer, progress)
             if not export.requests:
                 with Cache(config.cache.file, config.cache.mode) as opened:
                     # The stage reads them there; earlier answers may be those of another context.
-                    remember(export.batch.facts, opened)
+                    store_engine_facts(export.batch.facts, opened)
                 return
             requests = export.requests[:MAX_REPLIES]
             cache = config.cache.file

@@ -22,7 +22,7 @@ from touche_llm.errors import UsageError, to_printable
 from touche_llm.llm.engines.vllm_common import start_options
 from touche_llm.llm.settings import EngineConfig, Runner
 from touche_llm.pipeline.dry_run import StageName
-from touche_llm.pipeline.run_lock import locked
+from touche_llm.pipeline.run_lock import lock_run
 
 _STAGES: Mapping[StageName, Callable[..., None]] = {
     "retrieve": stages.retrieve,
@@ -107,7 +107,7 @@ def export(
     progress = ConsoleProgress()
     if stage == "retrieve":
         out.mkdir(parents=True, exist_ok=True)
-    with locked(out, f"batch export {stage}", progress.warn):
+    with lock_run(out, f"batch export {stage}", progress.warn):
         found = stages.asked(settings, pending_requests(stage, settings, out, tokenizer, progress))
         batch = found.batch.model_copy(update=_options(stage, context))
         found = replace(found, batch=batch)
@@ -186,7 +186,7 @@ def import_(
     Exit code 3 if some hold no usable answer; the next export sends their requests again.
     """
     progress = ConsoleProgress()
-    with locked(out, "batch import", progress.warn):
+    with lock_run(out, "batch import", progress.warn):
         batch = read_batch(out)
         done = stages.asked(batch.config, import_replies(batch, out, responses, progress))
     kinds = {**done.unusable, **done.errors, **({"repeated": done.repeated} if done.repeated else {})}

@@ -14,7 +14,7 @@ from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.output import Format, FormatOption, plain, print_rows, say, show_table
 from touche_llm.config import load_config
 from touche_llm.data.files import check_output
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.evaluation.calibration import (
     CalibrationSet,
     CrossValidation,
@@ -25,7 +25,6 @@ from touche_llm.evaluation.calibration import (
 )
 from touche_llm.evaluation.qrels import read_stances
 from touche_llm.judging.stance import read_settings, write_thresholds
-from touche_llm.pipeline.candidates import listed
 from touche_llm.pipeline.run_files import CONFIG, JUDGMENTS, STANCES
 from touche_llm.pipeline.run_folder import check_finished
 from touche_llm.tasks import get_task
@@ -92,7 +91,7 @@ def _tell_unused(examples: CalibrationSet) -> None:
     if examples.without:
         notify(
             f"not used, since the run has no probabilities of them: {len(examples.without):,} of the judged documents "
-            f"(topic and document): {listed(examples.without)}"
+            f"(topic and document): {shorten(examples.without)}"
         )
     if examples.elsewhere:
         notify(f"not used, since they are not in the run: {examples.elsewhere:,} of the judged documents")
@@ -129,7 +128,7 @@ def _show_folds(report: CrossValidation) -> None:
     for name in ("F1", "accuracy", "F1 without", "accuracy without"):
         table.add_column(name, justify="right")
     for number, fold in enumerate(report.folds, start=1):
-        topics = f"{len(fold.topics)}: {listed(list(fold.topics))}"
+        topics = f"{len(fold.topics)}: {shorten(list(fold.topics))}"
         cells = (f"fold {number}", topics, f"{fold.scores.documents:,}", _spelled(fold.thresholds))
         table.add_row(*(plain(cell) for cell in (*cells, *_figures(fold.scores), *_figures(fold.most_probable))))
     table.add_section()

@@ -12,8 +12,7 @@ from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.data.files import check_output
 from touche_llm.data.lines import is_word
 from touche_llm.data.trec_runs import read_run, write_run
-from touche_llm.errors import UsageError, to_printable
-from touche_llm.pipeline.candidates import listed
+from touche_llm.errors import UsageError, shorten, to_printable
 from touche_llm.ranking.fusion import DEFAULT_K, FusionSettings, check_weights, fuse_runs
 from touche_llm.tasks import TASKS, get_task
 
@@ -68,7 +67,7 @@ def fuse(
     write_run(out, fused.lines)
     topics = {line.topic_id for line in fused.lines}
     if fused.partial:
-        names = listed(fused.partial)
+        names = shorten(fused.partial)
         partial = f"topics not in every run, fused from those that have them: {len(fused.partial):,} ({names})"
         say(output, to_printable(partial))
     if fused.disagreeing:

@@ -24,7 +24,7 @@ from touche_llm.llm.answers import labels_of
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.settings import SamplingConfig
 from touche_llm.llm.tokenizer import ChatTokenizer
-from touche_llm.pipeline.candidates import Corpus, open_local
+from touche_llm.pipeline.candidates import Corpus, open_local_corpus
 from touche_llm.pipeline.common import check_examples
 from touche_llm.prompt_lab.lint import Checked, Finding, Share, changed_since, check
 from touche_llm.prompt_lab.material import invented, of_corpus
@@ -144,7 +144,9 @@ def check_(
             answers = stack.enter_context(Cache(cache or _DEFAULT_CACHE, CacheMode.REPLAY))
         opened = None
         if corpus is not None or index is not None:
-            opened = stack.enter_context(open_local(corpus, index, tasks[0], bool(skip_bad_lines), progress.warn))
+            opened = stack.enter_context(
+                open_local_corpus(corpus, index, tasks[0], bool(skip_bad_lines), progress.warn)
+            )
         rows = [(each, _checked(each, given, topics, opened, count, answers, progress)) for each in found]
     _print_checks(output, rows, tokenizer)
     if any(checked.of("error") for _, checked in rows):

@@ -16,7 +16,7 @@ from touche_llm.cli.output import Format, FormatOption, plain, print_rows, say
 from touche_llm.cli.stages import FAILURES_EXIT, asked
 from touche_llm.data.files import check_output
 from touche_llm.errors import UsageError, to_printable
-from touche_llm.pipeline.common import by_kind
+from touche_llm.pipeline.common import count_by_kind
 
 if TYPE_CHECKING:
     from touche_llm.evaluation.qrels import Qrels
@@ -235,7 +235,7 @@ def _end(output: Format, found: PromptComparison) -> None:
     """Say what failed, and exit with code 3 where something did."""
     failures = found.all_failures()
     if failures:
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in by_kind(failures).items())
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in count_by_kind(failures).items())
         reasons = Counter(failure.attempts[-1].reason for failure in failures)
         say(output, f"failures: {kinds}; most often: {to_printable(reasons.most_common(1)[0][0])}")
         say(output, "documents without an answer are ranked last; the same command asks for them again")

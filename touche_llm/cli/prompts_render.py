@@ -21,7 +21,7 @@ from touche_llm.llm.engines.dry_run import DryEngine, OverlayCache
 from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.tokenizer import ChatTokenizer
 from touche_llm.pipeline.common import make_request_builder
-from touche_llm.pipeline.engines import assumed_facts
+from touche_llm.pipeline.engines import assume_engine_facts
 from touche_llm.prompt_lab.prefix_sharing import (
     MeasuringEngine,
     Part,
@@ -120,7 +120,7 @@ async def _rendered(
     engine = DryEngine("first") if tokenizer is None else MeasuringEngine(tokenizer)
     count = estimate if tokenizer is None else tokenizer.count
     with OverlayCache(config.cache.file) as cache:
-        facts = assumed_facts(config, cache)
+        facts = assume_engine_facts(config, cache)
         subject = await bench.subject(
             purpose, make_request_builder(config, LanguageModel(facts=facts, engine=None, cache=cache))
         )

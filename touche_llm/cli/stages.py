@@ -27,8 +27,8 @@ from touche_llm.llm.cache import kept
 from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline import run_files
 from touche_llm.pipeline.candidates import build_index
-from touche_llm.pipeline.common import by_kind, first_stage_file
-from touche_llm.pipeline.dry_run import StageName, dry_cost
+from touche_llm.pipeline.common import count_by_kind, first_stage_file
+from touche_llm.pipeline.dry_run import StageName, estimate_cost
 from touche_llm.retrieval.bm25 import Bm25Settings
 from touche_llm.tasks import DEFAULT_TASK, get_task
 
@@ -126,7 +126,7 @@ def retrieve(
         show_cost(output, settings, None, ("retrieve",))
         return
     _answer("retrieve", settings, out, overwrite=overwrite)
-    failures = asked(settings, pipeline.retrieve_alone(settings, out, ConsoleProgress(), overwrite=overwrite))
+    failures = asked(settings, pipeline.run_retrieve(settings, out, ConsoleProgress(), overwrite=overwrite))
     file = out / first_stage_file(get_task(settings.task))
     made(output, f"candidates: {file}", file, {"failures": len(failures)})
     end(output, out, failures)
@@ -174,7 +174,7 @@ def judge(
         show_cost(output, settings, out, ("judge",))
         return
     _answer("judge", settings, out, overwrite=overwrite)
-    outcome = asked(settings, pipeline.judge_alone(settings, out, ConsoleProgress(), overwrite=overwrite))
+    outcome = asked(settings, pipeline.run_judge(settings, out, ConsoleProgress(), overwrite=overwrite))
     file = out / run_files.JUDGMENTS
     made(output, f"judgments: {file}", file, {"failures": len(outcome.failures)})
     end(output, out, outcome.failures)
@@ -220,7 +220,7 @@ def rank(
         show_cost(output, settings, out, ("rank",))
         return
     _answer("rank", settings, out)
-    ranking = asked(settings, pipeline.rank_alone(settings, out, ConsoleProgress()))
+    ranking = asked(settings, pipeline.run_rank(settings, out, ConsoleProgress()))
     file = out / run_files.RUN
     counts = {"imputed": ranking.imputed, "failures": len(ranking.failures)}
     made(output, f"run: {file} ({ranking.lines:,} lines)", file, counts)
@@ -310,7 +310,7 @@ def _answer(stage: StageName, config: Config, out: Path, *, overwrite: bool = Fa
 
 def show_cost(output: Format, config: Config, folder: Path | None, stages: tuple[StageName, ...]) -> None:
     """Print what stages would send."""
-    print_cost(output, config, asked(config, dry_cost(config, folder, stages, ConsoleProgress())), stages)
+    print_cost(output, config, asked(config, estimate_cost(config, folder, stages, ConsoleProgress())), stages)
 
 
 def made(output: Format, sentence: str, file: Path, counts: Mapping[str, int]) -> None:
@@ -368,7 +368,7 @@ async def _quietly(work: Coroutine[Any, Any, ResultT]) -> ResultT:
 def end(output: Format, out: Path, failures: list[Failure]) -> None:
     """Say what failed, and exit with code 3 where something did."""
     if failures:
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in by_kind(failures).items())
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in count_by_kind(failures).items())
         reasons = Counter(failure.attempts[-1].reason for failure in failures)
         say(output, f"failures: {kinds}; most often: {to_printable(reasons.most_common(1)[0][0])}")
         files = [out / name for name in run_files.ALL_FAILURES if (out / name).exists() and (out / name).stat().st_size]

@@ -16,7 +16,7 @@ from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_candidates
 from touche_llm.evaluation.run_validation import RunProblem, validate_run
-from touche_llm.pipeline.candidates import open_local
+from touche_llm.pipeline.candidates import open_local_corpus
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 
@@ -47,7 +47,7 @@ def validate(
     if corpus is None and index is None:
         problems = validate_run(run, known, topic_ids=topic_ids)
     else:
-        with open_local(corpus, index, known, bool(skip_bad_lines), ConsoleProgress().warn) as opened:
+        with open_local_corpus(corpus, index, known, bool(skip_bad_lines), ConsoleProgress().warn) as opened:
             unknown = opened.documents.find_unknown
             problems = validate_run(run, known, topic_ids=topic_ids, unknown_documents=unknown)
     notes, warnings = ([], []) if problems else _remarks(run, known, topic_ids)

@@ -88,9 +88,9 @@ def open_file(path: Path | None, read_only: bool = False) -> NamedDatabase:
             database.execute("COMMIT")
         # With write-ahead logging a killed process loses nothing that it committed; only a crash of the machine could.
         # The switch does not wait for other processes by itself.
-        locked = retry_if_exception(_is_busy)
+        lock_run = retry_if_exception(_is_busy)
         retrying = Retrying(
-            retry=locked, stop=stop_after_delay(LOCK_SECONDS), wait=wait_random(0.01, 0.1), reraise=True
+            retry=lock_run, stop=stop_after_delay(LOCK_SECONDS), wait=wait_random(0.01, 0.1), reraise=True
         )
         retrying(database.execute, "PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = NORMAL")

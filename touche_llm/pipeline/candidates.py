@@ -12,7 +12,7 @@ from touche_llm.corpus.store import DocumentStore, TextTable, ensure_store
 from touche_llm.data.records import Candidate, Queries, Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_candidates
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.judging.pointwise import Documents
 from touche_llm.judging.sentence_pairs import PairDocuments
 from touche_llm.ranking.expansion import fuse_queries
@@ -26,7 +26,6 @@ from touche_llm.tasks.base import Task
 from touche_llm.text.analysis import Analyzer
 
 Notify = Callable[[str], None]
-_LISTED = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +67,12 @@ def open_corpus(config: Config, task: Task, notify: Notify) -> Iterator[Corpus]:
         with ElasticIndex(config.elasticsearch, k1=k1, b=b, notify=notify) as index:
             yield Corpus(index, index, None, index.description)
     else:
-        with open_local(config.corpus, config.index, task, config.skip_bad_lines, notify) as corpus:
+        with open_local_corpus(config.corpus, config.index, task, config.skip_bad_lines, notify) as corpus:
             yield corpus
 
 
 @contextmanager
-def open_local(
+def open_local_corpus(
     file: Path | None, index: Path | None, task: Task, skip_bad_lines: bool, notify: Notify
 ) -> Iterator[Corpus]:
     """The documents of a corpus file, stored first unless that is done and up to date, or of an index alone."""
@@ -200,25 +199,19 @@ async def _search(
     return candidates
 
 
-def check_topics(path: Path, found: Iterable[str], config: Config) -> None:
+def check_run_topics(path: Path, found: Iterable[str], config: Config) -> None:
     """Raise DataError where a run names topics that the topics file does not."""
     known = {topic.id for topic in read_topics(config.topics)}
     unknown = [topic for topic in found if topic not in known]
     if unknown:
-        raise DataError(f"{path}: {len(unknown)} of its topics are not in {config.topics}: {listed(unknown)}")
+        raise DataError(f"{path}: {len(unknown)} of its topics are not in {config.topics}: {shorten(unknown)}")
 
 
 def check_candidates(path: Path, candidates: Iterable[list[Candidate]], documents: Documents, corpus: str) -> None:
     """Raise DataError where a run names documents that are not there; `corpus` is what the message calls them."""
     unknown = documents.find_unknown(each.document_id for ranking in candidates for each in ranking)
     if unknown:
-        raise DataError(f"{path}: {len(unknown)} of its documents are not in the corpus {corpus}: {listed(unknown)}")
-
-
-def listed(names: list[str]) -> str:
-    """The first ten of some names, and how many more there are."""
-    more = len(names) - _LISTED
-    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
+        raise DataError(f"{path}: {len(unknown)} of its documents are not in the corpus {corpus}: {shorten(unknown)}")
 
 
 async def _from_run(
@@ -227,11 +220,11 @@ async def _from_run(
     assert config.candidates is not None
     # Of sentences more may be judged than `depth`, where that gives too few pairs.
     found = read_candidates(config.candidates, config.first_stage_depth)
-    check_topics(config.candidates, found, config)
+    check_run_topics(config.candidates, found, config)
     chosen = [found.get(topic.id, []) for topic in topics]
     if not any(chosen):
         raise DataError(
-            f"{config.candidates}: none of the chosen topics is in it: {listed([each.id for each in topics])}"
+            f"{config.candidates}: none of the chosen topics is in it: {shorten([each.id for each in topics])}"
         )
     await corpus.fetch(each.document_id for ranking in chosen for each in ranking)
     check_candidates(config.candidates, chosen, corpus.candidates, corpus.name)

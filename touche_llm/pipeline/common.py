@@ -18,7 +18,7 @@ from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.request import Sampling
-from touche_llm.pipeline.candidates import check_topics, choose_topics
+from touche_llm.pipeline.candidates import check_run_topics, choose_topics
 from touche_llm.pipeline.run_files import CANDIDATES, SENTENCES
 from touche_llm.prompts.prompt import Prompt, check_overlay, examples_path, prompts_folder
 from touche_llm.prompts.purposes import load, purposes_of
@@ -80,7 +80,7 @@ def report_known_failures(progress: Progress, model: LanguageModel, before: Coun
         progress.warn(f"questions: {known_failures(count)}")
 
 
-def facts_of(model: LanguageModel, prompts: dict[str, Prompt], before: Counts) -> dict[str, Any]:
+def describe_model_use(model: LanguageModel, prompts: dict[str, Prompt], before: Counts) -> dict[str, Any]:
     """What the metadata says of a stage that asked the model; `before` is what the model had counted at its begin."""
     counts = model.counts.since(before)
     return {
@@ -97,7 +97,7 @@ def facts_of(model: LanguageModel, prompts: dict[str, Prompt], before: Counts) -
     }
 
 
-def prompts_of(
+def load_prompts(
     config: Config, task: Task, *names: str, notify: Callable[[str], None] = lambda message: None
 ) -> dict[str, Prompt]:
     """The prompts that a run of the task asks with, by what they are for; those of `names` where some are given.
@@ -168,20 +168,20 @@ def _folder_of(prompt: Prompt) -> str:
     return "the project's own" if own else str(prompt.path.parent)
 
 
-def compares(config: Config) -> bool:
+def has_comparisons(config: Config) -> bool:
     """Whether the steps of the ranking ask the model."""
     return bool(list_comparison_kinds(config.steps))
 
 
-def candidates_of(path: Path, config: Config, stage: str) -> dict[str, list[Candidate]]:
+def read_stage_candidates(path: Path, config: Config, stage: str) -> dict[str, list[Candidate]]:
     """The candidates that the stage of this name wrote, by topic; raises DataError where they do not fit the topics."""
     if not path.exists():
         raise DataError(f"{path}: not there; run `touche-llm {stage}` for this folder first")
     candidates = read_candidates(path, depth=sys.maxsize)
-    check_topics(path, candidates, config)
+    check_run_topics(path, candidates, config)
     return candidates
 
 
-def by_kind(failures: list[Failure]) -> dict[str, int]:
+def count_by_kind(failures: list[Failure]) -> dict[str, int]:
     """How many failures there are of each kind."""
     return dict(Counter(failure.kind for failure in failures))

@@ -17,7 +17,7 @@ from touche_llm.llm.counts import Counts
 from touche_llm.llm.engines.dry_run import DryEngine, OverlayCache, Spent
 from touche_llm.llm.model import LanguageModel
 from touche_llm.pipeline.common import Progress
-from touche_llm.pipeline.engines import assumed_facts
+from touche_llm.pipeline.engines import assume_engine_facts
 from touche_llm.pipeline.judge import judge_stage
 from touche_llm.pipeline.rank import rank_stage
 from touche_llm.pipeline.retrieve import retrieve_stage
@@ -54,7 +54,7 @@ class DryRun:
     context: int | None = None
 
 
-async def dry_cost(config: Config, folder: Path | None, stages: Sequence[StageName], progress: Progress) -> DryRun:
+async def estimate_cost(config: Config, folder: Path | None, stages: Sequence[StageName], progress: Progress) -> DryRun:
     """What stages would ask, from the prompts that they would render; nothing is sent and nothing is written.
 
     Only the corpus is stored and indexed, and ChatNoir asked, as the run would. Judgments that are not in the cache
@@ -70,8 +70,8 @@ async def dry_cost(config: Config, folder: Path | None, stages: Sequence[StageNa
         progress: Receives warnings and the progress of each stage.
     """
     result = DryRun()
-    quiet = Quiet(progress, "dry run")
-    with copy_of(folder) as there:
+    quiet = QuietProgress(progress, "dry run")
+    with copy_run(folder) as there:
         learnt = there / "learnt.jsonl"
         for stage in stages:
             spent, counts = [], []
@@ -79,7 +79,7 @@ async def dry_cost(config: Config, folder: Path | None, stages: Sequence[StageNa
             for policy in _POLICIES if stage == "rank" else _POLICIES[:1]:
                 engine = DryEngine(policy)
                 with _cache(config) as cache:
-                    facts = assumed_facts(config, cache)
+                    facts = assume_engine_facts(config, cache)
                     result.context = facts.context if facts.engine or config.engine.context else None
                     if learnt.exists():
                         cache.import_cassette(learnt)
@@ -106,7 +106,7 @@ STAGES: Mapping[StageName, Callable[[Config, Path, Progress, LanguageModel], Awa
 
 
 @contextmanager
-def copy_of(folder: Path | None) -> Iterator[Path]:
+def copy_run(folder: Path | None) -> Iterator[Path]:
     """A folder for files that are not to stay, with those of the run's; messages name the run's."""
     with tempfile.TemporaryDirectory() as name:
         if folder is not None and folder.is_dir():
@@ -114,11 +114,11 @@ def copy_of(folder: Path | None) -> Iterator[Path]:
         try:
             yield Path(name)
         except ToucheError as error:
-            rename(error, {name: str(folder or "the run's folder")})
+            replace_paths(error, {name: str(folder or "the run's folder")})
             raise
 
 
-def rename(error: ToucheError, names: Mapping[str, str]) -> None:
+def replace_paths(error: ToucheError, names: Mapping[str, str]) -> None:
     """Put other names for folders into an error's message, one after the other; all else of the error stays."""
     message = str(error)
     for name, shown in names.items():
@@ -137,7 +137,7 @@ def _cache(config: Config) -> Cache:
             return OverlayCache(config.cache.file)
 
 
-class Quiet:
+class QuietProgress:
     """Progress that shows stages under another title and drops warnings: they would describe no real run."""
 
     def __init__(self, progress: Progress, what: str) -> None:

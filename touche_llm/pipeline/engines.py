@@ -51,7 +51,7 @@ async def open_model(config: Config) -> AsyncIterator[LanguageModel]:
         log = cache.path.with_name(LOG)
         opening = _managed(engine, sampling, log) if engine.name == "managed" else _server(engine, sampling)
         async with opening as (opened, facts):
-            remember(facts, cache)
+            store_engine_facts(facts, cache)
             yield LanguageModel(facts=facts, engine=opened, **policy)
 
 
@@ -90,13 +90,13 @@ async def _server(asked: EngineConfig, sampling: SamplingConfig) -> AsyncIterato
         yield server, facts
 
 
-def remember(facts: EngineFacts, cache: Cache) -> None:
+def store_engine_facts(facts: EngineFacts, cache: Cache) -> None:
     """Keep what is known of an engine beside its answers, for a replay without it."""
     key = content_key("engine", **facts.model_dump())
     cache.put(Entry(key=key, kind="engine", model=facts.model, value=facts.model_dump()), EngineFacts)
 
 
-def assumed_facts(config: Config, cache: Cache) -> EngineFacts:
+def assume_engine_facts(config: Config, cache: Cache) -> EngineFacts:
     """What is known of the engine without asking it: from the cache, or else from the configuration alone.
 
     Of an engine that is not known `engine` is empty, and so is the name of a model that is not named; a context that is

@@ -20,20 +20,20 @@ from touche_llm.llm.model import LanguageModel
 from touche_llm.pipeline.candidates import check_candidates, choose_topics, open_corpus
 from touche_llm.pipeline.common import (
     Progress,
-    by_kind,
-    candidates_of,
-    facts_of,
+    count_by_kind,
+    describe_model_use,
     first_stage_file,
+    load_prompts,
     make_request_builder,
-    prompts_of,
+    read_stage_candidates,
     report_known_failures,
 )
-from touche_llm.pipeline.judgments import Grades, JudgmentFile
+from touche_llm.pipeline.judgments import DocumentGrades, JudgmentWriter
 from touche_llm.pipeline.metadata import DEPTH, begin_stage, record_stage
 from touche_llm.pipeline.pairs import judge_pairs
 from touche_llm.pipeline.run_files import CANDIDATES, FAILURES, JUDGMENTS, OBJECTS, SENTENCE_JUDGMENTS, STANCES
 from touche_llm.pipeline.run_folder import check_finished, read_metadata
-from touche_llm.pipeline.stances import ask_stances
+from touche_llm.pipeline.stances import judge_stances
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.pointwise import rank_by_first_stage, rank_by_judgment
 from touche_llm.tasks import get_task
@@ -45,7 +45,7 @@ MAX_JUDGMENTS = 150_000
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class JudgingResult:
     """How a stage that asks the model ended."""
 
     judgments: int
@@ -53,7 +53,7 @@ class Outcome:
     counts: Counts
 
 
-async def judge_stage(config: Config, folder: Path, progress: Progress, model: LanguageModel) -> Outcome:
+async def judge_stage(config: Config, folder: Path, progress: Progress, model: LanguageModel) -> JudgingResult:
     """Judge the candidates of the run's folder; write judgments, stances and failures.
 
     Where the task ranks pairs, sentences are judged first, and the candidates are the pairs made of them.
@@ -68,10 +68,10 @@ async def judge_stage(config: Config, folder: Path, progress: Progress, model: L
     topics = choose_topics(config)
     check_finished(folder, "retrieve")
     _check_depth(folder, config)
-    found = candidates_of(folder / first_stage_file(task), config, "retrieve")
+    found = read_stage_candidates(folder / first_stage_file(task), config, "retrieve")
     _check_number(folder, [len(found.get(topic.id, [])[: config.first_stage_depth]) for topic in topics])
     builder = make_request_builder(config, model)
-    prompts = prompts_of(config, task, "judge", "objects", "sentence", "stance", notify=progress.warn)
+    prompts = load_prompts(config, task, "judge", "objects", "sentence", "stance", notify=progress.warn)
     before = replace(model.counts)
     facts: dict[str, Any] = {}
     failures: list[Failure] = []
@@ -80,7 +80,7 @@ async def judge_stage(config: Config, folder: Path, progress: Progress, model: L
     pairs: list[list[Candidate]] | None = None
     sentences: list[Judgment] = []
     with open_corpus(config, task, progress.warn) as corpus, open_atomic(folder / JUDGMENTS) as stream:
-        file = JudgmentFile(stream, keep_grades="stance" in prompts)
+        file = JudgmentWriter(stream, keep_grades="stance" in prompts)
         await corpus.fetch(each.document_id for ranking in found.values() for each in ranking)
         check_candidates(folder / first_stage_file(task), found.values(), corpus.candidates, corpus.name)
         if "objects" in prompts:
@@ -100,7 +100,7 @@ async def judge_stage(config: Config, folder: Path, progress: Progress, model: L
                 await judge_each(work, corpus.documents, task.question, prompts["judge"], builder, done, take)
             model.raise_on_misses()
             if "stance" in prompts and config.stance is not None:
-                stances, unread = await ask_stances(
+                stances, unread = await judge_stances(
                     _best(topics, chosen, file.grades, task, config.stance.depth),
                     corpus.documents,
                     task,
@@ -150,12 +150,12 @@ async def judge_stage(config: Config, folder: Path, progress: Progress, model: L
         config,
         "judge",
         {
-            **facts_of(model, prompts, before),
+            **describe_model_use(model, prompts, before),
             **facts,
             "judgments": file.asked,
             "judgments without probabilities": file.by_value,
             **({"documents asked for their stance": len(stances)} if "stance" in prompts else {}),
-            "failures": by_kind(failures),
+            "failures": count_by_kind(failures),
             "mean probability outside the labels": file.outside.value,
             "requests per topic": round(answers / max(len(topics), 1), 1),
             "seconds": round(seconds, 3),
@@ -167,7 +167,7 @@ async def judge_stage(config: Config, folder: Path, progress: Progress, model: L
             f"{folder / SENTENCE_JUDGMENTS}: no topic has two sentences on one side, so there is no pair; see what the "
             "model says of them there, or set pairs.no_side_above higher"
         )
-    return Outcome(file.asked, failures, model.counts)
+    return JudgingResult(file.asked, failures, model.counts)
 
 
 def _check_depth(folder: Path, config: Config) -> None:
@@ -210,7 +210,7 @@ async def _with_objects(
 def _best(
     topics: list[Topic],
     chosen: dict[str, list[Candidate]],
-    judged: Mapping[str, Mapping[str, Grades]],
+    judged: Mapping[str, Mapping[str, DocumentGrades]],
     task: Task,
     depth: int,
 ) -> list[tuple[Topic, str]]:

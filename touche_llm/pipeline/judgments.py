@@ -9,14 +9,14 @@ from touche_llm.data.files import encode_line
 from touche_llm.data.records import Judgment
 
 
-class Grades(NamedTuple):
+class DocumentGrades(NamedTuple):
     """What the choice of the best documents needs of a judgment."""
 
     grades: dict[str, float]
     source: str
 
 
-class MeanOutside:
+class MeanOffLabelMass:
     """The mean probability that was on no label, over all fields of the judgments that are added."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class MeanOutside:
         return round(self._sum / self._fields, 6) if self._fields else None
 
 
-class JudgmentFile:
+class JudgmentWriter:
     """Judgments that are written to a stream, and what is counted of them.
 
     Attributes:
@@ -49,14 +49,14 @@ class JudgmentFile:
         """Lines go to `stream`."""
         self._write, self._keep_grades = stream.write, keep_grades
         self.asked = self.by_value = 0
-        self.outside = MeanOutside()
-        self.grades: dict[str, dict[str, Grades]] = defaultdict(dict)
+        self.outside = MeanOffLabelMass()
+        self.grades: dict[str, dict[str, DocumentGrades]] = defaultdict(dict)
 
     def write(self, judgment: Judgment) -> None:
         """Write a judgment, and count it unless the model was not asked for it."""
         self._write(encode_line(judgment))
         if self._keep_grades:
-            self.grades[judgment.topic_id][judgment.document_id] = Grades(judgment.grades, judgment.source)
+            self.grades[judgment.topic_id][judgment.document_id] = DocumentGrades(judgment.grades, judgment.source)
         if judgment.source != "inherited":
             self.count(judgment)
 

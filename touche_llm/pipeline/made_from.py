@@ -11,10 +11,10 @@ from touche_llm.config import Config, index_folder, load_config
 from touche_llm.corpus.store import hash_corpus
 from touche_llm.data.files import sha256
 from touche_llm.errors import UsageError
-from touche_llm.pipeline.common import prompts_of
+from touche_llm.pipeline.common import load_prompts
 from touche_llm.pipeline.run_files import CONFIG, OUTPUTS
 from touche_llm.pipeline.run_folder import read_metadata
-from touche_llm.pipeline.settings import OF_ENGINE, OF_JUDGE, OF_RETRIEVE, Change, differences
+from touche_llm.pipeline.settings import OF_ENGINE, OF_JUDGE, OF_RETRIEVE, SettingChange, compare_settings
 from touche_llm.tasks import get_task
 
 # Where a stage's facts hold hashes of files by the setting that names them; that of the corpus is in its description.
@@ -71,7 +71,7 @@ def check_settings(folder: Path, config: Config, command: str, *, overwrite: boo
         if any((folder / file).exists() for file in files)
     }
     replaced = {stage: made[stage] for stage in stages if stage in made}
-    changes = list(differences(old, config, _at_stake(made, old, command)))
+    changes = list(compare_settings(old, config, _at_stake(made, old, command)))
     if any("model" in facts for facts in replaced.values()):
         changes = [each for each in changes if each.setting not in OF_ENGINE]
         changes += [change for stage, facts in replaced.items() for change in _engine_changes(stage, facts, config)]
@@ -104,7 +104,7 @@ def check_inputs(folder: Path, config: Config) -> None:
         )
 
 
-def _listed(changes: Collection[Change]) -> str:
+def _listed(changes: Collection[SettingChange]) -> str:
     return "\n".join(f"  {name}: {before} → {now}" for name, before, now in changes)
 
 
@@ -122,7 +122,7 @@ def _at_stake(made: Collection[str], config: Config, command: str) -> tuple[str,
     return (*OF_RETRIEVE, "depth", *expanded)
 
 
-def _input_changes(stages: Stages, config: Config, changed: Collection[str]) -> Iterator[Change]:
+def _input_changes(stages: Stages, config: Config, changed: Collection[str]) -> Iterator[SettingChange]:
     """Yield the settings whose files are not as the first stage found them; not `changed` ones, which name others."""
     before = _section(stages, "retrieve", INPUTS)
     before |= {"corpus": hashed} if (hashed := _section(stages, "retrieve", "corpus").get("sha256")) else {}
@@ -131,28 +131,28 @@ def _input_changes(stages: Stages, config: Config, changed: Collection[str]) -> 
         now["corpus"] = corpus
     for name, digest in before.items():
         if name in now and name not in changed and now[name] != digest:
-            yield Change(name, f"sha256 {digest!s:.12}", f"sha256 {now[name]:.12}")
+            yield SettingChange(name, f"sha256 {digest!s:.12}", f"sha256 {now[name]:.12}")
 
 
-def _engine_changes(stage: str, facts: Mapping[str, Any], config: Config) -> Iterator[Change]:
+def _engine_changes(stage: str, facts: Mapping[str, Any], config: Config) -> Iterator[SettingChange]:
     engine = config.engine
     for setting, now in zip(OF_ENGINE, (engine.model_name, engine.revision, engine.context), strict=True):
         before = facts.get(setting.removeprefix("engine."))
         # What is not named is the server's, which says it once it is reached.
         if None not in (before, now) and before != now:
-            yield Change(setting, f"{before!s:.100} ({stage})", f"{now!s:.100}")
+            yield SettingChange(setting, f"{before!s:.100} ({stage})", f"{now!s:.100}")
 
 
-def _prompt_changes(stages: Stages, config: Config, changed: Collection[str]) -> Iterator[Change]:
+def _prompt_changes(stages: Stages, config: Config, changed: Collection[str]) -> Iterator[SettingChange]:
     before = {purpose: label for stage in stages for purpose, label in _section(stages, stage, "prompts").items()}
     if "prompts.folder" in changed:
         return
     asked = [purpose for purpose in before if f"prompts.{purpose}" not in changed]
     if not asked:
         return
-    for purpose, prompt in prompts_of(config, get_task(config.task), *asked).items():
+    for purpose, prompt in load_prompts(config, get_task(config.task), *asked).items():
         if prompt.label != before[purpose]:
-            yield Change(f"prompts.{purpose}", f"{before[purpose]!s:.100}", prompt.label)
+            yield SettingChange(f"prompts.{purpose}", f"{before[purpose]!s:.100}", prompt.label)
 
 
 def _hash_corpus(config: Config) -> str | None:

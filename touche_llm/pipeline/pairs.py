@@ -30,7 +30,7 @@ _ByDocument = dict[str, Judgment]
 
 
 @dataclass(slots=True)
-class Judged:
+class JudgedPairs:
     """What judging gave: candidates by topic, judgments of them, of the sentences, and failures of either."""
 
     candidates: list[list[Candidate]] = field(default_factory=list)
@@ -68,7 +68,7 @@ async def judge_pairs(
     pair_prompt: Prompt,
     builder: RequestBuilder,
     stage: Stage,
-) -> Judged:
+) -> JudgedPairs:
     """Judge sentences, make pairs of them, and judge the best pairs.
 
     The first `depth` sentences of each topic are judged, and as many again for topics that do not reach the least
@@ -92,7 +92,7 @@ async def judge_pairs(
     settings, question = config.pairs, task.sentence_question
     assert settings is not None and question is not None
     least = min(task.min_per_topic, settings.most)
-    result = Judged()
+    result = JudgedPairs()
     judged: dict[str, _ByDocument] = {topic.id: {} for topic in topics}
     pairs: dict[str, Pairs] = {}
 

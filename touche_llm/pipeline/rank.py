@@ -12,21 +12,21 @@ from touche_llm.config import Config
 from touche_llm.data.files import read_records, write_records
 from touche_llm.data.records import Candidate, Failure, Judgment, Objects, StanceReading, Topic
 from touche_llm.data.trec_runs import write_run
-from touche_llm.errors import DataError
+from touche_llm.errors import DataError, shorten
 from touche_llm.llm.model import LanguageModel
-from touche_llm.pipeline.candidates import check_candidates, choose_topics, listed, open_corpus
+from touche_llm.pipeline.candidates import check_candidates, choose_topics, open_corpus
 from touche_llm.pipeline.common import (
     Progress,
-    by_kind,
-    candidates_of,
-    compares,
-    facts_of,
+    count_by_kind,
+    describe_model_use,
+    has_comparisons,
+    load_prompts,
     make_request_builder,
-    prompts_of,
+    read_stage_candidates,
     report_known_failures,
 )
 from touche_llm.pipeline.metadata import begin_stage, record_stage
-from touche_llm.pipeline.results import StanceLabel, label_of, write_results
+from touche_llm.pipeline.results import ChosenStance, choose_label, write_results
 from touche_llm.pipeline.run_files import (
     CANDIDATES,
     COMPARISON_FAILURES,
@@ -45,7 +45,7 @@ from touche_llm.tasks.base import Task
 
 
 @dataclass(frozen=True, slots=True)
-class Ranking:
+class RankingResult:
     """How the last stage ended: lines of the run, how many of them have no judgment, and what could not be compared."""
 
     lines: int
@@ -53,7 +53,9 @@ class Ranking:
     failures: list[Failure]
 
 
-async def rank_stage(config: Config, folder: Path, progress: Progress, model: LanguageModel | None = None) -> Ranking:
+async def rank_stage(
+    config: Config, folder: Path, progress: Progress, model: LanguageModel | None = None
+) -> RankingResult:
     """Write `run.txt` and `results.tsv` from the folder's candidates and judgments, and what was compared for them.
 
     Args:
@@ -70,7 +72,7 @@ async def rank_stage(config: Config, folder: Path, progress: Progress, model: La
     task = get_task(config.task)
     topics = choose_topics(config)
     check_finished(folder, "judge")
-    candidates = candidates_of(folder / CANDIDATES, config, "judge" if task.sentence_question else "retrieve")
+    candidates = read_stage_candidates(folder / CANDIDATES, config, "judge" if task.sentence_question else "retrieve")
     judgments = _read_judgments(folder, task)
     readings = _read_stances(folder / STANCES, task)
     labels = _labels(config, task, candidates, judgments, readings)
@@ -79,12 +81,12 @@ async def rank_stage(config: Config, folder: Path, progress: Progress, model: La
         progress.warn(f"{folder / STANCES}: not there: every label is that of the judge prompt")
     _warn_of_thresholds(config, topics, judgments, readings, progress)
     asked: dict[str, Any] = {}
-    if not compares(config):
+    if not has_comparisons(config):
         ranked = await _rank(config, task, topics, candidates, judgments, stances, None, progress)
     else:
         assert model is not None
         before = replace(model.counts)
-        prompts = prompts_of(config, task, *list_comparison_kinds(config.steps), notify=progress.warn)
+        prompts = load_prompts(config, task, *list_comparison_kinds(config.steps), notify=progress.warn)
         builder = make_request_builder(config, model)
         with open_corpus(config, task, progress.warn) as corpus:
             await corpus.fetch(each.document_id for ranking in candidates.values() for each in ranking)
@@ -96,9 +98,9 @@ async def rank_stage(config: Config, folder: Path, progress: Progress, model: La
         report_known_failures(progress, model, before)
         compared = Counter(comparison.step for comparison in ranked.comparisons)
         asked = {
-            **facts_of(model, prompts, before),
+            **describe_model_use(model, prompts, before),
             "comparisons": dict(compared),
-            "failures": by_kind(ranked.failures),
+            "failures": count_by_kind(ranked.failures),
         }
     lines = ranked.lines
     behind = [judgments.get(line.topic_id, {}).get(line.document_id) for line in lines]
@@ -115,7 +117,7 @@ async def rank_stage(config: Config, folder: Path, progress: Progress, model: La
     if left_out:
         progress.warn(f"{left_out} documents have no judgment and are left out, since {task.name} has no such stance")
     begin_stage(folder, config, "rank")
-    if compares(config):
+    if has_comparisons(config):
         write_records(folder / COMPARISONS, ranked.comparisons)
         write_records(folder / COMPARISON_FAILURES, ranked.failures)
     write_results(folder / RESULTS, lines, judgments, labels, task)
@@ -141,7 +143,7 @@ async def rank_stage(config: Config, folder: Path, progress: Progress, model: La
             "seconds": round(time.monotonic() - started, 3),
         },
     )
-    return Ranking(len(lines), imputed, ranked.failures)
+    return RankingResult(len(lines), imputed, ranked.failures)
 
 
 async def _rank(
@@ -211,14 +213,14 @@ def _labels(
     candidates: dict[str, list[Candidate]],
     judgments: dict[str, dict[str, Judgment]],
     readings: _Readings,
-) -> dict[str, dict[str, StanceLabel]]:
+) -> dict[str, dict[str, ChosenStance]]:
     """The label of each candidate that has one."""
-    labels: dict[str, dict[str, StanceLabel]] = {}
+    labels: dict[str, dict[str, ChosenStance]] = {}
     for topic_id, ranking in candidates.items():
         labels[topic_id] = {}
         for each in ranking:
             judgment = judgments.get(topic_id, {}).get(each.document_id)
-            label = label_of(judgment, readings.get((topic_id, each.document_id)), task, config.stance)
+            label = choose_label(judgment, readings.get((topic_id, each.document_id)), task, config.stance)
             if label is not None:
                 labels[topic_id][each.document_id] = label
     return labels
@@ -239,7 +241,7 @@ def _warn_of_thresholds(
     if both:
         progress.warn(
             f"the thresholds of the stance were fitted on {len(both)} of these topics: what is measured on them says "
-            f"nothing about others: {listed(both)}"
+            f"nothing about others: {shorten(both)}"
         )
     asked = {each.prompt for each in readings.values()}
     if not settings.depth:

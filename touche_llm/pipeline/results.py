@@ -19,7 +19,7 @@ from touche_llm.tasks.base import Task
 StanceSource = Literal["judge", "stance", "threshold", "inherited", "imputed"]
 
 
-class StanceLabel(NamedTuple):
+class ChosenStance(NamedTuple):
     """The stance of a document, where it comes from, and the probabilities of the labels; None if nobody gave any."""
 
     label: str
@@ -27,9 +27,9 @@ class StanceLabel(NamedTuple):
     probabilities: Mapping[str, float] | None
 
 
-def label_of(
+def choose_label(
     judgment: Judgment | None, reading: StanceReading | None, task: Task, settings: StanceSettings | None
-) -> StanceLabel | None:
+) -> ChosenStance | None:
     """Return the stance of a document by the stance prompt where it was asked, else by the judge prompt.
 
     Returns:
@@ -38,33 +38,33 @@ def label_of(
     if reading is not None:
         known = reading.probabilities if reading.source == "probabilities" else None
         if known is None:
-            return StanceLabel(choose_stance(reading.probabilities, {}, task), "stance", None)
+            return ChosenStance(choose_stance(reading.probabilities, {}, task), "stance", None)
         thresholds = settings.thresholds if settings is not None else {}
         return _decided(known, thresholds, task, "stance")
     if judgment is None:
-        return None if task.unknown_stance is None else StanceLabel(task.unknown_stance, "imputed", None)
+        return None if task.unknown_stance is None else ChosenStance(task.unknown_stance, "imputed", None)
     if judgment.source == "inherited":
-        return StanceLabel(judgment.stance, "inherited", None)
+        return ChosenStance(judgment.stance, "inherited", None)
     probabilities = judgment.readings["stance"].probabilities if "stance" in judgment.readings else None
     # Thresholds belong to one prompt: to that of the judge only where the stance prompt is not asked at all.
     if probabilities and settings is not None and settings.depth == 0 and settings.thresholds:
         return _decided(probabilities, settings.thresholds, task, "judge")
-    return StanceLabel(judgment.stance, "judge", probabilities)
+    return ChosenStance(judgment.stance, "judge", probabilities)
 
 
 def _decided(
     probabilities: Mapping[str, float], thresholds: Mapping[str, float], task: Task, source: StanceSource
-) -> StanceLabel:
+) -> ChosenStance:
     label = choose_stance(probabilities, thresholds, task)
     changed = label != choose_stance(probabilities, {}, task)
-    return StanceLabel(label, "threshold" if changed else source, probabilities)
+    return ChosenStance(label, "threshold" if changed else source, probabilities)
 
 
 def write_results(
     path: Path,
     lines: Iterable[RunLine],
     judgments: Mapping[str, Mapping[str, Judgment]],
-    labels: Mapping[str, Mapping[str, StanceLabel]],
+    labels: Mapping[str, Mapping[str, ChosenStance]],
     task: Task,
 ) -> None:
     """Write a header and a tab-separated line for each line of the run, whole or not at all.

@@ -11,15 +11,16 @@ from touche_llm.config import Config
 from touche_llm.data.files import write_records
 from touche_llm.data.records import Failure, Queries
 from touche_llm.data.trec_runs import write_candidates
+from touche_llm.errors import shorten
 from touche_llm.llm.model import LanguageModel
-from touche_llm.pipeline.candidates import choose_topics, find_candidates, listed, open_corpus
+from touche_llm.pipeline.candidates import choose_topics, find_candidates, open_corpus
 from touche_llm.pipeline.common import (
     Progress,
-    by_kind,
-    facts_of,
+    count_by_kind,
+    describe_model_use,
     first_stage_file,
+    load_prompts,
     make_request_builder,
-    prompts_of,
     report_known_failures,
 )
 from touche_llm.pipeline.made_from import INPUTS, hash_inputs
@@ -52,7 +53,7 @@ async def retrieve_stage(
     asked: dict[str, Any] = {}
     if config.expansion.use:
         assert model is not None
-        prompts = prompts_of(config, task, "queries", notify=progress.warn)
+        prompts = load_prompts(config, task, "queries", notify=progress.warn)
         before = replace(model.counts)
         with progress.stage("finding queries", len(topics), model.counts) as done:
             queries, failures = await find_queries(
@@ -60,7 +61,7 @@ async def retrieve_stage(
             )
         model.raise_on_misses()
         report_known_failures(progress, model, before)
-        asked = facts_of(model, prompts, before) | {"failures": by_kind(failures)}
+        asked = describe_model_use(model, prompts, before) | {"failures": count_by_kind(failures)}
     with open_corpus(config, task, progress.warn) as corpus:
         opened = time.monotonic()
         with progress.stage("retrieving", len(topics)) as done:
@@ -68,7 +69,7 @@ async def retrieve_stage(
     empty = [topic.id for topic, ranking in zip(topics, candidates, strict=True) if not ranking]
     if empty:
         progress.warn(
-            f"no candidate for {len(empty)} of {len(topics)} topics: {listed(empty)} (with BM25: no word of the query "
+            f"no candidate for {len(empty)} of {len(topics)} topics: {shorten(empty)} (with BM25: no word of the query "
             "is there, or each is in more than half of the corpus)"
         )
     begin_stage(folder, config, "retrieve")

@@ -12,18 +12,18 @@ from touche_llm.data.records import Failure
 from touche_llm.errors import DataError
 from touche_llm.llm.model import LanguageModel
 from touche_llm.pipeline.candidates import choose_topics
-from touche_llm.pipeline.common import Progress, compares, prompts_of
+from touche_llm.pipeline.common import Progress, has_comparisons, load_prompts
 from touche_llm.pipeline.engines import open_model
-from touche_llm.pipeline.judge import Outcome, judge_stage
+from touche_llm.pipeline.judge import JudgingResult, judge_stage
 from touche_llm.pipeline.made_from import check_inputs, check_settings
-from touche_llm.pipeline.rank import Ranking, rank_stage
+from touche_llm.pipeline.rank import RankingResult, rank_stage
 from touche_llm.pipeline.retrieve import retrieve_stage
 from touche_llm.pipeline.run_files import CONFIG
-from touche_llm.pipeline.run_lock import locked
+from touche_llm.pipeline.run_lock import lock_run
 from touche_llm.tasks import get_task
 
 
-async def run_all(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> Outcome:
+async def run_all(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> JudgingResult:
     """Run all stages. Missing files raise an error before the engine starts, and the engine's errors come before work.
 
     Args:
@@ -37,7 +37,7 @@ async def run_all(config: Config, folder: Path, progress: Progress, *, overwrite
     """
     check_files(config)
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder, "run", progress.warn):
+    with lock_run(folder, "run", progress.warn):
         async with _model(config, folder, "run", overwrite) as (known, model):
             return await run_stages(known, folder, progress, model)
 
@@ -45,13 +45,13 @@ async def run_all(config: Config, folder: Path, progress: Progress, *, overwrite
 def check_files(config: Config) -> None:
     """Raise an error if topics, prompts, corpus or candidates are missing or cannot be read."""
     choose_topics(config)
-    prompts_of(config, get_task(config.task))
+    load_prompts(config, get_task(config.task))
     for path in (config.corpus, config.candidates):
         if path is not None and not path.is_file():
             raise DataError(f"{path}: no such file")
 
 
-async def run_stages(config: Config, folder: Path, progress: Progress, model: LanguageModel) -> Outcome:
+async def run_stages(config: Config, folder: Path, progress: Progress, model: LanguageModel) -> JudgingResult:
     """All stages with one model."""
     failures = await retrieve_stage(config, folder, progress, model)
     outcome = await judge_stage(config, folder, progress, model)
@@ -59,10 +59,10 @@ async def run_stages(config: Config, folder: Path, progress: Progress, model: La
     return replace(outcome, failures=failures + outcome.failures + ranking.failures)
 
 
-async def retrieve_alone(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> list[Failure]:
+async def run_retrieve(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> list[Failure]:
     """The first stage, with a model of its own where it needs one; arguments and errors as `run_all`."""
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder, "retrieve", progress.warn):
+    with lock_run(folder, "retrieve", progress.warn):
         if not config.expansion.use:
             check_settings(folder, config, "retrieve", overwrite=overwrite)
             return await retrieve_stage(config, folder, progress)
@@ -70,21 +70,21 @@ async def retrieve_alone(config: Config, folder: Path, progress: Progress, *, ov
             return await retrieve_stage(known, folder, progress, model)
 
 
-async def judge_alone(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> Outcome:
+async def run_judge(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> JudgingResult:
     """The judge stage with a model of its own; arguments and errors as `run_all`."""
-    with locked(folder, "judge", progress.warn):
+    with lock_run(folder, "judge", progress.warn):
         async with _model(config, folder, "judge", overwrite) as (known, model):
             return await judge_stage(known, folder, progress, model)
 
 
-async def rank_alone(config: Config, folder: Path, progress: Progress) -> Ranking:
+async def run_rank(config: Config, folder: Path, progress: Progress) -> RankingResult:
     """The last stage, with a model of its own where it needs one.
 
     Raises:
         UsageError: Documents would be compared, and topics or corpus changed since the first stage.
     """
-    with locked(folder, "rank", progress.warn):
-        if not compares(config):
+    with lock_run(folder, "rank", progress.warn):
+        if not has_comparisons(config):
             return await rank_stage(_with_engine_of(folder, config), folder, progress)
         check_inputs(folder, config)
         async with open_model(config) as model:

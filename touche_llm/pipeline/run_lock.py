@@ -18,7 +18,7 @@ _MAX_HOLDER = 500
 
 
 @contextmanager
-def locked(folder: Path, command: str, notify: Callable[[str], None]) -> Iterator[None]:
+def lock_run(folder: Path, command: str, notify: Callable[[str], None]) -> Iterator[None]:
     """Hold the lock on a run's folder while the block runs.
 
     The system releases it when the process dies, however it dies; the file stays and names the last holder.

@@ -39,18 +39,18 @@ def is_one_of(name: str, places: Collection[str]) -> bool:
     return any(f"{name}.".startswith(f"{place}.") for place in places)
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested values by dotted name; lists and empty sections are values."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{name}.")
+            found |= flatten(value, f"{prefix}{name}.")
         else:
             found[f"{prefix}{name}"] = list(value) if isinstance(value, tuple) else value
     return found
 
 
-class Change(NamedTuple):
+class SettingChange(NamedTuple):
     """A setting, or what it names, that is not as it was; the values as they are shown."""
 
     setting: str
@@ -58,7 +58,7 @@ class Change(NamedTuple):
     now: str
 
 
-def differences(old: Config, new: Config, at_stake: tuple[str, ...] | None) -> Iterator[Change]:
+def compare_settings(old: Config, new: Config, at_stake: tuple[str, ...] | None) -> Iterator[SettingChange]:
     """Yield where two configurations differ in settings that count: in those of `at_stake`, unless it is None."""
     before, after = _values(old), _values(new)
     for name in dict.fromkeys((*before, *after)):
@@ -66,14 +66,14 @@ def differences(old: Config, new: Config, at_stake: tuple[str, ...] | None) -> I
         # What is not named is the server's, which says it once it is reached.
         unknown = name in ("engine.model", "engine.context") and _NOT_SET in (first, second)
         if (at_stake is None or is_one_of(name, at_stake)) and not unknown and not _is_same(name, first, second):
-            yield Change(name, f"{first!s:.100}", f"{second!s:.100}")
+            yield SettingChange(name, f"{first!s:.100}", f"{second!s:.100}")
 
 
 def _values(config: Config) -> dict[str, Any]:
     """Every setting that counts and is set, by dotted name."""
     values = config.model_dump(mode="json")
     values["engine"]["model"] = config.engine.model_name
-    counts = {name: value for name, value in flat(values).items() if not is_one_of(name, INCIDENTAL)}
+    counts = {name: value for name, value in flatten(values).items() if not is_one_of(name, INCIDENTAL)}
     if config.corpus is None:
         counts["index"] = values["index"]  # here it is the corpus, not only where one is stored
     return {name: value for name, value in counts.items() if value is not None and value != {}}

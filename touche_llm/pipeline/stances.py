@@ -17,7 +17,7 @@ from touche_llm.prompts.prompt import Prompt
 from touche_llm.tasks.base import Task
 
 
-async def ask_stances(
+async def judge_stances(
     work: list[tuple[Topic, str]],
     documents: Documents,
     task: Task,

@@ -15,7 +15,7 @@ from touche_llm.evaluation.measures import CUTOFF, NDCG, estimate_grades
 from touche_llm.evaluation.qrels import Grades, Qrels
 from touche_llm.evaluation.significance import compare
 from touche_llm.evaluation.stance_measures import estimate_common_stances, estimate_stances
-from touche_llm.pipeline.judgments import MeanOutside
+from touche_llm.pipeline.judgments import MeanOffLabelMass
 from touche_llm.prompt_lab.draw import Sampled
 from touche_llm.prompt_lab.sample import ALL, CONFIRMED_BELOW, least_p
 from touche_llm.prompts.purposes import purposes_of
@@ -142,7 +142,7 @@ def measure_part(
 
 
 def _outside(judgments: Iterable[Judgment]) -> float | None:
-    mean = MeanOutside()
+    mean = MeanOffLabelMass()
     for judgment in judgments:
         mean.add(judgment)
     return mean.value

@@ -14,7 +14,7 @@ from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.evaluation.qrels import Grades, Qrels
 from touche_llm.judging.pointwise import Documents
-from touche_llm.pipeline.candidates import Corpus, listed
+from touche_llm.pipeline.candidates import Corpus
 from touche_llm.prompt_lab.draw import Sampled, draw_sample, shares
 from touche_llm.tasks.base import Task
 
@@ -206,7 +206,7 @@ def _again(path: Path, grades: Grades, topics: list[Topic], corpus: Corpus) -> t
     unknown = corpus.documents.find_unknown(each.document_id for each in sample)
     if unknown:
         raise DataError(
-            f"{path}: {len(unknown)} of its documents are not in the corpus {corpus.name}: {listed(unknown)}"
+            f"{path}: {len(unknown)} of its documents are not in the corpus {corpus.name}: {shorten(unknown)}"
         )
     places = {topic.id: place for place, topic in enumerate(topics)}
     kept = [each for each in sample if each.topic_id in places]

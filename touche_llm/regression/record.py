@@ -16,7 +16,7 @@ from touche_llm.errors import DataError
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.llm.cache import CacheMode
 from touche_llm.pipeline.candidates import check_candidates, choose_topics, open_corpus
-from touche_llm.pipeline.common import first_stage_file, prompts_of
+from touche_llm.pipeline.common import first_stage_file, load_prompts
 from touche_llm.pipeline.run_files import CONFIG, RUN
 from touche_llm.pipeline.run_folder import check_finished, read_failures
 from touche_llm.prompts.purposes import purposes_of
@@ -118,7 +118,7 @@ async def record(config: Config, run: Path, target: Path, qrels: Qrels | None) -
         if qrels is not None:
             write_qrels(qrels, [topic.id for topic in topics], folder)
         shutil.copyfile(run / RUN, folder / RUN)
-        prompts = prompts_of(config, task, *(purpose for purpose in purposes_of(task) if purpose != QUERIES))
+        prompts = load_prompts(config, task, *(purpose for purpose in purposes_of(task) if purpose != QUERIES))
         for purpose, prompt in prompts.items():
             copy_template(prompt, folder / PROMPTS / purpose)
         templates = {purpose: prompt.path.name for purpose, prompt in prompts.items()}

@@ -20,8 +20,8 @@ from touche_llm.llm.engines.base import EngineFacts
 from touche_llm.llm.model import Answered, LanguageModel
 from touche_llm.llm.request import Request
 from touche_llm.llm.truncation import Fit, shown
-from touche_llm.pipeline.common import prompts_of
-from touche_llm.pipeline.dry_run import rename
+from touche_llm.pipeline.common import load_prompts
+from touche_llm.pipeline.dry_run import replace_paths
 from touche_llm.pipeline.engines import open_model
 from touche_llm.pipeline.judge import judge_stage
 from touche_llm.pipeline.rank import rank_stage
@@ -96,7 +96,7 @@ async def replay(config: Config, first_stage: Path, work: Path, place: Path) -> 
     problem = ""
     names = {str(folder): str(place), str(work): str(place)}
     try:
-        prompts = prompts_of(config, get_task(config.task))
+        prompts = load_prompts(config, get_task(config.task))
         async with open_model(config) as opened:
             with closing(_RecordingCache(config.cache.file, CacheMode.REPLAY)) as cache:
                 model = _SubstitutingModel(
@@ -108,7 +108,7 @@ async def replay(config: Config, first_stage: Path, work: Path, place: Path) -> 
                 except ToucheError as error:
                     if not model.unknown:
                         raise
-                    rename(error, names)
+                    replace_paths(error, names)
                     problem = str(error)
         # Two templates from different folders can have one name.
         purposes = {(prompt.name, prompt.hash): purpose for purpose, prompt in prompts.items()}
@@ -116,7 +116,7 @@ async def replay(config: Config, first_stage: Path, work: Path, place: Path) -> 
         unmeasured = {_purpose(request, purposes) for request in model.unmeasured.values()}
         return ReplayResult(folder, prompts, requests, missing, unmeasured, cache.used, model.facts, problem)
     except ToucheError as error:
-        rename(error, names)
+        replace_paths(error, names)
         raise
 
 

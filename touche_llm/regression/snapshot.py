@@ -26,7 +26,7 @@ from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.common import first_stage_file
 from touche_llm.pipeline.run_files import CANDIDATES, CONFIG, RUN, SENTENCES
-from touche_llm.pipeline.settings import INCIDENTAL, flat, is_one_of
+from touche_llm.pipeline.settings import INCIDENTAL, flatten, is_one_of
 from touche_llm.prompts.purposes import purposes_of
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
@@ -217,13 +217,13 @@ def run_settings(config: Config) -> dict[str, Any]:
     dumped = config.model_dump(mode="json")
     values = {name: dumped[name] for name in DECISIVE if dumped[name] is not None}
     values["engine"]["model"] = config.engine.model_name
-    return {name: value for name, value in flat(values).items() if not is_one_of(name, INCIDENTAL)}
+    return {name: value for name, value in flatten(values).items() if not is_one_of(name, INCIDENTAL)}
 
 
 def request_parameters(request: Request) -> dict[str, Any]:
     """Return the parameters of a request other than its messages, by dotted name."""
     sampling = request.sampling
-    return flat(
+    return flatten(
         {
             "schema": request.schema,
             "sampling": {

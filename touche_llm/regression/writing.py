@@ -18,16 +18,15 @@ from touche_llm.corpus.store import DocumentStore
 from touche_llm.data.files import open_atomic, read_records
 from touche_llm.data.records import Candidate, Judgment, Topic
 from touche_llm.data.yaml_text import to_yaml
-from touche_llm.errors import DataError
+from touche_llm.errors import DataError, shorten
 from touche_llm.evaluation.qrels import STANCE, Qrels
 from touche_llm.judging.pointwise import Documents
 from touche_llm.llm.answers import OUTCOMES
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.settings import EngineConfig
 from touche_llm.llm.truncation import Fit
-from touche_llm.pipeline.candidates import listed
-from touche_llm.pipeline.common import candidates_of, first_stage_file
-from touche_llm.pipeline.engines import remember
+from touche_llm.pipeline.common import first_stage_file, read_stage_candidates
+from touche_llm.pipeline.engines import store_engine_facts
 from touche_llm.pipeline.run_files import CONFIG, SENTENCE_JUDGMENTS
 from touche_llm.prompts.prompt import Prompt, examples_path
 from touche_llm.regression.replay import ReplayResult
@@ -103,7 +102,7 @@ def write_topics(topics: list[Topic], path: Path) -> None:
 
 def read_first_stage(config: Config, run: Path, task: Task, topics: list[Topic]) -> list[list[Candidate]]:
     """Read the candidates of the run's topics; of sentences, only those that were judged."""
-    found = candidates_of(run / first_stage_file(task), config, "retrieve")
+    found = read_stage_candidates(run / first_stage_file(task), config, "retrieve")
     chosen = [found.get(topic.id, []) for topic in topics]
     if task.sentence_question is None:
         return chosen
@@ -156,7 +155,7 @@ def write_qrels(qrels: Qrels, topics: list[str], folder: Path) -> None:
     for aspect, of_aspect in judged.items():
         if not of_aspect.keys() & set(topics):
             raise DataError(
-                f"the {aspect} qrels judge none of the run's topics: {listed(topics)}; give those of these topics"
+                f"the {aspect} qrels judge none of the run's topics: {shorten(topics)}; give those of these topics"
             )
         with open_atomic(folder / qrels_file(aspect)) as stream:
             for topic in topics:
@@ -168,7 +167,7 @@ def write_qrels(qrels: Qrels, topics: list[str], folder: Path) -> None:
 def write_cassette(replayed: ReplayResult, source: Path, work: Path, cassette: Path) -> int:
     """Write the entries that a replay read and the facts about its engine; return their number."""
     with Cache(source, CacheMode.REPLAY) as cache, Cache(work) as chosen:
-        remember(replayed.facts, chosen)
+        store_engine_facts(replayed.facts, chosen)
         for kind, model in {**OUTCOMES, "fit": Fit}.items():
             for key in replayed.used_keys:
                 for entry in cache.find(kind, key=key):

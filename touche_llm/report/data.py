@@ -8,7 +8,16 @@ from touche_llm.evaluation.coverage import describe_fitted, describe_limits
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.report.folder import open_folder
 from touche_llm.report.measured import measure
-from touche_llm.report.overview import cost_of, facts_of, imputed_of, label_sets, left, moved, people_labels, shares_of
+from touche_llm.report.overview import (
+    cost_of,
+    facts_of,
+    imputed_of,
+    label_sets,
+    left,
+    moved,
+    people_labels,
+    shares_of,
+)
 from touche_llm.report.records import Report, StageCost, TopicView
 from touche_llm.report.sources import prompts_at_hand, rendered
 

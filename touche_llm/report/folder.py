@@ -17,7 +17,7 @@ from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.errors import DataError
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.judging.sentence_pairs import SEPARATOR
-from touche_llm.pipeline.candidates import Corpus, check_candidates, check_topics, choose_topics
+from touche_llm.pipeline.candidates import Corpus, check_candidates, check_run_topics, choose_topics
 from touche_llm.pipeline.run_files import (
     CANDIDATES,
     COMPARISONS,
@@ -63,7 +63,7 @@ def open_folder(folder: Path) -> Iterator[RunFolder]:
             raise DataError(f"{folder / name}: not there; run `touche-llm {stage}` for this folder first")
     run, first = read_run(folder / RUN, task.stances), read_run(folder / CANDIDATES)
     topics = {topic.id: topic for topic in _topics(folder, config)}
-    check_topics(folder / RUN, run.rankings, config)
+    check_run_topics(folder / RUN, run.rankings, config)
     stages, notes = read_metadata(folder).stages, list[str]()
     failures = read_failures(folder)
     with corpus_at_hand(config, task, stages, notes) as corpus, answers_at_hand(config, notes) as answers:

@@ -13,7 +13,7 @@ from touche_llm.errors import PromptError, ToucheError, UsageError
 from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.pipeline.candidates import Corpus, Notify, open_corpus
-from touche_llm.pipeline.common import prompts_of
+from touche_llm.pipeline.common import load_prompts
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.tasks.base import Question, Task
 
@@ -92,7 +92,7 @@ def prompts_at_hand(config: Config, task: Task, stages: Mapping[str, Any], notes
     """The prompts about one document by name, as far as they are the run's; the others are told of in `notes`."""
     used: Mapping[str, str] = stages.get("judge", {}).get("prompts", {})
     try:
-        found = prompts_of(config, task, "judge", "sentence", "stance")
+        found = load_prompts(config, task, "judge", "sentence", "stance")
     except (PromptError, UsageError) as error:
         notes.append(f"No prompts: {error}")
         return {}

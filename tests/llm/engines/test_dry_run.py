@@ -21,7 +21,7 @@ from touche_llm.llm.engines.dry_run import DryEngine, OverlayCache, Spent
 from touche_llm.llm.logprobs import expected_grade, read_label
 from touche_llm.llm.model import Answered, LanguageModel
 from touche_llm.llm.request import Message, Origin, Request, Sampling
-from touche_llm.pipeline.engines import remember
+from touche_llm.pipeline.engines import store_engine_facts
 from touche_llm.tasks.comparative import ComparativeJudgment, objects_answer
 from touche_llm.tasks.controversial import ControversialJudgment
 from touche_llm.tasks.sentence_pairs import PairJudgment, SentenceJudgment
@@ -294,7 +294,7 @@ def test_an_empty_file_is_a_cache_that_was_not_made_yet(tmp_path: Path) -> None:
 
 def test_facts_of_an_engine_are_kept_in_memory_alone(tmp_path: Path) -> None:
     with OverlayCache(tmp_path / "c.sqlite") as cache:
-        remember(FACTS, cache)
+        store_engine_facts(FACTS, cache)
         (entry,) = cache.find("engine")
     assert EngineFacts.model_validate(entry.value) == FACTS
     assert list(tmp_path.iterdir()) == []

@@ -24,7 +24,7 @@ from touche_llm.llm.engines import vllm_process
 from touche_llm.llm.engines.base import EngineFacts
 from touche_llm.llm.engines.managed import serve
 from touche_llm.llm.engines.vllm_common import start_options
-from touche_llm.pipeline.engines import open_model, remember
+from touche_llm.pipeline.engines import open_model, store_engine_facts
 
 SERVER = """#!{python}
 import http.server, json, os, pathlib, signal, subprocess, sys
@@ -257,6 +257,6 @@ async def test_a_managed_engine_without_the_folder_of_a_model_starts_nothing(pla
 async def test_replay_takes_the_folder_or_the_name(model: str | None, tmp_path: Path) -> None:
     facts = EngineFacts(model="tiny", revision="", context=512, overhead=30, engine="vllm 0.32.0")
     with Cache(tmp_path / "answers.sqlite") as cache:
-        remember(facts, cache)
+        store_engine_facts(facts, cache)
     async with open_model(managed(tmp_path, model, CacheMode.REPLAY)) as opened:
         assert opened.facts == facts
