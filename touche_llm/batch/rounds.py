@@ -79,20 +79,20 @@ async def answer_stage(
                 result = await import_replies(export.batch, folder, [responses], progress)
                 shutil.rmtree(place)
             remove_abandoned(cache.parent)
-            _check_progress(result, stage, folder)
+            _check_progress(result, stage, cache.with_name(LOG))
             if result.done:
                 return
             # The first round has sent them again.
             config = config.model_copy(update={"cache": config.cache.model_copy(update={"retry_failures": False})})
 
 
-def _check_progress(result: Import, stage: StageName, folder: Path) -> None:
+def _check_progress(result: Import, stage: StageName, log: Path) -> None:
     """Raise EngineError if a round stored nothing: the next one would send the same requests."""
     if result.stored or result.unusable or result.refused:
         return
     kinds: Mapping[str, list[str]] = result.errors
     listed = "; ".join(f"{len(reasons):,} {kind}, as {reasons[0]}" for kind, reasons in kinds.items())
     raise EngineError(
-        f"{folder}: no response of this round of `{stage}` holds an answer: {listed}; remove the cause and run the "
-        "same command again: earlier answers are in the cache"
+        f"{log}: no response of this round of `{stage}` holds an answer: {listed}; remove the cause, which the log may "
+        "name, and run the same command again: earlier answers are in the cache"
     )
