@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import multiprocessing
 import sqlite3
 from pathlib import Path
@@ -314,6 +315,30 @@ def test_a_damaged_value_is_named_by_its_key(tmp_path: Path) -> None:
         for damaged in ("NULL", "7", "x'ff'"):
             cache._database.execute(f"UPDATE entries SET value = {damaged}")
             with pytest.raises(DataError, match=f"entry {'a' * 64} does not hold a valid Answer"):
+                cache.get("a" * 64, Answer)
+
+
+@pytest.mark.parametrize(
+    ("token", "is_possible"),
+    [
+        ({"at": 0, "token": "1", "logprob": 0.0, "top": [["1", 0.0]]}, True),
+        ({"at": 0, "token": "1", "logprob": 0.5, "top": []}, False),
+        ({"at": 0, "token": "1", "logprob": -0.5, "top": [["1", 0.5]]}, False),
+        ({"at": -1, "token": "1", "logprob": -0.5, "top": []}, False),
+    ],
+)
+def test_a_stored_token_has_a_place_and_no_positive_logprob(
+    tmp_path: Path, token: dict[str, object], is_possible: bool
+) -> None:
+    value = {"text": "1", "finish_reason": "stop", "tokens": [token], "prompt_tokens": 1, "completion_tokens": 1}
+    with Cache(tmp_path / "c.sqlite") as cache:
+        cache.put(entry(), Answer)
+        cache._database.execute("UPDATE entries SET value = ?", (json.dumps(value),))
+        if is_possible:
+            found = cache.get("a" * 64, Answer)
+            assert found is not None and found.tokens[0].top == [("1", 0.0)]
+        else:
+            with pytest.raises(DataError, match="a" * 64):
                 cache.get("a" * 64, Answer)
 
 
