@@ -392,3 +392,27 @@ def test_the_intervals_do_not_wait_for_scipy(judged: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=judged)
     assert done.stdout == "True False\n"
+
+
+def test_the_task_is_that_of_the_runs_folder_unless_it_is_given(touche: Touche, tmp_path: Path) -> None:
+    folder, config = tmp_path / "run", tmp_path / "run" / "config.yaml"
+    folder.mkdir()
+    (folder / "run.txt").write_text("1 PRO d1 1 2.0 x\n1 CON d2 2 1.0 x\n")
+    config.write_text("task: controversial\ntopics: topics.xml\ncorpus: corpus.jsonl\n")
+    (tmp_path / "other.txt").write_text("1 PRO d2 1 2.0 y\n1 CON d1 2 1.0 y\n")
+    (tmp_path / "qrels.txt").write_text("1 0 d1 2\n1 0 d2 0\n")
+    measured = touche("evaluate", "run", "other.txt", "--relevance", "qrels.txt", "--format", "json")
+    (value,) = (
+        row["value"]
+        for row in json.loads(measured.stdout)
+        if (row["run"], row["measure"]) == ("run", "relevance nDCG@5")
+    )
+    assert value == 1.0
+    assert touche("validate", "run").stdout.endswith("run.txt: a valid controversial run\n")
+    assert touche("validate", "run", "--task", "comparative").returncode == 1
+    assert touche("fuse", "run", "other.txt", "--out", "fused.txt").returncode == 0
+    assert len((tmp_path / "fused.txt").read_text().splitlines()) == 2
+    without = touche("evaluate", "other.txt", "--relevance", "qrels.txt")
+    assert (without.returncode, without.stderr.startswith("error: --task: ")) == (2, True)
+    config.write_text("topics: topics.xml\n")
+    assert str(Path("run/config.yaml")) in touche("validate", "run").stderr

@@ -14,8 +14,7 @@ from touche_llm.cli.output import Format, FormatOption, say
 from touche_llm.data.files import check_output
 from touche_llm.errors import UsageError, to_printable
 from touche_llm.evaluation.measures import describe_coverage
-from touche_llm.pipeline.run_files import RUN
-from touche_llm.tasks import get_task
+from touche_llm.pipeline.run_folder import find_run_file, find_task
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 def compare(
     runs: f.RunsArgument,
     baseline: Annotated[Path, typer.Option("--baseline", help="The one of the runs that the others are held against.")],
-    task: f.TaskOption,
+    task: f.TaskOption = None,
     relevance: f.RelevanceOption = None,
     quality: f.QualityOption = None,
     stance: f.StanceOption = None,
@@ -61,17 +60,18 @@ def compare(
     if len(runs) < 2:
         raise UsageError(f"{baseline} alone cannot be compared; name another run")
     files = {"relevance": relevance, "quality": quality, "stance": stance, "coherence": coherence}
-    qrels = f.given_qrels(task, **files)
-    given = f.given_runs(runs, qrels, get_task(task))
+    known = find_task(task, runs)
+    qrels = f.given_qrels(known.name, **files)
+    given = f.given_runs(runs, qrels, known)
     kept = [each for each in given if not each.first_stage]
     if html is not None:
         from touche_llm.report.side_by_side import GivenRun, check_runs, gather_runs
         from touche_llm.report.write_side_by_side import write_side_by_side
 
-        inputs = (*(each / RUN if each.is_dir() else each for each in runs), *filter(None, files.values()))
+        inputs = (*map(find_run_file, runs), *filter(None, files.values()))
         check_output(html, overwrite, inputs)
         shown = [GivenRun(each.name, each.run, each.folder) for each in kept]
-        check_runs(shown, get_task(task))
+        check_runs(shown, known)
     limits = f.limits(kept)
     if run_topics or limits:
         qrels = f.of_all_runs(qrels, kept)
@@ -83,7 +83,7 @@ def compare(
     page = ""
     if html is not None:
         judged_by = {aspect: path for aspect, path in files.items() if path is not None}
-        found = gather_runs(shown, get_task(task), qrels, judged_by, evaluations, frame, notes, top)
+        found = gather_runs(shown, known, qrels, judged_by, evaluations, frame, notes, top)
         size = write_side_by_side(found, html)
         page = f"page: {html} ({len(found.topics):,} topics, {size:,} bytes)"
     if output is Format.TABLE:

@@ -15,7 +15,7 @@ from touche_llm.cli.standings import show_standings, standings
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.measures import describe_coverage
 from touche_llm.evaluation.qrels import STANCE
-from touche_llm.tasks import get_task
+from touche_llm.pipeline.run_folder import find_task
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -30,7 +30,7 @@ _NO_FIRST_STAGE = (
 
 def evaluate(
     runs: f.RunsArgument,
-    task: f.TaskOption,
+    task: f.TaskOption = None,
     relevance: f.RelevanceOption = None,
     quality: f.QualityOption = None,
     stance: f.StanceOption = None,
@@ -62,10 +62,11 @@ def evaluate(
     """
     if per_topic + leaderboard + confusion > 1:
         raise UsageError("--per-topic, --leaderboard and --confusion are tables of their own; ask for one of them")
-    qrels = f.given_qrels(task, relevance=relevance, quality=quality, stance=stance, coherence=coherence)
+    known = find_task(task, runs)
+    qrels = f.given_qrels(known.name, relevance=relevance, quality=quality, stance=stance, coherence=coherence)
     if confusion and not qrels.stances:
         raise UsageError("--confusion is about stances; give --stance with their qrels")
-    given = f.given_runs(runs, qrels, get_task(task), first_stage)
+    given = f.given_runs(runs, qrels, known, first_stage)
     if run_topics:
         qrels = f.of_all_runs(qrels, given)
     evaluations = f.evaluate_runs(given, qrels, depth or f.recall_depth(given))
@@ -77,7 +78,7 @@ def evaluate(
     else:
         frame = _summary(evaluations)
         if leaderboard:
-            frame, unplaced = standings(task, frame, evaluations)
+            frame, unplaced = standings(known.name, frame, evaluations)
     if output is not Format.TABLE:
         f.print_frame(frame, output)
     elif per_topic:
@@ -85,7 +86,7 @@ def evaluate(
     elif confusion:
         _show_confusion(frame, evaluations)
     elif leaderboard:
-        show_standings(task, frame, evaluations)
+        show_standings(known.name, frame, evaluations)
     else:
         _show_summary(frame, evaluations)
     alone = [] if any(each.first_stage for each in given) or not qrels.grades else [_NO_FIRST_STAGE]

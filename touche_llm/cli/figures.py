@@ -19,8 +19,8 @@ from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.errors import DataError, UsageError, to_printable
 from touche_llm.evaluation.coverage import describe_fitted, describe_limits
 from touche_llm.evaluation.qrels import Qrels, read_qrels
-from touche_llm.pipeline.run_files import CANDIDATES, CONFIG, METADATA, RUN
-from touche_llm.pipeline.run_folder import check_finished, read_metadata
+from touche_llm.pipeline.run_files import CANDIDATES, CONFIG, METADATA
+from touche_llm.pipeline.run_folder import find_folder, find_run_file, read_metadata
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.base import Task
 
@@ -37,7 +37,9 @@ RunsArgument = Annotated[
         metavar="RUN...", help="Run files of this or any other program, or folders of runs, for their run.txt."
     ),
 ]
-TaskOption = Annotated[str, typer.Option("--task", help=f"The shared task: {', '.join(TASKS)}.")]
+TaskOption = Annotated[
+    str | None, typer.Option("--task", help=f"{', '.join(TASKS)} (default: the task of the first run's folder).")
+]
 RelevanceOption = Annotated[Path | None, typer.Option("--relevance", help="Relevance qrels: qid 0 doc grade.")]
 QualityOption = Annotated[Path | None, typer.Option("--quality", help="Quality qrels.")]
 StanceOption = Annotated[Path | None, typer.Option("--stance", help="Stance qrels: qid 0 doc LABEL.")]
@@ -57,9 +59,8 @@ RunTopicsOption = Annotated[
 
 
 def given_qrels(task: str, **files: Path | None) -> Qrels:
-    """The judgments of the files that are given, by aspect."""
-    known = get_task(task)
-    return read_qrels({aspect: path for aspect, path in files.items() if path is not None}, known)
+    """Read the qrels of the files that are given, by aspect."""
+    return read_qrels({aspect: path for aspect, path in files.items() if path is not None}, get_task(task))
 
 
 class Given(NamedTuple):
@@ -106,7 +107,7 @@ def given_runs(paths: Iterable[Path], qrels: Qrels, task: Task, first_stage: Pat
         name = to_printable(str(path))
         if any(name == each.name for each in runs):
             raise UsageError(f"{path}: is given twice; name each run once")
-        folder, limited, fitted_on = _folder_of(path), False, tuple[str, ...]()
+        folder, limited, fitted_on = find_folder(path), False, tuple[str, ...]()
         if folder is not None and (folder / CONFIG).exists():
             # Only here: the models of a configuration take as long to make as all runs to read.
             from touche_llm.config import load_config
@@ -118,22 +119,9 @@ def given_runs(paths: Iterable[Path], qrels: Qrels, task: Task, first_stage: Pat
         if folder is not None and qrels.grades and (folder / CANDIDATES).exists():
             before = f"{name} ({task.before_judging})"
             runs.append(Given(before, read_run(folder / CANDIDATES), folder, True, limited))
-        run = read_run(path / RUN if path.is_dir() else path, labels)
+        run = read_run(find_run_file(path), labels)
         runs.append(Given(name, run, folder, limited=limited, fitted_on=fitted_on))
     return runs
-
-
-def _folder_of(path: Path) -> Path | None:
-    """The folder of a run of this program, also where its run file is named."""
-    if path.is_dir():
-        check_finished(path, "rank")
-        if not (path / RUN).exists():
-            raise DataError(f"{path}: no {RUN} in this folder; run `touche-llm rank` for it, or name a run file")
-        return path
-    if path.name != RUN or not (path.parent / CONFIG).exists():
-        return None
-    check_finished(path.parent, "rank")
-    return path.parent
 
 
 def recall_depth(runs: Sequence[Given]) -> int:

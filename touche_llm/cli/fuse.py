@@ -13,12 +13,16 @@ from touche_llm.data.files import check_output
 from touche_llm.data.lines import is_word
 from touche_llm.data.trec_runs import read_run, write_run
 from touche_llm.errors import UsageError, shorten, to_printable
+from touche_llm.pipeline.run_folder import find_run_file
 from touche_llm.ranking.fusion import DEFAULT_K, FusionSettings, check_weights, fuse_runs
 from touche_llm.tasks import TASKS, get_task
 
 
 def fuse(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Run files, of this or any other program.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN RUN...", help="Run files of this or any other program, or folders of runs."),
+    ],
     out: Annotated[Path, typer.Option("--out", help="The run file to write.")],
     method: Annotated[
         str, typer.Option("--method", help="rrf: by reciprocal ranks; interpolation: by scores scaled to 0..1.")
@@ -56,6 +60,7 @@ def fuse(
         raise UsageError("--tag: must be one word: a run line has six columns")
     if known is not None and depth > known.max_per_topic:
         raise UsageError(f"--depth: {known.name} takes at most {known.max_per_topic} documents a topic")
+    runs = [find_run_file(run) for run in runs]
     check_output(out, overwrite, runs)
     labels = known.stances if known is not None else None
     read = [read_run(run, labels) for run in runs]

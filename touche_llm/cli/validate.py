@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from touche_llm.cli import figures as f
 from touche_llm.cli import options as o
 from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
@@ -17,7 +18,7 @@ from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_candidates
 from touche_llm.evaluation.run_validation import RunProblem, validate_run
 from touche_llm.pipeline.candidates import open_local_corpus
-from touche_llm.tasks import get_task
+from touche_llm.pipeline.run_folder import find_run_file, find_task
 from touche_llm.tasks.base import Task
 
 # So many problems are told by kind too.
@@ -27,8 +28,8 @@ _MOST = 100
 
 
 def validate(
-    run: Annotated[Path, typer.Argument(help="The run file, of this or any other program.")],
-    task: Annotated[str, typer.Option("--task", help="The shared task whose labels and limits hold.")],
+    run: Annotated[Path, typer.Argument(help="A run file of this or any other program, or the folder of a run.")],
+    task: f.TaskOption = None,
     topics: o.TopicsOption = None,
     corpus: o.CorpusOption = None,
     index: o.IndexOption = None,
@@ -42,7 +43,7 @@ def validate(
 
     Prints the problems with their lines. Exit code 0 for a valid file, 1 for any other.
     """
-    known = get_task(task)
+    known, run = find_task(task, [run]), find_run_file(run)
     topic_ids = {topic.id for topic in read_topics(topics)} if topics else None
     if corpus is None and index is None:
         problems = validate_run(run, known, topic_ids=topic_ids)
@@ -67,10 +68,10 @@ def validate(
         rows = [{"file": run, "line": line, "level": level, "message": message} for level, line, message in found]
         print_rows(output, rows, ("file", "line", "level", "message"))
     if problems:
-        say(output, f"{len(problems):,} problem{'s' if len(problems) > 1 else ''}: not a valid {task} run")
+        say(output, f"{len(problems):,} problem{'s' if len(problems) > 1 else ''}: not a valid {known.name} run")
         raise typer.Exit(1)
     checked = [name for name, given in (("topics", topics), ("documents", corpus or index)) if given]
-    say(output, f"{run}: a valid {task} run" + (f", {' and '.join(checked)} checked" if checked else ""))
+    say(output, f"{run}: a valid {known.name} run" + (f", {' and '.join(checked)} checked" if checked else ""))
 
 
 def _show(run: Path, problems: list[RunProblem], every: bool) -> None:

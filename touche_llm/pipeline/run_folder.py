@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from touche_llm.data.files import read_records
 from touche_llm.data.records import Failure
 from touche_llm.data.yaml_text import YamlError, read_yaml
-from touche_llm.errors import DataError
-from touche_llm.pipeline.run_files import ALL_FAILURES, CONFIG, METADATA, OUTPUTS
+from touche_llm.errors import DataError, UsageError
+from touche_llm.pipeline.run_files import ALL_FAILURES, CONFIG, METADATA, OUTPUTS, RUN
+from touche_llm.tasks import TASKS, get_task
+from touche_llm.tasks.base import Task
 
 # In the metadata, the stage that has begun to replace its outputs; removed once they are recorded.
 UNFINISHED = "unfinished"
@@ -76,6 +78,47 @@ def check_finished(folder: Path, stage: str) -> None:
             "belong together; repeat the command that was interrupted, or run "
             f"`touche-llm {unfinished}{config} --out {folder}` (answers that are in the cache are not requested again)"
         )
+
+
+def find_folder(path: Path) -> Path | None:
+    """Return the folder of a run of this program, given as the folder or as its run file; None for other run files.
+
+    Raises:
+        DataError: The folder has no run, or its last stage did not finish.
+    """
+    if path.is_dir():
+        check_finished(path, "rank")
+        if not (path / RUN).exists():
+            raise DataError(f"{path}: no {RUN} in this folder; run `touche-llm rank` for it, or name a run file")
+        return path
+    if path.name != RUN or not (path.parent / CONFIG).exists():
+        return None
+    check_finished(path.parent, "rank")
+    return path.parent
+
+
+def find_run_file(path: Path) -> Path:
+    """Return the run file of a run's folder, or the file that was given itself; see `find_folder` for errors."""
+    return path / RUN if path.is_dir() and find_folder(path) else path
+
+
+def find_task(name: str | None, runs: Iterable[Path]) -> Task:
+    """Return the task of this name, or without a name the task of the first run that is a folder of this program.
+
+    Raises:
+        UsageError: There is no such task, or no run says which it is.
+        DataError: See `find_folder`.
+    """
+    if name is not None:
+        return get_task(name)
+    for folder in filter(None, map(find_folder, runs)):
+        try:
+            return get_task(str(read_yaml(folder / CONFIG)["task"]))
+        except (OSError, YamlError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{folder / CONFIG}: cannot read the task of the run ({error!s:.200}); give --task"
+            ) from error
+    raise UsageError(f"--task: missing; name the task of the runs ({', '.join(TASKS)})")
 
 
 def is_page(path: Path) -> bool:
