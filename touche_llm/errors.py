@@ -1,4 +1,4 @@
-"""What can go wrong, by who has to act. Every message says what, where, and what to do next."""
+"""Exceptions of this program, and helpers for their messages: `location: problem; what to do`."""
 
 import errno
 from collections.abc import Sequence
@@ -12,25 +12,25 @@ _ADVICE = {
 
 
 def to_printable(text: str) -> str:
-    """Text from outside with nothing in it that a terminal would act on but line feeds."""
+    """Return untrusted text with its unprintable characters replaced, apart from line feeds."""
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-def shorten(names: Sequence[str], most: int = 10) -> str:
-    """The first of some names for a message, and how many there are."""
-    shown = ", ".join(names[:most])
-    return f"{shown}, … ({len(names)} in all)" if len(names) > most else shown
+def shorten(names: Sequence[str], limit: int = 10) -> str:
+    """Return the first `limit` names for a message, with their total number if there are more."""
+    first = ", ".join(names[:limit])
+    return f"{first}, … ({len(names)} in all)" if len(names) > limit else first
 
 
 def describe_os_error(error: OSError) -> str:
-    """Return what the system refused as `file: cause`, with what to do where that is known."""
+    """Return `file: cause` of an operating system error, with advice if there is any."""
     where = f"{error.filename}: " if error.filename is not None else ""
     advice = _ADVICE.get(error.errno or 0, "")
     return f"{where}{error.strerror or error}{advice}"
 
 
 class ToucheError(Exception):
-    """Base of all errors that the command line prints, most as one line. What is quoted in the message is printable."""
+    """Base of all errors that the command line prints without a traceback; the message is printable."""
 
     exit_code = 1
 
@@ -39,11 +39,11 @@ class ToucheError(Exception):
 
 
 class DataError(ToucheError):
-    """A file that was given does not hold what it should: the person with the file has to act."""
+    """Invalid or unreadable input file."""
 
 
 class BadLine(DataError):
-    """A line, or a row that begins in it, that is not a document; `path` and `line` say where."""
+    """Line of a corpus, or a row that begins in it, that is not a document."""
 
     def __init__(self, path: Path, line: int, reason: str) -> None:
         super().__init__(f"{path}:{line}: {reason}")
@@ -51,18 +51,18 @@ class BadLine(DataError):
 
 
 class UsageError(ToucheError):
-    """A command, an option or a configuration that cannot be carried out as it was asked."""
+    """Invalid command, option or configuration."""
 
     exit_code = 2
 
 
 class PromptError(ToucheError):
-    """A prompt template that cannot be loaded or rendered: its author has to act."""
+    """Prompt template that cannot be loaded or rendered."""
 
 
 class EngineError(ToucheError):
-    """The engine cannot be used at all (not there, wrong model, does not enforce schemas)."""
+    """Engine that cannot be used: unreachable, with another model, or without schema enforcement."""
 
 
 class ReplayMiss(ToucheError):
-    """Replay asked for answers that the cache does not hold."""
+    """Replay that needs answers which the cache lacks."""

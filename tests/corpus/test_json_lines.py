@@ -223,7 +223,7 @@ def test_a_broken_block_in_a_gzip_file_is_damage(tmp_path: Path) -> None:
     broken[11] ^= 0xFF  # the length of the first block, which stands there twice
     path = tmp_path / "p.jsonl.gz"
     path.write_bytes(broken)
-    with pytest.raises(DataError, match="damaged gzip file near line 1: .*; fetch it again"):
+    with pytest.raises(DataError, match="damaged gzip file near line 1: .*; download it again"):
         list(read_passages(path))
 
 

@@ -34,7 +34,7 @@ PASSING = [kind for kind in KINDS.values() if kind.outcomes != {"ends"}]
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "_FIRST_WAIT", 0.001)
-    monkeypatch.setattr(transport, "_LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(transport, "_MAX_WAIT", 0.01)
 
 
 def start_up_plan(kind: Kind, endpoint: str, rng: random.Random) -> Plan:

@@ -110,7 +110,7 @@ def request_for(number: int) -> Request:
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "_FIRST_WAIT", 0.001)
     # Or a Retry-After would be waited for.
-    monkeypatch.setattr(transport, "_LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(transport, "_MAX_WAIT", 0.01)
 
 
 @asynccontextmanager

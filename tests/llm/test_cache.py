@@ -359,7 +359,7 @@ def test_a_cache_that_would_run_code_is_refused(tmp_path: Path, mode: CacheMode,
     database = sqlite3.connect(tmp_path / "c.sqlite")
     database.executescript(statement)
     database.close()
-    with pytest.raises(DataError, match=r"c\.sqlite: has views, triggers or columns that this program does not make"):
+    with pytest.raises(DataError, match=r"c\.sqlite: has views, triggers or columns that this program does not create"):
         Cache(tmp_path / "c.sqlite", mode)
 
 

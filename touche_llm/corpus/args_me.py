@@ -81,7 +81,7 @@ def _open_csv(path: Path) -> Iterator[IO[bytes]]:
             while metered.read(2**20):
                 pass  # the checksum stands at the end
         except tarfile.TarError as error:
-            raise DataError(f"{path}: damaged tar archive: {error}; fetch it again") from error
+            raise DataError(f"{path}: damaged tar archive: {error}; download it again") from error
 
 
 class _Metered:

@@ -1,1 +1,1 @@
-"""Records, topics, TREC runs, and files of records."""
+"""Records, topics, TREC runs and record files."""

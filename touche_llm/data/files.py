@@ -1,4 +1,4 @@
-"""Writing files whole or not at all, and telling whether a file changed."""
+"""Atomic writes, records as JSON Lines, and detection of changed files."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from touche_llm.data.lines import MAX_LINE, read_bounded_lines
 from touche_llm.data.scratch import BUILDING, RETIRED, WRITING, is_scratch, open_scratch, recover, remove_abandoned
 from touche_llm.errors import DataError, UsageError, shorten
 
-# Bytes, and commas, of a file of records that is held in memory. Each byte takes up to four there, each value about a
-# hundred. The largest of a shared task, 50 topics of 1,000 documents, has 35 MiB and 1.8 million commas.
+# Max bytes and commas of a file of records. In memory a byte takes up to four bytes, a value about a hundred. The
+# largest file of a shared task, 50 topics of 1,000 documents, has 35 MiB and 1.8 million commas.
 MAX_RECORDS, MAX_VALUES = 192 * 2**20, 7_000_000
-# Of a large file so many blocks are compared, which takes milliseconds; a file of up to 4 MiB is compared whole.
+# Blocks hashed to detect a change, and their size: a file of up to 4 MiB is hashed completely, a larger one in
+# milliseconds.
 _BLOCKS, _BLOCK = 64, 2**16
 
 RecordT = TypeVar("RecordT", bound=JsonRecord)
 
 
 def check_name(name: str | Path) -> None:
-    """Raise UsageError for a name that is not UTF-8, which no text file can record."""
+    """Raise UsageError if a name is not UTF-8: no text file could record it."""
     try:
         str(name).encode()
     except UnicodeEncodeError:
@@ -41,28 +42,28 @@ def check_output(path: Path, overwrite: bool, inputs: Iterable[Path] = ()) -> No
     """Raise UsageError unless a file may be written at `path`.
 
     Args:
-        path: The file that the user named.
-        overwrite: Whether the user gave `--overwrite`.
-        inputs: Files that the same command reads; they are never replaced.
+        path: Output file that the user named.
+        overwrite: Whether an existing file may be replaced (`--overwrite`).
+        inputs: Input files of the same command; they are never replaced.
     """
     if not os.path.lexists(path):
         return
     if path.exists():
         if not path.is_file():
             raise UsageError(f"{path}: not a regular file; name a file")
-        if any(each.exists() and path.samefile(each) for each in inputs):
-            raise UsageError(f"{path}: this command reads that file; name another file to write")
+        if any(file.exists() and path.samefile(file) for file in inputs):
+            raise UsageError(f"{path}: this command also reads the file; name another output file")
     if not overwrite:
         raise UsageError(f"{path}: the file exists; name another file, or replace it with --overwrite")
 
 
 @contextmanager
 def open_atomic(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes the name `path` only when the block ends without an error."""
+    """Open a temporary file for writing; rename it to `path` if the block ends without an error."""
     if path.is_dir():
-        raise DataError(f"{path}: is a folder; name a file")
+        raise DataError(f"{path}: a folder; name a file")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _named_if_full(path), open_scratch(path, WRITING) as (writing, number):
+    with _add_output_to_errors(path), open_scratch(path, WRITING) as (writing, number):
         with open(number, "wb", closefd=False) as stream:
             yield stream
             stream.flush()
@@ -74,25 +75,25 @@ def open_atomic(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def replace_folder(path: Path, own: Collection[str]) -> Iterator[Path]:
-    """A new folder that takes the place of `path` only when the block ends without an error.
+    """Yield a temporary folder; rename it to `path` if the block ends without an error.
 
     Args:
-        path: The folder, with its parents made where they are not there.
-        own: Patterns, as of `fnmatch`, of the files that this program writes there: no other file is removed.
+        path: Folder to replace; missing parents are created.
+        own: Patterns (`fnmatch`) of the files that this program writes there; no other file is removed.
 
     Raises:
-        UsageError: The folder that is there holds other files; names them.
+        UsageError: The existing folder holds other files.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     recover(path.parent)
     _check_own_files(path, own)
-    with _named_if_full(path), open_scratch(path, BUILDING) as (building, _):
+    with _add_output_to_errors(path), open_scratch(path, BUILDING) as (building, _):
         yield building
         building.chmod(0o777 & ~_umask())
         if path.exists():
-            _check_own_files(path, own)  # Building takes minutes.
+            _check_own_files(path, own)  # Again, since building takes minutes.
             with open_scratch(path, RETIRED) as (retired, _):
-                # Under its own name, by which `recover` puts it back.
+                # It keeps its name, so that `recover` can restore it.
                 old = retired / path.name
                 try:
                     path.rename(old)
@@ -110,21 +111,21 @@ def replace_folder(path: Path, own: Collection[str]) -> Iterator[Path]:
 def _check_own_files(folder: Path, own: Collection[str]) -> None:
     others = []
     for root, folders, files in os.walk(folder):
-        # A temporary one is of a build within this folder that was killed.
+        # Temporary folders belong to killed builds.
         folders[:] = [name for name in folders if not is_scratch(name)]
         links = [name for name in folders if os.path.islink(os.path.join(root, name))]
         names = (os.path.relpath(os.path.join(root, name), folder) for name in files + links if not is_scratch(name))
-        others += [name for name in names if not any(fnmatchcase(name, each) for each in own)]
+        others += [name for name in names if not any(fnmatchcase(name, pattern) for pattern in own)]
     if others:
         raise UsageError(
-            f"{folder}: the folder is replaced as a whole, and holds files that this program did not write: "
-            f"{shorten(sorted(others), 5)}; move them out of it, and run the same command again"
+            f"{folder}: the folder would be replaced, but holds files of other programs: "
+            f"{shorten(sorted(others), 5)}; move them elsewhere and run the same command again"
         )
 
 
 @contextmanager
-def _named_if_full(path: Path) -> Iterator[None]:
-    """Name the output in an error that names no file, as that of a full disk."""
+def _add_output_to_errors(path: Path) -> Iterator[None]:
+    """Add the output path to errors that name no file, such as that of a full disk."""
     try:
         yield
     except OSError as error:
@@ -142,13 +143,13 @@ def _umask() -> int:
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 class FileState(NamedTuple):
-    """What shows that a file changed without reading all of it; `sample` is a hash of blocks from head to tail."""
+    """Fingerprint that detects a change without reading the whole file; `sample` hashes evenly spaced blocks."""
 
     size: int
     mtime_ns: int
@@ -156,7 +157,7 @@ class FileState(NamedTuple):
 
 
 def read_file_state(path: Path) -> FileState:
-    """The state of a file as it is now."""
+    """Return the current state of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         status = os.fstat(stream.fileno())
@@ -168,14 +169,14 @@ def read_file_state(path: Path) -> FileState:
 
 
 def write_records(path: Path, records: Iterable[JsonRecord]) -> None:
-    """Write records as JSON Lines, whole or not at all."""
+    """Write records as JSON Lines, atomically."""
     with open_atomic(path) as stream:
         for record in records:
             stream.write(encode_line(record))
 
 
 def encode_line(record: JsonRecord) -> bytes:
-    """A record as a line of JSON."""
+    """Return a record as a line of JSON."""
     return record.to_json() + b"\n"
 
 
@@ -183,12 +184,11 @@ def read_records(path: Path, record: type[RecordT], what: str, *, max_bytes: int
     """Read JSON Lines written by `write_records`.
 
     Raises:
-        DataError: no such file, more than `max_bytes` or `MAX_VALUES` in it, or a line that is not such a record; names
-            file, line and what is wrong with it.
+        DataError: The file cannot be read, exceeds `max_bytes` or `MAX_VALUES`, or a line is not such a record.
     """
     found: list[RecordT] = []
     size = values = 0
-    for number, line in _record_lines(path, what):
+    for number, line in _read_record_lines(path, what):
         size += len(line)
         values += line.count(b",")
         if size > max_bytes or values > MAX_VALUES:
@@ -196,12 +196,12 @@ def read_records(path: Path, record: type[RecordT], what: str, *, max_bytes: int
                 f"{path}:{number}: too large: at most {max_bytes:,} bytes and {MAX_VALUES:,} values are read into "
                 "memory; restore the file, or divide a larger run by topics (--topic)"
             )
-        found.append(_record(path, number, line, record, what))
+        found.append(_parse_record(path, number, line, record, what))
     return found
 
 
 def read_record(path: Path, record: type[RecordT], what: str) -> RecordT:
-    """The one record of a file; raises DataError as `read_records`, and for any other number of records."""
+    """Read the only record of a file; raises DataError as `read_records`, and unless there is exactly one."""
     records = list(islice(iterate_records(path, record, f"{what}s"), 2))
     if len(records) != 1:
         raise DataError(f"{path}: {'more than one line' if records else 'no line'}, not one {what}")
@@ -210,11 +210,11 @@ def read_record(path: Path, record: type[RecordT], what: str) -> RecordT:
 
 def iterate_records(path: Path, record: type[RecordT], what: str) -> Iterator[RecordT]:
     """Yield one parsed record a line, for files that need not fit into memory."""
-    for number, line in _record_lines(path, what):
-        yield _record(path, number, line, record, what)
+    for number, line in _read_record_lines(path, what):
+        yield _parse_record(path, number, line, record, what)
 
 
-def _record_lines(path: Path, what: str) -> Iterator[tuple[int, bytes]]:
+def _read_record_lines(path: Path, what: str) -> Iterator[tuple[int, bytes]]:
     try:
         with path.open("rb") as stream:
             for number, line in read_bounded_lines(stream, MAX_LINE):
@@ -225,7 +225,7 @@ def _record_lines(path: Path, what: str) -> Iterator[tuple[int, bytes]]:
         raise DataError(f"{path}: cannot read the {what}: {error.strerror}") from error
 
 
-def _record(path: Path, number: int, line: bytes, record: type[RecordT], what: str) -> RecordT:
+def _parse_record(path: Path, number: int, line: bytes, record: type[RecordT], what: str) -> RecordT:
     try:
         return record.from_json(line)
     except Malformed as error:

@@ -1,4 +1,4 @@
-"""The files of an index, whose folders are replaced as a whole, as patterns: no other file is removed with them."""
+"""Patterns of the files in an index folder; a folder with other files is never replaced."""
 
 BM25_FILES = (
     "manifest.json",

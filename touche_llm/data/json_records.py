@@ -1,7 +1,7 @@
-"""Records that are JSON in files and in the cache.
+"""Base classes of records stored as JSON in files and in the cache.
 
-Those that people write by hand or that nest settings are pydantic's; those of which a run makes ten thousands, and
-their like, are msgspec's, which takes a tenth of the time.
+Records written by hand or with nested settings use pydantic. Records of which a run has tens of thousands use msgspec,
+which takes a tenth of the time.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from touche_llm.data.setting_problems import describe_problem
 from touche_llm.errors import to_printable
 
 ValueT = TypeVar("ValueT")
-# Bytes of a record that pydantic reads: manifests have hundreds. It takes a hundred times the memory.
+# Max bytes of a record parsed by pydantic, which takes a hundred times the memory; manifests have hundreds.
 MAX_MODEL = 2**20
 
 
 class Malformed(ValueError):
-    """A text is no JSON, or JSON of another form; says what is wrong and where in it, in at most 400 characters."""
+    """Text that is not JSON or not of the expected form; the message has at most 400 characters."""
 
     def __init__(self, problem: str) -> None:
-        # A name from the text may be of any length; the place comes last.
+        # Names from the text may have any length, and the location comes last: cut the middle.
         super().__init__(problem if len(problem) <= 400 else f"{problem[:200]} … {problem[-197:]}")
 
 
 class JsonRecord(Protocol):
-    """A record of either kind."""
+    """Record of either kind."""
 
     @classmethod
     def from_json(cls, content: bytes | str) -> Self:
-        """The record that a text is; raises Malformed for any other."""
+        """Parse a record; raises Malformed."""
         ...
 
     def to_json(self) -> bytes:
-        """The record in one line, without its end."""
+        """Return the record as one line, without line feed."""
         ...
 
 
 class JsonModel(BaseModel):
-    """Base of records that pydantic checks, also when the program makes them."""
+    """Base of records that pydantic validates, also when the program creates them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @classmethod
     def from_json(cls, content: bytes | str) -> Self:
-        """The record that a text is; raises Malformed for any other."""
+        """Parse a record; raises Malformed."""
         if len(content) > MAX_MODEL:
             raise Malformed(f"longer than {MAX_MODEL:,} bytes")
         try:
@@ -60,49 +60,49 @@ class JsonModel(BaseModel):
             raise Malformed(f"{where}: {describe_problem(first)}") from error
 
     def to_json(self) -> bytes:
-        """The record in one line, without its end."""
+        """Return the record as one line, without line feed."""
         return self.model_dump_json().encode()
 
 
 class JsonStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """Base of records that msgspec checks when they are read, and nobody when the program makes them.
+    """Base of records that msgspec validates only when they are parsed.
 
-    Trees of texts and numbers, like all our structs: there is no cycle that the garbage collector could find (`gc`).
+    `gc=False`: the records are trees of strings and numbers, so there are no cycles to collect.
     """
 
     @classmethod
     def from_json(cls, content: bytes | str) -> Self:
-        """The record that a text is; raises Malformed for any other."""
+        """Parse a record; raises Malformed."""
         try:
             return decode_json(content, cls)
         except Malformed as error:
-            raise Malformed(_with_key(str(error), content, cls)) from error
+            raise Malformed(_add_key(str(error), content, cls)) from error
 
     def to_json(self) -> bytes:
-        """The record in one line, without its end."""
+        """Return the record as one line, without line feed."""
         return _ENCODER.encode(self)
 
 
 _ENCODER = msgspec.json.Encoder()
 _IN_MAPPING = re.compile(r"`\$\.(\w+)\[\.\.\.\]")
-# Characters; a key is text from outside.
+# Max characters of a key in a message, since keys are untrusted.
 _LONGEST_KEY = 80
-# A number of tokens or characters. Larger integers are not the same in all that reads JSON.
+# A number of tokens or characters. Some JSON parsers round larger integers.
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
 def decode_json(content: bytes | str | msgspec.Raw, form: type[ValueT]) -> ValueT:
-    """The value of the type `form` (of msgspec's) that `content` is; raises Malformed for any other."""
+    """Decode JSON as a value of the type `form`; raises Malformed."""
     try:
         value: ValueT = _decoder(form).decode(content)  # type: ignore[arg-type]
-    # The last two are what msgspec raises for what is no UTF-8, and for lists in lists in lists.
+    # msgspec raises the last two for text that is not UTF-8 and for deep nesting.
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise Malformed(str(error)) from error
     return value
 
 
-def _with_key(problem: str, content: bytes | str, form: type[JsonStruct]) -> str:
-    """The problem with the key of the mapping in which it is: msgspec says `$.grades[...]` for each of them."""
+def _add_key(problem: str, content: bytes | str, form: type[JsonStruct]) -> str:
+    """Name the key of a mapping in a message of msgspec, which writes `$.grades[...]` for every key."""
     place = _IN_MAPPING.search(problem)
     if place is None:
         return problem

@@ -1,4 +1,4 @@
-"""Lines of files that may come from elsewhere, read within bounds."""
+"""Bounded readers for the lines of untrusted files."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import orjson
 
 from touche_llm.errors import BadLine, DataError
 
-# Bytes of a line of JSON: an answer with its label tokens has a few kilobytes, a web page a few hundred.
+# Max bytes of a line of JSON: an answer with logprobs has a few kilobytes, a web page a few hundred.
 MAX_LINE = 16 * 2**20
-# Bytes of a line, and lines, of a table (a run, qrels): a few short columns, and twenty times the largest runs of the
-# shared tasks. Each line takes half a kilobyte of memory.
+# Max bytes of a line and max lines of a table (a run, qrels): twenty times the largest runs of the shared tasks. Each
+# line takes half a kilobyte of memory.
 MAX_TABLE_LINE, MAX_TABLE_LINES = 10_000, 1_000_000
-# Bytes of one line that are skipped; a packed file of a few megabytes can hold a line of many gigabytes.
+# Max bytes skipped of one line: a gzip file of a few megabytes can hold a line of many gigabytes.
 MAX_SKIPPED = 2**30
 MAX_ID = 1_000
 ID_FORM = f"one printable word of at most {MAX_ID:,} characters"
 
 
 def read_bounded_lines(stream: IO[bytes], limit: int) -> Iterator[tuple[int, bytes]]:
-    """Yield `(line number, line)`; of a line longer than `limit` bytes the first `limit + 1`, the rest is skipped.
+    """Yield `(line number, line)`; a line longer than `limit` bytes is cut after `limit + 1`.
 
     Raises:
         DataError: A line is longer than `MAX_SKIPPED` bytes.
@@ -40,43 +40,43 @@ def read_bounded_lines(stream: IO[bytes], limit: int) -> Iterator[tuple[int, byt
             line = stream.readline(limit + 1)
             skipped += len(line)
             if skipped > MAX_SKIPPED:
-                raise DataError(f"{stream.name}:{number}: longer than {MAX_SKIPPED:,} bytes; this is no file of lines")
+                raise DataError(f"{stream.name}:{number}: longer than {MAX_SKIPPED:,} bytes; is this a text file?")
 
 
 def open_maybe_gzip(path: Path) -> IO[bytes]:
-    """Open a file for reading, through gzip if its first bytes (not its name) say so."""
+    """Open a file for reading; gzip is detected by the first bytes, not by the name."""
     with path.open("rb") as stream:
         gzipped = stream.read(2) == b"\x1f\x8b"
     return cast(IO[bytes], gzip.open(path, "rb") if gzipped else path.open("rb"))
 
 
 def read_lines(
-    path: Path, limit: int, opened: Callable[[Path], AbstractContextManager[IO[bytes]]] = open_maybe_gzip
+    path: Path, limit: int, open_file: Callable[[Path], AbstractContextManager[IO[bytes]]] = open_maybe_gzip
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield `(line number, line)` as `read_bounded_lines`, without a byte order mark at the beginning.
+    """Yield `(line number, line)` as `read_bounded_lines`, without a byte order mark.
 
     Raises:
         DataError: The file cannot be read to its end.
     """
     line = 0
     try:
-        with opened(path) as stream:
+        with open_file(path) as stream:
             for line, raw in read_bounded_lines(stream, limit):
-                # One that is too long shows it by its length.
+                # An overlong line keeps its length, by which callers detect it.
                 yield line, raw.removeprefix(BOM_UTF8) if line == 1 and len(raw) <= limit else raw
     except EOFError as error:
-        raise DataError(f"{path}: truncated gzip file: it ends after line {line}; fetch it again") from error
+        raise DataError(f"{path}: truncated gzip file: it ends after line {line}; download it again") from error
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path}: damaged gzip file near line {line + 1}: {error}; fetch it again") from error
+        raise DataError(f"{path}: damaged gzip file near line {line + 1}: {error}; download it again") from error
     except OSError as error:
         raise DataError(f"{path}: cannot read the file: {error.strerror or error}") from error
 
 
 def read_table_lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
-    """Yield `(line number, text)` of a table; `what` names it in errors: `a run`.
+    """Yield `(line number, text)` of a table; `what` names it in errors, such as `a run`.
 
     Raises:
-        DataError: As `read_lines`; more or longer lines than a table has, or a line that is not UTF-8.
+        DataError: As `read_lines`, or there are too many lines, a line is too long or not UTF-8.
     """
     for number, raw in read_lines(path, MAX_TABLE_LINE):
         check_line_number(path, number, what)
@@ -89,14 +89,14 @@ def read_table_lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
 
 
 def check_line_number(path: Path, number: int, what: str) -> None:
-    """Raise DataError for the number of a line that a table cannot have."""
-    # A small packed file can hold empty lines for hours.
+    """Raise DataError if a table has too many lines."""
+    # Reading all empty lines of a small gzip file could take hours.
     if number > MAX_TABLE_LINES:
         raise DataError(f"{path}: more than {MAX_TABLE_LINES:,} lines; is this {what}?")
 
 
 def parse_json_object(raw: bytes, path: Path, line: int) -> dict[str, Any]:
-    """The JSON object of a line that was read with the limit `MAX_LINE`; raises BadLine."""
+    """Parse a line that was read with the limit `MAX_LINE` as a JSON object; raises BadLine."""
     if len(raw) > MAX_LINE:
         raise BadLine(path, line, f"longer than {MAX_LINE:,} bytes")
     try:
@@ -109,5 +109,5 @@ def parse_json_object(raw: bytes, path: Path, line: int) -> dict[str, Any]:
 
 
 def is_word(value: object) -> TypeGuard[str]:
-    """Whether a value can be an id: one column of a run, and short enough for messages."""
+    """Return whether a value can be an id: one column of a run, and short enough for messages."""
     return isinstance(value, str) and len(value) <= MAX_ID and value.split() == [value] and value.isprintable()

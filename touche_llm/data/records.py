@@ -1,4 +1,4 @@
-"""The nouns that pass from stage to stage; all frozen."""
+"""Records that pass from stage to stage; all are frozen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from touche_llm.data.json_records import JsonStruct
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """An information need. `objects` are the two things compared, or None where a topic names none."""
+    """Information need; `objects` are the two things compared, or None."""
 
     id: str
     title: str
@@ -23,7 +23,7 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a document that is retrieved by itself: a sentence of an argument."""
+    """Part of a document that is retrieved by itself: a sentence of an argument."""
 
     id: str
     text: str
@@ -31,10 +31,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A unit of retrieval: a passage, a web page, an argument, a sentence, a pair; its texts are untrusted.
+    """Passage, web page, argument, sentence or sentence pair; all texts are untrusted.
 
-    `title` is an argument's conclusion, `side` the argument's stance on it (PRO or CON), `parts` are its sentences. A
-    sentence has title and side of its argument. Other documents have none of them.
+    Attributes:
+        title: Conclusion of an argument, also for its sentences; empty for other documents.
+        side: Stance of the argument on its conclusion (PRO or CON), also for its sentences.
+        parts: Sentences of an argument.
     """
 
     id: str
@@ -46,14 +48,14 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class LabelledDocument:
-    """A document in a prompt that shows several: `Passage {{ each.label }}: {{ each.text }}`."""
+    """Document in a prompt with several documents: `Passage {{ each.label }}: {{ each.text }}`."""
 
     label: str
     text: str
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
-    """A document that the first stage proposes for a topic; ranks start at 1."""
+    """Document retrieved for a topic by the first stage; ranks start at 1."""
 
     topic_id: str
     document_id: str
@@ -62,14 +64,14 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
 
 
 class ScoredDocument(msgspec.Struct, frozen=True, gc=False):
-    """A document of a ranking with its score; a ranking is a list of them, best first."""
+    """Document with its score; a ranking is a list of them, best first."""
 
     document_id: str
     score: float
 
 
 class RunLine(msgspec.Struct, frozen=True, gc=False):
-    """One line of a run: `qid stance doc rank score tag`."""
+    """Line of a run: `qid stance doc rank score tag`."""
 
     topic_id: str
     stance: str
@@ -85,11 +87,13 @@ Grade = Annotated[float, msgspec.Meta(ge=0.0, le=HIGHEST_GRADE)]
 
 
 class Reading(JsonStruct, frozen=True, kw_only=True):
-    """What one field of an answer says.
+    """Reading of one field of an answer.
 
-    `answered` is the label that was written. `probabilities` are those of all labels of the field, renormalised to
-    sum to 1, or None when the engine sent no log-probabilities. `outside` is the share that was on no label before
-    renormalising; `shared` the share on tokens that begin several labels and were not followed (split evenly).
+    Attributes:
+        answered: Label in the text of the answer.
+        probabilities: By label, renormalised to sum to 1; None if the engine sent no logprobs.
+        outside: Probability mass outside all labels, before renormalising.
+        shared: Probability mass of tokens that begin several labels and were not followed; it is split evenly.
     """
 
     answered: int | str
@@ -99,15 +103,19 @@ class Reading(JsonStruct, frozen=True, kw_only=True):
 
     @property
     def shares(self) -> dict[str, float]:
-        """The probabilities of the labels, or certainty for the answered one where there are none."""
+        """Probabilities of the labels; without logprobs, 1 for the label in the text."""
         return self.probabilities or {str(self.answered): 1.0}
 
 
 class Cut(JsonStruct, frozen=True, kw_only=True):
-    """A document of which the model saw a part: how much, in characters and in prompt tokens (0 where not counted).
+    """Truncation of a document: the part of it that the model saw.
 
-    `parts` are the spans of the document's characters that it saw, or None where it saw the first `kept_chars`.
-    `only_boilerplate` says that no line of a web page looked like content, so that none was left out for its looks.
+    Attributes:
+        kept_chars: Characters that the model saw.
+        of_chars: Characters of the document.
+        prompt_tokens: Tokens of the prompt; 0 if not counted.
+        parts: Spans of the document that the model saw; None for the first `kept_chars` characters.
+        only_boilerplate: No line of a web page was recognised as content, so none was removed as boilerplate.
     """
 
     kept_chars: int
@@ -118,12 +126,18 @@ class Cut(JsonStruct, frozen=True, kw_only=True):
 
 
 class Judgment(JsonStruct, frozen=True, kw_only=True):
-    """What the model says of one document for one topic.
+    """Judgment of one document for one topic.
 
-    `grades` (relevance, quality, and for pairs coherence) are expected grades where `source` is "probabilities", the
-    answered grades where it is "value"; `stance` is the most probable label. A pair that was not asked about, or whose
-    answer could not be used, has the mean grades and the side of its sentences, and `source` is "inherited". `prompt`
-    is the prompt that was asked with, `key` the answer's key in the cache.
+    Attributes:
+        grades: Relevance, quality and, for pairs, coherence: expected grades if `source` is "probabilities", the grades
+            in the answer if it is "value".
+        stance: Most probable label.
+        source: "inherited" for a pair that was not judged or whose answer is unusable: it has the mean grades and the
+            side of its sentences.
+        cut: Truncation of the document, if any.
+        prompt: Prompt of the request.
+        key: Key of the answer in the cache.
+        sample: Index of the sample whose answer was usable.
     """
 
     topic_id: str
@@ -139,10 +153,13 @@ class Judgment(JsonStruct, frozen=True, kw_only=True):
 
 
 class Comparison(JsonStruct, frozen=True, kw_only=True):
-    """What the model says of several documents of a topic, for a step of the ranking.
+    """Comparison of several documents of a topic, for a ranking step.
 
-    `documents` are in the order shown, labelled A, B, …; `best` reads which of them is the best, or `order` is the
-    order answered, best first. `cut` holds the documents of which the model saw a part.
+    Attributes:
+        documents: In the order of the prompt, labelled A, B, ….
+        best: Reading of the label of the best document, or None.
+        order: Documents in the order of the answer, best first, or None.
+        cut: Truncated documents.
     """
 
     topic_id: str
@@ -157,9 +174,9 @@ class Comparison(JsonStruct, frozen=True, kw_only=True):
 
 
 class Objects(JsonStruct, frozen=True, kw_only=True):
-    """The two objects that the model found in the title of a topic that names none; `prompt` is what it was asked with.
+    """Two objects that the model extracted from the title of a topic without objects.
 
-    Files of older runs do not name it.
+    `prompt` is empty in files of older runs.
     """
 
     topic_id: str
@@ -168,7 +185,7 @@ class Objects(JsonStruct, frozen=True, kw_only=True):
 
 
 class Queries(JsonStruct, frozen=True, kw_only=True):
-    """The queries that the model found for a topic beside its own; `key` is the answer's key in the cache."""
+    """Additional queries that the model wrote for a topic; `key` is the key of the answer in the cache."""
 
     topic_id: str
     queries: tuple[str, ...]
@@ -177,11 +194,14 @@ class Queries(JsonStruct, frozen=True, kw_only=True):
 
 
 class StanceReading(JsonStruct, frozen=True, kw_only=True):
-    """What the stance prompt says of one document for one topic.
+    """Stance of one document for one topic, from the stance prompt.
 
-    `probabilities` are those of the task's labels, the mean over the `orders` asked (1, or 2 where the objects were
-    named in both orders too); 0 and 1 where `source` is "value", since the engine sent none. `prompt` is what was asked
-    with, `keys` are those of the answers in the cache.
+    Attributes:
+        probabilities: By label of the task, the mean over all orders; 0 and 1 if `source` is "value".
+        source: "value" if the engine sent no logprobs.
+        orders: 2 if the objects were named in both orders, else 1.
+        prompt: Prompt of the requests.
+        keys: Keys of the answers in the cache.
     """
 
     topic_id: str
@@ -194,7 +214,7 @@ class StanceReading(JsonStruct, frozen=True, kw_only=True):
 
 
 class Attempt(JsonStruct, frozen=True, kw_only=True):
-    """One answer that could not be used: `kind` names why, `text` is what came back (shortened)."""
+    """Unusable answer: the kind of failure, the reason and the shortened text."""
 
     sample: int
     kind: str
@@ -203,10 +223,9 @@ class Attempt(JsonStruct, frozen=True, kw_only=True):
 
 
 class Failure(JsonStruct, frozen=True, kw_only=True):
-    """A request that gave no usable answer.
+    """Request without usable answer.
 
-    `document_id` is None for a request about the topic alone; of several documents, it holds their ids, parted by
-    spaces.
+    `document_id` is None for a request about a topic; ids of several documents are separated by spaces.
     """
 
     topic_id: str

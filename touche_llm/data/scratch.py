@@ -1,6 +1,6 @@
-"""Temporary files and folders beside outputs, which a later run removes once their process has died.
+"""Temporary files and folders beside outputs; a later run removes those of dead processes.
 
-The process that makes one holds a lock on it. The system releases the lock when the process ends, however it ends.
+The process that creates one holds a lock on it. The system releases the lock when the process ends, for any reason.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from pathlib import Path
 
 WRITING, BUILDING, RETIRED = "writing", "building", "retired"
 _NAME = re.compile(r"\.(?P<output>.+)\.(?P<kind>writing|building|retired)-(?P<host>[0-9a-f]{8})-\d+-[0-9a-f]{8}")
-# Characters of the output's name, so that the longest possible name still fits with four bytes each.
+# Max characters taken from the name of the output: at four bytes each, the temporary name stays within 255 bytes.
 _LONGEST = 40
 
 
 @contextmanager
 def open_scratch(path: Path, kind: str) -> Iterator[tuple[Path, int]]:
-    """Make a temporary file, or a folder unless `kind` is `WRITING`, beside `path`; remove it after an error.
+    """Create a temporary folder beside `path`, or a file if `kind` is `WRITING`; remove it after an error.
 
     Yields:
-        Its path and its descriptor. It is locked until the block ends, which also closes the descriptor.
+        Its path and its descriptor, which is locked until the end of the block and closed then.
     """
-    place, number = _make(path, kind)
+    place, number = _create(path, kind)
     try:
         yield place, number
     except BaseException:
         if kind == RETIRED:
-            # What it still holds may be the only copy.
+            # Its content may be the only copy.
             with suppress(OSError):
                 place.rmdir()
         else:
@@ -46,39 +46,39 @@ def open_scratch(path: Path, kind: str) -> Iterator[tuple[Path, int]]:
 
 
 def is_scratch(name: str) -> bool:
-    """Whether a file or folder of this name is a temporary one of this program, on any machine."""
+    """Return whether a name is that of a temporary file or folder of this program, from any machine."""
     return _NAME.fullmatch(name) is not None
 
 
 def recover(folder: Path) -> None:
-    """Put back the folders whose replacement was interrupted between its two renames, by the death of the process."""
-    for place, kind in _abandoned(folder):
+    """Restore the folders whose replacement was interrupted between its two renames."""
+    for place, kind in _lock_abandoned(folder):
         if kind == RETIRED:
-            # In a folder that may not be changed it stays where it is; whoever needs it reports what is missing.
+            # Without write permission it stays; the reader of the folder reports what is missing.
             with suppress(OSError):
-                _put_back(place)
+                _restore(place)
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove the temporary files and folders in a folder whose processes, of this machine, have died.
+    """Remove the temporary files and folders of dead processes of this machine from a folder.
 
-    Those of other machines stay: not every shared file system tells one machine about the locks of another. What
-    `recover` puts back is put back.
+    Those of other machines stay, since not every shared file system shares locks. Retired folders are restored as by
+    `recover`.
     """
-    for place, kind in _abandoned(folder):
-        # What cannot be put back stays; so does all in a folder that may not be changed.
+    for place, kind in _lock_abandoned(folder):
+        # What cannot be restored or removed stays.
         with suppress(OSError):
             if kind == RETIRED:
-                _put_back(place)
+                _restore(place)
             _remove(place)
 
 
-def _abandoned(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield path and kind of what dead processes left in a folder, locked meanwhile."""
+def _lock_abandoned(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield path and kind of each temporary file or folder of a dead process, holding its lock."""
     try:
         names = os.listdir(folder)
     except OSError:
-        return  # Not there, or a folder that may be written and not listed.
+        return  # Missing, or writable without being readable.
     for name in names:
         found = _NAME.fullmatch(name)
         if found is None or found["host"] != _host():
@@ -86,24 +86,24 @@ def _abandoned(folder: Path) -> Iterator[tuple[Path, str]]:
         try:
             number = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
-            continue  # Removed meanwhile, or somebody else's.
+            continue  # Removed meanwhile, or of another user.
         try:
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield folder / name, found["kind"]
         except OSError:
-            pass  # Its process lives, or the file system has no locks.
+            pass  # Its process is alive, or the file system has no locks.
         finally:
             os.close(number)
 
 
-def _put_back(place: Path) -> None:
-    """Move what a retired folder holds to its own name, unless there is something by now."""
+def _restore(place: Path) -> None:
+    """Move the content of a retired folder to its own name, unless the name is taken by now."""
     for held in place.iterdir() if place.is_dir() else ():
         if not os.path.lexists(place.parent / held.name):
             held.rename(place.parent / held.name)
 
 
-def _make(path: Path, kind: str) -> tuple[Path, int]:
+def _create(path: Path, kind: str) -> tuple[Path, int]:
     while True:
         token = f"{kind}-{_host()}-{os.getpid()}-{secrets.token_hex(4)}"
         place = path.with_name(f".{path.name[:_LONGEST]}.{token}")
@@ -117,13 +117,13 @@ def _make(path: Path, kind: str) -> tuple[Path, int]:
                 continue
         try:
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Before that another process may have removed it as abandoned.
+            # Before it was locked, another process may have removed it as abandoned.
             if place.exists():
                 return place, number
         except BlockingIOError:
-            pass  # Another process is about to do so.
+            pass  # Another process is about to remove it.
         except OSError:
-            return place, number  # No locks in this file system: nobody can get one, so nobody removes it.
+            return place, number  # A file system without locks: no process can lock it, so none removes it.
         os.close(number)
 
 

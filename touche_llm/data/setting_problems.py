@@ -1,4 +1,4 @@
-"""What is wrong with a setting, in words: pydantic's errors as this program writes them."""
+"""Messages for invalid settings, from the errors of pydantic."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 _LONGEST_QUOTE = 40
-# What a value must be, by pydantic's name of the error; the braces are its context.
+# Expected value by the type of pydantic's error; placeholders come from the context of the error.
 _EXPECTED = {
     "greater_than_equal": "{ge} or more",
     "greater_than": "more than {gt}",
@@ -30,13 +30,13 @@ _EXPECTED = {
     **dict.fromkeys(("dict_type", "mapping_type", "model_type", "model_attributes_type"), "names and values"),
     **dict.fromkeys(("datetime_type", "datetime_parsing", "datetime_from_date_parsing", "timezone_aware"), "a time"),
 }
-# Text of an unexpected kind is not repeated: it may be a key in the wrong place.
+# Other text is not quoted: it may be an API key in the wrong place.
 _QUOTED = (bool, int, float, type(None))
 _QUOTED_TEXT = ("literal_error", "enum", "int_parsing", "float_parsing", "bool_parsing")
 
 
 def describe_problem(error: ErrorDetails) -> str:
-    """Return what a value must be, and what it is where that can be quoted; the place is the caller's."""
+    """Return the expected value and, if it may be quoted, the actual one; the caller adds the location."""
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
     if kind == "missing":
         return "missing"

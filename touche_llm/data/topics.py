@@ -1,4 +1,4 @@
-"""Reader for the topic files of all Touché editions, and for TIRA's forms of them."""
+"""Reader for the topic files of all Touché editions and of TIRA."""
 
 from __future__ import annotations
 
@@ -18,43 +18,45 @@ from touche_llm.data.records import Topic
 from touche_llm.errors import DataError
 
 _FIELDS = ("title", "objects", "description", "narrative")
-# The real files have under 60,000 bytes. Of XML with nothing but tags a hundred times as many are made.
-_MOST_BYTES = 4 * 2**20
-# Characters of a line that an error repeats.
+# Max bytes of a file: the real ones have under 60,000. Parsed tags take a hundred times their size.
+_MAX_BYTES = 4 * 2**20
+# Characters of a line that an error quotes.
 _QUOTED = 60
-# An identifier is one column of a run: no white space, nothing that a terminal would act on.
+# A topic id is one column of a run: no white space, no control characters.
 _NUMBER = re.compile(r"[!-~]{1,1000}")
-# The longest pair of the real files has under 100 characters; Python's parser takes 500 times what it parses.
-_MOST_OBJECTS = 10_000
-# What a topic says, by field; `objects` may be a list where JSON has one.
+# Max characters: the longest pair of the real files has under 100. Python's parser takes 500 times as much memory.
+_MAX_OBJECTS_CHARS = 10_000
+# Values of a topic by field; `objects` may be a list from JSON.
 _Fields = dict[str, Any]
 
 
 def read_topics(path: Path) -> list[Topic]:
-    """All topics of a Touché `topics.xml`, or of TIRA's `queries.xml` or `queries.jsonl`, in the order of the file.
+    """Read the topics of a Touché `topics.xml`, or of TIRA's `queries.xml` or `queries.jsonl`.
 
-    The form is told by content. White space around and inside the texts is collapsed. What is not of the format is
-    ignored. TIRA has the fields of the original topic under `original_query`; where it lacks them, or its title, the
-    title is `query`.
+    The format is detected by content. White space is collapsed, unknown elements are ignored. TIRA stores the fields of
+    the original topic under `original_query`; without a title there, `query` is the title.
+
+    Returns:
+        Topics in the order of the file.
 
     Raises:
-        DataError: the file cannot be read or parsed, holds no topic, or a topic lacks its number or title, repeats
-            a number or an element, or names other than two objects. The message names the file and the topic.
+        DataError: The file cannot be read or parsed or has no topic; or a topic lacks its number or title, repeats a
+            number or an element, or does not name exactly two objects.
     """
     try:
         with path.open("rb") as stream:
-            content = stream.read(_MOST_BYTES + 1)
+            content = stream.read(_MAX_BYTES + 1)
     except OSError as error:
         raise DataError(f"{path}: cannot read the topics: {error.strerror}") from error
-    if len(content) > _MOST_BYTES:
-        raise DataError(f"{path}: larger than {_MOST_BYTES:,} bytes; is this a Touché topics file?")
+    if len(content) > _MAX_BYTES:
+        raise DataError(f"{path}: larger than {_MAX_BYTES:,} bytes; is this a Touché topics file?")
     content = content.removeprefix(BOM_UTF8)
     is_json = content.lstrip().startswith(b"{")
     if not is_json:
-        _check_form(content, path)
+        _check_format(content, path)
     topics: dict[str, Topic] = {}
-    for where, fields in _json_topics(content, path) if is_json else _xml_topics(content, path):
-        topic = _topic(fields, where, path)
+    for where, fields in _parse_json_lines(content, path) if is_json else _parse_xml(content, path):
+        topic = _make_topic(fields, where, path)
         if topic.id in topics:
             raise DataError(f"{path}: topic {topic.id}: the number occurs twice; give each topic its own")
         topics[topic.id] = topic
@@ -63,7 +65,7 @@ def read_topics(path: Path) -> list[Topic]:
     return list(topics.values())
 
 
-def _xml_topics(content: bytes, path: Path) -> Iterator[tuple[str, _Fields]]:
+def _parse_xml(content: bytes, path: Path) -> Iterator[tuple[str, _Fields]]:
     try:
         root = fromstring(content, forbid_dtd=True)
     except ParseError as error:
@@ -75,15 +77,15 @@ def _xml_topics(content: bytes, path: Path) -> Iterator[tuple[str, _Fields]]:
     for position, element in enumerate(root.iter("topic"), start=1):
         where = f"at position {position}"
         number = element.get("number")
-        fields = _texts(element, ("number", "query", *_FIELDS), f"{path}: topic {number or where}")
+        fields = _read_texts(element, ("number", "query", *_FIELDS), f"{path}: topic {number or where}")
         fields.setdefault("number", number)
         original = element.find("original_query")
         if original is not None:
-            fields |= _texts(original, _FIELDS, f"{path}: topic {number or where}: <original_query>")
+            fields |= _read_texts(original, _FIELDS, f"{path}: topic {number or where}: <original_query>")
         yield where, fields
 
 
-def _texts(element: Element[Any], names: tuple[str, ...], where: str) -> _Fields:
+def _read_texts(element: Element[Any], names: tuple[str, ...], where: str) -> _Fields:
     texts: _Fields = {}
     for child in element:
         if child.tag in names:
@@ -93,7 +95,7 @@ def _texts(element: Element[Any], names: tuple[str, ...], where: str) -> _Fields
     return texts
 
 
-def _json_topics(content: bytes, path: Path) -> Iterator[tuple[str, _Fields]]:
+def _parse_json_lines(content: bytes, path: Path) -> Iterator[tuple[str, _Fields]]:
     for line, raw in enumerate(content.splitlines(), start=1):
         if not raw.strip():
             continue
@@ -112,15 +114,15 @@ def _json_topics(content: bytes, path: Path) -> Iterator[tuple[str, _Fields]]:
         yield f"in line {line}", fields
 
 
-def _topic(fields: _Fields, where: str, path: Path) -> Topic:
-    number = _one_line(fields.get("number"), f"{path}: topic {where}: the number")
+def _make_topic(fields: _Fields, where: str, path: Path) -> Topic:
+    number = _collapse_white_space(fields.get("number"), f"{path}: topic {where}: the number")
     if not number:
         raise DataError(f"{path}: topic {where}: no <number> (TIRA: qid); every topic needs one")
     if not _NUMBER.fullmatch(number):
         raise DataError(f"{path}: topic {where}: number {number!r:.80} is not one printable ASCII word (up to 1,000)")
 
     def text(name: str) -> str:
-        return _one_line(fields.get(name), f"{path}: topic {number}: <{name}>")
+        return _collapse_white_space(fields.get(name), f"{path}: topic {number}: <{name}>")
 
     title = text("title") or text("query")
     if not title:
@@ -130,46 +132,52 @@ def _topic(fields: _Fields, where: str, path: Path) -> Topic:
         title=title,
         description=text("description"),
         narrative=text("narrative"),
-        objects=_objects(fields.get("objects"), f"{path}: topic {number}: <objects>"),
+        objects=_parse_objects(fields.get("objects"), f"{path}: topic {number}: <objects>"),
     )
 
 
-def _one_line(value: object, what: str) -> str:
+def _collapse_white_space(value: object, what: str) -> str:
     if value is not None and not isinstance(value, str):
         raise DataError(f"{what} must be text, not {value!r:.80}")
     return " ".join((value or "").split())
 
 
-def _objects(value: Any, what: str) -> tuple[str, str] | None:
+def _parse_objects(value: Any, what: str) -> tuple[str, str] | None:
     if isinstance(value, str):
-        text = _one_line(value, what)
-        if len(text) > _MOST_OBJECTS:
-            raise DataError(f"{what} has {len(text):,} characters, more than {_MOST_OBJECTS:,}; it names two objects")
-        # In TIRA's XML a tuple is written as Python writes it.
+        text = _collapse_white_space(value, what)
+        if len(text) > _MAX_OBJECTS_CHARS:
+            raise DataError(
+                f"{what} has {len(text):,} characters, more than {_MAX_OBJECTS_CHARS:,}; it names two objects"
+            )
+        # TIRA's XML has the Python representation of a tuple.
         value = (
-            _sequence(text, what) if text.startswith(("('", '("', "['", '["')) else text.split(",") if text else None
+            _parse_sequence(text, what)
+            if text.startswith(("('", '("', "['", '["'))
+            else text.split(",")
+            if text
+            else None
         )
     if not value:
         return None
     if not isinstance(value, list | tuple):
         raise DataError(f"{what} must be text or a list, not {value!r:.80}")
-    objects = [_one_line(part, f"{what}: an object") for part in value]
+    objects = [_collapse_white_space(part, f"{what}: an object") for part in value]
     if len(objects) != 2 or not all(objects):
-        raise DataError(f"{what} must name two objects with a comma between, not {', '.join(objects)!r:.200}")
+        raise DataError(f"{what} must name two objects, separated by a comma, not {', '.join(objects)!r:.200}")
     if objects[0].casefold() == objects[1].casefold():
         raise DataError(f"{what} must name two different objects, not {objects[0]!r:.100} twice")
     return objects[0], objects[1]
 
 
-def _sequence(text: str, what: str) -> Any:
+def _parse_sequence(text: str, what: str) -> Any:
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
         raise DataError(f"{what} is not a pair of texts: {text!r:.80}") from error
 
 
-def _check_form(content: bytes, path: Path) -> None:
-    """Raise DataError where a text is neither XML nor JSON Lines, a table for instance."""
+def _check_format(content: bytes, path: Path) -> None:
+    """Raise DataError if a text is neither XML nor JSON Lines but, say, a table."""
     try:
         line = next(iter(content.decode("utf-8-sig").split("\n", 1)), "").strip("\r")
     except UnicodeDecodeError:
@@ -184,7 +192,7 @@ def _check_form(content: bytes, path: Path) -> None:
 
 
 def build_query(topic: Topic, fields: tuple[str, ...]) -> str:
-    """The query of a topic: the named fields one after the other."""
+    """Return the query of a topic: the named fields, joined by spaces."""
     parts = []
     for name in fields:
         value = getattr(topic, name)

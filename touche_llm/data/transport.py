@@ -1,4 +1,4 @@
-"""Shared parts of the HTTP clients: failures that may pass, the one retry policy, replies read up to a limit."""
+"""Shared parts of the HTTP clients: transient failures, retries, bounded reading of replies."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:  # takes a while to load
 ResultT = TypeVar("ResultT")
 FailureT = TypeVar("FailureT", bound="TransientFailure")
 
-# Tries of a request whose reply came whole and is broken: a proxy may break one, a server breaks all of them.
+# Max tries after a complete but malformed reply: a proxy may damage one, a broken server sends only such replies.
 BROKEN_TRIES = 3
 # In seconds.
-_FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0
+_FIRST_WAIT, _MAX_WAIT = 0.5, 60.0
 
 
 class TransientFailure(Exception):
-    """A failure of a request that may pass: worth another try.
+    """Failure of a request that may succeed when it is retried.
 
     Attributes:
         reason: What went wrong.
-        retry_after: Seconds that the server wants the client to wait; None if it names none.
-        max_tries: Max number of tries, where time alone should not bound them.
+        retry_after: Seconds to wait that the server requested, or None.
+        max_tries: Max number of tries, or None if only time limits them.
     """
 
     def __init__(self, reason: str, retry_after: float | None = None, max_tries: int | None = None) -> None:
@@ -43,77 +43,77 @@ class TransientFailure(Exception):
 async def retry(
     call: Callable[[], Awaitable[ResultT]],
     retry_for: float,
-    passing: type[FailureT],
-    note: Callable[[FailureT], None],
+    transient: type[FailureT],
+    on_retry: Callable[[FailureT], None],
 ) -> ResultT:
-    """Return the result of a call, repeated while its failure may pass, with growing waits between the tries.
+    """Return the result of a call; after a transient failure, retry it with growing waits.
 
     Args:
-        call: Called at least once.
-        retry_for: Seconds from the first failure on. Those of the first call do not count: it may have waited long in
-            the server's queue.
-        passing: The type of the failures that may pass.
-        note: Called with each failure that is followed by another try.
+        call: Call to make, at least once.
+        retry_for: Seconds from the first failure after which no retry begins. The first call does not count, since it
+            may have waited long in the server's queue.
+        transient: Type of the failures to retry.
+        on_retry: Called with each failure before it is retried.
 
     Raises:
-        TransientFailure: The last one. It says so if the server wanted a longer wait than `retry_for` allows.
+        TransientFailure: The last failure. Its reason mentions a requested wait that is longer than `retry_for`.
     """
-    failed: FailureT | None = None
+    failure: FailureT | None = None
     try:
-        # Nearly all calls need no more than this; setting up the retries would cost more than the call.
+        # Nearly all calls succeed at once; setting up the retries would cost more than the call.
         return await call()
-    except passing as error:
-        failed = error
-    given_up = stop_after_delay(retry_for)
+    except transient as error:
+        failure = error
+    is_time_up = stop_after_delay(retry_for)
 
     def before_sleep(state: RetryCallState) -> None:
-        error = _failure(state)
-        assert isinstance(error, passing)
-        note(error)
+        error = _get_failure(state)
+        assert isinstance(error, transient)
+        on_retry(error)
 
     def wait(state: RetryCallState) -> float:
-        return min(_wait(state), retry_for - (state.seconds_since_start or 0.0))
+        return min(_compute_wait(state), retry_for - (state.seconds_since_start or 0.0))
 
     retrying = AsyncRetrying(
-        retry=retry_if_exception_type(passing),
+        retry=retry_if_exception_type(transient),
         wait=wait,
-        stop=lambda state: given_up(state) or _tried_enough(state),
+        stop=lambda state: is_time_up(state) or _has_tried_enough(state),
         before_sleep=before_sleep,
         reraise=True,
     )
     try:
         async for attempt in retrying:
             with attempt:
-                if failed is not None:
-                    first, failed = failed, None
+                if failure is not None:
+                    first, failure = failure, None
                     raise first
                 return await call()
-    except passing as error:
+    except transient as error:
         if error.retry_after is not None and error.retry_after > retry_for:
-            error.reason += f" (it asks for {error.retry_after:g} s, but --retry-for is {retry_for:g} s)"
+            error.reason += f" (it requests a wait of {error.retry_after:g} s, but --retry-for is {retry_for:g} s)"
         raise
     raise AssertionError("tenacity ended without a result")
 
 
-def _failure(state: RetryCallState) -> TransientFailure:
+def _get_failure(state: RetryCallState) -> TransientFailure:
     error = state.outcome.exception() if state.outcome else None
     assert isinstance(error, TransientFailure)
     return error
 
 
-def _wait(state: RetryCallState) -> float:
-    """Return the seconds before the next try: doubling, with jitter, and no less than the server asks for."""
-    backoff = min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** min(state.attempt_number - 1, 16)) * random.uniform(0.5, 1.0)
-    return max(backoff, min(_failure(state).retry_after or 0.0, _LONGEST_WAIT))
+def _compute_wait(state: RetryCallState) -> float:
+    """Return the seconds before the next try: exponential with jitter, at least those that the server requested."""
+    backoff = min(_MAX_WAIT, _FIRST_WAIT * 2.0 ** min(state.attempt_number - 1, 16)) * random.uniform(0.5, 1.0)
+    return max(backoff, min(_get_failure(state).retry_after or 0.0, _MAX_WAIT))
 
 
-def _tried_enough(state: RetryCallState) -> bool:
-    max_tries = _failure(state).max_tries
+def _has_tried_enough(state: RetryCallState) -> bool:
+    max_tries = _get_failure(state).max_tries
     return max_tries is not None and state.attempt_number >= max_tries
 
 
 def parse_retry_after(header: str | None) -> float | None:
-    """Return the seconds from now that a Retry-After header asks for; None if there is none that can be read."""
+    """Return the seconds to wait by a Retry-After header; None if it is missing or invalid."""
     if header is None or header.isdecimal():
         return float(header) if header else None
     try:
@@ -123,7 +123,7 @@ def parse_retry_after(header: str | None) -> float | None:
 
 
 async def read_body(response: aiohttp.ClientResponse, limit: int) -> bytes:
-    """Return the body of a reply; of one longer than `limit` bytes the first `limit + 1`."""
+    """Return the body of a reply, cut after `limit + 1` bytes."""
     content = bytearray()
     async for part in response.content.iter_any():
         content += part
@@ -133,7 +133,7 @@ async def read_body(response: aiohttp.ClientResponse, limit: int) -> bytes:
 
 
 def run_coroutine(work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Return the result of a coroutine to synchronous code, also where an event loop runs, which waits for it."""
+    """Run a coroutine from synchronous code; a running event loop is blocked until it ends."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Runs in TREC format: written strictly, read from any tool."""
+"""Writer for runs in TREC format, and a lenient reader for the runs of any tool."""
 
 from __future__ import annotations
 
@@ -23,21 +23,24 @@ from touche_llm.data.lines import (
 from touche_llm.data.records import Candidate, RunLine
 from touche_llm.errors import BadLine, DataError
 
-# Scores are written with this many decimals; equal ones are parted by one unit of the last.
+# Decimals of a score in a run; equal scores are separated by one unit of the last decimal.
 DECIMALS = 6
-# Python would also take other digits and underscores, evaluators do not.
+# Python also accepts underscores and non-ASCII digits, evaluators do not.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
-_LARGEST_SCORE = 1e30
-# What stands in the stance column of a run without stances.
+_MAX_SCORE = 1e30
+# Stance column of a run without stances.
 NO_STANCE_COLUMN = "Q0"
 
 
 def make_strictly_decreasing(scores: list[float]) -> list[float]:
-    """Scores in ranking order, rounded to six decimals and lowered where needed so that each is below the one before.
+    """Round scores to six decimals, and lower them where needed so that each is below its predecessor.
 
-    Evaluators order by score and break ties by document id, whatever the rank column says, and trec_eval holds scores
-    in single precision: the scores that come back differ in single precision too.
+    Evaluators sort by score and break ties by document id, whatever the rank column says. trec_eval stores scores in
+    single precision, so the returned scores also differ in single precision.
+
+    Args:
+        scores: In ranking order.
     """
     result: list[float] = []
     for score in scores:
@@ -53,7 +56,7 @@ def make_strictly_decreasing(scores: list[float]) -> list[float]:
 
 
 def write_run(path: Path, lines: Iterable[RunLine]) -> None:
-    """Write `qid stance doc rank score tag` lines, single spaces, whole or not at all."""
+    """Write `qid stance doc rank score tag` lines, separated by single spaces, atomically."""
     with open_atomic(path) as stream:
         for line in lines:
             columns = (
@@ -68,15 +71,15 @@ def write_run(path: Path, lines: Iterable[RunLine]) -> None:
 
 
 def write_candidates(path: Path, candidates: Iterable[list[Candidate]], tag: str) -> None:
-    """Write a first stage as a run with `Q0` in the second column."""
-    write_run(path, (line for topic in candidates for line in _candidate_lines(topic, tag)))
+    """Write a first stage as a run, with `Q0` as stance."""
+    write_run(path, (line for topic in candidates for line in _make_run_lines(topic, tag)))
 
 
-def _candidate_lines(candidates: list[Candidate], tag: str) -> list[RunLine]:
+def _make_run_lines(candidates: list[Candidate], tag: str) -> list[RunLine]:
     scores = make_strictly_decreasing([candidate.score for candidate in candidates])
     return [
-        RunLine(each.topic_id, NO_STANCE_COLUMN, each.document_id, each.rank, score, tag)
-        for each, score in zip(candidates, scores, strict=True)
+        RunLine(candidate.topic_id, NO_STANCE_COLUMN, candidate.document_id, candidate.rank, score, tag)
+        for candidate, score in zip(candidates, scores, strict=True)
     ]
 
 
@@ -91,11 +94,11 @@ class _Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ParsedRun:
-    """A run as it was read.
+    """Content of a run file.
 
     Attributes:
-        rankings: by topic, in the order of the file.
-        stances: what stands in the stance column, by topic and document, where it is not `Q0`.
+        rankings: By topic, in the order of the file.
+        stances: By topic and document; `Q0` is left out.
     """
 
     rankings: dict[str, list[Candidate]]
@@ -103,72 +106,73 @@ class ParsedRun:
 
 
 def read_candidates(path: Path, depth: int) -> dict[str, list[Candidate]]:
-    """The first `depth` candidates of each topic of a run that any tool wrote; topics in the order of the file.
+    """Read the first `depth` candidates of each topic from the run of any tool.
 
-    Columns are parted by any white space, the second is not looked at, a tag may hold spaces, ranks may begin
-    anywhere. The order is that of the rank column, and the ranks that come back count from 1. A file whose name ends
-    in `.jsonl` or `.jsonl.gz` is read as TIRA's `rerank.jsonl`; a topic whose lines have no rank and no score keeps
-    their order, and its scores fall by one from the number of its lines.
+    Columns are separated by any white space, the second is ignored, a tag may contain spaces, and ranks may begin with
+    any number. A `.jsonl` or `.jsonl.gz` file is read as TIRA's `rerank.jsonl`; in a topic without ranks and scores,
+    documents keep their order, and scores fall by one from the number of documents.
+
+    Returns:
+        Candidates by topic, in the order of the file; sorted by the rank column, with ranks from 1.
 
     Raises:
-        DataError: a line that is no run line, a document twice in a topic, scores that grow along the ranks (the
-            rank column and the scores name two orders then), two documents of equal rank and score (there is no order
-            then but that of their names), or a topic of which only some lines have rank and score. Names file and line.
+        DataError: A line is no run line, a topic repeats a document, scores grow along the ranks, two documents have
+            the same rank and score, or only some lines of a topic have rank and score.
     """
     return {topic: candidates[:depth] for topic, candidates in read_run(path).rankings.items()}
 
 
 def read_run(path: Path | str, labels: Collection[str] | None = None) -> ParsedRun:
-    """A run that any tool wrote, whole, with its stances; read as `read_candidates` reads it.
+    """Read the complete run of any tool with its stances; see `read_candidates`.
 
     Args:
-        path: the file; a `rerank.jsonl` has no stances.
-        labels: the stances that may stand in the second column, beside `Q0`; None: any word may.
+        path: Run file; a `rerank.jsonl` has no stances.
+        labels: Valid stances beside `Q0`; None accepts any word.
 
     Raises:
-        DataError: as `read_candidates`, and for a stance that is none of the labels.
+        DataError: As `read_candidates`, or a stance is not one of the labels.
     """
     path = Path(path)
-    rows = _rerank_rows(path) if path.name.endswith((".jsonl", ".jsonl.gz")) else _run_rows(path)
+    rows = _read_rerank_rows(path) if path.name.endswith((".jsonl", ".jsonl.gz")) else _read_run_rows(path)
     topics: dict[str, list[_Row]] = {}
     seen: dict[tuple[str, str], int] = {}
     stances: dict[tuple[str, str], str] = {}
     for row in rows:
         key = row.topic, row.document
         if key in seen:
-            raise DataError(f"{_where(path, row)}: already in line {seen[key]}")
+            raise DataError(f"{_locate(path, row)}: already in line {seen[key]}")
         seen[key] = row.line
         topics.setdefault(row.topic, []).append(row)
         if row.stance == NO_STANCE_COLUMN:
             continue
         if labels is not None and row.stance not in labels:
             raise DataError(
-                f"{_where(path, row)}: stance {row.stance!r:.40} is none of {', '.join(labels)}; correct it, or write "
-                f"{NO_STANCE_COLUMN} where there is none"
+                f"{_locate(path, row)}: stance {row.stance!r:.40} is none of {', '.join(labels)}; correct it, or "
+                f"write {NO_STANCE_COLUMN} for no stance"
             )
         stances[key] = row.stance
     if not topics:
         raise DataError(f"{path}: an empty run")
-    return ParsedRun({topic: _ordered(path, topic, rows) for topic, rows in topics.items()}, stances)
+    return ParsedRun({topic: _rank_rows(path, topic, rows) for topic, rows in topics.items()}, stances)
 
 
-def _where(path: Path, row: _Row) -> str:
+def _locate(path: Path, row: _Row) -> str:
     return f"{path}:{row.line}: topic {row.topic:.80}, document {row.document:.80}"
 
 
-def _run_rows(path: Path) -> Iterator[_Row]:
+def _read_run_rows(path: Path) -> Iterator[_Row]:
     for number, text in read_table_lines(path, "a run"):
         if text.strip():
-            yield _columns(path, number, text)
+            yield _parse_row(path, number, text)
 
 
-def _rerank_rows(path: Path) -> Iterator[_Row]:
+def _read_rerank_rows(path: Path) -> Iterator[_Row]:
     for line, raw in read_lines(path, MAX_LINE):
         check_line_number(path, line, "a run")
         try:
             record = parse_json_object(raw, path, line)
         except BadLine as error:
-            # Lines of a corpus can be left out, those of a run cannot.
+            # Not a BadLine: lines of a run cannot be skipped.
             raise DataError(str(error)) from error
         topic, document, rank, score = (record.get(key) for key in ("qid", "docno", "rank", "score"))
         if type(topic) is int:
@@ -180,7 +184,7 @@ def _rerank_rows(path: Path) -> Iterator[_Row]:
         where = f"{path}:{line}: topic {topic:.80}, document {document:.80}"
         if rank is not None and type(rank) is not int:
             raise DataError(f"{where}: rank {rank!r:.40} is not an integer")
-        if score is not None and (type(score) not in (int, float) or abs(score) > _LARGEST_SCORE):
+        if score is not None and (type(score) not in (int, float) or abs(score) > _MAX_SCORE):
             raise DataError(f"{where}: score {score!r:.40} is not a finite number")
         if (rank is None) != (score is None):
             raise DataError(f"{where}: has only one of `rank` and `score`")
@@ -188,17 +192,17 @@ def _rerank_rows(path: Path) -> Iterator[_Row]:
 
 
 def parse_rank(text: str) -> int | None:
-    """The rank that a run's column holds, or None."""
+    """Parse the rank column of a run; return None if it is not an integer."""
     return int(text) if _INTEGER.fullmatch(text) else None
 
 
 def parse_score(text: str) -> float | None:
-    """The score that a run's column holds, or None; a number beyond single precision is none to evaluators."""
+    """Parse the score column of a run; return None unless it is a number that fits single precision."""
     score = float(text) if _NUMBER.fullmatch(text) else None
-    return score if score is not None and abs(score) <= _LARGEST_SCORE else None
+    return score if score is not None and abs(score) <= _MAX_SCORE else None
 
 
-def _columns(path: Path, number: int, text: str) -> _Row:
+def _parse_row(path: Path, number: int, text: str) -> _Row:
     columns = text.split()
     if len(columns) < 6:
         raise DataError(f"{path}:{number}: {len(columns)} columns, a run has six: qid Q0 doc rank score tag")
@@ -210,7 +214,7 @@ def _columns(path: Path, number: int, text: str) -> _Row:
     return _Row(number, columns[0], columns[1], columns[2], rank, score)
 
 
-def _ordered(path: Path, topic: str, rows: list[_Row]) -> list[Candidate]:
+def _rank_rows(path: Path, topic: str, rows: list[_Row]) -> list[Candidate]:
     ranked = [
         (row.rank, row.score, row.document, row.line) for row in rows if row.rank is not None and row.score is not None
     ]
@@ -231,7 +235,7 @@ def _ordered(path: Path, topic: str, rows: list[_Row]) -> list[Candidate]:
             )
         if after[:2] == before[:2]:
             raise DataError(
-                f"{where}: rank {after[0]} and score {after[1]:g} are those of line {before[3]} too, which gives no "
-                "order; give each document a rank of its own"
+                f"{where}: rank {after[0]} and score {after[1]:g} are also those of line {before[3]}, so their order "
+                "is undefined; give each document its own rank"
             )
     return [Candidate(topic, row[2], rank, row[1]) for rank, row in enumerate(ranked, start=1)]

@@ -1,4 +1,4 @@
-"""YAML from outside, read within bounds and with each key once, and YAML that the program writes."""
+"""Bounded parser for untrusted YAML with unique keys, and a YAML writer."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ import yaml
 
 # The configuration of a run has a few thousand bytes, the published results have 30,000.
 MAX_BYTES = 2**20
-# Nodes with every alias written out: that many are made where a value is checked or printed.
+# Max nodes with all aliases expanded, as when a value is validated or printed.
 MAX_NODES = 100_000
 MAX_DEPTH = 50
-# Characters of a number. YAML has numbers in base 60, and reading one takes the square of its length in time.
+# Max characters of a number: parsing one in base 60 takes quadratic time.
 MAX_DIGITS = 100
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 class YamlError(ValueError):
-    """A text that is no YAML, exceeds a bound or repeats a key; the message begins with the line where known."""
+    """Text that is not YAML, exceeds a bound or repeats a key; the message begins with the line, if known."""
 
 
-# The loader in C composes nested nodes by recursion and crashes where they nest deeply: `_check_bounds` comes first.
+# The C loader composes nodes recursively and crashes on deep nesting, so `_check_bounds` runs first.
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """YAML without merge keys, where no key of a mapping may stand twice."""
+    """YAML loader that refuses merge keys and duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         lines: dict[Hashable, int] = {}
         for key_node, _ in node.value:
             line = key_node.start_mark.line + 1
             if key_node.tag == "tag:yaml.org,2002:merge":
-                raise YamlError(f"line {line}: a merge key (<<); write out the keys that it brings")
+                raise YamlError(f"line {line}: a merge key (<<); write out the merged keys")
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, Hashable):
                 if key in lines:
@@ -43,7 +43,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 
 class _WordLoader(_Loader):
-    """YAML in which YES, NO and dates are words, as the labels of answers are."""
+    """YAML loader that reads YES, NO and dates as words, such as labels of answers."""
 
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":timestamp"))]
@@ -52,17 +52,17 @@ class _WordLoader(_Loader):
 
 
 def parse_yaml(content: bytes | str, *, words: bool = False) -> Any:
-    """Return the value of a YAML document: texts, numbers, dates, lists and dictionaries.
+    """Parse a YAML document into strings, numbers, dates, lists and dictionaries.
 
     Args:
-        content: the document, of at most `MAX_BYTES` bytes or characters.
-        words: whether YES, NO and dates are words.
+        content: Document of at most `MAX_BYTES` bytes or characters.
+        words: Whether to read YES, NO and dates as words.
 
     Raises:
-        YamlError: not YAML, beyond a bound, a merge key, a tag, or a key twice in one mapping.
+        YamlError: The text is not YAML, exceeds a bound, or has a merge key, a tag or a duplicate key.
     """
     if len(content) > MAX_BYTES:
-        raise YamlError(f"longer than {MAX_BYTES:,} bytes, the most that is read")
+        raise YamlError(f"longer than {MAX_BYTES:,} bytes")
     loader = _WordLoader if words else _Loader
     try:
         _check_bounds(content, loader)
@@ -70,33 +70,33 @@ def parse_yaml(content: bytes | str, *, words: bool = False) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
-        said = ", ".join(part for part in (error.context, error.problem) if part)
-        raise YamlError(f"{place}{said}") from error
+        message = ", ".join(part for part in (error.context, error.problem) if part)
+        raise YamlError(f"{place}{message}") from error
     except yaml.YAMLError as error:
         raise YamlError(" ".join(str(error).split())) from error
     except YamlError:
         raise
-    except ValueError as error:  # of a date such as 2001-02-31, or text that is no Unicode
+    except ValueError as error:  # a date such as 2001-02-31, or invalid Unicode
         raise YamlError(str(error)) from error
 
 
 def read_yaml(path: Path) -> Any:
-    """Return the value of a YAML file; raises YamlError as `parse_yaml`, and OSError."""
+    """Parse a YAML file; raises YamlError as `parse_yaml`, and OSError."""
     with path.open("rb") as stream:
         return parse_yaml(stream.read(MAX_BYTES + 1))
 
 
 def to_yaml(value: Any) -> bytes:
-    """A value of the program's own, of plain types, as YAML; keys stay in their order."""
+    """Return a trusted value of plain types as YAML; keys keep their order."""
     text: str = yaml.dump(value, Dumper=_DUMPER, sort_keys=False, allow_unicode=True)
     return text.encode()
 
 
 def _check_bounds(content: bytes | str, loader: type[_Loader]) -> None:
-    """Raise YamlError where nodes nest too deeply, are too many with aliases written out, or have tags."""
+    """Raise YamlError for deep nesting, too many nodes (with aliases expanded), or tags."""
     nodes = 0
     sizes: dict[str, int] = {}  # nodes below each anchor
-    opened: list[tuple[str | None, int]] = []  # anchors of the collections around, with the nodes before each
+    opened: list[tuple[str | None, int]] = []  # anchors of the open collections, with the nodes before each
     for event in yaml.parse(content, loader):
         mark = event.start_mark
         line = mark.line + 1 if mark is not None else 0
@@ -105,7 +105,7 @@ def _check_bounds(content: bytes | str, loader: type[_Loader]) -> None:
             if anchor is not None:
                 sizes[anchor] = nodes - before
         elif isinstance(event, yaml.AliasEvent):
-            # An alias of what is not complete yet would make a value that holds itself.
+            # An alias within its own anchor would make a recursive value.
             if event.anchor not in sizes:
                 raise YamlError(f"line {line}: no anchor {event.anchor!r:.80} is complete before this alias")
             nodes += sizes[event.anchor]
@@ -120,10 +120,10 @@ def _check_bounds(content: bytes | str, loader: type[_Loader]) -> None:
         if len(opened) > MAX_DEPTH:
             raise YamlError(f"line {line}: nested more than {MAX_DEPTH} levels deep")
         if nodes > MAX_NODES:
-            raise YamlError(f"line {line}: more than {MAX_NODES:,} values (an alias counts as what it stands for)")
+            raise YamlError(f"line {line}: more than {MAX_NODES:,} values (aliases count as expanded)")
 
 
-def _bounded_number(convert: Any) -> Any:
+def _limit_number(convert: Any) -> Any:
     def number(loader: _Loader, node: yaml.ScalarNode) -> Any:
         if len(node.value) > MAX_DIGITS:
             line = node.start_mark.line + 1
@@ -135,4 +135,4 @@ def _bounded_number(convert: Any) -> Any:
 
 for _name in ("int", "float"):
     _tag = f"tag:yaml.org,2002:{_name}"
-    _Loader.add_constructor(_tag, _bounded_number(yaml.SafeLoader.yaml_constructors[_tag]))
+    _Loader.add_constructor(_tag, _limit_number(yaml.SafeLoader.yaml_constructors[_tag]))

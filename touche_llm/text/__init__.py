@@ -1,1 +1,1 @@
-"""Text of documents: sanitizing, boilerplate, passages, index terms."""
+"""Document text: sanitizing, boilerplate removal, passages, index terms."""

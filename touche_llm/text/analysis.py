@@ -1,4 +1,4 @@
-"""Text to index terms: one analysis for every first stage, so that their rankings can be compared."""
+"""Analysis of text into index terms; all first stages share it, so that their rankings are comparable."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ NAME = "lower case, words of two or more letters or digits, Lucene's 33 English 
 
 
 class Analyzer:
-    """Turns text into index terms. WordStemmer of words are remembered, so one analyzer serves a whole corpus."""
+    """Analyzer of text into index terms; it caches stems, so use one for a whole corpus."""
 
     def __init__(self) -> None:
         self._terms = _Terms()
 
     def analyze(self, text: str) -> list[str]:
-        """The index terms of a text, in order, with repetitions."""
+        """Return the index terms of a text, in order, with repetitions."""
         return [term for term in map(self._terms.__getitem__, tokenize(text)) if term is not None]
 
 
 def tokenize(text: str) -> list[str]:
-    """What a text is cut into before stop words are left out and stems are taken."""
+    """Return the lower-case words of a text, before stop words are removed and words are stemmed."""
     return _WORD.findall(text.lower())
 
 
 class WordStemmer:
-    """The term of a word, computed each time."""
+    """Stemmer without cache that removes stop words."""
 
     def __init__(self) -> None:
-        # The stemmer's own cache is off: those who use this remember what they make of the term.
+        # Without the stemmer's own cache, since callers cache what they derive from the term.
         self._stem = Stemmer.Stemmer("english", 0).stemWord
 
     def stem(self, word: str) -> str | None:
-        """The term of one of the `words` of a text; None of a stop word."""
+        """Return the term of a word from `tokenize`; None for a stop word."""
         return None if word in STOP_WORDS else self._stem(word)
 
 
 class _Terms(dict[str, str | None]):
-    """The term of each word that was asked for."""
+    """Cache of terms by word."""
 
     def __init__(self) -> None:
         super().__init__()

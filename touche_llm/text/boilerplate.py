@@ -1,8 +1,8 @@
-"""Which lines of a web page's plain text are content.
+"""Boilerplate removal for web pages in plain text.
 
-The pages come as plain text, so the extractors that read HTML have nothing to go by. A few cautious rules over lines
-take their place: number of words and what the neighbours are, as in Kohlschütter, Fankhauser and Nejdl, "Boilerplate
-Detection using Shallow Text Features" (WSDM 2010). Everything is linear in the text.
+Extractors need HTML, so a few cautious rules decide about lines, by their number of words and by their neighbours, as
+in Kohlschütter, Fankhauser and Nejdl, "Boilerplate Detection using Shallow Text Features" (WSDM 2010). All functions
+take linear time.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-# First and last character, the last one excluded.
+# Start and end, the end excluded.
 Span = tuple[int, int]
 
-# Menus have entries of so few words, and so many entries in a row.
+# Max words of an entry of a menu, and min entries of a menu.
 _ENTRY_WORDS = 4
 _MENU_LINES = 4
 _LABEL_WORDS = 8
 _NOTICE_CHARS = 300
 _CLOSING = "\"”’')]»"
-# Notices may be whole sentences; labels begin a line of a few words that is none.
+# Notices may be whole sentences; labels begin a line of a few words that is not a sentence.
 _NOTICE = re.compile(
     r"\b(?:we use cookies|(?:this|our) (?:web)?site uses cookies|accept (?:all )?cookies|all rights reserved|"
     r"(?:enable|turn on) javascript|javascript is (?:disabled|required)|continuing to (?:use|browse) (?:this|our) |"
@@ -38,7 +38,7 @@ _SEPARATOR = re.compile(r"\s[>›»|·•/→]\s")
 
 
 def split_lines(text: str) -> list[Span]:
-    """The lines of a text that are not empty, without the white space around them."""
+    """Return the spans of the non-empty lines of a text, without surrounding white space."""
     lines: list[Span] = []
     at = 0
     for line in text.splitlines(keepends=True):
@@ -51,15 +51,15 @@ def split_lines(text: str) -> list[Span]:
 
 
 def select_content(text: str, lines: Sequence[Span]) -> list[Span]:
-    """Those lines of a web page that are content.
+    """Return the lines of a web page that are content.
 
-    Left out are lines that occurred before, cookie and copyright notices, short lines that begin as links and buttons
-    do (log in, share, read more), breadcrumbs, and menus: four lines or more that have at most four words and end no
-    sentence, with nothing but such lines between. A single short line is kept, it may be a heading.
+    Removed are repeated lines, cookie and copyright notices, short lines that begin like links and buttons (log in,
+    share, read more), breadcrumbs, and menus: four or more consecutive lines of at most four words that end no
+    sentence. A single short line is kept, since it may be a heading.
     """
     seen: set[str] = set()
     content: list[Span] = []
-    # The short lines since the last content, and whether each is boilerplate also by itself.
+    # Short lines since the last content, and whether each is boilerplate by itself.
     menu: list[tuple[Span, bool]] = []
 
     def end_menu() -> None:
@@ -94,5 +94,5 @@ def _is_boilerplate(line: str) -> bool:
 
 
 def has_sentence_end(line: str) -> bool:
-    """Whether a line ends as a sentence does."""
+    """Return whether a line ends with the punctuation of a sentence."""
     return line.rstrip(_CLOSING).endswith((".", "?", "!", "…"))

@@ -1,6 +1,6 @@
-"""Long documents: the passages of a web page that a model should see for a topic.
+"""Passages of long documents, ranked for a topic.
 
-Everything is linear in the text, and every place is kept as character offsets into the text as it was given.
+All functions take linear time, and all spans are character offsets into the original text.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from touche_llm.text.analysis import Analyzer
 from touche_llm.text.boilerplate import Span, has_sentence_end, select_content, split_lines
 from touche_llm.text.sanitize import sanitize
 
-# Stands where passages are left out, on a line of its own; nothing in it could be chat control.
+# Line that marks omitted passages; it cannot be read as chat control.
 GAP_MARK = "…"
-# About 120 words of English. In characters, so that a text without white space has passages as well.
+# About 120 words of English; in characters, so that a text without white space also has passages.
 PASSAGE_CHARS = 720
-# Sentences are looked for in so many characters at a time: the splitter is quadratic in unpaired quotation marks.
+# Characters per call of the sentence splitter, which is quadratic in unpaired quotation marks.
 _PIECE_CHARS = 4000
 # Robertson and Zaragoza's usual values for short texts.
 _K1, _B = 1.2, 0.75
@@ -32,11 +32,11 @@ _K1, _B = 1.2, 0.75
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """What a prompt shows of a document.
+    """Part of a document for a prompt.
 
     Attributes:
-        text: as the prompt shows it: white space collapsed, neutralised, gaps marked.
-        parts: the spans of the document's own characters that it shows, in order.
+        text: Sanitized text with collapsed white space and marked gaps.
+        parts: Spans of the document in the excerpt, in order.
     """
 
     text: str
@@ -44,20 +44,20 @@ class Excerpt:
 
     @property
     def chars(self) -> int:
-        """How many of the document's characters it shows."""
+        """Number of the document's characters in the excerpt."""
         return sum(end - start for start, end in self.parts)
 
 
 @dataclass(frozen=True)
 class RankedPassages:
-    """A document in passages; `excerpts` makes it.
+    """Passages of a document, from `rank_passages`.
 
     Attributes:
-        text: the document as it was given.
-        sentences: spans of the content's sentences, in order; none is longer than a passage.
-        passages: each a range of sentences, the best first; each shares a sentence with the next in the document.
-        complete: no line was left out.
-        only_boilerplate: no line is content by the rules, so all were kept.
+        text: Original text of the document.
+        sentences: Spans of the sentences of the content, in order; none is longer than a passage.
+        passages: Ranges of sentences, best first; each shares a sentence with its successor in the document.
+        complete: No line was removed as boilerplate.
+        only_boilerplate: All lines look like boilerplate, so all were kept.
     """
 
     text: str
@@ -68,23 +68,23 @@ class RankedPassages:
 
     @property
     def count(self) -> int:
-        """The number of passages."""
+        """Number of passages."""
         return len(self.passages)
 
     @cached_property
     def whole(self) -> Excerpt:
-        """All content."""
-        return self._show([(0, len(self.sentences))])
+        """Excerpt with all content."""
+        return self._make_excerpt([(0, len(self.sentences))])
 
     @property
     def preference(self) -> list[Span]:
-        """The spans of the text from each passage's beginning to its end, the best first."""
+        """Spans of the passages in the text, best first."""
         return [(self.sentences[first][0], self.sentences[end - 1][1]) for first, end in self.passages]
 
     def best(self, count: int) -> Excerpt:
-        """The `count` best passages in document order, with a mark where others are left out; never a text twice.
+        """Return the `count` best passages in document order, with gaps marked and overlaps merged.
 
-        All passages together are the whole.
+        All passages together are the whole content.
         """
         ranges: list[Span] = []
         for first, end in sorted(self.passages[:count]):
@@ -92,21 +92,21 @@ class RankedPassages:
                 ranges[-1] = (ranges[-1][0], max(end, ranges[-1][1]))
             else:
                 ranges.append((first, end))
-        return self._show(ranges)
+        return self._make_excerpt(ranges)
 
     @cached_property
     def passage(self) -> str:
-        """The best passage alone, as a prompt shows it but without marks; empty where there is none."""
-        return sanitize("\n".join(_collapsed(self.text[start:end]) for start, end in self._best_parts()))
+        """Sanitized text of the best passage, without gap marks; empty if there is no passage."""
+        return sanitize("\n".join(_collapse_white_space(self.text[start:end]) for start, end in self._get_best_parts()))
 
     def head(self, chars: int) -> Excerpt:
-        """The first `chars` characters of `passage`, and the document's characters that they show."""
+        """Return the first `chars` characters of `passage`, with their spans in the document."""
         text = self.passage[:chars]
         left = sum(not c.isspace() for c in text)
         parts: list[Span] = []
-        for start, end in self._best_parts():
-            # White space differs between the two, and what neutralising takes away is not in the passage.
-            places = (at + 1 for at in range(start, end) if _is_shown(self.text[at]))
+        for start, end in self._get_best_parts():
+            # White space differs between document and passage, and sanitizing removes characters.
+            places = (at + 1 for at in range(start, end) if _is_kept(self.text[at]))
             stop = start
             while left and (place := next(places, None)) is not None:
                 stop, left = place, left - 1
@@ -114,24 +114,24 @@ class RankedPassages:
                 parts.append((start, stop))
         return Excerpt(text, tuple(parts))
 
-    def _best_parts(self) -> list[Span]:
-        return self._parts(*self.passages[0]) if self.passages else []
+    def _get_best_parts(self) -> list[Span]:
+        return self._merge_spans(*self.passages[0]) if self.passages else []
 
-    def _show(self, ranges: list[Span]) -> Excerpt:
+    def _make_excerpt(self, ranges: list[Span]) -> Excerpt:
         lines: list[str] = []
         parts: list[Span] = []
         for first, end in ranges:
             if lines or first:
                 lines.append(GAP_MARK)
-            of_range = self._parts(first, end)
-            lines.extend(_collapsed(self.text[start:stop]) for start, stop in of_range)
-            parts.extend(of_range)
+            range_parts = self._merge_spans(first, end)
+            lines.extend(_collapse_white_space(self.text[start:stop]) for start, stop in range_parts)
+            parts.extend(range_parts)
         if ranges and ranges[-1][1] < len(self.sentences):
             lines.append(GAP_MARK)
         return Excerpt(sanitize("\n".join(lines)), tuple(parts))
 
-    def _parts(self, first: int, end: int) -> list[Span]:
-        """A range of sentences as spans of the text; sentences with nothing but white space between are one."""
+    def _merge_spans(self, first: int, end: int) -> list[Span]:
+        """Return a range of sentences as spans of the text, merged where only white space is between them."""
         parts: list[Span] = []
         for start, stop in self.sentences[first:end]:
             if parts and not self.text[parts[-1][1] : start].strip():
@@ -142,32 +142,32 @@ class RankedPassages:
 
 
 def rank_passages(text: str, topic: Topic, analyzer: Analyzer, passage_chars: int = PASSAGE_CHARS) -> RankedPassages:
-    """A document in passages, ranked for a topic.
+    """Split a document into passages and rank them for a topic.
 
-    The query is the topic's title, description and narrative: the title's words are everywhere in a page that was found
-    by them, those of the other two tell its passages apart. The passage that begins the document is the second choice
-    wherever it is not the first, since title and lead say what the rest is about.
+    The query is the topic's title, description and narrative: the words of the title are everywhere in a retrieved
+    page, those of the other fields discriminate between its passages. The first passage of the document ranks second
+    unless it ranks first, since title and lead introduce the rest.
 
     Args:
-        text: plain text; bounded by the caller.
-        topic: what the passages are ranked for.
-        analyzer: of the passages and the topic; one serves many documents.
-        passage_chars: the most characters of a passage.
+        text: Plain text; the caller bounds its length.
+        topic: Topic to rank the passages for.
+        analyzer: Analyzer of passages and topic; share one between documents, since it caches stems.
+        passage_chars: Max characters of a passage.
     """
     everything = split_lines(text)
     lines = select_content(text, everything)
     sentences = tuple(
         short
-        for start, end in _blocks(text, lines or everything)
-        for sentence in _sentences(text, start, end)
-        for short in _split(text, *sentence, passage_chars)
+        for start, end in _join_lines(text, lines or everything)
+        for sentence in _split_sentences(text, start, end)
+        for short in _split_span(text, *sentence, passage_chars)
     )
-    passages = _passages(sentences, passage_chars)
+    passages = _group_sentences(sentences, passage_chars)
     terms = [
-        analyzer.analyze(" ".join(text[slice(*each)] for each in sentences[slice(*passage)])) for passage in passages
+        analyzer.analyze(" ".join(text[start:end] for start, end in sentences[slice(*passage)])) for passage in passages
     ]
     query = analyzer.analyze(build_query(topic, ("title", "description", "narrative")))
-    scores = _bm25(terms, query)
+    scores = _score_bm25(terms, query)
     order = sorted(range(len(passages)), key=lambda number: (-scores[number], number))
     if order and order[0] != 0:
         order.remove(0)
@@ -181,14 +181,14 @@ def rank_passages(text: str, topic: Topic, analyzer: Analyzer, passage_chars: in
     )
 
 
-def _blocks(text: str, lines: list[Span]) -> list[Span]:
-    """Lines joined where a sentence goes on in the next one, as in texts with lines of a fixed width."""
+def _join_lines(text: str, lines: list[Span]) -> list[Span]:
+    """Join lines where a sentence continues in the next one, as in texts wrapped at a fixed width."""
     blocks: list[Span] = []
     for start, end in lines:
         if blocks:
             before, stop = blocks[-1]
             between = text[stop:start]
-            # Within a line break there is no text and no empty line.
+            # Consecutive lines: no removed line and no empty line between them.
             next_line = not between.strip() and len(f"{between}.".splitlines()) == 2
             if next_line and text[start].islower() and not has_sentence_end(text[max(before, stop - 10) : stop]):
                 blocks[-1] = (before, end)
@@ -197,10 +197,10 @@ def _blocks(text: str, lines: list[Span]) -> list[Span]:
     return blocks
 
 
-def _sentences(text: str, start: int, end: int) -> Iterator[Span]:
-    """The sentences of a block, without white space around them."""
-    for piece_start, piece_end in _split(text, start, end, _PIECE_CHARS):
-        # The splitter takes no lone surrogates; a question mark each keeps the places.
+def _split_sentences(text: str, start: int, end: int) -> Iterator[Span]:
+    """Yield the sentences of a block, without surrounding white space."""
+    for piece_start, piece_end in _split_span(text, start, end, _PIECE_CHARS):
+        # The splitter refuses lone surrogates; a question mark for each keeps the offsets.
         piece = text[piece_start:piece_end].encode("utf-8", "replace").decode()
         at = piece_start
         for sentence in segment("en", piece):
@@ -211,14 +211,14 @@ def _sentences(text: str, start: int, end: int) -> Iterator[Span]:
             at += len(sentence)
 
 
-def _split(text: str, start: int, end: int, most: int) -> Iterator[Span]:
-    """A span in spans of at most `most` characters, at white space where there is any, without white space around."""
-    while end - start > most:
-        cut = start + most
+def _split_span(text: str, start: int, end: int, limit: int) -> Iterator[Span]:
+    """Split a span into spans of at limit `limit` characters, at white space if possible, and strip them."""
+    while end - start > limit:
+        cut = start + limit
         while cut > start and not text[cut].isspace():
             cut -= 1
         if cut == start:
-            cut = start + most
+            cut = start + limit
         stop = cut
         while text[stop - 1].isspace():
             stop -= 1
@@ -229,37 +229,40 @@ def _split(text: str, start: int, end: int, most: int) -> Iterator[Span]:
     yield start, end
 
 
-def _passages(sentences: Sequence[Span], most: int) -> list[Span]:
-    """Ranges of sentences of at most `most` characters together, each from the last sentence of the one before on.
+def _group_sentences(sentences: Sequence[Span], limit: int) -> list[Span]:
+    """Group sentences into overlapping ranges of at limit `limit` characters.
 
-    Where that sentence leaves no room for the next, a range begins with the next.
+    Each range begins with the last sentence of its predecessor, if both that sentence and the next one fit.
     """
     lengths = [end - start for start, end in sentences]
     passages: list[Span] = []
     first = 0
     while first < len(lengths):
         end, chars = first + 1, lengths[first]
-        while end < len(lengths) and chars + lengths[end] <= most:
+        while end < len(lengths) and chars + lengths[end] <= limit:
             chars += lengths[end]
             end += 1
         passages.append((first, end))
         if end == len(lengths):
             break
-        first = end - 1 if end - 1 > first and lengths[end - 1] + lengths[end] <= most else end
+        first = end - 1 if end - 1 > first and lengths[end - 1] + lengths[end] <= limit else end
     return passages
 
 
-def _bm25(passages: list[list[str]], query: list[str]) -> list[float]:
-    """BM25 scores of the terms of passages, none negative; a word that the query repeats counts as often.
+def _score_bm25(passages: list[list[str]], query: list[str]) -> list[float]:
+    """Return the non-negative BM25 scores of analyzed passages; repeated query terms count repeatedly.
 
-    The formula is that of Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond" (2009),
-    section 3.4, without the constant factor k1 + 1 and with 1 added under the logarithm, as Lucene has it. Rounded, so
-    that passages alike for the query tie on every machine.
+    Formula: Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond" (2009), section 3.4,
+    without the constant factor k1 + 1 and with 1 added under the logarithm, as in Lucene. Scores are rounded, so that
+    ties are the same on every machine.
     """
-    asked = Counter(query)
-    counts = [Counter(term for term in terms if term in asked) for terms in passages]
-    holding = Counter(term for count in counts for term in count)
-    weights = {term: asked[term] * math.log1p((len(passages) - n + 0.5) / (n + 0.5)) for term, n in holding.items()}
+    query_counts = Counter(query)
+    counts = [Counter(term for term in terms if term in query_counts) for terms in passages]
+    document_counts = Counter(term for count in counts for term in count)
+    weights = {
+        term: query_counts[term] * math.log1p((len(passages) - n + 0.5) / (n + 0.5))
+        for term, n in document_counts.items()
+    }
     total = sum(map(len, passages)) or 1
     scores = []
     for terms, count in zip(passages, counts, strict=True):
@@ -268,11 +271,11 @@ def _bm25(passages: list[list[str]], query: list[str]) -> list[float]:
     return scores
 
 
-def _collapsed(text: str) -> str:
-    """The text with one space for white space within a line, and without empty lines."""
-    return "\n".join(line for line in (" ".join(each.split()) for each in text.splitlines()) if line)
+def _collapse_white_space(text: str) -> str:
+    """Collapse white space within lines, and remove empty lines."""
+    return "\n".join(line for line in (" ".join(raw.split()) for raw in text.splitlines()) if line)
 
 
-def _is_shown(character: str) -> bool:
-    """Whether `sanitize` keeps a character that is no white space."""
+def _is_kept(character: str) -> bool:
+    """Return whether a character is no white space and kept by `sanitize`."""
     return not character.isspace() and unicodedata.category(character) not in ("Cc", "Cf", "Cs")
