@@ -115,7 +115,7 @@ def test_wrong_usage_ends_with_code_two(judged: Path, touche: Touche, arguments:
 def test_thresholds_of_another_task_are_refused(judged: Path, touche: Touche) -> None:
     (judged / "t.yaml").write_text("stance: {thresholds: {NEU: 0.5}}\n")
     done = touche(*FIT, "--evaluate", "t.yaml")
-    assert done.returncode == 2 and "'NEU': comparative has thresholds of: NO, NEUTRAL" in done.stderr
+    assert done.returncode == 2 and "'NEU': no threshold in comparative; thresholds are for NO, NEUTRAL" in done.stderr
 
 
 def test_a_folder_without_a_run_and_a_task_without_such_labels_are_told(judged: Path, touche: Touche) -> None:

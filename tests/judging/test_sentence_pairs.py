@@ -99,7 +99,7 @@ def test_pairs_stand_on_one_side_and_the_claim_comes_first() -> None:
         sentence("A3_1", "CON", score=0.7, rank=3),
         sentence("A4_1", "CON", score=0.6, rank=4),
     ]
-    pairs = make_pairs("7", sentences, PairSettings(), least=0).candidates
+    pairs = make_pairs("7", sentences, PairSettings(), min_pairs=0).candidates
     assert [(each.topic_id, each.document_id, each.rank) for each in pairs] == [
         ("7", "A2_1,A1_1", 1),
         ("7", "A3_1,A4_1", 2),
@@ -110,9 +110,9 @@ def test_pairs_stand_on_one_side_and_the_claim_comes_first() -> None:
 def test_sentences_of_one_argument_are_preferred_by_the_bonus() -> None:
     sentences = [sentence("A1_1", score=0.8), sentence("A2_1", score=0.75), sentence("A1_2", score=0.7)]
     settings = PairSettings(most_share=1.0)
-    near = make_pairs("1", sentences, settings, least=0).candidates
+    near = make_pairs("1", sentences, settings, min_pairs=0).candidates
     assert near[0].document_id == "A1_1,A1_2"
-    far = make_pairs("1", sentences, settings.model_copy(update={"same_argument": 0.0}), least=0).candidates
+    far = make_pairs("1", sentences, settings.model_copy(update={"same_argument": 0.0}), min_pairs=0).candidates
     assert far[0].document_id == "A1_1,A2_1"
 
 
@@ -146,8 +146,8 @@ def test_no_pair_is_made_twice_and_no_sentence_is_in_too_many(
 def test_the_share_gives_way_only_as_far_as_the_least_number_needs() -> None:
     sentences = [sentence(f"A{n}_1", score=1 - n / 100, rank=n) for n in range(15)]
     settings = PairSettings(most_share=0.05)
-    few = make_pairs("1", sentences, settings, least=0)
-    enough = make_pairs("1", sentences, settings, least=100)
+    few = make_pairs("1", sentences, settings, min_pairs=0)
+    enough = make_pairs("1", sentences, settings, min_pairs=100)
     assert len(few.candidates) < 100
     assert few.share <= 1 / len(few.candidates) or few.share <= 0.05
     assert len(enough.candidates) == 100
@@ -160,14 +160,14 @@ def test_an_argument_keeps_its_order_unless_the_later_sentence_is_clearly_its_cl
     claims: tuple[float, float], first: str
 ) -> None:
     sentences = [sentence("A1_1", claim=claims[0], rank=2), sentence("A1_2", claim=claims[1], rank=1)]
-    (pair,) = make_pairs("1", sentences, PairSettings(), least=0).candidates
+    (pair,) = make_pairs("1", sentences, PairSettings(), min_pairs=0).candidates
     assert pair.document_id.split(",")[0] == first
 
 
 def test_no_sentence_takes_more_than_its_share_of_the_pairs_that_are_judged() -> None:
     best = sentence("A0_1", score=0.98, rank=1)
     sentences = [best, *(sentence(f"A{n}_1", score=0.7 - n / 1000, rank=n + 1) for n in range(1, 60))]
-    pairs = make_pairs("1", sentences, PairSettings(judged=50, most_share=0.1), least=100)
+    pairs = make_pairs("1", sentences, PairSettings(judged=50, most_share=0.1), min_pairs=100)
     judged = [each.document_id.split(",") for each in pairs.candidates[:50]]
     assert sum(best.id in pair for pair in judged) == 5
     assert pairs.share_judged == 0.1
@@ -175,7 +175,7 @@ def test_no_sentence_takes_more_than_its_share_of_the_pairs_that_are_judged() ->
 
 def test_without_judged_pairs_the_order_is_that_of_the_scores() -> None:
     sentences = [sentence(f"A{n}_1", score=1 - n / 100, rank=n) for n in range(20)]
-    pairs = make_pairs("1", sentences, PairSettings(judged=0, most_share=1.0), least=0)
+    pairs = make_pairs("1", sentences, PairSettings(judged=0, most_share=1.0), min_pairs=0)
     assert pairs.candidates == sorted(pairs.candidates, key=lambda each: -each.score)
     assert pairs.candidates[1].document_id == "A0_1,A2_1"
     assert pairs.share_judged == 0.0
@@ -183,7 +183,7 @@ def test_without_judged_pairs_the_order_is_that_of_the_scores() -> None:
 
 def test_many_sentences_give_as_many_pairs_as_are_wanted() -> None:
     sentences = [sentence(f"A{n}_1", "PRO" if n % 2 else "CON", score=1 - n / 1000, rank=n) for n in range(400)]
-    pairs = make_pairs("1", sentences, PairSettings(most_share=0.02), least=100)
+    pairs = make_pairs("1", sentences, PairSettings(most_share=0.02), min_pairs=100)
     assert len(pairs.candidates) == 1000
     assert pairs.share <= 0.02
 

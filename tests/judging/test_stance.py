@@ -105,7 +105,7 @@ def test_many_documents_and_thresholds_at_once_are_decided_one_by_one(
 
 @pytest.mark.parametrize("label", ["FIRST", "PRO"])
 def test_a_threshold_of_a_label_that_cannot_have_one_is_told(label: str) -> None:
-    with pytest.raises(UsageError, match=f"'{label}': comparative has thresholds of: NO, NEUTRAL"):
+    with pytest.raises(UsageError, match=f"'{label}': no threshold in comparative; thresholds are for NO, NEUTRAL"):
         choose_stance(shares(16, 16, 16, 16), {label: 0.5}, TASK)
 
 

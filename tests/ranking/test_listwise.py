@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.ranking.fake_comparer import FakeComparer, Shown, at_random, by_worth, check_scores, ids, names
-from touche_llm.ranking.listwise import ListwiseSettings, central_ranking, rerank
+from touche_llm.ranking.listwise import ListwiseSettings, find_central_ranking, rerank
 
 SEVERAL = st.integers(1, 5).flatmap(lambda size: st.lists(st.permutations("abcde"[:size]), min_size=1, max_size=5))
 
@@ -124,7 +124,7 @@ async def test_several_shuffles_undo_a_liking_for_the_first_places() -> None:
 @given(SEVERAL)
 @settings(deadline=None)
 def test_the_central_ranking_is_as_near_to_all_as_any_ranking_that_was_given(rankings: list[list[str]]) -> None:
-    central = central_ranking(rankings)
+    central = find_central_ranking(rankings)
     assert sorted(central) == sorted(rankings[0])
     distance = disagreements(central, rankings)
     assert distance <= min(disagreements(each, rankings) for each in rankings)
@@ -136,7 +136,7 @@ def test_the_central_ranking_is_as_near_to_all_as_any_ranking_that_was_given(ran
 @given(SEVERAL)
 @settings(deadline=None)
 def test_no_single_document_can_be_moved_to_bring_the_central_ranking_nearer(rankings: list[list[str]]) -> None:
-    central = central_ranking(rankings)
+    central = find_central_ranking(rankings)
     distance = disagreements(central, rankings)
     for each in central:
         rest = [other for other in central if other != each]
@@ -146,13 +146,13 @@ def test_no_single_document_can_be_moved_to_bring_the_central_ranking_nearer(ran
 
 @given(st.lists(st.permutations("abcd"), min_size=1, max_size=3), st.permutations("abcd"))
 def test_what_a_majority_says_is_the_central_ranking(some: list[list[str]], majority: list[str]) -> None:
-    assert central_ranking([*some, *[majority] * (len(some) + 1)]) == majority
+    assert find_central_ranking([*some, *[majority] * (len(some) + 1)]) == majority
 
 
 def test_the_central_ranking_is_not_always_one_of_those_given() -> None:
     rankings = [list("bacd"), list("abdc"), list("abcd"), list("bacd"), list("abdc")]
     # a above b three times of five, c above d three times of five.
-    assert central_ranking(rankings) == list("abcd")
+    assert find_central_ranking(rankings) == list("abcd")
 
 
 def test_windows_that_do_not_overlap_are_refused() -> None:

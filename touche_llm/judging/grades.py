@@ -1,4 +1,4 @@
-"""The grades of a judgment as one number."""
+"""Weighted mean of the grades of a judgment."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from touche_llm.tasks.base import FIRST_STAGE
 
 
 class GradedDocument(Protocol):
-    """A judgment, or what the ranking needs of it."""
+    """A judgment, reduced to what ranking needs."""
 
     @property
     def grades(self) -> Mapping[str, float]:
-        """By name, from 0 to 3."""
+        """Grades by name, from 0 to 3."""
         ...
 
     @property
     def source(self) -> str:
-        """See Judgment."""
+        """Source of the grades, as in `Judgment`."""
         ...
 
 
 def combine_grades(judgment: GradedDocument, weights: Mapping[str, float], first_stage: float | None = None) -> float:
-    """The weighted mean of a judgment's grades/3 and, if given, of the first-stage score, all between 0 and 1.
+    """Return the weighted mean of a judgment's grades/3 and, if given, of the first-stage score, from 0 to 1.
 
-    It is 0 where all that the judgment has weighs nothing.
+    The mean is 0 if the weights of all its parts are 0.
     """
     parts = {name: grade / HIGHEST_GRADE for name, grade in judgment.grades.items()}
     if first_stage is not None:

@@ -1,4 +1,4 @@
-"""Pointwise judging: one answer a document, from topics and candidates to judgments and failures."""
+"""Pointwise judging: one answer per document, from topics and candidates to judgments and failures."""
 
 from __future__ import annotations
 
@@ -21,20 +21,27 @@ Done = Callable[[], None]
 
 
 class Documents(Protocol):
-    """Where the text of a document comes from."""
+    """Source of documents."""
 
     def get(self, document_id: str) -> Document:
-        """The document of this id; raises DataError where there is none."""
+        """Return the document with this id; raise DataError if there is none."""
         ...
 
     def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
-        """Those of the given ids that are not there."""
+        """Return the given ids that the source does not have."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RequestBuilder:
-    """How a stage asks: the model, the sampling, the chat template's switches, how many requests at a time."""
+    """Builder of a stage's requests.
+
+    Attributes:
+        model: Model that answers the requests.
+        sampling: Sampling parameters of each request.
+        chat_template_kwargs: Switches of the chat template.
+        concurrency: Maximum number of requests at a time.
+    """
 
     model: LanguageModel
     sampling: Sampling
@@ -44,7 +51,7 @@ class RequestBuilder:
     def build(
         self, prompt: Prompt, schema: Mapping[str, Any], topic: Topic, document_id: str | None, **variables: Any
     ) -> Request:
-        """The request of a prompt about a topic, or about a document for it."""
+        """Build the request of a prompt about a topic, or about a document for the topic."""
         return Request(
             messages=prompt.render(topic=topic, **variables),
             schema=schema,
@@ -65,10 +72,10 @@ def sanitize_document(shown: RenderedDocument) -> str | RankedPassages:
 async def find_objects(
     topics: list[Topic], task: Task, prompt: Prompt, builder: RequestBuilder, done: Done
 ) -> tuple[list[Topic], list[Failure]]:
-    """The topics with the objects that the model finds in their titles, for those that name none.
+    """Let the model find the objects in the titles of topics that have none.
 
     Returns:
-        the topics, a topic whose answer could not be used without objects; and those failures; each in the order given.
+        The topics with their objects, without objects after a failure, and the failures; both in the given order.
     """
     build = task.objects_answer
     if build is None:
@@ -93,9 +100,12 @@ async def find_objects(
 async def request_answer(
     topic: Topic, document_id: str, documents: Documents, question: Question, prompt: Prompt, builder: RequestBuilder
 ) -> tuple[Answered[AnswerModel] | Unanswered, Cut | None]:
-    """The answer to a question about one document, and what the model saw of it, or None where it saw all.
+    """Request the answer to a question about one document.
 
-    The prompt gets `topic`, the question's own variables and `document`.
+    The prompt receives `topic`, the question's own variables and `document`.
+
+    Returns:
+        The answer or the failed request, and the truncation of the document, None if the model saw all of it.
     """
     schema = schema_of(question.answer)
     shown = question.render(topic, documents.get(document_id))
@@ -107,9 +117,9 @@ async def request_answer(
 
 
 def read_labels(result: Answered[AnswerModel], question: Question) -> dict[str, Reading]:
-    """What each field of an answer says, without probabilities where one of the fields has none.
+    """Read the label of each field, without probabilities if any field lacks them.
 
-    One reading is of one kind: expectations are not mixed with plain labels.
+    An answer is read in one way only: expectations are not mixed with plain labels.
     """
     answered = result.value.model_dump()
     readings = {
@@ -129,7 +139,7 @@ async def judge(
     builder: RequestBuilder,
     done: Done,
 ) -> tuple[list[Judgment], list[Failure]]:
-    """The judgments and failures of `judge_each`, each in the order of `work`."""
+    """Judge documents like `judge_each`, and return judgments and failures in the order of `work`."""
     judgments: list[Judgment] = []
     failures: list[Failure] = []
 
@@ -152,16 +162,16 @@ async def judge_each(
     done: Done,
     take: Callable[[Judgment | Failure], None],
 ) -> None:
-    """Judge documents in the order given: topic by topic, so that a server's prefix cache serves a topic's part once.
+    """Judge documents in the given order: topic by topic, so that a server's prefix cache holds the topic's part.
 
     Args:
-        work: topics and ids of documents.
-        documents: hold them.
-        question: what is asked, and what is shown.
-        prompt: see `request_answer`.
-        builder: Builds the requests.
-        done: called after each document.
-        take: gets judgments and failures in the order of `work`, each as soon as it is known.
+        work: Pairs of topic and document id.
+        documents: Source of the documents.
+        question: Question about each document.
+        prompt: Prompt, as for `request_answer`.
+        builder: Builder of the requests.
+        done: Called after each document.
+        take: Called with each judgment or failure as soon as it is known, in the order of `work`.
     """
 
     async def judge_one(item: tuple[Topic, str]) -> Judgment | Failure | None:
@@ -169,19 +179,19 @@ async def judge_each(
         result, cut = await request_answer(topic, document_id, documents, question, prompt, builder)
         done()
         if isinstance(result, Answered):
-            return _judgment(topic, document_id, prompt, result, question, cut)
+            return _make_judgment(topic, document_id, prompt, result, question, cut)
         if result.attempts:
             return make_failure(topic, document_id, prompt, result.attempts)
         return None
 
-    def given(found: Judgment | Failure | None) -> None:
-        if found is not None:
-            take(found)
+    def take_result(result: Judgment | Failure | None) -> None:
+        if result is not None:
+            take(result)
 
-    await each_in_order(judge_one, work, builder.concurrency, given)
+    await each_in_order(judge_one, work, builder.concurrency, take_result)
 
 
-def _judgment(
+def _make_judgment(
     topic: Topic,
     document_id: str,
     prompt: Prompt,
@@ -206,7 +216,7 @@ def _judgment(
 
 
 def make_failure(topic: Topic, document_id: str | None, prompt: Prompt, attempts: list[Attempt]) -> Failure:
-    """The failure of a request about a topic, or about documents for it."""
+    """Return the failure record of a request about a topic, or about documents for the topic."""
     return Failure(
         topic_id=topic.id, document_id=document_id, kind=attempts[-1].kind, prompt=prompt.label, attempts=attempts
     )

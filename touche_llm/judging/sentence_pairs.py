@@ -1,4 +1,4 @@
-"""Pairs of sentences: which sentences stand together, in which order, and what a pair inherits from its sentences."""
+"""Sentence pairs: pairing of sentences, their order in a pair, and the judgment inherited from them."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ SEPARATOR = ","
 NO_SIDE = "NONE"
 NO_ROLE = "NONE"
 CLAIM = "CLAIM"
-# Two sentences of one argument change places only for a larger difference in being a claim.
-_CLEARLY = 0.5
+# Two sentences of one argument swap places only if their claim scores differ by at least this much.
+_MIN_CLAIM_DIFFERENCE = 0.5
 
 
 class PairSettings(BaseModel):
-    """How pairs are made of judged sentences.
+    """Settings for pairing judged sentences.
 
     Attributes:
-        judged: pairs that the model judges, for each topic; the others inherit their sentences' grades.
-        both_orders: of those the best ones, asked again with the sentences the other way round; the better order stays.
-        most: pairs for each topic.
-        most_share: share of a topic's pairs that one sentence may be in, and of those that are judged; exceeded only
-            where the wanted number of pairs cannot be reached otherwise.
-        no_side_above: a sentence takes no side where that has more than this probability; otherwise the more probable.
-        same_argument: added to the score of two sentences of one argument, since they belong together.
+        judged: Number of pairs per topic that the model judges; the others inherit the grades of their sentences.
+        both_orders: Number of the best judged pairs that are judged again in reversed order; the better order is kept.
+        most: Maximum number of pairs per topic.
+        most_share: Maximum share of a topic's pairs, and of its judged pairs, that one sentence may be in; exceeded
+            only if the required number of pairs cannot be reached otherwise.
+        no_side_above: Probability of taking no side above which a sentence has none; else it has the more probable.
+        same_argument: Bonus on the score of two sentences of one argument, since they belong together.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -50,8 +50,14 @@ class PairSettings(BaseModel):
 class Sentence:
     """A judged sentence that takes a side.
 
-    `score` lies between 0 and 1; `claim` is the probability that it is a claim, less that it is a premise; `argument`
-    and `place` are rows of the corpus, so that places tell the order within an argument.
+    Attributes:
+        id: Id of the sentence.
+        argument: Row of its argument in the corpus.
+        place: Row of the sentence in the corpus; rows give the order within an argument.
+        side: The side that it takes.
+        score: Its quality, from 0 to 1.
+        claim: Probability that it is a claim minus the probability that it is a premise.
+        rank: First-stage rank.
     """
 
     id: str
@@ -65,9 +71,12 @@ class Sentence:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """The pairs of one topic, best first.
+    """The pairs of one topic.
 
-    `share` is the largest share of them that a sentence is in, `share_judged` that of those that the model judges.
+    Attributes:
+        candidates: The pairs, best first.
+        share: Largest share of the pairs that one sentence is in.
+        share_judged: The same for the pairs that the model judges.
     """
 
     candidates: list[Candidate]
@@ -82,30 +91,30 @@ class PairDocuments:
         self._sentences = sentences
 
     def get(self, document_id: str) -> Document:
-        """The pair of this id; raises DataError where it is none, or of unknown sentences."""
+        """Return the pair with this id; raise DataError if the id is not a pair or a sentence is unknown."""
         problem = describe_pair_problem(document_id)
         if problem:
             raise DataError(f"document {document_id!r}: {problem}")
-        texts = [" ".join(self._sentences.get(each).text.split()) for each in document_id.split(SEPARATOR)]
+        texts = [" ".join(self._sentences.get(sentence).text.split()) for sentence in document_id.split(SEPARATOR)]
         return Document(document_id, "\n".join(texts))
 
     def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
-        """Those of the given ids of which a sentence is not in the corpus, in the order given."""
-        asked = list(document_ids)
-        missing = set(self._sentences.find_unknown(part for each in asked for part in each.split(SEPARATOR)))
-        return [each for each in asked if not missing.isdisjoint(each.split(SEPARATOR))]
+        """Return the given ids with a sentence that the corpus lacks, in the given order."""
+        pairs = list(document_ids)
+        missing = set(self._sentences.find_unknown(sentence for pair in pairs for sentence in pair.split(SEPARATOR)))
+        return [pair for pair in pairs if not missing.isdisjoint(pair.split(SEPARATOR))]
 
 
 def describe_pair_problem(document_id: str) -> str:
-    """What keeps an id from being a pair's, in words; empty where nothing does."""
+    """Describe why an id is not that of a pair; return an empty text if it is."""
     parts = document_id.split(SEPARATOR)
     if len(parts) != 2 or not all(parts):
-        return "not a pair: two sentence ids with a comma between"
+        return "not a pair: two sentence ids separated by a comma"
     return "a sentence paired with itself" if parts[0] == parts[1] else ""
 
 
 def reverse_pair(document_id: str) -> str:
-    """The id of the same pair the other way round."""
+    """Return the id of the pair in reversed order."""
     first, second = document_id.split(SEPARATOR)
     return f"{second}{SEPARATOR}{first}"
 
@@ -117,89 +126,90 @@ def select_sentences(
     settings: PairSettings,
     weights: Mapping[str, float],
 ) -> list[Sentence]:
-    """The judged sentences of a topic that take a side, best first.
+    """Select the judged sentences of a topic that take a side, best first.
 
     A sentence's score is the weighted mean of its grades/3, times the probability that it argues, times that of its
-    side: what is no argument, or on no clear side, is worth little however well it is written.
+    side: a sentence that is no argument, or on no clear side, scores low however well it is written.
 
     Args:
-        candidates: the topic's sentences, by rank.
-        judgments: by sentence id; a sentence without one is left out.
-        place: the rows of the argument that a sentence is of, and of the sentence.
-        settings: say when a sentence takes no side.
-        weights: of the grades, by name.
+        candidates: Sentences of the topic, by rank.
+        judgments: Judgments by sentence id; a sentence without one is left out.
+        place: Returns the rows of a sentence's argument and of the sentence.
+        settings: Settings with the limit for taking no side.
+        weights: Weights of the grades by name.
     """
     found = []
     for candidate in candidates:
         judgment = judgments.get(candidate.document_id)
-        side = _side(judgment, settings.no_side_above) if judgment else NO_SIDE
+        side = _choose_side(judgment, settings.no_side_above) if judgment else NO_SIDE
         if judgment is None or side == NO_SIDE:
             continue
-        roles = _probabilities(judgment, "role")
+        roles = _get_probabilities(judgment, "role")
         argument, row = place(candidate.document_id)
-        clear = _probabilities(judgment, "stance")[side]
+        clarity = _get_probabilities(judgment, "stance")[side]
         found.append(
             Sentence(
                 id=candidate.document_id,
                 argument=argument,
                 place=row,
                 side=side,
-                score=(1.0 - roles[NO_ROLE]) * clear * combine_grades(judgment, weights),
+                score=(1.0 - roles[NO_ROLE]) * clarity * combine_grades(judgment, weights),
                 claim=2 * roles[CLAIM] + roles[NO_ROLE] - 1.0,
                 rank=candidate.rank,
             )
         )
-    return sorted(found, key=lambda each: (-each.score, each.rank))
+    return sorted(found, key=lambda sentence: (-sentence.score, sentence.rank))
 
 
-def make_pairs(topic_id: str, sentences: list[Sentence], settings: PairSettings, least: int) -> Pairs:
-    """The best pairs of sentences that stand on the same side, the claim before what supports it.
+def make_pairs(topic_id: str, sentences: list[Sentence], settings: PairSettings, min_pairs: int) -> Pairs:
+    """Make the best pairs of sentences on the same side, with the claim before its support.
 
-    A pair's score is the mean of its sentences' scores, with `same_argument` added within one argument. Pairs are
-    taken by score; a sentence that is in its share of them takes no further part. Those that are judged come first.
-    Two sentences of one argument keep its order unless the later one is clearly more of a claim.
+    A pair's score is the mean of its sentences' scores, plus `same_argument` within one argument. Pairs are chosen by
+    score; a sentence that has reached its share of them is not chosen again. The judged pairs come first. Two
+    sentences of one argument keep their order unless the later one is clearly more of a claim.
 
     Args:
-        topic_id: the topic.
-        sentences: with their sides, best first.
-        settings: how many pairs, and how often a sentence may be in them.
-        least: pairs that the task wants; to reach them, sentences may occur more often than `most_share` says.
+        topic_id: Id of the topic.
+        sentences: Sentences with their sides, best first.
+        settings: Number of pairs, and the share of them that one sentence may be in.
+        min_pairs: Number of pairs that the task requires; to reach it, sentences may exceed `most_share`.
     """
-    ordered = sorted(_scored(sentences, settings), key=lambda pair: (-pair[0], pair[1].rank, pair[2].rank))
-    judged = _capped(ordered, _limit(settings, settings.judged), settings.judged)
+    ordered = sorted(_score_pairs(sentences, settings), key=lambda pair: (-pair[0], pair[1].rank, pair[2].rank))
+    judged = _cap(ordered, _get_limit(settings, settings.judged), settings.judged)
     ids = {(one.id, other.id) for _, one, other in judged}
-    chosen = _within_share(judged + [pair for pair in ordered if (pair[1].id, pair[2].id) not in ids], settings, least)
+    others = [pair for pair in ordered if (pair[1].id, pair[2].id) not in ids]
+    chosen = _cap_shares(judged + others, settings, min_pairs)
     candidates = []
     for rank, (score, one, other) in enumerate(chosen, start=1):
-        first, second = _in_order(one, other)
+        first, second = _put_in_order(one, other)
         candidates.append(Candidate(topic_id, f"{first.id}{SEPARATOR}{second.id}", rank, score))
-    return Pairs(candidates, _largest_share(chosen), _largest_share(chosen[: settings.judged]))
+    return Pairs(candidates, _find_largest_share(chosen), _find_largest_share(chosen[: settings.judged]))
 
 
-def _in_order(one: Sentence, other: Sentence) -> tuple[Sentence, Sentence]:
-    """The claim before its support; where neither is clearly more of a claim, the order of the argument."""
+def _put_in_order(one: Sentence, other: Sentence) -> tuple[Sentence, Sentence]:
+    """Put the claim before its support; if neither is clearly more of a claim, keep the order of the argument."""
     difference = one.claim - other.claim
-    if one.argument == other.argument and abs(difference) < _CLEARLY:
+    if one.argument == other.argument and abs(difference) < _MIN_CLAIM_DIFFERENCE:
         return (one, other) if one.place < other.place else (other, one)
     return (one, other) if (-difference, one.rank) <= (0.0, other.rank) else (other, one)
 
 
-def _largest_share(pairs: list[_Scored]) -> float:
-    counts = Counter(each.id for _, *pair in pairs for each in pair)
+def _find_largest_share(pairs: list[_ScoredPair]) -> float:
+    counts = Counter(sentence.id for _, *pair in pairs for sentence in pair)
     return max(counts.values(), default=0) / max(len(pairs), 1)
 
 
-def _limit(settings: PairSettings, pairs: int) -> int:
-    """In how many of so many pairs one sentence may be."""
+def _get_limit(settings: PairSettings, pairs: int) -> int:
+    """Return in how many of `pairs` pairs one sentence may be."""
     return max(1, int(settings.most_share * pairs))
 
 
-_Scored = tuple[float, Sentence, Sentence]
+_ScoredPair = tuple[float, Sentence, Sentence]
 
 
-def _scored(sentences: list[Sentence], settings: PairSettings) -> Iterator[_Scored]:
-    # Of n sentences of one side, each is in at most n - 1 pairs; more than this many are never needed for `most`
-    # pairs, since a side of this size alone gives more than enough without any sentence above its share.
+def _score_pairs(sentences: list[Sentence], settings: PairSettings) -> Iterator[_ScoredPair]:
+    # Of n sentences of one side, each is in at most n - 1 pairs. More sentences than this are never needed for `most`
+    # pairs, since one side of this size gives enough pairs without any sentence above its share.
     enough = ceil(2 / settings.most_share) + ceil((2 * settings.most) ** 0.5) + 1
     by_side: dict[str, list[Sentence]] = {}
     for sentence in sentences:
@@ -210,28 +220,28 @@ def _scored(sentences: list[Sentence], settings: PairSettings) -> Iterator[_Scor
             yield (one.score + other.score) / 2 + bonus, one, other
 
 
-def _within_share(ordered: list[_Scored], settings: PairSettings, least: int) -> list[_Scored]:
-    """As many pairs as the share allows; where they are fewer than `least`, each sentence may be in a few more."""
+def _cap_shares(ordered: list[_ScoredPair], settings: PairSettings, min_pairs: int) -> list[_ScoredPair]:
+    """Choose as many pairs as the share allows; below `min_pairs`, let each sentence be in a few more."""
     target = min(settings.most, len(ordered))
     while True:
-        limit = _limit(settings, target)
-        chosen = _capped(ordered, limit, target)
+        limit = _get_limit(settings, target)
+        chosen = _cap(ordered, limit, target)
         if len(chosen) == target:
             break
         target = len(chosen)
-    wanted = min(least, len(ordered), settings.most)
-    while len(chosen) < wanted:
+    required = min(min_pairs, len(ordered), settings.most)
+    while len(chosen) < required:
         limit += 1
-        chosen = _capped(ordered, limit, wanted)
+        chosen = _cap(ordered, limit, required)
     return chosen
 
 
-def _capped(ordered: list[_Scored], limit: int, most: int) -> list[_Scored]:
-    """The first `most` pairs in which no sentence occurs more than `limit` times."""
+def _cap(ordered: list[_ScoredPair], limit: int, max_pairs: int) -> list[_ScoredPair]:
+    """Choose the first `max_pairs` pairs such that no sentence occurs more than `limit` times."""
     used: Counter[str] = Counter()
-    chosen: list[_Scored] = []
+    chosen: list[_ScoredPair] = []
     for pair in ordered:
-        if len(chosen) == most:
+        if len(chosen) == max_pairs:
             break
         _, one, other = pair
         if used[one.id] < limit and used[other.id] < limit:
@@ -241,21 +251,21 @@ def _capped(ordered: list[_Scored], limit: int, most: int) -> list[_Scored]:
 
 
 def inherit_judgment(candidate: Candidate, judgments: Mapping[str, Judgment], settings: PairSettings) -> Judgment:
-    """What a pair has from its sentences: their mean grades, and the side that both stand on."""
-    one, other = (judgments[each] for each in candidate.document_id.split(SEPARATOR))
+    """Return the judgment that a pair inherits: the mean grades of its sentences, and their common side."""
+    one, other = (judgments[sentence] for sentence in candidate.document_id.split(SEPARATOR))
     return Judgment(
         topic_id=candidate.topic_id,
         document_id=candidate.document_id,
         grades={name: (grade + other.grades[name]) / 2 for name, grade in one.grades.items()},
-        stance=_side(one, settings.no_side_above),
+        stance=_choose_side(one, settings.no_side_above),
         source="inherited",
         prompt=one.prompt,
     )
 
 
-def _side(judgment: Judgment, no_side_above: float) -> str:
-    """The side of a sentence: none where that is probable enough, else the more probable of the others."""
-    shares = _probabilities(judgment, "stance")
+def _choose_side(judgment: Judgment, no_side_above: float) -> str:
+    """Return the side of a sentence: none if that is probable enough, else the most probable of the others."""
+    shares = _get_probabilities(judgment, "stance")
     if shares[NO_SIDE] > no_side_above:
         return NO_SIDE
     sides = {side: share for side, share in shares.items() if side != NO_SIDE}
@@ -264,8 +274,8 @@ def _side(judgment: Judgment, no_side_above: float) -> str:
     return most_probable[0] if len(most_probable) == 1 else NO_SIDE
 
 
-def _probabilities(judgment: Judgment, field: str) -> Mapping[str, float]:
-    """The probabilities of a field's labels; where the engine sent none, 1 for the answered one."""
+def _get_probabilities(judgment: Judgment, field: str) -> Mapping[str, float]:
+    """Return the probabilities of a field's labels; if the engine sent none, 1 for the answered label."""
     reading = judgment.readings[field]
     if reading.probabilities is not None:
         return reading.probabilities

@@ -1,4 +1,4 @@
-"""The stance of a document: what is asked about it, and how a label is chosen from the probabilities."""
+"""Stance of a document: settings of the stance prompt, and the choice of a label from probabilities."""
 
 from __future__ import annotations
 
@@ -20,51 +20,51 @@ from touche_llm.tasks.base import Task
 _TopicId = Annotated[str, Field(coerce_numbers_to_str=True)]
 
 
-def _labels(values: Any) -> Any:
-    """YAML reads the name `NO` as false where it is not in quotation marks."""
+def _restore_no(values: Any) -> Any:
+    """Restore the name `NO`, which YAML reads as false without quotation marks."""
     if not isinstance(values, dict) or False not in values:
         return values
     if "NO" in values:
-        raise ValueError("NO is there twice, once without quotation marks")
+        raise ValueError("NO occurs twice, once without quotation marks; leave one out")
     return {"NO" if name is False else name: value for name, value in values.items()}
 
 
 class StanceSettings(BaseModel):
-    """How the stance of documents is found.
+    """Settings of stance detection.
 
     Attributes:
-        depth: documents of each topic that the stance prompt asks about, the best first; 0: none. The others keep the
-            probabilities of the judge prompt.
-        both_orders: ask with the two objects in both orders and take the mean, where the task has objects.
-        thresholds: for labels that take no side, the share (0 to 1) from which they are chosen, see `choose_stance`.
-        calibrated_on: ids of the topics that the thresholds were fitted on; none where they were chosen by hand.
-        calibrated_for: name, version and hash of the prompt whose probabilities they were fitted on.
+        depth: Number of documents per topic, best first, that the stance prompt labels; 0 for none. The others keep
+            the probabilities of the judge prompt.
+        both_orders: Whether to send the two objects in both orders and take the mean, if the task has objects.
+        thresholds: For labels that take no side, the share (0 to 1) from which they are chosen, see `choose_stance`.
+        calibrated_on: Ids of the topics that the thresholds were fitted on; empty if they were chosen by hand.
+        calibrated_for: Name, version and hash of the prompt whose probabilities the thresholds were fitted on.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     depth: int = Field(20, ge=0)
     both_orders: bool = True
-    thresholds: Annotated[dict[str, Annotated[float, Field(ge=0.0, le=1.0)]], BeforeValidator(_labels)] = {}
+    thresholds: Annotated[dict[str, Annotated[float, Field(ge=0.0, le=1.0)]], BeforeValidator(_restore_no)] = {}
     calibrated_on: tuple[_TopicId, ...] = ()
     calibrated_for: str = ""
 
 
 def choose_stance(probabilities: Mapping[str, float], thresholds: Mapping[str, float], task: Task) -> str:
-    """The label of a document.
+    """Choose the label of a document from the probabilities.
 
-    The labels of `task.no_stances` are looked at in their order. One with a threshold is chosen where its share of the
-    probability of all labels not yet ruled out is at least the threshold, and is ruled out otherwise; one without a
-    threshold stays in. Of the labels left the most probable is chosen, of equal ones the first in `task.stances`.
-    Without thresholds that is the most probable of all. The rule is our own.
+    The labels of `task.no_stances` are tried in their order. A label with a threshold is chosen if its share of the
+    probability of all labels not yet ruled out reaches the threshold, and is ruled out otherwise; a label without a
+    threshold stays in. Of the remaining labels the most probable is chosen, of equal ones the first in
+    `task.stances`. Without thresholds that is the most probable label of all. The rule is our own.
 
     Args:
-        probabilities: of each label of `task.stances`, not all 0.
-        thresholds: by label of `task.no_stances`, 0 to 1.
-        task: has the labels.
+        probabilities: Probability of each label of `task.stances`, not all 0.
+        thresholds: Thresholds by label of `task.no_stances`, from 0 to 1.
+        task: Task with the labels.
 
     Raises:
-        UsageError: a threshold of another label.
+        UsageError: A threshold belongs to a label that is not in `task.no_stances`.
     """
     row = np.array([[probabilities[label] for label in task.stances]])
     return task.stances[int(choose_stances(row, thresholds, task)[0])]
@@ -73,43 +73,45 @@ def choose_stance(probabilities: Mapping[str, float], thresholds: Mapping[str, f
 def choose_stances(
     probabilities: NDArray[np.float64], thresholds: Mapping[str, float | NDArray[np.float64]], task: Task
 ) -> NDArray[np.intp]:
-    """The rule of `choose_stance` for many documents, and for many thresholds at once.
+    """Apply the rule of `choose_stance` to many documents, and to many thresholds at once.
 
     Args:
-        probabilities: (documents, labels), in the order of `task.stances`.
-        thresholds: numbers, or arrays that are broadcast against (documents,), as one of shape (thresholds, 1).
-        task: has the labels.
+        probabilities: Array (documents, labels), with labels in the order of `task.stances`.
+        thresholds: Numbers, or arrays that are broadcast against (documents,), such as one of shape (thresholds, 1).
+        task: Task with the labels.
 
     Returns:
-        places of the labels in `task.stances`, of shape (documents,) or what it was broadcast to.
+        Indices of the labels in `task.stances`, of the broadcast shape, (documents,) if all thresholds are numbers.
 
     Raises:
-        UsageError: a threshold of a label that takes a side, or that the task does not have.
+        UsageError: A threshold belongs to a label that takes a side or that the task does not have.
     """
     for label in thresholds:
         if label not in task.no_stances:
             known = ", ".join(task.no_stances) or "none"
-            raise UsageError(f"stance.thresholds: {label!r:.40}: {task.name} has thresholds of: {known}")
-    left = probabilities.copy()
+            raise UsageError(
+                f"stance.thresholds: {label!r:.40}: no threshold in {task.name}; thresholds are for {known}"
+            )
+    remaining = probabilities.copy()
     chosen = []
     for label in task.no_stances:
         if label in thresholds:
             place = task.stances.index(label)
-            chosen.append((place, left[:, place] >= thresholds[label] * left.sum(axis=1)))
-            left[:, place] = 0.0
-    # A label that is ruled out is not taken where all that are left have probability 0 either.
-    left[:, [place for place, _ in chosen]] = -1.0
-    decided: NDArray[np.intp] = left.argmax(axis=1)
+            chosen.append((place, remaining[:, place] >= thresholds[label] * remaining.sum(axis=1)))
+            remaining[:, place] = 0.0
+    # A label that is ruled out must not win even if all remaining labels have probability 0.
+    remaining[:, [place for place, _ in chosen]] = -1.0
+    decided: NDArray[np.intp] = remaining.argmax(axis=1)
     for place, where in reversed(chosen):
         decided = np.where(where, place, decided)
     return decided
 
 
 def read_settings(path: Path) -> StanceSettings:
-    """The section `stance` of a configuration, as `touche-llm calibrate` writes it; other sections are not looked at.
+    """Read the section `stance` of a configuration, as `touche-llm calibrate` writes it, and ignore the others.
 
     Raises:
-        UsageError: the file cannot be read, has no such section, or a value in it is not as it should be.
+        UsageError: The file cannot be read, has no such section, or has an invalid value in it.
     """
     try:
         values = read_yaml(path)
@@ -128,7 +130,7 @@ def read_settings(path: Path) -> StanceSettings:
 
 
 def write_thresholds(path: Path, thresholds: Mapping[str, float], topics: list[str], prompt: str) -> None:
-    """Write thresholds, the topics and the prompt they were fitted on as a configuration, whole or not at all."""
+    """Write thresholds, with the topics and prompt that they were fitted on, as a configuration, atomically."""
     values = {"stance": {"thresholds": dict(thresholds), "calibrated_on": topics, "calibrated_for": prompt}}
     with open_atomic(path) as stream:
         stream.write(to_yaml(values))

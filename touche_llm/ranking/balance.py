@@ -1,4 +1,4 @@
-"""Both sides of an issue near the top: documents of about equal worth take turns by the side they take."""
+"""Balancing step: documents of about equal score alternate between the sides of an issue."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from touche_llm.data.records import ScoredDocument
 
 
 class BalanceSettings(BaseModel):
-    """How far a document may rise for its side.
+    """Limits on how far a document may rise because of its side.
 
     Attributes:
-        margin: a document passes no other one that is better by more than this, by their judgments (0 to 1).
-        places: by so many places at most.
+        margin: Maximum difference of judged scores (0 to 1) by which a document may pass a better one.
+        places: Maximum number of places that a document may rise.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -30,20 +30,19 @@ def balance(
     sides: Sequence[str],
     settings: BalanceSettings,
 ) -> list[ScoredDocument]:
-    """The same documents, alternating between the sides among those of about equal worth.
+    """Reorder documents of about equal judged score so that their sides alternate.
 
-    At each place stands the next document or, if one of those after it that may rise that far takes another side than
-    the last one with a side, the first of those. Scores stay with the places, so that they still fall.
+    Each place goes to the first later document that may rise that far and takes another side than the last document
+    with a side, or else to the next document. Scores stay with the places, so they still decrease.
 
     Args:
-        ranking: best first.
-        worth: the score of each document by its judgment: methods that compare give an order, and no scores to hold
-            against each other.
-        stances: the label of each document.
-        sides: the labels that take a side.
-        settings: how far.
+        ranking: Documents, best first.
+        worth: Judged score of each document; scores of comparing methods only express an order.
+        stances: Stance label of each document.
+        sides: Labels that take a side.
+        settings: Limits on how far documents may rise.
     """
-    left = [(place, each.document_id) for place, each in enumerate(ranking)]
+    left = [(place, scored.document_id) for place, scored in enumerate(ranking)]
     order: list[str] = []
     last = None
     while left:
@@ -53,8 +52,8 @@ def balance(
             rises = place - len(order)
             if rises > settings.places:
                 break
-            turn = last is not None and stances[document] in sides and stances[document] != last
-            if turn and worth[document] >= passed - settings.margin:
+            is_other_side = last is not None and stances[document] in sides and stances[document] != last
+            if is_other_side and worth[document] >= passed - settings.margin:
                 chosen = position
                 break
             passed = max(passed, worth[document])
@@ -62,4 +61,4 @@ def balance(
         order.append(document)
         if stances[document] in sides:
             last = stances[document]
-    return [ScoredDocument(document, each.score) for document, each in zip(order, ranking, strict=True)]
+    return [ScoredDocument(document, scored.score) for document, scored in zip(order, ranking, strict=True)]

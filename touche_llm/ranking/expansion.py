@@ -1,4 +1,4 @@
-"""Query expansion by the model: other queries for a topic, whose rankings are fused with that of its own."""
+"""Query expansion by the model: additional queries for a topic, whose rankings are fused with its own."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from touche_llm.ranking.fusion import DEFAULT_K, fuse_reciprocal_ranks
 
 
 class ExpansionSettings(BaseModel):
-    """Whether the model is asked for other queries, and how much their rankings weigh.
+    """Settings of query expansion.
 
     Attributes:
-        use: off until an evaluation shows that it helps.
-        weight: of each other query in the fusion; the topic's own has 1.
-        k: the constant of reciprocal rank fusion.
+        use: Whether to expand queries; off until an evaluation shows that it helps.
+        weight: Weight of each additional query in the fusion; the topic's own query has 1.
+        k: Constant of reciprocal rank fusion.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -36,10 +36,10 @@ class ExpansionSettings(BaseModel):
 async def find_queries(
     topics: list[Topic], prompt: Prompt, builder: RequestBuilder, done: Done
 ) -> tuple[list[Queries], list[Failure]]:
-    """The other queries of each topic, and the failures; a topic whose answer could not be used has none."""
-    # In the worst case a token is a character.
-    longer = builder.sampling.max_tokens + MAX_QUERY_LENGTH * len(AlternativeQueries.model_fields)
-    builder = replace(builder, sampling=replace(builder.sampling, max_tokens=longer))
+    """Request additional queries for each topic; return them and the failures, whose topics have no queries."""
+    # In the worst case each character is a token.
+    max_tokens = builder.sampling.max_tokens + MAX_QUERY_LENGTH * len(AlternativeQueries.model_fields)
+    builder = replace(builder, sampling=replace(builder.sampling, max_tokens=max_tokens))
     schema = schema_of(AlternativeQueries)
 
     async def find(topic: Topic) -> Queries | Failure | None:
@@ -56,9 +56,9 @@ async def find_queries(
 
 
 def fuse_queries(rankings: Sequence[list[Candidate]], settings: ExpansionSettings) -> list[Candidate]:
-    """The candidates of one topic from the rankings of its queries, its own first, by reciprocal rank fusion."""
-    topic_id = next((each.topic_id for ranking in rankings for each in ranking), "")
-    scored = [[ScoredDocument(each.document_id, each.score) for each in ranking] for ranking in rankings]
+    """Fuse the rankings of one topic's queries, its own first, by reciprocal rank fusion."""
+    topic_id = next((candidate.topic_id for ranking in rankings for candidate in ranking), "")
+    scored = [[ScoredDocument(candidate.document_id, candidate.score) for candidate in ranking] for ranking in rankings]
     weights = [1.0, *(settings.weight for _ in rankings[1:])]
     ranking = fuse_reciprocal_ranks(scored, weights, settings.k)
-    return [Candidate(topic_id, each.document_id, rank, each.score) for rank, each in enumerate(ranking, start=1)]
+    return [Candidate(topic_id, scored.document_id, rank, scored.score) for rank, scored in enumerate(ranking, start=1)]

@@ -1,4 +1,4 @@
-"""Setwise insertion: the ranking so far is trusted, and only what beats the last of the best moves up among them.
+"""Setwise insertion: the given ranking is trusted, and only documents that beat the last of the best move up.
 
 After Podolak et al., arXiv 2504.10509.
 """
@@ -12,12 +12,12 @@ from touche_llm.ranking.setwise import SetwiseSettings, heapsort
 
 
 async def rerank(documents: list[str], comparer: Comparer, settings: SetwiseSettings) -> list[ScoredDocument]:
-    """The best `top` in order, then the others.
+    """Rank the best `top` documents, followed by the others in their order.
 
-    The first `top` documents are sorted with a heap. The others come in blocks of `children`: one question shows the
-    last of the best, first, and a block. Where it is the best of them the block is done with; otherwise the best of the
-    block takes its place among the best, found by halving, the last of the best drops out, and the rest of the block is
-    asked about again. Where a question has no answer, the ranking before holds.
+    The first `top` documents are sorted with a heap. The others come in blocks of `children`: one question compares
+    the last of the best, shown first, with a block. If it wins, the block is finished. Otherwise the winner is inserted
+    among the best by binary search, the last of the best drops out, and the rest of the block is compared again. If a
+    question has no answer, the order stays.
     """
     top = documents[: settings.top]
     best = await heapsort(top, comparer, settings)
@@ -29,12 +29,12 @@ async def rerank(documents: list[str], comparer: Comparer, settings: SetwiseSett
                 break
             block.remove(winner)
             best.pop()
-            best.insert(await _place(winner, best, comparer, settings), winner)
-    return score_positions(best + [each for each in documents if each not in best])
+            best.insert(await _find_place(winner, best, comparer, settings), winner)
+    return score_positions(best + [document for document in documents if document not in best])
 
 
-async def _place(document: str, best: list[str], comparer: Comparer, settings: SetwiseSettings) -> int:
-    """How many of the best stay above the document."""
+async def _find_place(document: str, best: list[str], comparer: Comparer, settings: SetwiseSettings) -> int:
+    """Return how many of the best stay above the document."""
     low, high = 0, len(best)
     while low < high:
         middle = low + (high - low) // 2

@@ -1,7 +1,7 @@
-"""Listwise comparison: windows slide from the end of the ranking to its beginning, each put in order by one answer.
+"""Listwise reranking: windows slide from the end of the ranking to its start, and one answer orders each window.
 
-Sun et al., arXiv 2304.09542 (RankGPT); several shuffles of a window are permutation self-consistency (Tang et al.,
-arXiv 2310.07712).
+After RankGPT (Sun et al., arXiv 2304.09542). Several shuffles of a window are permutation self-consistency (Tang et
+al., arXiv 2310.07712).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from touche_llm.ranking.order import score_positions
 
 
 class ListwiseSettings(BaseModel):
-    """The windows.
+    """Settings of the windows.
 
     Attributes:
-        window: documents that one answer orders.
-        stride: by how much the next window begins earlier; what it leaves is how many documents two windows share.
-        shuffles: how often each window is asked, the first time in order, then shuffled; the central ranking of the
-            answers stands.
-        seed: of the shuffles.
+        window: Number of documents that one answer orders.
+        stride: Number of places by which the next window starts earlier; two windows share `window - stride` documents.
+        shuffles: Number of answers per window, the first in ranking order, the others shuffled; the central ranking of
+            the answers is used.
+        seed: Seed of the shuffles.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -36,67 +36,68 @@ class ListwiseSettings(BaseModel):
     seed: int = 0
 
     @model_validator(mode="after")
-    def _overlap(self) -> ListwiseSettings:
+    def _check_overlap(self) -> ListwiseSettings:
         if self.stride >= self.window:
             raise ValueError("stride must be smaller than window, or nothing could move from one window to the next")
         return self
 
 
 async def rerank(documents: list[str], comparer: Comparer, settings: ListwiseSettings) -> list[ScoredDocument]:
-    """The documents after one pass of the windows. A window without any answer keeps its order, as a failure."""
+    """Rank the documents in one pass of the windows; a window without any answer keeps its order."""
     order = list(documents)
     end = len(order)
     while end > 1:
         start = max(0, end - settings.window)
-        order[start:end] = await _ordered(order[start:end], f"{start}-{end}", comparer, settings)
+        order[start:end] = await _order_window(order[start:end], f"{start}-{end}", comparer, settings)
         if start == 0:
             break
         end -= settings.stride
     return score_positions(order)
 
 
-async def _ordered(window: list[str], name: str, comparer: Comparer, settings: ListwiseSettings) -> list[str]:
-    shown = [list(window) for _ in range(settings.shuffles)]
-    for number, each in enumerate(shown[1:], start=1):
-        comparer.make_random(settings.seed, name, number).shuffle(each)
-    answers = [each for each in await comparer.run_all(comparer.order, shown) if each is not None]
-    return central_ranking(answers) if answers else window
+async def _order_window(window: list[str], name: str, comparer: Comparer, settings: ListwiseSettings) -> list[str]:
+    orders = [list(window) for _ in range(settings.shuffles)]
+    for number, order in enumerate(orders[1:], start=1):
+        comparer.make_random(settings.seed, name, number).shuffle(order)
+    answers = [answer for answer in await comparer.run_all(comparer.order, orders) if answer is not None]
+    return find_central_ranking(answers) if answers else window
 
 
-def central_ranking(rankings: Sequence[Sequence[str]]) -> list[str]:
-    """A ranking of low Kendall distance to all of the given ones, which rank the same documents.
+def find_central_ranking(rankings: Sequence[Sequence[str]]) -> list[str]:
+    """Find a ranking of low total Kendall distance to the given rankings of the same documents.
 
-    From the mean ranks (Borda), and from each of the rankings, single documents are moved while that lowers the number
-    of pairs on which the rankings disagree with it: the best local optimum of Kemeny's criterion, whose global one is
-    hard to find. None of the rankings is nearer to all of them, so its distance is at most twice the least possible.
+    Starting from the mean ranks (Borda) and from each of the rankings, single documents are moved as long as that
+    lowers the number of pairs on which the rankings disagree with the result. The best of these local optima of
+    Kemeny's criterion is returned, since the global optimum is NP-hard to find. None of the given rankings has a lower
+    total distance, so the distance is at most twice the minimum.
     """
     first = rankings[0]
     if len(rankings) == 1:
         return list(first)
-    # above[a][b]: in how many rankings a stands above b.
-    above = {each: dict.fromkeys(first, 0) for each in first}
+    # above[a][b]: number of rankings in which a is above b.
+    above = {document: dict.fromkeys(first, 0) for document in first}
     for ranking in rankings:
         for better, worse in combinations(ranking, 2):
             above[better][worse] += 1
-    borda = sorted(first, key=lambda each: -sum(above[each].values()))
-    optima = [_local_optimum(start, above) for start in (borda, *rankings)]
+    borda = sorted(first, key=lambda document: -sum(above[document].values()))
+    optima = [_find_local_optimum(start, above) for start in (borda, *rankings)]
     return min(optima, key=lambda order: sum(above[worse][better] for better, worse in combinations(order, 2)))
 
 
-def _local_optimum(start: Sequence[str], above: Mapping[str, Mapping[str, int]]) -> list[str]:
+def _find_local_optimum(start: Sequence[str], above: Mapping[str, Mapping[str, int]]) -> list[str]:
     order = list(start)
-    moved = True
-    while moved:
-        moved = False
-        for each in list(order):
-            at = order.index(each)
+    has_moved = True
+    while has_moved:
+        has_moved = False
+        for document in list(order):
+            at = order.index(document)
             rest = order[:at] + order[at + 1 :]
-            # Disagreements of `each` with the others, for every place that it could have.
-            costs = [sum(above[other][each] for other in rest)]
+            # Disagreements of the document with the others, for each place that it could take.
+            costs = [sum(above[other][document] for other in rest)]
             for other in rest:
-                costs.append(costs[-1] - above[other][each] + above[each][other])
+                costs.append(costs[-1] - above[other][document] + above[document][other])
             place = min(range(len(costs)), key=costs.__getitem__)
             if costs[place] < costs[at]:
-                rest.insert(place, each)
-                order, moved = rest, True
+                rest.insert(place, document)
+                order, has_moved = rest, True
     return order

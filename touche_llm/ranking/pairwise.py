@@ -16,7 +16,11 @@ from touche_llm.ranking.order import rank_by_value
 
 
 class PairwiseSettings(BaseModel):
-    """`both_orders`: each pair is asked in both orders, since models prefer a place; else the better one first."""
+    """Settings of the comparison.
+
+    Attributes:
+        both_orders: Whether to compare each pair in both orders, against position bias; else the better one is first.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -24,11 +28,11 @@ class PairwiseSettings(BaseModel):
 
 
 async def rerank(documents: list[str], comparer: Comparer, settings: PairwiseSettings) -> list[ScoredDocument]:
-    """The documents by their mean probability to win against each other one.
+    """Rank the documents by their mean probability to win against the others.
 
-    A pair without an answer, in one of the orders asked, counts for neither; a document without any pair keeps its
-    place. k documents take k(k - 1) requests, or half of that in one order. Those that show the same document first
-    are sent one after the other, for the server's prefix cache, before they are put together.
+    A pair counts for neither document if one of its orders has no answer; a document without any pair keeps its place.
+    k documents take k(k - 1) requests, or half of that in one order. Requests that show the same document first are
+    sent one after the other, for the server's prefix cache, before the orders of a pair are combined.
     """
     pairs = list(combinations(documents, 2))
     if settings.both_orders:
@@ -37,8 +41,8 @@ async def rerank(documents: list[str], comparer: Comparer, settings: PairwiseSet
     async def compare(pair: tuple[str, str]) -> dict[str, float] | None:
         return await comparer.estimate_best(pair, both_orders=settings.both_orders)
 
-    wins: dict[str, list[float]] = {each: [] for each in documents}
+    wins: dict[str, list[float]] = {document: [] for document in documents}
     for answer in await comparer.run_all(compare, pairs):
-        for each, share in (answer or {}).items():
-            wins[each].append(share)
-    return rank_by_value({each: fmean(shares) if shares else None for each, shares in wins.items()})
+        for document, share in (answer or {}).items():
+            wins[document].append(share)
+    return rank_by_value({document: fmean(shares) if shares else None for document, shares in wins.items()})

@@ -1,4 +1,4 @@
-"""Ranking by each document's own judgment."""
+"""Pointwise ranking: documents by their own judgments."""
 
 from __future__ import annotations
 
@@ -8,36 +8,37 @@ from touche_llm.data.records import Candidate, ScoredDocument
 from touche_llm.judging.grades import GradedDocument, combine_grades
 from touche_llm.ranking.order import scale_scores
 
-# Below every score, so that what the model was asked about stays above what it was not.
+# Below every score, so that documents that the model judged stay above the others.
 _INHERITED, _UNJUDGED = -1.0, -2.0
 
 
 def rank_by_first_stage(candidates: list[Candidate]) -> list[ScoredDocument]:
-    """The candidates of one topic in their order, with their scores scaled to 0..1 (1 where all are equal)."""
-    scored = [ScoredDocument(each.document_id, each.score) for each in candidates]
-    return [ScoredDocument(each.document_id, score) for each, score in zip(scored, scale_scores(scored), strict=True)]
+    """Rank the candidates of one topic in their order, with scores scaled to 0..1 (1 if all are equal)."""
+    ranking = [ScoredDocument(candidate.document_id, candidate.score) for candidate in candidates]
+    scores = scale_scores(ranking)
+    return [ScoredDocument(scored.document_id, score) for scored, score in zip(ranking, scores, strict=True)]
 
 
 def rank_by_judgment(
     first_stage: list[ScoredDocument], judgments: Mapping[str, GradedDocument], weights: Mapping[str, float]
 ) -> list[ScoredDocument]:
-    """The same documents by their judgments.
+    """Rank the documents by their judgments.
 
     A judged document's score is the weighted mean of its grades/3 and the first-stage score; equal scores keep their
-    first-stage order. Documents that only inherit their grades follow in the order of the candidates, which comes from
-    those. Documents without a judgment come last, in that order too.
+    first-stage order. Documents with inherited grades follow in first-stage order, which is based on those grades.
+    Documents without a judgment come last, also in first-stage order.
 
     Args:
-        first_stage: the documents of one topic, with scores from 0 to 1.
-        judgments: of that topic, by document id.
-        weights: of the grades and of the first stage, by name; not all zero.
+        first_stage: Documents of one topic, with scores from 0 to 1.
+        judgments: Judgments of the topic, by document id.
+        weights: Weights of the grades and of the first stage, by name; not all zero.
     """
 
-    def score(each: ScoredDocument) -> float:
-        judgment = judgments.get(each.document_id)
+    def score(document: ScoredDocument) -> float:
+        judgment = judgments.get(document.document_id)
         if judgment is None:
             return _UNJUDGED
-        return _INHERITED if judgment.source == "inherited" else combine_grades(judgment, weights, each.score)
+        return _INHERITED if judgment.source == "inherited" else combine_grades(judgment, weights, document.score)
 
-    scored = [ScoredDocument(each.document_id, score(each)) for each in first_stage]
-    return sorted(scored, key=lambda each: -each.score)
+    scored = [ScoredDocument(document.document_id, score(document)) for document in first_stage]
+    return sorted(scored, key=lambda document: -document.score)

@@ -1,6 +1,6 @@
-"""Setwise comparison in a heap: one question chooses the best of several documents.
+"""Setwise reranking with a heap: one question chooses the best of several documents.
 
-Zhuang et al., arXiv 2310.09497, with the choice read from the probabilities of the labels.
+After Zhuang et al., arXiv 2310.09497, with the choice read from the probabilities of the labels.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from touche_llm.ranking.order import score_positions
 
 
 class SetwiseSettings(BaseModel):
-    """How the heap is built and used.
+    """Settings of the heap.
 
     Attributes:
-        children: of a node; a question shows a node and its children.
-        top: so many of the best are put in order; the others follow as they came.
-        both_orders: ask in the reversed order too.
+        children: Number of children of a node; a question shows a node and its children.
+        top: Number of best documents to sort; the others follow in their given order.
+        both_orders: Whether to compare in the reversed order too.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -29,19 +29,19 @@ class SetwiseSettings(BaseModel):
 
 
 async def rerank(documents: list[str], comparer: Comparer, settings: SetwiseSettings) -> list[ScoredDocument]:
-    """The best `top` in order, by heapsort, then the others."""
+    """Rank the best `top` documents by heapsort, followed by the others in their order."""
     best = await heapsort(documents, comparer, settings)
-    return score_positions(best + [each for each in documents if each not in best])
+    return score_positions(best + [document for document in documents if document not in best])
 
 
 async def heapsort(documents: list[str], comparer: Comparer, settings: SetwiseSettings) -> list[str]:
-    """The best `top` documents, best first.
+    """Return the best `top` documents, best first.
 
-    Each part of the heap is put right by itself, and a node waits for those below it alone. Where a question has no
-    answer, the document that stood highest before is taken for the best.
+    Subtrees are built concurrently; a node waits only for the nodes below it. If a question has no answer, the
+    document with the best given rank wins.
     """
     heap = list(documents)
-    before = {each: place for place, each in enumerate(documents)}
+    before = {document: place for place, document in enumerate(documents)}
     width = settings.children
 
     def children(node: int) -> range:

@@ -1,4 +1,4 @@
-"""Pairwise comparison of neighbours, from the last to the first, again and again: passes of a bubble sort.
+"""Pairwise comparison of neighbours, from last to first, in several passes of a bubble sort.
 
 PRP-Sliding-K (Qin et al., arXiv 2306.17563): k passes put the best k documents in place.
 """
@@ -15,7 +15,12 @@ from touche_llm.ranking.order import score_positions
 
 
 class SlidingSettings(BaseModel):
-    """`passes`: how many of the best are put in place; `both_orders` as for all pairs."""
+    """Settings of the passes.
+
+    Attributes:
+        passes: Number of passes, and so of best documents that are put in place.
+        both_orders: Whether to compare each pair in both orders.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -24,10 +29,10 @@ class SlidingSettings(BaseModel):
 
 
 async def rerank(documents: list[str], comparer: Comparer, settings: SlidingSettings) -> list[ScoredDocument]:
-    """The documents after the passes. A pair without an answer keeps its order.
+    """Rank the documents in several passes; a pair without an answer keeps its order.
 
-    A pass follows two places behind the one before, so several are under way at once. What a pass asks that one before
-    it has asked already is not sent again.
+    Each pass follows two places behind the one before, so several run concurrently. A pair that an earlier pass
+    compared is not sent again.
     """
     order = list(documents)
     last = len(order) - 1
@@ -40,16 +45,16 @@ async def rerank(documents: list[str], comparer: Comparer, settings: SlidingSett
         try:
             for place in range(last, number, -1):
                 if number:
-                    # The document above is what the pass before left there.
+                    # The document above is the one that the pass before left there.
                     await settled[number - 1][place - 1]
                 pair = (order[place - 1], order[place])
                 if await comparer.choose_best(pair, both_orders=settings.both_orders) == pair[1]:
                     order[place - 1], order[place] = order[place], order[place - 1]
                 settled[number][place].set_result(None)
         finally:
-            # A pass that ends before its end takes those behind it along.
-            for each in settled[number]:
-                each.cancel()
+            # If a pass fails, the passes behind it fail too, rather than wait forever.
+            for future in settled[number]:
+                future.cancel()
 
     await comparer.run_all(bubble, range(passes))
     return score_positions(order)

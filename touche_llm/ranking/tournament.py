@@ -1,6 +1,6 @@
-"""A tournament: groups are ordered, the best of each go on, and points are added over several tournaments.
+"""Tournament reranking: groups are ordered, the best of each advance, and points add up over several tournaments.
 
-After TourRank (Chen et al., arXiv 2406.11678). Groups of a stage, and tournaments, do not wait for each other.
+After TourRank (Chen et al., arXiv 2406.11678). The groups of a stage, and the tournaments, run concurrently.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from touche_llm.ranking.order import rank_by_value
 
 
 class TournamentSettings(BaseModel):
-    """The tournaments.
+    """Settings of the tournaments.
 
     Attributes:
-        group: most documents of a group.
-        rounds: tournaments, each with shuffles of its own.
-        seed: of the shuffles.
+        group: Maximum number of documents in a group.
+        rounds: Number of tournaments, each with its own shuffles.
+        seed: Seed of the shuffles.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -30,23 +30,23 @@ class TournamentSettings(BaseModel):
 
 
 async def rerank(documents: list[str], comparer: Comparer, settings: TournamentSettings) -> list[ScoredDocument]:
-    """The documents by their points; equal ones in the order in which they came.
+    """Rank the documents by their points, equal ones in the given order.
 
-    Of each group half as many go on as a group has at most, so that no draw throws out one of the best that many. A
-    stage won gives a point. Those left when one group holds all are put in order, which gives the fraction of them
-    that a document does not stand behind. Where a group has no answer its order so far holds.
+    From each group `group / 2` documents advance, so that no draw can eliminate one of the best `group / 2`. A won
+    stage gives one point. The final orders the documents that fit in one group; each gains the fraction of them that
+    it is not ranked behind. A group without an answer keeps its order.
     """
 
     async def play(number: int) -> dict[str, float]:
-        return await _tournament(documents, number, comparer, settings)
+        return await _play_tournament(documents, number, comparer, settings)
 
     tournaments = await comparer.run_all(play, range(settings.rounds))
-    points = {each: sum(tournament[each] for tournament in tournaments) for each in documents}
-    most = max(points.values(), default=1.0)
-    return rank_by_value({each: value / most for each, value in points.items()})
+    points = {document: sum(tournament[document] for tournament in tournaments) for document in documents}
+    highest = max(points.values(), default=1.0)
+    return rank_by_value({document: value / highest for document, value in points.items()})
 
 
-async def _tournament(
+async def _play_tournament(
     documents: list[str], number: int, comparer: Comparer, settings: TournamentSettings
 ) -> dict[str, float]:
     points = dict.fromkeys(documents, 0.0)
@@ -54,31 +54,31 @@ async def _tournament(
     stage = 0
     while len(left) > settings.group:
         count = -(-len(left) // settings.group)
-        # As seeds are spread over the groups of a championship.
+        # Spreads the best documents over the groups, like the seeds of a championship.
         groups = [left[first::count] for first in range(count)]
         winners = set()
-        for group in await _ordered(groups, comparer, settings, number, stage):
+        for group in await _order_groups(groups, comparer, settings, number, stage):
             winners.update(group[: settings.group // 2])
-        left = [each for each in left if each in winners]
-        for each in left:
-            points[each] += 1.0
+        left = [document for document in left if document in winners]
+        for document in left:
+            points[document] += 1.0
         stage += 1
-    (final,) = await _ordered([left], comparer, settings, number, stage)
-    for place, each in enumerate(final):
-        points[each] += 1.0 - place / len(final)
+    (final,) = await _order_groups([left], comparer, settings, number, stage)
+    for place, document in enumerate(final):
+        points[document] += 1.0 - place / len(final)
     return points
 
 
-async def _ordered(
+async def _order_groups(
     groups: list[list[str]], comparer: Comparer, settings: TournamentSettings, number: int, stage: int
 ) -> list[list[str]]:
-    """Each group in order, asked shuffled, so that no place in the prompt favours the same document every time."""
-    shown = [list(group) for group in groups]
-    for index, group in enumerate(shown):
+    """Order each group, shown shuffled, so that no position in the prompt always favours the same document."""
+    shuffled = [list(group) for group in groups]
+    for index, group in enumerate(shuffled):
         comparer.make_random(settings.seed, number, stage, index).shuffle(group)
 
     async def order(group: list[str]) -> list[str] | None:
         return await comparer.order(group) if len(group) > 1 else group
 
-    answers = await comparer.run_all(order, shown)
+    answers = await comparer.run_all(order, shuffled)
     return [answer or group for answer, group in zip(answers, groups, strict=True)]
