@@ -22,7 +22,7 @@ from touche_llm.llm.request import Request, Sampling
 from touche_llm.prompts.answers import list_template_variables
 from touche_llm.prompts.prompt import Prompt, load_prompt
 from touche_llm.ranking.steps import RankingSettings, list_comparison_kinds, parse_steps
-from touche_llm.ranking.topics import ComparisonResources, RankedTopics, rank_topics
+from touche_llm.ranking.topics import ComparisonResources, RankedTopics, RankingPlan, rank_topics
 from touche_llm.tasks import get_task
 
 # By topic and document, from 0 to 3.
@@ -145,14 +145,12 @@ async def rank_with(
             candidates,
             judgments or {},
             {topic: dict.fromkeys(ranking, "NO") for topic, ranking in rankings.items()},
-            _TASK,
-            _TASK.aims["relevance"],
-            parsed,
-            RankingSettings.model_validate(settings or {}),
+            RankingPlan(
+                _TASK, _TASK.aims["relevance"], parsed, RankingSettings.model_validate(settings or {}), "oracle"
+            ),
             ComparisonResources(
                 builder, {kind: _prompt(kind) for kind in list_comparison_kinds(parsed)}, _Texts(), "relevance"
             ),
-            "oracle",
             lambda: None,
         )
     found: dict[str, list[str]] = {topic: [] for topic in rankings}

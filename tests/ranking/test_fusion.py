@@ -149,9 +149,9 @@ def test_one_dominating_document_stays_first_for_every_constant() -> None:
     [
         ([1.0], "1 given for 2 rankings"),
         ([1.0, 1.0, 1.0], "3 given for 2"),
-        ([1.0, -0.5], "from 0 on"),
-        ([1.0, float("nan")], "from 0 on"),
-        ([1.0, float("inf")], "from 0 on"),
+        ([1.0, -0.5], "of at least 0"),
+        ([1.0, float("nan")], "of at least 0"),
+        ([1.0, float("inf")], "of at least 0"),
         ([0.0, 0.0], "all are 0"),
     ],
 )

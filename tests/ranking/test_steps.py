@@ -186,7 +186,7 @@ async def test_fusion_puts_the_first_stage_and_every_step_together() -> None:
 def test_a_fusion_of_nothing_that_has_weight_is_refused_before_anything_is_asked(steps: str) -> None:
     parsed = parse_steps(steps.split(","))
     nothing = FusionStepSettings(weights={"first_stage": 0.0, "judge": 0.0})
-    with pytest.raises(ValueError, match="fusion.weights: .*all that is there before fusion:5, have 0"):
+    with pytest.raises(ValueError, match="fusion.weights: .*all rankings before fusion:5 .* have weight 0"):
         check_fusion(parsed, nothing)
     check_fusion(parsed, FusionStepSettings(weights={"judge": 0.0, "fusion": 0.0}))
     check_fusion(parse_steps(["pairwise:3", "fusion:3"]), nothing)
@@ -217,7 +217,7 @@ async def test_a_fusion_weighs_rankings_by_the_names_of_their_steps() -> None:
             fusion={"weights": weights},
         )
         assert ids(ranking) == list(order)
-    with pytest.raises(ValueError, match=r"fusion.weights: judgments: no ranking of that name; there is first_stage"):
+    with pytest.raises(ValueError, match=r"fusion.weights: judgments: no ranking of that name; known: first_stage"):
         RankingSettings.model_validate({"fusion": {"weights": {"judgments": 1.0}}})
 
 

@@ -26,7 +26,7 @@ from touche_llm.pipeline.run_files import COMPARISON_FAILURES, COMPARISONS
 from touche_llm.prompts.answers import LABELS, list_template_variables
 from touche_llm.prompts.prompt import load_prompt
 from touche_llm.ranking.steps import RankingSettings, parse_steps
-from touche_llm.ranking.topics import ComparisonResources, RankedTopics, rank_topics
+from touche_llm.ranking.topics import ComparisonResources, RankedTopics, RankingPlan, rank_topics
 from touche_llm.tasks import get_task
 
 TASK = get_task("comparative")
@@ -73,17 +73,13 @@ async def rank(
         candidates,
         {},
         {topic: {each.document_id: "NO" for each in ranking} for topic, ranking in candidates.items()},
-        TASK,
-        WEIGHTS,
-        parse_steps(steps.split(",")),
-        RankingSettings(),
+        RankingPlan(TASK, WEIGHTS, parse_steps(steps.split(",")), RankingSettings(), "tag"),
         ComparisonResources(
             RequestBuilder(LanguageModel(facts=FACTS, engine=engine, cache=cache), Sampling(), {}, 3),
             prompts,
             Held({each: f"Text of {each}." for each in ids}),
             "both",
         ),
-        "tag",
         lambda: None,
     )
     return ranked, engine

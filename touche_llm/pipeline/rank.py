@@ -39,7 +39,7 @@ from touche_llm.pipeline.run_files import (
 )
 from touche_llm.pipeline.run_folder import check_finished
 from touche_llm.ranking.steps import list_comparison_kinds
-from touche_llm.ranking.topics import ComparisonResources, RankedTopics, rank_topics
+from touche_llm.ranking.topics import ComparisonResources, RankedTopics, RankingPlan, rank_topics
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 
@@ -163,12 +163,8 @@ async def _rank(
             candidates,
             judgments,
             stances,
-            task,
-            config.weights,
-            config.steps,
-            config.ranking,
+            RankingPlan(task, config.weights, config.steps, config.ranking, config.tag),
             resources,
-            config.tag,
             done,
         )
 

@@ -1,4 +1,4 @@
-"""Fusion: several rankings of the same topics made one, by their ranks or by their scores."""
+"""Fusion of several rankings of the same topics, by their ranks or by their scores."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULT_K = 60.0
 
 
 class FusionSettings(BaseModel):
-    """How rankings are fused: by rank (`rrf`, with its constant `k`) or by scaled score (`interpolation`)."""
+    """Settings of fusion: by rank (`rrf`, with its constant `k`) or by scaled score (`interpolation`)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -28,9 +28,10 @@ class FusionSettings(BaseModel):
 
 
 class FusionStepSettings(FusionSettings):
-    """How a step of the ranking fuses what the steps before it found.
+    """Settings of a step that fuses the rankings of the steps before it.
 
-    `weights` are those of the first stage (`first_stage`) and of the steps, by name; 1 where nothing is said.
+    Attributes:
+        weights: Weights of the first stage (`first_stage`) and of the steps, by name; 1 by default.
     """
 
     weights: dict[str, Annotated[float, Field(ge=0.0, allow_inf_nan=False)]] = {}
@@ -38,14 +39,14 @@ class FusionStepSettings(FusionSettings):
 
 @dataclass(frozen=True, slots=True)
 class FusedRun:
-    """A run made of several.
+    """The fusion of several runs.
 
     Attributes:
-        lines: of the run, topic by topic.
-        partial: the topics that some of the runs do not have.
-        disagreeing: documents of the run for which the runs have different stances.
-        imputed: documents of the run whose stance is the task's label for an unknown one.
-        left_out: documents left out because no run has their stance and the task has no label for that.
+        lines: Lines of the fused run, topic by topic.
+        partial: Topics that some of the runs lack.
+        disagreeing: Number of documents for which the runs have different stances.
+        imputed: Number of documents whose stance is the task's label for an unknown one.
+        left_out: Number of documents left out because no run has their stance and the task has no label for that.
     """
 
     lines: list[RunLine]
@@ -58,7 +59,7 @@ class FusedRun:
 def fuse(
     rankings: Sequence[Sequence[ScoredDocument]], weights: Sequence[float], settings: FusionSettings
 ) -> list[ScoredDocument]:
-    """The fused ranking of one topic, by the method of the settings; see `fuse_reciprocal_ranks` and `interpolate`."""
+    """Fuse the rankings of one topic with `fuse_reciprocal_ranks` or `interpolate`, as the settings say."""
     if settings.method == "rrf":
         return fuse_reciprocal_ranks(rankings, weights, settings.k)
     return interpolate(rankings, weights)
@@ -67,59 +68,59 @@ def fuse(
 def fuse_reciprocal_ranks(
     rankings: Sequence[Sequence[ScoredDocument]], weights: Sequence[float], k: float = DEFAULT_K
 ) -> list[ScoredDocument]:
-    """Reciprocal rank fusion (Cormack, Clarke and Büttcher, SIGIR 2009), with a weight for each ranking.
+    """Fuse rankings by weighted reciprocal rank fusion (Cormack, Clarke and Büttcher, SIGIR 2009).
 
-    A document's score is the sum of weight/(k + rank) over the rankings that have it, divided by what a document that
-    is first in all of them would have: 1 is that document's score. Ranks count from 1 in the order of the lists; scores
-    are not looked at. Equal scores are parted by the rank in the first ranking that has the document, then by which
-    ranking that is.
+    A document's score is the sum of weight/(k + rank) over the rankings that have it, divided by the sum for a document
+    that is first in all of them, so that the maximum is 1. Ranks count from 1 in the order of the lists; scores are
+    ignored. Ties are broken by the rank in the first ranking that has the document, then by which ranking that is.
 
     Args:
-        rankings: of one topic, each best first, each document once.
-        weights: one for each ranking, not negative, not all 0.
-        k: from 0 on; the larger, the less a first place counts.
+        rankings: Rankings of one topic, each best first, each document once.
+        weights: One weight per ranking, not negative, not all 0.
+        k: Constant of at least 0; the larger it is, the less a first place counts.
 
     Raises:
-        DataError: a document twice in a ranking.
-        UsageError: weights or a `k` that are not as they should be.
+        DataError: A document occurs twice in a ranking.
+        UsageError: The weights or `k` are invalid.
     """
     if not (math.isfinite(k) and k >= 0):
-        raise UsageError(f"k: must be a number from 0 on, not {k}")
-    return _weighted_mean(rankings, weights, lambda ranking: [(k + 1) / (k + n + 1) for n in range(len(ranking))])
+        raise UsageError(f"k: must be a number of at least 0, not {k}")
+    return _fuse_values(rankings, weights, lambda ranking: [(k + 1) / (k + n + 1) for n in range(len(ranking))])
 
 
 def interpolate(rankings: Sequence[Sequence[ScoredDocument]], weights: Sequence[float]) -> list[ScoredDocument]:
-    """The weighted mean of the scores, each ranking's scaled to 0..1.
+    """Fuse rankings by the weighted mean of their scores, each ranking scaled to 0..1.
 
-    Scaled score = (score - lowest)/(highest - lowest) within the ranking, 1 where all are equal, and 0 for a document
-    that the ranking does not have. Ties, arguments and errors are those of `fuse_reciprocal_ranks`.
+    Scaled score = (score - lowest)/(highest - lowest) within the ranking, 1 if all are equal, and 0 for a document
+    that the ranking lacks. Ties, arguments and errors are those of `fuse_reciprocal_ranks`.
     """
-    return _weighted_mean(rankings, weights, scale_scores)
+    return _fuse_values(rankings, weights, scale_scores)
 
 
-def _weighted_mean(
+def _fuse_values(
     rankings: Sequence[Sequence[ScoredDocument]],
     weights: Sequence[float],
     values: Callable[[Sequence[ScoredDocument]], list[float]],
 ) -> list[ScoredDocument]:
-    """Fuse by the weighted mean of what a ranking gives its documents, 0..1; it gives 0 to those it does not have."""
+    """Fuse by the weighted mean of values from 0 to 1; a ranking gives 0 to documents that it lacks."""
     check_weights(weights, len(rankings))
-    # As shares of the largest, no weight is too large or too small to add and divide.
+    # Dividing by the largest weight prevents overflow and underflow.
     shares = [weight / max(weights) for weight in weights]
     parts: dict[str, list[float]] = {}
     places: dict[str, tuple[int, int]] = {}
     for number, (ranking, share) in enumerate(zip(rankings, shares, strict=True), start=1):
         seen: set[str] = set()
-        for rank, (each, value) in enumerate(zip(ranking, values(ranking), strict=True), start=1):
-            if each.document_id in seen:
-                raise DataError(f"document {each.document_id}: twice in ranking {number}; name each document once")
-            seen.add(each.document_id)
-            parts.setdefault(each.document_id, []).append(share * value)
-            places.setdefault(each.document_id, (rank, number))
-    # fsum is exact: what ties by the formula ties here, whatever the order of the rankings.
+        for rank, (scored, value) in enumerate(zip(ranking, values(ranking), strict=True), start=1):
+            document = scored.document_id
+            if document in seen:
+                raise DataError(f"document {document}: twice in ranking {number}; name each document once")
+            seen.add(document)
+            parts.setdefault(document, []).append(share * value)
+            places.setdefault(document, (rank, number))
+    # fsum is exact, so ties of the formula are ties here, whatever the order of the rankings.
     total = math.fsum(shares)
     fused = [ScoredDocument(document, math.fsum(part) / total) for document, part in parts.items()]
-    return sorted(fused, key=lambda each: (-each.score, places[each.document_id]))
+    return sorted(fused, key=lambda scored: (-scored.score, places[scored.document_id]))
 
 
 def check_weights(weights: Sequence[float], rankings: int) -> None:
@@ -127,9 +128,9 @@ def check_weights(weights: Sequence[float], rankings: int) -> None:
     if len(weights) != rankings:
         raise UsageError(f"weights: {len(weights)} given for {rankings} rankings; give one for each, in their order")
     if not all(math.isfinite(weight) and weight >= 0 for weight in weights):
-        raise UsageError(f"weights: must be numbers from 0 on, not {', '.join(map(str, weights))}")
+        raise UsageError(f"weights: must be numbers of at least 0, not {', '.join(map(str, weights))}")
     if not any(weights):
-        raise UsageError("weights: all are 0: nothing is left to rank by")
+        raise UsageError("weights: all are 0; give at least one above 0")
 
 
 def fuse_runs(
@@ -141,59 +142,62 @@ def fuse_runs(
     depth: int,
     tag: str,
 ) -> FusedRun:
-    """Fuse runs topic by topic, each topic from the runs that have it; topics in the order in which they are first met.
+    """Fuse runs topic by topic, each topic from the runs that have it, in the order of first occurrence.
 
-    A document has the stance of the first run that gives it one. Where no run has any stance, the column keeps `Q0`;
-    else a document without one gets the task's label for an unknown stance, or is left out where the task has none.
+    A document has the stance of the first run that gives it one. If no run has any stance, the column keeps `Q0`; else
+    a document without one gets the task's label for an unknown stance, or is left out if the task has none.
 
     Args:
-        runs: read with the task's labels, if there is a task.
-        weights: one for each run, as for `fuse_reciprocal_ranks`.
-        settings: the method.
-        task: may be None where no document, or every one, has a stance.
-        depth: lines for each topic, at most.
-        tag: the run's tag.
+        runs: Runs, read with the labels of the task, if there is a task.
+        weights: One weight per run, as for `fuse_reciprocal_ranks`.
+        settings: Method of fusion.
+        task: Task of the runs; None if no document or every document has a stance.
+        depth: Maximum number of lines per topic.
+        tag: Tag of the fused run.
 
     Raises:
-        UsageError: weights that are not as they should be, a topic that only runs of weight 0 have, or no task where
-            one is needed.
+        UsageError: The weights are invalid, only runs of weight 0 have a topic, or a task is needed and missing.
     """
     check_weights(weights, len(runs))
-    labelled = any(run.stances for run in runs)
+    has_stances = any(run.stances for run in runs)
     lines: list[RunLine] = []
     partial: list[str] = []
     disagreeing = imputed = left_out = 0
     for topic in dict.fromkeys(topic for run in runs for topic in run.rankings):
-        having = [(run, weight) for run, weight in zip(runs, weights, strict=True) if topic in run.rankings]
-        if not any(weight for _, weight in having):
+        weighted = [(run, weight) for run, weight in zip(runs, weights, strict=True) if topic in run.rankings]
+        if not any(weight for _, weight in weighted):
             raise UsageError(f"topic {topic}: only runs of weight 0 have it; weigh one of them, or leave them out")
-        if len(having) < len(runs):
+        if len(weighted) < len(runs):
             partial.append(topic)
-        rankings = [[ScoredDocument(each.document_id, each.score) for each in run.rankings[topic]] for run, _ in having]
+        rankings = [
+            [ScoredDocument(candidate.document_id, candidate.score) for candidate in run.rankings[topic]]
+            for run, _ in weighted
+        ]
         kept: list[tuple[ScoredDocument, str]] = []
-        for each in fuse(rankings, [weight for _, weight in having], settings):
+        for scored in fuse(rankings, [weight for _, weight in weighted], settings):
             if len(kept) == depth:
                 break
-            key = topic, each.document_id
-            stances = [run.stances[key] for run, _ in having if key in run.stances]
-            if stances:
-                disagreeing += len(set(stances)) > 1
-                kept.append((each, stances[0]))
-            elif not labelled:
-                kept.append((each, NO_STANCE_COLUMN))
-            elif task is None:
-                raise UsageError(
-                    f"topic {topic}, document {each.document_id}: has no stance in any run, other documents have one; "
-                    "give the task (--task), whose label for an unknown stance it then gets"
-                )
-            elif task.unknown_stance is None:
-                left_out += 1
-            else:
-                imputed += 1
-                kept.append((each, task.unknown_stance))
-        scores = make_strictly_decreasing([each.score for each, _ in kept])
+            key = topic, scored.document_id
+            stances = [run.stances[key] for run, _ in weighted if key in run.stances]
+            stance = stances[0] if stances else _impute_stance(*key, task) if has_stances else NO_STANCE_COLUMN
+            disagreeing += len(set(stances)) > 1
+            imputed += has_stances and not stances and stance is not None
+            left_out += stance is None
+            if stance is not None:
+                kept.append((scored, stance))
+        scores = make_strictly_decreasing([scored.score for scored, _ in kept])
         lines += [
-            RunLine(topic, stance, each.document_id, rank, score, tag)
-            for rank, (score, (each, stance)) in enumerate(zip(scores, kept, strict=True), start=1)
+            RunLine(topic, stance, scored.document_id, rank, score, tag)
+            for rank, (score, (scored, stance)) in enumerate(zip(scores, kept, strict=True), start=1)
         ]
     return FusedRun(lines, partial, disagreeing, imputed, left_out)
+
+
+def _impute_stance(topic: str, document: str, task: Task | None) -> str | None:
+    """Return the task's label for an unknown stance, or None if it has none."""
+    if task is None:
+        raise UsageError(
+            f"topic {topic}, document {document}: has no stance in any run, other documents have one; give the task "
+            "(--task), whose label for an unknown stance it then gets"
+        )
+    return task.unknown_stance

@@ -1,4 +1,4 @@
-"""The steps of a ranking, one after the other: `judge,pairwise:10` orders by judgments, then the best ten by pairs."""
+"""Steps of a ranking: `judge,pairwise:10` ranks by judgments, then the best ten by pairwise comparison."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ JUDGE, FUSION, BALANCE = "judge", "fusion", "balance"
 
 
 class RankingSettings(BaseModel):
-    """How the steps rank, each in its own section.
+    """Settings of the steps, each in its own section.
 
-    `document_tokens` is how many tokens of each document a comparison shows at most; where the context does not hold
-    that many of each, it shows fewer.
+    Attributes:
+        document_tokens: Maximum number of tokens per document in a comparison; fewer if the context is too short.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -43,24 +43,24 @@ class RankingSettings(BaseModel):
     balance: BalanceSettings = BalanceSettings()
 
     @model_validator(mode="after")
-    def _weighs_what_there_is(self) -> RankingSettings:
+    def _check_fusion_weights(self) -> RankingSettings:
         names = (FIRST_STAGE, JUDGE, *METHODS, FUSION)
         unknown = [name for name in self.fusion.weights if name not in names]
         if unknown:
             raise ValueError(
-                f"fusion.weights: {', '.join(unknown)}: no ranking of that name; there is {', '.join(names)}"
+                f"fusion.weights: {', '.join(unknown)}: no ranking of that name; known: {', '.join(names)}"
             )
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A way of ranking documents by comparing them.
+    """A method of reranking documents by comparing them.
 
     Attributes:
-        rerank: gets the documents, best first, and gives the same ones, best first, with scores between 0 and 1.
-        asks: the kind of question, which is the name of its prompt.
-        max_depth: most documents; all pairs of many more would fill the memory.
+        rerank: Takes documents, best first, and returns them, best first, with scores between 0 and 1.
+        kind: Kind of comparison, which is also the name of its prompt.
+        max_depth: Maximum number of documents; all pairs of many more would not fit in memory.
     """
 
     rerank: Callable[[list[str], Comparer, Any], Awaitable[list[ScoredDocument]]]
@@ -80,7 +80,7 @@ METHODS: Mapping[str, Method] = {
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step of the ranking: its name, and how many of the best documents it puts in order (0 for `judge`: all)."""
+    """A step of the ranking: its name, and how many of the best documents it ranks (0 for `judge`: all)."""
 
     name: str
     depth: int = 0
@@ -90,53 +90,53 @@ class Step:
 
 
 def parse_steps(texts: Sequence[str]) -> tuple[Step, ...]:
-    """The steps that are written as `judge` or `name:depth`.
+    """Parse steps that are written as `judge` or `name:depth`.
 
     Raises:
-        ValueError: no such step, a depth that is missing or too small, or `judge` elsewhere than at the beginning.
+        ValueError: A step is unknown, its depth is missing or out of range, or `judge` is not the first step.
     """
     steps = tuple(_parse(text) for text in texts)
     if not steps:
-        raise ValueError(f"must name a step: {JUDGE}, or one of {', '.join(_DEEP)} with a depth, as pairwise:10")
+        raise ValueError(f"must name a step: {JUDGE}, or one of {', '.join(_WITH_DEPTH)} with a depth, as pairwise:10")
     if any(step.name == JUDGE for step in steps[1:]):
-        raise ValueError(f"{JUDGE} orders everything by the judgments, so it can only be the first step")
+        raise ValueError(f"{JUDGE} ranks all documents by their judgments, so it can only be the first step")
     return steps
 
 
-_DEEP = (*METHODS, FUSION, BALANCE)
-_DEEPEST = 1000
+_WITH_DEPTH = (*METHODS, FUSION, BALANCE)
+_MAX_DEPTH = 1000
 
 
 def _parse(text: str) -> Step:
     name, colon, depth = text.strip().partition(":")
     if name == JUDGE:
         if colon:
-            raise ValueError(f"{text!r:.80}: {JUDGE} orders all documents, so it is written without a number")
+            raise ValueError(f"{text!r:.80}: {JUDGE} ranks all documents; write it without a number")
         return Step(JUDGE)
-    if name not in _DEEP:
+    if name not in _WITH_DEPTH:
         raise ValueError(
             f"{text!r:.80}: no such step; write {JUDGE}, or with a number of documents, as pairwise:10, one of "
-            f"{', '.join(_DEEP)}"
+            f"{', '.join(_WITH_DEPTH)}"
         )
-    most = METHODS[name].max_depth if name in METHODS else _DEEPEST
+    most = METHODS[name].max_depth if name in METHODS else _MAX_DEPTH
     if not depth.isascii() or not depth.isdigit() or len(depth) > 9 or not 2 <= int(depth) <= most:
-        raise ValueError(f"{text!r:.80}: needs the number of documents to put in order, from 2 to {most}, as {name}:10")
+        raise ValueError(f"{text!r:.80}: needs the number of documents to rank, from 2 to {most}, as {name}:10")
     return Step(name, int(depth))
 
 
 def list_comparison_kinds(steps: Sequence[Step]) -> tuple[Kind, ...]:
-    """The kinds of question that the steps ask the model; none where they ask nothing."""
+    """Return the kinds of comparison that the steps request from the model."""
     return tuple(sorted({METHODS[step.name].kind for step in steps if step.name in METHODS}))
 
 
 def check_fusion(steps: Sequence[Step], settings: FusionStepSettings) -> None:
-    """Raise ValueError where a fusion gives no weight to any of the rankings before it."""
+    """Raise ValueError if a fusion gives weight 0 to all rankings before it."""
     before = [FIRST_STAGE]
     for step in steps:
         if step.name == FUSION and not any(settings.weights.get(name, 1.0) for name in before):
             raise ValueError(
-                f"ranking.fusion.weights: {', '.join(before)}, all that is there before {step}, have 0: nothing is "
-                "left to rank by"
+                f"ranking.fusion.weights: all rankings before {step} ({', '.join(before)}) have weight 0; give at "
+                "least one of them a weight above 0"
             )
         if step.name != BALANCE:
             before.append(step.name)
@@ -147,31 +147,30 @@ async def rank_topic(
     judged: list[ScoredDocument],
     steps: Sequence[Step],
     settings: RankingSettings,
-    comparer: Callable[[Step], Comparer],
+    make_comparer: Callable[[Step], Comparer],
     stances: Mapping[str, str],
     sides: Sequence[str],
 ) -> list[ScoredDocument]:
-    """The ranking of one topic after all steps.
+    """Rank the documents of one topic in several steps.
 
-    Each step puts the best documents so far in order; those below stay. Its scores, between 0 and 1, are raised by one
-    for each step, so that they stay above those of the documents that it did not see.
+    Each step reranks the best documents so far; those below stay. Its scores, between 0 and 1, are raised by the number
+    of the step, so that they stay above those of the documents that it did not rerank.
 
     Args:
-        first_stage: the documents in the order of the first stage, with scores from 0 to 1.
-        judged: the same documents by their judgments, with scores up to 1.
-        steps: in order.
-        settings: of all steps.
-        comparer: makes what a step asks with.
-        stances: the label of each document.
-        sides: the labels that take a side.
+        first_stage: Documents in first-stage order, with scores from 0 to 1.
+        judged: The same documents ranked by their judgments, with scores up to 1.
+        steps: Steps in order.
+        settings: Settings of all steps.
+        make_comparer: Makes the comparer of a step.
+        stances: Stance label of each document.
+        sides: Labels that take a side.
     """
-    begins = JUDGE if steps and steps[0].name == JUDGE else FIRST_STAGE
-    ranking = judged if begins == JUDGE else first_stage
-    worth = {each.document_id: each.score for each in judged}
-    # What a fusion puts together, with scores as they were found: the latest first, which decides where all agree.
+    worth = {scored.document_id: scored.score for scored in judged}
+    # The rankings to fuse, with their own scores; the latest comes first, since it breaks ties.
     rankings = [(FIRST_STAGE, first_stage)]
-    if begins == JUDGE:
+    if steps and steps[0].name == JUDGE:
         rankings.insert(0, (JUDGE, judged))
+    ranking = rankings[0][1]
     for level, step in enumerate(steps, start=1):
         top, rest = ranking[: step.depth], ranking[step.depth :]
         if step.name == JUDGE or len(top) < 2:
@@ -179,15 +178,15 @@ async def rank_topic(
         if step.name == BALANCE:
             ranking = balance(top, worth, stances, sides, settings.balance) + rest
             continue
-        documents = [each.document_id for each in top]
+        documents = [scored.document_id for scored in top]
         if step.name == FUSION:
-            parts = [[each for each in part if each.document_id in documents] for _, part in rankings]
+            parts = [[scored for scored in part if scored.document_id in documents] for _, part in rankings]
             weights = [settings.fusion.weights.get(name, 1.0) for name, _ in rankings]
             if not any(weights):
-                continue  # a topic that could not be compared has nothing of what is to be fused
+                continue  # the topic could not be compared, so none of the rankings to fuse exists
             found = fuse(parts, weights, settings.fusion)
         else:
-            found = await METHODS[step.name].rerank(documents, comparer(step), getattr(settings, step.name))
-        ranking = [ScoredDocument(each.document_id, level + each.score) for each in found] + rest
+            found = await METHODS[step.name].rerank(documents, make_comparer(step), getattr(settings, step.name))
+        ranking = [ScoredDocument(scored.document_id, level + scored.score) for scored in found] + rest
         rankings.insert(0, (step.name, found))
     return ranking

@@ -1,4 +1,4 @@
-"""Ranking all topics: each goes through the steps by itself, and none waits for another."""
+"""Ranking of all topics: each goes through the steps by itself, concurrently with the others."""
 
 from __future__ import annotations
 
@@ -17,8 +17,27 @@ from touche_llm.tasks.base import Aim, Task
 
 
 @dataclass(frozen=True, slots=True)
+class RankingPlan:
+    """How all topics are ranked.
+
+    Attributes:
+        task: Task with the labels and the maximum number of lines per topic.
+        weights: Weights of the grades and of the first stage, by name.
+        steps: Steps of the ranking, in order.
+        settings: Settings of the steps.
+        tag: Tag of the run.
+    """
+
+    task: Task
+    weights: Mapping[str, float]
+    steps: tuple[Step, ...]
+    settings: RankingSettings
+    tag: str
+
+
+@dataclass(frozen=True, slots=True)
 class ComparisonResources:
-    """What steps that compare documents need: how to ask, with which prompts, and where the texts are."""
+    """Request builder, prompts, documents and criterion of the steps that compare documents."""
 
     builder: RequestBuilder
     prompts: Mapping[str, Prompt]
@@ -28,11 +47,43 @@ class ComparisonResources:
 
 @dataclass(slots=True)
 class RankedTopics:
-    """The lines of a run, and the comparisons behind them and their failures, topic by topic."""
+    """The lines of a run, with the comparisons behind them and the failed ones, topic by topic."""
 
     lines: list[RunLine] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _TopicComparers:
+    """The comparers of one topic, one for each step that compares documents."""
+
+    topic: Topic
+    position: int
+    plan: RankingPlan
+    resources: ComparisonResources | None
+    slots: Slots | None
+    comparers: list[Comparer] = field(default_factory=list)
+    unanswered: set[tuple[Kind, tuple[str, ...]]] = field(default_factory=set)
+
+    def make(self, step: Step) -> Comparer:
+        """Make the comparer of a step."""
+        assert self.resources is not None and self.slots is not None
+        comparer = Comparer(
+            step=str(step),
+            topic=self.topic,
+            position=self.position,
+            documents=self.resources.documents,
+            question=self.plan.task.question,
+            prompts=self.resources.prompts,
+            builder=self.resources.builder,
+            slots=self.slots,
+            aim=self.resources.aim,
+            document_tokens=self.plan.settings.document_tokens,
+            unanswered=self.unanswered,
+        )
+        self.comparers.append(comparer)
+        return comparer
 
 
 async def rank_topics(
@@ -40,77 +91,54 @@ async def rank_topics(
     candidates: Mapping[str, list[Candidate]],
     judgments: Mapping[str, Mapping[str, Judgment]],
     stances: Mapping[str, Mapping[str, str]],
-    task: Task,
-    weights: Mapping[str, float],
-    steps: tuple[Step, ...],
-    settings: RankingSettings,
+    plan: RankingPlan,
     resources: ComparisonResources | None,
-    tag: str,
     done: Done,
 ) -> RankedTopics:
-    """The rankings of all topics.
+    """Rank the candidates of all topics.
 
     Requests of all topics share the builder's concurrency; those of earlier topics go first, so that a server's prefix
-    cache serves a topic's part together.
+    cache serves the requests of a topic together.
 
     Args:
-        topics: in the order of the run.
-        candidates: by topic.
-        judgments: by topic and document.
-        stances: by topic and document; a document without one is left out.
-        task: gives the labels and the limit.
-        weights: of the grades and of the first stage.
-        steps: of the ranking.
-        settings: of the steps.
-        resources: None where no step compares.
-        tag: the run's.
-        done: called after each topic.
+        topics: Topics in the order of the run.
+        candidates: Candidates by topic.
+        judgments: Judgments by topic and document.
+        stances: Stance labels by topic and document; a document without one is left out.
+        plan: Task, weights, steps and tag.
+        resources: Resources of the steps that compare; None if no step does.
+        done: Called after each topic.
     """
     slots = Slots(resources.builder.concurrency) if resources is not None else None
 
     async def rank_one(item: tuple[int, Topic]) -> tuple[list[RunLine], list[Comparer]]:
         position, topic = item
         labels = stances.get(topic.id, {})
-        first = [each for each in rank_by_first_stage(candidates.get(topic.id, [])) if each.document_id in labels]
-        judged = rank_by_judgment(first, judgments.get(topic.id, {}), weights)
-        comparers: list[Comparer] = []
-        unanswered: set[tuple[Kind, tuple[str, ...]]] = set()
-
-        def comparer(step: Step) -> Comparer:
-            assert resources is not None and slots is not None
-            comparers.append(
-                Comparer(
-                    step=str(step),
-                    topic=topic,
-                    position=position,
-                    documents=resources.documents,
-                    question=task.question,
-                    prompts=resources.prompts,
-                    builder=resources.builder,
-                    slots=slots,
-                    aim=resources.aim,
-                    document_tokens=settings.document_tokens,
-                    unanswered=unanswered,
-                )
-            )
-            return comparers[-1]
-
-        # What no objects are known for cannot be asked about; the failure to find them is recorded.
-        known = task.objects_answer is None or topic.objects is not None
-        possible = steps if known else tuple(step for step in steps if step.name not in METHODS)
-        ranking = await rank_topic(first, judged, possible, settings, comparer, labels, task.sides)
-        ranking = ranking[: task.max_per_topic]
-        scores = make_strictly_decreasing([each.score for each in ranking])
+        ranked = rank_by_first_stage(candidates.get(topic.id, []))
+        first_stage = [scored for scored in ranked if scored.document_id in labels]
+        judged = rank_by_judgment(first_stage, judgments.get(topic.id, {}), plan.weights)
+        comparers = _TopicComparers(topic, position, plan, resources, slots)
+        steps = _select_steps(topic, plan)
+        ranking = await rank_topic(first_stage, judged, steps, plan.settings, comparers.make, labels, plan.task.sides)
+        ranking = ranking[: plan.task.max_per_topic]
+        scores = make_strictly_decreasing([scored.score for scored in ranking])
         done()
         return [
-            RunLine(topic.id, labels[each.document_id], each.document_id, rank, score, tag)
-            for rank, (each, score) in enumerate(zip(ranking, scores, strict=True), start=1)
-        ], comparers
+            RunLine(topic.id, labels[scored.document_id], scored.document_id, rank, score, plan.tag)
+            for rank, (scored, score) in enumerate(zip(ranking, scores, strict=True), start=1)
+        ], comparers.comparers
 
     result = RankedTopics()
     for lines, comparers in await in_order(rank_one, enumerate(topics), max(len(topics), 1)):
         result.lines += lines
-        for each in comparers:
-            result.comparisons += each.comparisons
-            result.failures += each.failures
+        for comparer in comparers:
+            result.comparisons += comparer.comparisons
+            result.failures += comparer.failures
     return result
+
+
+def _select_steps(topic: Topic, plan: RankingPlan) -> tuple[Step, ...]:
+    """Leave out comparisons if the topic's objects are unknown; the failure to find them is recorded."""
+    if plan.task.objects_answer is None or topic.objects is not None:
+        return plan.steps
+    return tuple(step for step in plan.steps if step.name not in METHODS)
