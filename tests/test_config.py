@@ -227,7 +227,7 @@ def test_a_written_configuration_reads_back_the_same(folder: Path, flags: dict[s
         ("stance: {thresholds: {NO: .nan}}", ["stance.thresholds.NO: "]),
         ("stance: {thresholds: {NO: 1.1}}", ["stance.thresholds.NO: "]),
         ("stance: {thresholds: {FIRST: 0.5}}", ["stance.thresholds.FIRST: no such label; comparative has NO, NEUTRAL"]),
-        ("stance: {thresholds: {NO: 0.1, 'NO': 0.2}}", ["stance.thresholds: NO is there twice"]),
+        ("stance: {thresholds: {NO: 0.1, 'NO': 0.2}}", ["stance.thresholds: NO occurs twice"]),
         ("stance: {treshold: {}}", ["stance.treshold: no such name, did you mean stance.thresholds?"]),
         ("expansion: {use: true}\ncandidates: run.txt", ["expansion: the candidates come from a run"]),
         ("expansion: true", ["expansion: "]),

@@ -142,7 +142,7 @@ def test_thresholds_written_by_hand_need_no_quotation_marks(tmp_path: Path) -> N
         ("- 1", "no section `stance`"),
         ("stance: 0.5", "no section `stance`"),
         ("stance: {thresholds: {NO: 2}}", r"stance\.thresholds\.NO: must be 1.0 or less, not 2"),
-        ("stance: {thresholds: {NO: 0.1, 'NO': 0.2}}", r"stance\.thresholds: NO is there twice"),
+        ("stance: {thresholds: {NO: 0.1, 'NO': 0.2}}", r"stance\.thresholds: NO occurs twice"),
         ("stance: {threshold: {}}", r"stance\.threshold: no such name"),
         ("stance: {calibrated_on: 12}", r"stance\.calibrated_on: "),
         ("stance: [", "not YAML"),
