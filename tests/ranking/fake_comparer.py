@@ -58,7 +58,7 @@ class FakeComparer(Comparer):
         self.asked: list[Shown] = []
         self.answered: list[Shown] = []
 
-    async def _ask(self, kind: Kind, documents: Shown) -> Comparison | None:
+    async def _request_comparison(self, kind: Kind, documents: Shown) -> Comparison | None:
         self.asked.append(documents)
         for _ in range(self.turns.randrange(6) if self.turns else 1):
             await asyncio.sleep(0)
