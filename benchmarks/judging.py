@@ -138,8 +138,6 @@ def serve(port: multiprocessing.Queue[int]) -> None:
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         nonlocal asked
         await request.read()
-        if request.path == "/metrics":
-            return web.Response(text="vllm:num_requests_waiting 0.0\n")
         if request.path == "/v1/models":
             return web.json_response({"data": [{"id": _FACTS.model, "max_model_len": _FACTS.context}]})
         if request.path == "/version":

@@ -41,8 +41,8 @@ WORK = ROOT / ".mutants"
 TREE, RECORDS, RESULTS = WORK / "tree", WORK / "records", WORK / "results.jsonl"
 EQUIVALENT = ROOT / "benchmarks" / "equivalent_mutants.yaml"
 PACKAGES = [*sorted(each.parent.name for each in (ROOT / "touche_llm").glob("*/__init__.py")), "top"]
-# Without a GPU, Ray or a second server, the tests see little of these.
-EXCLUDED = ("ray_", "concurrency", "elastic_server")
+# Without Ray the default tests see nothing of this.
+EXCLUDED = ("ray_job",)
 # These need names of variables, or change nothing for small integers, short strings and None.
 IDLE = ("VariableReplacer", "VariableInserter", "_Eq_Is", "_NotEq_IsNot", "_Is_Eq", "_IsNot_NotEq")
 

@@ -54,7 +54,7 @@ def run_plan(share: float, rng: random.Random) -> Plan:
     def plan(path: str, body: bytes) -> Pieces:
         if path != "/v1/chat/completions":
             payload = honest(path, body)
-            if path == "/metrics" or not is_checked or rng.random() >= share:
+            if not is_checked or rng.random() >= share:
                 return [http(payload)]
             kinds = [kind for kind in GENERAL if kind.outcomes != {"ends"} or rng.random() < 0.02]
             return rng.choice(kinds).make(rng, Good(orjson.loads(payload), {}))
