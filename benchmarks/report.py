@@ -21,7 +21,7 @@ from pathlib import Path
 from tests.sample_runs import run_scripted
 from touche_llm.config import load_config
 from touche_llm.llm.request import Request
-from touche_llm.report.write import MOST_BYTES
+from touche_llm.report.page import MAX_BYTES
 
 DATA = Path(__file__).parent.parent.parent / "shared" / "data" / "comparative"
 
@@ -45,7 +45,7 @@ def measured(title: str, arguments: list[str], page: Path) -> None:
     started = time.monotonic()
     subprocess.run([sys.executable, "-m", "touche_llm", *arguments], check=True, capture_output=True)
     seconds, size = time.monotonic() - started, page.stat().st_size
-    print(f"{title}: {seconds:.2f} s, {size:,} bytes ({size / MOST_BYTES:.0%} of the most)")
+    print(f"{title}: {seconds:.2f} s, {size:,} bytes ({size / MAX_BYTES:.0%} of the most)")
 
 
 def main() -> None:

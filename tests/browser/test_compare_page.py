@@ -12,8 +12,9 @@ from tests.report.reports import ATTACKS
 from touche_llm.data.trec_runs import read_run
 from touche_llm.evaluation.measures import compare_runs, evaluate_run
 from touche_llm.evaluation.qrels import Qrels, read_qrels
-from touche_llm.report.side_by_side import GivenRun, gather_runs
-from touche_llm.report.write_side_by_side import write_side_by_side
+from touche_llm.report.comparison_page import render_comparison
+from touche_llm.report.page import write_page
+from touche_llm.report.run_comparison import NamedRun, gather_comparison
 from touche_llm.tasks import get_task
 
 pytestmark = pytest.mark.browser
@@ -21,10 +22,10 @@ pytestmark = pytest.mark.browser
 TASK = get_task("comparative")
 
 
-def written(runs: list[GivenRun], qrels: Qrels, path: Path) -> Path:
+def written(runs: list[NamedRun], qrels: Qrels, path: Path) -> Path:
     evaluations = [evaluate_run(each.name, each.run, qrels, 30) for each in runs]
     frame, remarks = compare_runs(evaluations[0], evaluations[1:])
-    write_side_by_side(gather_runs(runs, TASK, qrels, {}, evaluations, frame, remarks, 20), path)
+    write_page(render_comparison(gather_comparison(runs, TASK, {}, evaluations, frame, remarks, 20)), path)
     return path
 
 
@@ -40,8 +41,8 @@ def three(sample: Path) -> Path:
         for rank, each in enumerate(reversed(ranking), start=1)
     ]
     (turned / "run.txt").write_text("".join(lines))
-    runs = [GivenRun(str(each), read_run(each / "run.txt"), each) for each in (run, turned)]
-    runs.append(GivenRun("first-stage.txt", read_run(run / "candidates.run.txt"), None))
+    runs = [NamedRun(str(each), read_run(each / "run.txt"), each) for each in (run, turned)]
+    runs.append(NamedRun("first-stage.txt", read_run(run / "candidates.run.txt"), None))
     aspects = ("relevance", "quality", "stance")
     qrels = read_qrels({aspect: sample.parent / f"qrels-{aspect}.txt" for aspect in aspects}, TASK)
     return written(runs, qrels, sample.parent / "three.html")
@@ -53,7 +54,7 @@ def attacked(hostile: Path) -> Path:
     (run,) = (each for each in hostile.parent.iterdir() if (each / "run.txt").exists())
     found = read_run(run / "run.txt")
     grades = {"1": {each.document_id: 1.0 for each in found.rankings["1"][:3]}}
-    runs = [GivenRun(attack, found, run) for attack in ATTACKS[:8]]
+    runs = [NamedRun(attack, found, run) for attack in ATTACKS[:8]]
     return written(runs, Qrels({"relevance": grades}, {}, TASK.stances, {}, []), hostile.parent / "eight.html")
 
 
@@ -96,7 +97,7 @@ def test_filters_leave_what_the_runs_disagree_about(three: Path, opened: Open) -
 def test_a_topic_of_the_figure_leads_to_its_place_with_the_keyboard_too(three: Path, opened: Open) -> None:
     with opened(three, viewport={"width": 1280, "height": 800}) as found:
         page = found.page
-        link = page.locator("#figures a").last
+        link = page.locator("#measures a").last
         target = link.get_attribute("href") or ""
         link.focus()
         page.keyboard.press("Enter")

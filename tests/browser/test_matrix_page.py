@@ -19,7 +19,8 @@ from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.llm.engines.base import Rejected
 from touche_llm.prompt_lab.comparison import compare_prompts
 from touche_llm.prompt_lab.sample import Plan
-from touche_llm.report.matrix import write_matrix
+from touche_llm.report.matrix import render_matrix
+from touche_llm.report.page import write_page
 from touche_llm.tasks import get_task
 
 pytestmark = pytest.mark.browser
@@ -49,7 +50,7 @@ def written(folder: Path, engine: ScriptedEngine, words: dict[str, str], text: s
         work = compare_prompts(config_of(folder, files), names, qrels, plan, Silent())
         # Playwright keeps an event loop in this thread.
         found = other.submit(asyncio.run, work).result()
-    write_matrix(found, qrels, {aspect: files[aspect] for aspect in ASPECTS}, folder / "matrix.html")
+    write_page(render_matrix(found, qrels, {aspect: files[aspect] for aspect in ASPECTS}), folder / "matrix.html")
     return folder / "matrix.html"
 
 

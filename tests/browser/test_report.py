@@ -116,8 +116,8 @@ def test_everything_can_be_reached_with_the_keyboard(sample: Path, opened: Open)
 def test_a_bar_of_the_figure_leads_to_its_topic(sample: Path, opened: Open) -> None:
     with opened(sample) as found:
         page = found.page
-        target = page.locator("#figures a").last.get_attribute("href") or ""
-        page.locator("#figures a").last.click()
+        target = page.locator("#measures a").last.get_attribute("href") or ""
+        page.locator("#measures a").last.click()
         assert page.evaluate(f"document.querySelector('{target}').open")
 
 

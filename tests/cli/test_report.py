@@ -18,7 +18,7 @@ def test_the_page_lies_in_the_run_s_folder_and_what_is_missing_is_said(run: Path
     page = run / "report.html"
     assert done.returncode == 0
     assert done.stdout == f"report: {page} (4 topics, {page.stat().st_size:,} bytes)\n"
-    assert "note: No judgments of people were given" in done.stderr
+    assert "note: No qrels were given" in done.stderr
     assert page.read_text().startswith("<!doctype html>")
 
 

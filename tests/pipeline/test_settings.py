@@ -18,8 +18,9 @@ from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline.made_from import check_settings
 from touche_llm.pipeline.settings import INCIDENTAL, OF_ENGINE, OF_JUDGE, OF_RETRIEVE
 from touche_llm.prompts.prompt import prompts_folder
-from touche_llm.report.data import gather
-from touche_llm.report.write import write_report
+from touche_llm.report.page import write_page
+from touche_llm.report.run_page import render_report
+from touche_llm.report.run_report import gather_report
 
 PORT_NOBODY_LISTENS_ON = "http://127.0.0.1:1"
 
@@ -383,7 +384,7 @@ async def test_no_page_of_the_run_that_was_stays_when_a_stage_runs_again(tmp_pat
     out = tmp_path / "out"
     await run_on(FakeServer(), short(tmp_path, engine__model="fake"), out)
     page = out / "report.html"
-    write_report(gather(out, None, 3), page)
+    write_page(render_report(gather_report(out, None, 3)), page)
     await again(short(tmp_path, engine__model="fake"), out, Silent())
     assert not page.exists()
     page.write_text("notes of the user")

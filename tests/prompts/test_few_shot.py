@@ -27,7 +27,7 @@ from touche_llm.pipeline.dry_run import estimate_cost
 from touche_llm.pipeline.judge import judge_stage
 from touche_llm.prompts.prompt import Prompt, load_prompt, prompts_folder
 from touche_llm.prompts.purposes import load, purposes_of
-from touche_llm.report.sources import rendered
+from touche_llm.report.sources import render_prompts
 from touche_llm.tasks import TASKS, get_task
 
 TOPIC = Topic("2", "Which is better, a laptop or a desktop?", objects=("laptop", "desktop"))
@@ -376,7 +376,7 @@ async def test_what_the_chat_template_adds_to_examples_is_counted_once_and_kept_
 
 def test_a_report_shows_the_examples_of_a_prompt(tmp_path: Path) -> None:
     prompt = loaded(tmp_path, "judge", [JUDGE])
-    ((shown),) = rendered({"judge": prompt}, get_task("comparative"), TOPIC)
+    ((shown),) = render_prompts({"judge": prompt}, get_task("comparative"), TOPIC)
     assert [(role, len(texts)) for role, texts in shown.messages] == [
         ("system", 1),
         ("user", 1),

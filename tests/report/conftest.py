@@ -6,8 +6,8 @@ import pytest
 
 from tests.report.reports import hostile_run, sample_run, write_qrels
 from touche_llm.evaluation.qrels import Qrels, read_qrels
-from touche_llm.report.data import gather
-from touche_llm.report.records import Report
+from touche_llm.report.records import RunReport
+from touche_llm.report.run_report import gather_report
 from touche_llm.tasks import get_task
 
 
@@ -32,6 +32,6 @@ def qrels(comparative: Path, tmp_path_factory: pytest.TempPathFactory) -> Qrels:
 
 
 @pytest.fixture(scope="session")
-def judged(comparative: Path, qrels: Qrels) -> Report:
+def judged(comparative: Path, qrels: Qrels) -> RunReport:
     """The report of the comparative sample with judgments of people."""
-    return gather(comparative, qrels, 20)
+    return gather_report(comparative, qrels, 20)

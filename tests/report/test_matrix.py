@@ -17,8 +17,8 @@ from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.llm.engines.base import Rejected
 from touche_llm.prompt_lab.comparison import PromptComparison, compare_prompts
 from touche_llm.prompt_lab.sample import Plan
-from touche_llm.report.matrix import render, rows_of
-from touche_llm.report.write import LEAST_CHARS
+from touche_llm.report.matrix import build_rows, render_matrix
+from touche_llm.report.page import MIN_CHARS
 from touche_llm.tasks import get_task
 
 Compared = tuple[PromptComparison, Qrels]
@@ -55,7 +55,7 @@ async def compared(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str = ""
 async def test_a_document_without_an_answer_comes_first_then_those_that_variants_differ_about(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = rows_of(*await compared(tmp_path, monkeypatch))
+    rows = build_rows(*await compared(tmp_path, monkeypatch))
     assert rows[0].document_id == "2-4"
     assert {row.document_id for row in rows[1:9]} == {f"{topic}-{n}" for topic in range(1, 5) for n in (0, 2)}
     assert [bool(row.differs) for row in rows] == [True] * 9 + [False] * 15
@@ -67,7 +67,7 @@ async def test_a_document_that_no_variant_has_an_answer_about_is_not_one_that_th
 ) -> None:
     monkeypatch.setattr(Refusing, "word", "")
     found, qrels = await compared(tmp_path, monkeypatch)
-    head, _, tail = render(found, qrels, {}).partition('id="t3"')
+    head, _, tail = render_matrix(found, qrels, {}).partition('id="t3"')
     assert "No variant has an answer" in tail and "2-4" in tail.partition("</details>")[0]
     assert tail.count('class="doc"') == 1 and '<span class="id">2-4' not in head.partition('id="t1"')[2]
 
@@ -75,9 +75,9 @@ async def test_a_document_that_no_variant_has_an_answer_about_is_not_one_that_th
 async def test_a_cell_says_what_a_variant_said_and_whether_people_say_so_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = {row.document_id: row for row in rows_of(*await compared(tmp_path, monkeypatch))}
+    rows = {row.document_id: row for row in build_rows(*await compared(tmp_path, monkeypatch))}
     row = rows["3-2"]
-    assert [(grade.name, grade.value) for grade in row.people] == [("relevance", 2.0)] and row.label == "NEUTRAL"
+    assert [(grade.name, grade.value) for grade in row.assessments] == [("relevance", 2.0)] and row.label == "NEUTRAL"
     blunt, sharp, _ = row.cells
     assert [(grade.name, grade.value, grade.heat, grade.hit) for grade in blunt.grades] == [
         ("relevance", 0.0, 0, False),
@@ -96,14 +96,14 @@ async def test_the_page_has_everything_and_nothing_that_is_not_escaped(
 ) -> None:
     found, qrels = await compared(tmp_path, monkeypatch, " ".join(ATTACKS))
     noted = replace(found, notes=[*found.notes, f"note {ATTACKS[0]}"])
-    page = render(noted, qrels, {"relevance": tmp_path / ATTACKS[3].replace("/", "")})
+    page = render_matrix(noted, qrels, {"relevance": tmp_path / ATTACKS[3].replace("/", "")})
     assert not any(attack in page for attack in ATTACKS)
     assert escape(f"note {ATTACKS[0]}") in page and escape(ATTACKS[1]) in page
     for said in ("sharp.jinja", "passage 3-2", "server_error", "The variants differ", found.variants[0].prompt.label):
         assert said in page
     assert page.count('class="doc"') == 24
     # The wordings: the first whole, of the others what is otherwise.
-    assert "its text" in page and page.count("how it differs from A") == 2
+    assert page.count("differences from A") == 2
     assert re.search(r"^-.*BLUNT.*$", page, re.MULTILINE) and re.search(r"^\+.*SHARP.*$", page, re.MULTILINE)
 
 
@@ -111,10 +111,10 @@ async def test_a_page_that_would_be_too_large_has_shorter_texts_and_then_no_prob
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, qrels = await compared(tmp_path, monkeypatch, "words " * 1000)
-    bare = len(render(found, qrels, {}).encode()) - 24 * 6000
-    monkeypatch.setattr("touche_llm.report.matrix.MOST_BYTES", bare + 24 * 2 * LEAST_CHARS)
-    page = render(found, qrels, {})
-    assert len(page.encode()) <= bare + 24 * 3 * LEAST_CHARS
-    assert "more characters are not on this page" in page and 'class="panels"' in page
-    monkeypatch.setattr("touche_llm.report.matrix.MOST_BYTES", bare)
-    assert 'class="panels"' not in render(found, qrels, {})
+    bare = len(render_matrix(found, qrels, {}).encode()) - 24 * 6000
+    monkeypatch.setattr("touche_llm.report.matrix.MAX_BYTES", bare + 24 * 2 * MIN_CHARS)
+    page = render_matrix(found, qrels, {})
+    assert len(page.encode()) <= bare + 24 * 3 * MIN_CHARS
+    assert "more characters omitted" in page and 'class="panels"' in page
+    monkeypatch.setattr("touche_llm.report.matrix.MAX_BYTES", bare)
+    assert 'class="panels"' not in render_matrix(found, qrels, {})

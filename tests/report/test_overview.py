@@ -7,8 +7,17 @@ import pytest
 from touche_llm.data.records import Candidate
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.evaluation.qrels import Qrels
-from touche_llm.report.overview import cost_of, imputed_of, label_sets, left, moved, people_labels, people_of, shares_of
-from touche_llm.report.records import Left, Row
+from touche_llm.report.overview import (
+    collect_assessor_labels,
+    collect_labels,
+    compute_label_shares,
+    count_imputed_stances,
+    count_movements,
+    extract_costs,
+    find_dropped,
+    get_assessments,
+)
+from touche_llm.report.records import DocumentRow, DroppedCandidate
 
 LABELS = ("PRO", "CON", "NEU", "NO")
 QRELS = Qrels(
@@ -20,8 +29,8 @@ QRELS = Qrels(
 )
 
 
-def row(rank: int, document: str = "", first: int = 1, judge: int | None = None) -> Row:
-    return Row(rank, document or f"d{rank}", "PRO", 1.0, first, judge, {}, "", {})
+def row(rank: int, document: str = "", first: int = 1, judge: int | None = None) -> DocumentRow:
+    return DocumentRow(rank, document or f"d{rank}", "PRO", 1.0, first, judge, {}, "", {})
 
 
 def candidates(*documents: str) -> list[Candidate]:
@@ -33,7 +42,7 @@ def candidates(*documents: str) -> list[Candidate]:
     [(1, 0), (5, 0), (6, 1), (10, 1), (11, 2), (20, 2), (21, 3), (50, 3), (51, 4), (100, 4), (101, 5)],
 )
 def test_bands_end_with_their_last_rank(first: int, band: int) -> None:
-    counts = moved({"1": [row(1, first=first)]}, {})["candidates"]["1–5"]
+    counts = count_movements({"1": [row(1, first=first)]}, {})["candidates"]["1–5"]
     assert counts == [int(number == band) for number in range(6)]
 
 
@@ -41,38 +50,38 @@ def test_bands_end_with_their_last_rank(first: int, band: int) -> None:
     ("rank", "group"), [(1, "1–5"), (5, "1–5"), (6, "6–10"), (10, "6–10"), (11, "11–20"), (20, "11–20")]
 )
 def test_groups_end_with_their_last_rank(rank: int, group: str) -> None:
-    found = moved({"1": [row(rank, first=7, judge=3)]}, {})
+    found = count_movements({"1": [row(rank, first=7, judge=3)]}, {})
     assert found == {"candidates": {group: [0, 1, 0, 0, 0, 0]}, "judge": {group: [1, 0, 0, 0, 0, 0]}}
 
 
 def test_below_the_last_group_nothing_is_counted_and_without_a_rank_by_judgments_none_of_these() -> None:
-    assert moved({"1": [row(21)]}, {}) == {}
-    assert set(moved({"1": [row(1)]}, {})) == {"candidates"}
+    assert count_movements({"1": [row(21)]}, {}) == {}
+    assert set(count_movements({"1": [row(1)]}, {})) == {"candidates"}
 
 
 def test_candidates_are_counted_by_where_they_went_and_those_that_are_gone_in_the_last_band() -> None:
     rows = {"1": [row(1, "b", first=2), row(12, "a", first=1)], "2": [row(1, "x", first=1)]}
-    found = moved(rows, {"1": candidates("a", "b", "gone")})
+    found = count_movements(rows, {"1": candidates("a", "b", "gone")})
     assert found["run"] == {"1–5": [1, 0, 1, 0, 0, 1]}
     assert found["candidates"] == {"1–5": [2, 0, 0, 0, 0, 0], "11–20": [1, 0, 0, 0, 0, 0]}
 
 
 def test_of_the_first_five_candidates_those_below_what_is_shown_have_left() -> None:
     rows = [row(1, "c"), row(2, "a"), row(3, "b")]
-    found = left(candidates("a", "b", "c", "gone", "d", "sixth"), rows, 2, QRELS)
+    found = find_dropped(candidates("a", "b", "c", "gone", "d", "sixth"), rows, 2, QRELS)
     assert found == [
-        Left("b", 2, 3, {"relevance": "0.5"}),
-        Left("gone", 4, None, {}),
-        Left("d", 5, None, {}),
+        DroppedCandidate("b", 2, 3, {"relevance": "0.5"}),
+        DroppedCandidate("gone", 4, None, {}),
+        DroppedCandidate("d", 5, None, {}),
     ]
-    assert [each.document_id for each in left(candidates("a", "b", "c"), rows, 3, None)] == []
+    assert [each.document_id for each in find_dropped(candidates("a", "b", "c"), rows, 3, None)] == []
 
 
 def test_what_people_said_is_of_the_topic_and_the_document() -> None:
-    assert people_of(QRELS, "1", "a") == {"relevance": "2", "quality": "3", "stance": "PRO"}
-    assert people_of(QRELS, "1", "c") == {"stance": "CON"}
-    assert people_of(QRELS, "2", "b") == people_of(QRELS, "9", "a") == people_of(None, "1", "a") == {}
-    assert sorted(people_labels(QRELS)) == ["CON", "PRO", "PRO"] and people_labels(None) == []
+    assert get_assessments(QRELS, "1", "a") == {"relevance": "2", "quality": "3", "stance": "PRO"}
+    assert get_assessments(QRELS, "1", "c") == {"stance": "CON"}
+    assert get_assessments(QRELS, "2", "b") == get_assessments(QRELS, "9", "a") == get_assessments(None, "1", "a") == {}
+    assert sorted(collect_assessor_labels(QRELS)) == ["CON", "PRO", "PRO"] and collect_assessor_labels(None) == []
 
 
 def test_labels_are_counted_over_all_lines_and_the_first_of_each_topic() -> None:
@@ -83,23 +92,31 @@ def test_labels_are_counted_over_all_lines_and_the_first_of_each_topic() -> None
     stances = {(topic, each.document_id): "PRO" for topic, ranking in rankings.items() for each in ranking}
     stances["1", "d6"] = stances["1", "d21"] = "CON"
     del stances["2", "d1"]
-    sets = label_sets(ParsedRun(rankings, stances))
+    sets = collect_labels(ParsedRun(rankings, stances))
     assert {name: (len(given), given.count("CON")) for name, given in sets.items()} == {
         "all lines": (23, 2),
         "first 5": (7, 0),
         "first 20": (22, 1),
     }
-    assert shares_of({"some": ["PRO", "PRO", "CON", "NO"], "none": []}, LABELS) == {
+    assert compute_label_shares({"some": ["PRO", "PRO", "CON", "NO"], "none": []}, LABELS) == {
         "some (4)": {"PRO": 0.5, "CON": 0.25, "NEU": 0.0, "NO": 0.25}
     }
 
 
 def test_costs_are_those_of_the_metadata_and_none_where_it_does_not_tell() -> None:
-    found = cost_of({"seconds": 1.5, "documents cut": 0, "requests": {"asked": 3, "prompt_tokens": None, "other": 1}})
+    found = extract_costs(
+        {"seconds": 1.5, "documents cut": 0, "requests": {"asked": 3, "prompt_tokens": None, "other": 1}}
+    )
     told = {name: value for name, value in found.items() if value is not None}
     assert told == {"seconds": 1.5, "documents cut": 0, "asked": 3}
-    assert set(cost_of({})) == set(found) and set(cost_of({"requests": "many", "seconds": "long"}).values()) == {None}
-    assert (imputed_of({"rank": {"imputed stances": 4}}), imputed_of({"judge": {}}), imputed_of({"rank": {}})) == (
+    assert set(extract_costs({})) == set(found) and set(
+        extract_costs({"requests": "many", "seconds": "long"}).values()
+    ) == {None}
+    assert (
+        count_imputed_stances({"rank": {"imputed stances": 4}}),
+        count_imputed_stances({"judge": {}}),
+        count_imputed_stances({"rank": {}}),
+    ) == (
         4,
         0,
         0,

@@ -65,12 +65,13 @@ def compare(
     given = f.given_runs(runs, qrels, known)
     kept = [each for each in given if not each.first_stage]
     if html is not None:
-        from touche_llm.report.side_by_side import GivenRun, check_runs, gather_runs
-        from touche_llm.report.write_side_by_side import write_side_by_side
+        from touche_llm.report.comparison_page import render_comparison
+        from touche_llm.report.page import write_page
+        from touche_llm.report.run_comparison import NamedRun, check_runs, gather_comparison
 
         inputs = (*map(find_run_file, runs), *filter(None, files.values()))
         check_output(html, overwrite, inputs)
-        shown = [GivenRun(each.name, each.run, each.folder) for each in kept]
+        shown = [NamedRun(each.name, each.run, each.folder) for each in kept]
         check_runs(shown, known)
     limits = f.limits(kept)
     if run_topics or limits:
@@ -83,8 +84,8 @@ def compare(
     page = ""
     if html is not None:
         judged_by = {aspect: path for aspect, path in files.items() if path is not None}
-        found = gather_runs(shown, known, qrels, judged_by, evaluations, frame, notes, top)
-        size = write_side_by_side(found, html)
+        found = gather_comparison(shown, known, judged_by, evaluations, frame, notes, top)
+        size = write_page(render_comparison(found), html)
         page = f"page: {html} ({len(found.topics):,} topics, {size:,} bytes)"
     if output is Format.TABLE:
         _show(frame, evaluations)

@@ -137,9 +137,11 @@ def compare(
         print_rows(output, [row for part in found.parts for row in _rows(found, part)])
     say(output, f"sample: {found.sample_file} ({sum(len(part.sample) for part in found.parts):,} documents)")
     if html is not None:
-        from touche_llm.report.matrix import write_matrix
+        from touche_llm.report.matrix import render_matrix
+        from touche_llm.report.page import write_page
 
-        size = write_matrix(found, qrels, {name: path for name, path in files.items() if path is not None}, html)
+        judged_by = {name: path for name, path in files.items() if path is not None}
+        size = write_page(render_matrix(found, qrels, judged_by), html)
         say(output, f"page: {html} ({size:,} bytes)")
     say(output, to_printable(found.verdict.sentence))
     _end(output, found)

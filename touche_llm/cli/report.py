@@ -37,9 +37,10 @@ def report(
     The page is one file and needs nothing else. Without judgments of people it has no figures that need them.
     """
     # Only here: matplotlib and pandas take a second to load.
-    from touche_llm.report.data import gather
-    from touche_llm.report.folder import config_of
-    from touche_llm.report.write import write_report
+    from touche_llm.report.folder import load_run_config
+    from touche_llm.report.page import write_page
+    from touche_llm.report.run_page import render_report
+    from touche_llm.report.run_report import gather_report
 
     files = {"relevance": relevance, "quality": quality, "stance": stance, "coherence": coherence}
     target = out or run_dir / REPORT
@@ -47,11 +48,11 @@ def report(
     if target != run_dir / REPORT or not is_page(target):
         check_output(target, overwrite, filter(None, files.values()))
     given = any(path is not None for path in files.values())
-    qrels = f.given_qrels(config_of(run_dir).task, **files) if given else None
-    found = gather(run_dir, qrels, top, run_topics=run_topics)
+    qrels = f.given_qrels(load_run_config(run_dir).task, **files) if given else None
+    found = gather_report(run_dir, qrels, top, run_topics=run_topics)
     for note in found.notes:
         ConsoleProgress().warn(note)
-    size = write_report(found, target)
+    size = write_page(render_report(found), target)
     if output is Format.TABLE:
         print(f"report: {target} ({len(found.topics):,} topics, {size:,} bytes)")
     else:

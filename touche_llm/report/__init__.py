@@ -1,1 +1,1 @@
-"""A run as one page that a person reads: figures, costs, and every document with what the model said of it."""
+"""Self-contained HTML pages: one run, several runs compared, and prompts compared."""

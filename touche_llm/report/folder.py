@@ -1,4 +1,4 @@
-"""The folder of a run, opened: its files, and what it was made of, as far as that is at hand."""
+"""An open run folder: its files, its corpus and its completions, if available."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ from touche_llm.pipeline.run_files import (
 from touche_llm.pipeline.run_folder import check_finished, read_failures, read_metadata
 from touche_llm.ranking.pointwise import rank_by_first_stage, rank_by_judgment
 from touche_llm.ranking.steps import JUDGE
-from touche_llm.report.overview import people_of
-from touche_llm.report.records import DocumentView, RawAnswer, Row, Said, SentenceView
-from touche_llm.report.sources import Answers, answers_at_hand, corpus_at_hand
+from touche_llm.report.overview import get_assessments
+from touche_llm.report.records import DocumentRow, DocumentView, LabelShares, RawAnswer, SentenceView
+from touche_llm.report.sources import Answers, open_run_answers, open_run_corpus
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 from touche_llm.text.passages import GAP_MARK
 
 
-def config_of(folder: Path) -> Config:
-    """The configuration of the run in a folder; raises DataError where there is none."""
+def load_run_config(folder: Path) -> Config:
+    """Load the configuration of a run; raise DataError if the folder has none."""
     if not (folder / CONFIG).is_file():
-        raise DataError(f"{folder / CONFIG}: not there; give the folder of a run")
+        raise DataError(f"{folder / CONFIG}: not found; give the folder of a run")
     return load_config(folder / CONFIG, {})
 
 
 @contextmanager
 def open_folder(folder: Path) -> Iterator[RunFolder]:
-    """The folder of a run, for as long as its corpus and its answers are read.
+    """Open a run folder with its corpus and its completions.
 
     Raises:
-        DataError: a file of the run is not there or not as the program wrote it, or a stage was interrupted.
-        UsageError: its configuration cannot be read.
+        DataError: A file of the run is missing or malformed, or a stage was interrupted.
+        UsageError: The configuration of the run cannot be read.
     """
-    config = config_of(folder)
+    config = load_run_config(folder)
     check_finished(folder, "rank")
     task = get_task(config.task)
     for name, stage in ((CANDIDATES, "retrieve"), (JUDGMENTS, "judge"), (RUN, "rank"), (METADATA, "rank")):
@@ -66,27 +66,27 @@ def open_folder(folder: Path) -> Iterator[RunFolder]:
     check_run_topics(folder / RUN, run.rankings, config)
     stages, notes = read_metadata(folder).stages, list[str]()
     failures = read_failures(folder)
-    with corpus_at_hand(config, task, stages, notes) as corpus, answers_at_hand(config, notes) as answers:
+    with open_run_corpus(config, task, stages, notes) as corpus, open_run_answers(config, notes) as answers:
         yield RunFolder(folder, config, task, run, first, topics, stages, failures, corpus, answers, notes)
 
 
 @dataclass
 class RunFolder:
-    """What is in the folder of a run, and the lines and documents of the run put together from it.
+    """The contents of a run folder.
 
     Attributes:
-        folder: where it is.
-        config: its configuration.
-        task: of the run.
-        run: as it was ranked.
-        first: the first stage.
-        topics: by id, with the objects that the model found.
-        stages: what the metadata says of each.
-        failures: all of them, by file.
-        corpus: the documents; None where they are not at hand.
-        answers: the model's; None where they are not at hand.
-        notes: what people should know.
-        lost: how many of the answers that were looked for the cache does not hold.
+        folder: Path of the folder.
+        config: Configuration of the run.
+        task: Task of the run.
+        run: Final rankings.
+        first: First-stage rankings.
+        topics: Topics by id, with the objects that the model extracted.
+        stages: Metadata of each stage.
+        failures: Failed requests, by file.
+        corpus: Documents; None if unavailable.
+        answers: Completions; None if unavailable.
+        notes: Limitations of what could be opened.
+        lost: Number of requested completions that the cache lacks.
     """
 
     folder: Path
@@ -108,7 +108,7 @@ class RunFolder:
             self.judgments[each.topic_id][each.document_id] = each
         readings = _optional(self.folder / STANCES, StanceReading, "stances")
         self.readings = {(each.topic_id, each.document_id): each for each in readings}
-        self.compared = compared_of(_optional(self.folder / COMPARISONS, Comparison, "comparisons"))
+        self.compared = summarize_comparisons(_optional(self.folder / COMPARISONS, Comparison, "comparisons"))
         self.sentences: dict[tuple[str, str], Judgment] = {}
         if self.task.sentence_question is not None:
             judged = read_records(self.folder / SENTENCE_JUDGMENTS, Judgment, "judgments of sentences")
@@ -118,17 +118,17 @@ class RunFolder:
             self.failed[failure.topic_id, failure.document_id].append(failure)
 
     def check_documents(self, rankings: Iterable[list[Candidate]]) -> None:
-        """Raise DataError where the corpus is at hand and lacks one of these documents."""
+        """Raise DataError if the corpus is available and lacks one of these documents."""
         if self.corpus is not None:
             check_candidates(self.folder / RUN, rankings, self.corpus.documents, self.corpus.name)
 
-    def told(self) -> list[str]:
-        """What people should know once everything that is to be shown was looked for."""
-        lost = f"Raw answers that the cache {self.config.cache.file} does not hold: {self.lost:,}."
+    def list_notes(self) -> list[str]:
+        """Return the notes, with the number of completions missing so far."""
+        lost = f"Completions missing in the cache {self.config.cache.file}: {self.lost:,}."
         return [*self.notes, *([lost] if self.lost else [])]
 
-    def rows(self, topic_id: str, qrels: Qrels | None) -> list[Row]:
-        """The lines of a topic, with what people said of them; none where the run lacks the topic."""
+    def rows(self, topic_id: str, qrels: Qrels | None) -> list[DocumentRow]:
+        """Return the rows of a topic, with judgments by assessors; empty if the run lacks the topic."""
         ranking, judgments = self.run.rankings.get(topic_id, []), self.judgments[topic_id]
         candidates = self.first.rankings.get(topic_id, [])
         first = {each.document_id: each.rank for each in candidates}
@@ -142,9 +142,11 @@ class RunFolder:
         for each in ranking:
             judgment = judgments.get(each.document_id)
             if each.document_id not in first:
-                raise DataError(f"topic {topic_id}: document {each.document_id} of the run is no candidate; rank again")
+                raise DataError(
+                    f"topic {topic_id}: document {each.document_id} of the run is not a candidate; rank again"
+                )
             rows.append(
-                Row(
+                DocumentRow(
                     each.rank,
                     each.document_id,
                     self.run.stances.get((topic_id, each.document_id), ""),
@@ -153,28 +155,28 @@ class RunFolder:
                     judge.get(each.document_id),
                     judgment.grades if judgment is not None else {},
                     judgment.source if judgment is not None else "",
-                    people_of(qrels, topic_id, each.document_id),
+                    get_assessments(qrels, topic_id, each.document_id),
                 )
             )
         return rows
 
     def texts(self, topic_id: str, document_ids: Iterable[str]) -> dict[str, str]:
-        """The text of each of these documents, or the parts that the model saw, as far as the corpus holds them."""
+        """Return the texts of those documents that the corpus has, or the parts that the model saw."""
         if self.corpus is None:
             return {}
-        asked = list(document_ids)
-        unknown = set(self.corpus.documents.find_unknown(asked))
-        return {each: self._text(self.corpus, topic_id, each) for each in asked if each not in unknown}
+        requested = list(document_ids)
+        unknown = set(self.corpus.documents.find_unknown(requested))
+        return {each: self._text(self.corpus, topic_id, each) for each in requested if each not in unknown}
 
-    def document(self, topic_id: str, row: Row) -> DocumentView:
-        """A line with all that is known of its document."""
+    def document(self, topic_id: str, row: DocumentRow) -> DocumentView:
+        """Return a row with its document and the answers of the model."""
         key = (topic_id, row.document_id)
         judgment, reading = self.judgments[topic_id].get(row.document_id), self.readings.get(key)
         cut = judgment.cut if judgment is not None else None
         said = [] if judgment is None else _said(judgment.readings)
         answers = [] if judgment is None or judgment.key is None else [self._answer(judgment.prompt, judgment.key)]
         if reading is not None:
-            said.append(Said("stance, asked for alone", reading.probabilities))
+            said.append(LabelShares("stance, separate request", reading.probabilities))
             answers += [self._answer(reading.prompt, each) for each in reading.keys]
         parts = row.document_id.split(SEPARATOR) if self.task.sentence_question is not None else []
         return DocumentView(
@@ -207,8 +209,8 @@ class RunFolder:
         return RawAnswer(prompt, text)
 
 
-def compared_of(comparisons: Iterable[Comparison]) -> dict[tuple[str, str], list[str]]:
-    """What came of comparing each document, by topic and document: a line for each step."""
+def summarize_comparisons(comparisons: Iterable[Comparison]) -> dict[tuple[str, str], list[str]]:
+    """Summarize the comparisons of each document, by topic and document id: a line for each step."""
     shares: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     places: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for each in comparisons:
@@ -219,22 +221,24 @@ def compared_of(comparisons: Iterable[Comparison]) -> dict[tuple[str, str], list
             places[each.topic_id, document][each.step].append(place)
     said: dict[tuple[str, str], list[str]] = defaultdict(list)
     for key, steps in shares.items():
-        said[key] += [f"{step}: the best with {fmean(won):.2f} on average ({len(won)}×)" for step, won in steps.items()]
+        said[key] += [
+            f"{step}: best with mean probability {fmean(won):.2f} ({len(won)}×)" for step, won in steps.items()
+        ]
     for key, steps in places.items():
-        said[key] += [f"{step}: in place {fmean(at):.1f} on average ({len(at)}×)" for step, at in steps.items()]
+        said[key] += [f"{step}: mean rank {fmean(at):.1f} ({len(at)}×)" for step, at in steps.items()]
     return said
 
 
-def _said(readings: Mapping[str, Reading]) -> list[Said]:
-    return [Said(name, reading.shares, reading.outside) for name, reading in readings.items()]
+def _said(readings: Mapping[str, Reading]) -> list[LabelShares]:
+    return [LabelShares(name, reading.shares, reading.outside) for name, reading in readings.items()]
 
 
 def _topics(folder: Path, config: Config) -> list[Topic]:
-    """The run's topics, with the objects that the model found."""
+    """Return the topics of the run, with the objects that the model extracted."""
     found = {each.topic_id: each.objects for each in _optional(folder / OBJECTS, Objects, "objects")}
     return [replace(topic, objects=topic.objects or found.get(topic.id)) for topic in choose_topics(config)]
 
 
 def _optional(path: Path, record: type[RecordT], what: str) -> list[RecordT]:
-    """The records of a file that only some runs have."""
+    """Read a file that only some runs have; empty if it is missing."""
     return read_records(path, record, what) if path.exists() else []

@@ -1,4 +1,4 @@
-"""The page of a comparison of prompts: a row for each document, a column for each variant, disagreements first."""
+"""The HTML page that compares prompts: documents by prompt variants, disagreements first."""
 
 from __future__ import annotations
 
@@ -16,17 +16,23 @@ from touche_llm.prompt_lab.comparison import PromptComparison
 from touche_llm.prompt_lab.draw import Sampled
 from touche_llm.prompt_lab.measures import named, stance_told
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.report.figures import LETTERS
-from touche_llm.report.records import Said
-from touche_llm.report.write import LEAST_CHARS, MOST_BYTES, environment, size_of, text_limit, write_page
+from touche_llm.report.page import MAX_BYTES, MIN_CHARS, count_bytes, create_environment, find_text_limit
+from touche_llm.report.plots import LETTERS
+from touche_llm.report.records import LabelShares
 
-# Of the colours of a grade, the highest.
+# Number of colours for grades above 0.
 _HEAT = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Grade:
-    """A grade that a variant or that people gave; of a variant, whether it is, as a whole grade, that of people."""
+class MatrixGrade:
+    """A grade by a variant or by assessors.
+
+    Attributes:
+        name: Name of the grade.
+        value: Expected grade of a variant, or grade by assessors.
+        hit: Whether the rounded grade of a variant equals that of the assessors.
+    """
 
     name: str
     value: float
@@ -34,55 +40,55 @@ class Grade:
 
     @property
     def heat(self) -> int:
-        """Its colour, from 0 to 5."""
+        """Return the index of its colour, from 0 to 5."""
         return round(max(self.value, 0.0) / HIGHEST_GRADE * _HEAT)
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """What one variant said of a document; without a judgment there is neither a grade nor a stance, but a failure."""
+class MatrixCell:
+    """The judgment of a document by one variant; without a judgment, grades and stance are empty."""
 
-    grades: list[Grade]
+    grades: list[MatrixGrade]
     stance: str
     hit: bool
-    said: list[Said]
-    seen: str
+    label_shares: list[LabelShares]
+    truncation: str
     failure: Failure | None
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixRow:
-    """A document.
+    """A judged document of the sample.
 
     Attributes:
-        topic: it was judged for.
-        document_id: its id.
-        part: of the sample that it is in.
-        text: the document's.
-        people: the grades that people gave.
-        label: the stance that people gave; empty where they gave none.
-        cells: a variant each, in their order.
-        differs: the names of grades, and `stance`, in which variants differ: as whole grades, and as labels.
-        spread: how far: the largest difference of grades, and one more for a stance.
-        asked: how many variants were asked about it.
-        misses: how many of these give another first grade than people.
+        topic: Topic of the judgment.
+        document_id: Id of the document.
+        part: Part of the sample that contains the document.
+        text: Text of the document.
+        assessments: Grades by assessors.
+        label: Stance by assessors; empty if there is none.
+        cells: Judgments, one per variant.
+        differs: Fields in which variants disagree: names of grades (compared after rounding) and `stance`.
+        spread: Size of the disagreement: the largest difference of grades, plus 1 if stances differ.
+        requested: Number of variants that judged the part of the sample.
+        misses: Number of these variants whose first grade differs from that of the assessors.
     """
 
     topic: Topic
     document_id: str
     part: str
     text: str
-    people: list[Grade]
+    assessments: list[MatrixGrade]
     label: str
-    cells: list[Cell]
+    cells: list[MatrixCell]
     differs: list[str]
     spread: float
-    asked: int
+    requested: int
     misses: int
 
 
-def rows_of(found: PromptComparison, qrels: Qrels) -> list[MatrixRow]:
-    """The rows of a comparison, those with the largest disagreement first."""
+def build_rows(found: PromptComparison, qrels: Qrels) -> list[MatrixRow]:
+    """Return the rows of a comparison, ordered by disagreement, largest first."""
     topics = {topic.id: topic for topic in found.topics}
     failed = {
         (part, variant, failure.topic_id, failure.document_id): failure
@@ -98,70 +104,65 @@ def rows_of(found: PromptComparison, qrels: Qrels) -> list[MatrixRow]:
                 for variant in found.variants_in(part)
             }
             cells = [
-                _cell(each, said.get(variant.name), failed.get((part.name, variant.name, *key)), qrels)
+                _build_cell(each, said.get(variant.name), failed.get((part.name, variant.name, *key)), qrels)
                 for variant in found.variants
             ]
-            differs, spread = _disagreement(list(said.values()))
+            differs, spread = _measure_disagreement(list(said.values()))
             rows.append(
                 MatrixRow(
                     topics[each.topic_id],
                     each.document_id,
                     part.name,
                     found.texts.get(each.document_id, ""),
-                    _people(each, qrels),
+                    _list_assessments(each, qrels),
                     qrels.stances.get(each.topic_id, {}).get(each.document_id, ""),
                     cells,
                     differs,
                     spread,
                     len(said),
-                    len(said) - sum(bool(cell.grades) and _first(cell, qrels).hit for cell in cells),
+                    len(said) - sum(bool(cell.grades) and _find_sampled_grade(cell, qrels).hit for cell in cells),
                 )
             )
     return sorted(rows, key=lambda row: -row.spread)
 
 
-def _wordings(prompts: Iterable[Prompt]) -> list[tuple[str, str]]:
-    """Of the first prompt its text, of each other what it has otherwise; each with a title."""
-    first, *others = map(_text, prompts)
+def _describe_wordings(prompts: Iterable[Prompt]) -> list[tuple[str, str]]:
+    """Return a title and a text for each prompt: the first prompt in full, then the differences of the others."""
+    first, *others = map(_format_prompt, prompts)
     changes = [
-        "\n".join(list(unified_diff(first.splitlines(), other.splitlines(), lineterm=""))[2:]) or "the same text"
+        "\n".join(list(unified_diff(first.splitlines(), other.splitlines(), lineterm=""))[2:]) or "no difference"
         for other in others
     ]
-    return [("its text", first), *((f"how it differs from {LETTERS[0]}", change) for change in changes)]
+    return [("text", first), *((f"differences from {LETTERS[0]}", change) for change in changes)]
 
 
-def _text(prompt: Prompt) -> str:
-    """A template and what it pulls in."""
+def _format_prompt(prompt: Prompt) -> str:
+    """Return the text of a template, followed by the templates that it includes."""
     files = prompt.files
     return "\n".join([files.text, *(f"== {name} ==\n{text}" for name, text in sorted(files.texts.items()))])
 
 
-def write_matrix(found: PromptComparison, qrels: Qrels, judged_by: Mapping[str, Path], path: Path) -> int:
-    """Write the page as one HTML file, whole or not at all; returns its bytes.
+def render_matrix(found: PromptComparison, qrels: Qrels, judged_by: Mapping[str, Path]) -> str:
+    """Render the page that compares prompts.
 
-    Where it would have more than `write.MOST_BYTES`, texts are cut, but not to less than 400 characters, and where that
-    is not enough, the probabilities of the labels are left out.
+    Where the page would take more than `MAX_BYTES`, document texts are truncated to no less than `MIN_CHARS`; where
+    that is not enough, label probabilities are dropped.
     """
-    return write_page(render(found, qrels, judged_by), path)
-
-
-def render(found: PromptComparison, qrels: Qrels, judged_by: Mapping[str, Path]) -> str:
-    """The page."""
-    rows = rows_of(found, qrels)
-    # Neither agreed nor differed: nobody has said anything of these.
-    lost = [row for row in rows if not any(cell.grades for cell in row.cells)]
-    said = [row for row in rows if any(cell.grades for cell in row.cells)]
+    rows = build_rows(found, qrels)
+    # Without any judgment there is neither agreement nor disagreement.
+    failed = [row for row in rows if not any(cell.grades for cell in row.cells)]
+    judged = [row for row in rows if any(cell.grades for cell in row.cells)]
     groups = [
-        ("The variants differ", [row for row in said if row.differs]),
-        ("The variants agree", [row for row in said if not row.differs]),
+        ("The variants differ", [row for row in judged if row.differs]),
+        ("The variants agree", [row for row in judged if not row.differs]),
     ]
-    if lost:
-        groups.append(("No variant has an answer", lost))
+    if failed:
+        groups.append(("No variant has an answer", failed))
     values: dict[str, Any] = {
         "found": found,
         "labels": found.task.stances,
         "letters": LETTERS,
-        "wordings": _wordings(each.prompt for each in found.variants),
+        "wordings": _describe_wordings(variant.prompt for variant in found.variants),
         "judged_by": judged_by,
         "groups": groups,
         "named": named,
@@ -170,51 +171,55 @@ def render(found: PromptComparison, qrels: Qrels, judged_by: Mapping[str, Path])
         "aspect": next(iter(qrels.grades)),
         "failures": Counter(failure.kind for failure in found.all_failures()),
         "documents": len(rows),
-        "titles": {"all": "All topics", "choice": "Topics to choose on", "hold-out": "Topics held out"},
+        "titles": {"all": "All topics", "choice": "Selection topics", "hold-out": "Held-out topics"},
     }
-    template = environment().get_template("matrix.html.jinja")
+    template = create_environment().get_template("matrix.html.jinja")
     texts = [row.text for row in rows]
     for panels in (True, False):
-        room = MOST_BYTES - len(template.render(values, limit=0, panels=panels).encode())
-        if room >= size_of(texts, LEAST_CHARS):
+        room = MAX_BYTES - len(template.render(values, limit=0, panels=panels).encode())
+        if room >= count_bytes(texts, MIN_CHARS):
             break
-    return template.render(values, limit=text_limit(texts, room), panels=panels)
+    return template.render(values, limit=find_text_limit(texts, room), panels=panels)
 
 
-def _cell(each: Sampled, judgment: Judgment | None, failure: Failure | None, qrels: Qrels) -> Cell:
+def _build_cell(each: Sampled, judgment: Judgment | None, failure: Failure | None, qrels: Qrels) -> MatrixCell:
     if judgment is None:
-        return Cell([], "", False, [], "", failure)
-    truth = {grade.name: round_grade(grade.value) for grade in _people(each, qrels)}
-    grades = [Grade(name, value, round_grade(value) == truth.get(name)) for name, value in judgment.grades.items()]
+        return MatrixCell([], "", False, [], "", failure)
+    truth = {grade.name: round_grade(grade.value) for grade in _list_assessments(each, qrels)}
+    grades = [
+        MatrixGrade(name, value, round_grade(value) == truth.get(name)) for name, value in judgment.grades.items()
+    ]
     label = qrels.stances.get(each.topic_id, {}).get(each.document_id)
     cut = judgment.cut
     seen = "" if cut is None else f"the model saw {cut.kept_chars:,} of {cut.of_chars:,} characters"
-    said = [Said(name, reading.shares, reading.outside) for name, reading in judgment.readings.items()]
-    return Cell(grades, judgment.stance, label == judgment.stance, said, seen, None)
+    said = [LabelShares(name, reading.shares, reading.outside) for name, reading in judgment.readings.items()]
+    return MatrixCell(grades, judgment.stance, label == judgment.stance, said, seen, None)
 
 
-def _people(each: Sampled, qrels: Qrels) -> list[Grade]:
+def _list_assessments(each: Sampled, qrels: Qrels) -> list[MatrixGrade]:
     given = {name: grades.get(each.topic_id, {}).get(each.document_id) for name, grades in qrels.grades.items()}
-    return [Grade(name, value) for name, value in given.items() if value is not None]
+    return [MatrixGrade(name, value) for name, value in given.items() if value is not None]
 
 
-def _first(cell: Cell, qrels: Qrels) -> Grade:
-    """The grade of the aspect that documents were drawn by."""
+def _find_sampled_grade(cell: MatrixCell, qrels: Qrels) -> MatrixGrade:
+    """Return the grade of the aspect by which documents were sampled."""
     return next(grade for grade in cell.grades if grade.name in qrels.grades)
 
 
-def _disagreement(said: Sequence[Judgment | None]) -> tuple[list[str], float]:
-    """In what the variants differ, and how far; a variant without a judgment differs from one that has one in all."""
-    judged = [each for each in said if each is not None]
+def _measure_disagreement(judgments: Sequence[Judgment | None]) -> tuple[list[str], float]:
+    """Return the fields in which variants disagree, and by how much; a missing judgment disagrees in every field."""
+    judged = [judgment for judgment in judgments if judgment is not None]
     if not judged:
         return [], 0.0
-    lost = len(judged) < len(said)
+    is_incomplete = len(judged) < len(judgments)
     differs = [
-        name for name in judged[0].grades if lost or len({round_grade(each.grades[name]) for each in judged}) > 1
+        name
+        for name in judged[0].grades
+        if is_incomplete or len({round_grade(each.grades[name]) for each in judged}) > 1
     ]
-    stances = lost or len({each.stance for each in judged}) > 1
+    stances = is_incomplete or len({each.stance for each in judged}) > 1
     spread = max(_spread(each.grades[name] for each in judged) for name in judged[0].grades)
-    return [*differs, *([STANCE] if stances else [])], spread + stances + (HIGHEST_GRADE if lost else 0)
+    return [*differs, *([STANCE] if stances else [])], spread + stances + (HIGHEST_GRADE if is_incomplete else 0)
 
 
 def _spread(values: Iterable[float]) -> float:

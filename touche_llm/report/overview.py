@@ -1,4 +1,4 @@
-"""What a report says of a run as a whole, judgments of people apart."""
+"""Summaries of a run: facts, costs, rank movements and label shares."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from touche_llm.data.records import Candidate
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.evaluation.qrels import STANCE, Qrels
 from touche_llm.ranking.steps import JUDGE
-from touche_llm.report.records import Left, Row
+from touche_llm.report.records import DocumentRow, DroppedCandidate
 from touche_llm.tasks.base import Task
 
-# Final ranks that are looked at together, and the bands of ranks that their documents came from; the last is open.
+# Groups of final ranks, and the upper ends of the bands of ranks from which their documents came; one more is open.
 GROUPS = ((1, 5), (6, 10), (11, 20))
 BANDS = (5, 10, 20, 50, 100)
-# Candidates of each topic that are looked for in the run.
+# Number of top candidates of each topic whose loss is reported.
 _TOP = 5
 _COSTS = ("seconds", "judgments per second", "documents cut", "peak memory MiB")
 _SPENT = ("asked", "cache_hits", "prompt_tokens", "prefix_cached_tokens", "completion_tokens", "cached_prompt_tokens")
 
 
-def facts_of(config: Config, task: Task, stages: Mapping[str, Mapping[str, Any]], run: ParsedRun) -> dict[str, str]:
-    """What a run is, by name."""
+def describe_run(config: Config, task: Task, stages: Mapping[str, Mapping[str, Any]], run: ParsedRun) -> dict[str, str]:
+    """Return the facts about a run, by name; empty ones are omitted."""
     judge = stages.get("judge", {})
     engine = config.chatnoir or config.elasticsearch
     corpus = config.corpus or config.index or (engine.index if engine is not None else "")
@@ -43,22 +43,22 @@ def facts_of(config: Config, task: Task, stages: Mapping[str, Mapping[str, Any]]
     return {name: value for name, value in facts.items() if value}
 
 
-def cost_of(stage: Mapping[str, Any]) -> dict[str, float | None]:
-    """What a stage took, by name; None for what its metadata does not tell."""
+def extract_costs(stage: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the costs of a stage, by name; None where its metadata lack them."""
     spent = stage.get("requests")
     figures = {name: stage.get(name) for name in _COSTS}
     figures |= {name: spent.get(name) if isinstance(spent, dict) else None for name in _SPENT}
     return {name: value if isinstance(value, int | float) else None for name, value in figures.items()}
 
 
-def moved(
-    topics: Mapping[str, list[Row]], candidates: Mapping[str, list[Candidate]]
+def count_movements(
+    topics: Mapping[str, list[DocumentRow]], candidates: Mapping[str, list[Candidate]]
 ) -> dict[str, dict[str, list[int]]]:
-    """Where the first lines of all topics came from, and where their first candidates went to; see `Report.moved`."""
+    """Count how the top documents of all topics moved between the stages, as in `RunReport.movements`."""
     counted: dict[str, dict[str, list[int]]] = {}
 
     def count(way: str, rank: int, other: float | None) -> None:
-        group = next((f"{least}\N{EN DASH}{most}" for least, most in GROUPS if least <= rank <= most), None)
+        group = next((f"{low}\N{EN DASH}{high}" for low, high in GROUPS if low <= rank <= high), None)
         if group is not None and other is not None:
             counts = counted.setdefault(way, {}).setdefault(group, [0] * (len(BANDS) + 1))
             counts[sum(other > band for band in BANDS)] += 1
@@ -73,26 +73,31 @@ def moved(
     return counted
 
 
-def left(candidates: list[Candidate], rows: list[Row], shown: int, qrels: Qrels | None) -> list[Left]:
-    """What stood among a topic's first 5 candidates and is not among the run's first lines, those that are shown."""
+def find_dropped(
+    candidates: list[Candidate], rows: list[DocumentRow], shown: int, qrels: Qrels | None
+) -> list[DroppedCandidate]:
+    """Return the top 5 candidates of a topic that are not among the first `shown` rows."""
     ranks = {row.document_id: row.rank for row in rows}
     return [
-        Left(
-            each.document_id, each.rank, ranks.get(each.document_id), people_of(qrels, each.topic_id, each.document_id)
+        DroppedCandidate(
+            each.document_id,
+            each.rank,
+            ranks.get(each.document_id),
+            get_assessments(qrels, each.topic_id, each.document_id),
         )
         for each in candidates[:_TOP]
         if ranks.get(each.document_id, math.inf) > shown
     ]
 
 
-def imputed_of(stages: Mapping[str, Mapping[str, Any]]) -> int:
-    """How many stances of the run are no model's, by its metadata."""
+def count_imputed_stances(stages: Mapping[str, Mapping[str, Any]]) -> int:
+    """Return the number of imputed stances of the run, from its metadata."""
     imputed = stages.get("rank", {}).get("imputed stances", 0)
     return imputed if isinstance(imputed, int) else 0
 
 
-def people_of(qrels: Qrels | None, topic_id: str, document_id: str) -> dict[str, str]:
-    """What people said of a document: grades by aspect, and the stance."""
+def get_assessments(qrels: Qrels | None, topic_id: str, document_id: str) -> dict[str, str]:
+    """Return the judgments of a document by assessors: grades by aspect, and the stance."""
     if qrels is None:
         return {}
     found = {
@@ -104,23 +109,23 @@ def people_of(qrels: Qrels | None, topic_id: str, document_id: str) -> dict[str,
     return found if label is None else {**found, STANCE: label}
 
 
-def label_sets(run: ParsedRun) -> dict[str, list[str]]:
-    """The labels that the run gave: all of them, and those of the first documents of each topic."""
+def collect_labels(run: ParsedRun) -> dict[str, list[str]]:
+    """Return the stance labels of the run: of all lines, and of the top 5 and 20 of each topic."""
     sets = {"all lines": list(run.stances.values())}
-    for most in (5, 20):
-        heads = [each for ranking in run.rankings.values() for each in ranking[:most]]
-        sets[f"first {most}"] = [
+    for cutoff in (5, 20):
+        heads = [each for ranking in run.rankings.values() for each in ranking[:cutoff]]
+        sets[f"first {cutoff}"] = [
             label for each in heads if (label := run.stances.get((each.topic_id, each.document_id))) is not None
         ]
     return sets
 
 
-def people_labels(qrels: Qrels | None) -> list[str]:
-    """The labels that people gave."""
+def collect_assessor_labels(qrels: Qrels | None) -> list[str]:
+    """Return all stance labels by assessors."""
     return [] if qrels is None else [label for truth in qrels.stances.values() for label in truth.values()]
 
 
-def shares_of(sets: Mapping[str, list[str]], labels: Iterable[str]) -> dict[str, dict[str, float]]:
-    """How often each label was given in sets of them, which are named with their sizes; empty ones are left out."""
+def compute_label_shares(sets: Mapping[str, list[str]], labels: Iterable[str]) -> dict[str, dict[str, float]]:
+    """Return the share of each label in each set; names get the size of the set, and empty sets are omitted."""
     counts = {f"{name} ({len(given):,})": Counter(given) for name, given in sets.items() if given}
     return {name: {label: count[label] / count.total() for label in labels} for name, count in counts.items()}

@@ -1,4 +1,4 @@
-"""What a report shows, as records; made by `data.py`, drawn by `figures.py` and `page.html.jinja`."""
+"""Records of the page of a run: built in `run_report.py`, rendered by `run_page.py`."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from touche_llm.data.records import Failure, Topic
-from touche_llm.report.measured import Measured
+from touche_llm.report.run_measures import MeasuredRun
 from touche_llm.report.sources import RenderedPrompt
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What the model said in one field of its answer: a share for each label, and what lay outside of the labels."""
+class LabelShares:
+    """Probability shares of the labels in one field of an answer, and the probability mass outside the labels."""
 
     field: str
     shares: Mapping[str, float]
-    outside: float | None = None
+    off_label_mass: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RawAnswer:
-    """The text that came back to one prompt; None where the cache does not hold it."""
+    """The completion of one prompt; None where the cache lacks it."""
 
     prompt: str
     text: str | None
@@ -29,28 +29,28 @@ class RawAnswer:
 
 @dataclass(frozen=True, slots=True)
 class SentenceView:
-    """A sentence of a pair, as it was judged by itself; title and side are those of its argument, if at hand."""
+    """The judgment of one sentence of a pair; title and side of its argument are empty without a corpus."""
 
     id: str
     title: str
     side: str
-    said: list[Said]
+    label_shares: list[LabelShares]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A line of the run.
+class DocumentRow:
+    """A row of the ranking.
 
     Attributes:
-        rank: in the run, from 1.
-        document_id: its document.
-        stance: its label.
-        score: in the run.
-        first: its rank in the first stage.
-        judge: its rank by the judgments, where later steps could change it; else None.
-        grades: expected grades, by name; empty where there is no judgment.
-        source: how the grades were made, see `Judgment`; empty where there is no judgment.
-        people: what people said: grades by aspect, and the stance.
+        rank: Rank in the run, from 1.
+        document_id: Id of the document.
+        stance: Stance label.
+        score: Score in the run.
+        first: Rank in the first stage.
+        judge: Rank by judgment, if later steps reranked the documents; else None.
+        grades: Expected grades, by name; empty without a judgment.
+        source: Source of the grades, as in `Judgment`; empty without a judgment.
+        people: Judgments by assessors: grades by aspect, and the stance.
     """
 
     rank: int
@@ -65,38 +65,38 @@ class Row:
 
     @property
     def places(self) -> list[int]:
-        """Its ranks, from the first stage to the run."""
+        """Return its ranks, from the first stage to the run."""
         return [self.first, *([self.judge] if self.judge is not None else []), self.rank]
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentView:
-    """A line of the run with all that is known of its document.
+    """A row of the ranking with its document and the answers of the model.
 
     Attributes:
-        row: the line.
-        text: the document's, or the parts of it that the model saw; None where it is not at hand.
-        seen: how much of it the model saw; empty where it saw all.
-        said: by field.
-        compared: what came of comparing it, a line for each step.
-        answers: as they came.
-        failures: of questions about this document alone.
-        sentences: of a pair.
+        row: Row of the ranking.
+        text: Text of the document, or the parts that the model saw; None if unavailable.
+        truncation: How much of the document the model saw; empty if all.
+        label_shares: Shares of the labels, one record per field.
+        comparisons: Results of its comparisons, a line for each step.
+        answers: Completions.
+        failures: Failed requests about this document alone.
+        sentences: Sentences of a pair.
     """
 
-    row: Row
+    row: DocumentRow
     text: str | None
-    seen: str
-    said: list[Said]
-    compared: list[str]
+    truncation: str
+    label_shares: list[LabelShares]
+    comparisons: list[str]
     answers: list[RawAnswer]
     failures: list[Failure]
     sentences: list[SentenceView]
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """A candidate that went from the top: its rank among the candidates, and in the run, if it is there."""
+class DroppedCandidate:
+    """A top candidate that is not among the shown documents: its first-stage rank, and its rank in the run if any."""
 
     document_id: str
     first: int
@@ -109,49 +109,49 @@ class TopicView:
     """A topic with its ranking.
 
     Attributes:
-        topic: the topic.
-        shown: the documents that are shown with all that is known of them.
-        listed: further lines, without texts.
-        more: how many more lines there are.
-        left: what stood among the first 5 candidates and is not among the shown.
-        prompts: as its documents were asked about.
+        topic: Topic.
+        documents: Top documents, shown with text and answers.
+        rows: Following rows, shown without text.
+        omitted: Number of rows that are not shown.
+        dropped: Top 5 candidates that are not among the shown documents.
+        prompts: Rendered prompts of the topic.
     """
 
     topic: Topic
-    shown: list[DocumentView]
-    listed: list[Row]
-    more: int
-    left: list[Left]
+    documents: list[DocumentView]
+    rows: list[DocumentRow]
+    omitted: int
+    dropped: list[DroppedCandidate]
     prompts: list[RenderedPrompt]
 
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """What a stage took, as far as the metadata says."""
+    """Costs of a stage, by name; None where the metadata lack them."""
 
     name: str
-    figures: Mapping[str, float | None]
+    amounts: Mapping[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class RunReport:
     """Everything on the page.
 
     Attributes:
-        name: of the run's folder.
-        facts: what the run is, by name.
-        grades: the names of the grades that the model gives.
-        labels: the task's stances.
-        topics: in the order of the run.
-        before: what the candidates are, see `Task.before_judging`.
-        moved: by way to the run (`candidates`, `judge`) and group of final ranks, how many of its documents came from
-            each band of ranks, see `BANDS`; and under `run`, by group of ranks among the candidates, how many went to
-            each band.
-        stances: by set of documents, the share of each label.
-        measured: None without judgments of people.
-        costs: by stage.
-        failures: all of them, by file.
-        notes: what people should know.
+        name: Name of the run folder.
+        facts: Description of the run, by name.
+        grades: Names of the grades that the model gives.
+        labels: Stances of the task.
+        topics: Topics in the order of the run.
+        before: Name of the first stage, as in `Task.before_judging`.
+        movements: Under `candidates` and `judge`, by group of final ranks, the number of documents from each band of
+            ranks (`BANDS`) at that stage; under `run`, by group of candidate ranks, the number of documents in each
+            band of final ranks.
+        stances: Share of each label, by set of documents.
+        measured: Evaluation; None without qrels.
+        costs: Costs, one record per stage.
+        failures: Failed requests, by file.
+        notes: Limitations of the run and of this page.
     """
 
     name: str
@@ -160,9 +160,9 @@ class Report:
     labels: tuple[str, ...]
     topics: list[TopicView]
     before: str
-    moved: Mapping[str, Mapping[str, list[int]]]
+    movements: Mapping[str, Mapping[str, list[int]]]
     stances: Mapping[str, Mapping[str, float]]
-    measured: Measured | None
+    measured: MeasuredRun | None
     costs: list[StageCost]
     failures: Mapping[str, list[Failure]]
     notes: list[str]

@@ -1,4 +1,4 @@
-"""Where a report takes what a run's folder does not hold: documents, prompts and raw answers, if they are at hand."""
+"""Sources of a report outside the run folder: documents, prompts and completions, if available."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from touche_llm.pipeline.common import load_prompts
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.tasks.base import Question, Task
 
-_FROM_HERE = "paths in config.yaml are taken from the current folder, as they were for the run"
-# What stands in a rendered prompt where each document's text would; nothing in it is changed when it is rendered.
+_FROM_HERE = "paths in config.yaml are relative to the current folder, as they were for the run"
+# Takes the place of the document in a rendered prompt; sanitizing leaves it unchanged.
 PLACEHOLDER = "\N{HORIZONTAL ELLIPSIS} here stands the text of the document \N{HORIZONTAL ELLIPSIS}"
 
-# The text of an answer by its key in the cache, or None where the cache does not hold it.
+# Returns the text of an answer by its cache key, or None if the cache lacks it.
 Answers = Callable[[str], str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """A prompt as one topic's documents were asked about with it; each message is its role and its texts.
+    """A prompt rendered for one topic.
 
-    The document's text stands between one text and the next.
+    Each message is a role and the pieces of its text before, between and after the documents.
     """
 
     purpose: str
@@ -38,19 +38,19 @@ class RenderedPrompt:
 
 
 @contextmanager
-def corpus_at_hand(config: Config, task: Task, stages: Mapping[str, Any], notes: list[str]) -> Iterator[Corpus | None]:
-    """The run's documents, or None where they are not there; what people should know of that is added to `notes`."""
+def open_run_corpus(config: Config, task: Task, stages: Mapping[str, Any], notes: list[str]) -> Iterator[Corpus | None]:
+    """Open the documents of the run, or yield None if they are unavailable; add the reason to `notes`."""
     if config.elasticsearch is not None:
-        # Whether it is there is known when it is asked.
+        # Only a request shows whether the server is available.
         there, place = True, config.elasticsearch.url
     elif config.chatnoir is not None:
         there, place = config.chatnoir.cache.is_file(), str(config.chatnoir.cache)
     else:
-        there, place = config.corpus is not None and config.corpus.is_file(), f"{config.corpus} nor {config.index}"
+        there, place = config.corpus is not None and config.corpus.is_file(), f"{config.corpus} and {config.index}"
         if not there and config.index is not None and (config.index / "manifest.json").is_file():
             config, there = config.model_copy(update={"corpus": None}), True
     if not there:
-        notes.append(f"No texts of documents: neither {place} is there; {_FROM_HERE}.")
+        notes.append(f"No document texts: {place} not found; {_FROM_HERE}.")
         yield None
         return
     tell: Notify = notes.append
@@ -60,23 +60,23 @@ def corpus_at_hand(config: Config, task: Task, stages: Mapping[str, Any], notes:
         except ToucheError as error:
             if config.elasticsearch is None:
                 raise
-            notes.append(f"No texts of documents: {error}.")
+            notes.append(f"No document texts: {error}.")
             yield None
             return
         before = stages.get("retrieve", {}).get("corpus", {}).get("sha256")
         if before is not None and before != corpus.description.get("sha256"):
-            notes.append(f"The corpus {corpus.name} is not the one that the run was made from: texts can differ.")
+            notes.append(f"The corpus {corpus.name} is not the one of the run: texts can differ.")
         yield corpus
 
 
 @contextmanager
-def answers_at_hand(config: Config, notes: list[str]) -> Iterator[Answers | None]:
-    """The texts of the model's answers, or None where there is no cache; that is added to `notes`."""
+def open_run_answers(config: Config, notes: list[str]) -> Iterator[Answers | None]:
+    """Open the completions of the run, or yield None if there is no cache; add the reason to `notes`."""
     if config.cache.mode is CacheMode.OFF:
-        notes.append("No raw answers: the run kept none (--cache-mode off).")
+        notes.append("No completions: the run stored none (--cache-mode off).")
         yield None
     elif not config.cache.file.is_file():
-        notes.append(f"No raw answers: the cache {config.cache.file} is not there; {_FROM_HERE}.")
+        notes.append(f"No completions: the cache {config.cache.file} does not exist; {_FROM_HERE}.")
         yield None
     else:
         with Cache(config.cache.file, CacheMode.REPLAY) as cache:
@@ -88,8 +88,8 @@ def answers_at_hand(config: Config, notes: list[str]) -> Iterator[Answers | None
             yield text
 
 
-def prompts_at_hand(config: Config, task: Task, stages: Mapping[str, Any], notes: list[str]) -> dict[str, Prompt]:
-    """The prompts about one document by name, as far as they are the run's; the others are told of in `notes`."""
+def load_run_prompts(config: Config, task: Task, stages: Mapping[str, Any], notes: list[str]) -> dict[str, Prompt]:
+    """Load the document prompts of the run by name; add those that changed since the run to `notes`."""
     used: Mapping[str, str] = stages.get("judge", {}).get("prompts", {})
     try:
         found = load_prompts(config, task, "judge", "sentence", "stance")
@@ -98,12 +98,12 @@ def prompts_at_hand(config: Config, task: Task, stages: Mapping[str, Any], notes
         return {}
     for name, prompt in found.items():
         if used.get(name) != prompt.label:
-            notes.append(f"The prompt {name!r} is not shown: the run had {used.get(name)}, now it is {prompt.label}.")
+            notes.append(f"The prompt {name!r} is not shown: the run used {used.get(name)}, now it is {prompt.label}.")
     return {name: prompt for name, prompt in found.items() if used.get(name) == prompt.label}
 
 
-def rendered(prompts: Mapping[str, Prompt], task: Task, topic: Topic) -> list[RenderedPrompt]:
-    """The prompts of one topic; none where the topic's objects are needed and were not found."""
+def render_prompts(prompts: Mapping[str, Prompt], task: Task, topic: Topic) -> list[RenderedPrompt]:
+    """Render the prompts for one topic; none if the task needs the compared objects and the topic has none."""
     if task.objects_answer is not None and topic.objects is None:
         return []
     questions = {"judge": task.question, "sentence": task.sentence_question, "stance": task.stance_question}

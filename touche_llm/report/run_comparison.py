@@ -1,4 +1,4 @@
-"""Several runs gathered for one page: their figures, and each document at the top of any, with its place in each."""
+"""Building the comparison of several runs: their measures, and the rank of each top document in each run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,18 @@ from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.pipeline.run_files import CONFIG
 from touche_llm.regression.snapshot import run_settings
-from touche_llm.report.compared import compared
-from touche_llm.report.figures import LETTERS
-from touche_llm.report.folder import RunFolder, config_of, open_folder
-from touche_llm.report.measured import confusion_of, coverage_lines, notes_of
-from touche_llm.report.overview import cost_of, facts_of, label_sets, people_labels, people_of
-from touche_llm.report.sides import Place, SharedDocument, SharedTopic, Side, SideBySide
+from touche_llm.report.comparison_records import ComparedDocument, ComparedRun, ComparedTopic, Placement, RunComparison
+from touche_llm.report.folder import RunFolder, load_run_config, open_folder
+from touche_llm.report.measure_comparison import compare_measures
+from touche_llm.report.overview import (
+    collect_assessor_labels,
+    collect_labels,
+    describe_run,
+    extract_costs,
+    get_assessments,
+)
+from touche_llm.report.plots import LETTERS
+from touche_llm.report.run_measures import collect_notes, compute_confusion, describe_all_coverage
 from touche_llm.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -28,29 +34,28 @@ if TYPE_CHECKING:
 
     from touche_llm.evaluation.measures import Evaluation
 
-# A document among the first so many of one run and not of another is one that the runs disagree about; the measures
-# look at so many.
-_FIRST = 5
+# Runs disagree about a document that is above this rank in some of them only; the cutoff of the headline measures.
+_CUTOFF = 5
 
 
 @dataclass(frozen=True, slots=True)
-class GivenRun:
-    """A run to be shown: what to call it, its lines, and its folder; None for a run file by itself."""
+class NamedRun:
+    """A run to compare: its name, its rankings, and its folder; the folder of a plain run file is None."""
 
     name: str
     run: ParsedRun
     folder: Path | None
 
 
-def check_runs(runs: Sequence[GivenRun], task: Task) -> None:
-    """Raise an error where runs cannot be shown side by side.
+def check_runs(runs: Sequence[NamedRun], task: Task) -> None:
+    """Raise an error where runs cannot be compared on one page.
 
     Raises:
-        UsageError: too many runs, or a folder of another task.
-        DataError: a folder without a configuration, or a run with a stance that the task does not have.
+        UsageError: The number of runs is not between 2 and 8, or a run belongs to another task.
+        DataError: A folder lacks its configuration, or a run has a stance that the task does not have.
     """
     if not 2 <= len(runs) <= len(LETTERS):
-        raise UsageError(f"{len(runs)} runs do not fit side by side; name 2 to {len(LETTERS)}")
+        raise UsageError(f"{len(runs)} runs do not fit on one page; give 2 to {len(LETTERS)}")
     for each in runs:
         for (topic, document), stance in each.run.stances.items():
             if stance not in task.stances:
@@ -65,35 +70,34 @@ def check_runs(runs: Sequence[GivenRun], task: Task) -> None:
                 f"{each.folder}: no {CONFIG} in this folder, so nothing is known of the run but its ranking; name "
                 "its run file"
             )
-        if (own := config_of(each.folder).task) != task.name:
+        if (own := load_run_config(each.folder).task) != task.name:
             raise UsageError(f"{each.folder}: a run of the task {own}, not of {task.name}; leave it out")
 
 
-def gather_runs(
-    runs: Sequence[GivenRun],
+def gather_comparison(
+    runs: Sequence[NamedRun],
     task: Task,
-    qrels: Qrels,
     judged_by: Mapping[str, Path],
     evaluations: Sequence[Evaluation],
     differences: DataFrame,
     remarks: Sequence[str],
     top: int,
-) -> SideBySide:
-    """What the page of several runs shows.
+) -> RunComparison:
+    """Build the comparison of several runs.
 
     Args:
-        runs: in the order of their letters, as `check_runs` takes them.
-        task: of all runs.
-        qrels: judgments of people.
-        judged_by: the files of these.
-        evaluations: of each run.
-        differences: of `measures.compare_runs`, to one of the runs.
-        remarks: what that says of them.
-        top: of each run so many documents of each topic are shown.
+        runs: Runs in the order of their letters, checked by `check_runs`.
+        task: Task of all runs.
+        judged_by: Files of the qrels, by aspect.
+        evaluations: Evaluations of the runs, all by the same qrels.
+        differences: Differences from the baseline, as returned by `measures.compare_runs`.
+        remarks: Notes of `measures.compare_runs`.
+        top: Number of documents per topic and run.
 
     Raises:
-        DataError: a folder whose files are not as the program wrote them, or whose corpus lacks its documents.
+        DataError: A run folder is malformed, or its corpus lacks its documents.
     """
+    qrels = evaluations[0].qrels
     with ExitStack() as stack:
         folders = [None if each.folder is None else stack.enter_context(open_folder(each.folder)) for each in runs]
         for folder in folders:
@@ -101,13 +105,13 @@ def gather_runs(
                 folder.check_documents(ranking[:top] for ranking in folder.run.rankings.values())
         settings = [None if folder is None else run_settings(folder.config) for folder in folders]
         sides = [
-            _side(letter, each, folder, task, qrels, _own(values, settings))
+            _describe_side(letter, each, folder, task, qrels, _describe_own_settings(values, settings))
             for letter, each, folder, values in zip(LETTERS, runs, folders, settings, strict=False)
         ]
         ids = list(dict.fromkeys(topic for each in runs for topic in each.run.rankings))
-        topics = [_topic(each, runs, folders, qrels, top) for each in ids]
+        topics = [_build_topic(each, runs, folders, qrels, top) for each in ids]
         baseline = differences["baseline"].iloc[0]
-        return SideBySide(
+        return RunComparison(
             task=task.title,
             judged_by=judged_by,
             grades=task.question.grades,
@@ -115,17 +119,17 @@ def gather_runs(
             before=task.before_judging,
             sides=sides,
             baseline=next(side.letter for side in sides if side.name == baseline),
-            measures=compared(evaluations, differences),
-            people=people_labels(qrels),
+            measures=compare_measures(evaluations, differences),
+            assessor_labels=collect_assessor_labels(qrels),
             topics=topics,
             top=top,
-            coverage=coverage_lines(evaluations),
-            notes=[*notes_of(evaluations), *remarks, *_notes(sides, folders, topics)],
+            coverage=describe_all_coverage(evaluations),
+            notes=[*collect_notes(evaluations), *remarks, *_notes(sides, folders, topics)],
         )
 
 
-def _own(values: Mapping[str, Any] | None, settings: Sequence[Mapping[str, Any] | None]) -> str:
-    """The settings of a run that are not those of all runs, in words; empty for a run file, which has none."""
+def _describe_own_settings(values: Mapping[str, Any] | None, settings: Sequence[Mapping[str, Any] | None]) -> str:
+    """Describe the settings of a run that differ between the runs; empty for a run file."""
     if values is None:
         return ""
     known = [each for each in settings if each is not None]
@@ -134,28 +138,32 @@ def _own(values: Mapping[str, Any] | None, settings: Sequence[Mapping[str, Any] 
     return ", ".join(f"{name} {values.get(name)}" for name in differ)
 
 
-def _side(letter: str, given: GivenRun, folder: RunFolder | None, task: Task, qrels: Qrels, settings: str) -> Side:
+def _describe_side(
+    letter: str, given: NamedRun, folder: RunFolder | None, task: Task, qrels: Qrels, settings: str
+) -> ComparedRun:
     if folder is None:
         lines = sum(map(len, given.run.rankings.values()))
         facts = {"given as": "a run file", "topics": f"{len(given.run.rankings):,}", "lines": f"{lines:,}"}
         failures, costs = None, None
     else:
-        facts = facts_of(folder.config, task, folder.stages, given.run)
+        facts = describe_run(folder.config, task, folder.stages, given.run)
         del facts["task"]
         if settings:
             facts["settings of its own"] = settings
         failures = Counter((each.kind, name) for name, of_file in folder.failures.items() for each in of_file)
-        costs = {name: cost_of(stage) for name, stage in folder.stages.items()}
-    return Side(letter, given.name, facts, label_sets(given.run), *confusion_of(given.run, qrels), failures, costs)
+        costs = {name: extract_costs(stage) for name, stage in folder.stages.items()}
+    return ComparedRun(
+        letter, given.name, facts, collect_labels(given.run), *compute_confusion(given.run, qrels), failures, costs
+    )
 
 
-def _topic(
-    topic_id: str, runs: Sequence[GivenRun], folders: Sequence[RunFolder | None], qrels: Qrels, top: int
-) -> SharedTopic:
+def _build_topic(
+    topic_id: str, runs: Sequence[NamedRun], folders: Sequence[RunFolder | None], qrels: Qrels, top: int
+) -> ComparedTopic:
     rankings = [each.run.rankings.get(topic_id, []) for each in runs]
     shown = {each.document_id for ranking in rankings for each in ranking[:top]}
     places = [
-        _places(topic_id, given, folder, [each for each in ranking if each.document_id in shown], top)
+        _place_documents(topic_id, given, folder, [each for each in ranking if each.document_id in shown], top)
         for given, folder, ranking in zip(runs, folders, rankings, strict=True)
     ]
     ranks = {document: [of_run[document].rank for of_run in places if document in of_run] for document in shown}
@@ -168,12 +176,12 @@ def _topic(
     for document in ordered:
         found = [of_run.get(document) for of_run in places]
         labels = {place.stance for place in found if place is not None and place.stance}
-        at_top = [place is not None and place.rank <= _FIRST for place, of in zip(found, rankings, strict=True) if of]
+        at_top = [place is not None and place.rank <= _CUTOFF for place, of in zip(found, rankings, strict=True) if of]
         documents.append(
-            SharedDocument(
+            ComparedDocument(
                 document,
                 texts.get(document),
-                people_of(qrels, topic_id, document),
+                get_assessments(qrels, topic_id, document),
                 found,
                 stances_differ=len(labels) > 1,
                 top_differs=any(at_top) and not all(at_top),
@@ -189,13 +197,13 @@ def _topic(
         if topic.objects is not None:
             objects.setdefault(topic.objects, []).append(letter)
     topic = next(iter(known.values()), Topic(topic_id, ""))
-    return SharedTopic(topic, {tuple(letters): pair for pair, letters in objects.items()}, documents)
+    return ComparedTopic(topic, {tuple(letters): pair for pair, letters in objects.items()}, documents)
 
 
-def _places(
-    topic_id: str, given: GivenRun, folder: RunFolder | None, shown: Sequence[Candidate], top: int
-) -> dict[str, Place]:
-    """The places in one run of those of its documents that are shown."""
+def _place_documents(
+    topic_id: str, given: NamedRun, folder: RunFolder | None, shown: Sequence[Candidate], top: int
+) -> dict[str, Placement]:
+    """Return the placements of the shown documents in one run."""
     rows = {} if folder is None else {row.document_id: row for row in folder.rows(topic_id, None)}
     places = {}
     for each in shown:
@@ -204,21 +212,20 @@ def _places(
         if folder is not None and row is not None and each.rank <= top:
             details = folder.document(topic_id, row)
         stance = given.run.stances.get((topic_id, each.document_id), "")
-        places[each.document_id] = Place(each.rank, stance, row, details)
+        places[each.document_id] = Placement(each.rank, stance, row, details)
     return places
 
 
-def _notes(sides: Sequence[Side], folders: Sequence[RunFolder | None], topics: Sequence[SharedTopic]) -> Iterator[str]:
-    """What people should know of what is shown of the runs."""
+def _notes(
+    sides: Sequence[ComparedRun], folders: Sequence[RunFolder | None], topics: Sequence[ComparedTopic]
+) -> Iterator[str]:
+    """Yield the limitations of what the page shows about the runs."""
     bare = [side.letter for side, folder in zip(sides, folders, strict=True) if folder is None]
     if bare:
-        yield (
-            f"{', '.join(bare)}: only a run file, which has ranks and stances, but not what a model said, what failed "
-            "and what it cost."
-        )
+        yield (f"{', '.join(bare)}: only a run file, which has ranks and stances, but no answers, failures and costs.")
     told: dict[str, list[str]] = {}
     for side, folder in zip(sides, folders, strict=True):
-        for note in [] if folder is None else folder.told():
+        for note in [] if folder is None else folder.list_notes():
             told.setdefault(note, []).append(side.letter)
     for note, letters in told.items():
         yield f"{', '.join(letters)}: {note}"
@@ -228,6 +235,6 @@ def _notes(sides: Sequence[Side], folders: Sequence[RunFolder | None], topics: S
             yield f"{side.letter}: topics without a line in the run: {', '.join(missing)}."
     documents = [document for topic in topics for document in topic.documents]
     if without := sum(document.text is None for document in documents):
-        yield f"Documents without a text, since no corpus at hand holds them: {without:,} of {len(documents):,}."
+        yield f"Documents without text, missing in every available corpus: {without:,} of {len(documents):,}."
     if untitled := [topic.topic.id for topic in topics if not topic.topic.title]:
-        yield f"Topics without a title, since no folder has them: {', '.join(untitled)}."
+        yield f"Topics without a title, missing in every run folder: {', '.join(untitled)}."

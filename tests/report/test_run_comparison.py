@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from tests.report.reports import ATTACKS, POISON, poisoned
-from tests.report.test_write import Page, count
+from tests.report.test_run_page import Page, count
 from touche_llm.config import load_config, write_config
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.measures import compare_runs, evaluate_run
 from touche_llm.evaluation.qrels import Qrels
-from touche_llm.report import write
-from touche_llm.report.figures import LETTERS, topic_letters
-from touche_llm.report.side_by_side import GivenRun, check_runs, gather_runs
-from touche_llm.report.sides import SideBySide
-from touche_llm.report.write import MOST_BYTES
-from touche_llm.report.write_side_by_side import render
+from touche_llm.report import page as page_module
+from touche_llm.report.comparison_page import render_comparison
+from touche_llm.report.comparison_records import RunComparison
+from touche_llm.report.page import MAX_BYTES
+from touche_llm.report.plots import LETTERS, plot_topics_of_runs
+from touche_llm.report.run_comparison import NamedRun, check_runs, gather_comparison
 from touche_llm.tasks import get_task
 
 # Pages of several runs take a while to make.
@@ -40,7 +40,7 @@ def few_resamples() -> object:
 
 
 @pytest.fixture(scope="module")
-def runs(comparative: Path, tmp_path_factory: pytest.TempPathFactory) -> list[GivenRun]:
+def runs(comparative: Path, tmp_path_factory: pytest.TempPathFactory) -> list[NamedRun]:
     """The sample's run, one with the best ten the other way round and no position, and a file with an own document."""
     folder = tmp_path_factory.mktemp("runs")
     shutil.copytree(comparative, folder / "turned")
@@ -55,26 +55,26 @@ def runs(comparative: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Gi
     (folder / "turned" / "run.txt").write_text("".join(turned))
     (folder / "alone.txt").write_text("".join(alone))
     return [
-        GivenRun("first", read_run(comparative / "run.txt"), comparative),
-        GivenRun("turned", read_run(folder / "turned" / "run.txt"), folder / "turned"),
-        GivenRun("alone.txt", read_run(folder / "alone.txt"), None),
+        NamedRun("first", read_run(comparative / "run.txt"), comparative),
+        NamedRun("turned", read_run(folder / "turned" / "run.txt"), folder / "turned"),
+        NamedRun("alone.txt", read_run(folder / "alone.txt"), None),
     ]
 
 
-def gathered(runs: Sequence[GivenRun], qrels: Qrels, baseline: int = 0, top: int = TOP) -> SideBySide:
+def gathered(runs: Sequence[NamedRun], qrels: Qrels, baseline: int = 0, top: int = TOP) -> RunComparison:
     evaluations = [evaluate_run(each.name, each.run, qrels, 30) for each in runs]
     others = [each for each in evaluations if each is not evaluations[baseline]]
     frame, remarks = compare_runs(evaluations[baseline], others)
-    return gather_runs(runs, TASK, qrels, {"relevance": Path("qrels.txt")}, evaluations, frame, remarks, top)
+    return gather_comparison(runs, TASK, {"relevance": Path("qrels.txt")}, evaluations, frame, remarks, top)
 
 
 @pytest.fixture(scope="module")
-def found(runs: list[GivenRun], qrels: Qrels) -> SideBySide:
+def found(runs: list[NamedRun], qrels: Qrels) -> RunComparison:
     return gathered(runs, qrels, baseline=1)
 
 
 def test_every_document_at_the_top_of_some_run_is_there_with_its_place_in_each(
-    runs: list[GivenRun], found: SideBySide
+    runs: list[NamedRun], found: RunComparison
 ) -> None:
     for topic in found.topics:
         rankings = [each.run.rankings[topic.topic.id] for each in runs]
@@ -89,7 +89,7 @@ def test_every_document_at_the_top_of_some_run_is_there_with_its_place_in_each(
                 assert place is None or place.stance == stance
 
 
-def test_folders_give_grades_for_all_and_details_for_their_own_top(found: SideBySide) -> None:
+def test_folders_give_grades_for_all_and_details_for_their_own_top(found: RunComparison) -> None:
     places = [document.places for topic in found.topics for document in topic.documents]
     for first, turned, alone in places:
         for place in (first, turned):
@@ -99,14 +99,16 @@ def test_folders_give_grades_for_all_and_details_for_their_own_top(found: SideBy
     assert any(first is not None and first.details is None for first, _, _ in places)
 
 
-def test_texts_are_those_of_the_corpus_also_for_documents_of_a_run_file(found: SideBySide) -> None:
+def test_texts_are_those_of_the_corpus_also_for_documents_of_a_run_file(found: RunComparison) -> None:
     documents = [document for topic in found.topics for document in topic.documents]
     without = [document.document_id for document in documents if document.text is None]
     assert sorted(without) == sorted(f"new-{topic.topic.id}" for topic in found.topics)
-    assert any(f"no corpus at hand holds them: {len(without)} of {len(documents)}." in note for note in found.notes)
+    assert any(
+        f"missing in every available corpus: {len(without)} of {len(documents)}." in note for note in found.notes
+    )
 
 
-def test_documents_that_the_runs_disagree_about_are_marked(found: SideBySide) -> None:
+def test_documents_that_the_runs_disagree_about_are_marked(found: RunComparison) -> None:
     seen = set()
     for document in (document for topic in found.topics for document in topic.documents):
         labels = {place.stance for place in document.places if place} - {""}
@@ -118,7 +120,7 @@ def test_documents_that_the_runs_disagree_about_are_marked(found: SideBySide) ->
 
 
 def test_figures_are_those_of_the_evaluations_and_differences_those_to_the_baseline(
-    runs: list[GivenRun], qrels: Qrels, found: SideBySide
+    runs: list[NamedRun], qrels: Qrels, found: RunComparison
 ) -> None:
     assert found.baseline == "B"
     expected = [evaluate_run(each.name, each.run, qrels, 30) for each in runs]
@@ -141,7 +143,7 @@ def test_figures_are_those_of_the_evaluations_and_differences_those_to_the_basel
 
 
 def test_a_difference_says_over_how_many_topics_it_is_where_the_runs_own_values_are_over_others(
-    runs: list[GivenRun], qrels: Qrels, found: SideBySide
+    runs: list[NamedRun], qrels: Qrels, found: RunComparison
 ) -> None:
     (official,) = (each for each in found.measures if each.name == "relevance official_ndcg@5")
     first, turned, _ = (evaluate_run(each.name, each.run, qrels, 30).estimates[official.name].topics for each in runs)
@@ -150,34 +152,34 @@ def test_a_difference_says_over_how_many_topics_it_is_where_the_runs_own_values_
     assert change is not None
     assert change.topics == shared == change.wins + change.ties + change.losses
     # The text of a page has nothing between cells.
-    assert f"{change.value.value:+.4f}{shared} topics" in Page(render(found)).text
+    assert f"{change.value.value:+.4f}{shared} topics" in Page(render_comparison(found)).text
 
 
-def test_only_folders_tell_what_failed_and_what_it_cost(found: SideBySide) -> None:
+def test_only_folders_tell_what_failed_and_what_it_cost(found: RunComparison) -> None:
     first, turned, alone = found.sides
     assert first.costs == turned.costs and first.costs is not None and first.costs["judge"]["asked"] is not None
     assert first.failures == {} and (alone.failures, alone.costs) == (None, None)
     assert any(note.startswith("C: only a run file") for note in found.notes)
-    text = " ".join(Page(render(found)).text.split())
-    assert "None of A B : every question had a usable answer." in text
+    text = " ".join(Page(render_comparison(found)).text.split())
+    assert "None of A B : every request has a usable answer." in text
 
 
-def test_settings_in_which_the_runs_differ_are_told_of_each(found: SideBySide) -> None:
+def test_settings_in_which_the_runs_differ_are_told_of_each(found: RunComparison) -> None:
     own = [side.facts.get("settings of its own") for side in found.sides]
     assert own == ["weights.quality 0.5", "weights.quality 3.0", None]
 
 
-def test_run_files_alone_make_a_page_too(runs: list[GivenRun], qrels: Qrels) -> None:
-    page = Page(render(gathered([replace(each, folder=None) for each in runs], qrels)))
+def test_run_files_alone_make_a_page_too(runs: list[NamedRun], qrels: Qrels) -> None:
+    page = Page(render_comparison(gathered([replace(each, folder=None) for each in runs], qrels)))
     text = " ".join(page.text.split())
     # The third run has no stances, so that nothing can be said of a difference.
     assert "difference – (no interval)" in text and "nan" not in text
-    assert "Topics without a title" in text and "Run files do not tell what failed" in text
+    assert "Topics without a title" in text and "Run files do not record failures" in text
     assert sum("doc" == attributes.get("class") for _, attributes in page.elements) > 0
 
 
-def test_each_topic_of_a_figure_leads_to_its_place(found: SideBySide) -> None:
-    page = Page(render(found))
+def test_each_topic_of_a_figure_leads_to_its_place(found: RunComparison) -> None:
+    page = Page(render_comparison(found))
     ids = {attributes.get("id") for _, attributes in page.elements}
     links = [attributes["href"] for tag, attributes in page.elements if tag == "a"]
     topics = [f"#t{n}" for n in range(1, len(found.topics) + 1)]
@@ -187,7 +189,7 @@ def test_each_topic_of_a_figure_leads_to_its_place(found: SideBySide) -> None:
 
 def test_letters_of_equal_values_stand_beside_each_other_and_topics_in_the_baseline_s_order() -> None:
     values = [{"1": 0.5, "2": 0.9, "3": 0.0}, {"1": 0.51, "2": 0.1}]
-    svg = topic_letters("m", values, 1, {"1": ("t1", "tea <b> & $x$")})
+    svg = plot_topics_of_runs("m", values, 1, {"1": ("t1", "tea <b> & $x$")})
     root = ET.fromstring(svg)
     texts = [(element.text, element.attrib) for element in root.iter("text")]
     assert [text for text, _ in texts if text in ("1", "2", "3")] == ["1", "2", "3"]
@@ -204,12 +206,12 @@ def test_letters_of_equal_values_stand_beside_each_other_and_topics_in_the_basel
 
 def test_hostile_texts_stay_texts(hostile: Path, tmp_path: Path) -> None:
     name = f"{hostile} {ATTACKS[0]}"
-    given = [GivenRun(name, read_run(hostile / "run.txt"), hostile)]
-    given.append(GivenRun(f"{ATTACKS[1]}{ATTACKS[5]}", given[0].run, None))
+    given = [NamedRun(name, read_run(hostile / "run.txt"), hostile)]
+    given.append(NamedRun(f"{ATTACKS[1]}{ATTACKS[5]}", given[0].run, None))
     documents = [each.document_id for each in given[0].run.rankings["1"]]
     grades = {"relevance": {"1": {document: 1.0 for document in documents[:3]}}}
     hard = Qrels(grades, {}, TASK.stances, {}, [])
-    page = Page(render(gathered(given, hard, top=20)))
+    page = Page(render_comparison(gathered(given, hard, top=20)))
     assert [count(page, tag) for tag in ("script", "style", "main", "body")] == [1, 1, 1, 1]
     assert not {"img", "iframe", "link", "object", "b/onclick"} & {tag for tag, _ in page.elements}
     for _, attributes in page.elements:
@@ -218,13 +220,13 @@ def test_hostile_texts_stay_texts(hostile: Path, tmp_path: Path) -> None:
     assert all(page.text.count(attack) >= 2 for attack in ATTACKS)
 
 
-def test_no_text_of_the_page_leaves_its_place(found: SideBySide) -> None:
+def test_no_text_of_the_page_leaves_its_place(found: RunComparison) -> None:
     sides = [replace(side, failures={("not_json", "failures.jsonl"): 3}) for side in found.sides]
     full = replace(found, sides=sides, topics=found.topics[:1], notes=["note"])
     places = [place for document in full.topics[0].documents for place in document.places]
     said = [answer.text for place in places if place and place.details for answer in place.details.answers]
     assert said and said[0]
-    page = Page(render(poisoned(full)))
+    page = Page(render_comparison(poisoned(full)))
     assert [tag for tag, _ in page.elements if tag.startswith("x-")] == []
     for _, attributes in page.elements:
         assert not any(name.startswith("on") or POISON in name for name in attributes)
@@ -232,12 +234,12 @@ def test_no_text_of_the_page_leaves_its_place(found: SideBySide) -> None:
         assert POISON + text in page.text
 
 
-def test_the_same_runs_give_the_same_page(found: SideBySide) -> None:
-    assert render(found) == render(found)
+def test_the_same_runs_give_the_same_page(found: RunComparison) -> None:
+    assert render_comparison(found) == render_comparison(found)
 
 
 @pytest.mark.parametrize("documents", [20, 70])
-def test_fifty_topics_stay_below_the_limit(found: SideBySide, documents: int) -> None:
+def test_fifty_topics_stay_below_the_limit(found: RunComparison, documents: int) -> None:
     """With 70 documents a topic there is no room for what the models said, and none for all of the documents."""
     topic = found.topics[0]
     document = next(each for each in topic.documents if each.places[0] and each.places[0].details)
@@ -254,27 +256,27 @@ def test_fifty_topics_stay_below_the_limit(found: SideBySide, documents: int) ->
     ]
     # Topics of other ids, or they would share what the models said.
     topics = [replace(topic, topic=replace(topic.topic, id=str(n)), documents=many) for n in range(50)]
-    page = render(replace(found, topics=topics, top=25))
-    assert 0.8 * MOST_BYTES < len(page.encode()) <= MOST_BYTES
+    page = render_comparison(replace(found, topics=topics, top=25))
+    assert 0.8 * MAX_BYTES < len(page.encode()) <= MAX_BYTES
     shown = page.count('class="doc"') // 50
     assert (shown == documents) is (documents == 20)
-    assert ("(of 25; with more this page would be too large)" in page) is (documents != 20)
+    assert ("(of 25, to limit the size of the page)" in page) is (documents != 20)
 
 
-def test_what_cannot_stand_side_by_side_is_told(runs: list[GivenRun], pairs: Path, tmp_path: Path) -> None:
+def test_what_cannot_stand_side_by_side_is_told(runs: list[NamedRun], pairs: Path, tmp_path: Path) -> None:
     first, _, alone = runs
-    with pytest.raises(UsageError, match="9 runs do not fit side by side; name 2 to 8"):
+    with pytest.raises(UsageError, match="9 runs do not fit on one page; give 2 to 8"):
         check_runs([first] * 9, TASK)
     with pytest.raises(UsageError, match="a run of the task sentence_pairs, not of comparative"):
-        check_runs([first, GivenRun("pairs", alone.run, pairs)], TASK)
+        check_runs([first, NamedRun("pairs", alone.run, pairs)], TASK)
     with pytest.raises(DataError, match=r"pairs: topic \S+, document \S+: stance '(PRO|CON)' is none of FIRST"):
-        check_runs([first, GivenRun("pairs", read_run(pairs / "run.txt"), None)], TASK)
+        check_runs([first, NamedRun("pairs", read_run(pairs / "run.txt"), None)], TASK)
     with pytest.raises(DataError, match=r"no config.yaml in this folder.*name its run file"):
-        check_runs([first, GivenRun("bare", alone.run, tmp_path)], TASK)
+        check_runs([first, NamedRun("bare", alone.run, tmp_path)], TASK)
 
 
 def test_letters_and_what_is_written_on_them_can_be_read_in_the_light_and_in_the_dark() -> None:
-    style = (Path(write.__file__).parent / "style.css").read_text()
+    style = (Path(page_module.__file__).parent / "style.css").read_text()
     light, dark = re.findall(r":root \{(.*?)\n *\}", style, re.DOTALL)
     for block in (light, dark):
         inks = dict(re.findall(r"--(\w+): #([0-9a-f]{6})", block))

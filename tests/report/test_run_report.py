@@ -12,9 +12,9 @@ from touche_llm.data.records import Attempt, Comparison, Cut, Failure, Judgment,
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError
 from touche_llm.evaluation.qrels import Qrels
-from touche_llm.report.data import gather
-from touche_llm.report.folder import compared_of
-from touche_llm.report.records import Report
+from touche_llm.report.folder import summarize_comparisons
+from touche_llm.report.records import RunReport
+from touche_llm.report.run_report import gather_report
 from touche_llm.text.passages import GAP_MARK
 
 
@@ -34,12 +34,12 @@ def copied(run: Path, folder: Path, **changes: object) -> Path:
 
 
 def test_each_document_has_its_way_from_the_first_stage_over_the_judgments_to_the_run(
-    comparative: Path, judged: Report
+    comparative: Path, judged: RunReport
 ) -> None:
     run, first = read_run(comparative / "run.txt"), read_run(comparative / "candidates.run.txt")
     for view in judged.topics:
         candidates = {each.document_id: each.rank for each in first.rankings[view.topic.id]}
-        rows = [*(document.row for document in view.shown), *view.listed]
+        rows = [*(document.row for document in view.documents), *view.rows]
         assert [row.document_id for row in rows] == [each.document_id for each in run.rankings[view.topic.id]]
         assert [row.rank for row in rows] == list(range(1, len(rows) + 1))
         assert all(row.first == candidates[row.document_id] for row in rows)
@@ -53,33 +53,37 @@ def test_thresholds_fitted_on_topics_of_the_judgments_are_noted(
 ) -> None:
     topic = next(iter(qrels.stances))
     out = copied(comparative, tmp_path, stance__thresholds={"NO": 0.5}, stance__calibrated_on=[topic, "none"])
-    (note,) = (note for note in gather(out, qrels, 3).notes if "fitted" in note)
+    (note,) = (note for note in gather_report(out, qrels, 3).notes if "fitted" in note)
     assert note.startswith("The run: stance: ") and note.endswith(f": {topic}")
-    assert not [note for note in gather(out, None, 3).notes if "fitted" in note]
+    assert not [note for note in gather_report(out, None, 3).notes if "fitted" in note]
 
 
 def test_a_ranking_by_judgments_alone_has_no_way_over_them(comparative: Path, tmp_path: Path) -> None:
-    rows = [each.row for each in gather(copied(comparative, tmp_path, rank=["judge"]), None, 3).topics[0].shown]
+    rows = [
+        each.row for each in gather_report(copied(comparative, tmp_path, rank=["judge"]), None, 3).topics[0].documents
+    ]
     assert all(row.judge is None and row.places == [row.first, row.rank] for row in rows)
 
 
-def test_documents_carry_text_probabilities_answers_and_what_people_said(comparative: Path, judged: Report) -> None:
+def test_documents_carry_text_probabilities_answers_and_what_people_said(comparative: Path, judged: RunReport) -> None:
     judgments = {(j.topic_id, j.document_id): j for j in read_records(comparative / "judgments.jsonl", Judgment, "j")}
     passages = (Path(yaml.safe_load((comparative / "config.yaml").read_text())["corpus"])).read_text()
     for view in judged.topics:
-        for document in view.shown:
+        for document in view.documents:
             judgment = judgments[view.topic.id, document.row.document_id]
             assert document.text and document.text.splitlines()[0][:40] in passages
             assert document.row.grades == judgment.grades
-            assert {said.field: said.shares for said in document.said}["quality"] == judgment.readings["quality"].shares
+            assert {said.field: said.shares for said in document.label_shares}["quality"] == judgment.readings[
+                "quality"
+            ].shares
             # The judge prompt, and the stance prompt with the objects in both orders.
             assert [answer.text is not None for answer in document.answers] == [True] * 3
             assert f'"relevance":{judgment.readings["relevance"].answered}' in (document.answers[0].text or "")
-    assert any(document.row.people for view in judged.topics for document in view.shown)
-    assert not all(document.row.people for view in judged.topics for document in view.shown)
+    assert any(document.row.people for view in judged.topics for document in view.documents)
+    assert not all(document.row.people for view in judged.topics for document in view.documents)
 
 
-def test_prompts_are_rendered_for_their_topic_with_a_gap_for_the_document(judged: Report) -> None:
+def test_prompts_are_rendered_for_their_topic_with_a_gap_for_the_document(judged: RunReport) -> None:
     for view in judged.topics:
         assert [prompt.purpose for prompt in view.prompts] == ["judge", "stance"]
         for prompt in view.prompts:
@@ -89,16 +93,16 @@ def test_prompts_are_rendered_for_their_topic_with_a_gap_for_the_document(judged
 
 
 def test_pairs_show_their_sentences_and_their_arguments(pairs: Path) -> None:
-    report = gather(pairs, None, 4)
+    report = gather_report(pairs, None, 4)
     assert report.labels == ("PRO", "CON") and report.grades == ("relevance", "quality", "coherence")
     for view in report.topics:
-        assert (len(view.shown), len(view.listed)) == (4, 96) and view.more > 0
+        assert (len(view.documents), len(view.rows)) == (4, 96) and view.omitted > 0
         assert [prompt.purpose for prompt in view.prompts] == ["judge", "sentence"]
-        for document in view.shown:
+        for document in view.documents:
             one, other = document.sentences
             assert document.row.document_id == f"{one.id},{other.id}"
             assert one.title and one.side in ("PRO", "CON")
-            assert [said.field for said in other.said] == ["role", "relevance", "quality", "stance"]
+            assert [said.field for said in other.label_shares] == ["role", "relevance", "quality", "stance"]
             assert document.text is not None and document.text.count("\n") == 1
 
 
@@ -106,37 +110,37 @@ def test_what_is_not_at_hand_is_said_and_left_out(comparative: Path, tmp_path: P
     run = copied(
         comparative, tmp_path, corpus="gone.jsonl", index="nowhere", cache={"file": "gone.sqlite", "mode": "reuse"}
     )
-    report = gather(run, None, 2)
+    report = gather_report(run, None, 2)
     notes = " ".join(report.notes)
-    assert "neither gone.jsonl nor nowhere is there" in notes and "the cache gone.sqlite is not there" in notes
-    documents = [document for view in report.topics for document in view.shown]
+    assert "gone.jsonl and nowhere not found" in notes and "the cache gone.sqlite does not exist" in notes
+    documents = [document for view in report.topics for document in view.documents]
     assert len(documents) == 2 * len(report.topics) > 0
-    assert all(document.text is None and not document.answers and document.said for document in documents)
+    assert all(document.text is None and not document.answers and document.label_shares for document in documents)
     assert not (tmp_path / "gone.sqlite").exists() and not Path("gone.sqlite").exists()
 
 
 def test_an_index_does_where_the_corpus_is_gone(comparative: Path, tmp_path: Path) -> None:
     run = copied(comparative, tmp_path, corpus=str(tmp_path / "gone.jsonl"))
-    report = gather(run, None, 2)
-    documents = [document for view in report.topics for document in view.shown]
+    report = gather_report(run, None, 2)
+    documents = [document for view in report.topics for document in view.documents]
     assert len(documents) == 2 * len(report.topics) > 0 and all(document.text for document in documents)
 
 
 def test_an_answer_that_the_cache_lacks_is_counted(comparative: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
     run = copied(comparative, tmp_path, cache__file=str(tmp_path / "empty.jsonl"))
-    report = gather(run, None, 2)
-    assert any("does not hold: 24" in note for note in report.notes)  # 4 topics, 2 documents, 3 answers
-    assert [answer.text for answer in report.topics[0].shown[0].answers] == [None] * 3
+    report = gather_report(run, None, 2)
+    assert any("empty.jsonl: 24" in note for note in report.notes)  # 4 topics, 2 documents, 3 answers
+    assert [answer.text for answer in report.topics[0].documents[0].answers] == [None] * 3
 
 
 def test_a_prompt_that_changed_since_the_run_is_not_shown_as_the_run_s(comparative: Path, tmp_path: Path) -> None:
     run = copied(comparative, tmp_path)
     path = run / "ir-metadata.yml"
     path.write_text(path.read_text().replace("judge: comparative/judge@1-", "judge: comparative/judge@1-0"))
-    report = gather(run, None, 2)
+    report = gather_report(run, None, 2)
     assert [prompt.purpose for prompt in report.topics[0].prompts] == ["stance"]
-    assert any("'judge' is not shown: the run had comparative/judge@1-0" in note for note in report.notes)
+    assert any("'judge' is not shown: the run used comparative/judge@1-0" in note for note in report.notes)
 
 
 def test_another_corpus_under_the_same_name_is_told(comparative: Path, tmp_path: Path) -> None:
@@ -144,7 +148,7 @@ def test_another_corpus_under_the_same_name_is_told(comparative: Path, tmp_path:
     own = yaml.safe_load((comparative / "config.yaml").read_text())["corpus"]
     corpus.write_text(Path(own).read_text() + '{"id": "new", "contents": "new"}\n')
     run = copied(comparative, tmp_path, corpus=str(corpus), index=str(tmp_path / "index"))
-    assert any("is not the one that the run was made from" in note for note in gather(run, None, 1).notes)
+    assert any("is not the one of the run" in note for note in gather_report(run, None, 1).notes)
 
 
 @pytest.mark.parametrize(("name", "stage"), [("run.txt", "rank"), ("judgments.jsonl", "judge")])
@@ -154,41 +158,41 @@ def test_a_run_that_is_not_finished_names_the_stage_to_run(
     run = copied(comparative, tmp_path)
     (run / name).unlink()
     with pytest.raises(DataError, match=rf"{name}: not there; run `touche-llm {stage}`"):
-        gather(run, None, 1)
+        gather_report(run, None, 1)
 
 
 def test_a_document_that_is_no_candidate_is_an_error(comparative: Path, tmp_path: Path) -> None:
     run = copied(comparative, tmp_path)
     lines = (run / "candidates.run.txt").read_text().splitlines(keepends=True)
     (run / "candidates.run.txt").write_text("".join(lines[1:]))
-    with pytest.raises(DataError, match="topic 3: document .* is no candidate; rank again"):
-        gather(run, None, 1)
+    with pytest.raises(DataError, match="topic 3: document .* is not a candidate"):
+        gather_report(run, None, 1)
 
 
 def test_metadata_of_another_program_is_an_error(comparative: Path, tmp_path: Path) -> None:
     run = copied(comparative, tmp_path)
     (run / "ir-metadata.yml").write_text("- a list\n")
     with pytest.raises(DataError, match="ir-metadata.yml: not metadata that this program wrote"):
-        gather(run, None, 1)
+        gather_report(run, None, 1)
 
 
-def test_the_top_is_counted_once_by_where_it_came_from(judged: Report) -> None:
-    for groups in judged.moved.values():
+def test_the_top_is_counted_once_by_where_it_came_from(judged: RunReport) -> None:
+    for groups in judged.movements.values():
         assert {name: sum(counts) for name, counts in groups.items()} == {"1–5": 20, "6–10": 20, "11–20": 40}
     # The judgments put a document into the first five or not; comparisons only order these.
-    assert judged.moved["judge"]["1–5"] == [20, 0, 0, 0, 0, 0]
+    assert judged.movements["judge"]["1–5"] == [20, 0, 0, 0, 0, 0]
 
 
 def test_candidates_that_left_the_top_are_told(comparative: Path, qrels: Qrels) -> None:
-    report = gather(comparative, qrels, 3)
+    report = gather_report(comparative, qrels, 3)
     run, first = read_run(comparative / "run.txt"), read_run(comparative / "candidates.run.txt")
-    assert set(report.moved) == {"candidates", "judge", "run"}
+    assert set(report.movements) == {"candidates", "judge", "run"}
     for view in report.topics:
         ranks = {each.document_id: each.rank for each in run.rankings[view.topic.id]}
         gone = [each.document_id for each in first.rankings[view.topic.id][:5] if ranks.get(each.document_id, 999) > 3]
-        assert [each.document_id for each in view.left] == gone
-        assert all(each.rank == ranks.get(each.document_id) for each in view.left)
-    assert sum(len(view.left) for view in report.topics) > 0
+        assert [each.document_id for each in view.dropped] == gone
+        assert all(each.rank == ranks.get(each.document_id) for each in view.dropped)
+    assert sum(len(view.dropped) for view in report.topics) > 0
 
 
 def test_stances_that_no_model_gave_are_told(comparative: Path, tmp_path: Path) -> None:
@@ -196,11 +200,11 @@ def test_stances_that_no_model_gave_are_told(comparative: Path, tmp_path: Path) 
     path = run / "ir-metadata.yml"
     assert "imputed stances: 0" in path.read_text()
     path.write_text(path.read_text().replace("imputed stances: 0", "imputed stances: 7"))
-    assert any("no model gave" in note and ": 7." in note for note in gather(run, None, 1).notes)
+    assert any("Imputed stances" in note and ": 7." in note for note in gather_report(run, None, 1).notes)
 
 
-def test_each_set_of_documents_has_all_its_stances(judged: Report) -> None:
-    assert [name.split(" (")[0] for name in judged.stances] == ["all lines", "first 5", "first 20", "judged by people"]
+def test_each_set_of_documents_has_all_its_stances(judged: RunReport) -> None:
+    assert [name.split(" (")[0] for name in judged.stances] == ["all lines", "first 5", "first 20", "assessors"]
     for shares in judged.stances.values():
         assert list(shares) == list(judged.labels) and sum(shares.values()) == pytest.approx(1.0)
 
@@ -213,21 +217,23 @@ def test_comparisons_are_summed_up_for_each_document_and_step() -> None:
     order = Comparison(
         topic_id="1", step="listwise:3", documents=["a", "b", "c"], order=["c", "a", "b"], prompt="p", key="k"
     )
-    found = compared_of([best(["a", "b"], {"A": 0.9, "B": 0.1}), best(["b", "a"], {"A": 0.5, "B": 0.5}), order])
+    found = summarize_comparisons(
+        [best(["a", "b"], {"A": 0.9, "B": 0.1}), best(["b", "a"], {"A": 0.5, "B": 0.5}), order]
+    )
     assert found["1", "a"] == [
-        "pairwise:2: the best with 0.70 on average (2×)",
-        "listwise:3: in place 2.0 on average (1×)",
+        "pairwise:2: best with mean probability 0.70 (2×)",
+        "listwise:3: mean rank 2.0 (1×)",
     ]
-    assert found["1", "c"] == ["listwise:3: in place 1.0 on average (1×)"]
+    assert found["1", "c"] == ["listwise:3: mean rank 1.0 (1×)"]
 
 
 def test_of_a_cut_document_what_the_model_saw_is_shown_and_its_failures_stand_beside_it(
     comparative: Path, tmp_path: Path
 ) -> None:
     run = copied(comparative, tmp_path)
-    whole = gather(run, None, 2).topics[0]
-    first, second = whole.shown
-    assert first.text and second.text and (first.seen, first.failures) == ("", [])
+    whole = gather_report(run, None, 2).topics[0]
+    first, second = whole.documents
+    assert first.text and second.text and (first.truncation, first.failures) == ("", [])
     cut = Cut(kept_chars=1010, of_chars=2345, prompt_tokens=7, parts=[(0, 5), (10, 15)])
     judgments = [
         replace(each, cut=cut) if (each.topic_id, each.document_id) == (whole.topic.id, first.row.document_id) else each
@@ -239,7 +245,7 @@ def test_of_a_cut_document_what_the_model_saw_is_shown_and_its_failures_stand_be
         topic_id=whole.topic.id, document_id=second.row.document_id, kind="not_json", prompt="p", attempts=[attempt]
     )
     write_records(run / "failures.jsonl", [failed])
-    one, other = gather(run, None, 2).topics[0].shown
-    assert one.seen == "the model saw 1,010 of 2,345 characters"
+    one, other = gather_report(run, None, 2).topics[0].documents
+    assert one.truncation == "the model saw 1,010 of 2,345 characters"
     assert one.text == f"{first.text[:5]}\n{GAP_MARK}\n{first.text[10:15]}"
-    assert (one.failures, other.failures, other.text, other.seen) == ([], [failed], second.text, "")
+    assert (one.failures, other.failures, other.text, other.truncation) == ([], [failed], second.text, "")

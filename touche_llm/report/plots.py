@@ -1,8 +1,8 @@
-"""The figures of a report: drawn by matplotlib as SVG, and fitted to the page.
+"""The plots of a page: SVG drawn by matplotlib and adapted to the page.
 
-What a page's content security policy would block, or what would look the same in the light and in the dark, is taken
-out: style attributes become presentation attributes, and the colours of `INKS` become classes of the page's style
-sheet. Nothing in a figure depends on the time or on the order of a set, so that a page is the same each time.
+Style attributes become presentation attributes, since the content security policy of the page blocks them; the colours
+of `INKS` become classes of the style sheet, which has a light and a dark scheme. Plots are reproducible: they depend
+neither on the time nor on the order of a set.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from touche_llm.report.measured import Measure
 from touche_llm.report.overview import BANDS
+from touche_llm.report.run_measures import RunMeasure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _SVG, _XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
-# As many runs are on one page at most, each with a letter.
+# Letters of the runs on one page, and thereby their maximum number.
 LETTERS = "ABCDEFGH"
 # A stand-in for each colour of the page: the class `f-…` fills with it, `s-…` strokes.
 _STANCES, _BANDS = [f"stance{n}" for n in range(4)], [f"band{n}" for n in range(len(BANDS) + 1)]
@@ -32,11 +32,11 @@ INKS = {
     for number, name in enumerate(("ink", "grid", "run", "first", "strip", *_STANCES, *_BANDS, *_SIDES), start=1)
 }
 _NAMES = {colour: name for name, colour in INKS.items()}
-# Of a bar; there is no room for the number on a smaller one.
-_LEAST_LABELLED = 0.06
-# Letters of values that differ by less would lie over each other, and have to stand so many inches apart.
+# Smallest share whose number fits on its bar.
+_MIN_LABELLED = 0.06
+# Letters of values closer than this would overlap, and are drawn this many inches apart.
 _TOO_CLOSE, _APART = 0.055, 0.09
-# Pixels.
+# Widest plot, in pixels, that stays legible when scaled down to the page.
 _LEGIBLE = 1500
 _SETTINGS: dict[str, Any] = {
     "svg.fonttype": "none",
@@ -56,12 +56,12 @@ _SETTINGS: dict[str, Any] = {
 }
 
 
-def topic_bars(measure: Measure, titles: Mapping[str, tuple[str, str]]) -> Markup:
-    """Each topic's value of a measure beside the first stage's, the best first.
+def plot_topics(measure: RunMeasure, titles: Mapping[str, tuple[str, str]]) -> Markup:
+    """Plot the value of a measure for each topic beside that of the first stage, best topic first.
 
     Args:
-        measure: has values by topic.
-        titles: by topic id, the anchor of its place on the page and what to call it; of the topics that are there.
+        measure: Measure with values by topic.
+        titles: Anchor and title of the topics on the page, by topic id.
     """
     by_topic = sorted((measure.by_topic or {}).items(), key=lambda item: -item[1][0])
     figure, axes = _axes(max(4.0, 0.25 * len(by_topic) + 1.2), 2.9)
@@ -89,16 +89,16 @@ def topic_bars(measure: Measure, titles: Mapping[str, tuple[str, str]]) -> Marku
     return _svg(figure, f"{measure.name} of each topic, the run beside the first stage", hints)
 
 
-def topic_letters(
+def plot_topics_of_runs(
     name: str, by_topic: Sequence[Mapping[str, float]], baseline: int, titles: Mapping[str, tuple[str, str]]
 ) -> Markup:
-    """Each topic's value of a measure in several runs, a letter for each run; the best for the baseline first.
+    """Plot the value of a measure for each topic as one letter per run, in the order of the baseline.
 
     Args:
-        name: of the measure.
-        by_topic: for each run the value of each topic that takes part.
-        baseline: which of the runs it is; topics that it lacks come last.
-        titles: as in `topic_bars`.
+        name: Name of the measure.
+        by_topic: Values by topic, one mapping per run.
+        baseline: Index of the baseline; topics that it lacks come last.
+        titles: Anchors and titles, as in `plot_topics`.
     """
     topics = sorted(
         dict.fromkeys(topic for of_run in by_topic for topic in of_run),
@@ -111,7 +111,7 @@ def topic_letters(
     for place, topic in enumerate(topics):
         anchor, title = titles.get(topic, ("", ""))
         values = {LETTERS[n]: of_run[topic] for n, of_run in enumerate(by_topic) if topic in of_run}
-        # What is pointed at, from the bottom to the top; the letters lie on it.
+        # Hover and link target over the full height, behind the letters.
         strip = axes.bar(place * slot, 1.12, slot, bottom=-0.06, color=INKS["strip"])[0]
         strip.set_gid(f"topic-{place}")
         hints[f"topic-{place}"] = f"{topic} {title}: " + ", ".join(f"{at} {value:.3f}" for at, value in values.items())
@@ -142,7 +142,7 @@ def topic_letters(
 
 
 def _groups(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:
-    """The runs and their values, those together whose letters would lie over each other."""
+    """Group the runs and their values so that the letters of a group would overlap."""
     groups: list[list[tuple[int, float]]] = []
     for side, value in sorted(((n, v) for n, v in enumerate(values) if v is not None), key=lambda each: each[1]):
         if groups and value - groups[-1][-1][1] < _TOO_CLOSE:
@@ -152,33 +152,33 @@ def _groups(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:
     return [sorted(group) for group in groups]
 
 
-def movement(moved: Mapping[str, list[int]], way: str) -> Markup:
-    """Where the documents at the top came from, or went to.
+def plot_movements(moved: Mapping[str, list[int]], way: str) -> Markup:
+    """Plot the bands of ranks that top documents came from, or went to.
 
     Args:
-        moved: for each group of ranks how many documents came from each band, or went to it; see `Report.moved`.
-        way: what the bands are ranks of.
+        moved: Number of documents in each band, by group of ranks, as in `RunReport.movements`.
+        way: Ranking that the bands refer to.
     """
     shares = {f"places {group}": [count / max(sum(counts), 1) for count in counts] for group, counts in moved.items()}
     return _shares(shares, _BANDS, f"Ranks by {way} of the documents at the top")
 
 
-def stance_bars(stances: Mapping[str, Mapping[str, float]], labels: Sequence[str]) -> Markup:
-    """The share of each label in several sets of documents."""
+def plot_stances(stances: Mapping[str, Mapping[str, float]], labels: Sequence[str]) -> Markup:
+    """Plot the share of each label in several sets of documents."""
     shares = {name: [shares[label] for label in labels] for name, shares in stances.items()}
     return _shares(shares, _STANCES, "The stances of several sets of documents")
 
 
 def _shares(rows: Mapping[str, Sequence[float]], inks: Sequence[str], description: str) -> Markup:
-    """A bar for each row, made of shares in these inks."""
+    """Plot a stacked bar of shares for each row."""
     figure, axes = _axes(5.4, 0.36 * len(rows) + 0.25)
     for place, shares in enumerate(rows.values()):
         left = 0.0
         for ink, share in zip(inks, shares, strict=False):
             axes.barh(place, share, 0.7, left=left, color=INKS[ink])
-            if share >= _LEAST_LABELLED:
+            if share >= _MIN_LABELLED:
                 text = axes.text(left + share / 2, place, f"{share:.0%}", ha="center", va="center", fontsize=9)
-                # The page's style has a colour for texts on each ink.
+                # The style sheet defines the colour of text on each ink.
                 text.set_gid(f"on-{ink}-{place}")
             left += share
     axes.set_yticks(range(len(rows)), list(rows))
@@ -190,7 +190,7 @@ def _shares(rows: Mapping[str, Sequence[float]], inks: Sequence[str], descriptio
 
 
 def _axes(width: float, height: float) -> tuple[Figure, Axes]:
-    """A figure of so many inches, not bound to a window."""
+    """Create a matplotlib figure of this size in inches, without a window."""
     from matplotlib import style
     from matplotlib.figure import Figure
 
@@ -203,12 +203,12 @@ def _axes(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def _svg(figure: Figure, description: str, hints: Mapping[str, str]) -> Markup:
-    """A figure as an element of a page.
+    """Convert a matplotlib figure to an SVG element.
 
     Args:
-        figure: as it was drawn.
-        description: for those who cannot see it.
-        hints: what is said of the elements of these ids.
+        figure: Figure to convert.
+        description: Text alternative of the plot.
+        hints: Tooltips, by element id.
     """
     from matplotlib import style
 
@@ -222,9 +222,9 @@ def _svg(figure: Figure, description: str, hints: Mapping[str, str]) -> Markup:
     for element in root.iter():
         _fit(element, hints)
     box = [float(each) for each in root.attrib["viewBox"].split()]
-    # A point of the figure is a pixel and a quarter of the page.
+    # One point equals 1.25 pixels.
     width, height = (length * 1.25 for length in box[2:])
-    # On a wide page figures become as wide as it is at most, but those that could not be read then.
+    # Plots shrink to the width of the page, except those that would become illegible.
     name = "figure" if width < _LEGIBLE else "figure long"
     root.attrib |= {"role": "img", "width": f"{width:.0f}", "height": f"{height:.0f}", "class": name}
     _hint(root, description)
@@ -232,7 +232,7 @@ def _svg(figure: Figure, description: str, hints: Mapping[str, str]) -> Markup:
 
 
 def _fit(element: ET.Element, hints: Mapping[str, str]) -> None:
-    """Make one element fit for the page; see the module."""
+    """Adapt one element to the page, as described in the module docstring."""
     classes = []
     for declaration in filter(None, element.attrib.pop("style", "").split(";")):
         name, _, value = (part.strip() for part in declaration.partition(":"))
@@ -250,7 +250,7 @@ def _fit(element: ET.Element, hints: Mapping[str, str]) -> None:
         classes.append("f-ink")
     if element.tag == f"{_SVG}a":
         element.attrib.pop("target", None)
-    # What is drawn lies within the axes, and ids would have to differ between figures.
+    # Nothing is drawn outside the axes, and ids would collide between plots.
     element.attrib.pop("clip-path", None)
     if f"{_XLINK}href" in element.attrib:
         element.set("href", element.attrib.pop(f"{_XLINK}href"))

@@ -6,23 +6,23 @@ from collections.abc import Callable
 import pytest
 from markupsafe import Markup
 
-from touche_llm.report.figures import movement, stance_bars, topic_bars
-from touche_llm.report.measured import Measure, Value
+from touche_llm.report.plots import plot_movements, plot_stances, plot_topics
+from touche_llm.report.run_measures import MeasuredValue, RunMeasure
 
 TITLES = {"1": ("t1", 'tea <b>or</b> "coffee" $x^2$ & more'), "2": ("t2", "plain")}
 
 
 def bars() -> Markup:
     values: dict[str, tuple[float, float | None]] = {"1": (0.25, 0.5), "2": (1.0, None), "elsewhere": (0.0, 0.0)}
-    return topic_bars(Measure("relevance nDCG@5", Value(0.5, 0.4, 0.6), 3, by_topic=values), TITLES)
+    return plot_topics(RunMeasure("relevance nDCG@5", MeasuredValue(0.5, 0.4, 0.6), 3, by_topic=values), TITLES)
 
 
 def movements() -> Markup:
-    return movement({"1–5": [1, 2, 3, 0, 0, 4], "6–10": [0] * 6}, "first stage")
+    return plot_movements({"1–5": [1, 2, 3, 0, 0, 4], "6–10": [0] * 6}, "first stage")
 
 
 def stances() -> Markup:
-    return stance_bars({"all (3)": {"PRO": 0.97, "CON": 0.03}}, ("PRO", "CON"))
+    return plot_stances({"all (3)": {"PRO": 0.97, "CON": 0.03}}, ("PRO", "CON"))
 
 
 @pytest.mark.parametrize("draw", [bars, movements, stances])

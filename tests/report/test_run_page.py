@@ -11,9 +11,10 @@ import pytest
 
 from tests.report.reports import ATTACKS, POISON, poisoned
 from touche_llm.data.records import Attempt, Failure
-from touche_llm.report.data import gather
-from touche_llm.report.records import Left, RawAnswer, Report, SentenceView
-from touche_llm.report.write import MOST_BYTES, render, write_report
+from touche_llm.report.page import MAX_BYTES, write_page
+from touche_llm.report.records import DroppedCandidate, RawAnswer, RunReport, SentenceView
+from touche_llm.report.run_page import render_report
+from touche_llm.report.run_report import gather_report
 
 NO_END = {"meta", "input", "tr", "td", "th", "option", "li", "caption"}
 
@@ -48,7 +49,7 @@ def count(page: Page, tag: str) -> int:
 
 @pytest.fixture(scope="module")
 def hostile_page(hostile: Path) -> str:
-    return render(gather(hostile, None, 20))
+    return render_report(gather_report(hostile, None, 20))
 
 
 def test_hostile_texts_stay_texts(hostile_page: str) -> None:
@@ -62,19 +63,21 @@ def test_hostile_texts_stay_texts(hostile_page: str) -> None:
         assert page.text.count(attack) >= 2, "in its passage and in the narrative"
 
 
-def test_no_text_of_a_report_leaves_its_place(judged: Report) -> None:
+def test_no_text_of_a_report_leaves_its_place(judged: RunReport) -> None:
     """Raw answers, notes, comparisons, what people said … whatever the page shows, where it shows it."""
     view = judged.topics[0]
     attempt = Attempt(sample=0, kind="not_json", reason="no JSON", text="{")
     failures = [Failure(topic_id="3", document_id="d", kind="not_json", prompt="p", attempts=[attempt])]
-    said = [SentenceView("s", "title", "PRO", view.shown[0].said)]
-    answers = [*view.shown[0].answers, RawAnswer("prompt", None)]
-    full = replace(view.shown[0], seen="half", compared=["line"], failures=failures, sentences=said, answers=answers)
-    assert full.said and full.text and full.row.people and full.answers[0].text and view.prompts
-    left = [Left("gone", 1, 30, {"relevance": "2"})]
-    shown = replace(view, shown=[full], listed=[view.shown[1].row], left=left)
+    said = [SentenceView("s", "title", "PRO", view.documents[0].label_shares)]
+    answers = [*view.documents[0].answers, RawAnswer("prompt", None)]
+    full = replace(
+        view.documents[0], truncation="half", comparisons=["line"], failures=failures, sentences=said, answers=answers
+    )
+    assert full.label_shares and full.text and full.row.people and full.answers[0].text and view.prompts
+    left = [DroppedCandidate("gone", 1, 30, {"relevance": "2"})]
+    shown = replace(view, documents=[full], rows=[view.documents[1].row], dropped=left)
     report = replace(judged, topics=[shown], failures={"failures.jsonl": failures}, notes=["note"])
-    page = Page(render(poisoned(report)))
+    page = Page(render_report(poisoned(report)))
     assert [tag for tag, _ in page.elements if tag.startswith("x-")] == []
     for _, attributes in page.elements:
         assert not any(name.startswith("on") or POISON in name for name in attributes)
@@ -94,58 +97,58 @@ def test_the_policy_allows_the_page_s_own_style_and_script_alone(hostile_page: s
 
 
 @pytest.mark.slow
-def test_controls_of_the_direction_of_writing_are_visible_on_every_page(judged: Report, tmp_path: Path) -> None:
+def test_controls_of_the_direction_of_writing_are_visible_on_every_page(judged: RunReport, tmp_path: Path) -> None:
     controls = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
     attempt = Attempt(sample=0, kind="not_json", reason="no JSON", text=f"a{controls}b")
     failure = Failure(topic_id="3", document_id="d", kind="not_json", prompt="p", attempts=[attempt])
-    write_report(replace(judged, failures={"failures.jsonl": [failure]}), tmp_path / "page.html")
+    write_page(render_report(replace(judged, failures={"failures.jsonl": [failure]})), tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert f"a{len(controls) * chr(0xFFFD)}b" in page
     assert not set(controls) & set(page)
 
 
 @pytest.mark.slow
-def test_the_same_run_gives_the_same_page(judged: Report) -> None:
-    assert render(judged) == render(judged)
+def test_the_same_run_gives_the_same_page(judged: RunReport) -> None:
+    assert render_report(judged) == render_report(judged)
 
 
-def test_every_part_is_on_the_page(judged: Report) -> None:
-    text = " ".join(Page(render(judged)).text.split())
-    for part in ("relevance nDCG@5", "stance macro-F1", "Where the top came from", "people ↓ run →", "Cost"):
+def test_every_part_is_on_the_page(judged: RunReport) -> None:
+    text = " ".join(Page(render_report(judged)).text.split())
+    for part in ("relevance nDCG@5", "stance macro-F1", "Movement between", "assessors ↓ run →", "Cost"):
         assert part in text
-    assert "None: every question had a usable answer." in text
+    assert "None: every request has a usable answer." in text
     view = judged.topics[0]
-    assert view.topic.title in text and f"{len(view.listed)} more, without their texts" in text
-    assert text.count("score ") >= sum(len(each.shown) for each in judged.topics)
+    assert view.topic.title in text and f"{len(view.rows)} more, without text" in text
+    assert text.count("score ") >= sum(len(each.documents) for each in judged.topics)
 
 
-def test_without_judgments_of_people_their_parts_are_left_out(judged: Report) -> None:
-    page = Page(render(replace(judged, measured=None, notes=["nothing given"])))
-    assert "nothing given" in page.text and "people ↓ run →" not in page.text
-    assert not any(attributes.get("id") == "figures" for _, attributes in page.elements)
+def test_without_judgments_of_people_their_parts_are_left_out(judged: RunReport) -> None:
+    page = Page(render_report(replace(judged, measured=None, notes=["nothing given"])))
+    assert "nothing given" in page.text and "assessors ↓ run →" not in page.text
+    assert not any(attributes.get("id") == "measures" for _, attributes in page.elements)
 
 
-def test_failures_are_counted_by_kind_and_the_first_are_shown(judged: Report) -> None:
+def test_failures_are_counted_by_kind_and_the_first_are_shown(judged: RunReport) -> None:
     attempt = Attempt(sample=0, kind="not_json", reason="no JSON", text="x" * 5000)
     failures = [
         Failure(topic_id="3", document_id=f"d{n}", kind="not_json", prompt="p", attempts=[attempt]) for n in range(70)
     ]
     refused = replace(judged, failures={"failures.jsonl": failures, "comparison_failures.jsonl": failures[:2]})
-    page = Page(render(refused))
+    page = Page(render_report(refused))
     text = " ".join(page.text.split())
     assert "not_json failures.jsonl 70" in re.sub(r"(?<=json)(?=failures|comp)|(?<=jsonl)(?=\d)", " ", text)
-    assert "The first 50 with what came back" in text and "x" * 301 not in page.text
+    assert "The first 50 with their completions" in text and "x" * 301 not in page.text
 
 
 @pytest.mark.slow
-def test_fifty_topics_of_twenty_long_documents_stay_below_the_limit(judged: Report, tmp_path: Path) -> None:
+def test_fifty_topics_of_twenty_long_documents_stay_below_the_limit(judged: RunReport, tmp_path: Path) -> None:
     long = 'Ein "langer" Text <mit> Zeichen & 長い文章。 ' * 400
     view = judged.topics[0]
-    documents = [replace(each, text=f"{n} {long}") for n, each in enumerate(view.shown[:20])]
-    rows = [replace(view.shown[0].row, rank=rank) for rank in range(21, 101)]
-    report = replace(judged, topics=[replace(view, shown=documents, listed=rows)] * 50)
-    size = write_report(report, tmp_path / "report.html")
+    documents = [replace(each, text=f"{n} {long}") for n, each in enumerate(view.documents[:20])]
+    rows = [replace(view.documents[0].row, rank=rank) for rank in range(21, 101)]
+    report = replace(judged, topics=[replace(view, documents=documents, rows=rows)] * 50)
+    size = write_page(render_report(report), tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
-    assert size == len(page.encode()) <= MOST_BYTES
+    assert size == len(page.encode()) <= MAX_BYTES
     # As much as fits is there.
-    assert size > 0.9 * MOST_BYTES and page.count("more characters are not on this page") == 1000
+    assert size > 0.9 * MAX_BYTES and page.count("more characters omitted") == 1000

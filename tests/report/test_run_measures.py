@@ -12,17 +12,17 @@ from touche_llm.evaluation import evaluate
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.evaluation.stance_measures import confusion_matrix
 from touche_llm.pipeline.run_files import CANDIDATES, CONFIG, RUN
-from touche_llm.report.data import gather
-from touche_llm.report.measured import Measured, measure
-from touche_llm.report.records import Report
+from touche_llm.report.records import RunReport
+from touche_llm.report.run_measures import MeasuredRun, measure_run
+from touche_llm.report.run_report import gather_report
 
 
-def found(report: Report) -> Measured:
+def found(report: RunReport) -> MeasuredRun:
     assert report.measured is not None
     return report.measured
 
 
-def test_values_are_those_of_the_evaluation(comparative: Path, qrels: Qrels, judged: Report) -> None:
+def test_values_are_those_of_the_evaluation(comparative: Path, qrels: Qrels, judged: RunReport) -> None:
     for file, side in (("run.txt", "run"), ("candidates.run.txt", "first")):
         expected = evaluate(read_run(comparative / file), qrels).set_index("measure")
         for each in found(judged).measures:
@@ -32,7 +32,7 @@ def test_values_are_those_of_the_evaluation(comparative: Path, qrels: Qrels, jud
                 assert (value.value, value.low, value.high) == (row["value"], row["low"], row["high"])
 
 
-def test_the_headline_is_ndcg_at_5_of_each_aspect_and_the_stance(judged: Report) -> None:
+def test_the_headline_is_ndcg_at_5_of_each_aspect_and_the_stance(judged: RunReport) -> None:
     headline = found(judged).headline
     assert [each.name for each in headline] == ["relevance nDCG@5", "quality nDCG@5", "stance macro-F1"]
     for each in headline[:2]:
@@ -46,7 +46,9 @@ def test_the_headline_is_ndcg_at_5_of_each_aspect_and_the_stance(judged: Report)
     assert headline[2].first is None and headline[2].difference is None
 
 
-def test_unjudged_documents_and_topics_are_those_of_each_side(comparative: Path, qrels: Qrels, judged: Report) -> None:
+def test_unjudged_documents_and_topics_are_those_of_each_side(
+    comparative: Path, qrels: Qrels, judged: RunReport
+) -> None:
     run, first = read_run(comparative / "run.txt"), read_run(comparative / "candidates.run.txt")
     for each in found(judged).headline[:2]:
         aspect = each.name.split()[0]
@@ -65,7 +67,7 @@ def test_unjudged_documents_and_topics_are_those_of_each_side(comparative: Path,
     assert sides != [(each.first_unjudged, each.first_bounds) for each in found(judged).headline[:2]]
 
 
-def test_the_confusion_matrix_is_that_of_the_evaluation(comparative: Path, qrels: Qrels, judged: Report) -> None:
+def test_the_confusion_matrix_is_that_of_the_evaluation(comparative: Path, qrels: Qrels, judged: RunReport) -> None:
     expected = confusion_matrix(read_run(comparative / "run.txt"), qrels)
     assert found(judged).confusion == expected.to_numpy().tolist()
     assert [each.label for each in found(judged).labels] == list(judged.labels)
@@ -73,15 +75,15 @@ def test_the_confusion_matrix_is_that_of_the_evaluation(comparative: Path, qrels
 
 def test_stances_alone_can_be_measured_and_grades_alone_too(comparative: Path, qrels: Qrels) -> None:
     run, first = read_run(comparative / "run.txt"), read_run(comparative / "candidates.run.txt")
-    alone = measure(run, first, replace(qrels, grades={}), "first stage")
+    alone = measure_run(run, first, replace(qrels, grades={}), "first stage")
     assert [each.name for each in alone.headline] == ["stance macro-F1"] and alone.confusion
-    graded = measure(run, first, replace(qrels, stances={}), "first stage")
+    graded = measure_run(run, first, replace(qrels, stances={}), "first stage")
     assert [each.name for each in graded.headline] == ["relevance nDCG@5", "quality nDCG@5"]
     assert (graded.confusion, graded.labels) == ([], [])
 
 
 def test_a_run_that_its_configuration_limits_is_measured_by_its_own_topics(
-    comparative: Path, qrels: Qrels, judged: Report, tmp_path: Path
+    comparative: Path, qrels: Qrels, judged: RunReport, tmp_path: Path
 ) -> None:
     few = tmp_path / "few"
     copytree(comparative, few)
@@ -91,7 +93,7 @@ def test_a_run_that_its_configuration_limits_is_measured_by_its_own_topics(
         (few / name).write_text("".join(line for line in lines if line.split()[0] in kept))
     settings = yaml.safe_load((few / CONFIG).read_text()) | {"topic": kept}
     (few / CONFIG).write_text(yaml.safe_dump(settings))
-    part, whole = found(gather(few, qrels, 20)), found(judged)
+    part, whole = found(gather_report(few, qrels, 20)), found(judged)
     topics = len(qrels.grades["relevance"])
     assert topics > 2
     ndcg = next(each for each in part.measures if each.name == "relevance nDCG@5")

@@ -1,0 +1,67 @@
+"""The HTML page of a run."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from touche_llm.report.overview import BANDS
+from touche_llm.report.page import MAX_BYTES, create_environment, find_text_limit
+from touche_llm.report.plots import plot_movements, plot_stances, plot_topics
+from touche_llm.report.records import RunReport
+
+# Failures are listed with their completions up to this number; all of them are counted.
+_MAX_FAILURES = 50
+# Titles of the costs that `overview.extract_costs` returns.
+COSTS = {
+    "seconds": "seconds",
+    "asked": "requests",
+    "cache_hits": "answers from the cache",
+    "prompt_tokens": "prompt tokens",
+    "prefix_cached_tokens": "prompt tokens from the prefix cache",
+    "completion_tokens": "completion tokens",
+    "cached_prompt_tokens": "prompt tokens saved by the answer cache",
+    "documents cut": "truncated documents",
+    "judgments per second": "judgments per second",
+    "peak memory MiB": "peak memory, MiB",
+}
+
+
+def render_report(report: RunReport) -> str:
+    """Render the page of a run.
+
+    Document texts are truncated to one length, so that the page takes at most `MAX_BYTES`.
+    """
+    measured = report.measured
+    anchors = {view.topic.id: (f"t{n}", view.topic.title) for n, view in enumerate(report.topics, start=1)}
+    by_topic = [each for each in measured.headline if each.by_topic] if measured is not None else []
+    failures = [(name, failure) for name, of_file in report.failures.items() for failure in of_file]
+    values = {
+        "report": report,
+        "measured": measured,
+        "labels": report.labels,
+        "before": report.before,
+        "plots": {
+            "topics": {each.name: plot_topics(each, anchors) for each in by_topic},
+            "movements": {way: plot_movements(groups, way) for way, groups in report.movements.items()},
+            "stances": plot_stances(report.stances, report.labels),
+        },
+        "bands": _label_bands(),
+        "scores": {
+            topic: [(each.name, *each.by_topic[topic]) for each in by_topic if each.by_topic and topic in each.by_topic]
+            for topic in anchors
+        },
+        "kinds": Counter((failure.kind, name) for name, failure in failures),
+        "failures": [failure for _, failure in failures[:_MAX_FAILURES]],
+        "costs": COSTS,
+    }
+    template = create_environment().get_template("run.html.jinja")
+    texts = [document.text for view in report.topics for document in view.documents if document.text]
+    bare = template.render(values, limit=0)
+    return template.render(values, limit=find_text_limit(texts, MAX_BYTES - len(bare.encode())))
+
+
+def _label_bands() -> list[str]:
+    """Return a label for each band of ranks."""
+    starts = [1, *(band + 1 for band in BANDS)]
+    closed = [f"{start}\N{EN DASH}{end}" for start, end in zip(starts, BANDS, strict=False)]
+    return [*closed, f"after {BANDS[-1]}, or not ranked"]
