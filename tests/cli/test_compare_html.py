@@ -61,7 +61,7 @@ def test_what_cannot_be_shown_is_told_and_nothing_is_written(
     for n in range(7):
         shutil.copy(tmp_path / "other.txt", tmp_path / f"{n}.txt")
     done = touche(*arguments, *(f"{n}.txt" for n in range(7)), "--html", "page.html")
-    assert (done.returncode, done.stdout) == (2, "") and "name 2 to 8" in done.stderr
+    assert (done.returncode, done.stdout) == (2, "") and "give 2 to 8" in done.stderr
     done = touche(*arguments, "--html", "other.txt")
     assert (done.returncode, done.stdout) == (2, "") and "other.txt" in done.stderr
     assert not (tmp_path / "page.html").exists() and "<html" not in (tmp_path / "other.txt").read_text()

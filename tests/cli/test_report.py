@@ -26,7 +26,7 @@ def test_judgments_give_figures_and_the_page_goes_where_it_is_wanted(run: Path, 
     qrels = write_qrels(run, tmp_path)
     given = [part for aspect, path in qrels.items() for part in (f"--{aspect}", str(path))]
     done = touche("report", str(run), *given, "--top", "3", "-o", "pages/one.html")
-    assert done.returncode == 0 and "No judgments" not in done.stderr
+    assert done.returncode == 0 and "No qrels" not in done.stderr
     page = (tmp_path / "pages/one.html").read_text()
     assert page.count('<details class="doc"') == 12 and "stance macro-F1" in page
 
@@ -49,4 +49,4 @@ def test_wrong_judgments_and_options_are_told(
 
 def test_a_folder_without_a_run_is_told(touche: Touche, tmp_path: Path) -> None:
     done = touche("report", str(tmp_path))
-    assert done.returncode == 1 and "config.yaml: not there; give the folder of a run" in done.stderr
+    assert done.returncode == 1 and "config.yaml: not found; give the folder of a run" in done.stderr
