@@ -346,9 +346,9 @@ entries = st.lists(st.tuples(texts, texts), max_size=5)
 @example([("\\", "\\'"), ("'\\", "\\\\'"), ("\"\\'", "'\"\\")])
 def test_what_repr_writes_is_read_as_literal_eval_reads_it(pairs: list[tuple[str, str]]) -> None:
     field = repr([sentence(*pair) for pair in pairs])
-    assert args_me._entries(field, args_me._SENTENCE, ("sent_id", "sent_text")) == pairs
+    assert args_me._parse_entries(field, args_me._SENTENCE, ("sent_id", "sent_text")) == pairs
     field = repr([premise(*pair) for pair in pairs])
-    assert args_me._entries(field, args_me._PREMISE, ("text", "stance")) == pairs
+    assert args_me._parse_entries(field, args_me._PREMISE, ("text", "stance")) == pairs
 
 
 tokens = st.sampled_from(
@@ -398,8 +398,8 @@ def test_any_other_field_is_read_as_literal_eval_reads_it_or_refused(field: str)
     except (ValueError, SyntaxError, TypeError, KeyError):
         expected = None
     try:
-        found = args_me._entries(field, args_me._SENTENCE, ("sent_id", "sent_text"))
-    except args_me._Malformed:
+        found = args_me._parse_entries(field, args_me._SENTENCE, ("sent_id", "sent_text"))
+    except args_me._InvalidField:
         found = None
     assert found == expected
 
@@ -407,8 +407,8 @@ def test_any_other_field_is_read_as_literal_eval_reads_it_or_refused(field: str)
 def test_text_cannot_make_the_expressions_go_back_and_forth() -> None:
     """Quadratic time would be minutes here."""
     for field in ("[{'sent_id': '" + "\\'" * 500_000, "[{'sent_id': '" + "a\\\\" * 300_000 + "', "):
-        with pytest.raises(args_me._Malformed):
-            args_me._entries(field, args_me._SENTENCE, ("sent_id", "sent_text"))
+        with pytest.raises(args_me._InvalidField):
+            args_me._parse_entries(field, args_me._SENTENCE, ("sent_id", "sent_text"))
 
 
 @pytest.mark.slow
@@ -446,16 +446,16 @@ def test_passages_are_those_of_another_task(tmp_path: Path, line: bytes) -> None
 def test_an_archive_with_more_beside_its_table_than_the_bound_is_refused(
     tmp_path: Path, kind: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("touche_llm.corpus.args_me.MAX_BESIDE", 100_000)
+    monkeypatch.setattr("touche_llm.corpus.args_me.MAX_OUTSIDE_TABLE", 100_000)
     path, other = tmp_path / "args.tar.gz", tarfile.TarInfo("x")
     other.size, other.type = 2**40, kind
     archive = other.tobuf(format=tarfile.GNU_FORMAT) + bytes(200_000)
     for whole in (archive, tar_of(("args.csv", MANY))[:-10_240] + archive):
         path.write_bytes(gzip.compress(whole))
-        with pytest.raises(DataError, match=r"args\.tar\.gz: damaged tar archive: more than 100,000 bytes beside"):
+        with pytest.raises(DataError, match=r"args\.tar\.gz: damaged tar archive: more than 100,000 bytes outside"):
             list(read_arguments(path))
     path.write_bytes(gzip.compress(tar_of(("args.csv", MANY)) + bytes(200_000)))
-    with pytest.raises(DataError, match="more than 100,000 bytes beside the table"):
+    with pytest.raises(DataError, match="more than 100,000 bytes outside the table"):
         list(read_arguments(path))
 
 
@@ -464,4 +464,4 @@ def test_a_row_of_too_many_lines_is_a_bad_row(tmp_path: Path, monkeypatch: pytes
     path, bad = tmp_path / "args.csv", list[BadLine]()
     path.write_bytes(table(row("a")) + b'b,"' + b"x\n" * 10 + table(row("c"), row("d")).split(b"\n", 1)[1])
     assert [found.id for _, found in read_arguments(path, bad.append)] == ["a", "d"]
-    assert (bad[0].line, bad[0].reason) == (3, "not CSV: longer than 10 lines; is a quotation mark not closed?")
+    assert (bad[0].line, bad[0].reason) == (3, "not CSV: longer than 10 lines; is a quotation mark unclosed?")

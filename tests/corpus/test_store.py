@@ -430,7 +430,7 @@ def test_parts_are_found_with_their_documents(tmp_path: Path) -> None:
     with ensure_store(path, tmp_path / "index", read_arguments_of(ARGUMENTS), notify=lambda _: None) as store:
         assert (len(store), len(store.parts)) == (3, 3)
         assert store.parts.get("A1_2") == Document("A1_2", "Two.", "A conclusion", "PRO")
-        assert [store.parts.place(name) for name in ("A1_2", "A2_1")] == [(0, 1), (1, 2)]
+        assert [store.parts.locate(name) for name in ("A1_2", "A2_1")] == [(0, 1), (1, 2)]
         assert store.get("A1") == replace(ARGUMENTS[0], parts=())
         assert store.parts.load_parents().tolist() == [0, 0, 1]
         assert store.parts.get_ids([2, 0]) == ["A2_1", "A1_1"]
@@ -439,7 +439,7 @@ def test_parts_are_found_with_their_documents(tmp_path: Path) -> None:
         assert list(store.parts.get_texts(["A2_1", "A1_1", "A2_1"])) == ["Three.", "One.", "Three."]
         assert list(store.parts.read_texts()) == ["One.", "Two.", "Three."]
         assert list(store.read_texts()) == ["A conclusion One. Two.", "Another Three.", "No part."]
-        with pytest.raises(DataError, match="'A2_9' is no sentence of the corpus"):
+        with pytest.raises(DataError, match="'A2_9' is not a sentence of the corpus"):
             store.parts.get("A2_9")
 
 
@@ -468,7 +468,7 @@ BLOBS = "UPDATE {} SET text = CAST(text AS BLOB)"
         (BLOBS.format("parts"), lambda store: list(store.parts.read_texts())),
         (BLOBS.format("parts"), lambda store: list(store.parts.get_texts(["A1_1"]))),
         (BLOBS.format("parts"), lambda store: store.parts.get("A1_1")),
-        ("UPDATE parts SET document = 'first'", lambda store: store.parts.place("A1_1")),
+        ("UPDATE parts SET document = 'first'", lambda store: store.parts.locate("A1_1")),
     ],
 )
 def test_values_of_another_type_are_a_damaged_index(

@@ -27,7 +27,7 @@ def test_ids_come_back_in_the_order_of_the_rows_asked_for(
     found = IdReader(folder, "documents")
     assert len(found) == len(ids)
     rows = data.draw(st.lists(st.integers(0, len(ids) - 1), max_size=30)) if ids else []
-    assert found.of(rows) == [ids[row] for row in rows]
+    assert found.get(rows) == [ids[row] for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -66,16 +66,16 @@ def written(folder: Path, *ids: str) -> Path:
 def test_ends_that_do_not_rise_are_an_error_and_no_other_id(tmp_path: Path, ends: list[int]) -> None:
     np.save(written(tmp_path, "a", "bc", "d") / "documents.id_ends.npy", np.array(ends))
     with pytest.raises(DataError, match=r"damaged index \(row \d has no id\); delete the folder and index again"):
-        IdReader(tmp_path, "documents").of([2, 0, 1])
+        IdReader(tmp_path, "documents").get([2, 0, 1])
 
 
 def test_ends_that_do_not_begin_with_the_first_id_are_refused(tmp_path: Path) -> None:
     np.save(written(tmp_path, "a", "bc", "d") / "documents.id_ends.npy", np.array([1, 2, 3, 4]))
-    with pytest.raises(ValueError, match="do not fit together"):
+    with pytest.raises(ValueError, match="do not match"):
         IdReader(tmp_path, "documents")
 
 
 def test_an_end_within_a_letter_is_an_error(tmp_path: Path) -> None:
     np.save(written(tmp_path, "ä", "b") / "documents.id_ends.npy", np.array([0, 1, 3]))
     with pytest.raises(DataError, match="damaged index .*; delete the folder and index again"):
-        IdReader(tmp_path, "documents").of([0])
+        IdReader(tmp_path, "documents").get([0])

@@ -196,7 +196,7 @@ def test_an_example_that_is_not_as_it_should_be_is_told(tmp_path: Path, example:
         ("objects", {"answer": {"first": "tea", "second": "milk"}}, "second: 'milk' is none of the labels Is, Is tea"),
         ("objects", {"answer": {"first": "tea", "second": "better than tea"}}, "is none of the labels|not two objects"),
         ("objects", {"answer": {"first": "better", "second": "better than"}}, "not two objects"),
-        ("objects", {"topic": {"id": "1", "title": "Tea"}}, "example 1: topic 1: cannot look for two objects"),
+        ("objects", {"topic": {"id": "1", "title": "Tea"}}, "example 1: topic 1: cannot extract two objects"),
         ("best", {"answer": {"best": "D"}}, "best: 'D' is none of the labels A, B, C"),
         ("best", {"documents": ["ONE"]}, "documents: must be a list of 2 to 26 texts"),
         ("best", {"documents": ["ONE", 2]}, "documents: document B: must be text"),

@@ -248,7 +248,7 @@ def test_opening_no_index_is_an_error_that_says_how_to_build_one(make_store: Mak
     [
         (f'"bm25s":"{bm25s.__version__}"', '"bm25s":"0.0.1"', "another version"),
         ('"format":1', '"format":99', "another version"),
-        ('"corpus_sha256":"', '"corpus_sha256":"0', "another state of the corpus"),
+        ('"corpus_sha256":"', '"corpus_sha256":"0', "the corpus changed since"),
     ],
 )
 def test_an_index_made_from_or_by_something_else_is_not_used(

@@ -106,7 +106,7 @@ def test_scores_are_those_that_bm25s_computes(
 
 def test_a_corpus_without_what_is_to_be_indexed_has_no_word(store: DocumentStore) -> None:
     assert len(store.parts) == 0
-    with pytest.raises(DataError, match="no word to index in it"):
+    with pytest.raises(DataError, match="no word to index"):
         ensure_index(store.parts, Bm25Settings(), lambda _: None)
 
 
@@ -126,8 +126,8 @@ def test_the_best_rows_are_those_no_worse_than_the_last_of_them(scores: list[int
 
 def test_a_term_in_more_than_half_of_the_documents_is_passed_over(store: DocumentStore) -> None:
     index = ensure_index(store, Bm25Settings(), lambda _: None)
-    assert not index.scores("common").any()
-    assert np.array_equal(index.scores("common rare7"), index.scores("rare7"))
+    assert not index.score("common").any()
+    assert np.array_equal(index.score("common rare7"), index.score("rare7"))
 
 
 def ends_at_once(*_: Any) -> None:
@@ -140,7 +140,7 @@ def test_a_process_that_is_killed_is_an_error_and_no_index(
     store: DocumentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postings, "_work", ends_at_once)
-    with pytest.raises(DataError, match="a process that tokenises ended too early"):
+    with pytest.raises(DataError, match="a tokenizing process died"):
         ensure_index(store, Bm25Settings(), lambda _: None)
     with pytest.raises(DataError, match="no BM25 index"):
         open_index(store, Bm25Settings())
@@ -159,7 +159,7 @@ import sys, time
 from touche_llm.cli import main
 from touche_llm.retrieval import postings
 
-blocks = postings._in_processes
+blocks = postings._tokenize_in_processes
 
 def slowly(*arguments):
     for block in blocks(*arguments):
@@ -168,7 +168,7 @@ def slowly(*arguments):
         yield block
 
 postings.BLOCK_BYTES = 4096
-postings._in_processes = slowly
+postings._tokenize_in_processes = slowly
 sys.argv = ["touche-llm", "index", "--corpus", sys.argv[1], "--index", sys.argv[2], "--k1", "0.9"]
 main()
 """
@@ -204,12 +204,12 @@ def group_lives(group: int) -> bool:
 
 
 def test_words_that_hardly_recur_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postings, "MOST_WORDS", 100)
+    monkeypatch.setattr(postings, "MAX_WORDS", 100)
     once = " ".join(f"word{n}" for n in range(101))
     with store_of(tmp_path, [" ".join([once] * 11)]) as text:
         assert len(postings.read_postings(text)[0]) == 101
     with (
         store_of(tmp_path / "other", [once]) as store,
-        pytest.raises(DataError, match="more than 100 different words among the first 101 words"),
+        pytest.raises(DataError, match="more than 100 distinct words among the first 101 words"),
     ):
         postings.read_postings(store)

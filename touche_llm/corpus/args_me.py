@@ -1,4 +1,4 @@
-"""Streaming reader for the arguments of args.me with their sentences, as Touché 2022 task 1 publishes them."""
+"""Streaming reader for the arguments of args.me and their sentences, as published for Touché 2022 task 1."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ from touche_llm.errors import BadLine, DataError
 
 HEADER = ["id", "conclusion", "premises", "context", "sentences"]
 SIDES = ("PRO", "CON")
-# An argument of the real corpus has a few ten thousand bytes, a web page in its context some hundred thousand.
+# A real argument has tens of thousands of bytes, a web page in its context hundreds of thousands.
 MAX_ROW_BYTES = 16 * 2**20
 MAX_ROW_LINES = 100_000
-# Bytes of an archive beside its table: headers, other files, padding.
-MAX_BESIDE = 64 * 2**20
-# Python's parser takes a hundred times the memory of what it parses. Only literals of another shape than that of the
-# real corpus, which has none, come to it whole.
+# Max bytes of an archive outside its table: headers, other files, padding.
+MAX_OUTSIDE_TABLE = 64 * 2**20
+# Max characters given to Python's parser, which takes a hundred times the memory. The real corpus never needs it.
 MAX_PARSED = 2**17
 
-# A string literal without prefix on one line. Possessive, so that text from outside cannot make it go back and forth.
+# A string literal without prefix on one line; possessive, so that untrusted text cannot cause backtracking.
 _STRING = r"""(?:'[^'\\\r\n\0]*+(?:\\[^\r\n\0][^'\\\r\n\0]*+)*+'|"[^"\\\r\n\0]*+(?:\\[^\r\n\0][^"\\\r\n\0]*+)*+")"""
 _NEXT = r"(?:, (?=\{)|\]\Z)"
 _SENTENCE = re.compile(rf"\{{'sent_id': ({_STRING}), 'sent_text': ({_STRING})\}}{_NEXT}")
@@ -39,22 +38,22 @@ _PREMISE = re.compile(rf"\{{'text': ({_STRING}), 'stance': ({_STRING}), 'annotat
 def read_arguments(path: Path, on_bad_line: Callable[[BadLine], None] | None = None) -> Iterator[tuple[int, Document]]:
     """Yield `(line number, argument)` for each row of `args_processed_04_01.csv`, one row in memory at a time.
 
-    A document's `text` is its premise sentences with a space between (empty for the few arguments that are only a
-    conclusion), `title` the conclusion with white space collapsed, `side` the stance of the first premise, `parts` all
-    its sentences that are not blank, those of the conclusion too. `context` is not parsed. The line number is that of
-    the line in which the row begins. Whether an id occurs twice is noticed by the store.
+    `text` joins the premise sentences with spaces (empty for the few arguments without premise), `title` is the
+    conclusion with white space collapsed, `side` the stance of the first premise, and `parts` are all non-blank
+    sentences, including those of the conclusion. `context` is not parsed. The line number is that of the first line of
+    the row. Duplicate ids are detected by the store.
 
     Args:
-        path: the CSV file, plain or gzipped, or the tar archive with it, told by content; nothing is unpacked to disk.
-        on_bad_line: called with each bad row, which is then left out; without it, the first one is raised.
+        path: CSV file, plain or gzipped, or a tar archive with it, detected by content; nothing is unpacked to disk.
+        on_bad_line: Called with each bad row, which is then skipped; if None, the first one is raised.
 
     Raises:
-        BadLine: not UTF-8, not CSV, longer than `MAX_ROW_BYTES`, another number of fields than the header's, an id
-            that is not one printable word or holds a comma (a pair's id is `a,b`), `premises` or `sentences` that are
-            not such a Python literal, an unknown stance, a sentence id twice, no sentence.
-        DataError: another header, or the file cannot be read, is damaged or ends too early.
+        BadLine: The row is not UTF-8, not CSV, longer than `MAX_ROW_BYTES`, or has the wrong number of fields; an id
+            is not one printable word or contains a comma (a pair has the id `a,b`); `premises` or `sentences` is not
+            the expected Python literal; a stance is unknown, a sentence id occurs twice, or there is no sentence.
+        DataError: The header is wrong, or the file cannot be read, is damaged or truncated.
     """
-    return parse_documents(_rows(path), lambda row, line: _argument(row, path, line), on_bad_line)
+    return parse_documents(_read_rows(path), lambda row, line: _parse_argument(row, path, line), on_bad_line)
 
 
 @contextmanager
@@ -66,7 +65,7 @@ def _open_csv(path: Path) -> Iterator[IO[bytes]]:
             yield stream
             return
         try:
-            metered = _Metered(stream)
+            metered = _LimitedStream(stream)
             with tarfile.open(fileobj=cast(IO[bytes], metered), mode="r|") as archive:
                 tables = (member for member in archive if _is_table(member))
                 table = next(tables, None)
@@ -75,37 +74,37 @@ def _open_csv(path: Path) -> Iterator[IO[bytes]]:
                 metered.left = math.inf
                 with cast(IO[bytes], archive.extractfile(table)) as content:
                     yield content
-                metered.left = MAX_BESIDE
+                metered.left = MAX_OUTSIDE_TABLE
                 if another := next(tables, None):
-                    raise DataError(f"{path}: holds {table.name} and {another.name}; give the .csv that is meant")
+                    raise DataError(f"{path}: holds {table.name} and {another.name}; give one .csv file")
             while metered.read(2**20):
-                pass  # the checksum stands at the end
+                pass  # to the checksum at the end
         except tarfile.TarError as error:
             raise DataError(f"{path}: damaged tar archive: {error}; download it again") from error
 
 
-class _Metered:
-    """A stream of which at most `left` bytes are still read: a small archive can hold a header of gigabytes."""
+class _LimitedStream:
+    """Stream that reads at most `left` more bytes, since a small archive can have a header of gigabytes."""
 
     def __init__(self, stream: IO[bytes]) -> None:
-        self.left: float = MAX_BESIDE
+        self.left: float = MAX_OUTSIDE_TABLE
         self._stream = stream
 
     def read(self, size: int) -> bytes:
         content = self._stream.read(size)
         self.left -= len(content)
         if self.left < 0:
-            raise tarfile.ReadError(f"more than {MAX_BESIDE:,} bytes beside the table")
+            raise tarfile.ReadError(f"more than {MAX_OUTSIDE_TABLE:,} bytes outside the table")
         return content
 
 
 def _is_table(member: tarfile.TarInfo) -> bool:
-    # macOS packs a hidden file `._x.csv` beside x.csv.
+    # macOS adds a hidden file `._x.csv` for x.csv.
     return member.isfile() and member.name.endswith(".csv") and not PurePosixPath(member.name).name.startswith(".")
 
 
 class _Lines:
-    """The lines of the CSV, decoded; `fault` is what is wrong with the bytes of the row that is being read."""
+    """Decoded lines of the CSV; `fault` describes invalid bytes in the current row."""
 
     def __init__(self, lines: Iterator[tuple[int, bytes]]) -> None:
         self._lines = lines
@@ -126,10 +125,10 @@ class _Lines:
         if self.number == 1:
             self.begins_with_json = raw.lstrip().startswith(b"{")
         if self._bytes > MAX_ROW_BYTES:
-            raise csv.Error(f"longer than {MAX_ROW_BYTES:,} bytes; is a quotation mark not closed?")
+            raise csv.Error(f"longer than {MAX_ROW_BYTES:,} bytes; is a quotation mark unclosed?")
         self._count += 1
         if self._count > MAX_ROW_LINES:
-            raise csv.Error(f"longer than {MAX_ROW_LINES:,} lines; is a quotation mark not closed?")
+            raise csv.Error(f"longer than {MAX_ROW_LINES:,} lines; is a quotation mark unclosed?")
         if b"\0" in raw:
             self.fault = "holds a NUL byte"
         try:
@@ -139,9 +138,9 @@ class _Lines:
             return raw.decode("utf-8", errors="replace")
 
 
-def _rows(path: Path) -> Iterator[tuple[int, list[str] | BadLine]]:
-    """Yield `(line in which it begins, row)`, the header left out; a BadLine stands for a row that cannot be read."""
-    # The limit is the process's own. It is raised and never put back: another reader may be in the middle of a row.
+def _read_rows(path: Path) -> Iterator[tuple[int, list[str] | BadLine]]:
+    """Yield `(first line, row)` without the header, with a BadLine for each unreadable row."""
+    # The limit is global. It is never lowered again, since another reader may be in the middle of a row.
     csv.field_size_limit(max(csv.field_size_limit(), MAX_ROW_BYTES))
     lines = _Lines(read_lines(path, MAX_ROW_BYTES, _open_csv))
     reader = csv.reader(lines, strict=True)
@@ -168,7 +167,7 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str] | BadLine]]:
         header_seen = True
 
 
-def _argument(row: list[str] | BadLine, path: Path, line: int) -> Document:
+def _parse_argument(row: list[str] | BadLine, path: Path, line: int) -> Document:
     if isinstance(row, BadLine):
         raise row
     if len(row) != len(HEADER):
@@ -177,43 +176,43 @@ def _argument(row: list[str] | BadLine, path: Path, line: int) -> Document:
     if not is_word(identifier) or "," in identifier:
         raise BadLine(path, line, f"`id` must be {ID_FORM}, without a comma, not {identifier!r:.80}")
     try:
-        side = _side(_entries(premises, _PREMISE, ("text", "stance")))
-        parts = _parts(_entries(sentences, _SENTENCE, ("sent_id", "sent_text")))
-    except _Malformed as error:
+        side = _get_side(_parse_entries(premises, _PREMISE, ("text", "stance")))
+        parts = _make_parts(_parse_entries(sentences, _SENTENCE, ("sent_id", "sent_text")))
+    except _InvalidField as error:
         raise BadLine(path, line, f"argument {identifier}: {error}") from error
     text = " ".join(part.text for part in parts if "__CONC__" not in part.id)
     return Document(identifier, text, title=" ".join(conclusion.split()), side=side, parts=parts)
 
 
-class _Malformed(ValueError):
-    """A field that does not hold what it should; the message says what is wrong with it."""
+class _InvalidField(ValueError):
+    """Invalid field of a row."""
 
 
-def _side(premises: list[tuple[str, str]]) -> str:
+def _get_side(premises: list[tuple[str, str]]) -> str:
     for _, stance in premises:
         if stance not in SIDES:
-            raise _Malformed(f"unknown stance {stance!r:.40}, not one of {', '.join(SIDES)}")
+            raise _InvalidField(f"unknown stance {stance!r:.40}, not one of {', '.join(SIDES)}")
     if not premises:
-        raise _Malformed("no premise, so no stance")
+        raise _InvalidField("no premise, so no stance")
     return premises[0][1]
 
 
-def _parts(sentences: list[tuple[str, str]]) -> tuple[Part, ...]:
+def _make_parts(sentences: list[tuple[str, str]]) -> tuple[Part, ...]:
     for identifier, _ in sentences:
         if not is_word(identifier) or "," in identifier:
-            raise _Malformed(f"`sent_id` must be {ID_FORM}, without a comma, not {identifier!r:.80}")
+            raise _InvalidField(f"`sent_id` must be {ID_FORM}, without a comma, not {identifier!r:.80}")
     if len(dict(sentences)) < len(sentences):
-        raise _Malformed("a `sent_id` occurs twice")
+        raise _InvalidField("a `sent_id` occurs twice")
     parts = tuple([Part(identifier, text) for identifier, text in sentences if text and not text.isspace()])
     if not parts:
-        raise _Malformed("no sentence")
+        raise _InvalidField("no sentence")
     return parts
 
 
-def _entries(field: str, entry: re.Pattern[str], keys: tuple[str, str]) -> list[tuple[str, str]]:
-    """The two named texts of each dictionary in a list, as `ast.literal_eval` reads the field.
+def _parse_entries(field: str, entry: re.Pattern[str], keys: tuple[str, str]) -> list[tuple[str, str]]:
+    """Return the values of two keys of each dictionary in a list, as parsed by `ast.literal_eval`.
 
-    A field that is exactly a list of what `entry` matches is taken apart by it, ten times as fast.
+    A list in which all items match `entry` is parsed with it, ten times as fast.
     """
     found: list[tuple[str, str]] = []
     position = 1
@@ -222,40 +221,40 @@ def _entries(field: str, entry: re.Pattern[str], keys: tuple[str, str]) -> list[
         position = match.end()
         found.append(
             (
-                first[1:-1] if "\\" not in first else _unescaped(first, keys[0]),
-                second[1:-1] if "\\" not in second else _unescaped(second, keys[1]),
+                first[1:-1] if "\\" not in first else _unescape(first, keys[0]),
+                second[1:-1] if "\\" not in second else _unescape(second, keys[1]),
             )
         )
     if position == len(field) and found:
         return found
-    value = _literal(field)
+    value = _parse_literal(field)
     if not isinstance(value, list) or not all(isinstance(item, dict) and item.keys() >= set(keys) for item in value):
-        raise _Malformed(f"not a list of dictionaries with `{keys[0]}` and `{keys[1]}`")
-    return [(_text(item[keys[0]], keys[0]), _text(item[keys[1]], keys[1])) for item in value]
+        raise _InvalidField(f"not a list of dictionaries with `{keys[0]}` and `{keys[1]}`")
+    return [(_check_text(item[keys[0]], keys[0]), _check_text(item[keys[1]], keys[1])) for item in value]
 
 
-def _unescaped(literal: str, key: str) -> str:
+def _unescape(literal: str, key: str) -> str:
     if literal.count("\\") == literal.count("\\'"):
-        return literal[1:-1].replace("\\'", "'")  # the only escape that most texts have
-    return _text(_literal(literal), key)
+        return literal[1:-1].replace("\\'", "'")  # the only escape in most texts
+    return _check_text(_parse_literal(literal), key)
 
 
-def _literal(text: str) -> Any:
+def _parse_literal(text: str) -> Any:
     if len(text) > MAX_PARSED:
-        raise _Malformed(f"a Python literal of another shape than args.me's, with more than {MAX_PARSED:,} characters")
+        raise _InvalidField(f"a Python literal unlike those of args.me, with more than {MAX_PARSED:,} characters")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # "\d" is a string to Python, but one that it warns of
+            warnings.simplefilter("ignore")  # Python warns of invalid escapes such as "\d"
             return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
-        raise _Malformed(f"not a Python literal: {text[:40]!r}") from error
+        raise _InvalidField(f"not a Python literal: {text[:40]!r}") from error
 
 
-def _text(value: object, key: str) -> str:
+def _check_text(value: object, key: str) -> str:
     if not isinstance(value, str):
-        raise _Malformed(f"`{key}` is not a string")
+        raise _InvalidField(f"`{key}` is not a string")
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise _Malformed(f"`{key}` holds half a surrogate pair, which is no text") from error
+        raise _InvalidField(f"`{key}` contains a lone surrogate") from error
     return value

@@ -1,4 +1,4 @@
-"""The ids of rows on disk, in two arrays that are memory-mapped: a thousand of them in half a millisecond."""
+"""Ids of rows on disk, in two memory-mapped arrays: a thousand are read in half a millisecond."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from touche_llm.errors import DataError
 
 
 class IdWriter:
-    """The ids of rows 0, 1, 2 and so on, to be written."""
+    """Writer for the ids of rows 0, 1, 2 and so on."""
 
     def __init__(self) -> None:
         self._text = bytearray()
@@ -23,32 +23,32 @@ class IdWriter:
 
     def extend(self, ids: Iterable[str]) -> None:
         """Add the ids of the next rows."""
-        for each in ids:
-            self._text += each.encode()
+        for row_id in ids:
+            self._text += row_id.encode()
             self._ends.append(len(self._text))
 
     def write(self, folder: Path, table: str) -> None:
-        """Write them to two files of the folder, named for the table that has the rows."""
-        np.save(_text(folder, table), np.frombuffer(self._text, dtype=np.uint8))
-        np.save(_ends(folder, table), np.frombuffer(self._ends, dtype=np.int64))
+        """Write two files that are named for the table of the rows."""
+        np.save(_text_path(folder, table), np.frombuffer(self._text, dtype=np.uint8))
+        np.save(_ends_path(folder, table), np.frombuffer(self._ends, dtype=np.int64))
 
 
 class IdReader:
-    """The ids that an IdWriter wrote."""
+    """Reader for the ids from an IdWriter."""
 
     def __init__(self, folder: Path, table: str) -> None:
-        """Open the files; raises OSError, EOFError or ValueError where they are not there or damaged."""
-        self._text = memoryview(np.load(_text(folder, table), mmap_mode="r", allow_pickle=False))
-        self._ends = np.load(_ends(folder, table), mmap_mode="r", allow_pickle=False)
+        """Open the files; raises OSError, EOFError or ValueError if they are missing or damaged."""
+        self._text = memoryview(np.load(_text_path(folder, table), mmap_mode="r", allow_pickle=False))
+        self._ends = np.load(_ends_path(folder, table), mmap_mode="r", allow_pickle=False)
         self._folder = folder
         if len(self._ends) == 0 or self._ends[0] != 0 or self._ends[-1] != len(self._text):
-            raise ValueError(f"{_text(folder, table).name} and {_ends(folder, table).name} do not fit together")
+            raise ValueError(f"{_text_path(folder, table).name} and {_ends_path(folder, table).name} do not match")
 
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    def of(self, rows: list[int]) -> list[str]:
-        """IdReader of the given rows, in the order given; raises DataError where the files are damaged there."""
+    def get(self, rows: list[int]) -> list[str]:
+        """Return the ids of rows, in the given order; raises DataError if the files are damaged."""
         places = np.asarray(rows, dtype=np.int64)
         starts, ends = self._ends[places], self._ends[places + 1]
         inside = (starts >= 0) & (starts <= ends) & (ends <= len(self._text))
@@ -60,9 +60,9 @@ class IdReader:
             raise DataError(f"{self._folder}: damaged index ({error}); delete the folder and index again") from error
 
 
-def _text(folder: Path, table: str) -> Path:
+def _text_path(folder: Path, table: str) -> Path:
     return folder / f"{table}.ids.npy"
 
 
-def _ends(folder: Path, table: str) -> Path:
+def _ends_path(folder: Path, table: str) -> Path:
     return folder / f"{table}.id_ends.npy"

@@ -1,4 +1,4 @@
-"""Streaming reader for documents in JSON Lines, plain or gzipped, and what other readers share with it."""
+"""Streaming reader for documents in JSON Lines, and shared parts of the corpus readers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from touche_llm.errors import BadLine, DataError
 
 RowT = TypeVar("RowT")
 
-# Under these names passages (2022), TIRA's collections and ClueWeb22 have the same things.
-# A corpus with more bad lines than this, and than documents, is not the corpus that was meant.
+# With more bad lines than this, and more than documents, the file is probably not the corpus.
 MAX_BAD_LINES = 100_000
 _REPORTED_BAD_LINES = 10
-# How args_processed_04_01.csv begins, and where an archive with it says that it is one.
+# First bytes of args_processed_04_01.csv, and the magic number of a tar archive.
 _ARGUMENTS, _TAR = b"id,conclusion,premises,", b"ustar"
+# Names in the passages of 2022, in TIRA's collections and in ClueWeb22.
 _ID_KEYS = ("id", "docno", "ClueWeb22-ID")
 _TEXT_KEYS = ("contents", "text", "Clean-Text")
 
@@ -26,16 +26,15 @@ def read_passages(path: Path, on_bad_line: Callable[[BadLine], None] | None = No
     """Yield `(line number, document)` for each line of a `.jsonl` or `.jsonl.gz` file, one in memory at a time.
 
     Each line is an object with the id under `id`, `docno` or `ClueWeb22-ID` and the text under `contents`, `text` or
-    `Clean-Text`; other keys are ignored. Empty lines are bad lines. Whether an id occurs twice is noticed by the store,
-    which holds the ids.
+    `Clean-Text`; other keys are ignored. Empty lines are bad lines. Duplicate ids are detected by the store.
 
     Args:
-        path: the file; gzip is recognised by its first bytes, not by its name.
-        on_bad_line: called with each bad line, which is then left out; without it, the first one is raised.
+        path: Corpus file; gzip is detected by the first bytes.
+        on_bad_line: Called with each bad line, which is then skipped; if None, the first one is raised.
 
     Raises:
-        BadLine: not JSON, no usable id, no text, or two ids or two texts that differ.
-        DataError: the file cannot be read, or its gzip stream is damaged or ends too early.
+        BadLine: The line is not JSON, has no valid id or no text, or has two different ids or texts.
+        DataError: The file cannot be read, or its gzip stream is damaged or truncated.
     """
     return parse_documents(
         read_json_lines(path),
@@ -45,11 +44,11 @@ def read_passages(path: Path, on_bad_line: Callable[[BadLine], None] | None = No
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield `read_lines`; raise DataError where the file is not JSON Lines but the corpus of another task."""
+    """Yield lines as `read_lines`; raise DataError if the file is the corpus of another task."""
     for line, raw in read_lines(path, MAX_LINE):
         if line == 1 and (raw.startswith(_ARGUMENTS) or raw[257:262] == _TAR):
             raise DataError(
-                f"{path}: looks like the arguments of args.me, and this task takes JSON Lines; did you mean --task "
+                f"{path}: looks like the arguments of args.me, but this task needs JSON Lines; did you mean --task "
                 "sentence_pairs?"
             )
         yield line, raw
@@ -57,44 +56,44 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def parse_documents(
     rows: Iterable[tuple[int, RowT]],
-    document: Callable[[RowT, int], Document | None],
+    parse: Callable[[RowT, int], Document | None],
     on_bad_line: Callable[[BadLine], None] | None,
 ) -> Iterator[tuple[int, Document]]:
-    """Yield `(line, document)` for each row that is one, as every reader of a corpus does.
+    """Yield `(line, document)` for each valid row.
 
     Args:
-        rows: with the lines in which they begin.
-        document: makes a document of a row and its line, or None of one to pass over; raises BadLine.
-        on_bad_line: called with each bad line, which is then left out; without it, the first one is raised.
+        rows: Rows with the numbers of the lines in which they begin.
+        parse: Returns the document of a row, given its line, or None to skip it; raises BadLine.
+        on_bad_line: Called with each bad line, which is then skipped; if None, the first one is raised.
     """
     for line, row in rows:
         try:
-            found = document(row, line)
+            document = parse(row, line)
         except BadLine as bad:
             if on_bad_line is None:
                 raise
             on_bad_line(bad)
         else:
-            if found is not None:
-                yield line, found
+            if document is not None:
+                yield line, document
 
 
 class SkippedLines:
-    """The bad lines that are left out of a corpus: counted, the first ones reported, each written to a listing."""
+    """Skipped bad lines of a corpus: counted, written to a listing, the first ones reported."""
 
     def __init__(self, corpus: Path, notify: Callable[[str], None], listing: IO[str] | None = None) -> None:
         self.count = 0
         self._corpus, self._notify, self._listing = corpus, notify, listing
 
     def add(self, bad: BadLine, documents: int) -> None:
-        """Leave a line out.
+        """Record a skipped line.
 
         Args:
-            bad: the line.
-            documents: how many good ones were read so far.
+            bad: Skipped line.
+            documents: Number of documents read so far.
 
         Raises:
-            DataError: more lines than `MAX_BAD_LINES` are bad, and more than are good.
+            DataError: There are more bad lines than `MAX_BAD_LINES`, and more than documents.
         """
         self.count += 1
         if self.count > max(MAX_BAD_LINES, documents):
@@ -109,22 +108,22 @@ class SkippedLines:
 
 
 def parse_document(record: dict[str, Any], path: Path, line: int) -> Document:
-    """The document that a line's object holds; raises BadLine."""
-    key, identifier = _only(record, _ID_KEYS, "", path, line)
+    """Parse a document from the JSON object of a line; raises BadLine."""
+    key, identifier = _get_unique(record, _ID_KEYS, "", path, line)
     if not is_word(identifier):
         raise BadLine(path, line, f"`{key}` must be {ID_FORM}, not {identifier!r:.80}")
-    key, text = _only(record, _TEXT_KEYS, f"document {identifier}: ", path, line)
+    key, text = _get_unique(record, _TEXT_KEYS, f"document {identifier}: ", path, line)
     if not isinstance(text, str) or not text.strip():
         raise BadLine(path, line, f"document {identifier}: `{key}` must be a string that is not empty")
     return Document(identifier, text)
 
 
-def _only(record: dict[str, Any], keys: tuple[str, ...], whose: str, path: Path, line: int) -> tuple[str, Any]:
-    """The one of the keys that is there, with its value; two are taken where both say the same."""
-    there = [key for key in keys if key in record]
-    if not there:
+def _get_unique(record: dict[str, Any], keys: tuple[str, ...], whose: str, path: Path, line: int) -> tuple[str, Any]:
+    """Return the present key with its value; several present keys must have equal values."""
+    present = [key for key in keys if key in record]
+    if not present:
         raise BadLine(path, line, f"{whose}none of the keys {', '.join(f'`{key}`' for key in keys)}")
-    for other in there[1:]:
-        if record[other] != record[there[0]]:
-            raise BadLine(path, line, f"{whose}`{there[0]}` and `{other}` differ; leave one of them out")
-    return there[0], record[there[0]]
+    for other in present[1:]:
+        if record[other] != record[present[0]]:
+            raise BadLine(path, line, f"{whose}`{present[0]}` and `{other}` differ; leave one of them out")
+    return present[0], record[present[0]]

@@ -1,4 +1,4 @@
-"""A corpus on disk: documents and their parts in SQLite, found by id or by row without loading the rest."""
+"""Corpus on disk: documents and their parts in SQLite, read by id or by row."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _COLUMNS = {
     "parts": ("row", "id", "document", "text"),
 }
 _BAD_LINES = "bad_lines.txt"
-_SQL_VARIABLES = 500  # placeholders in one query; SQLite's own limit was 999 for long
+_SQL_VARIABLES = 500  # max placeholders of a query; older versions of SQLite allow 999
 
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 
 
 class Reader(Protocol):
-    """A corpus reader: yields `(line number, document)` and calls back with lines it leaves out."""
+    """Corpus reader that yields `(line number, document)` and reports skipped lines."""
 
     def __call__(
         self, path: Path, on_bad_line: Callable[[BadLine], None] | None = None
@@ -47,13 +47,13 @@ class Reader(Protocol):
 
 
 class StoreManifest(JsonModel):
-    """What the documents in a folder were made from; `mtime_ns` and `sample` only save hashing the whole file."""
+    """Source of a store; `mtime_ns` and `sample` avoid hashing an unchanged corpus."""
 
     format: int
     corpus: str
     size: int
     mtime_ns: int
-    # Empty in stores of earlier versions, whose corpus is hashed each time.
+    # Empty in stores of earlier versions; their corpus is hashed each time.
     sample: str = ""
     sha256: str
     documents: int
@@ -62,71 +62,69 @@ class StoreManifest(JsonModel):
 
 
 class TextTable:
-    """What is indexed and found by itself: documents, or parts of documents. Row 0 is the first of the corpus."""
+    """Table of the texts to index: documents or their parts. Row 0 is the first of the corpus."""
 
-    # The name of the table in the database, and what people call its rows.
-    table: str
+    # Name of the table in the database, and of its rows in messages.
+    name: str
     noun: str
 
     def __init__(self, folder: Path, manifest: StoreManifest, database: sqlite3.Connection) -> None:
         """Use `DocumentStore`."""
         self.folder, self.manifest = folder, manifest
         self._database = database
-        self._ids = IdReader(folder, self.table)
+        self._ids = IdReader(folder, self.name)
         if not len(self) == len(self._ids) == self._rows():
-            raise ValueError(f"{self._rows()} {self.table} and {len(self._ids)} ids, not {len(self)}")
+            raise ValueError(f"{self._rows()} {self.name} and {len(self._ids)} ids, not {len(self)}")
 
     def __len__(self) -> int:
-        size: int = getattr(self.manifest, self.table)
+        size: int = getattr(self.manifest, self.name)
         return size
 
     def find_unknown(self, unit_ids: Iterable[str]) -> list[str]:
-        """Those of the given ids that the corpus does not hold, in the order given."""
+        """Return the ids that the corpus lacks, in the given order."""
         wanted = list(dict.fromkeys(unit_ids))
         known: set[str] = set()
         for part in _slices(wanted):
             marks = ",".join("?" * len(part))
-            known.update(
-                row[0] for row in self._select(f"SELECT id FROM {self.table} WHERE id IN ({marks})", part, str)
-            )
+            known.update(row[0] for row in self._select(f"SELECT id FROM {self.name} WHERE id IN ({marks})", part, str))
         return [unit_id for unit_id in wanted if unit_id not in known]
 
     def get_ids(self, rows: list[int]) -> list[str]:
-        """IdReader of the given rows, in the order given."""
-        return self._ids.of(rows)
+        """Return the ids of rows, in the given order."""
+        return self._ids.get(rows)
 
     def get_texts(self, ids: list[str]) -> Iterator[str]:
-        """Texts of the given ids, all of them in the corpus, in the order given; read as they are wanted."""
+        """Yield the texts of ids that are in the corpus, in the given order."""
         for part in _slices(ids):
             marks = ",".join("?" * len(part))
-            query = f"SELECT id, text FROM {self.table} WHERE id IN ({marks})"
+            query = f"SELECT id, text FROM {self.name} WHERE id IN ({marks})"
             found: dict[str, str] = dict(self._select(query, part, str, str))
-            yield from (found[each] for each in part)
+            yield from (found[row_id] for row_id in part)
 
     def read_texts(self, start: int = 0, stop: int | None = None) -> Iterator[str]:
-        """What is indexed of each from row `start` to before `stop`, in row order, one in memory at a time."""
-        query = f"SELECT {self._indexed} FROM {self.table} WHERE row >= ? AND row < ? ORDER BY row"
+        """Yield the texts to index of the rows from `start` to before `stop`, one in memory at a time."""
+        query = f"SELECT {self._indexed} FROM {self.name} WHERE row >= ? AND row < ? ORDER BY row"
         for (text,) in self._select(query, (start, len(self) if stop is None else stop), str):
             yield text
 
     @property
     def database_bytes(self) -> int:
-        """Size of the database that the texts are in; that of a store and of its parts is the same."""
+        """Size of the database, which a store shares with its parts."""
         return (self.folder / _DATABASE).stat().st_size
 
     def _rows(self) -> int:
-        (rows,) = self._database.execute(f"SELECT ifnull(max(row) + 1, 0) FROM {self.table}").fetchone()
+        (rows,) = self._database.execute(f"SELECT ifnull(max(row) + 1, 0) FROM {self.name}").fetchone()
         return int(rows)
 
     def _select(self, query: str, values: Sequence[str | int], *types: type) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of a query; raises DataError for a value of another type than its column's."""
-        # A column of SQLite holds values of any type, and one whose type is TEXT still holds BLOBs.
+        """Yield the rows of a query; raises DataError for values of unexpected types."""
+        # A column of SQLite accepts values of any type; even a TEXT column stores BLOBs.
         for row in self._database.execute(query, values):
             if any(not isinstance(value, wanted) for value, wanted in zip(row, types, strict=True)):
                 found = ", ".join(type(value).__name__ for value in row)
-                wanted_types = ", ".join(each.__name__ for each in types)
+                wanted_types = ", ".join(expected.__name__ for expected in types)
                 raise DataError(
-                    f"{self.folder}: damaged index ({_DATABASE}: one of the {self.table} has values of the types "
+                    f"{self.folder}: damaged index ({_DATABASE}: one of the {self.name} has values of the types "
                     f"{found}, not {wanted_types}); delete the folder and index again"
                 )
             yield row
@@ -135,55 +133,55 @@ class TextTable:
 
 
 class Parts(TextTable):
-    """The parts of a store's documents: the sentences of its arguments."""
+    """Parts of the documents of a store: the sentences of its arguments."""
 
-    table = "parts"
+    name = "parts"
     noun = "sentences"
 
     def get(self, part_id: str) -> Document:
-        """A part as a document, with title and side of the one it is of; raises DataError when there is none."""
+        """Return a part as a document with title and side of its document; raises DataError if it is unknown."""
         query = (
             "SELECT parts.text, title, side FROM parts JOIN documents ON documents.row = parts.document "
             "WHERE parts.id = ?"
         )
         row = next(self._select(query, (part_id,), str, str, str), None)
         if row is None:
-            raise DataError(f"{part_id!r} is no sentence of the corpus {self.manifest.corpus}")
+            raise DataError(f"{part_id!r} is not a sentence of the corpus {self.manifest.corpus}")
         return Document(part_id, *row)
 
-    def place(self, part_id: str) -> tuple[int, int]:
-        """The row of the document that a part is of, and its own; raises DataError when there is no such part."""
+    def locate(self, part_id: str) -> tuple[int, int]:
+        """Return the rows of a part's document and of the part; raises DataError if it is unknown."""
         found = next(self._select("SELECT document, row FROM parts WHERE id = ?", (part_id,), int, int), None)
         if found is None:
-            raise DataError(f"{part_id!r} is no sentence of the corpus {self.manifest.corpus}")
+            raise DataError(f"{part_id!r} is not a sentence of the corpus {self.manifest.corpus}")
         document, row = found
         return document, row
 
     def load_parents(self) -> NDArray[np.int64]:
-        """For each row of the parts the row of its document; memory-mapped."""
+        """Return the row of the document of each part; memory-mapped."""
         rows: NDArray[np.int64] = np.load(self.folder / _PARENTS, mmap_mode="r", allow_pickle=False)
         return rows
 
 
 class DocumentStore(TextTable):
-    """The documents of one corpus, in the order of its file. A context manager."""
+    """Documents of a corpus, in the order of its file. A context manager."""
 
-    table = noun = "documents"
+    name = noun = "documents"
     _indexed = "CASE title WHEN '' THEN text ELSE title || ' ' || text END"
 
     def __init__(self, folder: Path) -> None:
-        """Open the store in `folder`; raises DataError when there is none."""
+        """Open the store in `folder`; raises DataError if there is none."""
         recover(folder.parent)
         manifest = _read_manifest(folder)
-        # Nobody changes the file of a store, so that no read has to lock it or to look whether somebody did.
+        # The file never changes, so reads need neither locks nor checks for changes.
         place = f"{(folder / _DATABASE).absolute().as_uri()}?mode=ro&immutable=1"
         with ExitStack() as undo:
             with report_damage(folder, "index"):
-                # SQLite does not say why it cannot open a file.
+                # SQLite does not report why it cannot open a file.
                 (folder / _DATABASE).open("rb").close()
                 database = undo.enter_context(closing(connect(place)))
-                for units, columns in _COLUMNS.items():
-                    check_schema(database, units, columns, folder)
+                for table, columns in _COLUMNS.items():
+                    check_schema(database, table, columns, folder)
                 super().__init__(folder, manifest, database)
                 self.parts = Parts(folder, manifest, database)
             undo.pop_all()
@@ -199,7 +197,7 @@ class DocumentStore(TextTable):
         self._database.close()
 
     def get(self, document_id: str) -> Document:
-        """The document with this id, without its parts; raises DataError when the corpus has none."""
+        """Return a document without its parts; raises DataError if the corpus lacks it."""
         query = "SELECT text, title, side FROM documents WHERE id = ?"
         row = next(self._select(query, (document_id,), str, str, str), None)
         if row is None:
@@ -209,15 +207,15 @@ class DocumentStore(TextTable):
 
 @contextmanager
 def report_damage(folder: Path, what: str) -> Iterator[None]:
-    """Turn errors of the block into a DataError: the index in `folder` is damaged.
+    """Turn errors of the block into a DataError about a damaged index in `folder`.
 
     Raises:
-        OSError: The system refuses what it would grant at another time, as with too many open files; names a file.
+        OSError: The cause is temporary, such as too many open files.
     """
     try:
         yield
     except (sqlite3.Error, OSError, EOFError, ValueError, KeyError, TypeError) as error:
-        # Without a number it is numpy's: not one of its files.
+        # Without errno it comes from numpy: the file has the wrong format.
         if isinstance(error, OSError) and error.errno not in (None, *_NOT_THERE):
             error.filename = error.filename or str(folder)
             raise
@@ -244,14 +242,14 @@ def _read_manifest(folder: Path) -> StoreManifest:
 def ensure_store(
     corpus: Path, folder: Path, read: Reader, *, skip_bad_lines: bool = False, notify: Callable[[str], None]
 ) -> DocumentStore:
-    """The store of `corpus` in `folder`, built unless it is there and up to date.
+    """Open the store of `corpus` in `folder`; build it if it is missing or outdated.
 
-    A corpus whose bytes changed since is stored again (and its BM25 index goes), with a notice. Interrupting leaves
-    the old folder or none.
+    A changed corpus is stored again, with a notice, and its BM25 index is removed. After an interruption the old
+    folder remains.
 
     Raises:
-        DataError: the corpus cannot be read or has a bad line (unless `skip_bad_lines`, which lists them instead).
-        UsageError: the folder holds another corpus, or something that is no index; the path of the corpus is not UTF-8.
+        DataError: The corpus cannot be read or has a bad line (unless `skip_bad_lines`, which lists them instead).
+        UsageError: The folder contains another corpus or is not an index, or the path of the corpus is not UTF-8.
     """
     if not corpus.is_file():
         raise DataError(f"{corpus}: no such corpus file")
@@ -271,7 +269,7 @@ def ensure_store(
 
 
 def hash_corpus(corpus: Path | None, folder: Path) -> str | None:
-    """Return the SHA-256 of a corpus file, or of the one that the store in a folder was made from; None if none is."""
+    """Return the SHA-256 of a corpus file, or of the corpus of the store in a folder; None if there is neither."""
     recover(folder.parent)
     stored = (folder / "manifest.json").exists()
     if corpus is None:
@@ -282,7 +280,7 @@ def hash_corpus(corpus: Path | None, folder: Path) -> str | None:
 
 
 def _hash_if_changed(manifest: StoreManifest, corpus: Path) -> str:
-    """Return the SHA-256 of a corpus, without reading all of it if it is the file that a store was made from."""
+    """Return the SHA-256 of a corpus; the file from which a store was built is not hashed again."""
     same_place = manifest.corpus == str(corpus.absolute())
     if same_place and read_file_state(corpus) == (manifest.size, manifest.mtime_ns, manifest.sample):
         return manifest.sha256
@@ -295,7 +293,7 @@ def _why_stale(manifest: StoreManifest, corpus: Path, folder: Path, skip_bad_lin
             raise UsageError(f"{folder}: holds the index of {manifest.corpus}, not of {corpus}; choose another folder")
         return f"{corpus} changed since it was indexed in {folder}"
     if manifest.bad_lines and not skip_bad_lines:
-        return f"{folder} was built leaving out {manifest.bad_lines} bad lines, which this call does not allow"
+        return f"{folder} was built without {manifest.bad_lines} bad lines, which --skip-bad-lines allows"
     return None
 
 
@@ -314,7 +312,7 @@ def _build(corpus: Path, folder: Path, read: Reader, skip_bad_lines: bool, notif
             def on_bad_line(bad: BadLine) -> None:
                 left_out.add(bad, len(ids))
 
-            # The folder appears only when it is complete, so a crash needs no journal.
+            # Only a complete folder is renamed into place, so no journal is needed.
             database.executescript("PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-200000; BEGIN;")
             database.execute(
                 "CREATE TABLE documents (row INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, line INTEGER, "
@@ -337,8 +335,8 @@ def _build(corpus: Path, folder: Path, read: Reader, skip_bad_lines: bool, notif
                 part_ids.extend(each.id for each in document.parts)
             database.execute("COMMIT")
             np.save(building / _PARENTS, np.frombuffer(parents, dtype=np.int64))
-            ids.write(building, DocumentStore.table)
-            part_ids.write(building, Parts.table)
+            ids.write(building, DocumentStore.name)
+            part_ids.write(building, Parts.name)
         if not len(ids):
             raise DataError(f"{corpus}: no usable document in it")
         if not left_out.count:

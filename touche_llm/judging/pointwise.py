@@ -65,7 +65,7 @@ class RequestBuilder:
 
 def sanitize_document(shown: RenderedDocument) -> str | RankedPassages:
     """What a prompt shows of a document, with nothing in it that could act as chat control."""
-    # RankedPassages are neutralised already.
+    # Passages are sanitized already.
     return sanitize(shown.document) if isinstance(shown.document, str) else shown.document
 
 

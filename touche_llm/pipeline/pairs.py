@@ -122,7 +122,7 @@ async def judge_pairs(
             sentences = select_sentences(
                 candidates.get(topic.id, [])[:start],
                 judged[topic.id],
-                parts.place,
+                parts.locate,
                 settings,
                 task.weights,
             )

@@ -135,7 +135,7 @@ def write_arguments(sentences: set[str], store: DocumentStore, stream: IO[bytes]
     """Write the arguments of some sentences, with only these sentences, in corpus order."""
     places: dict[int, list[tuple[int, str]]] = {}
     for sentence in sentences:
-        argument, place = store.parts.place(sentence)
+        argument, place = store.parts.locate(sentence)
         places.setdefault(argument, []).append((place, sentence))
     rows = sorted(places)
     writer = csv.writer(_Utf8Writer(stream), lineterminator="\n")

@@ -1,1 +1,1 @@
-"""First stages: the best documents of each topic without a language model."""
+"""First stages: retrieval without a language model."""

@@ -1,4 +1,4 @@
-"""What every first stage is: a score for each document, and the best of them the same way."""
+"""Interface of first stages, and selection of candidates by score."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ _GROUP = 32
 
 
 class FirstStage(ABC):
-    """Scores the documents of a store, or their parts, for a query."""
+    """First stage that scores the documents of a store, or their parts, for a query."""
 
-    def __init__(self, units: TextTable) -> None:
-        self.units = units
+    def __init__(self, table: TextTable) -> None:
+        self.table = table
 
     @abstractmethod
-    def scores(self, query: str) -> NDArray[np.floating[Any]]:
-        """The score of every unit, in row order; 0 where nothing matches."""
+    def score(self, query: str) -> NDArray[np.floating[Any]]:
+        """Return the score of each row, in row order; 0 if no term matches."""
 
     def retrieve(self, topics: list[Topic], *, fields: tuple[str, ...], depth: int) -> Iterator[list[Candidate]]:
-        """The best units of each topic, topic by topic; empty where none matches."""
+        """Yield the candidates of each topic; none if no document matches."""
         for topic in topics:
-            yield select_candidates(topic, self.scores(build_query(topic, fields)), self.units.get_ids, depth)
+            yield select_candidates(topic, self.score(build_query(topic, fields)), self.table.get_ids, depth)
 
 
 def select_candidates(
     topic: Topic, scores: NDArray[np.floating[Any]], get_ids: Callable[[list[int]], list[str]], depth: int
 ) -> list[Candidate]:
-    """The `depth` best documents of a topic by score, those of score 0 or less left out.
+    """Return the `depth` best documents of a topic with scores above 0.
 
     Args:
-        topic: the topic.
-        scores: one score a document of the corpus, in row order.
-        get_ids: document ids of rows.
-        depth: how many; fewer come back when fewer score above 0.
+        topic: Topic of the scores.
+        scores: Scores in row order, of shape (rows,).
+        get_ids: Returns the document ids of rows.
+        depth: Max number of candidates.
 
     Returns:
-        candidates by descending score, equal scores by ascending document id (compared as strings), also where the
-        last place is tied. Ranks start at 1.
+        Candidates by descending score, ties by ascending document id (as strings), also at the cutoff. Ranks start at
+        1.
     """
     rows = select_best_rows(scores, depth)
-    # What is nearly in order is sorted in no time.
+    # Sorted by score first: sorting nearly sorted pairs takes far less time.
     rows = rows[np.argsort(-scores[rows])]
     ids = get_ids(rows.tolist())
     ordered = sorted(zip((-scores[rows]).tolist(), ids, strict=True))
@@ -56,14 +56,14 @@ def select_candidates(
 
 
 def select_best_rows(scores: NDArray[np.floating[Any]], number: int) -> NDArray[np.int64]:
-    """The rows of the best `number` scores above 0, and of those tied with the last of them; ascending."""
+    """Return the rows of the `number` best scores above 0, including ties at the cutoff; ascending."""
     if number == 0:
         return np.empty(0, dtype=np.int64)
     # Each of the n best of disjoint groups is the score of a row, so that the n-th best of these is no better than the
     # n-th best score of all: nearly all groups are out by one comparison.
     groups = len(scores) // _GROUP
     best = scores[: groups * _GROUP].reshape(_GROUP, groups).max(axis=0)
-    least = _nth_best(best, number) if groups >= number else 0.0
+    least = _find_nth_best(best, number) if groups >= number else 0.0
     if least > 0:
         inside = np.arange(_GROUP)[:, np.newaxis] * groups + np.flatnonzero(best >= least)
         rows = np.concatenate([inside.ravel(), np.arange(_GROUP * groups, len(scores))])
@@ -71,9 +71,9 @@ def select_best_rows(scores: NDArray[np.floating[Any]], number: int) -> NDArray[
     else:
         rows = np.flatnonzero(scores > 0)
     if len(rows) > number:
-        rows = rows[scores[rows] >= _nth_best(scores[rows], number)]
+        rows = rows[scores[rows] >= _find_nth_best(scores[rows], number)]
     return rows
 
 
-def _nth_best(scores: NDArray[np.floating[Any]], number: int) -> float:
+def _find_nth_best(scores: NDArray[np.floating[Any]], number: int) -> float:
     return float(np.partition(scores, len(scores) - number)[len(scores) - number])

@@ -1,4 +1,4 @@
-"""rank-bm25 as it is: the reference first stage, for small corpora (it keeps everything in memory)."""
+"""Reference first stage with unmodified rank-bm25, for small corpora (all in memory)."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from touche_llm.text.analysis import Analyzer
 
 
 class OkapiIndex(FirstStage):
-    """`rank_bm25.BM25Okapi` over documents, or over their parts.
+    """`rank_bm25.BM25Okapi` index of documents or of their parts.
 
-    Terms that occur in more than half of the documents get that class's floor (a quarter of the mean idf).
+    Terms in more than half of the documents get the idf floor of that class, a quarter of the mean idf.
     """
 
-    def __init__(self, units: TextTable, *, k1: float, b: float) -> None:
-        """Index all texts; raises DataError where they hold no word."""
+    def __init__(self, table: TextTable, *, k1: float, b: float) -> None:
+        """Index all texts; raises DataError if they contain no word."""
         from rank_bm25 import BM25Okapi
 
-        super().__init__(units)
+        super().__init__(table)
         self._analyzer = Analyzer()
-        terms = [self._analyzer.analyze(text) for text in units.read_texts()]
+        terms = [self._analyzer.analyze(text) for text in table.read_texts()]
         if not any(terms):
-            raise DataError(f"{units.manifest.corpus}: no word to index in it")
+            raise DataError(f"{table.manifest.corpus}: no word to index")
         self._index = BM25Okapi(terms, k1=k1, b=b)
 
-    def scores(self, query: str) -> NDArray[np.float64]:
-        """See FirstStage."""
+    def score(self, query: str) -> NDArray[np.float64]:
+        """Score all rows; see FirstStage."""
         return np.asarray(self._index.get_scores(self._analyzer.analyze(query)), dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Texts to postings: which term occurs in which row how often, tokenised in all cores."""
+"""Postings from texts, tokenized on all cores."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from touche_llm.corpus.store import DocumentStore, TextTable
 from touche_llm.errors import DataError
 from touche_llm.text.analysis import WordStemmer, tokenize
 
-# So much of the database makes one block: some 30,000 passages, which take some seconds and 200 MB to tokenise.
+# Bytes of the database per block: some 30,000 passages, which take a few seconds and 200 MB to tokenize.
 BLOCK_BYTES = 32 * 2**20
-# Above this the process that puts the blocks together is the slowest.
-MOST_PROCESSES = 16
-# More different words than this are taken where words recur ten times on average; text of this size has fifty.
-MOST_WORDS = 1_000_000
+# With more processes, the one that collects the blocks is the bottleneck.
+MAX_PROCESSES = 16
+# A corpus may have more distinct words if each occurs ten times on average; in text of this size it is fifty times.
+MAX_WORDS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The postings of some rows that follow each other.
+    """Postings of consecutive rows.
 
     Attributes:
-        terms: the numbers of the terms that occur.
-        rows_of_term: in how many of the rows each does.
-        rows: of the first of these terms, then of the second and so on; each term's ascending. Row 0 is the first of
-            the corpus.
-        frequencies: how often the term occurs in that row.
-        lengths: number of terms of each row of the block, with repetitions.
+        terms: Numbers of the terms in the block, of shape (terms,).
+        rows_of_term: Number of rows with each term, of shape (terms,).
+        rows: Rows of the first term, then of the second and so on, ascending for each term, of shape (postings,). Row 0
+            is the first of the corpus.
+        frequencies: Frequency of the term in each of these rows, of shape (postings,).
+        lengths: Number of terms of each row of the block, with repetitions, of shape (rows,).
     """
 
     terms: NDArray[np.int64]
@@ -49,32 +49,32 @@ class Block:
     lengths: NDArray[np.int32]
 
 
-def read_postings(units: TextTable) -> tuple[dict[str, int], list[Block]]:
-    """The postings of all units: the numbers of their terms from 0, and blocks in row order.
+def read_postings(table: TextTable) -> tuple[dict[str, int], list[Block]]:
+    """Return the vocabulary (numbers of terms, from 0) and the postings of all rows, in blocks in row order.
 
-    Terms are numbered by the alphabet, so that nothing depends on the number of cores. A corpus of one block is done in
-    this process, others in one process for each core.
+    Terms are numbered alphabetically, so the result does not depend on the number of cores. A corpus of one block is
+    tokenized in this process, others in one process per core.
 
     Raises:
-        DataError: one of these processes was killed, or too many words occur only once or twice: it is no text.
+        DataError: A process was killed, or too many words are rare for a text.
     """
-    if not len(units):
+    if not len(table):
         return {}, []
-    size = max(1, BLOCK_BYTES * len(units) // units.database_bytes)
-    starts = range(0, len(units), size)
-    count = min(len(starts), count_cores(), MOST_PROCESSES)
-    sent = _in_processes(units, starts, count) if len(starts) > 1 else iter([_Tokeniser(units).block(0, size)])
-    # Numbered by arrival at first. Of each process: the numbers here of its terms.
-    arrived: dict[str, int] = {}
-    here = [np.empty(0, dtype=np.int64) for _ in range(count)]
+    size = max(1, BLOCK_BYTES * len(table) // table.database_bytes)
+    starts = range(0, len(table), size)
+    count = min(len(starts), count_cores(), MAX_PROCESSES)
+    sent = _tokenize_in_processes(table, starts, count) if len(starts) > 1 else iter([_Tokenizer(table).block(0, size)])
+    # Numbers of terms in order of arrival, and for each process the mapping from its own numbers to them.
+    arrival_numbers: dict[str, int] = {}
+    mapping = [np.empty(0, dtype=np.int64) for _ in range(count)]
     blocks = []
     for place, (new_terms, block) in enumerate(sent):
-        numbers = [arrived.setdefault(term, len(arrived)) for term in new_terms]
-        here[place % count] = np.concatenate([here[place % count], np.array(numbers, dtype=np.int64)])
-        blocks.append(replace(block, terms=here[place % count][block.terms]))
-    ordered = sorted(arrived)
+        numbers = [arrival_numbers.setdefault(term, len(arrival_numbers)) for term in new_terms]
+        mapping[place % count] = np.concatenate([mapping[place % count], np.array(numbers, dtype=np.int64)])
+        blocks.append(replace(block, terms=mapping[place % count][block.terms]))
+    ordered = sorted(arrival_numbers)
     final = np.empty(len(ordered), dtype=np.int64)
-    final[[arrived[term] for term in ordered]] = np.arange(len(ordered))
+    final[[arrival_numbers[term] for term in ordered]] = np.arange(len(ordered))
     return (
         {term: number for number, term in enumerate(ordered)},
         [replace(block, terms=final[block.terms]) for block in blocks],
@@ -82,40 +82,40 @@ def read_postings(units: TextTable) -> tuple[dict[str, int], list[Block]]:
 
 
 def count_cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-# The terms that the process had not met before, and a block with the numbers that the process gave its terms.
-_Sent = tuple[list[str], Block]
+# Terms that are new to the process, and a block with the numbers of the process.
+_NumberedBlock = tuple[list[str], Block]
 
 
-def _in_processes(units: TextTable, starts: range, count: int) -> Iterator[_Sent]:
+def _tokenize_in_processes(table: TextTable, starts: range, count: int) -> Iterator[_NumberedBlock]:
     context = get_context("spawn")
     pipes, processes = [], []
-    # The first start would do this, and let Ctrl-C through again.
+    # Otherwise the first start of a process does this and unblocks Ctrl-C.
     resource_tracker.ensure_running()
     try:
         for place in range(count):
             pipe, other = context.Pipe(duplex=False)
-            arguments = (other, units.folder, units.table, starts[place::count], starts.step)
+            arguments = (other, table.folder, table.name, starts[place::count], starts.step)
             process = context.Process(target=_work, args=arguments, daemon=True)
             pipes.append(pipe)
             with _without_interrupts():
                 process.start()
                 processes.append(process)
-            # Only the process holds this end now, so that its death shows as the end of the stream.
+            # Only the process holds this end now, so its death closes the stream.
             other.close()
         for place in range(len(starts)):
-            # Each process waits until its block is taken, so that no more than one of each is on its way.
+            # Each process waits until its block is received, so at most one per process is in memory.
             received = pipes[place % count].recv()
             if isinstance(received, Exception):
                 raise received
             yield received
     except EOFError:
         raise DataError(
-            f"{units.folder}: a process that tokenises ended too early: too little memory, or called from a script "
-            'without `if __name__ == "__main__":`; see what stands above, and try again'
+            f"{table.folder}: a tokenizing process died: too little memory, or called from a script without "
+            '`if __name__ == "__main__":`; see the output above, and try again'
         ) from None
     finally:
         for process in processes:
@@ -127,9 +127,9 @@ def _in_processes(units: TextTable, starts: range, count: int) -> Iterator[_Sent
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Keep Ctrl-C back, here until the end and in processes started meanwhile always, from their first moment on.
+    """Block Ctrl-C in this block, and permanently in the processes that it starts.
 
-    It goes to all processes of a terminal; the one that reads the blocks ends the others.
+    A terminal sends it to all processes; the one that collects the blocks ends the others.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -138,39 +138,39 @@ def _without_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(pipe: Connection, folder: Path, table: str, starts: range, size: int) -> None:
-    """Send the blocks that begin at `starts`; ends with the process that reads them."""
+def _work(pipe: Connection, folder: Path, name: str, starts: range, size: int) -> None:
+    """Send the blocks that begin at `starts`, until the receiving process ends."""
     try:
         with DocumentStore(folder) as store:
-            tokeniser = _Tokeniser(store if table == store.table else store.parts)
+            tokenizer = _Tokenizer(store if name == store.name else store.parts)
             for start in starts:
-                pipe.send(tokeniser.block(start, start + size))
+                pipe.send(tokenizer.block(start, start + size))
     except BrokenPipeError:
         pass
     except Exception as error:
         pipe.send(error)
 
 
-class _Tokeniser:
-    """Makes blocks of rows of one corpus. Terms keep their numbers from block to block."""
+class _Tokenizer:
+    """Tokenizer of rows into blocks; terms keep their numbers from block to block."""
 
-    def __init__(self, units: TextTable) -> None:
-        self._units = units
-        self._numbers = _Numbers()
+    def __init__(self, table: TextTable) -> None:
+        self._table = table
+        self._numbers = _TermNumbers()
         self._tokens = 0
 
-    def block(self, start: int, stop: int) -> _Sent:
+    def block(self, start: int, stop: int) -> _NumberedBlock:
         numbers = array("i")
         known = len(self._numbers.of_term)
         sizes = []
-        for text in self._units.read_texts(start, stop):
+        for text in self._table.read_texts(start, stop):
             before = len(numbers)
             numbers.extend(map(self._numbers.__getitem__, tokenize(text)))
             sizes.append(len(numbers) - before)
             self._tokens += sizes[-1]
-            if len(self._numbers) > max(MOST_WORDS, self._tokens // 10):
+            if len(self._numbers) > max(MAX_WORDS, self._tokens // 10):
                 raise DataError(
-                    f"{self._units.manifest.corpus}: more than {MOST_WORDS:,} different words among the first "
+                    f"{self._table.manifest.corpus}: more than {MAX_WORDS:,} distinct words among the first "
                     f"{self._tokens:,} words; is this text?"
                 )
         count = len(sizes)
@@ -189,8 +189,8 @@ class _Tokeniser:
         return list(islice(self._numbers.of_term, known, None)), block
 
 
-class _Numbers(dict[str, int]):
-    """The number of each word's term, from 0 in the order in which terms first occur; -1 of a stop word."""
+class _TermNumbers(dict[str, int]):
+    """Cache of term numbers by word, from 0 in order of first occurrence; -1 for stop words."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The first stage for sentences: their own score joined with that of the argument they are from."""
+"""First stage for sentences, which combines their scores with those of their arguments."""
 
 from __future__ import annotations
 
@@ -22,17 +22,23 @@ from touche_llm.text.analysis import Analyzer
 _ENDINGS = (".com", ".org", ".net", ".edu", ".gov", ".htm", ".html", ".pdf")
 _PUNCTUATION = ".,;:!?()[]{}<>\"'“”‘’"
 _WORD = re.compile(r"[^\W\d_]{2,}")
-# So many times the pool is looked through: what is left out is mostly repeated sentences.
-_LOOK_THROUGH = 4
+# Candidates before filtering, in multiples of the pool; most filtered sentences are repetitions.
+_OVERFETCH = 4
 
 
 class SentenceSettings(BaseModel):
-    """How sentences are found. `pool` is the number kept for each topic, `arguments` that of the best arguments.
+    """Settings of sentence retrieval.
 
-    A sentence's score is `1 - argument_share` of its own BM25 score plus `argument_share` of its argument's, each
-    divided by the topic's highest. Sentences of fewer than `least_words` words cannot stand alone, and those of more
-    than `most_chars` characters are none. One whose terms have a Jaccard similarity of `duplicate` or more with those
-    of a better sentence is left out.
+    A score is `1 - argument_share` times the BM25 score of the sentence plus `argument_share` times that of its
+    argument, each divided by the maximum of the topic.
+
+    Attributes:
+        pool: Sentences kept for each topic.
+        arguments: Number of best arguments, all sentences of which are candidates.
+        argument_share: Weight of the score of the argument.
+        least_words: Min words of a sentence.
+        most_chars: Max characters of a sentence.
+        duplicate: Jaccard similarity of the terms from which a sentence duplicates a better one.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -53,40 +59,41 @@ def retrieve_sentences(
     settings: SentenceSettings,
     fields: tuple[str, ...],
 ) -> Iterator[list[Candidate]]:
-    """The best sentences of each topic: those that match themselves, and all of the best arguments.
+    """Yield the best sentences of each topic, from matching sentences and all sentences of the best arguments.
 
     Args:
-        topics: the topics.
-        arguments: first stage over the documents of the corpus.
-        sentences: first stage over their parts.
-        parts: the sentences.
-        settings: what is taken, and how scores are joined.
-        fields: of the topic, make the query.
+        topics: Topics to search for.
+        arguments: First stage over the documents of the corpus.
+        sentences: First stage over their parts.
+        parts: Sentences of the corpus.
+        settings: Settings of the selection and of the scores.
+        fields: Fields of the topic that form the query.
     """
     analyzer = Analyzer()
     parents = parts.load_parents()
     for topic in topics:
         query = build_query(topic, fields)
-        rows, scores = join_scores(arguments.scores(query), sentences.scores(query), parents, settings)
-        ranking = select_candidates(topic, scores, _ids_among(rows, parts), settings.pool * _LOOK_THROUGH)
+        rows, scores = join_scores(arguments.score(query), sentences.score(query), parents, settings)
+        ranking = select_candidates(topic, scores, _select_ids(rows, parts), settings.pool * _OVERFETCH)
         yield select_distinct(ranking, parts, settings, analyzer)
 
 
 def select_distinct(
     ranking: list[Candidate], parts: Parts, settings: SentenceSettings, analyzer: Analyzer
 ) -> list[Candidate]:
-    """The sentences of a topic that can stand alone and are no near-duplicates of better ones, at most the pool."""
+    """Return at most `pool` self-contained sentences that are no near-duplicates of better ones."""
     seen = DuplicateFilter(settings.duplicate)
     chosen: list[Candidate] = []
-    for each, text in zip(ranking, parts.get_texts([each.document_id for each in ranking]), strict=True):
+    texts = parts.get_texts([candidate.document_id for candidate in ranking])
+    for candidate, text in zip(ranking, texts, strict=True):
         if is_self_contained(text, settings) and seen.add(frozenset(analyzer.analyze(text))):
-            chosen.append(Candidate(each.topic_id, each.document_id, len(chosen) + 1, each.score))
+            chosen.append(Candidate(candidate.topic_id, candidate.document_id, len(chosen) + 1, candidate.score))
             if len(chosen) == settings.pool:
                 break
     return chosen
 
 
-def _ids_among(rows: NDArray[np.int64], parts: Parts) -> Callable[[list[int]], list[str]]:
+def _select_ids(rows: NDArray[np.int64], parts: Parts) -> Callable[[list[int]], list[str]]:
     return lambda places: parts.get_ids(rows[places].tolist())
 
 
@@ -96,13 +103,13 @@ def join_scores(
     parents: NDArray[np.int64],
     settings: SentenceSettings,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The rows of the sentences that match or are of a good argument, ascending, and their joined scores, 0 to 1.
+    """Return the rows of sentences that match or are part of a best argument, ascending, and their scores in [0, 1].
 
     Args:
-        arguments: one score an argument.
-        sentences: one score a sentence.
-        parents: for each sentence the row of its argument, ascending.
-        settings: only the `arguments` best arguments count, ties with the last of them included.
+        arguments: Scores of the arguments, of shape (arguments,).
+        sentences: Scores of the sentences, of shape (sentences,).
+        parents: Row of the argument of each sentence, ascending, of shape (sentences,).
+        settings: Number of best arguments (ties at the cutoff are included) and weight of their scores.
     """
     best = select_best_rows(arguments, settings.arguments)
     of_argument = np.zeros(len(arguments), dtype=np.float64)
@@ -118,11 +125,11 @@ def join_scores(
 
 
 def is_self_contained(text: str, settings: SentenceSettings) -> bool:
-    """Whether a sentence has enough words (of two letters or more, links left out) and is not overlong."""
+    """Return whether a sentence has enough words (two letters or more, no links) and is not too long."""
     if len(text) > settings.most_chars:
         return False
     words = (token for token in text.split() if _WORD.search(token) and not _is_link(token))
-    # Most sentences have so many words in their beginning.
+    # Lazily: most sentences have enough words near their beginning.
     return len(list(islice(words, settings.least_words))) == settings.least_words
 
 
@@ -134,11 +141,11 @@ def _is_link(token: str) -> bool:
 
 
 class DuplicateFilter:
-    """The sets of terms seen so far, and whether the next one is nearly one of them.
+    """Filter that rejects near-duplicates of the sets of terms kept so far.
 
-    Two sets are near-duplicates when their Jaccard similarity is at least `threshold`. Only sets that can be are
-    compared: with similarity t, the smaller has at least t times the size of the larger, and both share a term among
-    the first |s| - ceil(t |s|) + 1 in any common order (Chaudhuri et al., ICDE 2006; Bayardo et al., WWW 2007).
+    Near-duplicates have a Jaccard similarity of at least `threshold`. Prefix and length filtering limit the pairs to
+    compare: at similarity t, the smaller set has at least t times the size of the larger, and both share one of their
+    first |s| - ceil(t |s|) + 1 terms in any common order (Chaudhuri et al., ICDE 2006; Bayardo et al., WWW 2007).
     """
 
     def __init__(self, threshold: float) -> None:
@@ -147,16 +154,16 @@ class DuplicateFilter:
         self._kept: dict[str, list[frozenset[str]]] = defaultdict(list)
 
     def add(self, terms: frozenset[str]) -> bool:
-        """Keep a set unless it is empty or a near-duplicate of one that was kept; returns whether it was kept."""
+        """Keep a set unless it is empty or a near-duplicate of a kept one; return whether it was kept."""
         if not terms:
             return False
-        # Long terms first: they are rare, so that few sets share them.
+        # Long terms first: they are rare, so few sets share them.
         ordered = sorted(sorted(terms), key=len, reverse=True)
-        # Rounded a little less eagerly: 0.8 * 5 must not become 5 by a rounding error of the machine.
-        least = ceil(self._threshold * len(terms) - 1e-9)
-        most = int(len(terms) / self._threshold + 1e-9)
-        prefix = ordered[: len(terms) - least + 1]
-        near = {other for term in prefix for other in self._kept.get(term, ()) if least <= len(other) <= most}
+        # The tolerance keeps rounding errors from making ceil(0.8 * 5) equal to 5.
+        min_size = ceil(self._threshold * len(terms) - 1e-9)
+        max_size = int(len(terms) / self._threshold + 1e-9)
+        prefix = ordered[: len(terms) - min_size + 1]
+        near = {other for term in prefix for other in self._kept.get(term, ()) if min_size <= len(other) <= max_size}
         if any(jaccard(terms, other) >= self._threshold for other in near):
             return False
         for term in prefix:
@@ -165,6 +172,6 @@ class DuplicateFilter:
 
 
 def jaccard(one: frozenset[str], other: frozenset[str]) -> float:
-    """Shared terms over all terms of two sets that are not both empty."""
+    """Return the Jaccard similarity of two sets that are not both empty."""
     shared = len(one & other)
     return shared / (len(one) + len(other) - shared)

@@ -1,4 +1,4 @@
-"""The shared tasks, by name."""
+"""Shared tasks by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_TASK = COMPARATIVE.name
 
 
 def get_task(name: str) -> Task:
-    """The task of this name; raises UsageError with the known names."""
+    """Return the task of a name; raises UsageError if it is unknown."""
     if name not in TASKS:
         raise UsageError(f"no task {name!r}; known are {', '.join(TASKS)}")
     return TASKS[name]

@@ -1,4 +1,4 @@
-"""Touché 2022 task 2: passages for a question that compares two objects."""
+"""Touché 2022 task 2: passages for comparative questions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from touche_llm.errors import DataError
 from touche_llm.llm.answers import AnswerModel
 from touche_llm.tasks.base import FIRST_STAGE, Question, RenderedDocument, Task
 
-# The longest title of the three editions has 17 words; every run of words becomes a label of the schema.
-_MOST_TITLE_WORDS = 40
-_MOST_OBJECT_WORDS = 5
+# The longest title of the three editions has 17 words. Each span of words becomes a label of the schema.
+_MAX_TITLE_WORDS = 40
+_MAX_OBJECT_WORDS = 5
 _PUNCTUATION = " \t.,;:?!\"'()[]{}“”‘’„…"
 
 
@@ -27,7 +27,7 @@ class ComparativeJudgment(AnswerModel):
 
 
 class ComparativeStance(AnswerModel):
-    """Whether a passage takes a position, and which."""
+    """Stance of a passage, in two steps."""
 
     position: Literal["YES", "NO"]
     stance: Literal["FIRST", "SECOND", "NEUTRAL"]
@@ -41,20 +41,20 @@ class _Objects(AnswerModel):
     def _differ(self) -> _Objects:
         first, second = (f" {' '.join(name.casefold().split())} " for name in (self.first, self.second))
         if first in second or second in first:
-            raise ValueError(f"{self.first!r} and {self.second!r} are not two objects, one is in the other")
+            raise ValueError(f"{self.first!r} and {self.second!r} are not two objects: one contains the other")
         return self
 
 
 def objects_answer(topic: Topic) -> type[AnswerModel]:
-    """The answer model for the two objects of a topic: each is a run of words of its title, so none is invented.
+    """Return the answer model for the two objects of a topic; only spans of its title are valid.
 
     Raises:
-        DataError: the title has fewer than two words, or far too many.
+        DataError: The title has fewer than two words, or more than `_MAX_TITLE_WORDS`.
     """
     spans = list_title_spans(topic.title)
-    if len(spans) < 2 or len(topic.title.split()) > _MOST_TITLE_WORDS:
+    if len(spans) < 2 or len(topic.title.split()) > _MAX_TITLE_WORDS:
         raise DataError(
-            f"topic {topic.id}: cannot look for two objects in a title of {len(topic.title.split())} words; "
+            f"topic {topic.id}: cannot extract two objects from a title of {len(topic.title.split())} words; "
             "name them in <objects>"
         )
     labels = Literal[spans]  # type: ignore[valid-type]
@@ -62,24 +62,24 @@ def objects_answer(topic: Topic) -> type[AnswerModel]:
 
 
 def list_title_spans(title: str) -> tuple[str, ...]:
-    """All runs of one to five words of a title, without punctuation at their ends, in order, each once."""
+    """Return all distinct spans of one to five words of a title, without punctuation at their ends."""
     words = title.split()
     spans = (
         " ".join(words[start : start + length]).strip(_PUNCTUATION)
         for start in range(len(words))
-        for length in range(1, min(_MOST_OBJECT_WORDS, len(words) - start) + 1)
+        for length in range(1, min(_MAX_OBJECT_WORDS, len(words) - start) + 1)
     )
     return tuple(dict.fromkeys(span for span in spans if span))
 
 
-def _objects(topic: Topic) -> dict[str, str]:
+def _name_objects(topic: Topic) -> dict[str, str]:
     assert topic.objects is not None
     first, second = topic.objects
     return {"first": first, "second": second}
 
 
-def _show(topic: Topic, document: Document) -> RenderedDocument:
-    return RenderedDocument(document.text, _objects(topic))
+def _render(topic: Topic, document: Document) -> RenderedDocument:
+    return RenderedDocument(document.text, _name_objects(topic))
 
 
 _VARIABLES = {"first": False, "second": False}
@@ -93,8 +93,8 @@ COMPARATIVE = Task(
     max_per_topic=1000,
     corpus_files=("passages.jsonl", "passages.jsonl.gz"),
     read_corpus=read_collection,
-    question=Question(ComparativeJudgment, _show, _VARIABLES, _objects),
-    # Half the weight on quality: the organisers judge both, and a run is ranked once. The first stage only parts ties.
+    question=Question(ComparativeJudgment, _render, _VARIABLES, _name_objects),
+    # Half the weight on quality: the organisers judge both, and a run is ranked once. The first stage only breaks ties.
     aims={
         "relevance": {"relevance": 1.0, "quality": 0.0, FIRST_STAGE: 0.05},
         "quality": {"relevance": 0.25, "quality": 1.0, FIRST_STAGE: 0.05},
@@ -102,6 +102,6 @@ COMPARATIVE = Task(
     },
     objects_answer=objects_answer,
     no_stances=("NO", "NEUTRAL"),
-    stance_question=Question(ComparativeStance, _show, _VARIABLES),
+    stance_question=Question(ComparativeStance, _render, _VARIABLES),
     swapped_stances={"FIRST": "SECOND", "SECOND": "FIRST"},
 )

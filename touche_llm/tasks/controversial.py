@@ -1,4 +1,4 @@
-"""Touché 2023 task 1: web documents for a question that people disagree on."""
+"""Touché 2023 task 1: web documents for controversial questions."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class ControversialJudgment(AnswerModel):
 
 
 class ControversialStance(AnswerModel):
-    """Whether a web document says anything for or against, and which side it takes."""
+    """Stance of a web document, in two steps."""
 
     position: Literal["YES", "NO"]
     stance: Literal["PRO", "CON", "NEU"]
 
 
-# It remembers the stems of words, so one serves all pages.
+# Shared by all pages, since it caches stems.
 _ANALYZER = Analyzer()
 
 
-def _show(topic: Topic, document: Document) -> RenderedDocument:
+def _render(topic: Topic, document: Document) -> RenderedDocument:
     return RenderedDocument(rank_passages(document.text, topic, _ANALYZER))
 
 
@@ -44,12 +44,12 @@ CONTROVERSIAL = Task(
     max_per_topic=1000,
     corpus_files=(),
     read_corpus=read_collection,
-    question=Question(ControversialJudgment, _show),
+    question=Question(ControversialJudgment, _render),
     aims={
         "relevance": {"relevance": 1.0, "quality": 0.0, FIRST_STAGE: 0.05},
         "quality": {"relevance": 0.25, "quality": 1.0, FIRST_STAGE: 0.05},
         "both": {"relevance": 1.0, "quality": 0.5, FIRST_STAGE: 0.05},
     },
     no_stances=("NO", "NEU"),
-    stance_question=Question(ControversialStance, _show),
+    stance_question=Question(ControversialStance, _render),
 )

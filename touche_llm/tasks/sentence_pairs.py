@@ -1,4 +1,4 @@
-"""Touché 2022 task 1: pairs of sentences from args.me for a controversial question."""
+"""Touché 2022 task 1: pairs of sentences from args.me for controversial questions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from touche_llm.tasks.base import FIRST_STAGE, Question, RenderedDocument, Task
 
 
 class SentenceJudgment(AnswerModel):
-    """Whether a sentence argues, and as what; its relevance, quality and side."""
+    """Argumentative role, relevance, quality and side of a sentence."""
 
     role: Literal["CLAIM", "PREMISE", "NONE"]
     relevance: Literal[0, 1, 2, 3]
@@ -20,7 +20,7 @@ class SentenceJudgment(AnswerModel):
 
 
 class PairJudgment(AnswerModel):
-    """Relevance, quality, coherence and side of two sentences, read one after the other."""
+    """Relevance, quality, coherence and side of two sentences, read in order."""
 
     relevance: Literal[0, 1, 2, 3]
     quality: Literal[0, 1, 2, 3]
@@ -28,11 +28,11 @@ class PairJudgment(AnswerModel):
     stance: Literal["PRO", "CON"]
 
 
-def _show_pair(topic: Topic, document: Document) -> RenderedDocument:
+def _render_pair(topic: Topic, document: Document) -> RenderedDocument:
     return RenderedDocument(document.text)
 
 
-def _show_sentence(topic: Topic, document: Document) -> RenderedDocument:
+def _render_sentence(topic: Topic, document: Document) -> RenderedDocument:
     return RenderedDocument(document.text, {"conclusion": document.title, "side": document.side})
 
 
@@ -51,11 +51,11 @@ SENTENCE_PAIRS = Task(
         "args_processed.csv.gz",
     ),
     read_corpus=read_arguments,
-    question=Question(PairJudgment, _show_pair),
+    question=Question(PairJudgment, _render_pair),
     aims={
         "relevance": {"relevance": 1.0, "quality": 0.0, "coherence": 0.0, FIRST_STAGE: 0.05},
         "quality": {"relevance": 0.25, "quality": 1.0, "coherence": 1.0, FIRST_STAGE: 0.05},
         "both": {"relevance": 1.0, "quality": 0.5, "coherence": 0.5, FIRST_STAGE: 0.05},
     },
-    sentence_question=Question(SentenceJudgment, _show_sentence, {"conclusion": False, "side": False}),
+    sentence_question=Question(SentenceJudgment, _render_sentence, {"conclusion": False, "side": False}),
 )

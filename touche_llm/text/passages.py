@@ -212,7 +212,7 @@ def _split_sentences(text: str, start: int, end: int) -> Iterator[Span]:
 
 
 def _split_span(text: str, start: int, end: int, limit: int) -> Iterator[Span]:
-    """Split a span into spans of at limit `limit` characters, at white space if possible, and strip them."""
+    """Split a span into spans of at most `limit` characters, at white space if possible, and strip them."""
     while end - start > limit:
         cut = start + limit
         while cut > start and not text[cut].isspace():
@@ -230,7 +230,7 @@ def _split_span(text: str, start: int, end: int, limit: int) -> Iterator[Span]:
 
 
 def _group_sentences(sentences: Sequence[Span], limit: int) -> list[Span]:
-    """Group sentences into overlapping ranges of at limit `limit` characters.
+    """Group sentences into overlapping ranges of at most `limit` characters.
 
     Each range begins with the last sentence of its predecessor, if both that sentence and the next one fit.
     """
