@@ -392,7 +392,9 @@ def test_no_is_a_label_also_where_yaml_reads_it_as_false(tmp_path: Path) -> None
 
 
 def test_a_value_inside_one_that_is_no_section_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="^options: depth: must hold names and values, as depth.deeper asks for"):
+    with pytest.raises(
+        UsageError, match="^options: depth: must hold names and values, since depth.deeper is one of them"
+    ):
         load_config(None, NEEDED | {"depth": 3, "depth.deeper": 3})
 
 

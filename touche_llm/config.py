@@ -38,7 +38,7 @@ from touche_llm.tasks import DEFAULT_TASK, get_task
 from touche_llm.tasks.base import Aim, Task
 
 _INDEX_ROOT = Path(".touche-llm/index")
-# Old values of settings, by dotted name, and what their section holds now: translated wherever a configuration is read.
+# Old values of settings by dotted name, and the current values of their section; translated whenever one is read.
 _RENAMED_VALUES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "engine.name": {
         "started": {"name": "managed"},
@@ -52,20 +52,20 @@ _RENAMED_VALUES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 QueryField = Literal["title", "description", "narrative", "objects"]
 
 
-def _one_word(tag: str) -> str:
+def _require_one_word(tag: str) -> str:
     if tag.split() != [tag] or not tag.isprintable():
         raise ValueError("must be one word: a run line has six columns")
     return tag
 
 
 def _texts(value: Any) -> Any:
-    """YAML reads `2` as a number and lets one word stand for a list of one; topics and fields are words in a list."""
+    """Return a tuple of texts for a list or a single value; YAML reads the topic id `2` as a number."""
     values = value if isinstance(value, list | tuple) else [value]
-    return tuple(str(each) if isinstance(each, int) and not isinstance(each, bool) else each for each in values)
+    return tuple(str(item) if isinstance(item, int) and not isinstance(item, bool) else item for item in values)
 
 
 def _steps(value: Any) -> Any:
-    """A list of steps may be written in one word, as on the command line."""
+    """Split steps that are written as one word, as on the command line."""
     return tuple(value.split(",")) if isinstance(value, str) else value
 
 
@@ -80,21 +80,22 @@ def _not_empty(fields: tuple[QueryField, ...]) -> tuple[QueryField, ...]:
 
 
 class RetrieverConfig(Bm25Settings):
-    """The first stage. `method`, `k1` and `b` belong to the index."""
+    """Settings of the first stage; `method`, `k1` and `b` belong to the index."""
 
     name: Literal["bm25", "okapi", "chatnoir", "elasticsearch"] = "bm25"
     query: Annotated[tuple[QueryField, ...], BeforeValidator(_texts), AfterValidator(_not_empty)] = ("title",)
 
     @property
     def bm25(self) -> Bm25Settings:
-        """The settings of the index alone."""
+        """Settings of the index alone."""
         return Bm25Settings(method=self.method, k1=self.k1, b=self.b)
 
 
 class PromptsConfig(Section):
     """Names of the task's prompts, or paths of `.jinja` files.
 
-    `folder` holds templates that are taken in place of the project's own, as `folder/task/name.jinja`.
+    Attributes:
+        folder: Folder of templates that replace the project's own, as `folder/task/name.jinja`.
     """
 
     folder: Path | None = None
@@ -112,7 +113,7 @@ class PromptsConfig(Section):
 
 
 def _mode(value: Any) -> Any:
-    """YAML reads `off` as false."""
+    """Restore the mode `off`, which YAML reads as false."""
     return CacheMode.OFF if value is False else value
 
 
@@ -121,12 +122,12 @@ class CacheConfig(Section):
 
     file: Path = Path(".touche-llm/answers.sqlite")
     mode: Annotated[CacheMode, BeforeValidator(_mode)] = CacheMode.REUSE
-    # For this command alone: what a run's folder says, later stages go by.
+    # Not written to the run's folder, since it applies to this command alone and not to later stages.
     retry_failures: bool = Field(False, exclude=True)
 
 
 class ActorConfig(Section):
-    """Who makes the run, for its metadata; what is left out is not written."""
+    """The person who makes the run, for its metadata; omitted fields are not written."""
 
     team: str | None = None
     name: str | None = None
@@ -137,12 +138,12 @@ class ActorConfig(Section):
 
 
 class Config(Section):
-    """Everything that a run is asked for."""
+    """The complete configuration of a run."""
 
     task: str
     topics: Path
     corpus: Path | None = None
-    # None only where the first stage is a search engine, which holds the documents.
+    # None only if the first stage is a search engine, which stores the documents.
     index: Path | None = None
     candidates: Path | None = None
     skip_bad_lines: bool = False
@@ -153,13 +154,13 @@ class Config(Section):
     engine: EngineConfig = EngineConfig()
     sampling: SamplingConfig = SamplingConfig()
     prompts: PromptsConfig = PromptsConfig()
-    # What the weights, where they are left out, and the comparisons are for.
+    # Criterion of the comparisons and of the default weights.
     aim: Aim = "both"
-    # Of each grade and of the first stage's score; the task's own for the aim where left out.
+    # Weights of the grades and of the first-stage score; by default those of the task for the aim.
     weights: dict[str, Annotated[float, Field(ge=0.0, allow_inf_nan=False)]]
     rank: Annotated[tuple[str, ...], BeforeValidator(_steps), AfterValidator(_known_steps)] = (JUDGE,)
     ranking: RankingSettings = RankingSettings()
-    # Only for tasks where a document may take no side.
+    # Only for tasks in which a document may take no side.
     stance: StanceSettings | None = None
     expansion: ExpansionSettings = ExpansionSettings()
     # Only for tasks that rank pairs of sentences.
@@ -170,13 +171,13 @@ class Config(Section):
     # Only with Elasticsearch as first stage.
     elasticsearch: ElasticsearchSettings | None = None
     cache: CacheConfig = CacheConfig()
-    tag: Annotated[str, AfterValidator(_one_word)] = "touche-llm"
+    tag: Annotated[str, AfterValidator(_require_one_word)] = "touche-llm"
     actor: ActorConfig = ActorConfig()
 
     @model_validator(mode="before")
     @classmethod
     def _translate_old_values(cls, values: Any) -> Any:
-        """Accept the configurations of earlier versions, in files of their own, run folders and batch exports."""
+        """Translate configurations of earlier versions, in files, run folders and batch exports."""
         for place, renamed in _RENAMED_VALUES.items():
             section, name = place.split(".")
             given = values.get(section) if isinstance(values, dict) else None
@@ -185,38 +186,40 @@ class Config(Section):
         return values
 
     @model_validator(mode="after")
-    def _fits_task(self) -> Config:
+    def _check_task(self) -> Config:
         task = get_task(self.task)
         if self.sentences is None and self.depth > task.max_per_topic:
-            raise ValueError(f"depth: {self.task} takes at most {task.max_per_topic} documents a topic")
+            raise ValueError(f"depth: {self.task} takes at most {task.max_per_topic} documents per topic")
         for name in self.weights:
             if name not in task.weight_names:
                 raise ValueError(f"weights.{name}: no such name; {self.task} has {', '.join(task.weight_names)}")
         if not sum(self.weights.values()):
-            raise ValueError(f"weights: {', '.join(self.weights)} are all 0: nothing is left to rank by")
+            raise ValueError(f"weights: {', '.join(self.weights)} are all 0; give at least one above 0")
         check_fusion(self.steps, self.ranking.fusion)
         if task.sentence_question is None and (self.sentences or self.pairs):
             raise ValueError(f"sentences, pairs: {self.task} does not rank pairs of sentences")
         if self.sentences and self.depth > self.sentences.pool:
             raise ValueError(f"depth: more than the {self.sentences.pool} sentences of sentences.pool")
         if self.pairs and self.pairs.most > task.max_per_topic:
-            raise ValueError(f"pairs.most: {self.task} takes at most {task.max_per_topic} pairs a topic")
+            raise ValueError(f"pairs.most: {self.task} takes at most {task.max_per_topic} pairs per topic")
         if self.retriever.name == "chatnoir" and (self.corpus or self.index or task.sentence_question):
-            raise ValueError("retriever.name: chatnoir holds web documents: for a task over those, without a corpus")
+            raise ValueError(
+                "retriever.name: chatnoir searches web documents; use it for a task over these, without a corpus"
+            )
         if (self.chatnoir is not None) is not (self.retriever.name == "chatnoir"):
-            raise ValueError("chatnoir: settings of another retriever than the one chosen; see --retriever")
+            raise ValueError("chatnoir: settings of a retriever that is not the chosen one; see --retriever")
         if self.retriever.name == "elasticsearch":
             if task.sentence_question is not None:
-                raise ValueError(f"retriever.name: {self.task} ranks pairs of sentences, for which there is bm25")
+                raise ValueError(f"retriever.name: {self.task} ranks pairs of sentences; use bm25")
             if self.corpus or self.index:
                 raise ValueError(
-                    "retriever.name: elasticsearch holds the documents: load them with `touche-llm index --retriever "
-                    "elasticsearch`, and leave corpus and index out here"
+                    "retriever.name: elasticsearch stores the documents; load them with `touche-llm index --retriever "
+                    "elasticsearch`, and leave out corpus and index here"
                 )
             if self.retriever.method != "lucene":
-                raise ValueError("retriever.method: Elasticsearch scores as Lucene does: lucene")
+                raise ValueError("retriever.method: Elasticsearch scores like Lucene; use lucene")
         if (self.elasticsearch is not None) is not (self.retriever.name == "elasticsearch"):
-            raise ValueError("elasticsearch: settings of another retriever than the one chosen; see --retriever")
+            raise ValueError("elasticsearch: settings of a retriever that is not the chosen one; see --retriever")
         if self.stance is not None and task.stance_question is None:
             raise ValueError(f"stance: every document of {self.task} takes a side")
         if self.stance is not None:
@@ -225,27 +228,27 @@ class Config(Section):
                     known = ", ".join(task.no_stances)
                     raise ValueError(f"stance.thresholds.{label}: no such label; {self.task} has {known}")
         if self.expansion.use and self.candidates is not None:
-            raise ValueError("expansion: the candidates come from a run, nothing is searched for")
+            raise ValueError("expansion: the candidates come from a run, so there is no search; leave one of them out")
         return self
 
     @property
     def has_chosen_topics(self) -> bool:
-        """Whether the run is over some topics of the file only."""
+        """Whether the run covers only some topics of the file."""
         return self.limit_topics is not None or bool(self.topic)
 
     @property
     def first_stage_depth(self) -> int:
-        """How many documents or, where pairs are made of them, sentences the first stage finds for a topic."""
+        """Number of documents, or of sentences if pairs are made of them, that the first stage finds per topic."""
         return self.depth if self.sentences is None else self.sentences.pool
 
     @property
     def fitted_on(self) -> tuple[str, ...]:
-        """The topics that the thresholds of the stances were fitted on; none where there are no thresholds."""
+        """Topics that the stance thresholds were fitted on; none if there are no thresholds."""
         return self.stance.calibrated_on if self.stance is not None and self.stance.thresholds else ()
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The steps of the ranking."""
+        """Steps of the ranking."""
         return parse_steps(self.rank)
 
     @field_serializer("topics", "corpus", "index", "candidates")
@@ -254,37 +257,64 @@ class Config(Section):
 
 
 def index_folder(corpus: Path) -> Path:
-    """Where the index of a corpus lies unless the user says: below the current folder, one for each corpus file."""
+    """Return the default index folder of a corpus: below the current folder, one for each corpus file."""
     place = hashlib.sha256(os.fsencode(corpus.absolute())).hexdigest()[:8]
     return _INDEX_ROOT / f"{corpus.name.split('.')[0]}-{place}"
 
 
 def load_config(file: Path | None, flags: Mapping[str, Any], options: Mapping[str, str] | None = None) -> Config:
-    """The configuration of a YAML file with flags in place of what it says.
+    """Load the configuration of a YAML file, overridden by flags.
 
     Args:
-        file: may be None: defaults and flags alone.
-        flags: values by dotted name (`retriever.k1`); None means that the flag was not given.
+        file: Configuration file; None for defaults and flags alone.
+        flags: Values by dotted name (`retriever.k1`); None means that the flag was not given.
         options: Names of command-line options by dotted name, for messages.
 
     Raises:
-        UsageError: the file cannot be read, or a value is missing, unknown or out of range; names file and key.
+        UsageError: The file cannot be read, or a value is missing, unknown or out of range; names file and key.
     """
     values = _read(file) if file else {}
-    if flags.get("corpus") is not None and values.get("index") == str(index_folder(Path(str(values.get("corpus"))))):
-        del values["index"]  # it was the default of the other corpus
-    aim_of_file = values.get("aim")
+    source = str(file or "options")
+    given = {name: value for name, value in flags.items() if value is not None and value != ()}
+    stored_aim = values.get("aim")
+    _drop_outdated(values, flags)
+    _apply_flags(values, given, source)
+    _complete_first_stage(values, source)
+    try:
+        task = get_task(str(values.setdefault("task", DEFAULT_TASK)))
+    except UsageError as error:
+        raise UsageError(f"{'options' if flags.get('task') else source}: {error}") from error
+    _complete_weights(values, given, task, stored_aim)
+    _complete_sections(values, task)
+    try:
+        config = Config.model_validate(values)
+    except ValidationError as error:
+        problems = [_locate_problem(problem, source, given, options or {}) for problem in error.errors()]
+        raise UsageError("; ".join(problems)) from error
+    if problems := list(_find_booleans(values, config.model_dump())):
+        raise UsageError("; ".join(f"{source}: {problem}" for problem in problems))
+    return config
+
+
+def _drop_outdated(values: dict[str, Any], flags: Mapping[str, Any]) -> None:
+    """Drop values of the file that belong to another value which a flag replaces."""
+    default_index = str(index_folder(Path(str(values.get("corpus")))))
+    if flags.get("corpus") is not None and values.get("index") == default_index:
+        del values["index"]
     if "stance.thresholds" in flags and isinstance(values.get("stance"), dict):
         for name in ("calibrated_on", "calibrated_for"):
-            values["stance"].pop(name, None)  # that was of the other thresholds
+            values["stance"].pop(name, None)
     engine = values.get("engine")
     for name in ("model", "base_url"):
         given = flags.get(f"engine.{name}")
         if isinstance(engine, dict) and given and engine.get(name) not in (None, given):
-            engine.pop("context", None)  # it was that of the other model or server
-    for name, value in flags.items():
-        if value is None or value == ():
-            continue
+            # The context length belongs to the other model or server.
+            engine.pop("context", None)
+
+
+def _apply_flags(values: dict[str, Any], given: Mapping[str, Any], source: str) -> None:
+    """Set the values of the given flags, by dotted name."""
+    for name, value in given.items():
         *sections, key = name.split(".")
         target = values
         for section in sections:
@@ -292,8 +322,12 @@ def load_config(file: Path | None, flags: Mapping[str, Any], options: Mapping[st
             target[section] = {} if target.get(section) is None else target[section]
             target = target[section]
             if not isinstance(target, dict):
-                raise UsageError(f"{file or 'options'}: {section}: must hold names and values, as {name} asks for")
+                raise UsageError(f"{source}: {section}: must hold names and values, since {name} is one of them")
         target[key] = value
+
+
+def _complete_first_stage(values: dict[str, Any], source: str) -> None:
+    """Add the settings of the chosen search engine, or the default index of the corpus."""
     retriever = values.get("retriever")
     if isinstance(retriever, dict) and retriever.get("name") == "chatnoir":
         values["chatnoir"] = values.get("chatnoir") or {}
@@ -304,95 +338,88 @@ def load_config(file: Path | None, flags: Mapping[str, Any], options: Mapping[st
         if not values.get("corpus"):
             topics = "" if values.get("topics") else "the topics (--topics FILE), and "
             raise UsageError(
-                f"{file or 'options'}: give {topics}the corpus (--corpus FILE), an index of it (--index FOLDER) or, "
+                f"{source}: give {topics}the corpus (--corpus FILE), an index of it (--index FOLDER) or, "
                 "for web documents, --retriever chatnoir"
             )
         values["index"] = index_folder(Path(str(values["corpus"])))
-    try:
-        task = get_task(str(values.setdefault("task", DEFAULT_TASK)))
-    except UsageError as error:
-        raise UsageError(f"{'options' if flags.get('task') or file is None else file}: {error}") from error
-    given = values.get("weights") or {}
-    if isinstance(given, dict):
-        # Those that were written out as the defaults of another aim go with it.
-        old = _aimed(task, aim_of_file) if values.get("aim") != aim_of_file else {}
-        given = {
-            name: weight
-            for name, weight in given.items()
-            if flags.get(f"weights.{name}") is not None or old.get(name) != weight
-        }
-        values["weights"] = {**_aimed(task, values.get("aim")), **given}
+
+
+def _complete_weights(values: dict[str, Any], given: Mapping[str, Any], task: Task, stored_aim: Any) -> None:
+    """Add the default weights of the aim, in place of written defaults of another aim."""
+    weights = values.get("weights") or {}
+    if not isinstance(weights, dict):
+        return
+    outdated = _find_weights(task, stored_aim) if values.get("aim") != stored_aim else {}
+    kept = {
+        name: weight for name, weight in weights.items() if f"weights.{name}" in given or outdated.get(name) != weight
+    }
+    values["weights"] = {**_find_weights(task, values.get("aim")), **kept}
+
+
+def _complete_sections(values: dict[str, Any], task: Task) -> None:
+    """Add the sections that the task has."""
     if task.stance_question is not None:
         values["stance"] = values.get("stance") or {}
     if task.sentence_question is not None:
         for section in ("sentences", "pairs"):
             values[section] = values.get(section) or {}
-    try:
-        config = Config.model_validate(values)
-    except ValidationError as error:
-        flags_given = {name for name, value in flags.items() if value is not None and value != ()}
-        problems = []
-        for each in error.errors():
-            place, problem = ".".join(map(str, each["loc"])), _problem(each)
-            if options and place in options and place in flags_given:
-                problems.append(f"{options[place]}: {describe_problem(each)}")
-                continue
-            # A problem of a whole section says itself which names it is about.
-            places = [place] if place else problem.partition(":")[0].split(", ")
-            flagged = any(
-                f"{each}.".startswith(f"{name}.") or name.startswith(f"{each}.")
-                for each in places
-                for name in flags_given
-            )
-            problems.append(f"{'options' if flagged or file is None else file}: {problem}")
-        raise UsageError("; ".join(problems)) from error
-    if problems := list(_booleans_as_numbers(values, config.model_dump())):
-        raise UsageError("; ".join(f"{file or 'options'}: {each}" for each in problems))
-    return config
 
 
-def _booleans_as_numbers(given: Any, read: Any, place: str = "") -> Iterator[str]:
+def _locate_problem(error: ErrorDetails, source: str, given: Mapping[str, Any], options: Mapping[str, str]) -> str:
+    """Describe a problem with its place: the option, if a flag set the value, or else the file."""
+    place, problem = ".".join(map(str, error["loc"])), _describe_error(error)
+    if place in options and place in given:
+        return f"{options[place]}: {describe_problem(error)}"
+    # The message about a whole section names the settings that it is about.
+    places = [place] if place else problem.partition(":")[0].split(", ")
+    is_flagged = any(
+        f"{setting}.".startswith(f"{name}.") or name.startswith(f"{setting}.") for setting in places for name in given
+    )
+    return f"{'options' if is_flagged else source}: {problem}"
+
+
+def _find_booleans(given: Any, read: Any, place: str = "") -> Iterator[str]:
     """Yield a problem for each true or false that pydantic read as 1 or 0."""
     if isinstance(given, bool) and isinstance(read, int | float) and not isinstance(read, bool):
         yield f"{place}: must be a number, not {str(given).lower()}"
     elif isinstance(given, dict) and isinstance(read, dict):
         for name in given.keys() & read.keys():
-            yield from _booleans_as_numbers(given[name], read[name], f"{place}.{name}" if place else str(name))
+            yield from _find_booleans(given[name], read[name], f"{place}.{name}" if place else str(name))
 
 
-def _aimed(task: Task, aim: Any) -> Mapping[str, float]:
-    """The default weights for an aim; those for both where it is left out, or none that there is."""
+def _find_weights(task: Task, aim: Any) -> Mapping[str, float]:
+    """Return the default weights of an aim; those of `both` if it is missing or unknown."""
     return next((weights for name, weights in task.aims.items() if name == aim), task.weights)
 
 
-def _problem(error: ErrorDetails) -> str:
-    """One problem of a configuration, in the words of its user."""
+def _describe_error(error: ErrorDetails) -> str:
+    """Describe a problem of a configuration in its user's terms."""
     kind, place = error["type"], error["loc"]
     where = ".".join(str(part) for part in place)
     if kind == "missing":
         return f"{where}: missing; give --{where} or name it in the configuration"
     if kind == "extra_forbidden":
-        known = _names(Config)
+        known = _list_names(Config)
         near = get_close_matches(where, known, n=1) or [name for name in known if name.endswith(f".{place[-1]}")]
         return f"{where}: no such name" + (f", did you mean {near[0]}?" if near else "")
     message = describe_problem(error)
     return f"{where}: {message}" if where else message
 
 
-def _names(section: type[BaseModel], prefix: str = "") -> list[str]:
-    """All names of a configuration, dotted."""
+def _list_names(section: type[BaseModel], prefix: str = "") -> list[str]:
+    """List all dotted names of a configuration."""
     names = []
     for name, field in section.model_fields.items():
         names.append(prefix + name)
-        # A section, or one that only some tasks have.
+        # Includes optional sections, which only some tasks have.
         for kind in (field.annotation, *get_args(field.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
-                names += _names(kind, f"{prefix}{name}.")
+                names += _list_names(kind, f"{prefix}{name}.")
     return names
 
 
 def write_config(config: Config, path: Path) -> None:
-    """Write every value used, defaults included, in the form that `load_config` reads."""
+    """Write all values, including defaults, in the form that `load_config` reads."""
     with open_atomic(path) as stream:
         stream.write(to_yaml(config.model_dump(mode="json")))
 

@@ -119,7 +119,7 @@ def test_the_table_names_the_baseline_and_shows_signs(touche: Touche, runs: Path
         (["best", "mixed", *QRELS], 2, "--baseline"),
         (["best", "--baseline", "best", *QRELS], 2, "best alone cannot be compared"),
         (["best", "best/", "--baseline", "best", *QRELS], 2, "given twice"),
-        (["best", "mixed", "--baseline", "best", "--task", "comparative"], 2, "no qrels are given"),
+        (["best", "mixed", "--baseline", "best", "--task", "comparative"], 2, "no qrels given"),
         (["best", "nowhere", "--baseline", "best", *QRELS], 1, "nowhere: cannot read the file"),
         (["best", "broken", "--baseline", "best", *QRELS], 1, "broken:1: 2 columns"),
     ],

@@ -153,11 +153,14 @@ THERE = ["--retriever", "elasticsearch"]
     [
         ([*RETRIEVE, "--corpus", "c.jsonl"], "elasticsearch holds the documents: load them with `touche-llm index"),
         ([*RETRIEVE, "--index", "folder"], "elasticsearch holds the documents"),
-        ([*RETRIEVE, "--bm25-method", "atire"], "retriever.method: Elasticsearch scores as Lucene does: lucene"),
-        ([*RETRIEVE, "--task", "sentence_pairs"], "sentence_pairs ranks pairs of sentences, for which there is bm25"),
+        ([*RETRIEVE, "--bm25-method", "atire"], "retriever.method: Elasticsearch scores like Lucene; use lucene"),
+        ([*RETRIEVE, "--task", "sentence_pairs"], "sentence_pairs ranks pairs of sentences; use bm25"),
         ([*RETRIEVE, "--elasticsearch", "http://u:secret@h:1"], "--elasticsearch: must not hold a password"),
         ([*RETRIEVE, "--elasticsearch-index", "A*"], "--elasticsearch-index: "),
-        ([*ON_DISK, "--elasticsearch", "http://h:1"], "elasticsearch: settings of another retriever"),
+        (
+            [*ON_DISK, "--elasticsearch", "http://h:1"],
+            "elasticsearch: settings of a retriever that is not the chosen one",
+        ),
         ([*INDEX, *THERE, "--bm25-method", "atire"], "scores as --bm25-method lucene"),
         ([*INDEX, *THERE, "--index", "folder"], "keeps its index itself"),
         ([*INDEX, *THERE, "--task", "sentence_pairs"], "sentence_pairs ranks pairs of sentences"),

@@ -240,7 +240,7 @@ def test_what_should_be_known_of_the_figures_is_told(touche: Touche, judged: Pat
     # The same words of both aspects and all runs are one note.
     assert told.count("judged, but not in the run") == 1
     assert "relevance, quality, stance: topics judged, but not in the run" not in told
-    missing = "topics judged, but not in the run, so that they count 0 (not with --run-topics): 4"
+    missing = "topics judged, but not in the run, so they count 0 (unless --run-topics is given): 4"
     assert f"note: relevance, quality: {missing}" in told
     assert "note: quality qrels: lack documents that other qrels have: topic 2 document b" in told
     assert "note: mine: relevance nDCG@5: unjudged documents among the first 5, which count 0: 1 in 1 topics" in told
@@ -315,7 +315,7 @@ def test_a_task_without_a_table_of_the_measure_is_told(touche: Touche, judged: P
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["mine", *TASK], 2, "no qrels are given"),
+        (["mine", *TASK], 2, "no qrels given"),
         (["mine", *TASK, "--coherence", "quality"], 2, "comparative has no judgments of coherence"),
         (["mine", "--task", "chess", "--relevance", "relevance"], 2, "no task 'chess'"),
         (["mine", "./mine", *GRADED], 2, "mine: is given twice"),

@@ -184,7 +184,7 @@ def test_names_are_those_of_the_folder_of_templates(touche: Touche, engine: Engi
     [
         (("judge", "queries", *QRELS), "queries: is a prompt for 'queries'; only those for 'judge'"),
         (("judge", *QRELS), "judge alone cannot be compared"),
-        (WORDINGS, "no qrels are given"),
+        (WORDINGS, "no qrels given"),
         ((*WORDINGS, "--stance", "stance"), "documents are drawn by their grades; give --relevance"),
         ((*WORDINGS, *QRELS, "--split", "none"), "none: cannot read the file"),
         ((*"abcdefghi", *QRELS, "--html", "m.html"), "9 prompts do not fit side by side; name 8"),

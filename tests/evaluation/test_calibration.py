@@ -231,7 +231,7 @@ def test_the_seed_deals_the_topics_and_nothing_else_does() -> None:
         (lambda: fit_thresholds([], TASK), "no judged document to fit"),
         (lambda: measure_thresholds([], {}, TASK), "no judged document to measure"),
         (lambda: cross_validate([], TASK, 2, 0), "0 judged topics are too few for 2 folds"),
-        (lambda: cross_validate(gated(3), TASK, 1, 0), "1 folds: what is held out needs at least 2"),
+        (lambda: cross_validate(gated(3), TASK, 1, 0), "1 folds: cross-validation needs at least 2"),
         (lambda: fit_thresholds(gated(1), get_task("sentence_pairs")), "sentence_pairs: all its stances take a side"),
     ],
 )
@@ -310,9 +310,9 @@ def test_topics_can_be_chosen(tmp_path: Path) -> None:
     ("probabilities", "problem"),
     [
         ({"PRO": 0.5, "CON": 0.5}, "probabilities of PRO, CON, not of FIRST, SECOND, NEUTRAL, NO"),
-        (shares(0.0, 0.0, 0.0, 0.0), "the probabilities add up to 0"),
-        (shares(1.0, 1.0, 0.0, 0.0), "the probabilities add up to 2"),
-        (shares(-0.5, 0.5, 0.5, 0.5), "or one is below 0"),
+        (shares(0.0, 0.0, 0.0, 0.0), "the probabilities sum to 0"),
+        (shares(1.0, 1.0, 0.0, 0.0), "the probabilities sum to 2"),
+        (shares(-0.5, 0.5, 0.5, 0.5), "or one is negative"),
     ],
 )
 def test_probabilities_that_are_none_are_told_with_topic_and_document(
@@ -325,7 +325,7 @@ def test_probabilities_that_are_none_are_told_with_topic_and_document(
 
 def test_a_run_without_a_judged_document_is_told(tmp_path: Path) -> None:
     write_records(tmp_path / "j", [judgment("1", "a", JUDGED)])
-    with pytest.raises(DataError, match="none of its documents is both judged and has probabilities"):
+    with pytest.raises(DataError, match="no document is both judged and has probabilities"):
         read_calibration_set(tmp_path / "j", tmp_path / "s", {"2": {"a": "NO"}}, TASK)
 
 

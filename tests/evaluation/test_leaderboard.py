@@ -154,9 +154,9 @@ def test_a_value_that_is_none_has_no_place(value: float) -> None:
 
 
 def test_an_unknown_task_or_measure_is_answered_with_those_that_there_are() -> None:
-    with pytest.raises(UsageError, match="'chess'; there are some of comparative, controversial, sentence_pairs"):
+    with pytest.raises(UsageError, match="'chess'; known: comparative, controversial, sentence_pairs"):
         list_standings("chess", "relevance")
-    with pytest.raises(UsageError, match="'coherence'; there are some by relevance, quality, stance"):
+    with pytest.raises(UsageError, match="'coherence'; known: relevance, quality, stance"):
         find_table("comparative", "coherence")
 
 
@@ -175,7 +175,7 @@ SPOILED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "no number": (_set("value", float("nan")), "boards.0.tables.0.runs.0.value"),
     "a field that is not known": (_set("rank", 1), "boards.0.tables.0.runs.0.rank"),
     "a value outside its interval": (_set("low", 0.8), "not within its interval"),
-    "half an interval": (_set("high", None), "two ends"),
+    "half an interval": (_set("high", None), "both `low` and `high`"),
     "no judged label": (_set("judged", 0), "boards.0.tables.0.runs.0.judged"),
     "no team": (_set("team", ""), "boards.0.tables.0.runs.0.team"),
     "a wrong order": (lambda content: _first_table(content)["runs"].reverse(), "better than the one before"),

@@ -148,9 +148,9 @@ ERRORS = {
     "one rank twice": (
         "1 Q0 b 1 2 t\n1 Q0 a 1 2 t\n",
         QRELS,
-        r"document b: rank 1 and score 2 are .*line 2 too.*no order",
+        r"document b: rank 1 and score 2 are .*line 2, so their order",
     ),
-    "no ranks, and scores tied": ("1 Q0 b 0 1 t\n1 Q0 a 0 1 t\n", QRELS, r"rank 0 and score 1 are .*line 2 too"),
+    "no ranks, and scores tied": ("1 Q0 b 0 1 t\n1 Q0 a 0 1 t\n", QRELS, r"rank 0 and score 1 are .*line 2"),
     "two grades for a document": ("1 Q0 a 1 3 t\n", QRELS + "1 0 a 0\n", r"qrels\.txt:4: .*0\.0, but 2\.0 in line 1"),
     "no topic of the run is judged": ("7 Q0 a 1 3 t\n", QRELS, r"run's topics \(7\) is in the relevance qrels \(1\)"),
 }
@@ -192,7 +192,7 @@ def test_a_topic_with_grades_below_1_alone_is_told(tmp_path: Path) -> None:
     found = evaluated(tmp_path, "1 Q0 a 1 3 t\n2 Q0 a 1 3 t\n", QRELS + "2 0 a 0.5\n")
     assert values_of(found)["nDCG@5"] == pytest.approx((2 / IDEAL + 1) / 2)
     (note,) = (note.text for note in found.notes if "P@5" in note.text)
-    assert note == "topics without a grade of 1 or more, so that they count 0 for P@5 and recall: 2"
+    assert note == "topics without a grade of 1 or more, so they count 0 for P@5 and recall: 2"
 
 
 def test_what_holds_for_several_aspects_and_for_all_runs_is_said_once() -> None:
@@ -217,9 +217,7 @@ def test_a_run_does_not_win_by_leaving_hard_documents_without_a_label() -> None:
     row = frame.set_index("measure").loc["stance accuracy"]
     assert (row["value"], row["baseline_value"], row["difference"]) == (1.0, 1.0, 0.0)
     assert (row["n"], row["documents"], row["ties"]) == (2, 2, 2)
-    assert any(
-        "of the 2 judged documents that it labels and the 6 of all, the 2 that both label" in each for each in notes
-    )
+    assert any("over the 2 judged documents that both label; it labels 2, and all 6" in each for each in notes)
 
 
 def test_values_beside_a_difference_are_over_the_topics_of_both() -> None:
@@ -241,7 +239,7 @@ def test_a_difference_that_the_judging_could_make_is_told() -> None:
         for name, names in (("known", "abcde"), ("new", "avwxy"))
     )
     (note,) = compare_runs(known, [unknown])[1]
-    assert "new: relevance judged@5 is 0.200, and 1.000 of known" in note
+    assert "new: relevance judged@5 is 0.200, and 1.000 for known" in note
     assert compare_runs(known, [evaluate_run("same", run_of({"1": list("bacde")}), qrels, 5)])[1] == []
 
 

@@ -62,8 +62,8 @@ def test_lines_that_say_again_what_others_say_are_counted(tmp_path: Path) -> Non
     found = qrels_of(tmp_path, relevance="1 0 a 1\n1 0 a 1.0\n1 0 a 1\n", stance="1 0 a NO\n1 0 a NO\n")
     assert found.repeated == {"relevance": 2, "stance": 1}
     assert found.notes() == [
-        "relevance qrels: 2 lines say again what others say",
-        "stance qrels: 1 lines say again what others say",
+        "relevance qrels: 2 lines repeat others",
+        "stance qrels: 1 lines repeat others",
     ]
 
 
@@ -112,7 +112,7 @@ def test_an_aspect_that_the_task_does_not_have_is_told(tmp_path: Path) -> None:
         UsageError, match="comparative has no judgments of coherence, but of relevance, quality, stance"
     ):
         read_qrels({"coherence": tmp_path / "qrels.txt"}, TASK)
-    with pytest.raises(UsageError, match="no qrels are given"):
+    with pytest.raises(UsageError, match="no qrels given"):
         read_qrels({}, TASK)
 
 

@@ -87,8 +87,8 @@ def swap(line: int, old: str, new: str) -> str:
         pytest.param(swap(2, "SECOND", "Q0"), 2, "stance 'Q0' is none of FIRST, SECOND, NEUTRAL, NO", id="Q0"),
         pytest.param(swap(2, "SECOND", "second"), 2, "stance 'second'", id="label in lower case"),
         pytest.param("2 NO d1 0 2 t\n2 NO d2 1 1 t\n", 1, "topic 2: ranks begin at 0", id="rank from 0"),
-        pytest.param(swap(3, " 3 ", " 4 "), 3, "topic 2: rank 4 where 3 is due", id="rank gap"),
-        pytest.param(swap(2, " 2 ", " 1 ").replace("d3 3", "d3 2"), 2, "rank 1 where 2 is due", id="rank twice"),
+        pytest.param(swap(3, " 3 ", " 4 "), 3, "topic 2: rank 4, expected 3", id="rank gap"),
+        pytest.param(swap(2, " 2 ", " 1 ").replace("d3 3", "d3 2"), 2, "rank 1, expected 2", id="rank twice"),
         pytest.param(swap(2, " 2 ", " 2.0 "), 2, "rank '2.0' is not an integer", id="rank with a point"),
         pytest.param(swap(5, " 2 ", " x "), 5, "rank 'x' is not an integer", id="rank a letter"),
         pytest.param(swap(5, " 2 ", " ٢ "), 5, "rank '٢' is not an integer", id="rank in other digits"),
@@ -141,7 +141,7 @@ def test_after_too_many_lines_or_problems_nothing_more_is_checked(
     monkeypatch.setattr("touche_llm.evaluation.run_validation.MAX_PROBLEMS", 5)
     problems = problems_of(tmp_path, "\n" * 1_000)
     assert [each.line for each in problems] == [1, 2, 3, 4, 5, 6, 7]
-    assert "from here on nothing is checked" in problems[-1].message
+    assert "the rest of the file is not checked" in problems[-1].message
     monkeypatch.setattr("touche_llm.evaluation.run_validation.MAX_TABLE_LINES", 2)
     problems = problems_of(tmp_path, VALID)
     assert [each.line for each in problems] == [3]

@@ -7,7 +7,7 @@ import pytest
 from tests.evaluation.judged_runs import TASK, qrels_of, run_of
 from touche_llm.errors import DataError
 from touche_llm.evaluation.measures import evaluate_run
-from touche_llm.evaluation.stance_measures import confusion_matrix, estimate_labels, estimate_stances, summarize_labels
+from touche_llm.evaluation.stance_measures import count_confusion, estimate_labels, estimate_stances, summarize_labels
 
 TRUTH = {"1": {"a": "FIRST", "b": "NO", "c": "NO"}, "2": {"a": "FIRST", "f": "SECOND"}}
 RUN = run_of(
@@ -35,16 +35,16 @@ def test_the_top_alone_is_measured_too() -> None:
 
 
 def test_the_confusion_matrix_holds_true_labels_in_rows() -> None:
-    table = confusion_matrix(RUN, QRELS)
+    table = count_confusion(RUN, QRELS)
     assert (table.index.name, table.columns.name) == ("true", "chosen")
     assert list(table.index) == list(table.columns) == list(TASK.stances)
     filled = {(true, chosen): n for true, row in table.iterrows() for chosen, n in row.items() if n}
     assert filled == {("FIRST", "FIRST"): 1, ("NO", "FIRST"): 1, ("SECOND", "SECOND"): 1}
-    assert confusion_matrix(RUN, QRELS, 5).to_numpy().sum() == 2
+    assert count_confusion(RUN, QRELS, 5).to_numpy().sum() == 2
 
 
 def test_precision_and_recall_of_nothing_are_not_numbers() -> None:
-    table = summarize_labels(confusion_matrix(RUN, QRELS)).set_index("label")
+    table = summarize_labels(count_confusion(RUN, QRELS)).set_index("label")
     assert list(table.loc["FIRST"]) == pytest.approx([1 / 2, 1, 2 / 3, 1, 2])
     assert list(table.loc["SECOND"]) == pytest.approx([1, 1, 1, 1, 1])
     assert list(table.loc["NO"]) == pytest.approx([math.nan, 0, 0, 1, 0], nan_ok=True)
@@ -53,7 +53,7 @@ def test_precision_and_recall_of_nothing_are_not_numbers() -> None:
 
 def test_each_label_has_its_precision_and_recall() -> None:
     estimates = estimate_labels(RUN, QRELS)
-    table = summarize_labels(confusion_matrix(RUN, QRELS)).set_index("label")
+    table = summarize_labels(count_confusion(RUN, QRELS)).set_index("label")
     for name, whole in (("precision", "chosen"), ("recall", "true")):
         for label in TASK.stances:
             estimate = estimates[f"stance {name} {label}"]
@@ -78,5 +78,5 @@ def test_a_run_without_labels_has_no_value() -> None:
 
 def test_a_label_of_another_task_is_an_error() -> None:
     run = run_of({"1": ["a"]}, {("1", "a"): "PRO"})
-    with pytest.raises(DataError, match=r"topic 1, document a: the run has the stance 'PRO'.* none of FIRST, SECOND"):
+    with pytest.raises(DataError, match=r"topic 1, document a: the run has the stance 'PRO', not one of FIRST, SECOND"):
         estimate_stances(run, QRELS, 5)

@@ -134,10 +134,13 @@ async def test_without_a_key_the_message_says_how_to_give_one(tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"retriever.name": "chatnoir", "corpus": Path("c.jsonl")}, "chatnoir holds web documents"),
-        ({"retriever.name": "chatnoir", "task": "sentence_pairs"}, "chatnoir holds web documents"),
-        ({"corpus": Path("c.jsonl"), "chatnoir.page_size": 10}, "settings of another retriever"),
-        ({"retriever.name": "chatnoir", "index": Path("i"), "task": "controversial"}, "chatnoir holds web documents"),
+        ({"retriever.name": "chatnoir", "corpus": Path("c.jsonl")}, "chatnoir searches web documents"),
+        ({"retriever.name": "chatnoir", "task": "sentence_pairs"}, "chatnoir searches web documents"),
+        ({"corpus": Path("c.jsonl"), "chatnoir.page_size": 10}, "settings of a retriever that is not the chosen one"),
+        (
+            {"retriever.name": "chatnoir", "index": Path("i"), "task": "controversial"},
+            "chatnoir searches web documents",
+        ),
         ({"corpus": Path("c.csv"), "task": "sentence_pairs", "pairs.most": 1001}, "pairs.most: .* at most 1000 pairs"),
         ({"corpus": Path("c.jsonl"), "pairs.judged": 10}, "does not rank pairs"),
         ({"corpus": Path("c.jsonl"), "weights.coherence": 1.0}, "weights.coherence: no such name; comparative has"),

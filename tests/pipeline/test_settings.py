@@ -12,7 +12,7 @@ import yaml
 
 from tests.fake_server import FakeServer
 from tests.sample_runs import Silent, config_for, run_on
-from touche_llm.config import Config, _names, load_config
+from touche_llm.config import Config, _list_names, load_config
 from touche_llm.errors import ToucheError, UsageError
 from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline.made_from import check_settings
@@ -201,7 +201,7 @@ async def test_an_output_without_a_configuration_is_not_replaced(tmp_path: Path,
 
 
 def test_every_setting_that_is_named_exists() -> None:
-    known = set(_names(Config))
+    known = set(_list_names(Config))
     for names in (INCIDENTAL, OF_RETRIEVE, OF_JUDGE, OF_ENGINE):
         assert names and set(names) <= known
 

@@ -140,7 +140,7 @@ async def test_chatnoir_is_asked_for_the_other_queries_too(tmp_path: Path, monke
 
 
 def test_candidates_of_another_tool_are_not_searched_for(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="options: expansion: the candidates come from a run, nothing is searched for"):
+    with pytest.raises(UsageError, match="options: expansion: the candidates come from a run, so there is no search"):
         expanded(tmp_path, candidates=tmp_path / "run.txt")
 
 

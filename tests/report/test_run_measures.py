@@ -10,7 +10,7 @@ import yaml
 from touche_llm.data.trec_runs import read_run
 from touche_llm.evaluation import evaluate
 from touche_llm.evaluation.qrels import Qrels
-from touche_llm.evaluation.stance_measures import confusion_matrix
+from touche_llm.evaluation.stance_measures import count_confusion
 from touche_llm.pipeline.run_files import CANDIDATES, CONFIG, RUN
 from touche_llm.report.records import RunReport
 from touche_llm.report.run_measures import MeasuredRun, measure_run
@@ -68,7 +68,7 @@ def test_unjudged_documents_and_topics_are_those_of_each_side(
 
 
 def test_the_confusion_matrix_is_that_of_the_evaluation(comparative: Path, qrels: Qrels, judged: RunReport) -> None:
-    expected = confusion_matrix(read_run(comparative / "run.txt"), qrels)
+    expected = count_confusion(read_run(comparative / "run.txt"), qrels)
     assert found(judged).confusion == expected.to_numpy().tolist()
     assert [each.label for each in found(judged).labels] == list(judged.labels)
 

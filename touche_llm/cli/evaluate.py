@@ -119,13 +119,13 @@ def _confusion(evaluations: Sequence[Evaluation]) -> DataFrame:
     """A row for each run, true label and label of the run, with the number of `documents`."""
     import pandas as pd
 
-    from touche_llm.evaluation.stance_measures import confusion_matrix
+    from touche_llm.evaluation.stance_measures import count_confusion
 
     rows = [
         (evaluation.name, true, chosen, int(documents))
         for evaluation in evaluations
         if evaluation.qrels.stances
-        for (true, chosen), documents in confusion_matrix(evaluation.run, evaluation.qrels).stack().items()
+        for (true, chosen), documents in count_confusion(evaluation.run, evaluation.qrels).stack().items()
     ]
     return pd.DataFrame(rows, columns=["run", "true", "chosen", "documents"])
 

@@ -1,4 +1,4 @@
-"""How good a run is, how sure that is, and how it compares; by judgments of people."""
+"""Evaluation of runs with human judgments: measures, significance and comparisons."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ if TYPE_CHECKING:
 
 
 def evaluate(run: ParsedRun, qrels: Qrels, *, name: str = "run", depth: int | None = None) -> DataFrame:
-    """The figures of a run; what is behind them, by topic and with notes, is in `measures.evaluate_run`.
+    """Evaluate a run; `measures.evaluate_run` also gives values by topic and notes.
 
     Args:
         run: see `runs.read_run`.
         qrels: see `qrels.read_qrels`.
-        name: of the run, for the column `run`.
-        depth: of the first stage, for the recall; None: the length of the run's longest ranking.
+        name: Name of the run, for the column `run`.
+        depth: First-stage depth, for the recall; the length of the run's longest ranking if None.
 
     Returns:
-        a row for each measure, with the columns `run`, `measure`, `value`, `low` and `high` (95 % bootstrap interval
-        over topics), `n` (topics, or documents for the stance), `topics` (judged topics that the run is measured by),
-        `missing` (of these, how many the run lacks; each counts 0 for grades) and `judged_topics` (of the qrels file;
+        A row for each measure, with the columns `run`, `measure`, `value`, `low` and `high` (95 % bootstrap interval
+        over topics), `n` (topics, or documents for the stance), `topics` (judged topics that the run is measured on),
+        `missing` (number of these that the run lacks; each counts 0 for grades) and `judged_topics` (of the qrels file;
         `Qrels.only` measures a run by some of them). A value that is not defined is NaN. What should be known of the
         figures, as topics that are missing and documents that nobody judged, is in `attrs["notes"]`.
 
     Raises:
-        DataError: none of the run's topics is judged.
-        UsageError: a depth below 1.
+        DataError: None of the run's topics is judged.
+        UsageError: The depth is below 1.
     """
-    # Loading pandas takes a while.
+    # Deferred, since importing pandas is slow.
     from touche_llm.evaluation.measures import evaluate_run
     from touche_llm.evaluation.notes import format_notes
 

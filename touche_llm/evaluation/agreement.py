@@ -1,4 +1,4 @@
-"""How well expected grades agree with those of people."""
+"""Agreement of expected grades with human grades."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from touche_llm.evaluation.estimate import Array, Estimate
 
 
 def round_grade(grade: float) -> int:
-    """The whole grade that a grade is nearest to, halves upwards; below 0 there is none, as nDCG has it."""
+    """Round a grade to the nearest whole grade, halves up; grades below 0 become 0, as in nDCG."""
     return max(math.floor(grade + 0.5), 0)
 
 
 def estimate_kappa(pairs: Mapping[str, Iterable[tuple[float, float]]]) -> Estimate:
-    """Cohen's kappa with quadratic weights of two gradings of the same documents, rounded to whole grades.
+    """Estimate Cohen's kappa, with quadratic weights, of two gradings of the same documents in whole grades.
 
     kappa = 1 - (observed disagreement) / (disagreement expected by chance), where a disagreement counts as the square
-    of the difference (J. Cohen, Weighted kappa, Psychological Bulletin 70, 1968). With such weights sums of grades, of
-    their squares and of their products say all that the table of both gradings says; so topics add up.
+    of the difference (J. Cohen, Weighted kappa, Psychological Bulletin 70, 1968). With such weights kappa depends
+    only on sums of grades, of their squares and of their products, so topics add up.
 
-    Where all grades of both are one and the same it is 0 / 0; it counts as 1, since they agree.
+    If all grades of both are the same, kappa is 0 / 0; it counts as 1, since they agree.
 
     Args:
-        pairs: by topic, the two grades of each document; topics without one take no part.
+        pairs: The two grades of each document, by topic; topics without documents are left out.
     """
     kept = {topic: list(found) for topic, grades in pairs.items() if (found := list(grades))}
     counts = np.array(
@@ -44,7 +44,7 @@ def _sums(grades: Array) -> list[float]:
 
 def _kappa(counts: Array) -> Array:
     n, one, other, squares, products = np.moveaxis(counts, -1, 0)
-    # Both times the square of the number of documents.
+    # Both are multiplied by the squared number of documents.
     observed, expected = n * (squares - 2.0 * products), n * squares - 2.0 * one * other
     share: Array = np.divide(observed, expected, out=np.zeros_like(observed), where=expected > 0.0)
     return np.asarray(1.0 - share)

@@ -1,4 +1,4 @@
-"""Thresholds for the labels that take no side, fitted on judged documents and measured on topics that took no part."""
+"""Thresholds of labels that take no side, fitted on judged documents and measured on held-out topics."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from touche_llm.evaluation.stance_measures import macro_f1
 from touche_llm.judging.stance import choose_stances
 from touche_llm.tasks.base import Task
 
-# Thresholds that are tried, 0.000335 to 0.999665: even steps of log-odds, since a model's probabilities crowd near 0
-# and 1. Six decimals, so that a file holds what was measured.
+# Candidate thresholds, 0.000335 to 0.999665, in even steps of log-odds, since the probabilities of models cluster near
+# 0 and 1. Six decimals, so that a file holds exactly the thresholds that were measured.
 GRID = np.round(1.0 / (1.0 + np.exp(-np.arange(-8.0, 8.25, 0.25))), 6)
 # Probabilities are rounded to nine decimals when they are written.
 _SUM_TOLERANCE = 1e-3
@@ -41,10 +41,10 @@ class CalibrationSet:
     """The judged documents of a run.
 
     Attributes:
-        used: those with probabilities.
-        without: `topic document` of those that the run has an answer for, without probabilities of the labels.
-        elsewhere: how many more are judged, but have no answer in the run.
-        prompt: that the probabilities are answers to.
+        used: Documents with probabilities.
+        without: `topic document` of documents whose answer in the run has no probabilities of the labels.
+        elsewhere: Number of judged documents without an answer in the run.
+        prompt: Prompt behind the probabilities.
     """
 
     used: list[CalibrationExample]
@@ -55,9 +55,12 @@ class CalibrationSet:
 
 @dataclass(frozen=True, slots=True)
 class LabelScores:
-    """How well labels were chosen.
+    """Quality of chosen labels.
 
-    `accuracy` is the share of documents with the right label, `macro_f1` is that of `evaluation.stance_measures`.
+    Attributes:
+        documents: Number of documents.
+        macro_f1: Macro-F1, see `stance_measures.macro_f1`.
+        accuracy: Share of documents with the true label.
     """
 
     documents: int
@@ -67,7 +70,7 @@ class LabelScores:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Topics that were held out: the thresholds fitted on all others, and what they give here."""
+    """Held-out topics: thresholds fitted on all other topics, and their scores on these."""
 
     topics: tuple[str, ...]
     thresholds: dict[str, float]
@@ -77,15 +80,15 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class CrossValidation:
-    """What a cross-validation found.
+    """The result of a cross-validation.
 
     Attributes:
-        folds: each topic is in one of them.
-        scores: of all documents together, each labelled with the thresholds of the fold that held it out; the figure
-            to quote. It is not the mean over the folds.
-        most_probable: of all documents together, with the most probable label.
-        topics: all of them.
-        thresholds: fitted on all topics: to be used on others.
+        folds: Folds; each topic is in one of them.
+        scores: Scores of all documents together, each labelled with the thresholds of the fold that held it out; quote
+            these. They are not the mean over the folds.
+        most_probable: Scores of all documents together with their most probable labels.
+        topics: All topics.
+        thresholds: Thresholds fitted on all topics, for use on other topics.
     """
 
     folds: list[Fold]
@@ -98,27 +101,27 @@ class CrossValidation:
 def read_calibration_set(
     judgments: Path, readings: Path, truth: Mapping[str, Mapping[str, str]], task: Task, topics: Collection[str] = ()
 ) -> CalibrationSet:
-    """The documents of a run that people judged, topic by topic in the order of `truth`.
+    """Read the documents of a run that people judged, topic by topic in the order of `truth`.
 
     Args:
-        judgments: the run's judgments; their probabilities are those of the field `stance`.
-        readings: what the stance prompt said; where it is there, the judgments are not looked at, since probabilities
-            of another prompt want other thresholds.
-        truth: {topic id: {document id: true label}}.
-        task: has the labels.
-        topics: to take only these; all where empty.
+        judgments: File of the run's judgments, with probabilities in the field `stance`.
+        readings: File of the stance prompt's answers; if it exists, the judgments are ignored, since another prompt's
+            probabilities need other thresholds.
+        truth: True labels, {topic id: {document id: label}}.
+        task: Task with the labels.
+        topics: Topics to read; all if empty.
 
     Raises:
-        DataError: a file that cannot be read, probabilities of other labels, or no judged document with probabilities.
-        UsageError: one of `topics` has no judged document with probabilities.
+        DataError: A file cannot be read or has probabilities of other labels, or no judged document has probabilities.
+        UsageError: One of `topics` has no judged document with probabilities.
     """
     found: dict[tuple[str, str], tuple[Path, Mapping[str, float] | None]] = {}
     prompts: set[str] = set()
     if readings.exists():
-        for each in read_records(readings, StanceReading, "stance readings"):
-            known = each.probabilities if each.source == "probabilities" else None
-            found[each.topic_id, each.document_id] = (readings, known)
-            prompts.add(each.prompt)
+        for answer in read_records(readings, StanceReading, "stance readings"):
+            known = answer.probabilities if answer.source == "probabilities" else None
+            found[answer.topic_id, answer.document_id] = (readings, known)
+            prompts.add(answer.prompt)
     else:
         for judgment in read_records(judgments, Judgment, "judgments"):
             reading = judgment.readings.get("stance")
@@ -137,49 +140,49 @@ def read_calibration_set(
             if probabilities is None:
                 examples.without.append(f"{topic} {document}")
                 continue
-            _check(path, topic, document, probabilities, task)
+            _check_probabilities(path, topic, document, probabilities, task)
             examples.used.append(CalibrationExample(topic, document, probabilities, label))
     missing = set(topics) - {example.topic_id for example in examples.used}
     if missing:
         raise UsageError(f"topic {', '.join(sorted(missing))}: no judged document with probabilities in {judgments}")
     if not examples.used:
         raise DataError(
-            f"{judgments}: none of its documents is both judged and has probabilities of the stances; check that the "
-            "qrels are of the run's topics and that the run was made with log-probabilities"
+            f"{judgments}: no document is both judged and has probabilities of the stances; check that the qrels cover "
+            "the run's topics and that the run was made with log-probabilities"
         )
     return replace(examples, elsewhere=elsewhere)
 
 
-def _check(path: Path, topic: str, document: str, probabilities: Mapping[str, float], task: Task) -> None:
+def _check_probabilities(path: Path, topic: str, document: str, probabilities: Mapping[str, float], task: Task) -> None:
     where = f"{path}: topic {topic}, document {document}"
     if set(probabilities) != set(task.stances):
         labels = ", ".join(probabilities)
         raise DataError(f"{where}: probabilities of {labels:.80}, not of {', '.join(task.stances)}; judge it again")
     total = math.fsum(probabilities.values())
-    # Written so that a sum that is no number is told too.
+    # Negated comparisons, so that NaN is an error too.
     if not (abs(total - 1.0) <= _SUM_TOLERANCE and min(probabilities.values()) >= 0.0):
-        raise DataError(f"{where}: the probabilities add up to {total:g}, or one is below 0; judge it again")
+        raise DataError(f"{where}: the probabilities sum to {total:g}, or one is negative; judge it again")
 
 
 def fit_thresholds(examples: Sequence[CalibrationExample], task: Task) -> dict[str, float]:
-    """The thresholds of `task.no_stances` with the highest macro-F1 (see `LabelScores`) on the examples.
+    """Fit the thresholds of `task.no_stances` that have the highest macro-F1 (see `LabelScores`) on the examples.
 
-    All combinations of `GRID` are tried. Of those that are equally good, the one nearest to the middle of all of them
-    (their mean place on the grid) is taken; of several equally near, the one with the lowest first threshold.
+    All combinations of `GRID` are tried. Of equally good ones, the one nearest to their mean place on the grid is
+    chosen; of several equally near, the one with the lowest first threshold.
 
     Raises:
-        DataError: no example.
-        UsageError: all labels of the task take a side.
+        DataError: There is no example.
+        UsageError: All labels of the task take a side.
     """
     if not task.no_stances:
         raise UsageError(f"{task.name}: all its stances take a side, so there is no threshold to fit")
     if not examples:
         raise DataError("no judged document to fit thresholds on")
-    probabilities, truth = _arrays(examples, task)
+    probabilities, truth = _make_arrays(examples, task)
     *others, last = task.no_stances
     scores = np.array(
         [
-            _macro_f1(
+            _compute_macro_f1(
                 choose_stances(probabilities, dict(zip(others, point, strict=True)) | {last: GRID[:, None]}, task),
                 truth,
                 task,
@@ -196,38 +199,36 @@ def fit_thresholds(examples: Sequence[CalibrationExample], task: Task) -> dict[s
 def measure_thresholds(
     examples: Sequence[CalibrationExample], thresholds: Mapping[str, float], task: Task
 ) -> LabelScores:
-    """How well the thresholds choose the examples' labels; empty ones choose the most probable.
+    """Measure how well the thresholds choose the examples' labels; empty ones choose the most probable label.
 
     Raises:
-        DataError: no example.
-        UsageError: a threshold of a label that is not in `task.no_stances`.
+        DataError: There is no example.
+        UsageError: A threshold belongs to a label that is not in `task.no_stances`.
     """
     if not examples:
         raise DataError("no judged document to measure thresholds on")
-    probabilities, truth = _arrays(examples, task)
-    return _scores(choose_stances(probabilities, thresholds, task), truth, task)
+    probabilities, truth = _make_arrays(examples, task)
+    return _score(choose_stances(probabilities, thresholds, task), truth, task)
 
 
 def cross_validate(examples: Sequence[CalibrationExample], task: Task, folds: int, seed: int) -> CrossValidation:
-    """Fit on all topics but those of a fold, measure on the fold, for each fold; then fit on all topics.
+    """Measure each fold with thresholds fitted on the other folds; then fit on all topics.
 
     Args:
-        examples: judged documents.
-        task: has the labels.
-        folds: how many, at least 2; their numbers of topics differ by one at most.
-        seed: of the order in which topics are dealt to the folds.
+        examples: Judged documents.
+        task: Task with the labels.
+        folds: Number of folds, at least 2; their numbers of topics differ by at most one.
+        seed: Seed of the order in which topics are assigned to folds.
 
     Raises:
-        DataError: fewer topics than folds.
-        UsageError: fewer than two folds, or all labels of the task take a side.
+        DataError: There are fewer topics than folds.
+        UsageError: There are fewer than two folds, or all labels of the task take a side.
     """
     if folds < 2:
-        raise UsageError(f"{folds} folds: what is held out needs at least 2")
+        raise UsageError(f"{folds} folds: cross-validation needs at least 2")
     topics = list(dict.fromkeys(example.topic_id for example in examples))
     if len(topics) < folds:
-        raise DataError(
-            f"{len(topics)} judged topics are too few for {folds} folds; judge more, or ask for fewer folds"
-        )
+        raise DataError(f"{len(topics)} judged topics are too few for {folds} folds; judge more, or use fewer folds")
     dealt = sorted(topics)
     random.Random(seed).shuffle(dealt)
     found: list[Fold] = []
@@ -235,7 +236,7 @@ def cross_validate(examples: Sequence[CalibrationExample], task: Task, folds: in
     for start in range(folds):
         held_out = set(dealt[start::folds])
         thresholds = fit_thresholds([example for example in examples if example.topic_id not in held_out], task)
-        probabilities, truth = _arrays([example for example in examples if example.topic_id in held_out], task)
+        probabilities, truth = _make_arrays([example for example in examples if example.topic_id in held_out], task)
         true.append(truth)
         chosen.append(choose_stances(probabilities, thresholds, task))
         likely.append(choose_stances(probabilities, {}, task))
@@ -243,35 +244,35 @@ def cross_validate(examples: Sequence[CalibrationExample], task: Task, folds: in
             Fold(
                 topics=tuple(topic for topic in topics if topic in held_out),
                 thresholds=thresholds,
-                scores=_scores(chosen[-1], truth, task),
-                most_probable=_scores(likely[-1], truth, task),
+                scores=_score(chosen[-1], truth, task),
+                most_probable=_score(likely[-1], truth, task),
             )
         )
     everything = np.concatenate(true)
     return CrossValidation(
         folds=found,
-        scores=_scores(np.concatenate(chosen), everything, task),
-        most_probable=_scores(np.concatenate(likely), everything, task),
+        scores=_score(np.concatenate(chosen), everything, task),
+        most_probable=_score(np.concatenate(likely), everything, task),
         topics=topics,
         thresholds=fit_thresholds(examples, task),
     )
 
 
-def _arrays(examples: Sequence[CalibrationExample], task: Task) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
-    """Probabilities, (documents, labels), and the places of the true labels, (documents,)."""
+def _make_arrays(examples: Sequence[CalibrationExample], task: Task) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
+    """Return probabilities, (documents, labels), and the indices of the true labels, (documents,)."""
     probabilities = np.array([[example.probabilities[label] for label in task.stances] for example in examples])
     return probabilities, np.array([task.stances.index(example.stance) for example in examples], dtype=np.intp)
 
 
-def _scores(decided: NDArray[np.intp], truth: NDArray[np.intp], task: Task) -> LabelScores:
-    return LabelScores(len(truth), float(_macro_f1(decided, truth, task)), float((decided == truth).mean()))
+def _score(decided: NDArray[np.intp], truth: NDArray[np.intp], task: Task) -> LabelScores:
+    return LabelScores(len(truth), float(_compute_macro_f1(decided, truth, task)), float((decided == truth).mean()))
 
 
-def _macro_f1(decided: NDArray[np.intp], truth: NDArray[np.intp], task: Task) -> NDArray[np.float64]:
-    """Macro-F1 over the last axis of `decided`, of shape (…, documents)."""
-    taken = [(decided == place, truth == place) for place in range(len(task.stances))]
+def _compute_macro_f1(decided: NDArray[np.intp], truth: NDArray[np.intp], task: Task) -> NDArray[np.float64]:
+    """Compute macro-F1 over the last axis of `decided`, of shape (…, documents)."""
+    masks = [(decided == place, truth == place) for place in range(len(task.stances))]
     return macro_f1(
-        np.stack([(chosen & true).sum(axis=-1) for chosen, true in taken], axis=-1),
-        np.stack([chosen.sum(axis=-1) for chosen, _ in taken], axis=-1),
-        np.array([true.sum() for _, true in taken]),
+        np.stack([(chosen & true).sum(axis=-1) for chosen, true in masks], axis=-1),
+        np.stack([chosen.sum(axis=-1) for chosen, _ in masks], axis=-1),
+        np.array([true.sum() for _, true in masks]),
     )

@@ -1,4 +1,4 @@
-"""How many of the judged topics a run is measured by."""
+"""Coverage: the share of the judged topics that a run is measured on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Coverage:
     """The judged topics behind the measures of one aspect.
 
     Attributes:
-        topics: Number of judged topics that the run is measured by.
+        topics: Number of judged topics that the run is measured on.
         missing: Number of these that the run lacks.
         judged: Number of topics that the qrels file judges.
         graded: Whether a missing topic counts 0; stances are measured over documents that the run has.
@@ -39,7 +39,7 @@ class Coverage:
 
 
 def measure_coverage(run: ParsedRun, qrels: Qrels, aspect: str) -> Coverage:
-    """Count the judged topics of one aspect that a run is measured by."""
+    """Count the judged topics of one aspect that a run is measured on."""
     graded = aspect != STANCE
     topics = qrels.grades[aspect] if graded else qrels.stances
     missing = sum(topic not in run.rankings for topic in topics)
@@ -69,6 +69,6 @@ def describe_fitted(name: str, run: ParsedRun, fitted_on: Collection[str], qrels
     if not both:
         return []
     return [
-        f"{name}: stance: the thresholds were fitted on {len(both)} of these topics, so that its figures say nothing "
-        f"about other topics; `touche-llm calibrate` prints figures that do: {shorten(both)}"
+        f"{name}: stance: the thresholds were fitted on {len(both)} of these topics, so its values say nothing about "
+        f"other topics; `touche-llm calibrate` prints held-out values: {shorten(both)}"
     ]

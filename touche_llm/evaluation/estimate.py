@@ -16,10 +16,10 @@ class Estimate:
     """The value of a measure, as a function of sums over topics.
 
     Attributes:
-        topics: those that take part.
-        counts: what each of them adds, of shape (topics, counts).
-        formula: the value from sums over topics, (…, counts) to (…).
-        documents: how many documents the value is made of, or None where it is a mean over topics.
+        topics: Topics that contribute.
+        counts: Contribution of each topic, of shape (topics, counts).
+        formula: Computes the value from sums over topics, (…, counts) to (…).
+        documents: Number of documents behind the value; None if it is a mean over topics.
     """
 
     topics: tuple[str, ...]
@@ -29,30 +29,30 @@ class Estimate:
 
     @property
     def n(self) -> int:
-        """The number of documents, or of topics where the value is a mean over topics."""
+        """Number of documents, or of topics if the value is a mean over topics."""
         return len(self.topics) if self.documents is None else self.documents
 
     @property
     def value(self) -> float:
-        """The value over all topics; NaN where no topic takes part."""
+        """Value over all topics; NaN without topics."""
         return float(self.formula(self.counts.sum(axis=0))) if self.topics else float("nan")
 
     def by_topic(self) -> Array:
-        """The value of each topic alone, (topics,)."""
+        """Return the value of each topic alone, of shape (topics,)."""
         return self.formula(self.counts)
 
     def select(self, topics: Collection[str]) -> Array:
-        """The counts of these topics, in their order, (topics, counts); all of them take part in the estimate."""
+        """Return the counts of these topics, in their order, (topics, counts); all must contribute to the estimate."""
         places = {topic: place for place, topic in enumerate(self.topics)}
         return self.counts[[places[topic] for topic in topics]]
 
 
 def estimate_mean(values: Mapping[str, float]) -> Estimate:
-    """The mean of values by topic."""
+    """Estimate the mean of values by topic."""
     counts = np.array([(value, 1.0) for value in values.values()], dtype=np.float64).reshape(len(values), 2)
     return Estimate(tuple(values), counts, ratio)
 
 
 def ratio(counts: Array) -> Array:
-    """The first count over the second, (…, 2) to (…)."""
+    """Divide the first count by the second, (…, 2) to (…)."""
     return np.asarray(counts[..., 0] / counts[..., 1])

@@ -1,4 +1,4 @@
-"""The measures of a run, each named exactly: topic by topic, and with intervals."""
+"""Measures of a run, by topic and with confidence intervals."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ CUTOFF = 5
 NDCG = f"nDCG@{CUTOFF}"
 OFFICIAL = f"official_ndcg@{CUTOFF}"
 JUDGED = f"judged@{CUTOFF}"
-# pytrec_eval takes integers; nDCG with linear gain stays the same when all grades are multiplied.
+# pytrec_eval takes integers; nDCG with linear gain does not change if all grades are multiplied.
 _UNIT = 10**GRADE_DECIMALS
-# Shares of judged documents that differ by more make it likely that the judging decides between two runs.
-_UNLIKE = 0.1
+# A larger difference in the share of judged documents may decide a comparison of two runs.
+_MAX_JUDGED_DIFFERENCE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What was measured of a run.
+    """The measured values of a run.
 
     Attributes:
-        name: the run's.
-        run: that was measured.
-        qrels: by which.
-        estimates: by measure: for each graded aspect those of `estimate_grades` behind the aspect's name, as
-            `relevance nDCG@5`, and those of `estimate_stances`.
-        labels: those of `estimate_labels`.
-        bounds: how far unjudged documents could move nDCG@5, see `compute_bounds`: a row for each graded aspect and
+        name: Name of the run.
+        run: The run.
+        qrels: Judgments that it was measured with.
+        estimates: Estimates by measure: for each graded aspect those of `estimate_grades`, prefixed by the aspect, as
+            in `relevance nDCG@5`, and those of `estimate_stances`.
+        labels: Estimates of `estimate_labels`.
+        bounds: How far unjudged documents could move nDCG@5, see `compute_bounds`: a row for each graded aspect and
             judged topic, with the columns `run`, `measure`, `topic`, `unjudged`, `lowest` and `highest`.
-        notes: what people should know: topics that are missing or left out, documents that nobody judged.
+        notes: Notes for readers, such as on missing topics and unjudged documents.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Evaluation:
     notes: list[Note]
 
     def coverage(self, aspect: str) -> Coverage:
-        """How many of the judged topics the measures of an aspect are over."""
+        """Return the coverage of the judged topics by the measures of an aspect."""
         return measure_coverage(self.run, self.qrels, aspect)
 
     def summary(self) -> pd.DataFrame:
@@ -69,9 +69,9 @@ class Evaluation:
         return pd.DataFrame(rows, columns=columns)
 
     def per_topic(self) -> pd.DataFrame:
-        """A row for each measure and topic that takes part, with the columns `run`, `measure`, `topic` and `value`.
+        """Return a row for each measure and contributing topic: `run`, `measure`, `topic` and `value`.
 
-        Of stance measures it is the value over the topic's own documents; their mean is not the run's estimate.
+        A stance measure is computed over the topic's own documents; the mean over topics is not the run's value.
         """
         rows = [
             (self.name, measure, topic, value)
@@ -82,22 +82,22 @@ class Evaluation:
 
 
 def aspect_of(measure: str) -> str:
-    """Return the aspect that a measure is of, its first word."""
+    """Return the aspect of a measure, its first word."""
     return measure.split(" ", 1)[0]
 
 
 def evaluate_run(name: str, run: ParsedRun, qrels: Qrels, depth: int | None = None) -> Evaluation:
-    """Measure a run by all judgments that there are.
+    """Measure a run with all judgments.
 
     Args:
-        name: of the run.
-        run: as it was read; its order is that of the rank column, which was checked against the scores.
-        qrels: the judgments.
-        depth: of the recall; None: the length of the run's longest ranking.
+        name: Name of the run.
+        run: Run in the order of its rank column, which was checked against the scores.
+        qrels: Judgments.
+        depth: Cutoff of the recall; the length of the run's longest ranking if None.
 
     Raises:
-        DataError: none of the run's topics is judged, or it has a stance that the task does not have.
-        UsageError: a depth below 1.
+        DataError: None of the run's topics is judged, or it has a stance that the task does not have.
+        UsageError: The depth is below 1.
     """
     if depth is None:
         depth = max(map(len, run.rankings.values()))
@@ -127,33 +127,33 @@ def evaluate_run(name: str, run: ParsedRun, qrels: Qrels, depth: int | None = No
 
 
 def compare_runs(baseline: Evaluation, others: Sequence[Evaluation]) -> tuple[pd.DataFrame, list[str]]:
-    """How runs differ from one of them; all were measured by the same judgments and at one depth.
+    """Compare runs with a baseline; all were measured with the same judgments and depth.
 
-    Stances are compared over the documents that carry a label in both runs, but those among the first 5 (`@5`), where
-    it counts which documents stand there.
+    Stances are compared over the documents with a label in both runs, except for `@5`, where the choice of documents
+    counts too.
 
     Returns:
-        the rows of `significance.compare`, and notes on them. Additional columns: `topics` (judged topics
-        that are compared), `missing` and `baseline_missing` (of these, how many the run and the baseline lack) and
+        The rows of `significance.compare`, and notes on them. Additional columns: `topics` (judged topics
+        that are compared), `missing` and `baseline_missing` (number of these that the run and the baseline lack) and
         `judged_topics` (of the qrels file).
 
     Raises:
-        UsageError: as `significance.compare`.
+        UsageError: The runs cannot be compared, see `significance.compare`.
     """
     common = {
         each.name: estimate_common_stances(each.run, baseline.run, each.qrels) for each in others if each.qrels.stances
     }
     runs = {each.name: each.estimates for each in (baseline, *others)}
     notes = []
-    for each in others:
-        for measure, (estimate, _) in common.get(each.name, {}).items():
-            alone, theirs = each.estimates[measure].n, baseline.estimates[measure].n
+    for other in others:
+        for measure, (estimate, _) in common.get(other.name, {}).items():
+            alone, theirs = other.estimates[measure].n, baseline.estimates[measure].n
             if estimate.n < max(alone, theirs):
                 notes.append(
-                    f"{each.name}: {measure}: of the {alone:,} judged documents that it labels and the {theirs:,} of "
-                    f"{baseline.name}, the {estimate.n:,} that both label are compared"
+                    f"{other.name}: {measure}: compared over the {estimate.n:,} judged documents that both label; it "
+                    f"labels {alone:,}, and {baseline.name} {theirs:,}"
                 )
-        notes += describe_uneven_judging(each, baseline)
+        notes += describe_uneven_judging(other, baseline)
     frame = compare(baseline.name, runs, common=common)
     by_name = {each.name: each for each in (baseline, *others)}
     aspects = frame["measure"].map(aspect_of)
@@ -166,36 +166,36 @@ def compare_runs(baseline: Evaluation, others: Sequence[Evaluation]) -> tuple[pd
 
 
 def describe_uneven_judging(run: Evaluation, other: Evaluation) -> list[str]:
-    """By which aspects so much more was judged at the top of one run than of the other that it can decide, in words."""
+    """Describe aspects in which a much larger share of one run's top documents is judged than of the other's."""
     notes = []
     for aspect in run.qrels.grades:
-        share, others = (each.estimates[f"{aspect} {JUDGED}"].value for each in (run, other))
-        if abs(share - others) > _UNLIKE:
+        share, other_share = (each.estimates[f"{aspect} {JUDGED}"].value for each in (run, other))
+        if abs(share - other_share) > _MAX_JUDGED_DIFFERENCE:
             notes.append(
-                f"{run.name}: {aspect} {JUDGED} is {share:.3f}, and {others:.3f} of {other.name}; part of the "
-                "difference can come from what was judged, since an unjudged document counts 0"
+                f"{run.name}: {aspect} {JUDGED} is {share:.3f}, and {other_share:.3f} for {other.name}; part of the "
+                "difference may come from the judging, since an unjudged document counts 0"
             )
     return notes
 
 
 def estimate_grades(run: ParsedRun, grades: Grades, depth: int) -> dict[str, Estimate]:
-    """The measures by one aspect's grades, each the mean over the judged topics.
+    """Estimate the measures of one aspect's grades, each the mean over the judged topics.
 
-    nDCG@5, nDCG@10: linear gain, discount log2(rank + 1), unjudged documents and grades below 0 count 0, as trec_eval
-    computes it. P@5, R@depth: a document is relevant from grade 1. These come from ir-measures, where a topic that is
-    not in the run counts 0, and so does one without a grade above 0, as in trec_eval with `-c`.
+    nDCG@5, nDCG@10: linear gain, discount log2(rank + 1), unjudged documents and grades below 0 count 0, as in
+    trec_eval. P@5, R@depth: a document is relevant from grade 1. These are computed by ir-measures, where a topic
+    counts 0 if the run lacks it or it has no grade above 0, as in trec_eval with `-c`.
 
-    judged@5: judged documents among the first 5, over 5; a shorter ranking has unjudged places, as it has places
-    without a hit for P@5 (Judged@5 of ir-measures is over the documents that are there).
+    judged@5: judged documents among the first 5, divided by 5; the missing places of a shorter ranking are unjudged, as
+    they are no hits for P@5 (Judged@5 of ir-measures divides by the number of documents).
 
-    official_ndcg@5: see `official_ndcg`; only over the topics that it is defined for.
+    official_ndcg@5: see `compute_condensed_ndcg`; only over the topics for which it is defined.
     """
     judged = {
         topic: {document: round(max(grade, 0.0) * _UNIT) for document, grade in documents.items()}
         for topic, documents in grades.items()
     }
-    # Scores made from ranks, since evaluators order by score and then by id. An unjudged document's name does not
-    # matter, and may hold characters that C takes for the end of it; no id of the qrels holds a space.
+    # Scores are made from ranks, since evaluators sort by score and then by id. The id of an unjudged document may
+    # contain characters that end a string in C, so it is replaced; no id in qrels contains a space.
     ranked = {
         topic: {
             candidate.document_id if candidate.document_id in judged[topic] else f" {candidate.rank}": -float(
@@ -231,19 +231,19 @@ def estimate_grades(run: ParsedRun, grades: Grades, depth: int) -> dict[str, Est
 
 
 def compute_condensed_ndcg(run: ParsedRun, topic: str, grades: Mapping[str, float]) -> float | None:
-    """A topic's nDCG@5 as the organisers' script of 2022 computes it (webis.de/events/touche-22/evaluate.py).
+    """Compute a topic's nDCG@5 like the organisers' script of 2022 (webis.de/events/touche-22/evaluate.py).
 
     The ranking is cut to the first 5 by the rank column; then unjudged documents are dropped and the others move up.
     Gains are the grades without their decimals, those below 0 are 0 (the script knows only -2); the discount is
-    log2(i + 2) with i from 0; the ideal is made from all judgments of the topic.
+    log2(i + 2) with i from 0; the ideal ranking contains all judged documents of the topic.
 
-    Where the script goes wrong: with a document that is there twice its estimate can exceed 1, and with columns parted
-    by two spaces it stops; `runs.read_run` takes the first for an error and reads the second. A run with two tags,
-    which the script takes for two runs, is one.
+    Errors of the script: if a document occurs twice its value can exceed 1, and if columns are separated by two spaces
+    it stops; `runs.read_run` rejects the first and reads the second. A run with two tags, which the
+    script takes for two runs, is one run here.
 
     Returns:
-        None where the script leaves the topic out of its mean: it is not in the run, none of its first 5 documents is
-        judged, or its judgments have no grade above 0.
+        The value; None if the script leaves the topic out of its mean, since the run lacks it, none of its first 5
+        documents is judged, or no grade of it is above 0.
     """
     top = [candidate.document_id for candidate in run.rankings.get(topic, [])[:CUTOFF]]
     gains = [_gain(grades[document]) for document in top if document in grades]
@@ -261,7 +261,7 @@ def _dcg(gains: list[int]) -> float:
 
 def _check_topics(run: ParsedRun, judged: Mapping[str, object], aspect: str) -> None:
     if not judged:
-        raise DataError(f"none of the topics to measure is in the {aspect} qrels; give the qrels of these topics")
+        raise DataError(f"the {aspect} qrels have none of the topics to measure; give the qrels of these topics")
     if not run.rankings.keys() & judged.keys():
         raise DataError(
             f"none of the run's topics ({shorten(list(run.rankings), 5)}) is in the {aspect} qrels "
@@ -270,7 +270,7 @@ def _check_topics(run: ParsedRun, judged: Mapping[str, object], aspect: str) -> 
 
 
 def describe_coverage(evaluations: Iterable[Evaluation], aspect: str) -> list[str]:
-    """Return one line where the coverage of all runs is the same, else a line for each run."""
+    """Return one line if all runs have the same coverage, else a line for each run."""
     texts = {
         each.name: str(each.coverage(aspect))
         for each in evaluations

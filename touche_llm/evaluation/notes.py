@@ -1,4 +1,4 @@
-"""What people should know of figures, in words."""
+"""Notes: what readers should know about the measured values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something to know of the figures of one aspect, of relevance, say."""
+    """A note on the values of one aspect, such as relevance."""
 
     aspect: str
     text: str
@@ -25,39 +25,39 @@ class Note:
 def describe_grades(
     run: ParsedRun, qrels: Qrels, aspect: str, official: Sequence[str], cutoff: int, bounds: DataFrame
 ) -> list[Note]:
-    """Topics that count in another way than one could think, and what unjudged documents could change.
+    """Describe topics that count in an unexpected way, and what unjudged documents could change.
 
     Args:
-        run: that was measured.
-        qrels: the judgments.
-        aspect: by which it was measured.
-        official: the topics that the organisers' script takes.
-        cutoff: of the figures at the top.
-        bounds: see `significance.compute_bounds`.
+        run: Run that was measured.
+        qrels: Judgments of all aspects.
+        aspect: Aspect of the measures.
+        official: Topics that the organisers' script includes.
+        cutoff: Cutoff of the measures.
+        bounds: Bounds of nDCG, as `significance.compute_bounds` returns them.
     """
     grades = qrels.grades[aspect]
     highest = {topic: max(judged.values()) for topic, judged in grades.items()}
     topics = {
-        "judged, but not in the run, so that they count 0 (not with --run-topics)": [
+        "judged, but not in the run, so they count 0 (unless --run-topics is given)": [
             topic for topic in grades if topic not in run.rankings
         ],
-        "without a grade above 0, so that they count 0": [topic for topic, most in highest.items() if most <= 0.0],
-        f"without a grade of 1 or more, so that they count 0 for P@{cutoff} and recall": [
+        "without a grade above 0, so they count 0": [topic for topic, most in highest.items() if most <= 0.0],
+        f"without a grade of 1 or more, so they count 0 for P@{cutoff} and recall": [
             topic for topic, most in highest.items() if 0.0 < most < 1.0
         ],
-        "in the run, but not judged, so that they do not count": [
+        "in the run, but not judged, so they do not count": [
             topic for topic in run.rankings if topic not in qrels.judged_topics[aspect]
         ],
-        f"with fewer than {cutoff} documents in the run; the places that are left count as not judged": [
+        f"with fewer than {cutoff} documents in the run; the remaining places count as unjudged": [
             topic for topic in grades if 0 < len(run.rankings.get(topic, ())) < cutoff
         ],
-        f"left out of official_ndcg@{cutoff}, which takes topics with a judged document among the first {cutoff} and "
-        "with a grade of 1 or more": [topic for topic in grades if topic not in official],
+        f"left out of official_ndcg@{cutoff}, which needs a judged document among the first {cutoff} and a grade "
+        "of 1 or more": [topic for topic in grades if topic not in official],
     }
     notes = [Note(aspect, f"topics {what}: {shorten(names)}") for what, names in topics.items() if names]
     shared = grades.keys() & run.rankings.keys()
-    if not any(each.document_id in grades[topic] for topic in shared for each in run.rankings[topic]):
-        notes.append(Note(aspect, "no document of the run is judged; look whether the qrels are those of its corpus"))
+    if not any(candidate.document_id in grades[topic] for topic in shared for candidate in run.rankings[topic]):
+        notes.append(Note(aspect, "no document of the run is judged; check that the qrels belong to its corpus"))
     if unjudged := int(bounds["unjudged"].sum()):
         notes.append(
             Note(
@@ -71,7 +71,7 @@ def describe_grades(
 
 
 def describe_stances(run: ParsedRun, qrels: Qrels) -> list[Note]:
-    """Judged documents of the run that it has no label for."""
+    """Describe the judged documents of the run that have no label in it."""
     if not run.stances:
         return [Note(STANCE, "the run has no stances, only Q0 in its second column")]
     without = [
@@ -80,14 +80,14 @@ def describe_stances(run: ParsedRun, qrels: Qrels) -> list[Note]:
         for candidate in run.rankings.get(topic, [])
         if candidate.document_id in truth and (topic, candidate.document_id) not in run.stances
     ]
-    text = "judged documents without a label in the run, so that they do not count"
+    text = "judged documents without a label in the run, so they do not count"
     return [Note(STANCE, f"{text}: {shorten(without, 3)}")] if without else []
 
 
 def format_notes(notes: Mapping[str, Sequence[Note]]) -> list[str]:
-    """The notes of several runs, by the run's name, in lines.
+    """Format the notes of several runs, given by name, as lines.
 
-    What holds for several aspects of the same runs, and what holds for all runs, is said once.
+    A note on several aspects of the same runs, or on all runs, is written once.
     """
     runs: dict[Note, list[str]] = {}
     for name, of_run in notes.items():
@@ -97,4 +97,4 @@ def format_notes(notes: Mapping[str, Sequence[Note]]) -> list[str]:
     for note, names in runs.items():
         where = "" if len(names) == len(notes) else f"{', '.join(names)}: "
         aspects.setdefault((where, note.text), []).append(note.aspect)
-    return [f"{where}{', '.join(of)}: {text}" for (where, text), of in aspects.items()]
+    return [f"{where}{', '.join(names)}: {text}" for (where, text), names in aspects.items()]

@@ -1,4 +1,4 @@
-"""Judgments of people: files that say what is right."""
+"""Human judgments (qrels): grades and stance labels, read from files."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 
-# What is no argument at all has the grade -2.
+# The grade -2 marks texts that are no argument.
 LOWEST_GRADE = -2
-# The aspect whose qrels hold words.
+# The aspect whose qrels hold labels rather than grades.
 STANCE = "stance"
-# Means of several judges have decimals; evaluators take integers, so that the number of decimals is bounded.
+# Means over several assessors have decimals; evaluators take integers, so the number of decimals is limited.
 GRADE_DECIMALS = 3
 _GRADE = re.compile(rf"[+-]?[0-9]{{1,2}}(?:\.[0-9]{{0,{GRADE_DECIMALS}}}0{{0,20}})?")
 
@@ -30,12 +30,12 @@ Grades = dict[str, dict[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """What one aspect's qrels lack and another's have.
+    """Judgments that the qrels of one aspect lack and those of another have.
 
     Attributes:
-        aspect: whose qrels lack something.
-        topics: that they do not have at all.
-        documents: `(topic id, document id)` that they do not have, of topics that they have.
+        aspect: Aspect with incomplete qrels.
+        topics: Topics that are missing entirely.
+        documents: Missing pairs `(topic id, document id)` of the other topics.
     """
 
     aspect: str
@@ -48,12 +48,12 @@ class Qrels:
     """The judgments of a task, all aspects together.
 
     Attributes:
-        grades: of each aspect that is graded, by topic and document, in the order of the files; -2 to 3.
-        stances: the true labels, by topic and document; empty where none were given.
-        labels: the task's stances, in its order.
-        repeated: for each aspect with such lines, how many say again what an earlier one says.
-        gaps: for each aspect that lacks something that another has, what; in the order of the aspects.
-        judged_topics: All topics that the file of each aspect judges, also where `only` left some out.
+        grades: Grades of each graded aspect, by topic and document, in the order of the files; from -2 to 3.
+        stances: True labels by topic and document; empty if none were given.
+        labels: Stances of the task, in its order.
+        repeated: Number of lines that repeat an earlier one, for each aspect with such lines.
+        gaps: Judgments that an aspect lacks and another has, in the order of the aspects.
+        judged_topics: All topics that the file of each aspect judges, including those that `restrict_to` left out.
     """
 
     grades: dict[str, Grades]
@@ -69,46 +69,46 @@ class Qrels:
             self.judged_topics.update({STANCE: frozenset(self.stances)} if self.stances else {})
 
     def restrict_to(self, topics: Collection[str]) -> Qrels:
-        """The judgments of these topics alone; aspects that have none of them stay, without a topic."""
+        """Return the judgments of these topics alone; an aspect without any of them stays, without topics."""
         return replace(
             self,
-            grades={aspect: _chosen(judged, topics) for aspect, judged in self.grades.items()},
-            stances=_chosen(self.stances, topics),
+            grades={aspect: _select(judged, topics) for aspect, judged in self.grades.items()},
+            stances=_select(self.stances, topics),
         )
 
     def notes(self) -> list[str]:
-        """What people should know of the files: repeated lines, and topics or documents that not all of them have."""
-        said = [f"{aspect} qrels: {lines} lines say again what others say" for aspect, lines in self.repeated.items()]
+        """Return notes on the files: repeated lines, and topics or documents that some of them lack."""
+        notes = [f"{aspect} qrels: {lines} lines repeat others" for aspect, lines in self.repeated.items()]
         for gap in self.gaps:
             if gap.topics:
-                said.append(f"{gap.aspect} qrels: lack topics that other qrels have: {shorten(gap.topics)}")
+                notes.append(f"{gap.aspect} qrels: lack topics that other qrels have: {shorten(gap.topics)}")
             if gap.documents:
                 pairs = [f"topic {topic} document {document}" for topic, document in gap.documents]
-                said.append(f"{gap.aspect} qrels: lack documents that other qrels have: {shorten(pairs)}")
-        return said
+                notes.append(f"{gap.aspect} qrels: lack documents that other qrels have: {shorten(pairs)}")
+        return notes
 
 
-def _chosen(judged: dict[str, dict[str, ValueT]], topics: Collection[str]) -> dict[str, dict[str, ValueT]]:
+def _select(judged: dict[str, dict[str, ValueT]], topics: Collection[str]) -> dict[str, dict[str, ValueT]]:
     return {topic: documents for topic, documents in judged.items() if topic in topics}
 
 
 def read_qrels(files: Mapping[str, Path | str], task: Task | str) -> Qrels:
-    """The judgments of several files, joined.
+    """Read the judgments of several files.
 
     Args:
-        files: the file of each aspect: of grades, named as the task's judge prompt names them, and of `stance`.
-        task: has the aspects and the labels; also its name.
+        files: The file of each aspect: grades, named as in the task's judge prompt, and `stance`.
+        task: Task with the aspects and labels, or its name.
 
     Raises:
-        UsageError: no file, or an aspect that the task does not have.
-        DataError: as `read_grades` and `read_stances`.
+        UsageError: No file is given, or the task lacks an aspect.
+        DataError: A file is invalid, as in `read_grades` and `read_stances`.
     """
     if isinstance(task, str):
         task = get_task(task)
     paths = {aspect: Path(file) for aspect, file in files.items()}
     aspects = (*task.question.grades, STANCE)
     if not files:
-        raise UsageError(f"no qrels are given; give those of {', '.join(aspects)}, one of them at least")
+        raise UsageError(f"no qrels given; give those of at least one of {', '.join(aspects)}")
     if unknown := [aspect for aspect in files if aspect not in aspects]:
         raise UsageError(f"{task.name} has no judgments of {', '.join(unknown)}, but of {', '.join(aspects)}")
     repeated: dict[str, int] = {}
@@ -118,44 +118,43 @@ def read_qrels(files: Mapping[str, Path | str], task: Task | str) -> Qrels:
         if aspect not in files:
             continue
         if aspect == STANCE:
-            stances, again = _read(paths[aspect], "stance", "label", partial(_label, task=task))
+            stances, again = _read(paths[aspect], "stance", "label", partial(_parse_label, task=task))
         else:
-            grades[aspect], again = _read(paths[aspect], "grade", "grade", _grade)
+            grades[aspect], again = _read(paths[aspect], "grade", "grade", _parse_grade)
         if again:
             repeated[aspect] = again
     pools = {aspect: {topic: set(judged) for topic, judged in each.items()} for aspect, each in grades.items()}
     if stances:
         pools[STANCE] = {topic: set(judged) for topic, judged in stances.items()}
-    return Qrels(grades, stances, task.stances, repeated, _gaps(pools))
+    return Qrels(grades, stances, task.stances, repeated, _find_gaps(pools))
 
 
 def read_grades(path: Path) -> Grades:
-    """Graded judgments: {topic id: {document id: grade}}, both in the order of the file.
+    """Read graded judgments, {topic id: {document id: grade}}, in the order of the file.
 
-    A line is `qid 0 doc grade`, read as `read_stances` reads it; a grade is a number from -2 to 3 with three decimals
-    at most.
+    A line is `qid 0 doc grade`, read as in `read_stances`; a grade is a number from -2 to 3 with at most three
+    decimals.
 
     Raises:
-        DataError: as `read_stances`, with grades for labels.
+        DataError: The file is invalid, as in `read_stances`, with grades in place of labels.
     """
-    return _read(path, "grade", "grade", _grade)[0]
+    return _read(path, "grade", "grade", _parse_grade)[0]
 
 
 def read_stances(path: Path, task: Task) -> dict[str, dict[str, str]]:
-    """The true stances: {topic id: {document id: label}}, both in the order of the file.
+    """Read the true stances, {topic id: {document id: label}}, in the order of the file.
 
-    A line is `qid 0 doc LABEL`, parted by any white space; the second column is not looked at, empty lines are passed
-    over, and a line that says again what another says is taken. The file may be gzipped.
+    A line is `qid 0 doc LABEL`, separated by any white space; the second column and empty lines are ignored, and lines
+    may repeat others. The file may be gzipped.
 
     Raises:
-        DataError: the file cannot be read or holds no line, or a line that is too long, not UTF-8, has another number
-            of columns, an id that cannot be printed, a label that the task does not have, or one for a document that
-            has another label already. Names file and line.
+        DataError: The file cannot be read or is empty, or a line is too long, is not UTF-8, or has the wrong number of
+            columns, an unprintable id, an unknown label, or a second label for a document. Names file and line.
     """
-    return _read(path, "stance", "label", partial(_label, task=task))[0]
+    return _read(path, "stance", "label", partial(_parse_label, task=task))[0]
 
 
-def _label(text: str, task: Task) -> str:
+def _parse_label(text: str, task: Task) -> str:
     if text not in task.stances:
         raise ValueError(
             f"{text!r:.40} is no stance of {task.name} ({', '.join(task.stances)}); give the stance qrels of this task"
@@ -163,7 +162,7 @@ def _label(text: str, task: Task) -> str:
     return text
 
 
-def _grade(text: str) -> float:
+def _parse_grade(text: str) -> float:
     grade = float(text) if _GRADE.fullmatch(text) else None
     if grade is None or not LOWEST_GRADE <= grade <= HIGHEST_GRADE:
         raise ValueError(
@@ -176,7 +175,7 @@ def _grade(text: str) -> float:
 def _read(
     path: Path, what: str, column: str, parse: Callable[[str], ValueT]
 ) -> tuple[dict[str, dict[str, ValueT]], int]:
-    """The values of a file, and how many of its lines say again what others say; `parse` raises ValueError."""
+    """Read the values of a file and count the lines that repeat others; `parse` raises ValueError."""
     found: dict[str, dict[str, ValueT]] = {}
     lines: dict[tuple[str, str], int] = {}
     repeated = 0
@@ -201,11 +200,11 @@ def _read(
             raise DataError(f"{where}: {value}, but {before} in line {line}; leave one of them out")
         repeated += line != number
     if not found:
-        raise DataError(f"{path}: no {what} in this file")
+        raise DataError(f"{path}: no {what} in this file; give a file with lines `qid 0 doc {column}`")
     return found, repeated
 
 
-def _gaps(pools: Mapping[str, Mapping[str, set[str]]]) -> list[Gap]:
+def _find_gaps(pools: Mapping[str, Mapping[str, set[str]]]) -> list[Gap]:
     # Dictionaries keep the order of the files.
     everything: dict[str, dict[str, None]] = {}
     for pool in pools.values():

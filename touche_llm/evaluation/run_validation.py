@@ -1,4 +1,4 @@
-"""Checking a run file against what the organisers and the evaluators take: every problem, with its line."""
+"""Validation of run files by the rules of the organisers and evaluators: every problem, with its line."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from touche_llm.errors import DataError, to_printable
 from touche_llm.judging.sentence_pairs import describe_pair_problem
 from touche_llm.tasks.base import Task
 
-# After so many, no further line is read.
+# Reading stops after this many problems.
 MAX_PROBLEMS = 10_000
 _COLUMNS = ("qid", "stance", "doc", "rank", "score", "tag")
 
 
-# First bytes of what is no text in UTF-8.
+# First bytes of files that are not UTF-8 text.
 _FOREIGN = {b"\x1f\x8b": "compressed with gzip", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"PK": "a zip archive"}
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class RunProblem:
-    """What is wrong in a line; line 0 is the file as a whole."""
+    """A problem in a line; line 0 stands for the whole file."""
 
     line: int
     message: str
@@ -35,7 +35,7 @@ class RunProblem:
 
 @dataclass(slots=True)
 class _Seen:
-    """What the lines so far have shown."""
+    """Contents of the lines read so far."""
 
     documents: dict[tuple[str, str], int] = field(default_factory=dict)
     rankings: dict[str, list[tuple[int, int | None, float | None]]] = field(default_factory=lambda: defaultdict(list))
@@ -50,16 +50,16 @@ def validate_run(
     topic_ids: Collection[str] | None = None,
     unknown_documents: Callable[[Iterable[str]], list[str]] | None = None,
 ) -> list[RunProblem]:
-    """All problems of a run file, in line order; none for a file that can be submitted.
+    """Return all problems of a run file, in line order; a file without problems can be submitted.
 
     Args:
-        path: any file.
-        task: gives labels and limits.
-        topic_ids: the known topics, if topics are to be checked.
-        unknown_documents: given ids, returns those that the corpus lacks, if documents are to be checked.
+        path: Path of the run file.
+        task: Task with the labels and limits.
+        topic_ids: Known topics; None to skip checking topics.
+        unknown_documents: Returns the given ids that the corpus lacks; None to skip checking documents.
 
     Raises:
-        DataError: the file cannot be read.
+        DataError: The file cannot be read.
     """
     seen = _Seen()
     problems: list[RunProblem] = []
@@ -70,16 +70,18 @@ def validate_run(
             stream.seek(0)
             for number, raw in read_bounded_lines(stream, MAX_TABLE_LINE):
                 if number > MAX_TABLE_LINES or len(problems) > MAX_PROBLEMS:
-                    problems.append(RunProblem(number, "too many lines or problems; from here on nothing is checked"))
+                    problems.append(
+                        RunProblem(number, "too many lines or problems; the rest of the file is not checked")
+                    )
                     break
-                problems += [RunProblem(number, message) for message in _line(raw, number, seen, task)]
+                problems += [RunProblem(number, message) for message in _check_line(raw, number, seen, task)]
     except OSError as error:
         raise DataError(f"{path}: cannot read the run: {error.strerror}") from error
     if not seen.sizes and not problems:
         return [RunProblem(0, "the file is empty")]
-    problems += _orders(seen)
+    problems += _check_orders(seen)
     if topic_ids is not None:
-        problems += _unknown_topics(seen, topic_ids)
+        problems += _check_topics(seen, topic_ids)
     if unknown_documents is not None:
         missing = set(unknown_documents(document for _, document in seen.documents))
         problems += [
@@ -90,7 +92,7 @@ def validate_run(
     return sorted(RunProblem(problem.line, to_printable(problem.message)) for problem in problems)
 
 
-def _line(raw: bytes, number: int, seen: _Seen, task: Task) -> Iterator[str]:
+def _check_line(raw: bytes, number: int, seen: _Seen, task: Task) -> Iterator[str]:
     if len(raw) > MAX_TABLE_LINE:
         yield f"longer than {MAX_TABLE_LINE:,} bytes; a run line has six short columns"
         return
@@ -111,19 +113,19 @@ def _line(raw: bytes, number: int, seen: _Seen, task: Task) -> Iterator[str]:
     if not text.strip():
         yield "an empty line"
         return
-    yield from _spacing(text)
+    yield from _check_spacing(text)
     columns = text.split()
     if len(columns) < len(_COLUMNS):
         yield f"{len(columns)} columns, not six: {' '.join(_COLUMNS)}"
-        # The line takes its place in the ranking all the same.
+        # The line still counts as a place in the ranking.
         seen.rankings[columns[0]].append((number, None, None))
         return
     if len(columns) > len(_COLUMNS):
         yield f"{len(columns)} columns, not six: a tag must not hold white space ({' '.join(columns[5:])!r})"
-    yield from _values(columns, number, seen, task)
+    yield from _check_values(columns, number, seen, task)
 
 
-def _spacing(text: str) -> Iterator[str]:
+def _check_spacing(text: str) -> Iterator[str]:
     if "\t" in text:
         yield "a tab between columns; use single spaces"
     if text != text.strip():
@@ -134,7 +136,7 @@ def _spacing(text: str) -> Iterator[str]:
         yield "a character that cannot be printed"
 
 
-def _values(columns: list[str], number: int, seen: _Seen, task: Task) -> Iterator[str]:
+def _check_values(columns: list[str], number: int, seen: _Seen, task: Task) -> Iterator[str]:
     topic, stance, document, rank_text, score_text = columns[:5]
     tag = " ".join(columns[5:])
     if stance not in task.stances:
@@ -160,8 +162,8 @@ def _values(columns: list[str], number: int, seen: _Seen, task: Task) -> Iterato
     seen.rankings[topic].append((number, rank, score))
 
 
-def _orders(seen: _Seen) -> Iterator[RunProblem]:
-    """Ranks count 1, 2, 3, … down the file, and scores fall with them."""
+def _check_orders(seen: _Seen) -> Iterator[RunProblem]:
+    """Yield problems of ranks that do not count 1, 2, 3, … and of scores that do not decrease."""
     for topic, lines in seen.rankings.items():
         shift = 0
         for position, (number, rank, _) in enumerate(lines, start=1):
@@ -170,8 +172,8 @@ def _orders(seen: _Seen) -> Iterator[RunProblem]:
             if position == 1:
                 yield RunProblem(number, f"topic {topic}: ranks begin at {rank}, not at 1")
             else:
-                yield RunProblem(number, f"topic {topic}: rank {rank} where {position + shift} is due")
-            # Report a jump once, not in every line behind it.
+                yield RunProblem(number, f"topic {topic}: rank {rank}, expected {position + shift}")
+            # Report a jump once, not in every line after it.
             shift = rank - position
         scored = [(number, score) for number, _, score in lines if score is not None]
         for (above, higher), (number, score) in zip(scored, scored[1:], strict=False):
@@ -184,9 +186,9 @@ def _orders(seen: _Seen) -> Iterator[RunProblem]:
                 yield RunProblem(number, ties + ("" if score == higher else " and hold scores in single precision"))
 
 
-def _unknown_topics(seen: _Seen, topic_ids: Collection[str]) -> Iterator[RunProblem]:
-    told: set[str] = set()
+def _check_topics(seen: _Seen, topic_ids: Collection[str]) -> Iterator[RunProblem]:
+    reported: set[str] = set()
     for (topic, _), line in seen.documents.items():
-        if topic not in topic_ids and topic not in told:
-            told.add(topic)
+        if topic not in topic_ids and topic not in reported:
+            reported.add(topic)
             yield RunProblem(line, f"topic {topic} is not in the topics file")

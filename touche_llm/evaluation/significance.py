@@ -1,4 +1,4 @@
-"""How sure a estimate is: intervals, tests of differences, and what unjudged documents could change."""
+"""Significance: confidence intervals, tests of differences, and bounds for unjudged documents."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from touche_llm.evaluation.estimate import Array, Estimate
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
 SEED = 0
-# Resamples that are in memory at a time.
+# Number of resamples in memory at a time.
 _BATCH = 500
-# Values of topics that differ by less are equal: they are sums of a few terms, taken in any order.
+# Values that differ by less are ties: they are sums of a few terms, added in any order.
 _TIE = 1e-9
 _DECIMALS = 12
 
@@ -28,11 +28,11 @@ Indices = NDArray[np.intp]
 
 
 def compute_interval(estimate: Estimate, seed: int = SEED) -> tuple[float, float]:
-    """The 95 % percentile bootstrap interval: topics are drawn with replacement, a topic's documents stay together.
+    """Compute the 95 % percentile bootstrap interval over topics, which keeps a topic's documents together.
 
-    NaN and NaN for fewer than two topics, which say nothing of others.
+    Both ends are NaN for fewer than two topics.
     """
-    return _interval(estimate.counts, estimate.formula, seed)
+    return _bootstrap(estimate.counts, estimate.formula, seed)
 
 
 def compare(
@@ -42,26 +42,26 @@ def compare(
     common: Mapping[str, Mapping[str, tuple[Estimate, Estimate]]] | None = None,
     seed: int = SEED,
 ) -> pd.DataFrame:
-    """How each run differs from one of them, by each measure, over the topics that take part in both.
+    """Compare each run with the baseline by each measure, over the topics that contribute to both.
 
     Args:
-        baseline: the name of the run that the others are held against.
-        runs: the estimates of each run, by name and measure; all have the same measures.
-        common: by run and measure, the run's and the baseline's estimate over the documents that both have; they take
-            the places of those in `runs`.
-        seed: of the resamples.
+        baseline: Name of the run that the others are compared with.
+        runs: Estimates by run and measure; all runs have the same measures.
+        common: By run and measure, the run's and the baseline's estimates over their common documents; they replace
+            those in `runs`.
+        seed: Seed of the resamples.
 
     Returns:
-        a row for each other run and measure, with the columns `run`, `baseline`, `measure`, `value` and
-        `baseline_value` (over the topics of both, so that they need not be those of the runs alone), `difference` (the
-        first less the second), `low` and `high` (95 % percentile bootstrap interval over topics), `p` (two-sided
-        paired randomisation test: each topic's two results change places or not, at random; exact where there are
-        few topics), `p_holm` (Holm's correction over the runs that are compared by this measure), `wins`, `ties`
+        A row for each other run and measure, with the columns `run`, `baseline`, `measure`, `value` and
+        `baseline_value` (over the common topics, so they may differ from those of each run alone), `difference` (the
+        first minus the second), `low` and `high` (95 % percentile bootstrap interval over topics), `p` (two-sided
+        paired randomisation test, which swaps the two results of each topic at random; exact for few topics),
+        `p_holm` (Holm's correction over the runs that are compared by this measure), `wins`, `ties`
         and `losses` (topics), `n` (topics) and `documents` (of the estimates in `common`, else NaN). Undefined values,
         as for too few topics, are NaN.
 
     Raises:
-        UsageError: the baseline is not there, there is no other run, or the runs have different measures.
+        UsageError: The baseline is not among the runs, there is no other run, or the runs have different measures.
     """
     if baseline not in runs:
         raise UsageError(f"the baseline {baseline!r} is none of the runs: {', '.join(runs)}")
@@ -81,11 +81,11 @@ def compare(
                 continue
             pair = (common or {}).get(name, {}).get(measure)
             ours, theirs = pair or (estimates[measure], runs[baseline][measure])
-            row = {"run": name, "baseline": baseline, "measure": measure} | _difference(ours, theirs, seed)
+            row = {"run": name, "baseline": baseline, "measure": measure} | _compare_estimates(ours, theirs, seed)
             rows.append(row | {"documents": ours.documents if pair else float("nan")})
     table = pd.DataFrame(rows)
-    # A row of this for each measure, as the table's rows are in the order of the measures.
-    corrected = [_holm(p) for p in table["p"].to_numpy().reshape(len(measures), len(runs) - 1)]
+    # The table's rows are in the order of the measures, so each row of the reshaped array is one measure.
+    corrected = [_correct_holm(p) for p in table["p"].to_numpy().reshape(len(measures), len(runs) - 1)]
     table.insert(table.columns.get_loc("p") + 1, "p_holm", np.concatenate(corrected))
     return table
 
@@ -93,20 +93,20 @@ def compare(
 def compute_bounds(
     rankings: Mapping[str, Sequence[Candidate]], judged: Mapping[str, Mapping[str, float]], cutoff: int
 ) -> pd.DataFrame:
-    """How low and how high nDCG could be if the unjudged documents at the top of a run were judged.
+    """Compute how low and how high nDCG could be if the unjudged top documents of a run were judged.
 
-    Each of the unjudged documents among the first `cutoff` of a topic is given each of the grades 0 to 3, in all
-    combinations; all other documents stay as they are. With each combination nDCG is computed as ever, its ideal
-    ranking holding the new grades too. For this reason the lowest value need not be the one with unjudged = 0: a
-    good document that comes late raises the ideal by more than the ranking.
+    The unjudged documents among the first `cutoff` of a topic are given the grades 0 to 3, in all combinations; all
+    other documents stay as they are. For each combination nDCG is computed as usual, with the new grades in its ideal
+    ranking too. The lowest value is therefore not always the one in which all new grades are 0: a good document at a
+    low rank raises the ideal more than the ranking.
 
     Args:
-        rankings: by topic, the best first.
-        judged: grades by topic and document; those below 0 count 0.
-        cutoff: of nDCG, 5 at most, since 4^cutoff combinations are tried.
+        rankings: Rankings by topic, best first.
+        judged: Grades by topic and document; those below 0 count 0.
+        cutoff: Cutoff of nDCG, at most 5, since 4^cutoff combinations are tried.
 
     Returns:
-        a row for each judged topic, with the columns `topic`, `unjudged` (documents among the first `cutoff`),
+        A row for each judged topic, with the columns `topic`, `unjudged` (documents among the first `cutoff`),
         `lowest` and `highest`. The means of the last two are the bounds of the mean.
     """
     weights = 1.0 / np.log2(np.arange(cutoff) + 2.0)
@@ -126,7 +126,7 @@ def compute_bounds(
     return pd.DataFrame(rows, columns=["topic", "unjudged", "lowest", "highest"])
 
 
-def _difference(run: Estimate, baseline: Estimate, seed: int) -> dict[str, Any]:
+def _compare_estimates(run: Estimate, baseline: Estimate, seed: int) -> dict[str, Any]:
     other = set(baseline.topics)
     topics = [topic for topic in run.topics if topic in other]
     if not topics:
@@ -139,11 +139,11 @@ def _difference(run: Estimate, baseline: Estimate, seed: int) -> dict[str, Any]:
         return run.formula(counts[..., :width]) - baseline.formula(counts[..., width:])
 
     both = np.concatenate([ours, theirs], axis=1)
-    low, high = _interval(both, difference, seed)
+    low, high = _bootstrap(both, difference, seed)
     by_topic = run.formula(ours) - baseline.formula(theirs)
     wins, losses = int((by_topic > _TIE).sum()), int((by_topic < -_TIE).sum())
     value, baseline_value = (
-        float(each.formula(counts.sum(axis=0))) for each, counts in ((run, ours), (baseline, theirs))
+        float(estimate.formula(counts.sum(axis=0))) for estimate, counts in ((run, ours), (baseline, theirs))
     )
     return {
         "value": value,
@@ -151,7 +151,7 @@ def _difference(run: Estimate, baseline: Estimate, seed: int) -> dict[str, Any]:
         "difference": value - baseline_value,
         "low": low,
         "high": high,
-        "p": _randomisation(run, ours, theirs, seed),
+        "p": _test_randomisation(run, ours, theirs, seed),
         "wins": wins,
         "ties": len(topics) - wins - losses,
         "losses": losses,
@@ -159,54 +159,54 @@ def _difference(run: Estimate, baseline: Estimate, seed: int) -> dict[str, Any]:
     }
 
 
-def _interval(counts: Array, formula: Callable[[Array], Array], seed: int) -> tuple[float, float]:
+def _bootstrap(counts: Array, formula: Callable[[Array], Array], seed: int) -> tuple[float, float]:
     if len(counts) < 2:
         return float("nan"), float("nan")
     # scipy.stats.bootstrap draws the same resamples (a test compares the intervals) in as many lines. It makes
     # `evaluate` of 50 topics of 1,000 documents 1.8 times as expensive: 2.24 s of processor time, not 1.26 s.
-    times = _drawn(RESAMPLES, len(counts), seed)
+    times = _draw(RESAMPLES, len(counts), seed)
     values = np.concatenate([formula(some @ counts) for some in np.split(times, range(_BATCH, RESAMPLES, _BATCH))])
     low, high = np.quantile(values, ((1.0 - CONFIDENCE) / 2.0, (1.0 + CONFIDENCE) / 2.0))
     return float(low), float(high)
 
 
 @lru_cache(maxsize=4)
-def _drawn(resamples: int, rows: int, seed: int) -> NDArray[np.int32]:
-    """How often each of so many rows is drawn with replacement, in each resample: (resamples, rows)."""
+def _draw(resamples: int, rows: int, seed: int) -> NDArray[np.int32]:
+    """Count how often each row is drawn with replacement in each resample, of shape (resamples, rows)."""
     generator = np.random.default_rng(seed)
     times = np.empty((resamples, rows), dtype=np.int32)
     for start in range(0, resamples, _BATCH):
         some = times[start : start + _BATCH]
-        some[:] = _counted(generator.integers(0, rows, some.shape), rows)
+        some[:] = _count_drawn(generator.integers(0, rows, some.shape), rows)
     return times
 
 
-def _counted(drawn: Indices, rows: int) -> NDArray[np.intp]:
-    """How often each row is drawn: (draws, rows drawn) to (draws, rows)."""
+def _count_drawn(drawn: Indices, rows: int) -> NDArray[np.intp]:
+    """Count how often each row is drawn: (draws, rows drawn) to (draws, rows)."""
     places = drawn + rows * np.arange(len(drawn))[:, np.newaxis]
     return np.bincount(places.ravel(), minlength=len(drawn) * rows).reshape(len(drawn), rows)
 
 
-def _sums(counts: Array, drawn: Indices) -> Array:
-    """The sums of the rows that are drawn: (…, rows drawn) of `(rows, counts)` to (…, counts).
+def _sum_rows(counts: Array, drawn: Indices) -> Array:
+    """Sum the drawn rows: (…, rows drawn) of `(rows, counts)` to (…, counts).
 
-    How often each row is drawn, times the rows: several times faster than to take the rows out and add them.
+    Multiplying the rows by how often they are drawn is several times faster than selecting and adding them.
     """
-    times = _counted(drawn.reshape(-1, drawn.shape[-1]), len(counts))
+    times = _count_drawn(drawn.reshape(-1, drawn.shape[-1]), len(counts))
     return (times @ counts).reshape(*drawn.shape[:-1], counts.shape[1])
 
 
-def _randomisation(estimate: Estimate, ours: Array, theirs: Array, seed: int) -> float:
+def _test_randomisation(estimate: Estimate, ours: Array, theirs: Array, seed: int) -> float:
     if len(ours) < 2:
         return float("nan")
-    # Only here, since it takes a second to load, and only a comparison needs it.
+    # Imported here, since it takes a second to import and only a comparison needs it.
     from scipy.stats import permutation_test
 
     counts = np.concatenate([ours, theirs])
 
     def difference(one: Indices, other: Indices, axis: int) -> Array:
-        first, second = (_sums(counts, np.moveaxis(each, axis, -1)) for each in (one, other))
-        # Equal differences must be equal in the last digit too, or the rounding of sums would part them.
+        first, second = (_sum_rows(counts, np.moveaxis(drawn, axis, -1)) for drawn in (one, other))
+        # Rounded, so that equal differences compare equal despite the rounding errors of sums.
         return np.round(estimate.formula(first) - estimate.formula(second), _DECIMALS)
 
     places = np.arange(len(counts))
@@ -223,12 +223,12 @@ def _randomisation(estimate: Estimate, ours: Array, theirs: Array, seed: int) ->
     )
 
 
-def _holm(p: Array) -> Array:
-    """Holm's step-down correction of the values that are defined; the others are no tests and stay NaN."""
+def _correct_holm(p: Array) -> Array:
+    """Apply Holm's step-down correction to the defined values; undefined ones stay NaN and do not count as tests."""
     defined = ~np.isnan(p)
     if defined.sum() < 2:
         return p
-    # Only here, since it takes a quarter of a second to load, and a comparison of two runs does not need it.
+    # Imported here, since it takes a quarter of a second and a comparison of two runs does not need it.
     from statsmodels.stats.multitest import multipletests
 
     corrected = np.full_like(p, np.nan)

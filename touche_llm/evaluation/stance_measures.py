@@ -1,4 +1,4 @@
-"""How well a run's stance labels agree with the true ones."""
+"""Stance measures: agreement of a run's labels with the true ones."""
 
 from __future__ import annotations
 
@@ -19,67 +19,67 @@ if TYPE_CHECKING:
 
 
 def macro_f1(hits: NDArray[Any], chosen: NDArray[Any], true: NDArray[Any]) -> Array:
-    """The mean of the labels' F1, F1 being 2 tp / (2 tp + fp + fn).
+    """Compute the mean F1 of the labels, with F1 = 2 tp / (2 tp + fp + fn).
 
-    It is the mean over the labels that are the truth or the choice of at least one document, as in scikit-learn: of the
-    others F1 is 0 / 0, and to count it as 0 would lower the estimate by a label that nobody could have got right.
+    The mean is over the labels that are true or chosen for at least one document, as in scikit-learn: for the others F1
+    is 0 / 0, and counting it as 0 would lower the mean by a label that nobody could have got right.
 
     Args:
-        hits: documents for which a label is both chosen and true, of shape (…, labels).
-        chosen: documents for which it is chosen, (…, labels).
-        true: documents for which it is true, (…, labels).
+        hits: Numbers of documents for which a label is both chosen and true, of shape (…, labels).
+        chosen: Numbers of documents for which it is chosen, (…, labels).
+        true: Numbers of documents for which it is true, (…, labels).
 
     Returns:
-        (…); there must be a document in each.
+        Macro-F1 of shape (…); each element needs at least one document.
     """
-    # 2 tp + fp + fn is what was chosen and what is true; where both are 0, so is tp.
+    # 2 tp + fp + fn = chosen + true; if this is 0, so is tp.
     counted = chosen + true
     return np.asarray((2.0 * hits / np.maximum(counted, 1)).sum(axis=-1) / (counted > 0).sum(axis=-1))
 
 
 def estimate_stances(run: ParsedRun, qrels: Qrels, cutoff: int) -> dict[str, Estimate]:
-    """Macro-F1 (see `macro_f1`) and accuracy over the documents that are judged and carry a label in the run.
+    """Estimate macro-F1 (see `macro_f1`) and accuracy over the judged documents with a label in the run.
 
-    Documents of all topics are put together: neither estimate is the mean of the topics' own.
+    The documents of all topics are pooled: neither value is a mean over topics.
 
     Args:
-        run: labels in the stance column count, `Q0` is none.
-        qrels: with stances.
-        cutoff: for the same over the first so many documents of each topic.
+        run: Run with labels in its stance column; `Q0` is no label.
+        qrels: Judgments with stances.
+        cutoff: Cutoff of additional estimates over the first documents of each topic.
 
     Returns:
-        by measure; topics without such a document take no part.
+        Estimates by measure; topics without such a document are left out.
 
     Raises:
-        DataError: a label in the run that the task does not have.
+        DataError: The run has a label that the task does not have.
     """
-    return _pooled(_tables(run, qrels, None), "") | _pooled(_tables(run, qrels, cutoff), f"@{cutoff}")
+    return _pool(_count_labels(run, qrels, None), "") | _pool(_count_labels(run, qrels, cutoff), f"@{cutoff}")
 
 
 def estimate_common_stances(run: ParsedRun, other: ParsedRun, qrels: Qrels) -> dict[str, tuple[Estimate, Estimate]]:
-    """Macro-F1 and accuracy of two runs over the judged documents that carry a label in both.
+    """Estimate macro-F1 and accuracy of two runs over the judged documents with a label in both.
 
-    Over its own documents a run could look better by leaving the hard ones without a label, or by ranking others.
+    Over its own documents, a run could look better by leaving hard ones without a label or by ranking other documents.
 
     Returns:
-        by measure, the first run's estimate and the other's.
+        By measure, the first run's estimate and the other's.
     """
     both = run.stances.keys() & other.stances.keys()
     estimates, others = (
-        _pooled(_tables(replace(each, stances={key: each.stances[key] for key in both}), qrels, None), "")
-        for each in (run, other)
+        _pool(_count_labels(replace(labelled, stances={key: labelled.stances[key] for key in both}), qrels, None), "")
+        for labelled in (run, other)
     )
     return {measure: (estimate, others[measure]) for measure, estimate in estimates.items()}
 
 
 def estimate_labels(run: ParsedRun, qrels: Qrels) -> dict[str, Estimate]:
-    """Precision and recall of each label, over the documents of `estimate_stances`.
+    """Estimate precision and recall of each label, over the documents of `estimate_stances`.
 
     Returns:
-        by measure, as `stance precision NO`; only topics take part with documents that the share is of: documents with
-        this label in the run, or those for which it is true.
+        Estimates by measure, such as `stance precision NO`, over the topics with documents that have this label in the
+        run (precision) or for which it is true (recall).
     """
-    tables = np.array(list(_tables(run, qrels, None).values()))
+    tables = np.array(list(_count_labels(run, qrels, None).values()))
     topics = list(qrels.stances)
     estimates = {}
     for name, axis in (("precision", 1), ("recall", 2)):
@@ -93,32 +93,32 @@ def estimate_labels(run: ParsedRun, qrels: Qrels) -> dict[str, Estimate]:
     return estimates
 
 
-def confusion_matrix(run: ParsedRun, qrels: Qrels, cutoff: int | None = None) -> DataFrame:
-    """The number of documents by true label (rows, `true`) and the run's label (columns, `chosen`).
+def count_confusion(run: ParsedRun, qrels: Qrels, cutoff: int | None = None) -> DataFrame:
+    """Count the documents by true label (rows, `true`) and the run's label (columns, `chosen`).
 
     Args:
-        run: see `estimate_stances`.
-        qrels: with stances.
-        cutoff: only the first so many documents of each topic; None: all.
+        run: Run, as for `estimate_stances`.
+        qrels: Judgments with stances.
+        cutoff: Number of first documents of each topic to count; all if None.
     """
-    # Here and below, since the command line loads this module at every start, and pandas takes its time.
+    # Imported in the functions, since the command line imports this module at every start, and pandas is slow.
     import pandas as pd
 
     table = np.zeros((len(qrels.labels),) * 2, dtype=np.int64)
-    for each in _tables(run, qrels, cutoff).values():
-        table += each
+    for topic_table in _count_labels(run, qrels, cutoff).values():
+        table += topic_table
     labels = list(qrels.labels)
     return pd.DataFrame(table, index=pd.Index(labels, name="true"), columns=pd.Index(labels, name="chosen"))
 
 
 def summarize_labels(confusion: DataFrame) -> DataFrame:
-    """Precision, recall and F1 of each label, with how many documents have it (`true`) and were given it (`chosen`).
+    """Compute precision, recall and F1 of each label, with the numbers of true and chosen documents.
 
     Args:
-        confusion: of `confusion_matrix`.
+        confusion: Matrix from `count_confusion`.
 
     Returns:
-        a row for each label, in the column `label`; NaN where a share of no documents is asked for.
+        A row for each label, in the column `label`; a share of no documents is NaN.
     """
     import pandas as pd
 
@@ -127,17 +127,17 @@ def summarize_labels(confusion: DataFrame) -> DataFrame:
     return pd.DataFrame(
         {
             "label": list(confusion.index),
-            "precision": _share(hits, chosen),
-            "recall": _share(hits, true),
-            "F1": _share(2 * hits, true + chosen),
+            "precision": _divide(hits, chosen),
+            "recall": _divide(hits, true),
+            "F1": _divide(2 * hits, true + chosen),
             "true": true,
             "chosen": chosen,
         }
     )
 
 
-def _tables(run: ParsedRun, qrels: Qrels, cutoff: int | None) -> dict[str, NDArray[np.int64]]:
-    """The confusion matrix of each judged topic of the run: true labels in rows, the run's in columns."""
+def _count_labels(run: ParsedRun, qrels: Qrels, cutoff: int | None) -> dict[str, NDArray[np.int64]]:
+    """Return the confusion matrix of each judged topic: true labels in rows, the run's in columns."""
     places = {label: place for place, label in enumerate(qrels.labels)}
     tables = {}
     for topic, truth in qrels.stances.items():
@@ -146,8 +146,8 @@ def _tables(run: ParsedRun, qrels: Qrels, cutoff: int | None) -> dict[str, NDArr
             chosen = run.stances.get((topic, candidate.document_id))
             if chosen is not None and chosen not in places:
                 raise DataError(
-                    f"topic {topic}, document {candidate.document_id}: the run has the stance {chosen!r:.40}, which is "
-                    f"none of {', '.join(places)}; evaluate it as a run of its own task"
+                    f"topic {topic}, document {candidate.document_id}: the run has the stance {chosen!r:.40}, not one "
+                    f"of {', '.join(places)}; evaluate the run with its own task"
                 )
             if chosen is not None and candidate.document_id in truth:
                 table[places[truth[candidate.document_id]], places[chosen]] += 1
@@ -155,8 +155,8 @@ def _tables(run: ParsedRun, qrels: Qrels, cutoff: int | None) -> dict[str, NDArr
     return tables
 
 
-def _pooled(tables: Mapping[str, NDArray[np.int64]], suffix: str) -> dict[str, Estimate]:
-    """Macro-F1 and accuracy of confusion matrices by topic, those without a document left out."""
+def _pool(tables: Mapping[str, NDArray[np.int64]], suffix: str) -> dict[str, Estimate]:
+    """Estimate macro-F1 and accuracy from confusion matrices by topic; topics without documents are left out."""
     kept = {topic: table for topic, table in tables.items() if table.any()}
     size = next(iter(tables.values())).size
     counts = np.array(list(kept.values()), dtype=np.float64).reshape(len(kept), size)
@@ -166,21 +166,21 @@ def _pooled(tables: Mapping[str, NDArray[np.int64]], suffix: str) -> dict[str, E
     }
 
 
-def _square(counts: Array) -> Array:
+def _to_matrix(counts: Array) -> Array:
     labels = round(counts.shape[-1] ** 0.5)
     return counts.reshape(*counts.shape[:-1], labels, labels)
 
 
 def _macro_f1(counts: Array) -> Array:
-    table = _square(counts)
+    table = _to_matrix(counts)
     return macro_f1(table.diagonal(axis1=-2, axis2=-1), table.sum(axis=-2), table.sum(axis=-1))
 
 
 def _accuracy(counts: Array) -> Array:
-    table = _square(counts)
+    table = _to_matrix(counts)
     return np.asarray(table.trace(axis1=-2, axis2=-1) / table.sum(axis=(-2, -1)))
 
 
-def _share(part: NDArray[np.int64], whole: NDArray[np.int64]) -> Array:
+def _divide(part: NDArray[np.int64], whole: NDArray[np.int64]) -> Array:
     shares: Array = np.divide(part, whole, out=np.full(whole.shape, np.nan), where=whole > 0)
     return shares

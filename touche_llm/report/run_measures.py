@@ -188,11 +188,11 @@ def get_unjudged(evaluation: Evaluation, measure: str) -> tuple[int, tuple[float
 
 def compute_confusion(run: ParsedRun, qrels: Qrels) -> tuple[list[list[int]], list[LabelMeasures]]:
     """Return the confusion matrix and the measures of each label, as in `MeasuredRun`; empty without stance qrels."""
-    from touche_llm.evaluation.stance_measures import confusion_matrix, summarize_labels
+    from touche_llm.evaluation.stance_measures import count_confusion, summarize_labels
 
     if not qrels.stances:
         return [], []
-    confusion = confusion_matrix(run, qrels)
+    confusion = count_confusion(run, qrels)
     labels = [
         LabelMeasures(row["label"], row["precision"], row["recall"], row["F1"], row["true"], row["chosen"])
         for row in summarize_labels(confusion).to_dict("records")
