@@ -151,8 +151,8 @@ THERE = ["--retriever", "elasticsearch"]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([*RETRIEVE, "--corpus", "c.jsonl"], "elasticsearch holds the documents: load them with `touche-llm index"),
-        ([*RETRIEVE, "--index", "folder"], "elasticsearch holds the documents"),
+        ([*RETRIEVE, "--corpus", "c.jsonl"], "elasticsearch stores the documents; load them with `touche-llm index"),
+        ([*RETRIEVE, "--index", "folder"], "elasticsearch stores the documents"),
         ([*RETRIEVE, "--bm25-method", "atire"], "retriever.method: Elasticsearch scores like Lucene; use lucene"),
         ([*RETRIEVE, "--task", "sentence_pairs"], "sentence_pairs ranks pairs of sentences; use bm25"),
         ([*RETRIEVE, "--elasticsearch", "http://u:secret@h:1"], "--elasticsearch: must not hold a password"),
