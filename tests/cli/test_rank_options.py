@@ -285,5 +285,5 @@ def test_a_dry_run_of_a_folder_that_is_not_there_is_an_error(touche: Touche, tmp
     assert touche("run", *DATA, *REPLAY, "--out", "o", "--topic", "3", "--depth", "3").returncode == 0
     done = touche("judge", "--config", "o/config.yaml", "--out", "elsewhere", "--dry-run")
     assert done.returncode == 1
-    assert "elsewhere/candidates.run.txt: not there; run `touche-llm retrieve`" in done.stderr
+    assert "elsewhere/candidates.run.txt: no such file; run `touche-llm retrieve`" in done.stderr
     assert not (tmp_path / "elsewhere").exists()

@@ -166,7 +166,7 @@ async def test_candidates_of_another_tool_are_sentences(tmp_path: Path) -> None:
 
 
 async def test_ranking_before_judging_names_the_stage(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="candidates.run.txt: not there; run `touche-llm judge`"):
+    with pytest.raises(DataError, match="candidates.run.txt: no such file; run `touche-llm judge`"):
         await rank_stage(config_for(tmp_path, task="sentence_pairs"), tmp_path / "out", Silent())
 
 

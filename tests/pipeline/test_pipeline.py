@@ -157,7 +157,7 @@ async def test_an_unknown_topic_is_told(tmp_path: Path) -> None:
 
 
 async def test_a_stage_without_the_one_before_says_which(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"candidates.run.txt: not there; run `touche-llm retrieve`"):
+    with pytest.raises(DataError, match=r"candidates.run.txt: no such file; run `touche-llm retrieve`"):
         await rank_stage(config_for(tmp_path), tmp_path / "out", Silent())
 
 

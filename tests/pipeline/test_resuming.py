@@ -85,7 +85,7 @@ async def test_a_stage_that_fails_leaves_nothing_of_an_earlier_state_behind_it(t
         await pipeline.run_all(changed, out, Silent(), overwrite=True)
     assert len(run_lines(out / "candidates.run.txt")) == 20
     assert not (out / "run.txt").exists()
-    with pytest.raises(DataError, match="judgments.jsonl: not there; run `touche-llm judge`"):
+    with pytest.raises(DataError, match="judgments.jsonl: no such file; run `touche-llm judge`"):
         await rank_stage(changed, out, Silent())
 
 

@@ -10,7 +10,7 @@ from rich.table import Column, Table
 
 from touche_llm.cli.output import Format, plain, print_rows, say, show_table
 from touche_llm.config import Config
-from touche_llm.pipeline.common import known_failures
+from touche_llm.pipeline.common import describe_known_failures
 from touche_llm.pipeline.dry_run import Cost, DryRun, StageName
 from touche_llm.tasks import get_task
 
@@ -39,7 +39,7 @@ def print_cost(output: Format, config: Config, result: DryRun, stages: Collectio
     else:
         _show(result.costs)
     if failed:
-        say(output, f"Questions that need no request: {known_failures(failed)}.")
+        say(output, f"Questions that need no request: {describe_known_failures(failed)}.")
     if not result.costs:
         return
     notes = [

@@ -1,4 +1,4 @@
-"""What the stages share: who is told, how the model is asked, which prompts are."""
+"""Shared helpers of the stages: progress, request building, loading of prompts."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class Progress(Protocol):
 
 
 def first_stage_file(task: Task) -> str:
-    """The file that the first stage writes."""
+    """Return the name of the file that the first stage writes."""
     return CANDIDATES if task.sentence_question is None else SENTENCES
 
 
 def make_request_builder(config: Config, model: LanguageModel) -> RequestBuilder:
-    """How the stages of a run ask."""
+    """Make the request builder of a run."""
     sampling = config.sampling
     return RequestBuilder(
         model=model,
@@ -68,20 +68,20 @@ def make_request_builder(config: Config, model: LanguageModel) -> RequestBuilder
     )
 
 
-def known_failures(count: int) -> str:
-    """How many questions were not sent again since they failed before, and how to send them."""
+def describe_known_failures(count: int) -> str:
+    """Describe requests that failed before and were not repeated."""
     return f"{count:,} had no usable answer before and were not sent again; --retry-failures sends them"
 
 
 def report_known_failures(progress: Progress, model: LanguageModel, before: Counts) -> None:
-    """Report the questions that the cache holds only unusable answers to, unless nothing can be sent."""
+    """Warn of requests with only unusable answers in the cache, unless no engine is open."""
     count = model.counts.since(before).known_failures
     if count and model.engine is not None:
-        progress.warn(f"questions: {known_failures(count)}")
+        progress.warn(f"questions: {describe_known_failures(count)}")
 
 
 def describe_model_use(model: LanguageModel, prompts: dict[str, Prompt], before: Counts) -> dict[str, Any]:
-    """What the metadata says of a stage that asked the model; `before` is what the model had counted at its begin."""
+    """Return a stage's use of the model for the metadata; `before` has the counts at its begin."""
     counts = model.counts.since(before)
     return {
         "model": model.facts.model,
@@ -90,7 +90,8 @@ def describe_model_use(model: LanguageModel, prompts: dict[str, Prompt], before:
         "context": model.facts.context,
         "prompts": {name: prompt.label for name, prompt in prompts.items()},
         "templates": {
-            name: {"folder": _folder_of(prompt), "examples": len(prompt.examples)} for name, prompt in prompts.items()
+            name: {"folder": _describe_folder(prompt), "examples": len(prompt.examples)}
+            for name, prompt in prompts.items()
         },
         "documents cut": counts.cut,
         "requests": counts.as_dict(),
@@ -98,90 +99,90 @@ def describe_model_use(model: LanguageModel, prompts: dict[str, Prompt], before:
 
 
 def load_prompts(
-    config: Config, task: Task, *names: str, notify: Callable[[str], None] = lambda message: None
+    config: Config, task: Task, *names: str, warn: Callable[[str], None] = lambda message: None
 ) -> dict[str, Prompt]:
-    """The prompts that a run of the task asks with, by what they are for; those of `names` where some are given.
+    """Load the prompts of a run by purpose.
 
     Args:
-        config: names them.
-        task: whose prompts.
-        names: of purposes.
-        notify: told where an example's topic has the number of a chosen one.
+        config: Configuration of the run.
+        task: Task of the run.
+        names: Purposes; if none is given, all purposes that the run needs.
+        warn: Receives a warning if a few-shot example's topic has the number of a chosen topic.
 
     Raises:
-        PromptError: a prompt is not there, or not as it should be.
-        UsageError: a folder of templates without any that are asked for, or an example whose topic is a chosen one.
+        PromptError: A prompt is missing or invalid.
+        UsageError: A folder of templates has none that the run needs, or an example's topic is a chosen one.
     """
     purposes, settings, topics = purposes_of(task), config.prompts, choose_topics(config)
     if settings.folder is not None:
-        # Where a prompt is named by a path, the folder's own of that purpose is left out, but is no mistake.
+        # A template for a purpose whose prompt is given as a path is unused, but not a mistake.
         given = {*purposes, *(getattr(settings, name) for name in purposes)}
         check_overlay(settings.folder, task.name, {name for name in given if not name.endswith(".jinja")})
-    asked = {"judge", *list_comparison_kinds(config.steps)}
+    needed = {"judge", *list_comparison_kinds(config.steps)}
     if any(topic.objects is None for topic in topics):
-        asked.add("objects")
+        needed.add("objects")
     if task.sentence_question is not None:
-        asked.add("sentence")
+        needed.add("sentence")
     if config.stance is not None and config.stance.depth:
-        asked.add("stance")
+        needed.add("stance")
     if config.expansion.use:
-        asked.add("queries")
+        needed.add("queries")
     prompts = {
         name: load(task, purpose, getattr(settings, name), settings.folder)
         for name, purpose in purposes.items()
-        if name in asked and (not names or name in names)
+        if name in needed and (not names or name in names)
     }
     for prompt in prompts.values():
-        check_examples(prompt, topics, config.topics, notify)
+        check_examples(prompt, topics, config.topics, warn)
     return prompts
 
 
-def check_examples(prompt: Prompt, topics: list[Topic], file: Path, notify: Callable[[str], None]) -> None:
-    """Raise UsageError where an example's topic is one of those given: what a prompt gives away cannot be measured.
+def check_examples(prompt: Prompt, topics: list[Topic], file: Path, warn: Callable[[str], None]) -> None:
+    """Raise UsageError if a few-shot example is about one of the topics: its result could not be measured.
 
-    Topics of other years have the same numbers, so the title tells; the same number alone is told.
+    Topics of different years share numbers, so titles decide; an equal number alone gives a warning.
     """
-    by_title = {_words(topic.title): topic for topic in topics}
+    by_title = {_normalise(topic.title): topic for topic in topics}
     by_id = {topic.id: topic for topic in topics}
     for number, example in enumerate(prompt.examples, start=1):
         where = f"{examples_path(prompt.path)}: example {number} of the template {prompt.path}"
-        same = by_title.get(_words(example.topic.title))
+        same = by_title.get(_normalise(example.topic.title))
         if same is not None:
             raise UsageError(
                 f"{where}: its topic {example.topic.id}, {example.topic.title!r:.120}, is topic {same.id} of {file}, "
-                "which this run is about; take an example of another topic, or leave this topic out (--topic)"
+                "a topic of this run; use an example of another topic, or leave this topic out (--topic)"
             )
         if example.topic.id in by_id:
             title = by_id[example.topic.id].title
-            notify(
-                f"{where}: its topic has the number {example.topic.id}, as {title!r:.120} has in {file}; by its title "
-                f"it is another, {example.topic.title!r:.120}"
+            warn(
+                f"{where}: its topic {example.topic.id}, {example.topic.title!r:.120}, has the number of "
+                f"{title!r:.120} in {file}; the titles differ, so it is used"
             )
 
 
-def _words(title: str) -> str:
+def _normalise(title: str) -> str:
     return " ".join(re.findall(r"\w+", title.casefold()))
 
 
-def _folder_of(prompt: Prompt) -> str:
+def _describe_folder(prompt: Prompt) -> str:
     own = prompt.path.parent.parent == prompts_folder()
     return "the project's own" if own else str(prompt.path.parent)
 
 
 def has_comparisons(config: Config) -> bool:
-    """Whether the steps of the ranking ask the model."""
+    """Return whether a step of the ranking compares documents."""
     return bool(list_comparison_kinds(config.steps))
 
 
 def read_stage_candidates(path: Path, config: Config, stage: str) -> dict[str, list[Candidate]]:
-    """The candidates that the stage of this name wrote, by topic; raises DataError where they do not fit the topics."""
+    """Read the candidates of a stage by topic; raise DataError if the file or one of its topics is unknown."""
     if not path.exists():
-        raise DataError(f"{path}: not there; run `touche-llm {stage}` for this folder first")
+        raise DataError(f"{path}: no such file; run `touche-llm {stage}` for this folder first")
     candidates = read_candidates(path, depth=sys.maxsize)
     check_run_topics(path, candidates, config)
     return candidates
 
 
 def count_by_kind(failures: list[Failure]) -> dict[str, int]:
-    """How many failures there are of each kind."""
+    """Count failures by kind."""
     return dict(Counter(failure.kind for failure in failures))

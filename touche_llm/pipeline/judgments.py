@@ -1,4 +1,4 @@
-"""Judgments on their way to the file: written as they come, so that memory does not grow with them."""
+"""Judgments that are written as they arrive, so that memory does not grow with their number."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from touche_llm.data.records import Judgment
 
 
 class DocumentGrades(NamedTuple):
-    """What the choice of the best documents needs of a judgment."""
+    """The part of a judgment that decides which documents are best."""
 
     grades: dict[str, float]
     source: str
 
 
 class MeanOffLabelMass:
-    """The mean probability that was on no label, over all fields of the judgments that are added."""
+    """Running mean of the probability outside the labels, over all fields of the judgments."""
 
     def __init__(self) -> None:
         self._sum, self._fields = 0.0, 0
 
     def add(self, judgment: Judgment) -> None:
-        """Take in a judgment."""
+        """Add the fields of a judgment."""
         for reading in judgment.readings.values():
             if reading.outside is not None:
                 self._sum += reading.outside
@@ -31,29 +31,29 @@ class MeanOffLabelMass:
 
     @property
     def value(self) -> float | None:
-        """The mean; None where no engine told."""
+        """Return the mean; None if no engine reported probabilities."""
         return round(self._sum / self._fields, 6) if self._fields else None
 
 
 class JudgmentWriter:
-    """Judgments that are written to a stream, and what is counted of them.
+    """Writer of judgments that counts them.
 
     Attributes:
-        asked: judgments that the model was asked for.
-        by_value: those of them without probabilities.
-        outside: what of their probabilities was on no label.
-        grades: by topic and document, where they are to be kept.
+        requested: Number of judgments made by the model.
+        without_probabilities: Number of these that have no probabilities.
+        off_label_mass: Mean probability outside the labels.
+        grades: Grades by topic and document, if they are kept.
     """
 
     def __init__(self, stream: IO[bytes], *, keep_grades: bool) -> None:
-        """Lines go to `stream`."""
+        """Write lines to `stream`."""
         self._write, self._keep_grades = stream.write, keep_grades
-        self.asked = self.by_value = 0
-        self.outside = MeanOffLabelMass()
+        self.requested = self.without_probabilities = 0
+        self.off_label_mass = MeanOffLabelMass()
         self.grades: dict[str, dict[str, DocumentGrades]] = defaultdict(dict)
 
     def write(self, judgment: Judgment) -> None:
-        """Write a judgment, and count it unless the model was not asked for it."""
+        """Write a judgment, and count it unless it was inherited."""
         self._write(encode_line(judgment))
         if self._keep_grades:
             self.grades[judgment.topic_id][judgment.document_id] = DocumentGrades(judgment.grades, judgment.source)
@@ -61,7 +61,7 @@ class JudgmentWriter:
             self.count(judgment)
 
     def count(self, judgment: Judgment) -> None:
-        """Count a judgment that another file holds."""
-        self.asked += 1
-        self.by_value += judgment.source == "value"
-        self.outside.add(judgment)
+        """Count a judgment that is written elsewhere."""
+        self.requested += 1
+        self.without_probabilities += judgment.source == "value"
+        self.off_label_mass.add(judgment)

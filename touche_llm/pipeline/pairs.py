@@ -1,4 +1,4 @@
-"""Judging for pairs of sentences: the sentences first, then pairs made of the best of them."""
+"""Judging of sentence pairs: sentences first, then pairs of the best sentences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from touche_llm.config import Config
 from touche_llm.corpus.store import Parts
 from touche_llm.data.records import Candidate, Failure, Judgment, Topic
 from touche_llm.judging.grades import combine_grades
@@ -17,6 +16,7 @@ from touche_llm.judging.pointwise import RequestBuilder, judge
 from touche_llm.judging.sentence_pairs import (
     PairDocuments,
     Pairs,
+    PairSettings,
     inherit_judgment,
     make_pairs,
     reverse_pair,
@@ -31,7 +31,18 @@ _ByDocument = dict[str, Judgment]
 
 @dataclass(slots=True)
 class JudgedPairs:
-    """What judging gave: candidates by topic, judgments of them, of the sentences, and failures of either."""
+    """Pairs with their judgments, judged sentences, failures and counts.
+
+    Attributes:
+        candidates: Pairs of each topic, in the order of the topics.
+        judgments: Judgments of the pairs, both orders of a pair included.
+        sentences: Judgments of the sentences.
+        failures: Failures of sentences and of pairs.
+        turned: Number of pairs whose reversed order was graded better.
+        largest_share: Largest share of a topic's pairs that contain the same sentence.
+        largest_share_judged: The same among the pairs that were judged.
+        too_few: Number of pairs of each topic that has fewer than the task wants.
+    """
 
     candidates: list[list[Candidate]] = field(default_factory=list)
     judgments: list[Judgment] = field(default_factory=list)
@@ -43,14 +54,14 @@ class JudgedPairs:
     too_few: dict[str, int] = field(default_factory=dict)
 
     def facts(self) -> dict[str, Any]:
-        """What the metadata says of the pairs."""
+        """Return the counts for the metadata."""
         made = sum(map(len, self.candidates))
-        inherits = sum(judgment.source == "inherited" for judgment in self.judgments)
+        inherited = sum(judgment.source == "inherited" for judgment in self.judgments)
         return {
             "sentences judged": len(self.sentences),
             "pairs": made,
-            "pairs judged by the model": made - inherits,
-            "pairs with inherited grades": inherits,
+            "pairs judged by the model": made - inherited,
+            "pairs with inherited grades": inherited,
             "pairs that read better the other way round": self.turned,
             "largest share of a topic's pairs with one sentence": round(self.largest_share, 4),
             "largest share of those judged": round(self.largest_share_judged, 4),
@@ -58,112 +69,149 @@ class JudgedPairs:
         }
 
 
-async def judge_pairs(
-    topics: list[Topic],
-    candidates: Mapping[str, list[Candidate]],
-    parts: Parts,
-    task: Task,
-    config: Config,
-    sentence_prompt: Prompt,
-    pair_prompt: Prompt,
-    builder: RequestBuilder,
-    stage: Stage,
-) -> JudgedPairs:
-    """Judge sentences, make pairs of them, and judge the best pairs.
+@dataclass(frozen=True, slots=True)
+class PairJudge:
+    """Judge of sentences and of the pairs made of them.
 
-    The first `depth` sentences of each topic are judged, and as many again for topics that do not reach the least
-    number of pairs with them, until they do or there is no further sentence. The best pairs are asked with their
-    sentences the other way round too; the order with the better grades stays, and both judgments are kept.
-
-    Args:
-        topics: the topics.
-        candidates: sentences by topic.
-        parts: the sentences.
-        task: has a `sentence_question`.
-        config: has `pairs`.
-        sentence_prompt: asks about a sentence.
-        pair_prompt: asks about a pair.
+    Attributes:
+        task: Task with a `sentence_question`.
+        settings: Settings of the pairs.
+        depth: Number of sentences of a topic that are judged at a time.
+        parts: Texts of the sentences.
+        sentence_prompt: Prompt for a sentence.
+        pair_prompt: Prompt for a pair.
         builder: Builds the requests.
-        stage: shows a stage of so many steps.
-
-    Raises:
-        ReplayMiss: in replay, when the cache lacks an answer.
+        stage: Shows a stage by its title and number of steps.
     """
-    settings, question = config.pairs, task.sentence_question
-    assert settings is not None and question is not None
-    least = min(task.min_per_topic, settings.most)
-    result = JudgedPairs()
-    judged: dict[str, _ByDocument] = {topic.id: {} for topic in topics}
-    pairs: dict[str, Pairs] = {}
 
-    async def ask(title: str, work: list[tuple[Topic, str]], prompt: Prompt, of_pairs: bool) -> list[Judgment]:
-        with stage(title, len(work)) as done:
-            documents = PairDocuments(parts) if of_pairs else parts
-            about = task.question if of_pairs else question
-            judgments, failures = await judge(work, documents, about, prompt, builder, done)
-        builder.model.raise_on_misses()
+    task: Task
+    settings: PairSettings
+    depth: int
+    parts: Parts
+    sentence_prompt: Prompt
+    pair_prompt: Prompt
+    builder: RequestBuilder
+    stage: Stage
+
+    async def judge(self, topics: list[Topic], candidates: Mapping[str, list[Candidate]]) -> JudgedPairs:
+        """Judge sentences, make pairs of them, and judge the best pairs.
+
+        The best judged pairs are judged in the reversed order too; the order with the better grades is ranked, and both
+        judgments are kept.
+
+        Args:
+            topics: Topics of the run.
+            candidates: Sentences by topic id.
+
+        Raises:
+            ReplayMiss: The cache of a replay lacks an answer.
+        """
+        result = JudgedPairs()
+        sentences, pairs = await self._judge_sentences(topics, candidates, result)
+        made = {topic.id: pairs[topic.id].candidates if topic.id in pairs else [] for topic in topics}
+        judged = await self._judge_pairs(topics, made, result)
+        reversed_ = await self._judge_reversed(topics, judged, result)
+        for topic in topics:
+            ranking = []
+            for pair in made[topic.id]:
+                judgment = judged[topic.id].get(pair.document_id)
+                judgment = judgment or inherit_judgment(pair, sentences[topic.id], self.settings)
+                result.judgments.append(judgment)
+                other = reversed_[topic.id].get(pair.document_id)
+                if other is not None:
+                    result.judgments.append(other)
+                    if self._grade(other) > self._grade(judgment):
+                        result.turned += 1
+                        judgment = other
+                ranking.append(msgspec.structs.replace(pair, document_id=judgment.document_id))
+            result.candidates.append(ranking)
+            if len(ranking) < self._min_pairs:
+                result.too_few[topic.id] = len(ranking)
+        result.largest_share = max((topic_pairs.share for topic_pairs in pairs.values()), default=0.0)
+        result.largest_share_judged = max((topic_pairs.share_judged for topic_pairs in pairs.values()), default=0.0)
+        return result
+
+    @property
+    def _min_pairs(self) -> int:
+        return min(self.task.min_per_topic, self.settings.most)
+
+    async def _judge_sentences(
+        self, topics: list[Topic], candidates: Mapping[str, list[Candidate]], result: JudgedPairs
+    ) -> tuple[dict[str, _ByDocument], dict[str, Pairs]]:
+        """Judge sentences and make pairs of them, by topic.
+
+        The first `depth` sentences of each topic are judged, then as many more of the topics with too few pairs, until
+        they have enough or no sentence is left.
+        """
+        question = self.task.sentence_question
+        assert question is not None
+        judged: dict[str, _ByDocument] = {topic.id: {} for topic in topics}
+        pairs: dict[str, Pairs] = {}
+        lacking, start = topics, 0
+        while lacking:
+            work = [
+                (topic, sentence.document_id)
+                for topic in lacking
+                for sentence in candidates.get(topic.id, [])[start : start + self.depth]
+            ]
+            if not work:
+                break
+            with self.stage("judging sentences", len(work)) as done:
+                prompt = self.sentence_prompt
+                judgments, failures = await judge(work, self.parts, question, prompt, self.builder, done)
+            self.builder.model.raise_on_misses()
+            result.failures += failures
+            result.sentences += judgments
+            for judgment in judgments:
+                judged[judgment.topic_id][judgment.document_id] = judgment
+            start += self.depth
+            for topic in lacking:
+                sentences = select_sentences(
+                    candidates.get(topic.id, [])[:start],
+                    judged[topic.id],
+                    self.parts.locate,
+                    self.settings,
+                    self.task.weights,
+                )
+                pairs[topic.id] = make_pairs(topic.id, sentences, self.settings, self._min_pairs)
+            lacking = [topic for topic in lacking if len(pairs[topic.id].candidates) < self._min_pairs]
+        return judged, pairs
+
+    async def _judge_pairs(
+        self, topics: list[Topic], made: Mapping[str, list[Candidate]], result: JudgedPairs
+    ) -> dict[str, _ByDocument]:
+        """Judge the first pairs of each topic; return the judgments by topic and pair."""
+        work = [(topic, pair.document_id) for topic in topics for pair in made[topic.id][: self.settings.judged]]
+        judged: dict[str, _ByDocument] = {topic.id: {} for topic in topics}
+        for judgment in await self._judge_work("judging pairs", work, result):
+            judged[judgment.topic_id][judgment.document_id] = judgment
+        return judged
+
+    async def _judge_reversed(
+        self, topics: list[Topic], judged: Mapping[str, _ByDocument], result: JudgedPairs
+    ) -> dict[str, _ByDocument]:
+        """Judge the best pairs of each topic in reversed order; return the judgments by topic and original pair."""
+        work = [
+            (topic, reverse_pair(judgment.document_id))
+            for topic in topics
+            for judgment in sorted(judged[topic.id].values(), key=self._grade, reverse=True)[
+                : self.settings.both_orders
+            ]
+        ]
+        found: dict[str, _ByDocument] = {topic.id: {} for topic in topics}
+        if work:
+            for judgment in await self._judge_work("judging pairs in reversed order", work, result):
+                found[judgment.topic_id][reverse_pair(judgment.document_id)] = judgment
+        return found
+
+    async def _judge_work(self, title: str, work: list[tuple[Topic, str]], result: JudgedPairs) -> list[Judgment]:
+        with self.stage(title, len(work)) as done:
+            documents, question = PairDocuments(self.parts), self.task.question
+            judgments, failures = await judge(work, documents, question, self.pair_prompt, self.builder, done)
+        self.builder.model.raise_on_misses()
         result.failures += failures
         return judgments
 
-    lacking, start = topics, 0
-    while lacking:
-        work = [
-            (topic, each.document_id)
-            for topic in lacking
-            for each in candidates.get(topic.id, [])[start : start + config.depth]
-        ]
-        if not work:
-            break
-        for judgment in await ask("judging sentences", work, sentence_prompt, of_pairs=False):
-            judged[judgment.topic_id][judgment.document_id] = judgment
-            result.sentences.append(judgment)
-        start += config.depth
-        for topic in lacking:
-            sentences = select_sentences(
-                candidates.get(topic.id, [])[:start],
-                judged[topic.id],
-                parts.locate,
-                settings,
-                task.weights,
-            )
-            pairs[topic.id] = make_pairs(topic.id, sentences, settings, least)
-        lacking = [topic for topic in lacking if len(pairs[topic.id].candidates) < least]
-
-    made = {topic.id: pairs[topic.id].candidates if topic.id in pairs else [] for topic in topics}
-    asked = [(topic, each.document_id) for topic in topics for each in made[topic.id][: settings.judged]]
-    answers = {topic.id: dict[str, Judgment]() for topic in topics}
-    for judgment in await ask("judging pairs", asked, pair_prompt, of_pairs=True):
-        answers[judgment.topic_id][judgment.document_id] = judgment
-
-    def value(judgment: Judgment) -> float:
-        # The task's weights, not the run's: ranking by others must not change what was asked.
-        return combine_grades(judgment, task.weights)
-
-    again = [
-        (topic, reverse_pair(each.document_id))
-        for topic in topics
-        for each in sorted(answers[topic.id].values(), key=value, reverse=True)[: settings.both_orders]
-    ]
-    turned: dict[str, _ByDocument] = {topic.id: {} for topic in topics}
-    if again:
-        for judgment in await ask("judging pairs the other way round", again, pair_prompt, of_pairs=True):
-            turned[judgment.topic_id][reverse_pair(judgment.document_id)] = judgment
-
-    for topic in topics:
-        ranking = []
-        for each in made[topic.id]:
-            as_made, other = answers[topic.id].get(each.document_id), turned[topic.id].get(each.document_id)
-            judgment = as_made or inherit_judgment(each, judged[topic.id], settings)
-            result.judgments.append(judgment)
-            if other is not None:
-                result.judgments.append(other)
-                if value(other) > value(judgment):
-                    result.turned += 1
-                    judgment = other
-            ranking.append(msgspec.structs.replace(each, document_id=judgment.document_id))
-        result.candidates.append(ranking)
-        if len(ranking) < least:
-            result.too_few[topic.id] = len(ranking)
-    result.largest_share = max((each.share for each in pairs.values()), default=0.0)
-    result.largest_share_judged = max((each.share_judged for each in pairs.values()), default=0.0)
-    return result
+    def _grade(self, judgment: Judgment) -> float:
+        """Combine the grades by the task's weights; the run's weights must not change which pairs are judged."""
+        return combine_grades(judgment, self.task.weights)

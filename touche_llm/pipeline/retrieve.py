@@ -53,7 +53,7 @@ async def retrieve_stage(
     asked: dict[str, Any] = {}
     if config.expansion.use:
         assert model is not None
-        prompts = load_prompts(config, task, "queries", notify=progress.warn)
+        prompts = load_prompts(config, task, "queries", warn=progress.warn)
         before = replace(model.counts)
         with progress.stage("finding queries", len(topics), model.counts) as done:
             queries, failures = await find_queries(
