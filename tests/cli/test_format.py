@@ -33,7 +33,7 @@ from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.cache import Cache
 from touche_llm.pipeline.dry_run import Cost, estimate_cost
 from touche_llm.prompt_lab.lint import check
-from touche_llm.prompt_lab.material import invented
+from touche_llm.prompt_lab.material import make_invented_material
 from touche_llm.prompt_lab.prefix_sharing import estimate
 from touche_llm.prompts.catalog import find_prompts, load_named
 from touche_llm.tasks import TASKS, get_task
@@ -184,7 +184,7 @@ def found_good(_: Path) -> list[Row]:
     rows = []
     for name in ("judge", "stance"):
         purpose, prompt = load_named(get_task("comparative"), name)
-        checked = asyncio.run(check(get_task("comparative"), purpose, prompt, invented(), estimate))
+        checked = asyncio.run(check(get_task("comparative"), purpose, prompt, make_invented_material(), estimate))
         row: Row = {"task": "comparative", "name": name, "version": 1, "hash": prompt.hash, "path": str(prompt.path)}
         row |= {"longest_topic": checked.longest_topic, "tokens": checked.tokens, "estimated": True}
         for what, share in (("topics", checked.between_topics), ("documents", checked.between_documents)):

@@ -27,8 +27,8 @@ from touche_llm.llm.engines.base import Rejected
 from touche_llm.prompt_lab.comparison import PromptComparison, compare_prompts
 from touche_llm.prompt_lab.draw import Sampled, draw_sample
 from touche_llm.prompt_lab.looks import hash_grades, look_log, read_looks
-from touche_llm.prompt_lab.measures import chance_ndcg
-from touche_llm.prompt_lab.sample import Plan, judged_pool, read_sample, split_topics, write_sample
+from touche_llm.prompt_lab.measures import compute_chance_ndcg
+from touche_llm.prompt_lab.sample import Plan, read_sample, select_judged, split_topics, write_sample
 from touche_llm.prompts.prompt import prompts_folder
 from touche_llm.tasks import get_task
 
@@ -152,12 +152,12 @@ async def test_only_what_changed_is_asked_again(bench: Bench, blunt: Path, sharp
     again = await bench.compare(blunt, sharp, confirm=True)
     assert bench.engine.requests == []
     assert again.verdict == first.verdict
-    counts = [said.counts for said in again.said.values()]
+    counts = [said.counts for said in again.judged.values()]
     assert (sum(each.asked for each in counts), sum(each.cache_hits for each in counts)) == (0, 2 * 96)
     bench.wording("sharp", f"{SHARP} and better")
     changed = await bench.compare(blunt, sharp, confirm=True)
     assert len(bench.engine.requests) == len(asked_with(bench.engine, SHARP)) == 96
-    asked = {key: said.counts.asked for key, said in changed.said.items()}
+    asked = {key: said.counts.asked for key, said in changed.judged.items()}
     assert asked == {("choice", str(blunt)): 0, ("hold-out", str(blunt)): 0} | {
         (part, str(sharp)): 48 for part in ("choice", "hold-out")
     }
@@ -346,7 +346,7 @@ def test_the_chance_level_is_the_mean_over_all_orders() -> None:
             {},
         )
         mean = estimate_grades(run, dict.fromkeys(orders, documents), 5)["nDCG@5"].value
-        assert chance_ndcg({"1": documents}).value == pytest.approx(mean)
+        assert compute_chance_ndcg({"1": documents}).value == pytest.approx(mean)
 
 
 async def test_a_sample_without_a_relevant_document_is_refused(bench: Bench, blunt: Path, sharp: Path) -> None:
@@ -580,14 +580,14 @@ def test_the_order_of_the_sample_does_not_tell_the_grade() -> None:
 
 def test_only_documents_at_hand_of_topics_that_are_asked_about_are_drawn() -> None:
     topics = [Topic("2", "two"), Topic("1", "one"), Topic("9", "nine")]
-    pool, notes = judged_pool({"1": {"a": 1.0, "b": 0.0}, "2": {"c": 1.0}, "3": {"d": 2.0}}, topics, Some({"b"}))
+    pool, notes = select_judged({"1": {"a": 1.0, "b": 0.0}, "2": {"c": 1.0}, "3": {"d": 2.0}}, topics, Some({"b"}))
     assert list(pool.items()) == [("2", {"c": 1.0}), ("1", {"a": 1.0})]
     assert notes == [
         "topics without a judged document in the corpus: 9",
         "judged documents that are not in the corpus: 1 of 3",
     ]
     with pytest.raises(DataError, match="none of the 1 documents"):
-        judged_pool({"1": {"a": 1.0}}, topics, Some({"a"}))
+        select_judged({"1": {"a": 1.0}}, topics, Some({"a"}))
 
 
 def test_a_sample_comes_back_as_it_was_written(tmp_path: Path) -> None:

@@ -12,11 +12,19 @@ from touche_llm.data.records import Topic
 from touche_llm.llm.answers import schema_of
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.cache_file import Entry
-from touche_llm.prompt_lab.lint import Checked, changed_since, check, schema_problems
-from touche_llm.prompt_lab.material import Texts, invented
-from touche_llm.prompt_lab.prefix_sharing import Messages, Part, estimate, other_subject, parts_of, rendered, unsent
+from touche_llm.prompt_lab.lint import CheckedPrompt, check, detect_changed_text, schema_problems
+from touche_llm.prompt_lab.material import Texts, make_invented_material
+from touche_llm.prompt_lab.prefix_sharing import (
+    Messages,
+    PromptPart,
+    estimate,
+    make_other_subject,
+    offline_builder,
+    render_requests,
+    split_by_sharing,
+)
 from touche_llm.prompt_lab.trial import Subject
-from touche_llm.prompt_lab.watch import Saved
+from touche_llm.prompt_lab.watch import FileChanges
 from touche_llm.prompts.catalog import find_prompt, find_prompts, list_files, load_named
 from touche_llm.prompts.prompt import prompts_folder
 from touche_llm.tasks import TASKS, get_task
@@ -35,16 +43,16 @@ def template(folder: Path, system: str, user: str, name: str = "mine") -> Path:
     return path
 
 
-def checked(path: Path, *topics: Topic) -> Checked:
+def checked(path: Path, *topics: Topic) -> CheckedPrompt:
     task = get_task("comparative")
     purpose, prompt = load_named(task, str(path))
-    return asyncio.run(check(task, purpose, prompt, invented(topics), estimate))
+    return asyncio.run(check(task, purpose, prompt, make_invented_material(topics), estimate))
 
 
 @pytest.mark.parametrize(("task", "name"), ALL, ids=lambda each: getattr(each, "name", each))
 def test_nothing_is_wrong_with_the_project_s_own_prompts(task: Any, name: str) -> None:
     purpose, prompt = load_named(task, name)
-    result = asyncio.run(check(task, purpose, prompt, invented(), estimate))
+    result = asyncio.run(check(task, purpose, prompt, make_invented_material(), estimate))
     assert result.findings == []
     assert result.tokens and result.between_topics
     # Instructions are most of a prompt, and the topic comes before the documents.
@@ -179,14 +187,14 @@ def test_a_text_that_changed_without_its_version_is_told_from_the_cache_until_it
     with Cache(tmp_path / "answers.sqlite") as cache:
         entries = [entry("b", 2, "before"), entry("c", 1, "other", prompt="comparative/x")]
         cache.import_cassette(cassette(tmp_path, [*entries, entry("d", 1, "before", kind="fit")]))
-        assert changed_since(prompt, cache) == []
+        assert detect_changed_text(prompt, cache) == []
         cache.import_cassette(cassette(tmp_path, [entry("e", 1, "before"), entry("f", 1, "before")]))
-        (found,) = changed_since(prompt, cache)
+        (found,) = detect_changed_text(prompt, cache)
         assert found.level == "warning" and "raise the version" in found.message
         assert "2 answers" in found.message and "not the project's own (hash before)" in found.message
         # Both are asked from now on, such as two people's prompts of one name.
         cache.import_cassette(cassette(tmp_path, [entry("a", 1, prompt.hash)]))
-        assert changed_since(prompt, cache) == []
+        assert detect_changed_text(prompt, cache) == []
 
 
 def test_a_copy_is_told_that_the_answers_are_to_the_project_s_own_text_and_not_the_other_way_round(
@@ -198,11 +206,11 @@ def test_a_copy_is_told_that_the_answers_are_to_the_project_s_own_text_and_not_t
     _, own = load_named(get_task("comparative"), "judge")
     with Cache(tmp_path / "answers.sqlite") as cache:
         cache.import_cassette(cassette(tmp_path, [entry("a", 1, own.hash, prompt="comparative/judge")]))
-        assert changed_since(own, cache) == []
-        (found,) = changed_since(mine, cache)
+        assert detect_changed_text(own, cache) == []
+        (found,) = detect_changed_text(mine, cache)
         assert f"the project's own (hash {own.hash})" in found.message
         cache.import_cassette(cassette(tmp_path, [entry("b", 1, mine.hash, prompt="comparative/judge")]))
-        assert changed_since(own, cache) == changed_since(mine, cache) == []
+        assert detect_changed_text(own, cache) == detect_changed_text(mine, cache) == []
 
 
 def cassette(folder: Path, entries: Iterable[Entry]) -> Path:
@@ -244,7 +252,7 @@ def test_signs_of_repetition_in_a_class_or_escaped_are_signs() -> None:
 TOPICS = (Topic("3", "※ Is tea better?", "", "※", ("tea", "teak")), Topic("4", "Is it?", objects=("a", "b")))
 
 
-def parts(task_name: str, name: str, topic: Topic) -> tuple[Messages, list[Part]]:
+def parts(task_name: str, name: str, topic: Topic) -> tuple[Messages, list[PromptPart]]:
     task = get_task(task_name)
     purpose, prompt = load_named(task, name)
     ids = () if purpose.question is None else ("a", "b") if purpose.depends_on == "documents" else ("a",)
@@ -252,13 +260,13 @@ def parts(task_name: str, name: str, topic: Topic) -> tuple[Messages, list[Part]
     subject = Subject(task, purpose, topic, ids, texts)
 
     async def of(each: Subject) -> Messages:
-        return (await rendered(prompt, each, unsent(), document_tokens=512))[0][1]
+        return (await render_requests(prompt, each, offline_builder(), document_tokens=512))[0][1]
 
     async def all_of() -> list[Messages]:
-        return [await of(subject), *[await of(other_subject(subject, topic=each)) for each in (False, True)]]
+        return [await of(subject), *[await of(make_other_subject(subject, topic=each)) for each in (False, True)]]
 
     mine, same, other = asyncio.run(all_of())
-    return mine, parts_of(mine, same, other, estimate)
+    return mine, split_by_sharing(mine, same, other, estimate)
 
 
 @pytest.mark.parametrize("topic", TOPICS, ids=["full", "bare"])
@@ -286,11 +294,13 @@ def test_a_prompt_with_the_document_first_shares_nothing_of_its_topic(tmp_path: 
     subject = Subject(task, purpose, TOPICS[1], ("a",), Texts({"a": "It is."}))
 
     async def all_of() -> list[Messages]:
-        subjects = (subject, other_subject(subject, topic=False), other_subject(subject, topic=True))
-        return [(await rendered(prompt, each, unsent(), document_tokens=512))[0][1] for each in subjects]
+        subjects = (subject, make_other_subject(subject, topic=False), make_other_subject(subject, topic=True))
+        return [
+            (await render_requests(prompt, each, offline_builder(), document_tokens=512))[0][1] for each in subjects
+        ]
 
     mine, same, other = asyncio.run(all_of())
-    found = parts_of(mine, same, other, estimate)
+    found = split_by_sharing(mine, same, other, estimate)
     assert [(part.role, part.shared) for part in found] == [("system", "all"), ("user", "nobody")]
 
 
@@ -322,7 +332,7 @@ def test_the_files_of_a_prompt_are_told_also_where_it_does_not_load(tmp_path: Pa
 
 async def test_a_step_is_made_when_a_file_of_the_prompt_is_saved_and_none_is_missed(tmp_path: Path) -> None:
     path = template(tmp_path, "{% include 'part.jinja' %}", "")
-    saved = Saved(path, seconds=0.0)
+    saved = FileChanges(path, seconds=0.0)
     # Before anybody waits, and a file that was not there.
     (tmp_path / "part.jinja").write_text("x")
     await asyncio.wait_for(anext(saved), 5)

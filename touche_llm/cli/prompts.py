@@ -26,8 +26,8 @@ from touche_llm.llm.settings import SamplingConfig
 from touche_llm.llm.tokenizer import ChatTokenizer
 from touche_llm.pipeline.candidates import Corpus, open_local_corpus
 from touche_llm.pipeline.common import check_examples
-from touche_llm.prompt_lab.lint import Checked, Finding, Share, changed_since, check
-from touche_llm.prompt_lab.material import invented, of_corpus
+from touche_llm.prompt_lab.lint import CheckedPrompt, Finding, Share, check, detect_changed_text
+from touche_llm.prompt_lab.material import make_invented_material, take_corpus_material
 from touche_llm.prompt_lab.prefix_sharing import Count, estimate
 from touche_llm.prompts.catalog import CatalogEntry, find_prompt, find_prompts, load_named
 from touche_llm.prompts.prompt import Prompt, examples_path
@@ -169,11 +169,11 @@ def _checked(
     count: Count,
     answers: Cache | None,
     progress: ConsoleProgress,
-) -> Checked:
+) -> CheckedPrompt:
     if found.loaded is None:
-        return Checked([Finding("error", found.error)])
+        return CheckedPrompt([Finding("error", found.error)])
     purpose, prompt = found.loaded
-    material = invented(topics) if corpus is None else of_corpus(topics, corpus, purpose)
+    material = make_invented_material(topics) if corpus is None else take_corpus_material(topics, corpus, purpose)
     checked = asyncio.run(check(found.task, purpose, prompt, material, count))
     if file is not None:
         try:
@@ -181,7 +181,7 @@ def _checked(
         except UsageError as error:
             checked.findings.append(Finding("error", str(error)))
     if answers is not None:
-        checked.findings += changed_since(prompt, answers)
+        checked.findings += detect_changed_text(prompt, answers)
     return checked
 
 
@@ -191,7 +191,7 @@ def _counter(tokenizer: Path | None) -> Count:
     return ChatTokenizer(tokenizer, SamplingConfig().chat_template_kwargs).count
 
 
-def _print_checks(output: Format, rows: Sequence[tuple[CatalogEntry, Checked]], tokenizer: Path | None) -> None:
+def _print_checks(output: Format, rows: Sequence[tuple[CatalogEntry, CheckedPrompt]], tokenizer: Path | None) -> None:
     if output is not Format.TABLE:
         print_rows(output, [_check_row(found, checked, tokenizer) for found, checked in rows])
         return
@@ -216,7 +216,7 @@ def _print_checks(output: Format, rows: Sequence[tuple[CatalogEntry, Checked]], 
 _ESTIMATED = "; estimated at four characters each, the chat template left out (--tokenizer FOLDER counts)"
 
 
-def _check_row(found: CatalogEntry, checked: Checked, tokenizer: Path | None) -> dict[str, Any]:
+def _check_row(found: CatalogEntry, checked: CheckedPrompt, tokenizer: Path | None) -> dict[str, Any]:
     prompt = found.loaded[1] if found.loaded else None
     topics, documents = checked.between_topics, checked.between_documents
     return {

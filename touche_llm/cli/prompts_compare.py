@@ -21,7 +21,7 @@ from touche_llm.pipeline.common import count_by_kind
 if TYPE_CHECKING:
     from touche_llm.evaluation.qrels import Qrels
     from touche_llm.prompt_lab.comparison import PromptComparison
-    from touche_llm.prompt_lab.measures import Part
+    from touche_llm.prompt_lab.measures import PartMeasures
 
 # Parameters that are none of the configuration's.
 _QRELS = ("relevance", "quality", "stance", "coherence")
@@ -147,7 +147,7 @@ def compare(
     _end(output, found)
 
 
-def _show(found: PromptComparison, part: Part) -> None:
+def _show(found: PromptComparison, part: PartMeasures) -> None:
     from touche_llm.prompt_lab.measures import named
 
     table = f.plain_table()
@@ -156,7 +156,7 @@ def _show(found: PromptComparison, part: Part) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     variants = found.variants_in(part)
     for variant in variants:
-        said, counts = found.said[part.name, variant.name], found.said[part.name, variant.name].counts
+        said, counts = found.judged[part.name, variant.name], found.judged[part.name, variant.name].counts
         outside = part.outside[variant.name]
         cells = [f.spelled(figure.value) for figure in part.estimates[variant.name].values()]
         cells.append("–" if outside is None else f.spelled(outside))
@@ -187,11 +187,11 @@ def _short(measure: str) -> str:
 
 
 def _explain(found: PromptComparison, qrels: Qrels) -> None:
-    from touche_llm.prompt_lab.measures import stance_told
+    from touche_llm.prompt_lab.measures import describe_stance_measure
 
     print("random order: nDCG@5 that the same documents have on average, in any order")
     if qrels.stances:
-        print(stance_told(found.task).removesuffix("."))
+        print(describe_stance_measure(found.task).removesuffix("."))
     print("kappa: with quadratic weights, of whole grades; outside: mean probability that was on no label")
     print(
         "tokens: of the prompts, also where the answer was in the cache; requests: sent now; cached: answers from there"
@@ -199,11 +199,11 @@ def _explain(found: PromptComparison, qrels: Qrels) -> None:
     print("p Holm: of a paired randomisation test over topics, corrected for the number of variants")
 
 
-def _rows(found: PromptComparison, part: Part) -> list[dict[str, Any]]:
+def _rows(found: PromptComparison, part: PartMeasures) -> list[dict[str, Any]]:
     """A row for each variant: its figures, each with how it differs from the first variant's, and what it cost."""
     rows = []
     for variant in found.variants_in(part):
-        prompt, said = variant.prompt, found.said[part.name, variant.name]
+        prompt, said = variant.prompt, found.judged[part.name, variant.name]
         best = variant.name == found.verdict.winner
         row: dict[str, Any] = {
             "part": part.name,

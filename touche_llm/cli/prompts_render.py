@@ -24,14 +24,14 @@ from touche_llm.pipeline.common import make_request_builder
 from touche_llm.pipeline.engines import assume_engine_facts
 from touche_llm.prompt_lab.prefix_sharing import (
     MeasuringEngine,
-    Part,
+    PromptPart,
     Shared,
     estimate,
-    other_subject,
-    parts_of,
-    rendered,
+    make_other_subject,
+    render_requests,
+    split_by_sharing,
 )
-from touche_llm.prompt_lab.trial import Bench, open_bench
+from touche_llm.prompt_lab.trial import TrialContext, open_trial
 from touche_llm.prompts.prompt import Prompt
 
 NameArgument = Annotated[
@@ -89,8 +89,8 @@ def render(
     settings = configured(context)
     counting = None if tokenizer is None else ChatTokenizer(tokenizer, settings.sampling.chat_template_kwargs)
     progress = ConsoleProgress()
-    with open_bench(settings, name, documents or (), progress.warn) as bench:
-        prompt, found = asyncio.run(_rendered(bench, counting, progress))
+    with open_trial(settings, name, documents or (), progress.warn) as trial:
+        prompt, found = asyncio.run(_rendered(trial, counting, progress))
     rows: list[dict[str, Any]] = []
     for ids, parts in found:
         if output is Format.TABLE:
@@ -112,31 +112,31 @@ def configured(context: typer.Context, *others: str) -> Config:
 
 
 async def _rendered(
-    bench: Bench, tokenizer: ChatTokenizer | None, progress: ConsoleProgress
-) -> tuple[Prompt, list[tuple[tuple[str, ...], list[Part]]]]:
+    context: TrialContext, tokenizer: ChatTokenizer | None, progress: ConsoleProgress
+) -> tuple[Prompt, list[tuple[tuple[str, ...], list[PromptPart]]]]:
     """The prompt, and for each request its documents and its parts."""
-    config = bench.config
-    purpose, prompt = bench.load()
+    config = context.config
+    purpose, prompt = context.load()
     engine = DryEngine("first") if tokenizer is None else MeasuringEngine(tokenizer)
     count = estimate if tokenizer is None else tokenizer.count
     with OverlayCache(config.cache.file) as cache:
         facts = assume_engine_facts(config, cache)
-        subject = await bench.subject(
+        subject = await context.subject(
             purpose, make_request_builder(config, LanguageModel(facts=facts, engine=None, cache=cache))
         )
         builder = make_request_builder(config, LanguageModel(facts=facts, engine=engine, cache=cache))
         how: dict[str, Any] = {"aim": config.aim, "document_tokens": config.ranking.document_tokens}
         mine, same_topic, other_topic = [
-            await rendered(prompt, each, builder, **how)
-            for each in (subject, other_subject(subject, topic=False), other_subject(subject, topic=True))
+            await render_requests(prompt, each, builder, **how)
+            for each in (subject, make_other_subject(subject, topic=False), make_other_subject(subject, topic=True))
         ]
-    if bench.ids and not (facts.engine or config.engine.context):
+    if context.ids and not (facts.engine or config.engine.context):
         progress.warn("the context is not known (--context, or a cache with answers), so no document is cut to it")
     found = []
     for (trial, messages), (_, same), (_, other) in zip(mine, same_topic, other_topic, strict=True):
         for document_id, cut in trial.cut.items():
             progress.warn(f"document {document_id} is not shown whole: {told(cut)}")
-        found.append((trial.ids, parts_of(messages, same, other, count)))
+        found.append((trial.ids, split_by_sharing(messages, same, other, count)))
     return prompt, found
 
 
@@ -152,9 +152,11 @@ def print_messages(messages: Iterable[tuple[str, str]]) -> None:
         print(to_printable(f"── {role} ──\n{text.expandtabs()}\n"))
 
 
-def _show(prompt: Prompt, topic: str, ids: tuple[str, ...], parts: list[Part], marked: bool, estimated: bool) -> None:
+def _show(
+    prompt: Prompt, topic: str, ids: tuple[str, ...], parts: list[PromptPart], marked: bool, estimated: bool
+) -> None:
     print(to_printable(f"{prompt.label}, topic {topic}" + (f", {' '.join(ids)}" if ids else "")) + "\n")
-    messages: dict[int, list[Part]] = {}
+    messages: dict[int, list[PromptPart]] = {}
     for part in parts:
         messages.setdefault(part.message, []).append(part)
     if not marked:

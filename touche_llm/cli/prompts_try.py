@@ -32,8 +32,8 @@ from touche_llm.llm.model import Answered
 from touche_llm.pipeline.candidates import choose_topics
 from touche_llm.pipeline.common import check_examples, make_request_builder
 from touche_llm.pipeline.engines import open_model
-from touche_llm.prompt_lab.trial import Bench, Subject, Trial, ask, best_documents, open_bench
-from touche_llm.prompt_lab.watch import Saved
+from touche_llm.prompt_lab.trial import Subject, Trial, TrialContext, ask, find_best_documents, open_trial
+from touche_llm.prompt_lab.watch import FileChanges
 from touche_llm.prompts.answers import LABELS
 from touche_llm.prompts.catalog import find_prompt
 from touche_llm.prompts.prompt import Prompt
@@ -101,17 +101,17 @@ def try_(
     files = {"relevance": relevance, "quality": quality, "stance": stance, "coherence": coherence}
     given = any(path is not None for path in files.values())
     qrels = f.given_qrels(settings.task, **files) if given else None
-    with open_bench(settings, name, documents or (), ConsoleProgress().warn) as bench:
+    with open_trial(settings, name, documents or (), ConsoleProgress().warn) as trial:
         if watch:
             try:
-                asyncio.run(_watch(bench, qrels, verbose, changes(bench)))
+                asyncio.run(_watch(trial, qrels, verbose, changes(trial)))
             except KeyboardInterrupt:
                 print("\nstopped watching")
             return
-        purpose, _ = _loaded(bench)  # what does not load is told before the engine starts
+        purpose, _ = _loaded(trial)  # what does not load is told before the engine starts
         if not documents and purpose.question is not None:
             raise UsageError(f"the prompt for {purpose.name} asks about documents; {_suggestion(settings, purpose)}")
-        tried = asked(settings, _once(bench))
+        tried = asked(settings, _once(trial))
     if output is Format.TABLE:
         _show(*tried, qrels, verbose)
     else:
@@ -125,7 +125,7 @@ def _suggestion(config: Config, purpose: Purpose) -> str:
     if config.index == NO_INDEX:
         return "name one or more (--doc ID), and give --corpus, which also lists the best ones of the topic"
     try:
-        ids = asyncio.run(best_documents(config, ConsoleProgress().warn))
+        ids = asyncio.run(find_best_documents(config, ConsoleProgress().warn))
     except DataError as error:
         return f"name one or more (--doc ID); none can be suggested: {error}"
     what = "documents"
@@ -134,45 +134,45 @@ def _suggestion(config: Config, purpose: Purpose) -> str:
     return f"name one or more (--doc ID); the topic's best {what} by the first stage: {', '.join(ids)}"
 
 
-def changes(bench: Bench) -> AsyncIterator[None]:
+def changes(context: TrialContext) -> AsyncIterator[None]:
     """A step each time that the files of the prompt have been saved, from now on."""
-    return Saved(find_prompt(bench.task, bench.name, bench.config.prompts.folder).path)
+    return FileChanges(find_prompt(context.task, context.name, context.config.prompts.folder).path)
 
 
-def _loaded(bench: Bench) -> tuple[Purpose, Prompt]:
+def _loaded(context: TrialContext) -> tuple[Purpose, Prompt]:
     """The prompt, which must not give the answer away."""
-    purpose, prompt = bench.load()
-    check_examples(prompt, choose_topics(bench.config), bench.config.topics, ConsoleProgress().warn)
+    purpose, prompt = context.load()
+    check_examples(prompt, choose_topics(context.config), context.config.topics, ConsoleProgress().warn)
     return purpose, prompt
 
 
 _Tried = tuple[Prompt, Subject, list[Trial]]
 
 
-async def _once(bench: Bench) -> _Tried:
-    async with open_model(bench.config) as model:
-        builder = make_request_builder(bench.config, model)
-        purpose, prompt = _loaded(bench)
-        subject = await bench.subject(purpose, builder)
-        config = bench.config
+async def _once(context: TrialContext) -> _Tried:
+    async with open_model(context.config) as model:
+        builder = make_request_builder(context.config, model)
+        purpose, prompt = _loaded(context)
+        subject = await context.subject(purpose, builder)
+        config = context.config
         document_tokens = config.ranking.document_tokens
         return prompt, subject, await ask(prompt, subject, builder, aim=config.aim, document_tokens=document_tokens)
 
 
-async def _watch(bench: Bench, qrels: Qrels | None, verbose: bool, saved: AsyncIterator[None]) -> None:
+async def _watch(context: TrialContext, qrels: Qrels | None, verbose: bool, saved: AsyncIterator[None]) -> None:
     """Ask, and again after each change; what cannot be asked is told, and waits for the next change."""
-    config = bench.config
+    config = context.config
     how: dict[str, Any] = {"aim": config.aim, "document_tokens": config.ranking.document_tokens}
     before: _Tried | None = None
     async with open_model(config) as model:
         builder = make_request_builder(config, model)
         while True:
             try:
-                purpose, prompt = _loaded(bench)
+                purpose, prompt = _loaded(context)
                 if before is not None and prompt.hash == before[0].hash:
                     print("saved, with the same text")
                 else:
-                    subject = await bench.subject(purpose, builder)
+                    subject = await context.subject(purpose, builder)
                     tried = prompt, subject, await ask(prompt, subject, builder, **how)
                     _show(*tried, qrels, verbose)
                     if before is not None:

@@ -1,10 +1,9 @@
-"""Several wordings of a prompt over one sample: each judges the same documents, and each is held against people."""
+"""Comparison of prompts: each judges the same sample and is compared with human judgments."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 from touche_llm.config import Config
@@ -14,14 +13,13 @@ from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.judging.pointwise import Documents, RequestBuilder, find_objects, judge
 from touche_llm.llm.counts import Counts
-from touche_llm.llm.model import LanguageModel
-from touche_llm.pipeline.candidates import choose_topics, open_corpus
+from touche_llm.pipeline.candidates import Corpus, choose_topics, open_corpus
 from touche_llm.pipeline.common import Progress, check_examples, make_request_builder, report_known_failures
 from touche_llm.pipeline.engines import open_model
 from touche_llm.prompt_lab.draw import Sampled
 from touche_llm.prompt_lab.looks import Look, describe_looks, look_log, make_look, read_looks, record_look
-from touche_llm.prompt_lab.measures import Part, Verdict, measure_part, verdict_of, winner_of
-from touche_llm.prompt_lab.sample import HOLD_OUT, Plan, check_parts, parts_of, sample_of, split_topics
+from touche_llm.prompt_lab.measures import PartMeasures, Verdict, choose_winner, decide_verdict, measure_part
+from touche_llm.prompt_lab.sample import HOLD_OUT, Plan, check_parts, divide_sample, provide_sample, split_topics
 from touche_llm.prompts.catalog import load_named
 from touche_llm.prompts.prompt import Prompt, check_overlay
 from touche_llm.prompts.purposes import load, purposes_of
@@ -33,15 +31,15 @@ PURPOSE = "judge"
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One of the wordings, by the name or path that it was given as."""
+    """One of the compared prompts, with the name or path that it was given by."""
 
     name: str
     prompt: Prompt
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What one variant said of the documents of one part, what failed, and what it cost."""
+class VariantJudgments:
+    """Judgments, failures and counts of one variant on one part of the sample."""
 
     judgments: dict[tuple[str, str], Judgment]
     failures: list[Failure]
@@ -50,21 +48,21 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class PromptComparison:
-    """What came of a comparison.
+    """Result of a comparison.
 
     Attributes:
-        task: whose prompts.
-        variants: in the order given; the others are held against the first.
-        model: that judged.
-        topics: with sampled documents, in the order of the topics' file, with the objects that the model found.
-        sample_file: where the sample is.
-        parts: of the sample; two where the choice was to be confirmed, of which the first is the one to choose on.
-        said: by part and variant; of the topics held out only the first variant and the best.
-        failures: of finding a topic's objects.
-        verdict: which variant is the best, and whether that was confirmed.
-        texts: of the documents, by id, where they were asked for.
-        notes: what people should know.
-        earlier_looks: Looks at the topics held out before this one; None where these were not opened.
+        task: Task of the prompts.
+        variants: Variants in the given order; the others are compared with the first.
+        model: Name of the judging model.
+        topics: Sampled topics in the order of the topics file, with the objects that the model found.
+        sample_file: File of the sample.
+        parts: Measures of each part of the sample: the one to choose on, then the held-out one if it was judged.
+        judged: Judgments by part and variant; held-out topics are judged by the first variant and the best only.
+        failures: Failures to find a topic's objects.
+        verdict: The best variant, and whether it was confirmed.
+        texts: Texts of the documents by id, if the plan wants them.
+        notes: Notes for the user.
+        earlier_looks: Earlier looks at the held-out topics; None if they were not judged.
     """
 
     task: Task
@@ -72,117 +70,170 @@ class PromptComparison:
     model: str
     topics: list[Topic]
     sample_file: Path
-    parts: list[Part]
-    said: dict[tuple[str, str], Said]
+    parts: list[PartMeasures]
+    judged: dict[tuple[str, str], VariantJudgments]
     failures: list[Failure]
     verdict: Verdict
     texts: Mapping[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     earlier_looks: list[Look] | None = None
 
-    def variants_in(self, part: Part) -> list[Variant]:
+    def variants_in(self, part: PartMeasures) -> list[Variant]:
         """Return the variants that judged a part."""
-        return [variant for variant in self.variants if (part.name, variant.name) in self.said]
+        return [variant for variant in self.variants if (part.name, variant.name) in self.judged]
 
     def all_failures(self) -> list[Failure]:
-        """Of all variants, and of the topics."""
-        return [*self.failures, *(failure for said in self.said.values() for failure in said.failures)]
+        """Return the failures of all variants and of the topics."""
+        return [*self.failures, *(failure for result in self.judged.values() for failure in result.failures)]
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """Sample of a comparison, divided into parts and checked before the engine starts."""
+
+    task: Task
+    variants: list[Variant]
+    objects_prompt: Prompt | None
+    topics: list[Topic]
+    parts: dict[str, list[Sampled]]
+    sample_file: Path
+    notes: list[str]
 
 
 async def compare_prompts(
     config: Config, names: Sequence[str], qrels: Qrels, plan: Plan, progress: Progress
 ) -> PromptComparison:
-    """Judge one sample with several prompts, and measure each by what people said.
+    """Judge one sample with several prompts and compare each with human judgments.
 
     Args:
-        config: says how to ask, and where the documents are.
-        names: of two prompts or more, or paths of templates.
-        qrels: of people, with grades.
-        plan: what is compared.
+        config: Configuration with the engine and the corpus.
+        names: Names or template paths of two prompts or more.
+        qrels: Human judgments, with grades.
+        plan: The documents and topics to compare on.
         progress: Receives warnings and the progress of each stage.
 
     Raises:
-        PromptError: a prompt is not there, or not as it should be.
-        UsageError: what is asked for cannot be done: prompts that do not judge, examples from the sample.
-        DataError: judgments or a sample that do not fit the topics and the corpus.
-        ReplayMiss: in replay, when the cache lacks an answer.
+        PromptError: A prompt is missing or invalid.
+        UsageError: A prompt does not judge documents, or a few-shot example is from the sample.
+        DataError: The judgments or the sample do not fit the topics and the corpus.
+        ReplayMiss: The cache of a replay lacks an answer.
     """
-    task = get_task(config.task)
     if not qrels.grades:
-        raise UsageError("documents are drawn by their grades; give --relevance or others of them")
+        raise UsageError("documents are drawn by their grades; give --relevance or other grades")
+    task = get_task(config.task)
     variants = load_variants(names, config, task)
-    topics = choose_topics(config)
-    judged = next(iter(qrels.grades.values()))
-    known = [topic.id for topic in read_topics(config.topics) if topic.id in judged]
-    halves = split_topics(known, plan.split)
+    failures: list[Failure] = []
     with open_corpus(config, task, progress.warn) as corpus:
-        await corpus.fetch(document for topic in topics for document in judged.get(topic.id, {}))
-        sample, path, notes = sample_of(plan, qrels, topics, halves, corpus, task)
-        sampled = {each.topic_id for each in sample}
-        topics = [topic for topic in topics if topic.id in sampled]
-        prompts = [variant.prompt for variant in variants]
-        if task.objects_answer is not None and any(topic.objects is None for topic in topics):
-            finding = load(task, purposes_of(task)["objects"], config.prompts.objects, config.prompts.folder)
-            prompts.append(finding)
-        for prompt in prompts:
-            check_examples(prompt, topics, config.topics, progress.warn)
-        # Before the engine starts: what is wrong with the sample or with the log.
-        parted, remarks = parts_of(plan, sample, halves)
-        read_looks(look_log(config.cache.file))
-        asked = {each.topic_id for documents in parted.values() for each in documents}
-        topics = [topic for topic in topics if topic.id in asked]
-        notes += remarks
-        for note in notes:
-            progress.warn(note)
+        prepared = await _prepare(config, variants, qrels, plan, corpus, progress)
         async with open_model(config) as model:
             builder = make_request_builder(config, model)
-            failures: list[Failure] = []
-            if len(prompts) > len(variants):
-                topics, failures = await _with_objects(topics, task, prompts[-1], builder, progress)
-                left = {topic.id for topic in topics}
-                parted = {
-                    name: [each for each in documents if each.topic_id in left] for name, documents in parted.items()
-                }
-                check_parts(parted)
-            by_id = {topic.id: topic for topic in topics}
-            ask = partial(
-                ask_variants, topics=by_id, documents=corpus.documents, task=task, builder=builder, progress=progress
-            )
-            held = parted.pop(HOLD_OUT, [])
-            said = await ask(variants, parted)
-            for documents in parted.values():
-                _count_look(config, qrels, documents, variants)
-            parts = [_measure(name, documents, said, qrels, config) for name, documents in parted.items()]
-            finalists = list(dict.fromkeys((variants[0].name, winner_of(parts[0]))))
-            earlier = None
-            if held and len(finalists) > 1:
-                compared = [variant for variant in variants if variant.name in finalists]
-                said |= await ask(compared, {HOLD_OUT: held})
-                earlier = _count_look(config, qrels, held, compared)
-                notes.append(note := describe_looks(earlier, look_log(config.cache.file)))
-                progress.warn(note)
-                parts.append(_measure(HOLD_OUT, held, said, qrels, config))
+            if prepared.objects_prompt is not None:
+                failures = await _find_objects(prepared, builder, progress)
+            judged, parts, earlier = await _judge_parts(config, qrels, prepared, corpus.documents, builder, progress)
             report_known_failures(progress, model, Counts())
-        texts = _texts([each for part in parts for each in part.sample], corpus.documents) if plan.texts else {}
-    if useless := [each for part in parts for each in part.topics if not part.counts(each)]:
+        sampled = [document for part in parts for document in part.sample]
+        texts = _read_texts(sampled, corpus.documents) if plan.texts else {}
+    notes = prepared.notes
+    if ungraded := [topic for part in parts for topic in part.topics if not part.counts(topic)]:
         notes.append(
-            f"topics without a grade above 0 among their sampled documents, left out of nDCG: {shorten(useless)}"
+            f"topics without a grade above 0 among their sampled documents, left out of nDCG: {shorten(ungraded)}"
         )
         progress.warn(notes[-1])
-    verdict, name = verdict_of(parts), model.facts.model
-    return PromptComparison(task, variants, name, topics, path, parts, said, failures, verdict, texts, notes, earlier)
+    return PromptComparison(
+        task,
+        variants,
+        model.facts.model,
+        prepared.topics,
+        prepared.sample_file,
+        parts,
+        judged,
+        failures,
+        decide_verdict(parts),
+        texts,
+        notes,
+        earlier,
+    )
+
+
+async def _prepare(
+    config: Config, variants: list[Variant], qrels: Qrels, plan: Plan, corpus: Corpus, progress: Progress
+) -> _Prepared:
+    """Draw or read the sample and divide it; raise an error if the sample, a prompt or the log does not fit."""
+    task, topics = get_task(config.task), choose_topics(config)
+    grades = next(iter(qrels.grades.values()))
+    halves = split_topics([topic.id for topic in read_topics(config.topics) if topic.id in grades], plan.split)
+    await corpus.fetch(document_id for topic in topics for document_id in grades.get(topic.id, {}))
+    sample, path, notes = provide_sample(plan, qrels, topics, halves, corpus, task)
+    topics = _keep_topics(topics, sample)
+    prompts = [variant.prompt for variant in variants]
+    objects_prompt = None
+    if task.objects_answer is not None and any(topic.objects is None for topic in topics):
+        settings = config.prompts
+        objects_prompt = load(task, purposes_of(task)["objects"], settings.objects, settings.folder)
+        prompts.append(objects_prompt)
+    for prompt in prompts:
+        check_examples(prompt, topics, config.topics, progress.warn)
+    parts, part_notes = divide_sample(plan, sample, halves)
+    read_looks(look_log(config.cache.file))
+    topics = _keep_topics(topics, [document for documents in parts.values() for document in documents])
+    notes += part_notes
+    for note in notes:
+        progress.warn(note)
+    return _Prepared(task, variants, objects_prompt, topics, parts, path, notes)
+
+
+def _keep_topics(topics: list[Topic], sample: Sequence[Sampled]) -> list[Topic]:
+    """Return the topics that have a document in the sample."""
+    sampled = {document.topic_id for document in sample}
+    return [topic for topic in topics if topic.id in sampled]
+
+
+async def _judge_parts(
+    config: Config,
+    qrels: Qrels,
+    prepared: _Prepared,
+    documents: Documents,
+    builder: RequestBuilder,
+    progress: Progress,
+) -> tuple[dict[tuple[str, str], VariantJudgments], list[PartMeasures], list[Look] | None]:
+    """Judge with all variants; then judge the held-out topics, if any, with the first variant and the best.
+
+    Returns:
+        The judgments by part and variant, the measures of each part, and earlier looks at the held-out topics or None.
+    """
+    variants, parts = prepared.variants, dict(prepared.parts)
+    topics = {topic.id: topic for topic in prepared.topics}
+    held_out = parts.pop(HOLD_OUT, [])
+    task = prepared.task
+    judged = await judge_variants(variants, parts, topics, documents, task, builder, progress)
+    for sample in parts.values():
+        _count_look(config, qrels, sample, variants)
+    measures = [_measure(name, sample, judged, qrels, config) for name, sample in parts.items()]
+    names = {variants[0].name, choose_winner(measures[0])}
+    if not held_out or len(names) < 2:
+        return judged, measures, None
+    finalists = [variant for variant in variants if variant.name in names]
+    judged |= await judge_variants(finalists, {HOLD_OUT: held_out}, topics, documents, task, builder, progress)
+    earlier = _count_look(config, qrels, held_out, finalists)
+    prepared.notes.append(note := describe_looks(earlier, look_log(config.cache.file)))
+    progress.warn(note)
+    measures.append(_measure(HOLD_OUT, held_out, judged, qrels, config))
+    return judged, measures, earlier
 
 
 def _measure(
-    name: str, documents: Sequence[Sampled], said: Mapping[tuple[str, str], Said], qrels: Qrels, config: Config
-) -> Part:
-    """Measure what was said of one part."""
-    judgments = {variant: each.judgments for (part, variant), each in said.items() if part == name}
-    return measure_part(name, documents, judgments, qrels, config.weights)
+    name: str,
+    sample: Sequence[Sampled],
+    judged: Mapping[tuple[str, str], VariantJudgments],
+    qrels: Qrels,
+    config: Config,
+) -> PartMeasures:
+    judgments = {variant: result.judgments for (part, variant), result in judged.items() if part == name}
+    return measure_part(name, sample, judgments, qrels, config.weights)
 
 
 def _count_look(config: Config, qrels: Qrels, seen: Sequence[Sampled], compared: Sequence[Variant]) -> list[Look]:
-    """Count a look at topics before anybody sees a figure; return the earlier ones at any of them."""
+    """Log a look at the topics before any measure is shown; return earlier looks at any of them."""
     aspect, grades = next(iter(qrels.grades.items()))
     prompts = [(variant.name, variant.prompt) for variant in compared]
     topics = list(dict.fromkeys(each.topic_id for each in seen))
@@ -190,7 +241,7 @@ def _count_look(config: Config, qrels: Qrels, seen: Sequence[Sampled], compared:
 
 
 def load_variants(names: Sequence[str], config: Config, task: Task) -> list[Variant]:
-    """The prompts that are compared; raises UsageError where one of them does not judge, or is given twice."""
+    """Load the prompts to compare; raise UsageError if one does not judge documents or is given twice."""
     folder = config.prompts.folder
     if len(names) < 2:
         raise UsageError(f"{', '.join(names) or 'no prompt'} alone cannot be compared; name two prompts or more")
@@ -211,7 +262,7 @@ def load_variants(names: Sequence[str], config: Config, task: Task) -> list[Vari
     return variants
 
 
-async def ask_variants(
+async def judge_variants(
     variants: Sequence[Variant],
     parts: Mapping[str, Sequence[Sampled]],
     topics: Mapping[str, Topic],
@@ -219,13 +270,13 @@ async def ask_variants(
     task: Task,
     builder: RequestBuilder,
     progress: Progress,
-) -> dict[tuple[str, str], Said]:
-    """What each variant says of each part, by part and variant; what the cache holds is not asked again.
+) -> dict[tuple[str, str], VariantJudgments]:
+    """Judge each part with each variant; return the judgments by part and variant.
 
     Raises:
-        ReplayMiss: in replay, when the cache lacks an answer to any of them.
+        ReplayMiss: The cache of a replay lacks an answer.
     """
-    model, said = builder.model, dict[tuple[str, str], Said]()
+    model, said = builder.model, dict[tuple[str, str], VariantJudgments]()
     for variant in variants:
         with progress.stage(f"judging with {variant.name}", sum(map(len, parts.values())), model.counts) as done:
             for name, sample in parts.items():
@@ -233,25 +284,32 @@ async def ask_variants(
                 work = [(topics[each.topic_id], each.document_id) for each in sample]
                 judgments, failures = await judge(work, documents, task.question, variant.prompt, builder, done)
                 found = {(each.topic_id, each.document_id): each for each in judgments}
-                said[name, variant.name] = Said(found, failures, model.counts.since(before))
+                said[name, variant.name] = VariantJudgments(found, failures, model.counts.since(before))
     model.raise_on_misses()
     return said
 
 
-async def _with_objects(
-    topics: list[Topic], task: Task, prompt: Prompt, builder: RequestBuilder, progress: Progress
-) -> tuple[list[Topic], list[Failure]]:
-    """The topics that can be asked about, with their objects, and failures to find some."""
-    model: LanguageModel = builder.model
-    without = sum(topic.objects is None for topic in topics)
-    with progress.stage("finding objects", without, model.counts) as done:
-        found, failures = await find_objects(topics, task, prompt, builder, done)
-    model.raise_on_misses()
-    found = [topic for topic in found if topic.objects is not None]
-    if not found:
+async def _find_objects(prepared: _Prepared, builder: RequestBuilder, progress: Progress) -> list[Failure]:
+    """Let the model find the objects of topics that name none; drop the topics where it fails.
+
+    Raises:
+        DataError: No topic has objects.
+    """
+    assert prepared.objects_prompt is not None
+    unnamed = sum(topic.objects is None for topic in prepared.topics)
+    with progress.stage("finding objects", unnamed, builder.model.counts) as done:
+        topics, failures = await find_objects(prepared.topics, prepared.task, prepared.objects_prompt, builder, done)
+    builder.model.raise_on_misses()
+    prepared.topics = [topic for topic in topics if topic.objects is not None]
+    if not prepared.topics:
         raise DataError("the model found no two objects in the title of any topic; name them in <objects>")
-    return found, failures
+    kept = {topic.id for topic in prepared.topics}
+    prepared.parts = {
+        name: [document for document in sample if document.topic_id in kept] for name, sample in prepared.parts.items()
+    }
+    check_parts(prepared.parts)
+    return failures
 
 
-def _texts(sample: Iterable[Sampled], documents: Documents) -> dict[str, str]:
-    return {each.document_id: documents.get(each.document_id).text for each in sample}
+def _read_texts(sample: Iterable[Sampled], documents: Documents) -> dict[str, str]:
+    return {sampled.document_id: documents.get(sampled.document_id).text for sampled in sample}

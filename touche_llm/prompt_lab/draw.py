@@ -12,7 +12,7 @@ from touche_llm.evaluation.agreement import round_grade
 from touche_llm.evaluation.qrels import Grades
 
 # Documents; of fewer, nearly every order has a high nDCG@5.
-ENOUGH = 10
+MIN_TOPIC_DOCUMENTS = 10
 
 NameT = TypeVar("NameT", bound=Hashable)
 
@@ -49,11 +49,11 @@ def draw_sample(pool: Grades, size: int, seed: int) -> list[Sampled]:
         return hashlib.sha256(" ".join((str(seed), *names)).encode()).digest()
 
     def poor(topic: str) -> bool:
-        return len(pool[topic]) < ENOUGH or max(pool[topic].values()) <= 0.0
+        return len(pool[topic]) < MIN_TOPIC_DOCUMENTS or max(pool[topic].values()) <= 0.0
 
     drawn, left = list[str](), size
     for topic in sorted(pool, key=lambda each: (poor(each), digest(each))):
-        needed = min(ENOUGH, len(pool[topic]))
+        needed = min(MIN_TOPIC_DOCUMENTS, len(pool[topic]))
         if drawn and needed > left:
             break
         drawn.append(topic)

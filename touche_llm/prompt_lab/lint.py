@@ -16,12 +16,12 @@ from touche_llm.prompt_lab.material import Material, Texts
 from touche_llm.prompt_lab.prefix_sharing import (
     Count,
     Messages,
-    chars_up_to,
-    other_subject,
-    rendered,
+    count_chars,
+    count_tokens_to,
+    make_other_subject,
+    offline_builder,
+    render_requests,
     shared_prefix,
-    tokens_up_to,
-    unsent,
 )
 from touche_llm.prompt_lab.trial import Subject
 from touche_llm.prompts.answers import MAX_DOCUMENTS
@@ -63,7 +63,7 @@ class Share:
 
 
 @dataclass(slots=True)
-class Checked:
+class CheckedPrompt:
     """What was found of a prompt.
 
     Attributes:
@@ -85,7 +85,7 @@ class Checked:
         return [each.message for each in self.findings if each.level == level]
 
 
-async def check(task: Task, purpose: Purpose, prompt: Prompt, material: Material, count: Count) -> Checked:
+async def check(task: Task, purpose: Purpose, prompt: Prompt, material: Material, count: Count) -> CheckedPrompt:
     """Check a prompt that loads, which tells already that its front matter, variables and examples are right.
 
     Args:
@@ -95,7 +95,7 @@ async def check(task: Task, purpose: Purpose, prompt: Prompt, material: Material
         material: what it is rendered with.
         count: counts the tokens of a chat.
     """
-    result = Checked()
+    result = CheckedPrompt()
     plain = await _plain(task, purpose, prompt, result)
     if plain is None:
         return result
@@ -114,7 +114,7 @@ async def check(task: Task, purpose: Purpose, prompt: Prompt, material: Material
     return result
 
 
-def changed_since(prompt: Prompt, cache: Cache) -> list[Finding]:
+def detect_changed_text(prompt: Prompt, cache: Cache) -> list[Finding]:
     """Warnings where a cache holds answers to other texts of this name and version, and none to this text.
 
     Where this text was asked too, the others may be templates of other people or of other folders.
@@ -184,11 +184,13 @@ async def _one(
         topic = replace(topic, objects=("x", "y"))
     subject = Subject(task, purpose, topic, tuple(ids[:needed]), documents)
     settings = RankingSettings()
-    found = await rendered(prompt, subject, unsent(), aim=aim, document_tokens=settings.document_tokens)
+    found = await render_requests(prompt, subject, offline_builder(), aim=aim, document_tokens=settings.document_tokens)
     return subject, found[0][1]
 
 
-async def _plain(task: Task, purpose: Purpose, prompt: Prompt, result: Checked) -> tuple[Subject, Messages] | None:
+async def _plain(
+    task: Task, purpose: Purpose, prompt: Prompt, result: CheckedPrompt
+) -> tuple[Subject, Messages] | None:
     """The prompt with as little as possible in place of topic and documents; None where it does not render."""
     bare = Topic("0", _PLAIN)
     whole = replace(bare, description="x", narrative="x", objects=("x", "y"))
@@ -206,7 +208,7 @@ async def _plain(task: Task, purpose: Purpose, prompt: Prompt, result: Checked) 
     return plain
 
 
-def _check_labels(task: Task, purpose: Purpose, plain: tuple[Subject, Messages], result: Checked) -> None:
+def _check_labels(task: Task, purpose: Purpose, plain: tuple[Subject, Messages], result: CheckedPrompt) -> None:
     """The labels that the answer can have must be named, and should be the only ones."""
     subject, messages = plain
     text = f"{messages[0].content}\n{messages[-1].content}"
@@ -231,7 +233,7 @@ def _check_labels(task: Task, purpose: Purpose, plain: tuple[Subject, Messages],
 
 
 async def _check_variables(
-    task: Task, purpose: Purpose, prompt: Prompt, plain: tuple[Subject, Messages], result: Checked
+    task: Task, purpose: Purpose, prompt: Prompt, plain: tuple[Subject, Messages], result: CheckedPrompt
 ) -> None:
     """What is offered should be used, and objects that labels speak of must be shown."""
     subject, messages = plain
@@ -266,7 +268,7 @@ def _names_range(text: str, lowest: Any, highest: Any) -> bool:
 
 
 async def _check_order(
-    task: Task, purpose: Purpose, prompt: Prompt, plain: tuple[Subject, Messages], result: Checked
+    task: Task, purpose: Purpose, prompt: Prompt, plain: tuple[Subject, Messages], result: CheckedPrompt
 ) -> None:
     """What all requests share should come first, then the topic, then the documents."""
     subject, messages = plain
@@ -274,14 +276,14 @@ async def _check_order(
 
     async def differs(changed: Subject) -> int:
         _, other = await _one(task, purpose, prompt, changed.topic, subject.ids, changed.documents)
-        return chars_up_to(messages, shared_prefix(messages, other))
+        return count_chars(messages, shared_prefix(messages, other))
 
-    both = other_subject(subject, topic=True)
+    both = make_other_subject(subject, topic=True)
     topic = await differs(replace(both, documents=subject.documents))
     if topic == whole:
         result.findings.append(Finding("error", "shows nothing of the topic: not its title, description or narrative"))
         return
-    documents = whole if purpose.question is None else await differs(other_subject(subject, topic=False))
+    documents = whole if purpose.question is None else await differs(make_other_subject(subject, topic=False))
     if purpose.question is not None and documents == whole:
         result.findings.append(Finding("error", "shows nothing of the document"))
         return
@@ -309,7 +311,7 @@ async def _check_order(
         )
 
 
-def _check_schemas(purpose: Purpose, topics: Sequence[Topic], result: Checked) -> None:
+def _check_schemas(purpose: Purpose, topics: Sequence[Topic], result: CheckedPrompt) -> None:
     numbers: tuple[int, ...] = (1,)
     if purpose.depends_on == "documents":
         # Up to six documents the schema of an order is of another kind, and the longest.
@@ -324,7 +326,7 @@ def _check_schemas(purpose: Purpose, topics: Sequence[Topic], result: Checked) -
 
 
 async def _lengths(
-    task: Task, purpose: Purpose, prompt: Prompt, topics: Sequence[Topic], count: Count, result: Checked
+    task: Task, purpose: Purpose, prompt: Prompt, topics: Sequence[Topic], count: Count, result: CheckedPrompt
 ) -> list[tuple[str, int]]:
     """The number of tokens of the prompt for each topic, its documents left out."""
     found = []
@@ -345,7 +347,7 @@ async def _measure(
     topics: Sequence[Topic],
     material: Material,
     count: Count,
-    result: Checked,
+    result: CheckedPrompt,
 ) -> None:
     """What the requests of two topics share, and those of one topic about other documents."""
     ids, turned = material.ids, material.ids[::-1]
@@ -354,9 +356,9 @@ async def _measure(
     def share(other: Messages) -> Share:
         place = shared_prefix(messages, other)
         whole = sum(len(each.content) for each in messages)
-        return Share(chars_up_to(messages, place), whole, tokens_up_to(messages, place, count), count(messages))
+        return Share(count_chars(messages, place), whole, count_tokens_to(messages, place, count), count(messages))
 
-    another = topics[1] if len(topics) > 1 else other_subject(subject, topic=True).topic
+    another = topics[1] if len(topics) > 1 else make_other_subject(subject, topic=True).topic
     result.between_topics = share((await _one(task, purpose, prompt, another, turned, material.documents))[1])
     if purpose.question is not None:
         result.between_documents = share((await _one(task, purpose, prompt, topics[0], turned, material.documents))[1])

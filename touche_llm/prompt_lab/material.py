@@ -70,13 +70,13 @@ class Texts:
         return []
 
 
-def invented(topics: Sequence[Topic] = ()) -> Material:
+def make_invented_material(topics: Sequence[Topic] = ()) -> Material:
     """Invented documents, and topics where none are given."""
     texts = dict(zip("abcd", _INVENTED_TEXTS, strict=True))
     return Material(topics or _INVENTED, Texts(texts), tuple(texts))
 
 
-def of_corpus(topics: Sequence[Topic], corpus: Corpus, purpose: Purpose) -> Material:
+def take_corpus_material(topics: Sequence[Topic], corpus: Corpus, purpose: Purpose) -> Material:
     """The first documents of a corpus, as the prompts for a purpose show them: sentences, or pairs of them.
 
     Raises:

@@ -17,7 +17,7 @@ from touche_llm.evaluation.significance import compare
 from touche_llm.evaluation.stance_measures import estimate_common_stances, estimate_stances
 from touche_llm.pipeline.judgments import MeanOffLabelMass
 from touche_llm.prompt_lab.draw import Sampled
-from touche_llm.prompt_lab.sample import ALL, CONFIRMED_BELOW, least_p
+from touche_llm.prompt_lab.sample import ALL, CONFIRMED_BELOW, min_p_value
 from touche_llm.prompts.purposes import purposes_of
 from touche_llm.ranking.pointwise import rank_by_judgment
 from touche_llm.tasks.base import Task
@@ -29,7 +29,7 @@ ValueT = TypeVar("ValueT", str, float)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartMeasures:
     """What was measured over some of the topics.
 
     Attributes:
@@ -84,7 +84,7 @@ def named(measure: str) -> str:
     return f"judge prompt's {measure}" if measure == MACRO_F1 else measure
 
 
-def stance_told(task: Task) -> str:
+def describe_stance_measure(task: Task) -> str:
     """What people should know of the stance that is measured."""
     if "stance" not in purposes_of(task):
         return "macro-F1: of the judge prompt's stance."
@@ -93,7 +93,7 @@ def stance_told(task: Task) -> str:
 
 def measure_part(
     name: str, sample: Sequence[Sampled], judgments: Mapping[str, Judgments], qrels: Qrels, weights: Mapping[str, float]
-) -> Part:
+) -> PartMeasures:
     """Measure what several variants said of the documents of a part.
 
     nDCG@5 is that of the documents of each topic, ranked by the weights, documents without a judgment last;
@@ -131,12 +131,12 @@ def measure_part(
         if given.stances:
             common[variant][MACRO_F1] = estimate_common_stances(runs[variant], runs[first], given)[MACRO_F1]
     rows = compare(first, estimates, common=common).to_dict("records")
-    return Part(
+    return PartMeasures(
         name,
         list(sample),
         estimates,
         {(row["run"], row["measure"]): row for row in rows},
-        chance_ndcg(_useful(given)).value,
+        compute_chance_ndcg(_useful(given)).value,
         {variant: _outside(said.values()) for variant, said in judgments.items()},
     )
 
@@ -148,18 +148,18 @@ def _outside(judgments: Iterable[Judgment]) -> float | None:
     return mean.value
 
 
-def winner_of(part: Part) -> str:
+def choose_winner(part: PartMeasures) -> str:
     """Return the variant with the best nDCG@5; of equal ones the one that was given first."""
     values = {variant: estimates[part.measures[0]].value for variant, estimates in part.estimates.items()}
     # NaN is below everything.
     return max(values, key=lambda each: (values[each] == values[each], values[each]))
 
 
-def verdict_of(parts: Sequence[Part]) -> Verdict:
+def decide_verdict(parts: Sequence[PartMeasures]) -> Verdict:
     """Which variant is the best in the first part, and whether it is better than the first variant in the second."""
     choice, measure = parts[0], parts[0].measures[0]
     values = {variant: estimates[measure].value for variant, estimates in choice.estimates.items()}
-    first, winner = next(iter(values)), winner_of(choice)
+    first, winner = next(iter(values)), choose_winner(choice)
     chosen = choice.name != ALL
     on = f"the {len(choice.topics)} topics that it was chosen on" if chosen else f"{len(choice.topics)} topics"
     if winner == first:
@@ -177,12 +177,12 @@ def verdict_of(parts: Sequence[Part]) -> Verdict:
         f"on the {len(parts[1].topics)} topics held out the difference is {row['difference']:+.4f} "
         f"(95 % interval {row['low']:+.4f} to {row['high']:+.4f}), p = {row['p']:.4f}"
     )
-    least = least_p(row["n"])
+    least = min_p_value(row["n"])
     short = f"; with {row['n']} topics p cannot be below {least:.4f}" if least >= CONFIRMED_BELOW else ""
     return Verdict(winner, confirmed, f"{best} {'Confirmed' if confirmed else 'Not confirmed'}: {told}{short}.")
 
 
-def chance_ndcg(grades: Grades) -> Estimate:
+def compute_chance_ndcg(grades: Grades) -> Estimate:
     """nDCG@5 that a random order of each topic's documents has on average, all orders being as likely.
 
     On every place stands the mean gain, so that it is this mean times the sum of the discounts of the first 5 places,

@@ -38,7 +38,7 @@ _ENDLESS = 2**30
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PromptPart:
     """A piece of a message, and with whom a request shares everything up to its end: all, its topic, or nobody."""
 
     message: int
@@ -84,7 +84,7 @@ def estimate(messages: Messages) -> int:
     return round(sum(len(each.content) for each in messages) / TOKEN_CHARS)
 
 
-def unsent(engine: DryEngine | None = None) -> RequestBuilder:
+def offline_builder(engine: DryEngine | None = None) -> RequestBuilder:
     """How to ask so that nothing is sent, nothing is cut and nothing is kept."""
     facts = EngineFacts(model="", revision="", context=_ENDLESS, overhead=0, engine="")
     cache = Cache(Path("none"), CacheMode.OFF)
@@ -93,7 +93,7 @@ def unsent(engine: DryEngine | None = None) -> RequestBuilder:
     )
 
 
-async def rendered(
+async def render_requests(
     prompt: Prompt, subject: Subject, builder: RequestBuilder, *, aim: Aim = "both", document_tokens: int
 ) -> list[tuple[Trial, Messages]]:
     """The messages of the requests about a subject; the trials hold how documents were cut, and no real answer.
@@ -116,7 +116,7 @@ async def rendered(
     return found
 
 
-def other_subject(subject: Subject, *, topic: bool) -> Subject:
+def make_other_subject(subject: Subject, *, topic: bool) -> Subject:
     """The subject with other texts of its documents, and of its `topic` too; each begins with another character."""
     changed = replace(subject, documents=_Changed(subject.documents))
     return replace(changed, topic=_other_topic(subject.topic)) if topic else changed
@@ -132,12 +132,12 @@ def shared_prefix(one: Messages, other: Messages) -> Place:
     return min(len(one), len(other)), 0
 
 
-def chars_up_to(messages: Messages, place: Place) -> int:
+def count_chars(messages: Messages, place: Place) -> int:
     """How many characters a chat has up to a place."""
     return sum(len(each.content) for each in messages[: place[0]]) + place[1]
 
 
-def tokens_up_to(messages: Messages, place: Place, count: Count) -> int:
+def count_tokens_to(messages: Messages, place: Place, count: Count) -> int:
     """About how many tokens a chat has up to a place."""
     whole, chars = place
     # Some chat templates refuse a message without text, or a chat without a user's message.
@@ -145,7 +145,7 @@ def tokens_up_to(messages: Messages, place: Place, count: Count) -> int:
     return count((*messages[:whole], *rest, *(replace(each, content="x") for each in messages[whole + 1 :])))
 
 
-def parts_of(messages: Messages, same_topic: Messages, other_topic: Messages, count: Count) -> list[Part]:
+def split_by_sharing(messages: Messages, same_topic: Messages, other_topic: Messages, count: Count) -> list[PromptPart]:
     """The parts of a chat, in order; together they are all of it.
 
     Args:
@@ -156,7 +156,7 @@ def parts_of(messages: Messages, same_topic: Messages, other_topic: Messages, co
     """
     of_topic = shared_prefix(messages, same_topic)
     of_all = min(of_topic, shared_prefix(messages, other_topic))
-    parts: list[Part] = []
+    parts: list[PromptPart] = []
     before = 0
     for place, message in enumerate(messages):
         length = len(message.content)
@@ -168,8 +168,8 @@ def parts_of(messages: Messages, same_topic: Messages, other_topic: Messages, co
         )
         for shared, end in shares:
             if end > start:
-                so_far = tokens_up_to(messages, (place, end), count)
-                parts.append(Part(place, message.role, shared, message.content[start:end], so_far - before))
+                so_far = count_tokens_to(messages, (place, end), count)
+                parts.append(PromptPart(place, message.role, shared, message.content[start:end], so_far - before))
                 start, before = end, so_far
     return parts
 

@@ -25,7 +25,7 @@ ALL, CHOICE, HOLD_OUT = "all", "choice", "hold-out"
 # A choice is confirmed where p on the topics that are held out is below.
 CONFIRMED_BELOW = 0.05
 # Topics in each half; with fewer held out no choice can be confirmed, see `least_p`.
-LEAST_IN_HALF = 6
+MIN_TOPICS_IN_HALF = 6
 # Documents of a topic that nDCG@5 leaves none of out.
 _ALL_COUNT = 5
 SIZE = 200
@@ -55,7 +55,7 @@ class Plan:
     texts: bool = False
 
 
-def judged_pool(grades: Grades, topics: Iterable[Topic], documents: Documents) -> tuple[Grades, list[str]]:
+def select_judged(grades: Grades, topics: Iterable[Topic], documents: Documents) -> tuple[Grades, list[str]]:
     """The judged documents that can be asked about, in the order of the topics, and what is left out, in words.
 
     Args:
@@ -164,7 +164,7 @@ def split_topics(topics: Sequence[str], split: str) -> Halves:
     return [each for each in topics if each in chosen], [each for each in topics if each not in chosen]
 
 
-def sample_of(
+def provide_sample(
     plan: Plan, qrels: Qrels, topics: list[Topic], halves: Halves, corpus: Corpus, task: Task
 ) -> tuple[list[Sampled], Path, list[str]]:
     """The sample, the file that it is in, and what people should know of it.
@@ -181,7 +181,7 @@ def sample_of(
                 f"{plan.file}: is there and is taken as it is; leave size and seed out, or name a new file"
             )
         return (*_again(plan.file, grades, topics, corpus), [])
-    pool, notes = judged_pool(grades, topics, corpus.documents)
+    pool, notes = select_judged(grades, topics, corpus.documents)
     sample = _drawn(plan, pool, halves)
     text = "\n".join(f"{each.topic_id} {each.document_id}" for each in sample)
     name = f"{task.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.tsv"
@@ -215,7 +215,7 @@ def _again(path: Path, grades: Grades, topics: list[Topic], corpus: Corpus) -> t
     return sorted(kept, key=lambda each: places[each.topic_id]), path
 
 
-def parts_of(plan: Plan, sample: Sequence[Sampled], halves: Halves) -> tuple[dict[str, list[Sampled]], list[str]]:
+def divide_sample(plan: Plan, sample: Sequence[Sampled], halves: Halves) -> tuple[dict[str, list[Sampled]], list[str]]:
     """The parts of a sample, by name: all, or those to choose on and those held out; and what people should know.
 
     What is held out is among the parts only if the choice is to be confirmed on it.
@@ -236,10 +236,10 @@ def parts_of(plan: Plan, sample: Sequence[Sampled], halves: Halves) -> tuple[dic
             chosen = len({each.topic_id for each in parts[CHOICE]})
             notes.append(f"{chosen} topics to choose on; {held} are held out, and --confirm opens them for the best")
     check_parts(parts)
-    if plan.confirm and (least := least_p(held := len(_topics_to_find(parts[HOLD_OUT])))) >= CONFIRMED_BELOW:
+    if plan.confirm and (least := min_p_value(held := len(_topics_to_find(parts[HOLD_OUT])))) >= CONFIRMED_BELOW:
         notes.append(
             f"{held} topics held out with a grade above 0: p cannot be below {least:.4f}, so that no choice can be "
-            f"confirmed; that takes {LEAST_IN_HALF} (a larger --sample, or judgments of more topics)"
+            f"confirmed; that takes {MIN_TOPICS_IN_HALF} (a larger --sample, or judgments of more topics)"
         )
     if thin := [topic for topic, count in counts.items() if count <= _ALL_COUNT]:
         notes.append(
@@ -266,7 +266,7 @@ def check_parts(parts: Mapping[str, Sequence[Sampled]]) -> None:
         )
 
 
-def least_p(topics: int) -> float:
+def min_p_value(topics: int) -> float:
     """The least p of a paired randomisation test over so many topics: all signs alike are two of 2^n ways."""
     return float(2.0 ** (1 - topics))
 

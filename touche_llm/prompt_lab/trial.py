@@ -105,7 +105,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class TrialContext:
     """Where a prompt is tried: what a command was given, and the corpus, which is open.
 
     Attributes:
@@ -147,7 +147,7 @@ class Bench:
         return await _with_objects(subject, prompt, builder)
 
 
-async def best_documents(config: Config, notify: Notify) -> list[str]:
+async def find_best_documents(config: Config, notify: Notify) -> list[str]:
     """Return the ids of the topic's first documents by the first stage, or of sentences where pairs are made."""
     task = get_task(config.task)
     (topic,) = choose_topics(config)
@@ -157,14 +157,14 @@ async def best_documents(config: Config, notify: Notify) -> list[str]:
 
 
 @contextmanager
-def open_bench(config: Config, name: str, ids: Sequence[str], notify: Notify) -> Iterator[Bench]:
+def open_trial(config: Config, name: str, ids: Sequence[str], notify: Notify) -> Iterator[TrialContext]:
     """Open the corpus, where there are ids of documents, for trying a prompt of this name or path."""
     task = get_task(config.task)
     if ids:
         with open_corpus(config, task, notify) as corpus:
-            yield Bench(config, task, name, tuple(ids), corpus)
+            yield TrialContext(config, task, name, tuple(ids), corpus)
     else:
-        yield Bench(config, task, name, (), None)
+        yield TrialContext(config, task, name, (), None)
 
 
 class NoDocuments:

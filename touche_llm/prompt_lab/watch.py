@@ -13,7 +13,7 @@ _SECONDS = 0.3
 _State = dict[Path, tuple[int, int, int] | None]
 
 
-class Saved:
+class FileChanges:
     """An endless asynchronous iterator: a step each time that one of the files that make a prompt has been changed.
 
     What is changed between two steps is not missed. The files are looked at every 0.3 s: they are few, and a network
@@ -25,7 +25,7 @@ class Saved:
         self._template, self._seconds = template, seconds
         self._before = _state(template)
 
-    def __aiter__(self) -> Saved:
+    def __aiter__(self) -> FileChanges:
         return self
 
     async def __anext__(self) -> None:

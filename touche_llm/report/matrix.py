@@ -14,7 +14,7 @@ from touche_llm.evaluation.agreement import round_grade
 from touche_llm.evaluation.qrels import STANCE, Qrels
 from touche_llm.prompt_lab.comparison import PromptComparison
 from touche_llm.prompt_lab.draw import Sampled
-from touche_llm.prompt_lab.measures import named, stance_told
+from touche_llm.prompt_lab.measures import describe_stance_measure, named
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.report.page import MAX_BYTES, MIN_CHARS, count_bytes, create_environment, find_text_limit
 from touche_llm.report.plots import LETTERS
@@ -92,7 +92,7 @@ def build_rows(found: PromptComparison, qrels: Qrels) -> list[MatrixRow]:
     topics = {topic.id: topic for topic in found.topics}
     failed = {
         (part, variant, failure.topic_id, failure.document_id): failure
-        for (part, variant), said in found.said.items()
+        for (part, variant), said in found.judged.items()
         for failure in said.failures
     }
     rows = []
@@ -100,7 +100,7 @@ def build_rows(found: PromptComparison, qrels: Qrels) -> list[MatrixRow]:
         for each in part.sample:
             key = (each.topic_id, each.document_id)
             said = {
-                variant.name: found.said[part.name, variant.name].judgments.get(key)
+                variant.name: found.judged[part.name, variant.name].judgments.get(key)
                 for variant in found.variants_in(part)
             }
             cells = [
@@ -166,7 +166,7 @@ def render_matrix(found: PromptComparison, qrels: Qrels, judged_by: Mapping[str,
         "judged_by": judged_by,
         "groups": groups,
         "named": named,
-        "told": stance_told(found.task) if qrels.stances else "",
+        "told": describe_stance_measure(found.task) if qrels.stances else "",
         "fields": [*found.task.question.grades, STANCE],
         "aspect": next(iter(qrels.grades)),
         "failures": Counter(failure.kind for failure in found.all_failures()),
