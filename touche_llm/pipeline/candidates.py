@@ -1,4 +1,4 @@
-"""From a configuration to candidates: where the documents are, and which of them each topic gets."""
+"""Corpus, topics and first-stage candidates of a configuration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from touche_llm.retrieval.sentences import retrieve_sentences, select_distinct
 from touche_llm.tasks.base import Task
 from touche_llm.text.analysis import Analyzer
 
-Notify = Callable[[str], None]
+Warn = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,10 @@ class Corpus:
     """The documents of a run.
 
     Attributes:
-        candidates: what the first stage finds: documents or, where pairs are made, sentences.
-        documents: what a run of the task ranks.
-        store: the corpus on disk; None where a search engine holds it.
-        description: what the metadata says of it.
+        candidates: Units that the first stage retrieves: documents or, if pairs are made, sentences.
+        documents: Units that a run of the task ranks.
+        store: The corpus on disk; None if a search engine holds it.
+        description: Description for the metadata.
     """
 
     candidates: Documents
@@ -46,39 +46,39 @@ class Corpus:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Return the name of the corpus in messages."""
         return str(self.description.get("file") or self.description["search engine"])
 
     async def fetch(self, document_ids: Iterable[str]) -> None:
-        """Fetch candidates that a search engine holds, so that nothing waits for it later; others are on disk."""
+        """Fetch candidates from a search engine so that later stages do not wait; others are on disk."""
         if isinstance(self.candidates, ElasticIndex):
             await self.candidates.fetch(document_ids)
 
 
 @contextmanager
-def open_corpus(config: Config, task: Task, notify: Notify) -> Iterator[Corpus]:
-    """The documents of a configuration; a corpus is stored first unless that is done and up to date."""
+def open_corpus(config: Config, task: Task, warn: Warn) -> Iterator[Corpus]:
+    """Open the corpus of a configuration; store it first unless the store is up to date."""
     if config.chatnoir is not None:
         with ChatNoirDocuments(config.chatnoir) as found:
             place = {"search engine": config.chatnoir.base_url, "index": config.chatnoir.index}
             yield Corpus(found, found, None, place)
     elif config.elasticsearch is not None:
         k1, b = config.retriever.k1, config.retriever.b
-        with ElasticIndex(config.elasticsearch, k1=k1, b=b, notify=notify) as index:
+        with ElasticIndex(config.elasticsearch, k1=k1, b=b, notify=warn) as index:
             yield Corpus(index, index, None, index.description)
     else:
-        with open_local_corpus(config.corpus, config.index, task, config.skip_bad_lines, notify) as corpus:
+        with open_local_corpus(config.corpus, config.index, task, config.skip_bad_lines, warn) as corpus:
             yield corpus
 
 
 @contextmanager
 def open_local_corpus(
-    file: Path | None, index: Path | None, task: Task, skip_bad_lines: bool, notify: Notify
+    file: Path | None, index: Path | None, task: Task, skip_bad_lines: bool, warn: Warn
 ) -> Iterator[Corpus]:
-    """The documents of a corpus file, stored first unless that is done and up to date, or of an index alone."""
+    """Open a corpus file, stored first unless the store is up to date, or an index without its file."""
     if file is not None:
         folder = index or index_folder(file)
-        store = ensure_store(file, folder, task.read_corpus, skip_bad_lines=skip_bad_lines, notify=notify)
+        store = ensure_store(file, folder, task.read_corpus, skip_bad_lines=skip_bad_lines, notify=warn)
     else:
         assert index is not None
         store = DocumentStore(index)
@@ -86,7 +86,10 @@ def open_local_corpus(
         manifest = store.manifest
         if (task.sentence_question is not None) is not bool(manifest.parts):
             kind = "sentences of arguments" if manifest.parts else "documents without sentences"
-            raise DataError(f"{store.folder}: holds {kind} of {manifest.corpus}, not a corpus of the task {task.name}")
+            raise DataError(
+                f"{store.folder}: holds {kind} of {manifest.corpus}, not a corpus of the task {task.name}; "
+                "give the corpus or the index of this task"
+            )
         description: dict[str, str | int] = {
             "file": manifest.corpus,
             "sha256": manifest.sha256,
@@ -100,14 +103,14 @@ def open_local_corpus(
 
 
 def build_index(
-    task: Task, corpus: Path, folder: Path | None, settings: Bm25Settings, skip_bad_lines: bool, notify: Notify
+    task: Task, corpus: Path, folder: Path | None, settings: Bm25Settings, skip_bad_lines: bool, warn: Warn
 ) -> DocumentStore:
-    """Store and index a corpus, unless that is done and up to date."""
+    """Store and index a corpus unless store and index are up to date."""
     folder = folder or index_folder(corpus)
-    store = ensure_store(corpus, folder, task.read_corpus, skip_bad_lines=skip_bad_lines, notify=notify)
+    store = ensure_store(corpus, folder, task.read_corpus, skip_bad_lines=skip_bad_lines, notify=warn)
     try:
-        for units in _indexed(store, task):
-            ensure_index(units, settings, notify)
+        for units in _list_units(store, task):
+            ensure_index(units, settings, warn)
     except BaseException:
         store.close()
         raise
@@ -115,7 +118,7 @@ def build_index(
 
 
 def choose_topics(config: Config) -> list[Topic]:
-    """The topics of the file that the configuration asks for, in the order of the file."""
+    """Return the topics that the configuration selects, in the order of their file."""
     topics = read_topics(config.topics)
     if config.topic:
         unknown = sorted(set(config.topic) - {topic.id for topic in topics})
@@ -131,24 +134,24 @@ async def find_candidates(
     topics: list[Topic],
     queries: list[Queries],
     corpus: Corpus,
-    notify: Notify,
+    warn: Warn,
     done: Callable[[], None],
 ) -> list[list[Candidate]]:
-    """The candidates of each topic: from the index, from a search engine, or from a run that another tool wrote.
+    """Find the candidates of each topic in the index, a search engine, or a run file of another tool.
 
-    Where there are other `queries` for a topic, it is searched for with each of them too, and the rankings are fused.
+    A topic with expanded `queries` is searched for with each of them too, and the rankings are fused.
 
     Raises:
-        DataError: none for any topic, or a run of other topics or documents.
+        DataError: No topic has a candidate, or the run file is of other topics or documents.
     """
     if config.candidates is not None:
-        return await _from_run(config, topics, corpus, done)
-    candidates = await _search(config, task, topics, config.retriever.query, corpus, notify, done)
+        return await _read_run(config, topics, corpus, done)
+    candidates = await _search(config, task, topics, config.retriever.query, corpus, warn, done)
     depth = config.first_stage_depth
     other = {each.topic_id: each.queries for each in queries}
     asked = [replace(topic, title=query) for topic in topics for query in other.get(topic.id, ())]
     if asked:
-        found = iter(await _search(config, task, asked, ("title",), corpus, notify, lambda: None))
+        found = iter(await _search(config, task, asked, ("title",), corpus, warn, lambda: None))
         rankings = [
             [own, *(next(found) for _ in other.get(topic.id, ()))]
             for topic, own in zip(topics, candidates, strict=True)
@@ -157,7 +160,7 @@ async def find_candidates(
         if config.sentences is not None:
             assert corpus.store is not None
             analyzer = Analyzer()
-            # Each query's own ranking has none, but near-duplicates can come from two of them.
+            # The ranking of one query has no near-duplicates, but two queries can find the same text.
             candidates = [select_distinct(each, corpus.store.parts, config.sentences, analyzer) for each in candidates]
         candidates = [ranking[:depth] for ranking in candidates]
     if any(candidates):
@@ -180,27 +183,27 @@ async def _search(
     topics: list[Topic],
     fields: tuple[QueryField, ...],
     corpus: Corpus,
-    notify: Notify,
+    warn: Warn,
     done: Callable[[], None],
 ) -> list[list[Candidate]]:
-    """The candidates of each topic for the query made of these fields."""
+    """Retrieve the candidates of each topic with the query made of these fields."""
     if config.chatnoir is not None:
-        # Only here and where an engine is opened, since the libraries of HTTP take a while to load.
+        # Imported here because the HTTP libraries are slow to load.
         from touche_llm.retrieval.chatnoir.client import retrieve_chatnoir
 
-        return await retrieve_chatnoir(topics, config.chatnoir, fields, config.depth, notify, done)
+        return await retrieve_chatnoir(topics, config.chatnoir, fields, config.depth, warn, done)
     if isinstance(corpus.candidates, ElasticIndex):
         return await corpus.candidates.retrieve(topics, fields=fields, depth=config.depth, done=done)
     assert corpus.store is not None
     candidates = []
-    for ranking in _retrieve(config, task, topics, fields, corpus.store, notify):
+    for ranking in _retrieve(config, task, topics, fields, corpus.store, warn):
         candidates.append(ranking)
         done()
     return candidates
 
 
 def check_run_topics(path: Path, found: Iterable[str], config: Config) -> None:
-    """Raise DataError where a run names topics that the topics file does not."""
+    """Raise DataError if a run has topics that are not in the topics file."""
     known = {topic.id for topic in read_topics(config.topics)}
     unknown = [topic for topic in found if topic not in known]
     if unknown:
@@ -208,23 +211,23 @@ def check_run_topics(path: Path, found: Iterable[str], config: Config) -> None:
 
 
 def check_candidates(path: Path, candidates: Iterable[list[Candidate]], documents: Documents, corpus: str) -> None:
-    """Raise DataError where a run names documents that are not there; `corpus` is what the message calls them."""
+    """Raise DataError if a run has documents that are not in the corpus of this name."""
     unknown = documents.find_unknown(each.document_id for ranking in candidates for each in ranking)
     if unknown:
         raise DataError(f"{path}: {len(unknown)} of its documents are not in the corpus {corpus}: {shorten(unknown)}")
 
 
-async def _from_run(
+async def _read_run(
     config: Config, topics: list[Topic], corpus: Corpus, done: Callable[[], None]
 ) -> list[list[Candidate]]:
     assert config.candidates is not None
-    # Of sentences more may be judged than `depth`, where that gives too few pairs.
+    # More sentences than `depth` may be judged if they give too few pairs.
     found = read_candidates(config.candidates, config.first_stage_depth)
     check_run_topics(config.candidates, found, config)
     chosen = [found.get(topic.id, []) for topic in topics]
     if not any(chosen):
         raise DataError(
-            f"{config.candidates}: none of the chosen topics is in it: {shorten([each.id for each in topics])}"
+            f"{config.candidates}: no candidates for any chosen topic: {shorten([each.id for each in topics])}"
         )
     await corpus.fetch(each.document_id for ranking in chosen for each in ranking)
     check_candidates(config.candidates, chosen, corpus.candidates, corpus.name)
@@ -233,7 +236,7 @@ async def _from_run(
     return chosen
 
 
-def _indexed(store: DocumentStore, task: Task) -> list[TextTable]:
+def _list_units(store: DocumentStore, task: Task) -> list[TextTable]:
     return [store] if task.sentence_question is None else [store, store.parts]
 
 
@@ -243,7 +246,7 @@ def _retrieve(
     topics: list[Topic],
     fields: tuple[QueryField, ...],
     store: DocumentStore,
-    notify: Notify,
+    warn: Warn,
 ) -> Iterator[list[Candidate]]:
     retriever = config.retriever
 
@@ -252,9 +255,9 @@ def _retrieve(
             return OkapiIndex(units, k1=retriever.k1, b=retriever.b)
         if config.corpus is None:
             return open_index(units, retriever.bm25)
-        return ensure_index(units, retriever.bm25, notify)
+        return ensure_index(units, retriever.bm25, warn)
 
-    stages = [first_stage(units) for units in _indexed(store, task)]
+    stages = [first_stage(units) for units in _list_units(store, task)]
     if config.sentences is None:
         return stages[0].retrieve(topics, fields=fields, depth=config.depth)
     return retrieve_sentences(topics, stages[0], stages[1], store.parts, config.sentences, fields)

@@ -1,4 +1,4 @@
-"""A dry run: the same way through with an engine that sends nothing, to see what a run would ask."""
+"""Dry run: the stages of a run with an engine that sends nothing, to estimate its requests."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from touche_llm.pipeline.rank import rank_stage
 from touche_llm.pipeline.retrieve import retrieve_stage
 
 StageName = Literal["retrieve", "judge", "rank"]
-# Answers that change the ranking least, and most.
+# Answers that confirm the ranking, and answers that reverse it.
 _POLICIES: tuple[Literal["first", "second"], ...] = ("first", "second")
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a stage would send with one prompt: about the least and the most, where that depends on the answers."""
+    """Estimated minimum and maximum usage of a stage with one prompt."""
 
     stage: StageName
     prompt: str
@@ -39,13 +39,13 @@ class Cost:
 
 @dataclass(slots=True)
 class DryRun:
-    """What a run would cost.
+    """Estimated cost of a run.
 
     Attributes:
-        costs: of each stage and prompt.
-        known: answers of each stage that are in the cache already, or asked for twice; at least so many.
-        failed: questions of each stage that the cache holds only unusable answers to; at least so many.
-        context: the engine's, in tokens, or None where it is not known: documents are counted whole then.
+        costs: Cost of each stage and prompt.
+        known: Minimum number of requests of each stage that are cached or repeated within the run.
+        failed: Minimum number of requests of each stage with only unusable answers in the cache.
+        context: Context of the engine in tokens; None if unknown, then documents are counted without truncation.
     """
 
     costs: list[Cost] = field(default_factory=list)
@@ -55,18 +55,18 @@ class DryRun:
 
 
 async def estimate_cost(config: Config, folder: Path | None, stages: Sequence[StageName], progress: Progress) -> DryRun:
-    """What stages would ask, from the prompts that they would render; nothing is sent and nothing is written.
+    """Estimate the requests of stages from their rendered prompts; no request is sent and no run file written.
 
-    Only the corpus is stored and indexed, and ChatNoir asked, as the run would. Judgments that are not in the cache
-    count as undecided, so documents are compared in the order of the first stage, and every sentence takes a side. How
-    often some methods compare depends on the answers: the last stage is gone through twice, with answers that confirm
-    the ranking and with answers that turn it round. Since an equal question is sent once, a run can need a little less
-    or more than that, where few documents are compared.
+    The corpus is stored and indexed, and ChatNoir queried, as in the run. Judgments that are not cached count as
+    undecided, so documents are compared in first-stage order, and every sentence takes a side. The number of
+    comparisons of some methods depends on the answers, so the last stage runs twice: with answers that confirm the
+    ranking and with answers that reverse it. Since equal requests are sent once, a run with few comparisons can need
+    slightly fewer or more requests.
 
     Args:
-        config: what is asked for.
-        folder: what earlier stages wrote, or None.
-        stages: one after the other.
+        config: Configuration of the run.
+        folder: Folder with the outputs of earlier stages, or None.
+        stages: Stages to run, in order.
         progress: Receives warnings and the progress of each stage.
     """
     result = DryRun()
@@ -75,7 +75,7 @@ async def estimate_cost(config: Config, folder: Path | None, stages: Sequence[St
         learnt = there / "learnt.jsonl"
         for stage in stages:
             spent, counts = [], []
-            # Only comparisons are answered differently.
+            # The policies differ only in how comparisons are answered.
             for policy in _POLICIES if stage == "rank" else _POLICIES[:1]:
                 engine = DryEngine(policy)
                 with _cache(config) as cache:
@@ -107,7 +107,7 @@ STAGES: Mapping[StageName, Callable[[Config, Path, Progress, LanguageModel], Awa
 
 @contextmanager
 def copy_run(folder: Path | None) -> Iterator[Path]:
-    """A folder for files that are not to stay, with those of the run's; messages name the run's."""
+    """Yield a temporary copy of the run's folder; errors name the original folder."""
     with tempfile.TemporaryDirectory() as name:
         if folder is not None and folder.is_dir():
             shutil.copytree(folder, name, dirs_exist_ok=True)
@@ -119,7 +119,7 @@ def copy_run(folder: Path | None) -> Iterator[Path]:
 
 
 def replace_paths(error: ToucheError, names: Mapping[str, str]) -> None:
-    """Put other names for folders into an error's message, one after the other; all else of the error stays."""
+    """Replace paths in the message of an error, one after the other."""
     message = str(error)
     for name, shown in names.items():
         message = message.replace(name, shown)
@@ -127,7 +127,7 @@ def replace_paths(error: ToucheError, names: Mapping[str, str]) -> None:
 
 
 def _cache(config: Config) -> Cache:
-    """What answers the run would find."""
+    """Return a cache with the answers that the run would find; nothing is written to it."""
     match config.cache.mode:
         case CacheMode.OFF:
             return Cache(config.cache.file, CacheMode.OFF)

@@ -1,4 +1,4 @@
-"""From a configuration to a language model that is checked and ready."""
+"""Opening of the language model of a configuration."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.request import content_key
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 
-# The log of a vLLM that the program starts, beside the answer cache.
+# Log of a vLLM server that the program starts, beside the answer cache.
 LOG = "vllm.log"
-# Tokens; more than any document has.
+# Tokens; longer than any document.
 _ENDLESS = 2**30
 
 
 @asynccontextmanager
 async def open_model(config: Config) -> AsyncIterator[LanguageModel]:
-    """The language model of a configuration, checked and ready.
+    """Open the language model of a configuration.
 
-    In replay no engine is reached, nor with batch files: `batch.rounds` puts their answers into the cache before.
+    A replay needs no engine, nor do batch files: `batch.rounds` has stored their answers in the cache.
 
     Raises:
-        UsageError: failures are to be retried in replay, or nothing is known of the engine that is replayed.
-        EngineError: the engine cannot be used.
+        UsageError: Failures are to be retried in replay, or the cache does not know the engine to replay.
+        EngineError: The engine cannot be used.
     """
     if config.cache.retry_failures and config.cache.mode is CacheMode.REPLAY:
         raise UsageError("--retry-failures: a replay sends nothing; add --cache-mode reuse, and a server")
@@ -44,7 +44,7 @@ async def open_model(config: Config) -> AsyncIterator[LanguageModel]:
             "retry_failures": config.cache.retry_failures,
         }
         if cache.mode is CacheMode.REPLAY or engine.name == "batch":
-            # Failures were sent again with the files.
+            # With batch files, failures are sent again in the files.
             policy = {**policy, "retry_failures": False}
             yield LanguageModel(facts=_replayed_facts(config, cache), engine=None, **policy)
             return
@@ -59,7 +59,7 @@ async def open_model(config: Config) -> AsyncIterator[LanguageModel]:
 async def _managed(
     asked: EngineConfig, sampling: SamplingConfig, log: Path
 ) -> AsyncIterator[tuple[Engine, EngineFacts]]:
-    # As `_server`.
+    # Imported here because the HTTP libraries are slow to load.
     from touche_llm.llm.engines.managed import serve
 
     async with serve(model_folder(asked.model), asked.options, log, context=asked.context) as url:
@@ -70,7 +70,7 @@ async def _managed(
 
 @asynccontextmanager
 async def _server(asked: EngineConfig, sampling: SamplingConfig) -> AsyncIterator[tuple[Engine, EngineFacts]]:
-    # Only here, since the libraries of HTTP take a while to load, and most commands ask nobody.
+    # Imported here because the HTTP libraries are slow to load, and most commands need no engine.
     from touche_llm.llm.engines.server import VllmServer
 
     async with VllmServer(
@@ -84,23 +84,23 @@ async def _server(asked: EngineConfig, sampling: SamplingConfig) -> AsyncIterato
             if asked.context > facts.context:
                 raise EngineError(
                     f"{asked.base_url}: {facts.model} is served with a context of {facts.context} tokens, "
-                    f"{asked.context} are asked for; serve it with more or ask for fewer (--context)"
+                    f"{asked.context} are configured; serve it with a longer context or give a shorter one (--context)"
                 )
             facts = facts.model_copy(update={"context": asked.context})
         yield server, facts
 
 
 def store_engine_facts(facts: EngineFacts, cache: Cache) -> None:
-    """Keep what is known of an engine beside its answers, for a replay without it."""
+    """Store the facts about an engine in the cache, for a replay without the engine."""
     key = content_key("engine", **facts.model_dump())
     cache.put(Entry(key=key, kind="engine", model=facts.model, value=facts.model_dump()), EngineFacts)
 
 
 def assume_engine_facts(config: Config, cache: Cache) -> EngineFacts:
-    """What is known of the engine without asking it: from the cache, or else from the configuration alone.
+    """Return the facts about the engine without a request: from the cache, else from the configuration.
 
-    Of an engine that is not known `engine` is empty, and so is the name of a model that is not named; a context that is
-    not named is so long that nothing is cut.
+    For an unknown engine `engine` is empty, as is the model if the configuration names none; a context that is not
+    configured is so long that nothing is truncated.
     """
     asked = config.engine
     fitting = _known_facts(config, cache)
@@ -122,7 +122,7 @@ def _replayed_facts(config: Config, cache: Cache) -> EngineFacts:
 
 
 def _known_facts(config: Config, cache: Cache) -> list[EngineFacts]:
-    """What the cache holds of the engine that the configuration asks for."""
+    """Return the cached facts about engines that fit the configuration."""
     asked = config.engine
     known = [_facts(entry, cache) for entry in cache.find("engine")]
     models = sorted({facts.model for facts in known})
@@ -141,8 +141,8 @@ def _one_of(fitting: list[EngineFacts], cache: Cache) -> EngineFacts:
     contexts = sorted({facts.context for facts in fitting})
     if len(contexts) > 1:
         raise UsageError(
-            f"{cache.path}: {fitting[0].model} was asked with contexts of {', '.join(map(str, contexts))} tokens, and "
-            "documents were cut to fit; choose one with --context"
+            f"{cache.path}: {fitting[0].model} was used with contexts of {', '.join(map(str, contexts))} tokens, and "
+            "documents were truncated to fit; choose one with --context"
         )
     # The smallest overhead needs no measurement that another did not need.
     return min(fitting, key=lambda facts: (facts.overhead, facts.engine))

@@ -1,4 +1,4 @@
-"""What the files of a run were made from: recorded by its stages, and compared with what would be used now."""
+"""Inputs and settings of a run, compared with those that would be used now."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from touche_llm.pipeline.run_folder import read_metadata
 from touche_llm.pipeline.settings import OF_ENGINE, OF_JUDGE, OF_RETRIEVE, SettingChange, compare_settings
 from touche_llm.tasks import get_task
 
-# Where a stage's facts hold hashes of files by the setting that names them; that of the corpus is in its description.
+# Key of the file hashes in a stage's facts, by setting; the hash of the corpus is in its description.
 INPUTS = "input files"
 Stages = Mapping[str, Mapping[str, Any]]
 
@@ -29,7 +29,7 @@ def hash_inputs(config: Config) -> dict[str, str]:
 
 
 def check_settings(folder: Path, config: Config, command: str, *, overwrite: bool) -> None:
-    """Raise an error if a command would replace what was made with other settings, or by another program.
+    """Raise an error if a command would replace outputs made with other settings or by another program.
 
     The same settings can name other inputs: prompts, corpus, topics and candidates are compared with what the finished
     stages recorded, and so is the model, since `rank` may use another one than judged. A default that changed with the
@@ -37,15 +37,14 @@ def check_settings(folder: Path, config: Config, command: str, *, overwrite: boo
 
     Args:
         folder: The run's folder.
-        config: What the command goes by; its model and context may still be unknown.
+        config: The command's configuration; its model and context may still be unknown.
         command: run, retrieve or judge. Judging replaces no candidates: it may have its own settings until there are
             judgments.
         overwrite: Whether the user gave `--overwrite`.
 
     Raises:
-        UsageError: Names each such setting with its old and its new value; with `--overwrite`, inputs of which the
-            candidates are not.
-        PromptError: A prompt of the run cannot be read.
+        UsageError: Names each changed setting with its old and new value; with `--overwrite`, each changed input.
+        PromptError: A prompt of the run is missing or invalid.
     """
     if overwrite:
         if command == "judge":  # It replaces no candidates.
@@ -56,7 +55,7 @@ def check_settings(folder: Path, config: Config, command: str, *, overwrite: boo
         for name in (name for stage in stages for name in OUTPUTS[stage]):
             if os.path.lexists(folder / name):
                 raise UsageError(
-                    f"{folder / name}: without a {CONFIG} beside it, this file is of no run of this program; give "
+                    f"{folder / name}: without a {CONFIG} beside it, this file was not written by this program; give "
                     "another folder with --out, or replace it with --overwrite"
                 )
         return
@@ -71,7 +70,7 @@ def check_settings(folder: Path, config: Config, command: str, *, overwrite: boo
         if any((folder / file).exists() for file in files)
     }
     replaced = {stage: made[stage] for stage in stages if stage in made}
-    changes = list(compare_settings(old, config, _at_stake(made, old, command)))
+    changes = list(compare_settings(old, config, _relevant_settings(made, old, command)))
     if any("model" in facts for facts in replaced.values()):
         changes = [each for each in changes if each.setting not in OF_ENGINE]
         changes += [change for stage, facts in replaced.items() for change in _engine_changes(stage, facts, config)]
@@ -79,8 +78,8 @@ def check_settings(folder: Path, config: Config, command: str, *, overwrite: boo
     changes += [*_input_changes(made, config, changed), *_prompt_changes(made, config, changed)]
     if changes:
         raise UsageError(
-            f"{folder}: holds a run with other settings or inputs; give another folder with --out, or replace what is "
-            "there with --overwrite (answers stay in the cache):\n" + _listed(changes)
+            f"{folder}: holds a run with other settings or inputs; give another folder with --out, or replace it "
+            "with --overwrite (answers stay in the cache):\n" + _listed(changes)
         )
 
 
@@ -108,8 +107,8 @@ def _listed(changes: Collection[SettingChange]) -> str:
     return "\n".join(f"  {name}: {before} → {now}" for name, before, now in changes)
 
 
-def _at_stake(made: Collection[str], config: Config, command: str) -> tuple[str, ...] | None:
-    """The settings that the files of these stages were made with; None for all settings."""
+def _relevant_settings(made: Collection[str], config: Config, command: str) -> tuple[str, ...] | None:
+    """Return the settings that determine the files of these stages; None for all settings."""
     if "rank" in made:
         return None
     if "judge" in made:
@@ -138,7 +137,7 @@ def _engine_changes(stage: str, facts: Mapping[str, Any], config: Config) -> Ite
     engine = config.engine
     for setting, now in zip(OF_ENGINE, (engine.model_name, engine.revision, engine.context), strict=True):
         before = facts.get(setting.removeprefix("engine."))
-        # What is not named is the server's, which says it once it is reached.
+        # A value that is not configured is the server's and known only after connecting.
         if None not in (before, now) and before != now:
             yield SettingChange(setting, f"{before!s:.100} ({stage})", f"{now!s:.100}")
 
@@ -156,7 +155,7 @@ def _prompt_changes(stages: Stages, config: Config, changed: Collection[str]) ->
 
 
 def _hash_corpus(config: Config) -> str | None:
-    """Return the SHA-256 of the corpus; None where it is a search engine's, or not there."""
+    """Return the SHA-256 of the corpus; None if it is in a search engine or missing."""
     if config.chatnoir is not None or config.elasticsearch is not None:
         return None
     folder = config.index if config.corpus is None else config.index or index_folder(config.corpus)
@@ -164,6 +163,6 @@ def _hash_corpus(config: Config) -> str | None:
 
 
 def _section(stages: Stages, stage: str, name: str) -> dict[str, Any]:
-    """Return a section of a stage's facts; empty where it recorded none."""
+    """Return a section of a stage's facts; empty if none was recorded."""
     section = stages.get(stage, {}).get(name)
     return dict(section) if isinstance(section, Mapping) else {}

@@ -25,7 +25,7 @@ from touche_llm.tasks.base import Task
 from touche_llm.text import analysis
 
 STAGES = tuple(OUTPUTS)
-# What the first stage was asked for, among its facts.
+# Key of the first stage's depth in its facts.
 DEPTH = "depth"
 _LIBRARIES = ("bm25s", "rank-bm25", "PyStemmer", "sentencex", "jinja2", "pydantic", "aiohttp")
 
@@ -33,9 +33,9 @@ _LIBRARIES = ("bm25s", "rank-bm25", "PyStemmer", "sentencex", "jinja2", "pydanti
 def begin_stage(folder: Path, config: Config, stage: str) -> None:
     """Remove the outputs of a stage and of later ones, and write the configuration that the new ones are made with.
 
-    The page of `report` would be one of a run that is no more, so it goes as well, if this program wrote it.
-    The metadata comes first: from then on until `record_stage` it says that the stage is unfinished, so that no reader
-    takes files of two states for one run, wherever this is interrupted.
+    The page of `report` is removed too if this program wrote it, since it describes the old run. The metadata is
+    written first and marks the stage as unfinished until `record_stage`, so that no reader mistakes a mix of old and
+    new files for one run after an interruption.
 
     Raises:
         DataError: The metadata is not as this program wrote it; nothing is removed.
@@ -50,7 +50,7 @@ def begin_stage(folder: Path, config: Config, stage: str) -> None:
 
 
 def record_stage(folder: Path, config: Config, stage: str, facts: Mapping[str, Any]) -> None:
-    """Write what a stage did, once all of its outputs are written.
+    """Record the facts of a stage after all of its outputs are written.
 
     `facts` must hold plain values. Peak memory of this process so far, in MiB, is added.
     """
@@ -65,7 +65,7 @@ def _write(folder: Path, config: Config, stages: Mapping[str, Any], unfinished: 
     content = {
         "ir_metadata.version": "0.1",
         "tag": config.tag,
-        # Nobody is named who did not name themselves; the tag tells teams apart in every shared task.
+        # Names of people are optional; the tag identifies the team in every shared task.
         "actor": {"team": config.tag} | config.actor.model_dump(exclude_none=True),
         "research goal": {"description": f"{task.title}: rank zero-shot with an instruction model, label stances"},
         "platform": {
@@ -98,7 +98,7 @@ def _write(folder: Path, config: Config, stages: Mapping[str, Any], unfinished: 
 
 @cache
 def _version(name: str) -> str:
-    # Finding one takes 4 ms, and metadata is written twice in each stage.
+    # A lookup takes 4 ms, and metadata is written twice per stage.
     return version(name)
 
 
@@ -137,7 +137,7 @@ def _method(config: Config, task: Task, stages: Mapping[str, Any]) -> dict[str, 
     if config.candidates is not None:
         first |= {"method": "run file", "params": {"file": str(config.candidates)}}
         return {"retrieval": retrieval}
-    # Fewer than were found may be judged.
+    # The judged depth may be smaller than the retrieved one.
     depth = stages.get("retrieve", {}).get(DEPTH, config.first_stage_depth)
     params: dict[str, Any] = {"query": list(retriever.query), "depth": depth}
     if config.expansion.use:

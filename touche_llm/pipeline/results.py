@@ -1,4 +1,4 @@
-"""The results of a run for analysis: each submitted line with its grades, its stance and where that comes from."""
+"""Results for analysis: each run line with grades, stance and the source of the stance."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from touche_llm.data.trec_runs import DECIMALS
 from touche_llm.judging.stance import StanceSettings, choose_stance
 from touche_llm.tasks.base import Task
 
-# The judge prompt, the stance prompt, a threshold that chose another label than the most probable one, the sentences
-# of a pair, or nothing but the task's label for an unknown stance.
+# Source of a label: the judge prompt, the stance prompt, a threshold that overrode the most probable label, the
+# sentences of a pair, or the task's label for an unknown stance.
 StanceSource = Literal["judge", "stance", "threshold", "inherited", "imputed"]
 
 
 class ChosenStance(NamedTuple):
-    """The stance of a document, where it comes from, and the probabilities of the labels; None if nobody gave any."""
+    """The stance of a document, its source, and the probabilities of the labels, None if unknown."""
 
     label: str
     source: StanceSource
@@ -30,29 +30,29 @@ class ChosenStance(NamedTuple):
 def choose_label(
     judgment: Judgment | None, reading: StanceReading | None, task: Task, settings: StanceSettings | None
 ) -> ChosenStance | None:
-    """Return the stance of a document by the stance prompt where it was asked, else by the judge prompt.
+    """Choose the stance of a document by the stance prompt if it was used, else by the judge prompt.
 
     Returns:
-        the task's label for an unknown stance where neither was, or None where it has no such label.
+        The stance; without an answer the task's label for an unknown stance, or None if it has no such label.
     """
     if reading is not None:
         known = reading.probabilities if reading.source == "probabilities" else None
         if known is None:
             return ChosenStance(choose_stance(reading.probabilities, {}, task), "stance", None)
         thresholds = settings.thresholds if settings is not None else {}
-        return _decided(known, thresholds, task, "stance")
+        return _apply_thresholds(known, thresholds, task, "stance")
     if judgment is None:
         return None if task.unknown_stance is None else ChosenStance(task.unknown_stance, "imputed", None)
     if judgment.source == "inherited":
         return ChosenStance(judgment.stance, "inherited", None)
     probabilities = judgment.readings["stance"].probabilities if "stance" in judgment.readings else None
-    # Thresholds belong to one prompt: to that of the judge only where the stance prompt is not asked at all.
+    # Thresholds belong to one prompt: the judge prompt only if the stance prompt is not used.
     if probabilities and settings is not None and settings.depth == 0 and settings.thresholds:
-        return _decided(probabilities, settings.thresholds, task, "judge")
+        return _apply_thresholds(probabilities, settings.thresholds, task, "judge")
     return ChosenStance(judgment.stance, "judge", probabilities)
 
 
-def _decided(
+def _apply_thresholds(
     probabilities: Mapping[str, float], thresholds: Mapping[str, float], task: Task, source: StanceSource
 ) -> ChosenStance:
     label = choose_stance(probabilities, thresholds, task)

@@ -1,4 +1,4 @@
-"""The first stage: candidates for each topic."""
+"""First stage: retrieves candidates for each topic."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from touche_llm.tasks import get_task
 async def retrieve_stage(
     config: Config, folder: Path, progress: Progress, model: LanguageModel | None = None
 ) -> list[Failure]:
-    """Write the candidates of each chosen topic: from the index, or from a run that another tool wrote.
+    """Write the candidates of each chosen topic, retrieved or read from a run file of another tool.
 
     Args:
-        config: what is asked for.
-        folder: the run's.
+        config: Configuration of the run.
+        folder: Folder of the run.
         progress: Receives warnings and the progress of each stage.
-        model: needed where queries are expanded.
+        model: Required if queries are expanded.
 
     Returns:
-        the topics whose other queries could not be had; they are searched for with their own alone.
+        Failures of query expansion; their topics are searched for with the original query only.
     """
     started = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
@@ -69,8 +69,8 @@ async def retrieve_stage(
     empty = [topic.id for topic, ranking in zip(topics, candidates, strict=True) if not ranking]
     if empty:
         progress.warn(
-            f"no candidate for {len(empty)} of {len(topics)} topics: {shorten(empty)} (with BM25: no word of the query "
-            "is there, or each is in more than half of the corpus)"
+            f"no candidate for {len(empty)} of {len(topics)} topics: {shorten(empty)} (with BM25: the corpus has no "
+            "word of the query, or each word is in more than half of the documents)"
         )
     begin_stage(folder, config, "retrieve")
     write_candidates(folder / first_stage_file(task), candidates, config.tag)

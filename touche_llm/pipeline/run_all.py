@@ -1,4 +1,4 @@
-"""The way through: retrieve, judge, rank. Each stage reads and writes files of the run's folder."""
+"""The pipeline: retrieve, judge and rank, each reading and writing files of the run's folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from touche_llm.tasks import get_task
 
 
 async def run_all(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> JudgingResult:
-    """Run all stages. Missing files raise an error before the engine starts, and the engine's errors come before work.
+    """Run all stages; missing files and engine errors are raised before the first stage.
 
     Args:
         config: What to run.
@@ -52,7 +52,7 @@ def check_files(config: Config) -> None:
 
 
 async def run_stages(config: Config, folder: Path, progress: Progress, model: LanguageModel) -> JudgingResult:
-    """All stages with one model."""
+    """Run all stages with one model."""
     failures = await retrieve_stage(config, folder, progress, model)
     outcome = await judge_stage(config, folder, progress, model)
     ranking = await rank_stage(config, folder, progress, model)
@@ -60,7 +60,7 @@ async def run_stages(config: Config, folder: Path, progress: Progress, model: La
 
 
 async def run_retrieve(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> list[Failure]:
-    """The first stage, with a model of its own where it needs one; arguments and errors as `run_all`."""
+    """Run the first stage, with a model if queries are expanded; arguments and errors as `run_all`."""
     folder.mkdir(parents=True, exist_ok=True)
     with lock_run(folder, "retrieve", progress.warn):
         if not config.expansion.use:
@@ -71,17 +71,17 @@ async def run_retrieve(config: Config, folder: Path, progress: Progress, *, over
 
 
 async def run_judge(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> JudgingResult:
-    """The judge stage with a model of its own; arguments and errors as `run_all`."""
+    """Run the judge stage; arguments and errors as `run_all`."""
     with lock_run(folder, "judge", progress.warn):
         async with _model(config, folder, "judge", overwrite) as (known, model):
             return await judge_stage(known, folder, progress, model)
 
 
 async def run_rank(config: Config, folder: Path, progress: Progress) -> RankingResult:
-    """The last stage, with a model of its own where it needs one.
+    """Run the last stage, with a model if documents are compared.
 
     Raises:
-        UsageError: Documents would be compared, and topics or corpus changed since the first stage.
+        UsageError: Documents are compared, and topics or corpus changed since the first stage.
     """
     with lock_run(folder, "rank", progress.warn):
         if not has_comparisons(config):
@@ -95,8 +95,12 @@ async def run_rank(config: Config, folder: Path, progress: Progress) -> RankingR
 async def _model(
     config: Config, folder: Path, command: str, overwrite: bool
 ) -> AsyncIterator[tuple[Config, LanguageModel]]:
-    """The model, and the configuration with what only the model knows, if the folder holds no other settings."""
-    # Before the model is loaded, as far as its name is known, and again with it.
+    """Open the model; yield the configuration completed by it, and the model.
+
+    Raises:
+        UsageError: The folder holds a run with other settings.
+    """
+    # Checked before the slow loading of the model, and again once its name and context are known.
     check_settings(folder, config, command, overwrite=overwrite)
     async with open_model(config) as model:
         known = _with_facts(config, model)
@@ -105,12 +109,12 @@ async def _model(
 
 
 def _with_engine_of(folder: Path, config: Config) -> Config:
-    """The configuration with the engine that the judgments came from: without comparisons, ranking uses none."""
+    """Return the configuration with the engine of the judgments, since ranking without comparisons uses none."""
     file = folder / CONFIG
     return config.model_copy(update={"engine": load_config(file, {}).engine}) if file.exists() else config
 
 
 def _with_facts(config: Config, model: LanguageModel) -> Config:
-    """The configuration with the model's name and context, also where the server had to be asked for them."""
+    """Return the configuration with the model's name and context, which only the server may know."""
     known = {"model": config.engine.model or model.facts.model, "context": model.facts.context}
     return config.model_copy(update={"engine": config.engine.model_copy(update=known)})

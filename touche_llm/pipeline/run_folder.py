@@ -1,4 +1,4 @@
-"""The folder of a run as its readers find it: what its metadata says of the stages, and whether they finished."""
+"""Reading of a run's folder: metadata of its stages, and whether they finished."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from touche_llm.pipeline.run_files import ALL_FAILURES, CONFIG, METADATA, OUTPUT
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.base import Task
 
-# In the metadata, the stage that has begun to replace its outputs; removed once they are recorded.
+# Metadata key of the stage that is replacing its outputs; removed once they are recorded.
 UNFINISHED = "unfinished"
 
-# What every page that this program writes says of itself, and so many of its first bytes hold that.
+# Marks every page that this program writes, within its first bytes.
 GENERATOR = '<meta name="generator" content="touche-llm">'
 _HEAD_BYTES = 512
 
 
 class Metadata(NamedTuple):
-    """What a folder's metadata says of its stages.
+    """Stages in the metadata of a run's folder.
 
     Attributes:
-        stages: What each finished stage recorded.
+        stages: Facts of each finished stage.
         unfinished: The stage that has begun to replace its outputs, if one has.
     """
 
@@ -35,7 +35,7 @@ class Metadata(NamedTuple):
 
 
 def read_metadata(folder: Path) -> Metadata:
-    """Read what a folder's metadata says of its stages; nothing if there is no such file.
+    """Read the stages from a folder's metadata; return no stages if the file is missing.
 
     Raises:
         DataError: The metadata cannot be read, or is not as this program writes it.
@@ -61,14 +61,14 @@ def read_metadata(folder: Path) -> Metadata:
 def check_finished(folder: Path, stage: str) -> None:
     """Raise an error if a stage up to this one was interrupted while it replaced its outputs.
 
-    A folder without metadata was put together by hand and holds what its user says.
+    A folder without metadata was assembled by hand and is trusted.
 
     Args:
         folder: The run's folder.
         stage: The last stage whose outputs are to be read.
 
     Raises:
-        DataError: The outputs can be of two states, or the metadata cannot be read; says which command to repeat.
+        DataError: The outputs may be inconsistent, or the metadata cannot be read; names the command to repeat.
     """
     stages, unfinished = list(OUTPUTS), read_metadata(folder).unfinished
     if unfinished is not None and stages.index(unfinished) <= stages.index(stage):

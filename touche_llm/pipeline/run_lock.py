@@ -13,28 +13,28 @@ from pathlib import Path
 from touche_llm.errors import DataError, UsageError
 from touche_llm.pipeline.run_files import LOCK
 
-# Of a lock file so many bytes are shown; one that this program wrote has fewer.
+# Bytes of a lock file that an error shows; a file of this program is shorter.
 _MAX_HOLDER = 500
 
 
 @contextmanager
-def lock_run(folder: Path, command: str, notify: Callable[[str], None]) -> Iterator[None]:
+def lock_run(folder: Path, command: str, warn: Callable[[str], None]) -> Iterator[None]:
     """Hold the lock on a run's folder while the block runs.
 
     The system releases it when the process dies, however it dies; the file stays and names the last holder.
 
     Args:
         folder: The run's folder.
-        command: What this process does there, as `judge`.
-        notify: Takes a warning if the file system has no locks.
+        command: Command of this process, for example `judge`.
+        warn: Receives a warning if the file system has no locks.
 
     Raises:
-        UsageError: Another process holds the lock; says which.
-        DataError: There is no such folder, or the lock file cannot be opened.
+        UsageError: Another process holds the lock; the message names it.
+        DataError: The folder does not exist, or the lock file cannot be opened.
     """
     path = folder / LOCK
     try:
-        # Through a symbolic link another file would be overwritten.
+        # A symbolic link could make this overwrite another file.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError as error:
         if not folder.is_dir():
@@ -51,7 +51,7 @@ def lock_run(folder: Path, command: str, notify: Callable[[str], None]) -> Itera
                 f"{folder}: {holder} is writing there; wait until it ends, or give another folder with --out"
             ) from error
         except OSError as error:
-            notify(
+            warn(
                 f"{folder}: its file system has no locks ({error.strerror}); let no two commands write there at a time"
             )
         now = datetime.now(UTC).isoformat(sep=" ", timespec="seconds")

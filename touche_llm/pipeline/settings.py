@@ -1,4 +1,4 @@
-"""The settings of a run by the stage that goes by them, and what differs between two configurations."""
+"""Settings by the stage that they affect, and comparison of configurations."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from touche_llm.config import Config
 
-# Settings that change neither an answer nor an output: where things are stored or served, how fast, in whose name.
-# Every other setting counts, so that a new one is not forgotten.
+# Settings that change neither an answer nor an output: locations, speed, names of people.
+# All other settings are compared, so a new setting is compared unless it is listed here.
 INCIDENTAL = (
     *("index", "cache", "actor"),
     *(f"engine.{name}" for name in ("name", "runner", "base_url", "options")),
@@ -28,19 +28,19 @@ OF_JUDGE = (
     *("depth", "pairs", "sampling", "stance.depth", "stance.both_orders"),
     *(f"prompts.{name}" for name in ("folder", "judge", "objects", "sentence", "stance")),
 )
-# The ranking may ask another model than the judgments came from.
+# The ranking may use another model than the judgments.
 OF_ENGINE = ("engine.model", "engine.revision", "engine.context")
 _PATHS = ("topics", "corpus", "index", "candidates", "prompts")
 _NOT_SET = "not set"
 
 
 def is_one_of(name: str, places: Collection[str]) -> bool:
-    """Whether a setting is one of these, or in a section that is."""
+    """Return whether a setting or one of its sections is among these names."""
     return any(f"{name}.".startswith(f"{place}.") for place in places)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values by dotted name; lists and empty sections are values."""
+    """Flatten nested values to dotted names; lists and empty sections are values."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
@@ -51,7 +51,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 class SettingChange(NamedTuple):
-    """A setting, or what it names, that is not as it was; the values as they are shown."""
+    """A changed setting or input; the values are shown as text."""
 
     setting: str
     before: str
@@ -59,23 +59,23 @@ class SettingChange(NamedTuple):
 
 
 def compare_settings(old: Config, new: Config, at_stake: tuple[str, ...] | None) -> Iterator[SettingChange]:
-    """Yield where two configurations differ in settings that count: in those of `at_stake`, unless it is None."""
+    """Yield the differences of two configurations in the settings `at_stake`, or in all that matter if it is None."""
     before, after = _values(old), _values(new)
     for name in dict.fromkeys((*before, *after)):
         first, second = before.get(name, _NOT_SET), after.get(name, _NOT_SET)
-        # What is not named is the server's, which says it once it is reached.
+        # A value that is not configured is the server's and known only after connecting.
         unknown = name in ("engine.model", "engine.context") and _NOT_SET in (first, second)
         if (at_stake is None or is_one_of(name, at_stake)) and not unknown and not _is_same(name, first, second):
             yield SettingChange(name, f"{first!s:.100}", f"{second!s:.100}")
 
 
 def _values(config: Config) -> dict[str, Any]:
-    """Every setting that counts and is set, by dotted name."""
+    """Return every setting that matters and is set, by dotted name."""
     values = config.model_dump(mode="json")
     values["engine"]["model"] = config.engine.model_name
     counts = {name: value for name, value in flatten(values).items() if not is_one_of(name, INCIDENTAL)}
     if config.corpus is None:
-        counts["index"] = values["index"]  # here it is the corpus, not only where one is stored
+        counts["index"] = values["index"]  # the index is the corpus here, not just a location
     return {name: value for name, value in counts.items() if value is not None and value != {}}
 
 

@@ -26,24 +26,24 @@ async def judge_stances(
     builder: RequestBuilder,
     stage: Callable[[str, int], AbstractContextManager[Callable[[], None]]],
 ) -> tuple[list[StanceReading], list[Failure]]:
-    """The stances of documents, each with the probabilities of all labels of the task.
+    """Judge the stances of documents, with the probabilities of all labels of the task.
 
     Args:
-        work: topics and ids of documents.
-        documents: hold them.
-        task: has a `stance_question`.
-        prompt: gets `topic`, the question's own variables and `document`.
-        both_orders: ask with the two objects in both orders, where a topic has objects, and take the mean.
+        work: Topics and document ids.
+        documents: Documents by id.
+        task: Task with a `stance_question`.
+        prompt: Template with the variables `topic`, `document` and those of the question.
+        both_orders: Whether to average both orders of a topic's two objects.
         builder: Builds the requests.
-        stage: shows a stage of so many steps.
+        stage: Shows a stage by its title and number of steps.
 
     Returns:
-        readings, of one order where the other could not be used, and failures; each in the order of `work`.
+        Readings, of one order if the other has no usable answer, and failures, each in the order of `work`.
     """
     question = task.stance_question
     assert question is not None
     asked = []
-    # Order by order, since prompts begin with the objects: a server's prefix cache serves them together.
+    # All requests of one order come together because prompts begin with the objects, which a prefix cache shares.
     for _, of_topic in groupby(work, key=lambda item: item[0].id):
         documents_of = list(of_topic)
         asked += [(topic, document_id, False) for topic, document_id in documents_of]
@@ -70,15 +70,15 @@ async def judge_stances(
     stances = []
     for (topic_id, document_id), both in answers.items():
         readings = [(read_labels(result, question), swapped) for result, swapped in both]
-        told = all(labels["stance"].probabilities is not None for labels, _ in readings)
-        # One reading is of one kind, also over both orders.
-        shares = [_probabilities(labels, task, swapped, told) for labels, swapped in readings]
+        known = all(labels["stance"].probabilities is not None for labels, _ in readings)
+        # Labels count as certain unless all orders have probabilities.
+        shares = [_probabilities(labels, task, swapped, known) for labels, swapped in readings]
         stances.append(
             StanceReading(
                 topic_id=topic_id,
                 document_id=document_id,
                 probabilities={label: round(fmean(share[label] for share in shares), 9) for label in task.stances},
-                source="probabilities" if told else "value",
+                source="probabilities" if known else "value",
                 orders=len(both),
                 prompt=prompt.label,
                 keys=[result.key for result, _ in both],
@@ -87,14 +87,14 @@ async def judge_stances(
     return stances, [result for result in results if isinstance(result, Failure)]
 
 
-def _probabilities(readings: Mapping[str, Reading], task: Task, swapped: bool, told: bool) -> dict[str, float]:
-    """The probability of each label of the task: no position, or the position times the side.
+def _probabilities(readings: Mapping[str, Reading], task: Task, swapped: bool, known: bool) -> dict[str, float]:
+    """Return the probability of each label of the task: no position, or the position times the side.
 
-    The side is read after the position that was written, so for a document with little chance of a position it is the
-    side that it leans to. Where not all orders `told` probabilities, labels count as certain.
+    The side is read after the position that the model wrote, so for a document with an unlikely position it is the side
+    that the document leans to. Without `known` probabilities, labels count as certain.
     """
     kinds = (readings[field] for field in ("position", "stance"))
-    position, stance = (each.shares if told else {str(each.answered): 1.0} for each in kinds)
+    position, stance = (each.shares if known else {str(each.answered): 1.0} for each in kinds)
     shares = {label: position.get("YES", 0.0) * share for label, share in stance.items()}
     if swapped:
         shares = {task.swapped_stances.get(label, label): share for label, share in shares.items()}

@@ -253,8 +253,8 @@ def load_variants(names: Sequence[str], config: Config, task: Task) -> list[Vari
         if purpose.name != PURPOSE:
             asked = "documents" if task.sentence_question is None else "pairs of sentences"
             raise UsageError(
-                f"{name}: is for {purpose.name!r}; only those for {PURPOSE!r}, which judge {asked} one by one, "
-                "can be compared"
+                f"{name}: is a prompt for {purpose.name!r}; only those for {PURPOSE!r}, which judge {asked} one by "
+                "one, can be compared"
             )
         if any(prompt.path.resolve() == each.prompt.path.resolve() for each in variants):
             raise UsageError(f"{name}: is given twice; name each prompt once")

@@ -18,7 +18,7 @@ from touche_llm.llm.engines.base import Completion, Engine
 from touche_llm.llm.logprobs import expected_grade, most_probable, read_label
 from touche_llm.llm.model import Answered, LanguageModel
 from touche_llm.llm.request import Message, Request
-from touche_llm.pipeline.candidates import Corpus, Notify, choose_topics, find_candidates, open_corpus
+from touche_llm.pipeline.candidates import Corpus, Warn, choose_topics, find_candidates, open_corpus
 from touche_llm.prompts.answers import MAX_DOCUMENTS
 from touche_llm.prompts.catalog import load_named
 from touche_llm.prompts.prompt import Prompt
@@ -147,21 +147,21 @@ class TrialContext:
         return await _with_objects(subject, prompt, builder)
 
 
-async def find_best_documents(config: Config, notify: Notify) -> list[str]:
+async def find_best_documents(config: Config, warn: Warn) -> list[str]:
     """Return the ids of the topic's first documents by the first stage, or of sentences where pairs are made."""
     task = get_task(config.task)
     (topic,) = choose_topics(config)
-    with open_corpus(config, task, notify) as corpus:
-        (ranking,) = await find_candidates(config, task, [topic], [], corpus, notify, lambda: None)
+    with open_corpus(config, task, warn) as corpus:
+        (ranking,) = await find_candidates(config, task, [topic], [], corpus, warn, lambda: None)
     return [candidate.document_id for candidate in ranking[:_SUGGESTED]]
 
 
 @contextmanager
-def open_trial(config: Config, name: str, ids: Sequence[str], notify: Notify) -> Iterator[TrialContext]:
+def open_trial(config: Config, name: str, ids: Sequence[str], warn: Warn) -> Iterator[TrialContext]:
     """Open the corpus, where there are ids of documents, for trying a prompt of this name or path."""
     task = get_task(config.task)
     if ids:
-        with open_corpus(config, task, notify) as corpus:
+        with open_corpus(config, task, warn) as corpus:
             yield TrialContext(config, task, name, tuple(ids), corpus)
     else:
         yield TrialContext(config, task, name, (), None)

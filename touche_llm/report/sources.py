@@ -12,7 +12,7 @@ from touche_llm.data.records import Document, Topic
 from touche_llm.errors import PromptError, ToucheError, UsageError
 from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.pipeline.candidates import Corpus, Notify, open_corpus
+from touche_llm.pipeline.candidates import Corpus, Warn, open_corpus
 from touche_llm.pipeline.common import load_prompts
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.tasks.base import Question, Task
@@ -53,7 +53,7 @@ def open_run_corpus(config: Config, task: Task, stages: Mapping[str, Any], notes
         notes.append(f"No document texts: {place} not found; {_FROM_HERE}.")
         yield None
         return
-    tell: Notify = notes.append
+    tell: Warn = notes.append
     with ExitStack() as stack:
         try:
             corpus = stack.enter_context(open_corpus(config, task, tell))
