@@ -375,7 +375,7 @@ async def test_a_sample_file_is_taken_again(bench: Bench, blunt: Path, sharp: Pa
     assert path.read_bytes() == content
     assert bench.engine.requests == []
     assert [part.sample for part in again.parts] == [part.sample for part in first.parts]
-    with pytest.raises(UsageError, match="is there and is taken as it is"):
+    with pytest.raises(UsageError, match="exists and is used as it is"):
         await bench.compare(blunt, sharp, file=path, size=10)
 
 
@@ -604,7 +604,7 @@ def test_a_sample_comes_back_as_it_was_written(tmp_path: Path) -> None:
         ("1\ta\t1\n", ":1: must be a header"),
         ("topic\tdocument\tgrade\n1\ta\n", ":2: must have topic, document, grade"),
         ("topic\tdocument\tgrade\n1\ta b\t1\n", ":2: must have topic"),
-        ("topic\tdocument\tgrade\n1\ta\t1\n1\ta\t1\n", ":3: topic 1, document a: comes twice"),
+        ("topic\tdocument\tgrade\n1\ta\t1\n1\ta\t1\n", ":3: topic 1, document a: is repeated"),
         ("topic\tdocument\tgrade\n1\ta\t2\n", ":2: topic 1, document a: grade 2, but 1 in the qrels"),
         ("topic\tdocument\tgrade\n1\tx\t1\n", ":2: topic 1, document x: not judged"),
         ("topic\tdocument\tgrade\n\udcff\ta\t1\n", ":2: not UTF-8"),

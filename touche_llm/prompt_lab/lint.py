@@ -1,4 +1,4 @@
-"""What can be told about a prompt without a model: labels that are not named, schemas, length, what requests share."""
+"""Static checks for prompts: labels, answer schemas, length, prefix sharing."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from touche_llm.tasks import TASKS
 from touche_llm.tasks.base import Aim, Task
 
 Level = Literal["error", "warning"]
-# So much of what a template says itself may stand behind the topic or the documents: field names, a last line.
+# Maximum share and characters of fixed text after the topic or the documents: field names, a last line.
 _SHARE_BEHIND, _CHARS_BEHIND = 0.25, 200
-# Of the schema: what is longer takes engines long to compile, or is refused.
+# Limits of an answer schema; engines compile a larger one slowly or reject it.
 _MOST_LABELS, _LONGEST_PATTERN = 1000, 20_000
-# Neither is a label.
+# Words that are no labels.
 _PLAIN = "x y"
 _WITHOUT_END = re.compile(r"(?<!\\)(?:\*|\+|\{\d*,\})")
 _CLASS = re.compile(r"\[(?:\\.|[^\]\\])*\]")
@@ -46,7 +46,7 @@ _CLASS = re.compile(r"\[(?:\\.|[^\]\\])*\]")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that should be seen to: an error makes a prompt of no use, a warning does not."""
+    """A problem of a prompt: an error makes the prompt unusable, a warning does not."""
 
     level: Level
     message: str
@@ -54,7 +54,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How much of a request another one begins with too: characters and prompt tokens, of all that it has."""
+    """Common beginning of two requests in characters and tokens, with the totals of the first."""
 
     chars: int
     of_chars: int
@@ -64,14 +64,15 @@ class Share:
 
 @dataclass(slots=True)
 class CheckedPrompt:
-    """What was found of a prompt.
+    """Result of the checks of a prompt.
 
     Attributes:
-        findings: in the order of the checks.
-        longest_topic: whose prompt is the longest.
-        tokens: of that prompt, its documents left out.
-        between_topics: what the requests of two topics share.
-        between_documents: what those of a topic about other documents share; None where the topic alone is asked about.
+        findings: Findings in the order of the checks.
+        longest_topic: Topic with the longest prompt.
+        tokens: Tokens of that prompt without its documents.
+        between_topics: Common beginning of the requests of two topics.
+        between_documents: Common beginning of requests of a topic about different documents; None if
+            the prompt is about a topic only.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -81,7 +82,7 @@ class CheckedPrompt:
     between_documents: Share | None = None
 
     def of(self, level: Level) -> list[str]:
-        """The messages of a level."""
+        """Return the messages of a level."""
         return [each.message for each in self.findings if each.level == level]
 
 
@@ -115,9 +116,9 @@ async def check(task: Task, purpose: Purpose, prompt: Prompt, material: Material
 
 
 def detect_changed_text(prompt: Prompt, cache: Cache) -> list[Finding]:
-    """Warnings where a cache holds answers to other texts of this name and version, and none to this text.
+    """Warn if a cache has answers to other texts of this name and version, and none to this text.
 
-    Where this text was asked too, the others may be templates of other people or of other folders.
+    If it has answers to this text too, the other texts may be templates of other people or folders.
     """
     asked: dict[str, int] = {}
     for kind, _, name, version, digest, entries in cache.counts():
@@ -136,16 +137,16 @@ def detect_changed_text(prompt: Prompt, cache: Cache) -> list[Finding]:
 
 
 def _whose(prompt: Prompt, digest: str) -> str:
-    """Whose text has this hash: the project's own, or one that is not known any more."""
+    """Describe the origin of a text by its hash: the project's own, or unknown."""
     task, _, name = prompt.name.partition("/")
     own = find_prompt(TASKS[task], name).loaded if name in purposes_of(TASKS[task]) else None
     return "the project's own" if own is not None and own[1].hash == digest else "which is not the project's own"
 
 
 def schema_problems(schema: Mapping[str, Any]) -> list[str]:
-    """What of an answer's schema not all backends of structured outputs enforce, or would compile for long.
+    """List the parts of an answer schema that a structured-output backend may not enforce or compiles slowly.
 
-    Safe are closed flat objects of enumerations and of short patterns that match a whole text of bounded length.
+    Closed flat objects of enumerations and of short patterns for whole texts of bounded length are safe.
     """
     found = []
     if schema.get("additionalProperties") is not False or schema.get("required") != list(schema["properties"]):
@@ -153,7 +154,7 @@ def schema_problems(schema: Mapping[str, Any]) -> list[str]:
     for name, values in schema["properties"].items():
         if set(values) == {"enum"}:
             if not 0 < len(values["enum"]) <= _MOST_LABELS:
-                found.append(f"{name}: {len(values['enum']):,} labels; 1 to {_MOST_LABELS:,} can be")
+                found.append(f"{name}: {len(values['enum']):,} labels; expected 1 to {_MOST_LABELS:,}")
             if any(type(label) not in (int, str) or not str(label).isprintable() for label in values["enum"]):
                 found.append(f"{name}: labels must be integers or printable texts")
         elif set(values) == {"type", "pattern"} and values["type"] == "string":
@@ -163,7 +164,7 @@ def schema_problems(schema: Mapping[str, Any]) -> list[str]:
             if not (pattern.startswith("^") and pattern.endswith("$")):
                 found.append(f"{name}: the pattern must begin with ^ and end with $")
             if _WITHOUT_END.search(_CLASS.sub("c", pattern)):
-                found.append(f"{name}: the pattern allows texts without end")
+                found.append(f"{name}: the pattern allows texts of unbounded length")
         else:
             found.append(f"{name}: must be an enumeration or have a pattern, and nothing else")
     return found
@@ -178,7 +179,7 @@ async def _one(
     documents: Documents,
     aim: Aim = "both",
 ) -> tuple[Subject, Messages]:
-    """The first request of a prompt about a topic, and its subject."""
+    """Render the first request of a prompt about a topic; return it with its subject."""
     needed = 0 if purpose.question is None else 2 if purpose.depends_on == "documents" else 1
     if purpose.question is not None and task.objects_answer is not None and topic.objects is None:
         topic = replace(topic, objects=("x", "y"))
@@ -191,7 +192,7 @@ async def _one(
 async def _plain(
     task: Task, purpose: Purpose, prompt: Prompt, result: CheckedPrompt
 ) -> tuple[Subject, Messages] | None:
-    """The prompt with as little as possible in place of topic and documents; None where it does not render."""
+    """Render the prompt with minimal topic and documents; return None if that fails."""
     bare = Topic("0", _PLAIN)
     whole = replace(bare, description="x", narrative="x", objects=("x", "y"))
     plain, where = None, ""
@@ -209,7 +210,7 @@ async def _plain(
 
 
 def _check_labels(task: Task, purpose: Purpose, plain: tuple[Subject, Messages], result: CheckedPrompt) -> None:
-    """The labels that the answer can have must be named, and should be the only ones."""
+    """Check that the text names the possible labels and no labels of other tasks."""
     subject, messages = plain
     text = f"{messages[0].content}\n{messages[-1].content}"
     model = purpose.answer_for(subject.topic, len(subject.ids))
@@ -228,14 +229,16 @@ def _check_labels(task: Task, purpose: Purpose, plain: tuple[Subject, Messages],
     strange = sorted(label for label in foreign if _names(text, label))
     if strange:
         result.findings.append(
-            Finding("warning", f"the text names {', '.join(strange)}: of another task, and no answer here can be that")
+            Finding(
+                "warning", f"the text names {', '.join(strange)}: labels of another task, which no answer here can have"
+            )
         )
 
 
 async def _check_variables(
     task: Task, purpose: Purpose, prompt: Prompt, plain: tuple[Subject, Messages], result: CheckedPrompt
 ) -> None:
-    """What is offered should be used, and objects that labels speak of must be shown."""
+    """Check that the prompt uses its variables and shows the objects that labels refer to."""
     subject, messages = plain
     unused = sorted(each for each in purpose.variables if each not in prompt.files.used)
     labels = {label for of in labels_of(purpose.answer_for(subject.topic, len(subject.ids))).values() for label in of}
@@ -253,7 +256,7 @@ async def _check_variables(
 
 
 def _words_of(task: Task) -> set[str]:
-    """The labels that are words, of all that a task asks about one document."""
+    """Return the words among the labels of a task's questions about one document."""
     questions = (purpose.question for purpose in purposes_of(task).values() if purpose.depends_on == "nothing")
     labels = (each for question in questions if question for of in labels_of(question.answer).values() for each in of)
     return {label for label in labels if isinstance(label, str)}
@@ -270,7 +273,7 @@ def _names_range(text: str, lowest: Any, highest: Any) -> bool:
 async def _check_order(
     task: Task, purpose: Purpose, prompt: Prompt, plain: tuple[Subject, Messages], result: CheckedPrompt
 ) -> None:
-    """What all requests share should come first, then the topic, then the documents."""
+    """Check the order: text shared by all requests first, then the topic, then the documents."""
     subject, messages = plain
     whole = sum(len(each.content) for each in messages)
 
@@ -314,7 +317,7 @@ async def _check_order(
 def _check_schemas(purpose: Purpose, topics: Sequence[Topic], result: CheckedPrompt) -> None:
     numbers: tuple[int, ...] = (1,)
     if purpose.depends_on == "documents":
-        # Up to six documents the schema of an order is of another kind, and the longest.
+        # The schema of an order of up to six documents is of another kind, and the longest.
         numbers = (2, 6, 7, MAX_CHOICES if purpose.name == "best" else MAX_DOCUMENTS)
     for topic in topics if purpose.depends_on == "topic" else topics[:1]:
         for number in numbers:
@@ -328,7 +331,7 @@ def _check_schemas(purpose: Purpose, topics: Sequence[Topic], result: CheckedPro
 async def _lengths(
     task: Task, purpose: Purpose, prompt: Prompt, topics: Sequence[Topic], count: Count, result: CheckedPrompt
 ) -> list[tuple[str, int]]:
-    """The number of tokens of the prompt for each topic, its documents left out."""
+    """Count the tokens of the prompt for each topic, without documents."""
     found = []
     for topic in topics:
         try:
@@ -349,7 +352,7 @@ async def _measure(
     count: Count,
     result: CheckedPrompt,
 ) -> None:
-    """What the requests of two topics share, and those of one topic about other documents."""
+    """Measure the common beginning of requests across topics, and across documents of a topic."""
     ids, turned = material.ids, material.ids[::-1]
     subject, messages = await _one(task, purpose, prompt, topics[0], ids, material.documents)
 

@@ -1,6 +1,6 @@
-"""The log of looks at topics: each at topics that are held out later makes their confirmation weaker.
+"""Log of looks at topics: each earlier look at held-out topics weakens a confirmation on them.
 
-A comparison's choice is logged like a confirmation, so that another `--split` in between hides no look.
+Choices are logged like confirmations, so that a change of `--split` hides no look.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from touche_llm.evaluation.qrels import Grades
 from touche_llm.prompts.prompt import Prompt
 
 _FILE = "hold_out_looks.jsonl"
-# Beside the default cache. Cassettes are kept with tests and packages, and only read.
+# Folder of the default cache; the folder of a cassette is read-only data.
 _FOLDER_OF_CASSETTES = Path(".touche-llm")
-# Bytes of the log: some 50,000 looks; each takes ten times its bytes in memory.
+# Maximum bytes of the log, about 50,000 looks; a look takes ten times its bytes in memory.
 _MAX_LOG = 16 * 2**20
-# Earlier looks that a note lists.
+# Maximum number of earlier looks that a note lists.
 _LISTED = 5
 
 
 class LookTemplate(JsonModel):
-    """A template that was measured, by name or path, version and hash."""
+    """A measured template."""
 
     name: str
     version: int
@@ -40,15 +40,15 @@ class LookTemplate(JsonModel):
 
 
 class Look(JsonModel):
-    """A look at the figures of some topics.
+    """A look at the measures of some topics.
 
     Attributes:
-        time: When the figures were made.
-        task: The task's name.
+        time: When the measures were computed.
+        task: Name of the task.
         aspect: The graded aspect that variants are chosen by.
         qrels: SHA-256 of this aspect's judgments, see `hash_grades`.
-        topics: Their ids.
-        templates: All that were compared, or of held-out topics the baseline and the winner.
+        topics: Topic ids.
+        templates: The compared templates; for held-out topics, the baseline and the winner.
     """
 
     time: AwareDatetime
@@ -60,12 +60,12 @@ class Look(JsonModel):
 
 
 def look_log(cache: Path) -> Path:
-    """Return the log beside an answer cache; that of a cassette is beside the default cache."""
+    """Return the log beside an answer cache; for a cassette, beside the default cache."""
     return (_FOLDER_OF_CASSETTES if cache.suffix == ".jsonl" else cache.parent) / _FILE
 
 
 def hash_grades(grades: Grades) -> str:
-    """Return the SHA-256 of judgments, whatever the order and the layout of their file."""
+    """Return the SHA-256 of judgments, independent of order and layout of their file."""
     return hashlib.sha256(orjson.dumps(grades, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
@@ -73,7 +73,7 @@ def read_looks(path: Path) -> list[Look]:
     """Read a log.
 
     Raises:
-        DataError: A line is no look, or the last line has no end; names file and line.
+        DataError: A line is invalid, or the last line has no end; names file and line.
     """
     if not path.exists():
         return []
@@ -85,9 +85,9 @@ def read_looks(path: Path) -> list[Look]:
 
 
 def record_look(path: Path, look: Look) -> list[Look]:
-    """Append a look to a log, and return the earlier ones at any of its topics, of the same task and judgments.
+    """Append a look; return earlier looks at any of its topics, of the same task and judgments.
 
-    The log is locked meanwhile, so that of two processes the later one sees the look of the other.
+    The log is locked, so that of two processes the later one sees the look of the other.
 
     Raises:
         DataError: As `read_looks`; nothing is appended.
@@ -108,14 +108,14 @@ def record_look(path: Path, look: Look) -> list[Look]:
 def make_look(
     task: str, aspect: str, grades: Grades, topics: Sequence[str], prompts: Sequence[tuple[str, Prompt]]
 ) -> Look:
-    """Return the look at these topics with these prompts, as of now."""
+    """Make a look at topics with prompts, at the present time."""
     templates = [LookTemplate(name=name, version=each.header.version, hash=each.hash) for name, each in prompts]
     now = datetime.now(UTC).replace(microsecond=0)
     return Look(time=now, task=task, aspect=aspect, qrels=hash_grades(grades), topics=list(topics), templates=templates)
 
 
 def describe_looks(earlier: Sequence[Look], path: Path) -> str:
-    """Return a note on the looks before this one, the latest first."""
+    """Describe earlier looks, the latest first."""
     if not earlier:
         return f"first look at these held-out topics, counted in {path}"
     listed = [

@@ -1,4 +1,4 @@
-"""Topics and documents with which prompts are checked: real ones, or invented ones."""
+"""Topics and documents for checking prompts, real or invented."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from touche_llm.judging.sentence_pairs import SEPARATOR
 from touche_llm.pipeline.candidates import Corpus
 from touche_llm.prompts.purposes import Purpose
 
-_MOST = 4
+_MAX_DOCUMENTS = 4
 _INVENTED = (
     Topic(
         "1",
@@ -41,12 +41,12 @@ _INVENTED_TEXTS = (
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """What prompts are checked with.
+    """Topics and documents for checking prompts.
 
     Attributes:
-        topics: of a file, or invented.
-        documents: hold the texts.
-        ids: of four documents, or of two or three where there are no more.
+        topics: Topics of a file, or invented ones.
+        documents: Documents by id.
+        ids: Ids of four documents; two or three if there are no more.
     """
 
     topics: Sequence[Topic]
@@ -55,42 +55,42 @@ class Material:
 
 
 class Texts:
-    """Documents that have the same text, or texts by their ids."""
+    """Documents with one text for all ids, or with a text for each id."""
 
     def __init__(self, texts: Mapping[str, str] | str) -> None:
         self._texts = texts
 
     def get(self, document_id: str) -> Document:
-        """The document of this id."""
+        """Return the document with this id."""
         text = self._texts if isinstance(self._texts, str) else self._texts[document_id]
         return Document(document_id, text, title="x", side="PRO")
 
     def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
-        """None."""
+        """Return an empty list: every id is known."""
         return []
 
 
 def make_invented_material(topics: Sequence[Topic] = ()) -> Material:
-    """Invented documents, and topics where none are given."""
+    """Return invented documents, with the given or else invented topics."""
     texts = dict(zip("abcd", _INVENTED_TEXTS, strict=True))
     return Material(topics or _INVENTED, Texts(texts), tuple(texts))
 
 
 def take_corpus_material(topics: Sequence[Topic], corpus: Corpus, purpose: Purpose) -> Material:
-    """The first documents of a corpus, as the prompts for a purpose show them: sentences, or pairs of them.
+    """Return the first documents of a corpus; sentences or pairs of sentences if the prompt shows them.
 
     Raises:
-        DataError: the corpus has too few.
+        DataError: The corpus has fewer than two.
     """
     store = corpus.store
     assert store is not None
     if corpus.documents is store:
-        ids = store.get_ids(list(range(min(_MOST, len(store)))))
+        ids = store.get_ids(list(range(min(_MAX_DOCUMENTS, len(store)))))
     else:
-        ids = store.parts.get_ids(list(range(min(2 * _MOST, len(store.parts)))))
+        ids = store.parts.get_ids(list(range(min(2 * _MAX_DOCUMENTS, len(store.parts)))))
         if purpose.name != "sentence":
             ids = [SEPARATOR.join(pair) for pair in zip(ids[::2], ids[1::2], strict=False)]
     if len(ids) < 2:
-        raise DataError(f"{corpus.name}: holds too few documents to compare what two prompts share")
+        raise DataError(f"{corpus.name}: has too few documents to compare two requests; give a corpus with more")
     documents = corpus.candidates if purpose.name == "sentence" else corpus.documents
-    return Material(topics or _INVENTED, documents, tuple(ids[:_MOST]))
+    return Material(topics or _INVENTED, documents, tuple(ids[:_MAX_DOCUMENTS]))

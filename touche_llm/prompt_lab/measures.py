@@ -1,4 +1,4 @@
-"""How well the wordings of a prompt agree with people, part by part, and which of them is the best."""
+"""Agreement of prompt variants with human judgments, and choice of the best variant."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ ValueT = TypeVar("ValueT", str, float)
 
 @dataclass(frozen=True, slots=True)
 class PartMeasures:
-    """What was measured over some of the topics.
+    """Measures over one part of the sample.
 
     Attributes:
         name: all, choice or hold-out.
-        sample: its documents.
+        sample: Documents of the part.
         estimates: by variant and measure: nDCG@5 by the first aspect's grades, kappa by those of each, macro-F1 of the
             stance where people gave it.
         differences: to the first variant, by variant and measure: the rows of `significance.compare`.
@@ -51,27 +51,27 @@ class PartMeasures:
 
     @property
     def topics(self) -> list[str]:
-        """Those of its documents."""
+        """Return the topics of the documents."""
         return list(dict.fromkeys(each.topic_id for each in self.sample))
 
     def counts(self, topic: str) -> bool:
-        """Whether the topic takes part in nDCG."""
+        """Return whether the topic counts in nDCG."""
         return topic in next(iter(self.estimates.values()))[self.measures[0]].topics
 
     @property
     def measures(self) -> list[str]:
-        """By which it was measured; the first is the one that variants are chosen by."""
+        """Return the names of the measures; variants are chosen by the first."""
         return list(next(iter(self.estimates.values())))
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Which variant is the best by nDCG@5, and whether that holds where it was not chosen.
+    """The best variant by nDCG@5, and whether held-out topics confirm it.
 
     Attributes:
-        winner: its name.
-        confirmed: whether it is better than the first on topics that were held out; None where that was not asked.
-        sentence: all of it in words.
+        winner: Name of the best variant.
+        confirmed: Whether it is better than the first variant on held-out topics; None if that was not tested.
+        sentence: The verdict as text.
     """
 
     winner: str
@@ -80,12 +80,12 @@ class Verdict:
 
 
 def named(measure: str) -> str:
-    """A measure's name for people, where it must be told whose stance is measured."""
+    """Return a measure's display name, with the origin of the measured stance."""
     return f"judge prompt's {measure}" if measure == MACRO_F1 else measure
 
 
 def describe_stance_measure(task: Task) -> str:
-    """What people should know of the stance that is measured."""
+    """Describe the measured stance for the user."""
     if "stance" not in purposes_of(task):
         return "macro-F1: of the judge prompt's stance."
     return "macro-F1: of the judge prompt's stance; in a run it counts only below stance.depth (--stance-depth)."
@@ -102,7 +102,7 @@ def measure_part(
 
     Args:
         name: of the part.
-        sample: its documents.
+        sample: Documents of the part.
         judgments: by variant.
         qrels: of people.
         weights: of the grades and of the first stage, those of a run.
@@ -149,14 +149,14 @@ def _outside(judgments: Iterable[Judgment]) -> float | None:
 
 
 def choose_winner(part: PartMeasures) -> str:
-    """Return the variant with the best nDCG@5; of equal ones the one that was given first."""
+    """Return the variant with the best nDCG@5; the earlier one of a tie."""
     values = {variant: estimates[part.measures[0]].value for variant, estimates in part.estimates.items()}
-    # NaN is below everything.
+    # NaN ranks below every number.
     return max(values, key=lambda each: (values[each] == values[each], values[each]))
 
 
 def decide_verdict(parts: Sequence[PartMeasures]) -> Verdict:
-    """Which variant is the best in the first part, and whether it is better than the first variant in the second."""
+    """Choose the best variant on the first part, and test it against the first variant on the second."""
     choice, measure = parts[0], parts[0].measures[0]
     values = {variant: estimates[measure].value for variant, estimates in choice.estimates.items()}
     first, winner = next(iter(values)), choose_winner(choice)
@@ -183,7 +183,7 @@ def decide_verdict(parts: Sequence[PartMeasures]) -> Verdict:
 
 
 def compute_chance_ndcg(grades: Grades) -> Estimate:
-    """nDCG@5 that a random order of each topic's documents has on average, all orders being as likely.
+    """Compute the expected nDCG@5 of a random order of each topic's documents.
 
     On every place stands the mean gain, so that it is this mean times the sum of the discounts of the first 5 places,
     or of as many as there are documents, over the ideal; gains and discounts are those of `measures.graded_figures`.
@@ -201,13 +201,13 @@ def compute_chance_ndcg(grades: Grades) -> Estimate:
 
 
 def _useful(given: Qrels) -> Grades:
-    """The first aspect's grades of the topics that take part in nDCG."""
+    """Return the first aspect's grades of the topics that count in nDCG."""
     grades = next(iter(given.grades.values()))
     return {topic: judged for topic, judged in grades.items() if max(judged.values()) > 0.0}
 
 
 def _kept(judged: Mapping[str, Mapping[str, ValueT]], sampled: Set[tuple[str, str]]) -> dict[str, dict[str, ValueT]]:
-    """What people said of the documents of a sample."""
+    """Keep the human judgments of the documents in a sample."""
     found = {
         topic: {document: value for document, value in of_topic.items() if (topic, document) in sampled}
         for topic, of_topic in judged.items()
@@ -216,7 +216,7 @@ def _kept(judged: Mapping[str, Mapping[str, ValueT]], sampled: Set[tuple[str, st
 
 
 def _ranked(sample: Sequence[Sampled], said: Judgments, weights: Mapping[str, float]) -> ParsedRun:
-    """The documents of each topic by their judgments; equal ones keep the order of the sample."""
+    """Rank the documents of each topic by their judgments; ties keep the order of the sample."""
     rankings: dict[str, list[Candidate]] = {}
     for topic in dict.fromkeys(each.topic_id for each in sample):
         documents = [ScoredDocument(each.document_id, 0.0) for each in sample if each.topic_id == topic]
@@ -239,7 +239,7 @@ def _figures(run: ParsedRun, said: Judgments, given: Qrels, *, stances: bool) ->
 
 
 def _kappa(said: Judgments, grades: Grades, aspect: str, documents: Set[tuple[str, str]]) -> Estimate:
-    """Over those of the documents that people graded."""
+    """Compute kappa over the documents that have human grades."""
     return estimate_kappa(
         {
             topic: [

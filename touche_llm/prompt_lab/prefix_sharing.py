@@ -1,6 +1,6 @@
-"""Which part of a prompt is the same for all questions, for those of a topic, or for nobody else: found by rendering.
+"""Parts of a prompt shared by all requests, by the requests of a topic, or by none, found by rendering.
 
-A server's prefix cache holds what requests begin with alike.
+A server's prefix cache serves the common beginning of requests.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ Messages = tuple[Message, ...]
 Shared = Literal["all", "topic", "nobody"]
 # Prompt tokens of a chat.
 Count = Callable[[Messages], int]
-# A message's place and a number of characters in it.
+# Index of a message and number of characters in it.
 Place = tuple[int, int]
 
 # English text has about four characters a token.
 TOKEN_CHARS = 4
-# With one of them begins what stands in place of a text; none that is in the text itself.
+# First characters of a substitute text; one that the original text does not contain is used.
 _MARKS = "※⁂§¶"
 _ENDLESS = 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """A piece of a message, and with whom a request shares everything up to its end: all, its topic, or nobody."""
+    """A piece of a message, and the requests that share the prompt up to its end: all, its topic's, or none."""
 
     message: int
     role: str
@@ -49,23 +49,23 @@ class PromptPart:
 
 
 class MeasuringEngine(DryEngine):
-    """Sends nothing, and counts and cuts by a tokeniser."""
+    """An offline engine that counts and truncates with a tokenizer."""
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         super().__init__("first")
         self._tokenizer = tokenizer
 
     async def count_tokens(self, messages: Messages) -> int:
-        """Prompt tokens of a chat, template included."""
+        """Return the prompt tokens of a chat, chat template included."""
         return self._tokenizer.count(messages)
 
     async def head(self, text: str, tokens: int) -> str:
-        """The beginning of `text` that has about this many tokens."""
+        """Return the beginning of `text` with about this many tokens."""
         return self._tokenizer.head(text, tokens)
 
 
 class _Changed:
-    """The same documents with other texts."""
+    """Documents with the same ids and other texts."""
 
     def __init__(self, documents: Documents) -> None:
         self._documents = documents
@@ -80,12 +80,12 @@ class _Changed:
 
 
 def estimate(messages: Messages) -> int:
-    """About how many tokens a chat has, the chat template left out."""
+    """Estimate the tokens of a chat without its chat template."""
     return round(sum(len(each.content) for each in messages) / TOKEN_CHARS)
 
 
 def offline_builder(engine: DryEngine | None = None) -> RequestBuilder:
-    """How to ask so that nothing is sent, nothing is cut and nothing is kept."""
+    """Make a request builder that sends, truncates and stores nothing."""
     facts = EngineFacts(model="", revision="", context=_ENDLESS, overhead=0, engine="")
     cache = Cache(Path("none"), CacheMode.OFF)
     return RequestBuilder(
@@ -117,13 +117,13 @@ async def render_requests(
 
 
 def make_other_subject(subject: Subject, *, topic: bool) -> Subject:
-    """The subject with other texts of its documents, and of its `topic` too; each begins with another character."""
+    """Return the subject with other document texts, and another `topic` if wanted; first characters differ."""
     changed = replace(subject, documents=_Changed(subject.documents))
     return replace(changed, topic=_other_topic(subject.topic)) if topic else changed
 
 
 def shared_prefix(one: Messages, other: Messages) -> Place:
-    """How far two chats are the same: the place of the first message that differs, and how much of it is the same."""
+    """Return where two chats begin to differ: index of the message and characters in common."""
     for place, (mine, theirs) in enumerate(zip(one, other, strict=False)):
         if mine.role != theirs.role:
             return place, 0
@@ -133,26 +133,26 @@ def shared_prefix(one: Messages, other: Messages) -> Place:
 
 
 def count_chars(messages: Messages, place: Place) -> int:
-    """How many characters a chat has up to a place."""
+    """Count the characters of a chat up to a place."""
     return sum(len(each.content) for each in messages[: place[0]]) + place[1]
 
 
 def count_tokens_to(messages: Messages, place: Place, count: Count) -> int:
-    """About how many tokens a chat has up to a place."""
+    """Estimate the tokens of a chat up to a place."""
     whole, chars = place
-    # Some chat templates refuse a message without text, or a chat without a user's message.
+    # Some chat templates reject an empty message or a chat without a user message.
     rest = (replace(each, content=each.content[:chars] or "x") for each in messages[whole : whole + 1])
     return count((*messages[:whole], *rest, *(replace(each, content="x") for each in messages[whole + 1 :])))
 
 
 def split_by_sharing(messages: Messages, same_topic: Messages, other_topic: Messages, count: Count) -> list[PromptPart]:
-    """The parts of a chat, in order; together they are all of it.
+    """Split a chat into parts by the requests that share them.
 
     Args:
-        messages: of a request.
-        same_topic: those about other documents for the same topic.
-        other_topic: those about other documents for another topic.
-        count: counts tokens; of a part, what it adds to those before.
+        messages: Messages of a request.
+        same_topic: Messages about other documents for the same topic.
+        other_topic: Messages about other documents for another topic.
+        count: Counts tokens; a part has the tokens that it adds to the preceding parts.
     """
     of_topic = shared_prefix(messages, same_topic)
     of_all = min(of_topic, shared_prefix(messages, other_topic))
@@ -175,7 +175,7 @@ def split_by_sharing(messages: Messages, same_topic: Messages, other_topic: Mess
 
 
 def _within(end: Place, place: int, length: int) -> int:
-    """How much of the message at a place stands before an end."""
+    """Return how many characters of a message lie before an end."""
     return end[1] if end[0] == place else length * (end[0] > place)
 
 
@@ -187,6 +187,6 @@ def _other_topic(topic: Topic) -> Topic:
 
 
 def _other(text: str) -> str:
-    """Another text, which begins otherwise; none in place of none."""
+    """Return a text with another beginning; empty for an empty text."""
     mark = next(each for each in _MARKS if each not in text or each == _MARKS[-1])
     return f"{mark} another" if text else ""

@@ -1,4 +1,4 @@
-"""The documents that the prompts of a comparison judge: drawn, kept in a file, and parted by topics."""
+"""Sample of a prompt comparison: drawn, stored in a file, and divided by topics."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from touche_llm.tasks.base import Task
 
 COLUMNS = ("topic", "document", "grade")
 ODD, EVEN = "odd", "even"
-# The parts of a sample, as rows name them.
+# Names of the parts of a sample.
 ALL, CHOICE, HOLD_OUT = "all", "choice", "hold-out"
-# A choice is confirmed where p on the topics that are held out is below.
+# A choice is confirmed if p on the held-out topics is below this level.
 CONFIRMED_BELOW = 0.05
-# Topics in each half; with fewer held out no choice can be confirmed, see `least_p`.
+# Topics in each half; with fewer held out no choice can be confirmed, see `min_p_value`.
 MIN_TOPICS_IN_HALF = 6
-# Documents of a topic that nDCG@5 leaves none of out.
+# nDCG@5 covers all documents of a topic with at most this many.
 _ALL_COUNT = 5
 SIZE = 200
 _SAMPLES = Path(".touche-llm/samples")
-# Ids of all judged topics of the topics' file: those to choose on, and the others.
+# Ids of all judged topics of the topics file: those to choose on, and those held out.
 Halves = tuple[list[str], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is compared, beside the wordings: which documents of which topics.
+    """Documents and topics of a comparison.
 
     Attributes:
-        size: documents of the sample; None: 200.
-        seed: of the sample; None: 0.
-        file: the sample is read from it where it is there, and else written to it; None: a name made of its content.
-        split: which topics variants are chosen on, see `split_topics`; the others are held out. `all`: none is.
-        confirm: whether the choice is confirmed on the topics that are held out; else nothing is asked about these.
-        texts: whether the documents' texts are wanted.
+        size: Number of documents in the sample; None for 200.
+        seed: Seed of the sample; None for 0.
+        file: File of the sample, read if it exists, else written; None for a name derived from its content.
+        split: Topics that variants are chosen on, see `split_topics`; the others are held out. `all` holds none out.
+        confirm: Whether to confirm the choice on the held-out topics; otherwise they are not judged.
+        texts: Whether to return the texts of the documents.
     """
 
     size: int | None = None
@@ -56,15 +56,18 @@ class Plan:
 
 
 def select_judged(grades: Grades, topics: Iterable[Topic], documents: Documents) -> tuple[Grades, list[str]]:
-    """The judged documents that can be asked about, in the order of the topics, and what is left out, in words.
+    """Select the judged documents that are in the corpus, in the order of the topics.
 
     Args:
-        grades: of people.
-        topics: that are asked about.
-        documents: that are at hand.
+        grades: Human grades.
+        topics: Topics of the comparison.
+        documents: Documents of the corpus.
+
+    Returns:
+        The grades of the selected documents, and notes on what is left out.
 
     Raises:
-        DataError: there is none.
+        DataError: No judged document is in the corpus.
     """
     asked = [topic.id for topic in topics]
     judged = [document for topic in asked for document in grades.get(topic, {})]
@@ -77,7 +80,7 @@ def select_judged(grades: Grades, topics: Iterable[Topic], documents: Documents)
     pool = {topic: found for topic, found in pool.items() if found}
     if not pool:
         raise DataError(
-            f"none of the {len(judged):,} documents that people judged for topics "
+            f"none of the {len(judged):,} documents judged for topics "
             f"{shorten(asked, 5)} is in the corpus; "
             "give the judgments of these topics and this corpus"
         )
@@ -97,56 +100,56 @@ def write_sample(path: Path, sample: Iterable[Sampled]) -> None:
 
 
 def read_sample(path: Path, grades: Grades) -> list[Sampled]:
-    """A sample that `write_sample` wrote, in the order of the file.
+    """Read a sample that `write_sample` wrote, in the order of the file.
 
     Args:
-        path: the file.
-        grades: that people gave, which must be those of the file: it is of these judgments or of none.
+        path: File of the sample.
+        grades: Human grades, which must agree with those in the file.
 
     Raises:
-        DataError: the file cannot be read or holds no document, or a line is none of a sample, comes twice or has
-            another grade than people gave; names file and line.
+        DataError: The file is unreadable or empty, or a line is invalid, repeated or has another grade than the
+            judgments; names file and line.
     """
     found: dict[tuple[str, str], Sampled] = {}
     for number, line in read_table_lines(path, "a sample that this command wrote"):
         where, columns = f"{path}:{number}", line.rstrip("\r\n").split("\t")
         if number == 1:
             if tuple(columns) != COLUMNS:
-                raise DataError(f"{where}: must be a header, {', '.join(COLUMNS)}, parted by tabs; this is no sample")
+                raise DataError(f"{where}: must be the header {', '.join(COLUMNS)}, separated by tabs; give a sample")
             continue
         if len(columns) != len(COLUMNS) or not all(map(is_word, columns)):
-            raise DataError(f"{where}: must have {', '.join(COLUMNS)}, parted by tabs")
+            raise DataError(f"{where}: must have {', '.join(COLUMNS)}, separated by tabs")
         topic, document, told = columns
         grade = grades.get(topic, {}).get(document)
         if grade is None:
             raise DataError(
-                f"{where}: topic {topic}, document {document}: not judged in the qrels; give those it is of"
+                f"{where}: topic {topic}, document {document}: not judged; give the qrels that it was drawn from"
             )
         if f"{grade:g}" != told:
             raise DataError(
                 f"{where}: topic {topic}, document {document}: grade {told:.20}, but {grade:g} in the qrels; draw a "
-                "new sample, to a file that is not there"
+                "new sample, to a new file"
             )
         if (topic, document) in found:
-            raise DataError(f"{where}: topic {topic}, document {document}: comes twice; leave one of them out")
+            raise DataError(f"{where}: topic {topic}, document {document}: is repeated; remove one line")
         found[topic, document] = Sampled(topic, document, grade)
     if not found:
-        raise DataError(f"{path}: no document in this sample; draw a new one, to a file that is not there")
+        raise DataError(f"{path}: no document in this sample; draw a new one, to a new file")
     return list(found.values())
 
 
 def split_topics(topics: Sequence[str], split: str) -> Halves:
-    """Part topics in two: those that are named, and the others; both in the given order.
+    """Split topics into those to choose on and those held out, both in the given order.
 
     Args:
-        topics: all judged ones of the topics' file, so that a topic is in one half whatever is drawn or asked about.
-            Those that nobody judged have no place: judgments of every second topic of the file could not be parted.
-        split: `odd` or `even`, for the topics at such places, counted from 1, `all`, or the path of a file with ids,
-            one a line.
+        topics: All judged topics of the topics file, so that a topic's half depends neither on the sample nor on the
+            selected topics. Unjudged topics do not count: if only every second topic is judged, both halves get topics.
+        split: `odd` or `even` for the topics at these positions, counted from 1; `all`; or the path of a file of topic
+            ids, one per line.
 
     Raises:
-        DataError: the file cannot be read, or a line that is no id.
-        UsageError: none of the topics is in the file.
+        DataError: The file cannot be read, or a line is not a topic id.
+        UsageError: No topic is in the file.
     """
     if split == ALL:
         chosen = set(topics)
@@ -157,7 +160,7 @@ def split_topics(topics: Sequence[str], split: str) -> Halves:
         for number, line in read_table_lines(Path(split), "a list of topics"):
             name = line.strip()
             if name and not is_word(name):
-                raise DataError(f"{split}:{number}: must be the id of a topic, one a line")
+                raise DataError(f"{split}:{number}: must be a topic id, one per line")
             chosen.add(name)
         if not chosen.intersection(topics):
             raise UsageError(f"{split}: none of the judged topics is in this file: {shorten(list(topics))}")
@@ -167,22 +170,20 @@ def split_topics(topics: Sequence[str], split: str) -> Halves:
 def provide_sample(
     plan: Plan, qrels: Qrels, topics: list[Topic], halves: Halves, corpus: Corpus, task: Task
 ) -> tuple[list[Sampled], Path, list[str]]:
-    """The sample, the file that it is in, and what people should know of it.
+    """Read or draw the sample; return it with its file and notes for the user.
 
     Raises:
-        UsageError: a file that is there, and with it how to draw another one.
-        DataError: judgments or a sample that do not fit the topics and the corpus.
+        UsageError: The file exists, but size or seed of a new sample are given too.
+        DataError: The judgments or the sample do not fit the topics and the corpus.
     """
     aspect = next(iter(qrels.grades))
     grades = qrels.grades[aspect]
     if plan.file is not None and plan.file.exists():
         if plan.size is not None or plan.seed is not None:
-            raise UsageError(
-                f"{plan.file}: is there and is taken as it is; leave size and seed out, or name a new file"
-            )
-        return (*_again(plan.file, grades, topics, corpus), [])
+            raise UsageError(f"{plan.file}: exists and is used as it is; leave size and seed out, or name a new file")
+        return (*_read_again(plan.file, grades, topics, corpus), [])
     pool, notes = select_judged(grades, topics, corpus.documents)
-    sample = _drawn(plan, pool, halves)
+    sample = _draw(plan, pool, halves)
     text = "\n".join(f"{each.topic_id} {each.document_id}" for each in sample)
     name = f"{task.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.tsv"
     path = plan.file or _SAMPLES / name
@@ -190,8 +191,8 @@ def provide_sample(
     return sample, path, notes
 
 
-def _drawn(plan: Plan, pool: Grades, halves: Halves) -> list[Sampled]:
-    """As many documents of either half, as far as there are so many."""
+def _draw(plan: Plan, pool: Grades, halves: Halves) -> list[Sampled]:
+    """Draw equally many documents from both halves, as far as available."""
     size, seed = SIZE if plan.size is None else plan.size, plan.seed or 0
     sides = [{topic: judged for topic, judged in pool.items() if topic in half} for half in halves if half]
     sizes = shares(size, {side: sum(map(len, judged.values())) for side, judged in enumerate(sides)})
@@ -200,8 +201,8 @@ def _drawn(plan: Plan, pool: Grades, halves: Halves) -> list[Sampled]:
     return sorted(sample, key=lambda each: places[each.topic_id])
 
 
-def _again(path: Path, grades: Grades, topics: list[Topic], corpus: Corpus) -> tuple[list[Sampled], Path]:
-    """The documents of a sample that was drawn before, of the topics that are asked about, in their order."""
+def _read_again(path: Path, grades: Grades, topics: list[Topic], corpus: Corpus) -> tuple[list[Sampled], Path]:
+    """Read an existing sample; keep the documents of the chosen topics, in the order of the topics."""
     sample = read_sample(path, grades)
     unknown = corpus.documents.find_unknown(each.document_id for each in sample)
     if unknown:
@@ -211,17 +212,17 @@ def _again(path: Path, grades: Grades, topics: list[Topic], corpus: Corpus) -> t
     places = {topic.id: place for place, topic in enumerate(topics)}
     kept = [each for each in sample if each.topic_id in places]
     if not kept:
-        raise DataError(f"{path}: none of its topics is asked about: {shorten(sorted({s.topic_id for s in sample}))}")
+        raise DataError(f"{path}: none of its topics is chosen: {shorten(sorted({s.topic_id for s in sample}))}")
     return sorted(kept, key=lambda each: places[each.topic_id]), path
 
 
 def divide_sample(plan: Plan, sample: Sequence[Sampled], halves: Halves) -> tuple[dict[str, list[Sampled]], list[str]]:
-    """The parts of a sample, by name: all, or those to choose on and those held out; and what people should know.
+    """Divide a sample into parts by name: all, or those to choose on and those held out; add notes for the user.
 
-    What is held out is among the parts only if the choice is to be confirmed on it.
+    The held-out part is included only if the choice is to be confirmed on it.
 
     Raises:
-        UsageError: as `check_parts`.
+        UsageError: As `check_parts`, or no topic is held out to confirm the choice on.
     """
     counts, notes = Counter(each.topic_id for each in sample), list[str]()
     if plan.split == ALL:
@@ -236,7 +237,7 @@ def divide_sample(plan: Plan, sample: Sequence[Sampled], halves: Halves) -> tupl
             chosen = len({each.topic_id for each in parts[CHOICE]})
             notes.append(f"{chosen} topics to choose on; {held} are held out, and --confirm opens them for the best")
     check_parts(parts)
-    if plan.confirm and (least := min_p_value(held := len(_topics_to_find(parts[HOLD_OUT])))) >= CONFIRMED_BELOW:
+    if plan.confirm and (least := min_p_value(held := len(_list_relevant_topics(parts[HOLD_OUT])))) >= CONFIRMED_BELOW:
         notes.append(
             f"{held} topics held out with a grade above 0: p cannot be below {least:.4f}, so that no choice can be "
             f"confirmed; that takes {MIN_TOPICS_IN_HALF} (a larger --sample, or judgments of more topics)"
@@ -250,8 +251,8 @@ def divide_sample(plan: Plan, sample: Sequence[Sampled], halves: Halves) -> tupl
 
 
 def check_parts(parts: Mapping[str, Sequence[Sampled]]) -> None:
-    """Raise UsageError where a part has too few topics with a document to be found."""
-    counts = {name: len(_topics_to_find(sample)) for name, sample in parts.items()}
+    """Raise UsageError if a part has too few topics with a document above grade 0."""
+    counts = {name: len(_list_relevant_topics(sample)) for name, sample in parts.items()}
     if HOLD_OUT in counts:
         if min(counts.values()) < 2:
             raise UsageError(
@@ -267,10 +268,10 @@ def check_parts(parts: Mapping[str, Sequence[Sampled]]) -> None:
 
 
 def min_p_value(topics: int) -> float:
-    """The least p of a paired randomisation test over so many topics: all signs alike are two of 2^n ways."""
+    """Return the minimum p of a paired randomisation test: 2 of 2^n sign assignments are all equal."""
     return float(2.0 ** (1 - topics))
 
 
-def _topics_to_find(sample: Sequence[Sampled]) -> set[str]:
-    """Those with a document above grade 0, which take part in nDCG."""
+def _list_relevant_topics(sample: Sequence[Sampled]) -> set[str]:
+    """Return the topics with a document above grade 0, which count in nDCG."""
     return {each.topic_id for each in sample if each.grade > 0.0}

@@ -1,4 +1,4 @@
-"""Trying a prompt on a topic and some documents, on the way that a run asks."""
+"""Trial of a prompt on a topic and documents, with the requests of a run."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from touche_llm.ranking.expansion import find_queries
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Aim, Task
 
-# Documents that an error suggests.
+# Number of documents that an error suggests.
 _SUGGESTED = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a prompt is tried on: a topic, and ids of documents; none where the topic alone is asked about."""
+    """Topic and documents of a trial; no documents if the prompt is about the topic only."""
 
     task: Task
     purpose: Purpose
@@ -43,7 +43,7 @@ class Subject:
     documents: Documents
 
     def check(self) -> None:
-        """Raise UsageError where the prompt cannot be asked about so many documents."""
+        """Raise UsageError if the prompt does not take this number of documents."""
         purpose, number = self.purpose.name, len(self.ids)
         if len(set(self.ids)) < number:
             raise UsageError("a document is given twice; name each once (--doc)")
@@ -60,14 +60,14 @@ class Subject:
 
 @dataclass(frozen=True)
 class Trial:
-    """One question that was asked.
+    """One request of a trial and its result.
 
     Attributes:
-        ids: of the documents that it was about.
-        request: None where not even the length of the document could be told.
-        result: what came back.
-        cut: what the model did not see, by document.
-        cached: whether the answer came from the cache.
+        ids: Ids of the documents.
+        request: The request; None if the length of the document could not be determined.
+        result: The answer or the failure.
+        cut: Omitted text by document.
+        cached: Whether the answer came from the cache.
     """
 
     ids: tuple[str, ...]
@@ -78,7 +78,7 @@ class Trial:
 
     @cached_property
     def readings(self) -> dict[str, Reading]:
-        """What each field of the answer says, of which the labels are known; none without a usable answer."""
+        """Return the reading of each field that has labels; empty without a usable answer."""
         if not isinstance(self.result, Answered):
             return {}
         answer, values = self.result.answer, self.result.value.model_dump()
@@ -87,14 +87,14 @@ class Trial:
             name: read_label(answer.text, answer.tokens, name, allowed, values[name])
             for name, allowed in labels.items()
         }
-        # As a judgment has it: of one kind.
+        # As in a judgment, labels have probabilities in all fields or in none.
         if any(reading.probabilities is None for reading in readings.values()):
             return {name: Reading(answered=values[name]) for name in labels}
         return readings
 
     @cached_property
     def values(self) -> dict[str, float | str]:
-        """The answer: expected grades, most probable labels, and texts as they are; empty without a usable answer."""
+        """Return expected grades, most probable labels, and texts; empty without a usable answer."""
         if not isinstance(self.result, Answered):
             return {}
         said: dict[str, Any] = self.result.value.model_dump()
@@ -106,14 +106,14 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class TrialContext:
-    """Where a prompt is tried: what a command was given, and the corpus, which is open.
+    """Context of a trial: configuration, prompt, documents and open corpus.
 
     Attributes:
-        config: has the topic as the only one, and how to ask.
-        task: whose prompt.
-        name: of the prompt, or its path.
-        ids: of documents.
-        corpus: None where there are no ids.
+        config: Configuration with a single topic.
+        task: Task of the prompt.
+        name: Name or path of the prompt.
+        ids: Ids of documents.
+        corpus: Open corpus; None if there are no ids.
     """
 
     config: Config
@@ -123,7 +123,7 @@ class TrialContext:
     corpus: Corpus | None
 
     def load(self) -> tuple[Purpose, Prompt]:
-        """The prompt as its files are now, and what it is for; raises PromptError where it does not load."""
+        """Load the prompt from its current files, with its purpose; raise PromptError if it is invalid."""
         return load_named(self.task, self.name, self.config.prompts.folder)
 
     async def subject(self, purpose: Purpose, builder: RequestBuilder) -> Subject:
@@ -131,7 +131,7 @@ class TrialContext:
 
         Raises:
             UsageError: no such topic, or documents of which the prompt cannot ask; without an engine, no objects.
-            DataError: the model named no objects.
+            DataError: The model named no objects.
         """
         (topic,) = choose_topics(self.config)
         documents: Documents = NoDocuments()
@@ -158,7 +158,7 @@ async def find_best_documents(config: Config, warn: Warn) -> list[str]:
 
 @contextmanager
 def open_trial(config: Config, name: str, ids: Sequence[str], warn: Warn) -> Iterator[TrialContext]:
-    """Open the corpus, where there are ids of documents, for trying a prompt of this name or path."""
+    """Open the context of a trial, with the corpus if there are document ids."""
     task = get_task(config.task)
     if ids:
         with open_corpus(config, task, warn) as corpus:
@@ -168,19 +168,19 @@ def open_trial(config: Config, name: str, ids: Sequence[str], warn: Warn) -> Ite
 
 
 class NoDocuments:
-    """No documents, for prompts about a topic alone."""
+    """An empty corpus, for prompts about a topic only."""
 
     def get(self, document_id: str) -> Document:
         """Raise DataError."""
-        raise DataError(f"document {document_id!r}: there is no corpus")
+        raise DataError(f"document {document_id!r}: no corpus is open; give document ids (--doc)")
 
     def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
-        """All of them."""
+        """Return all ids."""
         return list(document_ids)
 
 
-class _Heard:
-    """An engine that notes what it is asked."""
+class _RecordingEngine:
+    """An engine that records the keys of its requests."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -198,15 +198,15 @@ class _Heard:
 
 
 @dataclass
-class _Recorder(LanguageModel):
-    """A language model that keeps what it is asked and what it says."""
+class _RecordingModel(LanguageModel):
+    """A language model that records requests and results."""
 
-    heard: list[tuple[Request, Answered[Any] | Unanswered]] = field(default_factory=list)
+    records: list[tuple[Request, Answered[Any] | Unanswered]] = field(default_factory=list)
 
     async def ask(self, request: Request, model: type[AnswerT]) -> Answered[AnswerT] | Unanswered:
-        """As that of the language model."""
+        """Send a request and record it with its result."""
         result = await super().ask(request, model)
-        self.heard.append((request, result))
+        self.records.append((request, result))
         return result
 
 
@@ -231,14 +231,14 @@ async def ask(
         DataError: a document that is not there, or a topic that cannot be asked about.
     """
     before = builder.model
-    engine = None if before.engine is None else _Heard(before.engine)
+    engine = None if before.engine is None else _RecordingEngine(before.engine)
     given = {each.name: getattr(before, each.name) for each in fields(LanguageModel)}
-    model = _Recorder(**given | {"engine": engine, "misses": []})
+    model = _RecordingModel(**given | {"engine": engine, "misses": []})
     builder = replace(builder, model=model)
     trials = await _asked(prompt, subject, builder, aim, document_tokens)
     model.raise_on_misses()
     sent = set() if engine is None else engine.keys
-    requests = {request.origin.document_id: request for request, _ in model.heard}
+    requests = {request.origin.document_id: request for request, _ in model.records}
     return [
         Trial(
             ids=ids,
@@ -258,8 +258,8 @@ async def _asked(
     prompt: Prompt, subject: Subject, builder: RequestBuilder, aim: Aim, document_tokens: int
 ) -> list[_Asked]:
     topic, task, question = subject.topic, subject.task, subject.purpose.question
-    assert isinstance(builder.model, _Recorder)
-    heard = builder.model.heard
+    assert isinstance(builder.model, _RecordingModel)
+    heard = builder.model.records
     if question is None:
         if subject.purpose.name == "objects":
             await find_objects([replace(topic, objects=None)], task, prompt, builder, _nothing)
@@ -307,4 +307,4 @@ async def _with_objects(subject: Subject, prompt: Prompt, builder: RequestBuilde
 
 
 def _nothing() -> None:
-    """What is called after each step of a stage."""
+    """Ignore a step of a stage."""

@@ -1,4 +1,4 @@
-"""Waiting for a prompt's files to be saved."""
+"""Detection of changes to a prompt's files."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from touche_llm.prompts.catalog import list_files
 
 _SECONDS = 0.3
 
-# By file: what of it changes when it is saved; None where it is not there.
+# Modification time, size and inode by file; None if the file is missing.
 _State = dict[Path, tuple[int, int, int] | None]
 
 
 class FileChanges:
-    """An endless asynchronous iterator: a step each time that one of the files that make a prompt has been changed.
+    """Endless asynchronous iterator that yields after each change to a prompt's files.
 
-    What is changed between two steps is not missed. The files are looked at every 0.3 s: they are few, and a network
-    disk tells nobody of changes.
+    Changes between two steps are not missed. The files are polled because they are few and network file systems do not
+    report changes.
     """
 
     def __init__(self, template: Path, seconds: float = _SECONDS) -> None:
-        """Changes count from now on; `seconds` part one look from the next."""
+        """Detect changes from now on, polling every `seconds`."""
         self._template, self._seconds = template, seconds
         self._before = _state(template)
 
@@ -29,7 +29,7 @@ class FileChanges:
         return self
 
     async def __anext__(self) -> None:
-        """Return once a change is complete: some editors empty a file before they write it."""
+        """Return once a change is complete: some editors truncate a file before they write it."""
         now = self._before
         while True:
             before, now = now, _state(self._template)
