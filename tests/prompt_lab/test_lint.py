@@ -94,7 +94,7 @@ def test_grades_may_be_named_one_by_one_or_as_a_range(tmp_path: Path, grades: st
 
 def test_a_label_of_another_task_is_warned_of(tmp_path: Path) -> None:
     found = checked(template(tmp_path, f"{RULES}{ANSWER} PRO is no stance here.", SHOWN + "{{ document }}"))
-    assert found.of("error") == [] and "names PRO: of another task" in found.of("warning")[0]
+    assert found.of("error") == [] and "names PRO: labels of another task" in found.of("warning")[0]
 
 
 @pytest.mark.parametrize(
