@@ -601,7 +601,7 @@ def test_a_sample_comes_back_as_it_was_written(tmp_path: Path) -> None:
     [
         ("", "no document in this sample"),
         ("topic\tdocument\tgrade\n", "no document in this sample"),
-        ("1\ta\t1\n", ":1: must be a header"),
+        ("1\ta\t1\n", ":1: must be the header"),
         ("topic\tdocument\tgrade\n1\ta\n", ":2: must have topic, document, grade"),
         ("topic\tdocument\tgrade\n1\ta b\t1\n", ":2: must have topic"),
         ("topic\tdocument\tgrade\n1\ta\t1\n1\ta\t1\n", ":3: topic 1, document a: is repeated"),
@@ -629,7 +629,7 @@ def test_topics_are_parted_by_their_places_or_by_a_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="none of the judged topics"):
         split_topics(topics, str(path))
     path.write_text("7 3\n")
-    with pytest.raises(DataError, match=":1: must be the id of a topic"):
+    with pytest.raises(DataError, match=":1: must be a topic id"):
         split_topics(topics, str(path))
     with pytest.raises(DataError, match="cannot read"):
         split_topics(topics, str(tmp_path / "none"))

@@ -12,7 +12,7 @@ import pytest
 from tests.write_regressions import FOLDER, make_run
 from touche_llm.prompts.prompt import prompts_folder
 from touche_llm.regression.check import CheckResult, check_all, check_snapshot
-from touche_llm.regression.differences import Difference
+from touche_llm.regression.differences import RunDifference
 from touche_llm.regression.snapshot import open_snapshot
 
 Copy = Callable[[str], Path]
@@ -37,7 +37,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return asyncio.run(make_run("comparative", tmp_path_factory.mktemp("made")))
 
 
-def checked(folder: Path, prompts: Path | None = None) -> list[Difference]:
+def checked(folder: Path, prompts: Path | None = None) -> list[RunDifference]:
     return asyncio.run(check_snapshot(open_snapshot(folder), prompts))
 
 

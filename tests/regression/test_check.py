@@ -14,7 +14,7 @@ from tests.write_regressions import FOLDER
 from touche_llm.errors import UsageError
 from touche_llm.llm.answers import AnswerModel, schema_of
 from touche_llm.prompts.prompt import prompts_folder
-from touche_llm.regression.differences import Difference, group_by_kind
+from touche_llm.regression.differences import RunDifference, group_by_kind
 from touche_llm.regression.format_diff import format_differences
 from touche_llm.regression.snapshot import QUERIES_NOT_CHECKED
 from touche_llm.tasks import TASKS
@@ -90,7 +90,7 @@ def test_a_version_that_was_not_raised_is_told_with_both_labels(
     differences = checked(FOLDER / "controversial", mine)
     (prompt,) = group_by_kind(differences)["prompt"]
     versions = group_by_kind(differences).get("version", [])
-    assert versions == ([Difference("controversial", "version", "judge", old=prompt.old, new=prompt.new)] * told_of)
+    assert versions == ([RunDifference("controversial", "version", "judge", old=prompt.old, new=prompt.new)] * told_of)
     assert prompt.old != prompt.new
     assert (
         f"version of judge not raised: {prompt.old} → {prompt.new};" in format_differences("x", differences)
@@ -225,7 +225,7 @@ def test_an_answer_that_is_not_there_is_told_with_topic_and_document(copy_of: Co
     entry = json.loads(gone)
     differences = checked(folder)
     # What is asked after it depends on it.
-    assert differences[0] == Difference("comparative", "missing", "judge", entry["topic"], entry["document"])
+    assert differences[0] == RunDifference("comparative", "missing", "judge", entry["topic"], entry["document"])
     assert set() < {each.name for each in differences[1:]} <= {"order", "best"}
     assert f"answers missing: 1 of judge: topic {entry['topic']} document {entry['document']}" in format_differences(
         "x", differences

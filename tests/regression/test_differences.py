@@ -9,7 +9,7 @@ import pytest
 from touche_llm.data.records import Candidate
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.evaluation.qrels import Qrels
-from touche_llm.regression.differences import Difference, compare_measures, compare_rankings, compare_values
+from touche_llm.regression.differences import RunDifference, compare_measures, compare_rankings, compare_values
 from touche_llm.regression.format_diff import format_differences
 
 LABELS = ("PRO", "CON")
@@ -55,7 +55,7 @@ def test_stances_are_compared_where_both_runs_have_the_document() -> None:
 
 def test_where_no_rank_and_no_stance_differs_the_scores_are_told_and_else_the_bytes() -> None:
     old, new = run("abc"), run("abc", scores={"b": 7.5, "c": 1.0})
-    assert compare_rankings("r", old, new) == [Difference("r", "run", "score", "1", "b", 8.0, 7.5, 2, 3)]
+    assert compare_rankings("r", old, new) == [RunDifference("r", "run", "score", "1", "b", 8.0, 7.5, 2, 3)]
     (same,) = compare_rankings("r", old, run("abc"))
     assert (same.kind, same.name, same.document) == ("run", "file", None)
     # With another rank, scores say nothing more.
@@ -78,10 +78,10 @@ def test_figures_are_those_before_and_those_now(stances: bool) -> None:
 def test_values_that_differ_come_by_name_and_one_that_is_not_there_is_none() -> None:
     old, new = {"b": 1, "a": 0, "same": [1], "gone": False}, {"b": 2, "a": None, "same": [1], "new": 0}
     assert compare_values("r", "setting", old, new, "x.") == [
-        Difference("r", "setting", "x.a", old=0, new=None),
-        Difference("r", "setting", "x.b", old=1, new=2),
-        Difference("r", "setting", "x.gone", old=False, new=None),
-        Difference("r", "setting", "x.new", old=None, new=0),
+        RunDifference("r", "setting", "x.a", old=0, new=None),
+        RunDifference("r", "setting", "x.b", old=1, new=2),
+        RunDifference("r", "setting", "x.gone", old=False, new=None),
+        RunDifference("r", "setting", "x.new", old=None, new=0),
     ]
 
 
@@ -94,7 +94,7 @@ def test_in_words_the_first_five_are_shown_and_the_others_counted() -> None:
     text = format_differences("r", compare_rankings("r", run("ab"), run("ac")))
     assert "document b: rank 2 → not in the run" in text and "document c: not in the run → rank 2" in text
     assert "more" not in text
-    gone = [Difference("r", "missing", "judge", "1", document) for document in names[:7]]
+    gone = [RunDifference("r", "missing", "judge", "1", document) for document in names[:7]]
     listed = format_differences("r", gone)
     assert "answers missing: 7 of judge: topic 1 document a, " in listed and listed.endswith(" and 2 more")
     assert format_differences("r", gone[:5]).endswith("topic 1 document e")
@@ -103,7 +103,8 @@ def test_in_words_the_first_five_are_shown_and_the_others_counted() -> None:
 
 def test_in_words_a_figure_has_its_change_with_a_sign() -> None:
     text = format_differences(
-        "r", [Difference("r", "measure", "m", old=0.5, new=0.75), Difference("r", "measure", "n", old=0.5, new=0.25)]
+        "r",
+        [RunDifference("r", "measure", "m", old=0.5, new=0.75), RunDifference("r", "measure", "n", old=0.5, new=0.25)],
     )
     assert "m, over the recorded topics: 0.5000 → 0.7500 (+0.2500)" in text
     assert "n, over the recorded topics: 0.5000 → 0.2500 (-0.2500)" in text

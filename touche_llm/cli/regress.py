@@ -16,7 +16,7 @@ from touche_llm.data.scratch import recover
 from touche_llm.errors import UsageError
 
 if TYPE_CHECKING:
-    from touche_llm.regression.differences import Difference
+    from touche_llm.regression.differences import RunDifference
     from touche_llm.regression.record import Recording
 
 _DEFAULT = Path("regress")
@@ -84,7 +84,7 @@ def check_(
     from touche_llm.regression.format_diff import format_differences
     from touche_llm.regression.snapshot import find_snapshots
 
-    found: list[Difference] = []
+    found: list[RunDifference] = []
 
     async def check() -> None:
         async for checked in check_all(find_snapshots(root, names or []), prompts):
@@ -122,7 +122,7 @@ def update_(
 
     if run is not None and len(names) > 1:
         raise UsageError("--run gives the new run of one recorded run; name that one alone")
-    found: list[Difference] = []
+    found: list[RunDifference] = []
     runs = [open_snapshot(folder) for folder in find_snapshots(root, names)]
     for snapshot, templates in zip(runs, choose_templates(runs, prompts), strict=True):
         with tempfile.TemporaryDirectory() as work:

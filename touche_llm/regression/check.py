@@ -11,7 +11,7 @@ from touche_llm.config import Config
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import PromptError, ToucheError, describe_os_error
 from touche_llm.regression.differences import (
-    Difference,
+    RunDifference,
     compare_measures,
     compare_parameters,
     compare_prompt_texts,
@@ -33,7 +33,7 @@ class ReplayComparison:
         replay: The replay; None if it failed.
     """
 
-    differences: list[Difference]
+    differences: list[RunDifference]
     config: Config
     replay: ReplayResult | None
 
@@ -43,7 +43,7 @@ class CheckResult:
     """The differences of one recorded run, and a note on what the check does not cover."""
 
     name: str
-    differences: list[Difference]
+    differences: list[RunDifference]
     note: str = ""
 
 
@@ -62,7 +62,7 @@ async def check_all(folders: Sequence[Path], prompts: Path | None = None) -> Asy
     snapshots = [result for result in opened if isinstance(result, Snapshot)]
     templates = iter(choose_templates(snapshots, prompts))
     for folder, result in zip(folders, opened, strict=True):
-        if isinstance(result, Difference):
+        if isinstance(result, RunDifference):
             yield CheckResult(folder.name, [result])
             continue
         given = next(templates)
@@ -73,18 +73,18 @@ async def check_all(folders: Sequence[Path], prompts: Path | None = None) -> Asy
         yield checked
 
 
-def _open(folder: Path) -> Snapshot | Difference:
+def _open(folder: Path) -> Snapshot | RunDifference:
     try:
         return open_snapshot(folder)
     except (ToucheError, OSError) as error:
         return _describe_error(folder.name, error)
 
 
-def _describe_error(name: str, error: ToucheError | OSError) -> Difference:
-    return Difference(name, "error", text=describe_os_error(error) if isinstance(error, OSError) else str(error))
+def _describe_error(name: str, error: ToucheError | OSError) -> RunDifference:
+    return RunDifference(name, "error", text=describe_os_error(error) if isinstance(error, OSError) else str(error))
 
 
-async def check_snapshot(snapshot: Snapshot, prompts: Path | None = None) -> list[Difference]:
+async def check_snapshot(snapshot: Snapshot, prompts: Path | None = None) -> list[RunDifference]:
     """Replay a recorded run with the current program and templates, in a temporary folder.
 
     Args:
@@ -110,7 +110,7 @@ async def compare_replay(snapshot: Snapshot, prompts: Path | None, work: Path) -
     try:
         now = await replay(config, snapshot.first_stage, folder, snapshot.folder)
     except ToucheError as error:
-        return ReplayComparison([Difference(name, "error", text=str(error)), *settings], config, None)
+        return ReplayComparison([RunDifference(name, "error", text=str(error)), *settings], config, None)
     if now.missing:
         before = None
         try:
@@ -130,13 +130,13 @@ async def compare_replay(snapshot: Snapshot, prompts: Path | None, work: Path) -
             *list_missing(name, now),
         ]
         if now.problem:
-            differences.append(Difference(name, "error", text=f"with the available answers: {now.problem}"))
+            differences.append(RunDifference(name, "error", text=f"with the available answers: {now.problem}"))
         return ReplayComparison(differences, config, now)
     differences = compare_runs(snapshot, now.run)
     return ReplayComparison([*settings, *differences] if differences else [], config, now)
 
 
-def compare_runs(snapshot: Snapshot, run: Path) -> list[Difference]:
+def compare_runs(snapshot: Snapshot, run: Path) -> list[RunDifference]:
     """Compare a run file with the recorded one; include measures if judgments were recorded."""
     if run.read_bytes() == snapshot.run.read_bytes():
         return []

@@ -22,7 +22,7 @@ _CONTEXT = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class RunDifference:
     """One difference between a recorded run and its replay.
 
     Attributes:
@@ -61,15 +61,15 @@ class Difference:
         }
 
 
-COLUMNS = tuple(Difference.__dataclass_fields__)
+COLUMNS = tuple(RunDifference.__dataclass_fields__)
 
 
 def compare_values(
     run: str, kind: Kind, old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
-) -> list[Difference]:
+) -> list[RunDifference]:
     """Compare named values; None stands for a missing one."""
     return [
-        Difference(run, kind, f"{prefix}{name}", old=old.get(name), new=new.get(name))
+        RunDifference(run, kind, f"{prefix}{name}", old=old.get(name), new=new.get(name))
         for name in sorted({**old, **new})
         if old.get(name) != new.get(name)
     ]
@@ -77,7 +77,7 @@ def compare_values(
 
 def compare_prompt_texts(
     run: str, before: ReplayResult | None, now: ReplayResult, recorded: Mapping[str, RequestSnapshot]
-) -> list[Difference]:
+) -> list[RunDifference]:
     """Return a diff for each changed prompt, at its first changed request.
 
     A changed template whose version was not raised gives a second difference.
@@ -106,7 +106,7 @@ def compare_prompt_texts(
         first = changed[0]
         old_prompt, new_prompt = before.prompts.get(purpose) if before is not None else None, now.prompts[purpose]
         differences.append(
-            Difference(
+            RunDifference(
                 run,
                 "prompt",
                 purpose,
@@ -120,11 +120,11 @@ def compare_prompt_texts(
             )
         )
         if old_prompt is not None and count is not None and _is_version_stale(old_prompt, new_prompt):
-            differences.append(Difference(run, "version", purpose, old=old_prompt.label, new=new_prompt.label))
+            differences.append(RunDifference(run, "version", purpose, old=old_prompt.label, new=new_prompt.label))
     return differences
 
 
-def compare_parameters(run: str, now: ReplayResult, recorded: Mapping[str, RequestSnapshot]) -> list[Difference]:
+def compare_parameters(run: str, now: ReplayResult, recorded: Mapping[str, RequestSnapshot]) -> list[RunDifference]:
     """Compare requests apart from their messages: schema, sampling, model, chat-template switches."""
     differences = []
     for purpose, old in recorded.items():
@@ -135,12 +135,12 @@ def compare_parameters(run: str, now: ReplayResult, recorded: Mapping[str, Reque
     return differences
 
 
-def list_missing(run: str, now: ReplayResult) -> list[Difference]:
+def list_missing(run: str, now: ReplayResult) -> list[RunDifference]:
     """Return a difference for each missing answer."""
-    return [Difference(run, "missing", key.purpose, key.topic, key.document) for key in now.missing]
+    return [RunDifference(run, "missing", key.purpose, key.topic, key.document) for key in now.missing]
 
 
-def compare_rankings(run: str, old: ParsedRun, new: ParsedRun) -> list[Difference]:
+def compare_rankings(run: str, old: ParsedRun, new: ParsedRun) -> list[RunDifference]:
     """Compare the ranks, largest moves first, then the stances of two runs whose files differ.
 
     None stands for a document that is missing from a run. If ranks and stances are equal, the first different score is
@@ -149,7 +149,7 @@ def compare_rankings(run: str, old: ParsedRun, new: ParsedRun) -> list[Differenc
     ranks_before, ranks = _ranks(old), _ranks(new)
     keys = list(dict.fromkeys([*ranks_before, *ranks]))
     moved = [
-        Difference(run, "rank", "", *key, ranks_before.get(key), ranks.get(key))
+        RunDifference(run, "rank", "", *key, ranks_before.get(key), ranks.get(key))
         for key in keys
         if ranks_before.get(key) != ranks.get(key)
     ]
@@ -157,7 +157,7 @@ def compare_rankings(run: str, old: ParsedRun, new: ParsedRun) -> list[Differenc
     # A document that only one run has counts as the furthest move.
     moved.sort(key=lambda move: -abs((move.old or 2 * longest + 1) - (move.new or 2 * longest + 1)))
     changed_stances = [
-        Difference(
+        RunDifference(
             run, "stance", "", topic, document, old.stances.get((topic, document)), new.stances.get((topic, document))
         )
         for topic, document in keys
@@ -172,18 +172,18 @@ def compare_rankings(run: str, old: ParsedRun, new: ParsedRun) -> list[Differenc
     if changed_scores:
         first = changed_scores[0]
         counts = len(changed_scores), len(keys)
-        return [Difference(run, "run", "score", *first, scores_before[first], scores[first], *counts)]
-    return [Difference(run, "run", "file", text="ranks, stances and scores are equal, but the bytes differ: the tag?")]
+        return [RunDifference(run, "run", "score", *first, scores_before[first], scores[first], *counts)]
+    return [RunDifference(run, "run", "file", text="ranks, stances and scores are equal, the bytes differ: the tag?")]
 
 
-def compare_measures(run: str, old: ParsedRun, new: ParsedRun, qrels: Qrels) -> list[Difference]:
+def compare_measures(run: str, old: ParsedRun, new: ParsedRun, qrels: Qrels) -> list[RunDifference]:
     """Return nDCG@5 of each graded aspect and macro-F1 of the stances in both runs, changed or not."""
     # Imported here because pandas is slow to load.
     from touche_llm.evaluation.measures import NDCG, evaluate_run
 
     before, now = (evaluate_run(run, ranking, qrels).estimates for ranking in (old, new))
     names = [f"{aspect} {NDCG}" for aspect in qrels.grades] + ([f"{STANCE} macro-F1"] if qrels.stances else [])
-    return [Difference(run, "measure", name, old=before[name].value, new=now[name].value) for name in names]
+    return [RunDifference(run, "measure", name, old=before[name].value, new=now[name].value) for name in names]
 
 
 def _is_version_stale(was: Prompt, now: Prompt) -> bool:
@@ -218,9 +218,9 @@ def _by_document(run: ParsedRun, value: Callable[[Any], Any]) -> dict[tuple[str,
     }
 
 
-def group_by_kind(differences: Iterable[Difference]) -> dict[Kind, list[Difference]]:
+def group_by_kind(differences: Iterable[RunDifference]) -> dict[Kind, list[RunDifference]]:
     """Group differences by kind, each in its given order."""
-    groups: dict[Kind, list[Difference]] = {}
+    groups: dict[Kind, list[RunDifference]] = {}
     for difference in differences:
         groups.setdefault(difference.kind, []).append(difference)
     return groups

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from touche_llm.errors import to_printable
-from touche_llm.regression.differences import Difference, group_by_kind
+from touche_llm.regression.differences import RunDifference, group_by_kind
 
 _LISTED = 5
 
 
-def format_differences(name: str, differences: list[Difference]) -> str:
+def format_differences(name: str, differences: list[RunDifference]) -> str:
     """Format the differences of a run as text.
 
     For each kind, gives the count and the first or largest differences; for each prompt, its diff.
@@ -54,7 +54,7 @@ def format_differences(name: str, differences: list[Difference]) -> str:
     return to_printable("\n".join(lines))
 
 
-def _format_prompt(change: Difference) -> list[str]:
+def _format_prompt(change: RunDifference) -> list[str]:
     if change.count is None:
         what = "rendered differently by the program, not by its template; see"
     else:
@@ -66,24 +66,24 @@ def _format_prompt(change: Difference) -> list[str]:
     ]
 
 
-def _group_by_name(differences: Iterable[Difference]) -> dict[str, list[Difference]]:
-    groups: dict[str, list[Difference]] = {}
+def _group_by_name(differences: Iterable[RunDifference]) -> dict[str, list[RunDifference]]:
+    groups: dict[str, list[RunDifference]] = {}
     for difference in differences:
         groups.setdefault(difference.name, []).append(difference)
     return groups
 
 
-def _list_places(differences: list[Difference]) -> str:
+def _list_places(differences: list[RunDifference]) -> str:
     more = len(differences) - _LISTED
     return ", ".join(map(_format_place, differences[:_LISTED])) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _count_omitted(differences: list[Difference]) -> list[str]:
+def _count_omitted(differences: list[RunDifference]) -> list[str]:
     more = len(differences) - _LISTED
     return [f"    and {more:,} more"] if more > 0 else []
 
 
-def _format_place(difference: Difference) -> str:
+def _format_place(difference: RunDifference) -> str:
     if not difference.topic:
         return "the length of the chat template"
     document = f" document {difference.document}" if difference.document else ""
@@ -94,6 +94,6 @@ def _format_rank(rank: int | None) -> str:
     return "not in the run" if rank is None else f"rank {rank}"
 
 
-def _format_change(change: Difference) -> str:
+def _format_change(change: RunDifference) -> str:
     old, new = ("none" if value is None else f"{value}" for value in (change.old, change.new))
     return f"{old} → {new}"

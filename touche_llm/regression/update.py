@@ -9,7 +9,7 @@ from touche_llm.config import Config
 from touche_llm.errors import UsageError
 from touche_llm.pipeline.run_files import RUN
 from touche_llm.regression.check import compare_replay, compare_runs
-from touche_llm.regression.differences import Difference, compare_values
+from touche_llm.regression.differences import RunDifference, compare_values
 from touche_llm.regression.record import Recording, load_finished_run, record
 from touche_llm.regression.snapshot import Snapshot, run_settings
 
@@ -24,7 +24,7 @@ class Preview:
         run: Folder of the run to store; None if the recorded answers do not suffice for a replay.
     """
 
-    differences: list[Difference]
+    differences: list[RunDifference]
     config: Config
     run: Path | None
 
