@@ -219,8 +219,8 @@ async def test_what_is_missing_is_told_with_the_folder_that_was_given(tmp_path: 
     config = short(tmp_path)
     with pytest.raises(DataError) as caught:
         await dry(config, tmp_path / "out", ("judge",))
-    assert str(caught.value).startswith(f"{tmp_path / 'out' / 'candidates.run.txt'}: not there")
+    assert str(caught.value).startswith(f"{tmp_path / 'out' / 'candidates.run.txt'}: no such file")
     await retrieve_stage(config, tmp_path / "out", Silent())
     with pytest.raises(DataError) as caught:
         await dry(config, tmp_path / "out", ("rank",))
-    assert str(caught.value).startswith(f"{tmp_path / 'out' / 'judgments.jsonl'}: not there")
+    assert str(caught.value).startswith(f"{tmp_path / 'out' / 'judgments.jsonl'}: no such file")
