@@ -216,6 +216,6 @@ def test_a_run_can_be_reported_and_kept_also_when_the_server_is_gone(
     server.password = "changed"
     assert touche("regress", "check", "kept").returncode == 0
     done = touche("report", "out", "-o", "gone.html")
-    assert done.returncode == 0 and f"No texts of documents: {server.url}: does not let us in" in done.stderr
+    assert done.returncode == 0 and f"No document texts: {server.url}: does not let us in" in done.stderr
     there, gone = ((tmp_path / name).read_text() for name in ("there.html", "gone.html"))
-    assert "No texts of documents" in gone and "No texts of documents" not in there and len(there) > len(gone)
+    assert "No document texts" in gone and "No document texts" not in there and len(there) > len(gone)

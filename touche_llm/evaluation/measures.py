@@ -141,9 +141,11 @@ def compare_runs(baseline: Evaluation, others: Sequence[Evaluation]) -> tuple[pd
         UsageError: The runs cannot be compared, see `significance.compare`.
     """
     common = {
-        each.name: estimate_common_stances(each.run, baseline.run, each.qrels) for each in others if each.qrels.stances
+        other.name: estimate_common_stances(other.run, baseline.run, other.qrels)
+        for other in others
+        if other.qrels.stances
     }
-    runs = {each.name: each.estimates for each in (baseline, *others)}
+    runs = {evaluation.name: evaluation.estimates for evaluation in (baseline, *others)}
     notes = []
     for other in others:
         for measure, (estimate, _) in common.get(other.name, {}).items():
@@ -155,13 +157,13 @@ def compare_runs(baseline: Evaluation, others: Sequence[Evaluation]) -> tuple[pd
                 )
         notes += describe_uneven_judging(other, baseline)
     frame = compare(baseline.name, runs, common=common)
-    by_name = {each.name: each for each in (baseline, *others)}
+    by_name = {evaluation.name: evaluation for evaluation in (baseline, *others)}
     aspects = frame["measure"].map(aspect_of)
     covered = [by_name[run].coverage(aspect) for run, aspect in zip(frame["run"], aspects, strict=True)]
-    frame["topics"] = [each.topics for each in covered]
-    frame["missing"] = [each.missing for each in covered]
+    frame["topics"] = [coverage.topics for coverage in covered]
+    frame["missing"] = [coverage.missing for coverage in covered]
     frame["baseline_missing"] = [baseline.coverage(aspect).missing for aspect in aspects]
-    frame["judged_topics"] = [each.judged for each in covered]
+    frame["judged_topics"] = [coverage.judged for coverage in covered]
     return frame, notes
 
 
@@ -169,7 +171,7 @@ def describe_uneven_judging(run: Evaluation, other: Evaluation) -> list[str]:
     """Describe aspects in which a much larger share of one run's top documents is judged than of the other's."""
     notes = []
     for aspect in run.qrels.grades:
-        share, other_share = (each.estimates[f"{aspect} {JUDGED}"].value for each in (run, other))
+        share, other_share = (evaluation.estimates[f"{aspect} {JUDGED}"].value for evaluation in (run, other))
         if abs(share - other_share) > _MAX_JUDGED_DIFFERENCE:
             notes.append(
                 f"{run.name}: {aspect} {JUDGED} is {share:.3f}, and {other_share:.3f} for {other.name}; part of the "
@@ -272,9 +274,9 @@ def _check_topics(run: ParsedRun, judged: Mapping[str, object], aspect: str) -> 
 def describe_coverage(evaluations: Iterable[Evaluation], aspect: str) -> list[str]:
     """Return one line if all runs have the same coverage, else a line for each run."""
     texts = {
-        each.name: str(each.coverage(aspect))
-        for each in evaluations
-        if aspect in each.qrels.grades or (aspect == STANCE and each.qrels.stances)
+        evaluation.name: str(evaluation.coverage(aspect))
+        for evaluation in evaluations
+        if aspect in evaluation.qrels.grades or (aspect == STANCE and evaluation.qrels.stances)
     }
     if len(set(texts.values())) == 1:
         return list(texts.values())[:1]

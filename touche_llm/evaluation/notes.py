@@ -54,7 +54,7 @@ def describe_grades(
         f"left out of official_ndcg@{cutoff}, which needs a judged document among the first {cutoff} and a grade "
         "of 1 or more": [topic for topic in grades if topic not in official],
     }
-    notes = [Note(aspect, f"topics {what}: {shorten(names)}") for what, names in topics.items() if names]
+    notes = [Note(aspect, f"topics {problem}: {shorten(names)}") for problem, names in topics.items() if names]
     shared = grades.keys() & run.rankings.keys()
     if not any(candidate.document_id in grades[topic] for topic in shared for candidate in run.rankings[topic]):
         notes.append(Note(aspect, "no document of the run is judged; check that the qrels belong to its corpus"))

@@ -123,7 +123,7 @@ def read_qrels(files: Mapping[str, Path | str], task: Task | str) -> Qrels:
             grades[aspect], again = _read(paths[aspect], "grade", "grade", _parse_grade)
         if again:
             repeated[aspect] = again
-    pools = {aspect: {topic: set(judged) for topic, judged in each.items()} for aspect, each in grades.items()}
+    pools = {aspect: {topic: set(judged) for topic, judged in by_topic.items()} for aspect, by_topic in grades.items()}
     if stances:
         pools[STANCE] = {topic: set(judged) for topic, judged in stances.items()}
     return Qrels(grades, stances, task.stances, repeated, _find_gaps(pools))
