@@ -88,7 +88,7 @@ async def test_a_failure_that_lasts_ends_the_run_and_says_how_to_go_on(
         await search(FakeChatNoir(rest=behaviour), tmp_path, request_timeout=request_timeout, retry_for=0.02)
     message = str(caught.value)
     assert reason in message and "search 'bottled water'" in message
-    assert str(tmp_path / "chatnoir.sqlite") in message and "go on with the same command" in message
+    assert str(tmp_path / "chatnoir.sqlite") in message and "resume with the same command" in message
 
 
 async def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ async def test_a_refusal_ends_at_once_and_says_what_to_do(
 
 async def test_a_wait_longer_than_is_retried_ends_at_once(tmp_path: Path) -> None:
     server = FakeChatNoir(rest=status(429, "quota", **{"Retry-After": "86400"}))
-    with pytest.raises(EngineError, match="HTTP 429: quota; ChatNoir asks to wait for 86,400 s.*retry_for"):
+    with pytest.raises(EngineError, match="HTTP 429: quota; ChatNoir requests a wait of 86,400 s.*retry_for"):
         await search(server, tmp_path)
     assert len(server.asked) == 1
 
@@ -157,27 +157,27 @@ async def test_requests_go_out_no_faster_than_set_and_not_after_a_pause_in_a_bun
     pace = chatnoir_transport.RateLimiter(4.0)
     times = []
     for _ in range(3):
-        await pace.turn()
+        await pace.wait()
         times.append(clock.now)
     clock.now += 10
     for _ in range(2):
-        await pace.turn()
+        await pace.wait()
         times.append(clock.now)
     pace.hold(30.0)
-    await pace.turn()
+    await pace.wait()
     times.append(clock.now)
     assert times == [100.0, 100.25, 100.5, 110.5, 110.75, 140.75]
 
 
 async def test_every_request_waits_its_turn_retries_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = []
-    turn = chatnoir_transport.RateLimiter.turn
+    turn = chatnoir_transport.RateLimiter.wait
 
     async def counted(self: chatnoir_transport.RateLimiter) -> None:
         turns.append(self)
         await turn(self)
 
-    monkeypatch.setattr(chatnoir_transport.RateLimiter, "turn", counted)
+    monkeypatch.setattr(chatnoir_transport.RateLimiter, "wait", counted)
     server = FakeChatNoir(results(5), behaviours=[status(500), None, status(503), status(429)])
     async with server.running():
         await Retrieval()(settings_for(server, tmp_path))
@@ -216,7 +216,7 @@ async def test_a_search_that_is_not_stored_needs_a_key_and_says_where_to_get_one
 
 @pytest.mark.parametrize("key", ["short", f"{KEY} {KEY}", f"{KEY}\x00", f"{KEY}\u00e9"])
 def test_what_cannot_be_a_key_is_refused_unquoted(key: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no key") as caught:
+    with pytest.raises(UsageError, match="an invalid form") as caught:
         ChatNoir(settings_for(FakeChatNoir(url="http://127.0.0.1:9"), tmp_path, api_key=key), print)
     assert key not in str(caught.value)
     assert not (tmp_path / "chatnoir.sqlite").exists()

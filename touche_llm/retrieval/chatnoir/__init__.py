@@ -1,1 +1,1 @@
-"""First stage in ChatNoir, the search engine over ClueWeb22-B."""
+"""First stage with ChatNoir, the search engine over ClueWeb22-B."""

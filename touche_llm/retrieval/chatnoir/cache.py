@@ -1,4 +1,4 @@
-"""Where ChatNoir is and how it is asked; and the file that keeps all it said."""
+"""Settings of ChatNoir, and the cache of its replies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TABLES = {
     "documents": ("place", "id", "text", "reason"),
 }
 FORMAT = 1  # `PRAGMA user_version` of the cache file
-# `PRAGMA application_id`, the bytes "tlcn": tells our files from other SQLite files.
+# `PRAGMA application_id`, the bytes "tlcn": identifies our SQLite files.
 _APPLICATION = 0x746C636E
 
 
@@ -39,10 +39,10 @@ def _address(url: str) -> str:
 
 
 class ChatNoirSettings(BaseModel):
-    """How ChatNoir is asked; times are in seconds.
+    """Settings of ChatNoir; times are in seconds.
 
-    `api_key` stands in for the environment variable CHATNOIR_API_KEY and is never written out again. `leave_out` names
-    documents that are not fetched, for those that ChatNoir cannot deliver.
+    `api_key` overrides the environment variable CHATNOIR_API_KEY and is never written to a file. `leave_out` lists
+    documents that are not fetched because ChatNoir cannot deliver them.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
@@ -59,7 +59,7 @@ class ChatNoirSettings(BaseModel):
 
 
 class Hit(BaseModel):
-    """A search result: the TREC id of the document, ChatNoir's own id, and ChatNoir's score."""
+    """Search result: TREC id, ChatNoir's own id and score of a document."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -69,15 +69,15 @@ class Hit(BaseModel):
 
 
 class Page(BaseModel):
-    """One page of results. `unnamed` counts results without a TREC id, `total` all results that ChatNoir counted."""
+    """Page of results. `unnamed` counts results without TREC id, `total` all results of the query."""
 
     hits: list[Hit]
     unnamed: int
     total: int
 
 
-def _bounded(stored: object) -> str:
-    """The text of a page as it is stored: a thousand hits have 150 KB; raises Malformed for anything else."""
+def _check_length(stored: object) -> str:
+    """Return the stored text of a page, of which a thousand hits have 150 KB; raises Malformed if it is invalid."""
     if not isinstance(stored, str) or len(stored) > MAX_MODEL:
         raise Malformed(f"not a text of at most {MAX_MODEL:,} characters")
     return stored
@@ -85,19 +85,19 @@ def _bounded(stored: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MissingDocument:
-    """A document that ChatNoir finds but has no usable text of."""
+    """Document that ChatNoir finds without usable text."""
 
     reason: str
 
 
 class ChatNoirDocuments:
-    """The SQLite file with all that ChatNoir said; reads like a DocumentStore. A context manager.
+    """SQLite cache of ChatNoir's replies, with the interface of a DocumentStore. A context manager.
 
-    Entries are committed one by one as they arrive, so that a run that was killed goes on where it stopped.
+    Each entry is committed when it arrives, so a killed run resumes where it stopped.
     """
 
     def __init__(self, settings: ChatNoirSettings) -> None:
-        """Open `settings.cache`, or make it; raises DataError when it is the file of something else."""
+        """Open or create `settings.cache`; raises DataError if it is a file of another program."""
         self.path = settings.cache
         self._base_url, self._index = settings.base_url, index_id(settings.index)
         try:
@@ -127,26 +127,26 @@ class ChatNoirDocuments:
         self._database.close()
 
     def get(self, document_id: str) -> Document:
-        """The document with this id; raises DataError when the cache has no text of it."""
-        text = self.text(document_id)
+        """Return a document; raises DataError if the cache has no text of it."""
+        text = self.get_text(document_id)
         if isinstance(text, str):
             return Document(document_id, text)
         why = text.reason if text else "retrieve with ChatNoir again"
         raise DataError(f"document {document_id!r} has no text in the ChatNoir cache {self.path}: {why}")
 
     def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
-        """Those of the given ids that the cache holds no text of, in the order given."""
-        return [each for each in dict.fromkeys(document_ids) if not isinstance(self.text(each), str)]
+        """Return the ids without text in the cache, in the given order."""
+        return [ident for ident in dict.fromkeys(document_ids) if not isinstance(self.get_text(ident), str)]
 
-    def text(self, document_id: str) -> str | MissingDocument | None:
-        """What is known of a document; None when it was never asked for."""
+    def get_text(self, document_id: str) -> str | MissingDocument | None:
+        """Return the text of a document or the reason why it is missing; None if it was never fetched."""
         row = self._database.execute(
             "SELECT text, reason FROM documents WHERE place = ? AND id = ?", (self._index, document_id)
         ).fetchone()
         if row is None:
             return None
         text, reason = row
-        # A column of SQLite holds values of any type.
+        # A column of SQLite accepts values of any type.
         if reason is None and isinstance(text, str):
             return text
         if text is None and isinstance(reason, str):
@@ -154,12 +154,12 @@ class ChatNoirDocuments:
         raise DataError(f"{self.path}: damaged: the document {document_id!r} is no text; delete the file")
 
     def put_text(self, document_id: str, text: str | MissingDocument) -> None:
-        """Store a document at once, or that there is none."""
+        """Store the text of a document, or that it is missing, and commit."""
         row = (None, text.reason) if isinstance(text, MissingDocument) else (text, None)
         self._database.execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?, ?)", (self._index, document_id, *row))
 
-    def page(self, query: str, start: int, size: int) -> Page | None:
-        """A page of results, or None when it was never asked for; raises DataError when the file is damaged."""
+    def get_page(self, query: str, start: int, size: int) -> Page | None:
+        """Return a page of results, or None if it is not stored; raises DataError if the file is damaged."""
         row = self._database.execute(
             "SELECT page FROM searches WHERE base_url = ? AND place = ? AND query = ? AND start = ? AND size = ?",
             (self._base_url, self._index, query, start, size),
@@ -167,14 +167,14 @@ class ChatNoirDocuments:
         if row is None:
             return None
         try:
-            return Page.model_validate_json(_bounded(row[0]))
+            return Page.model_validate_json(_check_length(row[0]))
         except (ValidationError, Malformed) as error:
             raise DataError(
                 f"{self.path}: damaged: the results of {query!r} from {start} on; delete the file"
             ) from error
 
     def put_page(self, query: str, start: int, size: int, page: Page) -> None:
-        """Store a page of results at once."""
+        """Store a page of results, and commit."""
         self._database.execute(
             "INSERT OR REPLACE INTO searches VALUES (?, ?, ?, ?, ?, ?)",
             (self._base_url, self._index, query, start, size, page.model_dump_json()),
@@ -193,7 +193,7 @@ class ChatNoirDocuments:
 
     def _create(self) -> None:
         self._database.execute("BEGIN IMMEDIATE")
-        if not self._is_ours():  # another process may just have made it
+        if not self._is_ours():  # another process may have created it meanwhile
             (tables,) = self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()
             if tables:
                 raise DataError(

@@ -1,4 +1,4 @@
-"""ChatNoir, the search engine over ClueWeb22-B: every search result and document is asked for once and kept on disk."""
+"""Client of ChatNoir, which requests each search result and document once and caches it on disk."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments, ChatNoirSetti
 from touche_llm.retrieval.chatnoir.transport import HOW_TO_GIVE_A_KEY, Notify, Reply, Transport
 
 MAX_DOCUMENT_BYTES = 4 * 2**20
-# ChatNoir moves `from` back so that `from + size` stays within this window: beyond it, pages would repeat.
+# ChatNoir lowers `from` to keep `from + size` within this window, so pages beyond it would repeat.
 MAX_DEPTH = 10_000
 _MAX_PAGE_BYTES = 16 * 2**20
 _MAX_ID = 256
-# Codecs of Python's that are slow on long texts, give lone surrogates or warn; no page is written in them.
+# Python codecs that are slow on long texts, return lone surrogates or warn; no page uses them.
 _NO_ENCODING_OF_TEXT = {"idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape", "utf-7"}
 _CONCURRENCY = 8
 
 
 class ChatNoir:
-    """The search engine, behind its cache. Use as an asynchronous context manager."""
+    """ChatNoir behind a cache. An asynchronous context manager."""
 
     def __init__(self, settings: ChatNoirSettings, notify: Notify) -> None:
-        """Open the cache; nothing is sent yet, and no key is needed before a search that the cache lacks.
+        """Open the cache without sending a request; only searches that are not cached need a key.
 
         Raises:
-            UsageError: the key cannot be one.
-            DataError: the cache file is something else.
+            UsageError: The key has an invalid form.
+            DataError: The cache is a file of another program.
         """
         self._settings, self._notify = settings, notify
         self._transport = Transport(settings, notify)
@@ -53,14 +53,14 @@ class ChatNoir:
         self._documents.close()
 
     async def search(self, query: str, depth: int) -> list[Hit]:
-        """The best `depth` documents for a query, fewer when there are no more, in ChatNoir's order.
+        """Return the best `depth` documents for a query, or fewer, in ChatNoir's order.
 
-        A document that comes twice counts once, at its first place. Results without a TREC id are left out, with a
-        notice: a run could not name them.
+        A repeated document keeps its first position. Results without TREC id are skipped with a notice, since a run
+        could not name them.
 
         Raises:
-            UsageError: no key, or none that ChatNoir accepts; a query without words; more than 10,000 documents.
-            EngineError: ChatNoir cannot be reached, or its answer is not what was asked for.
+            UsageError: The key is missing or refused, the query is empty, or `depth` exceeds 10,000.
+            EngineError: ChatNoir cannot be reached, or its reply does not match the request.
         """
         query = " ".join(query.split())
         if not query or depth > MAX_DEPTH:
@@ -72,8 +72,8 @@ class ChatNoir:
         before: set[str] = set()
         while len(hits) < depth and start < MAX_DEPTH:
             size = min(self._settings.page_size, MAX_DEPTH - start)
-            stored = self._documents.page(query, start, size)
-            page = await self._ask(query, start, size) if stored is None else stored
+            stored = self._documents.get_page(query, start, size)
+            page = await self._request_page(query, start, size) if stored is None else stored
             ids = {hit.document_id for hit in page.hits}
             if ids and ids == before:
                 raise self._transport.error(
@@ -94,36 +94,36 @@ class ChatNoir:
         return list(hits.values())[:depth]
 
     async def fetch(self, hit: Hit) -> str | MissingDocument:
-        """The plain text of a document, which is what ChatNoir takes for the main content of the page.
+        """Return the plain text of a document: the main content of the page, extracted by ChatNoir.
 
-        That there is none (HTTP 404, nothing but a frame, no text in the encoding named, over 4 MiB) is stored as
-        well: to ask again, delete the cache.
+        A missing text (HTTP 404, empty, not in the declared encoding, over 4 MiB) is cached as well; delete the cache
+        to fetch it again.
 
         Raises:
-            EngineError: ChatNoir cannot be reached, or fails on this document for as long as is retried.
+            EngineError: ChatNoir cannot be reached, or fails on this document until the retries end.
         """
         if hit.document_id in self._settings.leave_out:
             return MissingDocument("named in chatnoir.leave_out")
-        known = self._documents.text(hit.document_id)
+        known = self._documents.get_text(hit.document_id)
         if known is not None:
             return known
-        found = await self._transport.ask(
+        found = await self._transport.request(
             f"document {hit.document_id}",
             "cache",
-            _text,
+            _decode_text,
             limit=MAX_DOCUMENT_BYTES,
-            # The key stays out: ChatNoir gives documents to everyone.
+            # Without the key: documents are public.
             params={"uuid": str(hit.uuid), "index": index_id(self._settings.index), "raw": "true", "plain": "true"},
             hint="; name it in chatnoir.leave_out to go on without it",
         )
         self._documents.put_text(hit.document_id, found)
         return found
 
-    async def _ask(self, query: str, start: int, size: int) -> Page:
+    async def _request_page(self, query: str, start: int, size: int) -> Page:
         key = self._transport.key
         if key is None:
             raise UsageError(
-                f"{self._settings.cache} does not hold the search {query!r}, and there is no key to ask ChatNoir with: "
+                f"{self._settings.cache} does not hold the search {query!r}, and there is no key for ChatNoir: "
                 + HOW_TO_GIVE_A_KEY
             )
         request = Request(
@@ -136,15 +136,15 @@ class ChatNoir:
             minimal=False,
             search_method="default",
         )
-        return await self._transport.ask(
+        return await self._transport.request(
             f"search {query!r}",
             "api/v1/_search",
-            partial(self._page, query, size),
+            partial(self._parse_page, query, size),
             limit=_MAX_PAGE_BYTES,
             body=request.model_dump_json(by_alias=True).encode(),
         )
 
-    def _page(self, query: str, size: int, reply: Reply) -> Page:
+    def _parse_page(self, query: str, size: int, reply: Reply) -> Page:
         if reply.status == 404:
             raise self._transport.error("HTTP 404: no search here; see chatnoir.base_url")
         try:
@@ -152,14 +152,14 @@ class ChatNoir:
         except ValidationError as error:
             first = error.errors()[0]
             problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        except TypeError as error:  # validators of chatnoir-api do not look at types first
+        except TypeError as error:  # validators of chatnoir-api do not check types
             problem = str(error)
         else:
-            return self._checked(response, query, size)
-        # Raised out here, since an error that is chained to what the server sent would print it, key and all.
+            return self._check_page(response, query, size)
+        # Raised outside the handler: a chained error would print the reply, which may contain the key.
         raise TransientFailure(f"a reply of another form: {self._transport.clean(problem)}", max_tries=BROKEN_TRIES)
 
-    def _checked(self, response: SearchResponse, query: str, size: int) -> Page:
+    def _check_page(self, response: SearchResponse, query: str, size: int) -> Page:
         clean, error, results = self._transport.clean, self._transport.error, response.results
         if len(results) > size:
             raise error(f"{query!r}: {len(results)} results in a page of {size}")
@@ -184,22 +184,23 @@ async def retrieve_chatnoir(
     notify: Notify,
     advance: Callable[[], None],
 ) -> list[list[Candidate]]:
-    """Search every topic and fetch the documents found, into the cache; what is there already is not asked for.
+    """Search each topic and fetch the documents found, unless they are cached.
 
     Args:
-        topics: searched one after the other.
-        settings: says where ChatNoir and the cache are.
-        fields: of the topic, together the query. ChatNoir wants every word of it somewhere in the page, and reads
-            `-word`, `"a phrase"`, `site:` and the like as operators.
-        depth: documents a topic at most.
-        notify: is told which documents were found but left out, since ChatNoir has no usable text of them.
-        advance: called after each topic.
+        topics: Topics, searched one after the other.
+        settings: Settings of ChatNoir and its cache.
+        fields: Fields of the topic that form the query. ChatNoir requires all words in a page, and reads `-word`,
+            `"a phrase"`, `site:` and the like as operators.
+        depth: Max documents per topic.
+        notify: Called with a notice about documents that are skipped for lack of usable text.
+        advance: Called after each topic.
 
     Returns:
-        for each topic its candidates by descending score, equal scores by ascending document id; ranks start at 1.
+        Candidates of each topic by descending score, ties by ascending document id; ranks start at 1.
 
     Raises:
-        UsageError, EngineError: see `ChatNoir.search` and `ChatNoir.fetch`; a topic whose fields are all empty.
+        UsageError: As `ChatNoir.search`, or all fields of a topic are empty.
+        EngineError: As `ChatNoir.search` and `ChatNoir.fetch`.
     """
     rankings = []
     async with ChatNoir(settings, notify) as engine:
@@ -225,8 +226,8 @@ async def retrieve_chatnoir(
     return rankings
 
 
-def _text(reply: Reply) -> str | MissingDocument:
-    """The text of a document as it came; bytes that the encoding does not know become the replacement character."""
+def _decode_text(reply: Reply) -> str | MissingDocument:
+    """Return the decoded text of a document, with replacement characters for invalid bytes."""
     if reply.status == 404:
         return MissingDocument("HTTP 404")
     if len(reply.content) > MAX_DOCUMENT_BYTES:
@@ -239,5 +240,5 @@ def _text(reply: Reply) -> str | MissingDocument:
         return MissingDocument(f"in the unknown encoding {reply.charset!r:.40}")
     if "\0" in text:
         return MissingDocument("not text")
-    # ChatNoir says "None" where its archive lacks the page.
+    # ChatNoir sends "None" if its archive lacks the page.
     return MissingDocument("no text") if text.strip() in ("", "None") else text

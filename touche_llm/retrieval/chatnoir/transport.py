@@ -1,4 +1,4 @@
-"""How ChatNoir is reached: each request in its turn, again where a failure may pass, the key told to nobody else."""
+"""HTTP transport of ChatNoir: rate limit, retries, and a key that is never logged or redirected."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply of status 200 or 404. `content` has one byte more than the limit when the reply was longer."""
+    """Reply of status 200 or 404; the `content` of an overlong reply is one byte longer than the limit."""
 
     status: int
     content: bytes
@@ -39,45 +39,45 @@ class Reply:
 
 
 class RateLimiter:
-    """Lets requests through one by one, at least `1 / per_second` seconds apart."""
+    """Rate limiter that keeps requests at least `1 / per_second` seconds apart."""
 
     def __init__(self, per_second: float) -> None:
         self._interval = 1.0 / per_second
         self._free_at = 0.0
 
-    async def turn(self) -> None:
-        """Wait until the next request may go."""
+    async def wait(self) -> None:
+        """Wait until the next request may be sent."""
         now = time.monotonic()
         at = max(now, self._free_at)
         self._free_at = at + self._interval
         await asyncio.sleep(at - now)
 
     def hold(self, seconds: float) -> None:
-        """Let nothing through for this long."""
+        """Block all requests for this long."""
         self._free_at = max(self._free_at, time.monotonic() + seconds)
 
 
 class Transport:
-    """One server, one key, one pace. Use as an asynchronous context manager."""
+    """Connection to one server with one key and one rate limit. An asynchronous context manager."""
 
-    # Ours are the models, index ids and base address of chatnoir-api, which are the contract. Its transport is not:
-    # `request_page` serialises without aliases, so that `from` goes out as `start` and every page is the first one; it
-    # also knows neither Retry-After nor typed errors, and blocks.
+    # Models, index ids and base address are those of chatnoir-api. Its transport is not used: `request_page` serialises
+    # without aliases, so `from` is sent as `start` and every page is the first one; it also blocks and supports neither
+    # Retry-After nor typed errors.
 
     def __init__(self, settings: ChatNoirSettings, notify: Notify) -> None:
-        """Nothing is sent yet.
+        """Read the key without sending a request.
 
         Raises:
-            UsageError: the key cannot be one.
+            UsageError: The key has an invalid form.
         """
-        self.key = _key(settings)
+        self.key = _read_key(settings)
         self._settings, self._notify = settings, notify
-        self._told = False
-        self._pace = RateLimiter(settings.requests_per_second)
+        self._has_reported = False
+        self._limiter = RateLimiter(settings.requests_per_second)
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Transport:
-        # The environment's proxy settings count, as they do for chatnoir-api: ChatNoir is outside the house.
+        # ChatNoir is a public server, so proxies of the environment are used, as in chatnoir-api.
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=self._settings.request_timeout),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -89,7 +89,7 @@ class Transport:
         assert self._session is not None
         await self._session.close()
 
-    async def ask(
+    async def request(
         self,
         what: str,
         path: str,
@@ -100,70 +100,70 @@ class Transport:
         body: bytes | None = None,
         hint: str = "",
     ) -> ResultT:
-        """What `read` makes of the reply; failures that may pass are retried for `retry_for` seconds.
+        """Send a request and return its reply as parsed by `read`; retry transient failures.
 
         Args:
-            what: is asked for, in the words of an error.
-            path: below the base address.
-            read: may raise TransientFailure, and then the request is sent again.
-            limit: bytes of the reply; of a longer one `limit + 1` are read.
-            params: go into the address, which other hosts and their logs see: no key.
-            body: JSON, sent with POST; without it the request is a GET, and redirects are followed.
-            hint: ends the error of a failure that lasted.
+            what: Description of the request for errors.
+            path: Path below the base address.
+            read: Parser of the reply; if it raises TransientFailure, the request is sent again.
+            limit: Max bytes of the reply; a longer one is cut after `limit + 1`.
+            params: Query of the address, without the key, since other hosts may log it.
+            body: JSON to send with POST; None sends a GET and follows redirects.
+            hint: End of the error message if all retries fail.
 
         Raises:
-            UsageError: ChatNoir does not take the key.
-            EngineError: ChatNoir cannot be reached, refuses, or fails for as long as is retried.
+            UsageError: ChatNoir refuses the key.
+            EngineError: ChatNoir cannot be reached, refuses the request, or fails until the retries end.
         """
 
         async def once() -> ResultT:
             return read(await self._send(path, limit, params, body))
 
         try:
-            return await retry(once, self._settings.retry_for, TransientFailure, self._tell_once)
+            return await retry(once, self._settings.retry_for, TransientFailure, self._report_once)
         except TransientFailure as error:
             raise self.error(
-                f"{what}: {error}; all that came so far is in {self._settings.cache}: go on with the same command{hint}"
+                f"{what}: {error}; all replies so far are in {self._settings.cache}: resume with the same command{hint}"
             ) from error
 
-    def _tell_once(self, failed: TransientFailure) -> None:
-        """Report the first failure that is retried, so that nobody waits without knowing for what."""
-        if not self._told:
-            self._told = True
+    def _report_once(self, failed: TransientFailure) -> None:
+        """Report the first failure that is retried, to explain the wait."""
+        if not self._has_reported:
+            self._has_reported = True
             place, seconds = self._settings.base_url, self._settings.retry_for
             self._notify(f"{place}: {failed}; tried again for up to {seconds:g} s (chatnoir.base_url)")
 
     async def _send(self, path: str, limit: int, params: Mapping[str, str] | None, body: bytes | None) -> Reply:
-        """Send once, in turn; a status that is neither 200 nor 404 is raised."""
+        """Send a request once, within the rate limit; raise an error for a status other than 200 and 404."""
         assert self._session is not None, "use the transport as an asynchronous context manager"
-        await self._pace.turn()
+        await self._limiter.wait()
         method, headers = "GET", {}
         if body is not None:
             method, headers = "POST", {"Accept": "application/json", "Content-Type": "application/json"}
         url = self._settings.base_url + path
         problem = ""
         try:
-            # Documents are served from another host, to which ChatNoir redirects; the key must not go there.
+            # ChatNoir redirects documents to another host, which must not receive the key.
             async with self._session.request(
                 method, url, params=params, data=body, headers=headers, allow_redirects=body is None
             ) as response:
                 reply = Reply(response.status, await read_body(response, limit), response.charset or "utf-8")
-                asked = parse_retry_after(response.headers.get("Retry-After"))
+                requested_wait = parse_retry_after(response.headers.get("Retry-After"))
         except TimeoutError:
             problem = f"no answer within {self._settings.request_timeout:g} s"
         except (aiohttp.ClientError, OSError) as error:
             problem = f"the connection broke: {type(error).__name__}: {error}"
-        # Raised out here, since an error that is chained to what the server sent would print it, key and all.
+        # Raised outside the handler: a chained error would print the reply, which may contain the key.
         if problem:
             raise TransientFailure(self.clean(problem))
         if reply.status in (200, 404):
             return reply
-        problem = f"HTTP {reply.status}: {self.clean(_message(reply.content))}"
+        problem = f"HTTP {reply.status}: {self.clean(_extract_message(reply.content))}"
         if reply.status == 429 or reply.status >= 500:
-            self._wait_as_asked(asked or 0.0, problem)
+            self._wait_as_requested(requested_wait or 0.0, problem)
             raise TransientFailure(problem)
         if reply.status == 401:
-            raise UsageError(f"{url}: ChatNoir does not take the key ({problem}); {HOW_TO_GIVE_A_KEY}")
+            raise UsageError(f"{url}: ChatNoir refuses the key ({problem}); {HOW_TO_GIVE_A_KEY}")
         if reply.status == 403:
             raise self.error(
                 f"ChatNoir refuses this address or this key ({problem}); ask its maintainers, or give another key: "
@@ -171,18 +171,18 @@ class Transport:
             )
         raise self.error(f"{path}: {problem}; is this ChatNoir? see chatnoir.base_url")
 
-    def _wait_as_asked(self, seconds: float, problem: str) -> None:
+    def _wait_as_requested(self, seconds: float, problem: str) -> None:
         if seconds > self._settings.retry_for:
             raise self.error(
-                f"{problem}; ChatNoir asks to wait for {seconds:,.0f} s, longer than chatnoir.retry_for; all that came "
-                f"so far is in {self._settings.cache}: go on then with the same command"
+                f"{problem}; ChatNoir requests a wait of {seconds:,.0f} s, longer than chatnoir.retry_for; all "
+                f"replies so far are in {self._settings.cache}: resume then with the same command"
             )
         if seconds > 0:
-            self._notify(f"ChatNoir: {problem}; waiting for {seconds:,.0f} s as it asks")
-            self._pace.hold(seconds)
+            self._notify(f"ChatNoir: {problem}; waiting for {seconds:,.0f} s as requested")
+            self._limiter.hold(seconds)
 
     def clean(self, text: str) -> str:
-        """What a server said, on one line, without the key, shortened."""
+        """Return a text from a server on one line, without the key, shortened."""
         if self.key is not None:
             key = self.key.get_secret_value()
             for form in {key, quote(key, safe=""), html.escape(key), orjson.dumps(key).decode()[1:-1]}:
@@ -190,21 +190,21 @@ class Transport:
         return " ".join(text.split())[:300]
 
     def error(self, problem: str) -> EngineError:
-        """An error of this server."""
+        """Return an error that names this server."""
         return EngineError(f"{self._settings.base_url}: {problem}")
 
 
-def _key(settings: ChatNoirSettings) -> SecretStr | None:
-    """The key as it is given in the configuration, or else in the environment."""
+def _read_key(settings: ChatNoirSettings) -> SecretStr | None:
+    """Return the key from the configuration or else from the environment."""
     given = settings.api_key.get_secret_value() if settings.api_key else os.environ.get(API_KEY_VARIABLE, "")
     key = given.strip()
     if key and (len(key) < _SHORTEST_KEY or not key.isascii() or not key.isprintable() or " " in key):
-        raise UsageError(f"the key for ChatNoir is no key: {HOW_TO_GIVE_A_KEY}")
+        raise UsageError(f"the key for ChatNoir has an invalid form: {HOW_TO_GIVE_A_KEY}")
     return SecretStr(key) if key else None
 
 
-def _message(content: bytes) -> str:
-    """What an error reply says: ChatNoir sends `{"code": …, "error": …, "message": …}`, a proxy a page."""
+def _extract_message(content: bytes) -> str:
+    """Return the message of an error reply: ChatNoir sends `{"code": …, "error": …, "message": …}`, a proxy a page."""
     try:
         return str(orjson.loads(content)["message"])
     except (orjson.JSONDecodeError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""Loading a corpus into Elasticsearch: in batches, resumed after an interruption, marked as complete at the end."""
+"""Loader of a corpus into Elasticsearch, in batches; an interrupted load can be resumed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # the client is loaded when a server is opened
 
 # Max documents of one request, and the bytes after which no other document is added to it.
 _BATCH, _BATCH_BYTES = 500, 8 * 2**20
-# Elasticsearch takes no longer ids; it would refuse the whole request.
+# Max bytes of an id in Elasticsearch; a longer one fails the whole request.
 _MAX_ID_BYTES = 512
 _NOTICE_EVERY = 60.0  # seconds
 
@@ -83,7 +83,7 @@ async def load_corpus(
     Raises:
         DataError: The corpus cannot be read, has a bad line (unless `skip_bad_lines`) or changes while it is read.
         UsageError: The index holds another corpus, has other settings, or was not created by this program.
-        EngineError: Elasticsearch cannot be reached or refuses; the next load does not send again what it holds then.
+        EngineError: Elasticsearch cannot be reached or refuses; the next load skips the documents loaded before.
     """
     if not corpus.is_file():
         raise DataError(f"{corpus}: no such corpus file")
@@ -179,7 +179,7 @@ async def _check_count(server: Server, name: str, documents: int) -> None:
 
 
 class _Load:
-    """A load under way: the batch that is next, and what is in the index by now."""
+    """Load in progress: the next batch, and counts of the documents in the index."""
 
     def __init__(
         self, server: Server, name: str, corpus: Path, *, skip_bad_lines: bool, resumed: bool, notify: Notify
@@ -195,7 +195,7 @@ class _Load:
         self._noticed = time.monotonic()
 
     def bad_line(self, bad: BadLine) -> None:
-        """Leave a line out, or raise what is wrong with it."""
+        """Skip a bad line, or raise it."""
         if not self._skip:
             raise bad
         self.left_out.add(bad, self.documents)
@@ -214,7 +214,7 @@ class _Load:
             await self.flush()
 
     async def flush(self) -> None:
-        """Send the batch, without what an earlier load sent."""
+        """Send the batch, without the documents that an earlier load sent."""
         batch, self._batch, self._bytes = self._batch, {}, 0
         if self._resumed and batch:
             there = await fetch_lines(self._server, self._name, list(batch))
@@ -239,7 +239,7 @@ class _Load:
         return count
 
     async def _send(self, batch: _Batch) -> None:
-        """Send a batch; what the server has no room for at the moment is sent again."""
+        """Send a batch; documents that a busy server refuses are sent again."""
         taken: dict[str, int] = {}  # by an earlier line, or by a request that seemed to fail
 
         def send(client: Elasticsearch) -> Any:

@@ -1,4 +1,4 @@
-"""A corpus in Elasticsearch: search, and documents by their ids."""
+"""Search and document access in an Elasticsearch index."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # the client is loaded when a server is opened
 
     from touche_llm.retrieval.elasticsearch.server import Read, Send, Server
 
-# Documents of one request.
+# Max documents of a request.
 _TEXTS_AT_ONCE = 100
 
 
@@ -60,7 +60,7 @@ class _Many(_Reply):
 
 
 class Shards(_Reply):
-    """How many shards did not do what was requested."""
+    """Number of shards that failed."""
 
     failed: int
 
@@ -117,7 +117,7 @@ async def fetch_lines(server: Server, name: str, ids: list[str]) -> dict[str, in
 
 
 class ElasticIndex:
-    """A complete index: a first stage, and a source of documents. A context manager.
+    """Complete index: a first stage and a source of documents. A context manager.
 
     A stage that sends requests to the model fetches its documents first; `get` takes them from a temporary database
     then, and the event loop never waits for Elasticsearch. Other documents are fetched when they are needed.
@@ -147,7 +147,7 @@ class ElasticIndex:
             "documents": self.manifest.documents or 0,
             "bad lines": self.manifest.bad_lines or 0,
         }
-        # In a file that SQLite deletes; documents that the index lacks have no text.
+        # A temporary file that SQLite deletes; documents that the index lacks have no text.
         self._fetched = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         self._fetched.execute("CREATE TABLE documents (id TEXT PRIMARY KEY, text TEXT) WITHOUT ROWID")
 
@@ -243,7 +243,7 @@ class ElasticIndex:
             f"touche-llm index --retriever elasticsearch --elasticsearch {settings.url} "
             f"--elasticsearch-index {settings.index} --corpus FILE"
         )
-        # Once, as the greeting before it: a stage opens the index in its event loop.
+        # Not retried, since a stage opens the index in its event loop.
         manifest = self._server.request_once(*manifest_request(settings.index))
         if manifest is None:
             raise DataError(f"{place}: not there; load the corpus with `{load}`")

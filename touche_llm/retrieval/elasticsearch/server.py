@@ -1,4 +1,4 @@
-"""Requests to Elasticsearch with its official client: login, errors in words, the retry policy."""
+"""Requests to Elasticsearch with its official client: login, error messages, retries."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class Server:
     # requests in 7 ms with max_retries=14, of version 9.5), so that the program's own retry policy is used.
 
     def __init__(self, settings: ElasticsearchSettings, notify: Notify) -> None:
-        """Greet the server, once: at the beginning a wrong address is likelier than a pause.
+        """Connect without retries, since a wrong address is likelier than a transient failure.
 
         Raises:
             UsageError: The environment holds no valid login, or the server refuses it.
-            EngineError: Nothing answers, or something else than Elasticsearch does.
+            EngineError: The server is unreachable or is not Elasticsearch.
         """
         self._settings, self._notify = settings, notify
         self._warned: set[str] = set()
@@ -85,7 +85,7 @@ class Server:
             max_retries=0,
             **options,
         )
-        # Read from the replies instead, and passed on as notices.
+        # Warnings are read from the replies instead and reported as notices.
         warnings.filterwarnings("ignore", category=ElasticsearchWarning)
         try:
             info = self.request_once("who is there", lambda client: client.info(), self.reading(_Info))
@@ -105,10 +105,10 @@ class Server:
         self._client.close()
 
     async def request(self, what: str, send: Send, read: Read[ResultT]) -> ResultT:
-        """Return what `read` makes of the reply; failures that may pass are retried for `retry_for` seconds.
+        """Return the reply as parsed by `read`; transient failures are retried for `retry_for` seconds.
 
         Args:
-            what: What is requested, in the words of an error.
+            what: Description of the request for errors.
             send: Sends the request with the client, in a thread; called once for each try.
             read: May raise TransientFailure; the request is sent again then.
 
@@ -127,14 +127,14 @@ class Server:
             raise self._lost(what, f"{failed.reason} for {seconds:g} s (elasticsearch.retry_for)") from None
 
     def request_once(self, what: str, send: Send, read: Read[ResultT]) -> ResultT:
-        """Return what `read` makes of the reply to a request that is sent at once and never again."""
+        """Return the reply as parsed by `read`, to a request that is not retried."""
         try:
             return read(self._send(what, send))
         except TransientFailure as failed:
             raise self._lost(what, failed.reason) from None
 
     def reading(self, model: type[ReplyT]) -> Read[ReplyT]:
-        """Return a `read` for replies of one form; it raises EngineError for a reply of another."""
+        """Return a `read` that validates replies by a model; it raises EngineError for invalid ones."""
 
         def read(response: ApiResponse[Any]) -> ReplyT:
             try:
@@ -147,7 +147,7 @@ class Server:
         return read
 
     def refusal(self, response_body: Any) -> str:
-        """Return what the body of a refusal says: `type: reason`, shortened."""
+        """Return `type: reason` from the body of a refusal, shortened."""
         error = response_body.get("error") if isinstance(response_body, dict) else response_body
         try:
             said = _Reason.model_validate(error)
@@ -169,7 +169,7 @@ class Server:
         return self.error(f"{what}: {problem}; is Elasticsearch there? see --elasticsearch")
 
     def _send(self, what: str, send: Send) -> ApiResponse[Any]:
-        # `from None`, since an error that is chained to what the server sent would print it, key and all.
+        # `from None`: a chained error would print the reply, which may contain the key.
         try:
             response = send(self._client)
         except UnsupportedProductError:
@@ -215,7 +215,7 @@ class Server:
         return self.error(f"{what}: {problem}")
 
     def _note(self, failed: TransientFailure) -> None:
-        """Report a failure that is retried, once in a while, so that nobody waits without knowing for what."""
+        """Report a retried failure, at most once a minute, to explain the wait."""
         if time.monotonic() >= self._quiet_until:
             self._quiet_until = time.monotonic() + _NOTICE_EVERY
             url, seconds = self._settings.url, self._settings.retry_for

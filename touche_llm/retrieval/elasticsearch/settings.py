@@ -11,13 +11,13 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from touche_llm.text.analysis import STOP_WORDS
 
 FORMAT = 1
-# As retrieval/analysis.py, in Elasticsearch's terms. Lucene takes no term of more than 32,766 bytes.
+# The analysis of text/analysis.py in Elasticsearch's terms. Lucene takes no term of more than 32,766 bytes.
 ANALYSIS = (
     "pattern (?U)\\b\\w\\w+\\b, lower case, Lucene's 33 English stop words, Snowball English stemmer, "
     "terms cut at 255 characters"
 )
 META = "touche-llm"
-# Statuses of a request, or of one document in it, that may pass.
+# HTTP statuses of transient failures, of a request or of one document in it.
 RETRYABLE_STATUSES = (429, 502, 503, 504)
 
 Notify = Callable[[str], None]
@@ -33,9 +33,9 @@ def _address(url: str) -> str:
 
 
 class ElasticsearchSettings(BaseModel):
-    """Address, index and patience; times are in seconds.
+    """Settings of Elasticsearch; times are in seconds.
 
-    `shards` counts when the index is created; if it is None, Elasticsearch's own default does.
+    `shards` applies when the index is created; None is the default of Elasticsearch.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
@@ -48,7 +48,7 @@ class ElasticsearchSettings(BaseModel):
 
 
 class ElasticManifest(BaseModel):
-    """What an index was created from and with; stored in the `_meta` of its mapping.
+    """Source and settings of an index, stored in the `_meta` of its mapping.
 
     `documents` is None until all of them are loaded.
     """
@@ -66,7 +66,7 @@ class ElasticManifest(BaseModel):
 
 
 def index_body(manifest: ElasticManifest, shards: int | None) -> dict[str, Any]:
-    """Return settings and mappings of an index: one analysed field with BM25, the others as they came.
+    """Return settings and mappings of an index: one analyzed field with BM25, the others verbatim.
 
     `id` breaks ties, since Elasticsearch does not sort by `_id`.
     """
