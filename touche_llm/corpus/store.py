@@ -332,7 +332,7 @@ def _build(corpus: Path, folder: Path, read: Reader, skip_bad_lines: bool, notif
                     continue
                 parents.extend([len(ids)] * len(document.parts))
                 ids.extend([document.id])
-                part_ids.extend(each.id for each in document.parts)
+                part_ids.extend(part.id for part in document.parts)
             database.execute("COMMIT")
             np.save(building / _PARENTS, np.frombuffer(parents, dtype=np.int64))
             ids.write(building, DocumentStore.name)
@@ -362,9 +362,9 @@ def _insert(database: sqlite3.Connection, document: Document, line: int, row: in
     """Store a document in row `row` and its parts from `part_row` on, or nothing.
 
     Returns:
-        what speaks against storing it: its id, or that of a part, was there before. Empty if nothing does.
+        Reason why it was not stored: its id, or that of a part, is taken. Empty if it was stored.
     """
-    # IdReader are looked up only where a row was left out: a look-up of each takes as long as storing it.
+    # Ids are looked up only after a conflict: looking up each takes as long as storing it.
     stored = database.execute(
         "INSERT OR IGNORE INTO documents VALUES (?, ?, ?, ?, ?, ?)",
         (row, document.id, line, document.text, document.title, document.side),
@@ -376,7 +376,7 @@ def _insert(database: sqlite3.Connection, document: Document, line: int, row: in
         return ""
     stored = database.executemany(
         "INSERT OR IGNORE INTO parts VALUES (?, ?, ?, ?)",
-        [(place, each.id, row, each.text) for place, each in enumerate(document.parts, start=part_row)],
+        [(place, part.id, row, part.text) for place, part in enumerate(document.parts, start=part_row)],
     )
     if stored.rowcount == len(document.parts):
         return ""

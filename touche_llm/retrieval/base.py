@@ -59,8 +59,8 @@ def select_best_rows(scores: NDArray[np.floating[Any]], number: int) -> NDArray[
     """Return the rows of the `number` best scores above 0, including ties at the cutoff; ascending."""
     if number == 0:
         return np.empty(0, dtype=np.int64)
-    # Each of the n best of disjoint groups is the score of a row, so that the n-th best of these is no better than the
-    # n-th best score of all: nearly all groups are out by one comparison.
+    # The n-th best of the maxima of disjoint groups is a lower bound of the n-th best score, which excludes nearly all
+    # groups. For 1,000 of 868,655, one partition of all positive scores takes 4 to 8 times as long.
     groups = len(scores) // _GROUP
     best = scores[: groups * _GROUP].reshape(_GROUP, groups).max(axis=0)
     least = _find_nth_best(best, number) if groups >= number else 0.0
