@@ -18,7 +18,7 @@ from touche_llm.data.transport import BROKEN_TRIES, TransientFailure
 from touche_llm.errors import UsageError
 from touche_llm.llm.concurrency import in_order
 from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments, ChatNoirSettings, Hit, MissingDocument, Page
-from touche_llm.retrieval.chatnoir.transport import HOW_TO_GIVE_A_KEY, Notify, Reply, Transport
+from touche_llm.retrieval.chatnoir.transport import HOW_TO_GIVE_A_KEY, HttpReply, Notify, Transport
 
 MAX_DOCUMENT_BYTES = 4 * 2**20
 # ChatNoir lowers `from` to keep `from + size` within this window, so pages beyond it would repeat.
@@ -144,7 +144,7 @@ class ChatNoir:
             body=request.model_dump_json(by_alias=True).encode(),
         )
 
-    def _parse_page(self, query: str, size: int, reply: Reply) -> Page:
+    def _parse_page(self, query: str, size: int, reply: HttpReply) -> Page:
         if reply.status == 404:
             raise self._transport.error("HTTP 404: no search here; see chatnoir.base_url")
         try:
@@ -226,7 +226,7 @@ async def retrieve_chatnoir(
     return rankings
 
 
-def _decode_text(reply: Reply) -> str | MissingDocument:
+def _decode_text(reply: HttpReply) -> str | MissingDocument:
     """Return the decoded text of a document, with replacement characters for invalid bytes."""
     if reply.status == 404:
         return MissingDocument("HTTP 404")

@@ -30,7 +30,7 @@ ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class HttpReply:
     """Reply of status 200 or 404; the `content` of an overlong reply is one byte longer than the limit."""
 
     status: int
@@ -93,7 +93,7 @@ class Transport:
         self,
         what: str,
         path: str,
-        read: Callable[[Reply], ResultT],
+        read: Callable[[HttpReply], ResultT],
         *,
         limit: int,
         params: Mapping[str, str] | None = None,
@@ -133,7 +133,7 @@ class Transport:
             place, seconds = self._settings.base_url, self._settings.retry_for
             self._notify(f"{place}: {failed}; tried again for up to {seconds:g} s (chatnoir.base_url)")
 
-    async def _send(self, path: str, limit: int, params: Mapping[str, str] | None, body: bytes | None) -> Reply:
+    async def _send(self, path: str, limit: int, params: Mapping[str, str] | None, body: bytes | None) -> HttpReply:
         """Send a request once, within the rate limit; raise an error for a status other than 200 and 404."""
         assert self._session is not None, "use the transport as an asynchronous context manager"
         await self._limiter.wait()
@@ -147,7 +147,7 @@ class Transport:
             async with self._session.request(
                 method, url, params=params, data=body, headers=headers, allow_redirects=body is None
             ) as response:
-                reply = Reply(response.status, await read_body(response, limit), response.charset or "utf-8")
+                reply = HttpReply(response.status, await read_body(response, limit), response.charset or "utf-8")
                 requested_wait = parse_retry_after(response.headers.get("Retry-After"))
         except TimeoutError:
             problem = f"no answer within {self._settings.request_timeout:g} s"

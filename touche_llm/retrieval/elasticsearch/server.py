@@ -41,12 +41,12 @@ Read = Callable[[ApiResponse[Any]], ResultT]
 logging.getLogger("elastic_transport").addHandler(logging.NullHandler())
 
 
-class _Version(BaseModel):
+class _ServerVersion(BaseModel):
     number: str = Field(max_length=100)
 
 
 class _Info(BaseModel):
-    version: _Version
+    version: _ServerVersion
 
 
 class _Reason(BaseModel):
