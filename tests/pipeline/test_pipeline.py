@@ -162,7 +162,7 @@ async def test_a_stage_without_the_one_before_says_which(tmp_path: Path) -> None
 
 
 async def test_a_context_that_the_server_does_not_have_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="served with a context of 8192 tokens, 9000 are asked for"):
+    with pytest.raises(EngineError, match="served with a context of 8192 tokens, 9000 are configured"):
         await run_on(FakeServer(), config_for(tmp_path, engine__context=9000), tmp_path / "out")
 
 
