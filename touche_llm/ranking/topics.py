@@ -54,7 +54,7 @@ class RankedTopics:
     failures: list[Failure] = field(default_factory=list)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _TopicComparers:
     """The comparers of one topic, one for each step that compares documents."""
 
