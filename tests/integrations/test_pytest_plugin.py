@@ -90,7 +90,9 @@ def test_the_fixture_takes_a_name_and_a_path_also_where_an_event_loop_runs(
     (project.path / "regress").symlink_to(folder.parent)
     result = project.runpytest("-v")
     result.assert_outcomes(passed=1, failed=2)
-    result.stdout.fnmatch_lines(["*test_path PASSED*", "controversial: differs", "error: *nothing: no such recorded run; *"])
+    result.stdout.fnmatch_lines(
+        ["*test_path PASSED*", "controversial: differs", "error: *nothing: no such recorded run; *"]
+    )
     result.stdout.no_fnmatch_line("*Traceback*")
 
 
