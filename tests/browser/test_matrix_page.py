@@ -94,7 +94,7 @@ def test_a_row_says_what_people_and_each_variant_said(matrix: Path, opened: Open
         row = found.page.locator(".doc", has=found.page.locator(".id", has_text="4-2"))
         cells = row.locator(".matrix > span")
         assert [" ".join(text.split()) for text in cells.all_text_contents()] == [
-            "people relevance 2 quality 2 NEUTRAL",
+            "assessors relevance 2 quality 2 NEUTRAL",
             "A relevance 0.00 quality 0.00 FIRST",
             "B relevance 2.00 quality 2.00 NEUTRAL",
             "C relevance 2.00 quality 2.00 NEUTRAL",
