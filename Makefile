@@ -20,7 +20,7 @@ help:
 	@echo "make demo       set up everything and run every task on its sample, offline"
 	@echo "make test       set up everything and run the tests (offline, about two minutes)"
 	@echo "make check      format, lint, types, all of the tests that need neither a browser nor vLLM"
-	@echo "make nightly    kill, starve and mislead every command, start and stop servers (two to three hours)"
+	@echo "make nightly    kill, starve and mislead every command, start and stop servers (about 40 minutes)"
 	@echo "make test-vllm  install the CPU build of vLLM, once for all clones, and run the tests against a real server"
 	@echo "make test-browser  open a report in Debian's Chromium and use it"
 	@echo "make test-wheel build the wheel and run the demo from an empty environment"
