@@ -29,9 +29,9 @@ def test_kappa_is_that_of_the_whole_table(seed: int) -> None:
 
 def test_topics_add_up_as_documents_do() -> None:
     pairs = random_pairs(1, 20)
-    parted = {"a": pairs[:3], "b": pairs[3:], "c": []}
-    assert estimate_kappa(parted).value == pytest.approx(estimate_kappa({"all": pairs}).value)
-    assert estimate_kappa(parted).topics == ("a", "b")
+    by_topic = {"a": pairs[:3], "b": pairs[3:], "c": []}
+    assert estimate_kappa(by_topic).value == pytest.approx(estimate_kappa({"all": pairs}).value)
+    assert estimate_kappa(by_topic).topics == ("a", "b")
 
 
 def test_expected_grades_are_rounded_and_there_is_none_below_0() -> None:

@@ -242,13 +242,13 @@ async def test_thresholds_are_for_the_judge_prompt_where_the_stance_prompt_is_no
 async def test_thresholds_that_were_fitted_on_a_topic_of_the_run_are_told(tmp_path: Path) -> None:
     out = tmp_path / "out"
     await judged(heating(tmp_path), out, Judge(FIRST_PLEASE, FIRST_PLEASE))
-    for fitted, told in ((("3", "99"), True), (("99",), False)):
+    for fitted, has_notice in ((("3", "99"), True), (("99",), False)):
         config = heating(tmp_path, stance__thresholds={"NO": 0.5}, stance__calibrated_on=fitted)
         _, progress = await ranked(config, out)
         assert [notice for notice in progress.notices if "fitted on 1 of these topics" in notice] == (
-            progress.notices if told else []
+            progress.notices if has_notice else []
         )
-        assert bool(progress.notices) is told
+        assert bool(progress.notices) is has_notice
 
 
 class Plain(ScriptedEngine):

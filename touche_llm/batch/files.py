@@ -244,8 +244,8 @@ async def import_replies(batch: Batch, folder: Path, paths: Sequence[Path], prog
         result.stored = len(engine.taken - new.keys())
         result.failed = model.counts.failures
         if result.stored or new:
-            told = f"{_ENGINE}, {engine.fingerprint}" if engine.fingerprint else _ENGINE
-            store_engine_facts(batch.facts.model_copy(update={"engine": told}), cache)
+            name = f"{_ENGINE}, {engine.fingerprint}" if engine.fingerprint else _ENGINE
+            store_engine_facts(batch.facts.model_copy(update={"engine": name}), cache)
         _store(cache, config)
     if problem is not None:
         if unreached:

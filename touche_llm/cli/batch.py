@@ -29,7 +29,7 @@ _STAGES: Mapping[StageName, Callable[..., None]] = {
     "judge": stages.judge,
     "rank": stages.rank,
 }
-# A server tells its context; here even the first stage has to be told.
+# A server reports its context; here even the first stage needs it as an option.
 _OWN = ("stage", "requests", "shards", "tokenizer", "context_tokens", "overwrite")
 # The folder stands first in each command; the others are for one call alone.
 _NOT_REPEATED = ("stage", "out", "overwrite", "retry_failures", "output")

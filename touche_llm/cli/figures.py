@@ -24,7 +24,7 @@ from touche_llm.pipeline.run_folder import find_folder, find_run_file, read_meta
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.base import Task
 
-# The measures, and pandas with them, are imported by the functions that need them: wrong usage is told without them.
+# Functions that need the measures, and pandas with them, import these: wrong usage is reported without loading them.
 if TYPE_CHECKING:
     from pandas import DataFrame
 

@@ -164,8 +164,8 @@ def _show(found: PromptComparison, part: PartMeasures) -> None:
         cells += [f"{number:,}" for number in (*numbers, counts.cache_hits)]
         table.add_row(plain(variant.name), *cells)
     table.add_row("random order", f.spelled(part.chance), *[""] * (len(part.measures) + 4))
-    told = {"all": "", "choice": ", to choose on", "hold-out": ", held out"}[part.name]
-    f.show(f"{len(part.sample):,} documents of {len(part.topics)} topics{told}", table)
+    purpose = {"all": "", "choice": ", to choose on", "hold-out": ", held out"}[part.name]
+    f.show(f"{len(part.sample):,} documents of {len(part.topics)} topics{purpose}", table)
     rows = []
     for measure in part.measures:
         for variant in variants[1:]:

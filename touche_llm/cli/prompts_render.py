@@ -135,12 +135,12 @@ async def _rendered(
     found = []
     for (trial, messages), (_, same), (_, other) in zip(mine, same_topic, other_topic, strict=True):
         for document_id, cut in trial.cut.items():
-            progress.warn(f"document {document_id} is not shown whole: {told(cut)}")
+            progress.warn(f"document {document_id} is not shown whole: {describe_cut(cut)}")
         found.append((trial.ids, split_by_sharing(messages, same, other, count)))
     return prompt, found
 
 
-def told(cut: Cut) -> str:
+def describe_cut(cut: Cut) -> str:
     """What of a document is shown."""
     pieces = f" in {len(cut.parts)} pieces" if cut.parts else ""
     return f"{cut.kept_chars:,} of {cut.of_chars:,} characters{pieces}"

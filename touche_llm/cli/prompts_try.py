@@ -20,8 +20,8 @@ from touche_llm.cli.prompts_render import (
     NameArgument,
     TopicOption,
     configured,
+    describe_cut,
     print_messages,
-    told,
 )
 from touche_llm.cli.stages import FAILURES_EXIT, asked
 from touche_llm.config import Config
@@ -108,7 +108,7 @@ def try_(
             except KeyboardInterrupt:
                 print("\nstopped watching")
             return
-        purpose, _ = _loaded(trial)  # what does not load is told before the engine starts
+        purpose, _ = _loaded(trial)  # raise errors of the files before the engine starts
         if not documents and purpose.question is not None:
             raise UsageError(f"the prompt for {purpose.name} asks about documents; {_suggestion(settings, purpose)}")
         tried = asked(settings, _once(trial))
@@ -160,7 +160,7 @@ async def _once(context: TrialContext) -> _Tried:
 
 
 async def _watch(context: TrialContext, qrels: Qrels | None, verbose: bool, saved: AsyncIterator[None]) -> None:
-    """Ask, and again after each change; what cannot be asked is told, and waits for the next change."""
+    """Ask, and again after each change; an error is printed, and the next change is awaited."""
     config = context.config
     how: dict[str, Any] = {"aim": config.aim, "document_tokens": config.ranking.document_tokens}
     before: _Tried | None = None
@@ -218,7 +218,7 @@ def _show(prompt: Prompt, subject: Subject, trials: list[Trial], qrels: Qrels | 
 def _lines(trial: Trial, topic_id: str, qrels: Qrels | None) -> list[str]:
     """What one answer says."""
     lines = [_about(trial)]
-    lines += [f"  {document_id} is not shown whole: {told(cut)}" for document_id, cut in trial.cut.items()]
+    lines += [f"  {document_id} is not shown whole: {describe_cut(cut)}" for document_id, cut in trial.cut.items()]
     if not isinstance(trial.result, Answered):
         for attempt in trial.result.attempts:
             lines.append(f"  no usable answer ({attempt.kind}): {attempt.reason}")

@@ -21,7 +21,7 @@ from touche_llm.pipeline.candidates import open_local_corpus
 from touche_llm.pipeline.run_folder import find_run_file, find_task
 from touche_llm.tasks.base import Task
 
-# So many problems are told by kind too.
+# Above this number, problems are counted by kind too.
 _MANY = 20
 # So many are printed, unless all are asked for.
 _MOST = 100

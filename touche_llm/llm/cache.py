@@ -176,10 +176,10 @@ class Cache:
                 there = {key: self._row(key) for (key, *_), _ in turn}
             self._database.execute("COMMIT")
             self._check_file()
-        # Whatever it is, those who wait have to be told.
+        # Whatever the error is, every waiting request must receive it.
         except Exception as error:
             failed = error
-            # What is told is why the answers could not be stored.
+            # The error to report is why the answers could not be stored.
             with suppress(sqlite3.Error):
                 self._database.rollback()
         for (key, *_), waiting in turn:

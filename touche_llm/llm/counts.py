@@ -12,8 +12,8 @@ class Counts:
     `unusable_records` counts unusable answers that the cache held, of whatever became of their questions;
     `known_failures` counts the questions that failed on these alone, without a request.
 
-    `prefix_cached_tokens` are those of `prompt_tokens` that the engine took from its prefix cache, as far as it told:
-    `prefix_told` is the number of replies with which it did.
+    `prefix_cached_tokens` are those of `prompt_tokens` that the engine took from its prefix cache, as far as it
+    reported them: `prefix_told` is the number of replies with which it did.
     """
 
     cache_hits: int = 0
@@ -33,7 +33,7 @@ class Counts:
     problem: str = ""
 
     def as_dict(self) -> dict[str, int | None]:
-        """The counts by name; the tokens from the prefix cache are None where the engine told of none."""
+        """The counts by name; the tokens from the prefix cache are None if the engine reported none."""
         counts = {name: value for name, value in asdict(self).items() if name not in ("problem", "prefix_told")}
         return counts | {"prefix_cached_tokens": self.prefix_cached_tokens if self.prefix_told else None}
 

@@ -29,7 +29,7 @@ _SHORT, _MOST_KNOWN = 1000, 20_000
 def value_spans(text: str, fields: Sequence[str]) -> Mapping[str, tuple[int, int]]:
     """Where the value of each field stands in a flat JSON object, as byte offsets `(first, end)`.
 
-    A field that occurs more than once as a key is left out: no reading can be told apart then.
+    A field that occurs more than once as a key is left out: its readings cannot be distinguished.
     """
     spans = _value_spans if len(text) <= _SHORT else _value_spans.__wrapped__
     return spans(text, tuple(fields))

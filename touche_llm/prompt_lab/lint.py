@@ -131,8 +131,8 @@ def detect_changed_text(prompt: Prompt, cache: Cache) -> list[Finding]:
         other = (
             f"another text of {prompt.name} version {prompt.header.version}, {_whose(prompt, digest)} (hash {digest})"
         )
-        told = f"{entries:,} answers in {cache.path} are to {other}, and none to this one (hash {prompt.hash})"
-        found.append(Finding("warning", f"{told}: raise the version"))
+        problem = f"{entries:,} answers in {cache.path} are to {other}, and none to this one (hash {prompt.hash})"
+        found.append(Finding("warning", f"{problem}: raise the version"))
     return found
 
 
@@ -223,8 +223,8 @@ def _check_labels(task: Task, purpose: Purpose, plain: tuple[Subject, Messages],
             continue
         missing = [str(label) for label in labels if not _names(text, str(label))]
         if missing:
-            told = f"{name}: the answer can be {', '.join(map(str, labels))}, but the text does not name"
-            result.findings.append(Finding("error", f"{told} {', '.join(missing)}"))
+            problem = f"{name}: the answer can be {', '.join(map(str, labels))}, but the text does not name"
+            result.findings.append(Finding("error", f"{problem} {', '.join(missing)}"))
     foreign = {label for other in TASKS.values() for label in _words_of(other)} - _words_of(task)
     strange = sorted(label for label in foreign if _names(text, label))
     if strange:
@@ -248,8 +248,8 @@ async def _check_variables(
             objects[place] = "another"
             changed = replace(subject.topic, objects=(objects[0], objects[1]))
             if (await _one(task, purpose, prompt, changed, subject.ids, subject.documents))[1] == messages:
-                told = f"shows nothing of the object `{name}`, of which the label {name.upper()} speaks"
-                result.findings.append(Finding("error", f"{told}; insert {{{{ {name} }}}}"))
+                problem = f"shows nothing of the object `{name}`, of which the label {name.upper()} speaks"
+                result.findings.append(Finding("error", f"{problem}; insert {{{{ {name} }}}}"))
             unused = [each for each in unused if each != name]
     for name in unused:
         result.findings.append(Finding("warning", f"does not use the variable {name!r}, so its text is never sent"))

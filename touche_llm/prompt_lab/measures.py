@@ -39,7 +39,7 @@ class PartMeasures:
             stance where people gave it.
         differences: to the first variant, by variant and measure: the rows of `significance.compare`.
         chance: nDCG@5 that a random order of the sample has on average, see `chance_ndcg`.
-        outside: by variant, the mean probability that was on no label; None where no engine told.
+        outside: by variant, the mean probability that was on no label; None if no engine reported it.
     """
 
     name: str
@@ -173,13 +173,13 @@ def decide_verdict(parts: Sequence[PartMeasures]) -> Verdict:
         return Verdict(winner, None, f"{best} Not confirmed: the best of several can be it by chance; {how}.")
     row = parts[1].differences[winner, measure]
     confirmed = row["difference"] > 0.0 and row["p"] < CONFIRMED_BELOW
-    told = (
+    reason = (
         f"on the {len(parts[1].topics)} topics held out the difference is {row['difference']:+.4f} "
         f"(95 % interval {row['low']:+.4f} to {row['high']:+.4f}), p = {row['p']:.4f}"
     )
     least = min_p_value(row["n"])
     short = f"; with {row['n']} topics p cannot be below {least:.4f}" if least >= CONFIRMED_BELOW else ""
-    return Verdict(winner, confirmed, f"{best} {'Confirmed' if confirmed else 'Not confirmed'}: {told}{short}.")
+    return Verdict(winner, confirmed, f"{best} {'Confirmed' if confirmed else 'Not confirmed'}: {reason}{short}.")
 
 
 def compute_chance_ndcg(grades: Grades) -> Estimate:

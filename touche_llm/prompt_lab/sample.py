@@ -119,16 +119,16 @@ def read_sample(path: Path, grades: Grades) -> list[Sampled]:
             continue
         if len(columns) != len(COLUMNS) or not all(map(is_word, columns)):
             raise DataError(f"{where}: must have {', '.join(COLUMNS)}, separated by tabs")
-        topic, document, told = columns
+        topic, document, stored_grade = columns
         grade = grades.get(topic, {}).get(document)
         if grade is None:
             raise DataError(
                 f"{where}: topic {topic}, document {document}: not judged; give the qrels that it was drawn from"
             )
-        if f"{grade:g}" != told:
+        if f"{grade:g}" != stored_grade:
             raise DataError(
-                f"{where}: topic {topic}, document {document}: grade {told:.20}, but {grade:g} in the qrels; draw a "
-                "new sample, to a new file"
+                f"{where}: topic {topic}, document {document}: grade {stored_grade:.20}, but {grade:g} in the qrels; "
+                "draw a new sample, to a new file"
             )
         if (topic, document) in found:
             raise DataError(f"{where}: topic {topic}, document {document}: is repeated; remove one line")

@@ -1,1 +1,1 @@
-"""Runs that are kept as tests: recorded small, replayed offline, compared, and told what changed."""
+"""Recorded runs as regression tests: replayed offline and compared with the recording."""

@@ -223,11 +223,11 @@ def _notes(
     bare = [side.letter for side, folder in zip(sides, folders, strict=True) if folder is None]
     if bare:
         yield (f"{', '.join(bare)}: only a run file, which has ranks and stances, but no answers, failures and costs.")
-    told: dict[str, list[str]] = {}
+    letters_by_note: dict[str, list[str]] = {}
     for side, folder in zip(sides, folders, strict=True):
         for note in [] if folder is None else folder.list_notes():
-            told.setdefault(note, []).append(side.letter)
-    for note, letters in told.items():
+            letters_by_note.setdefault(note, []).append(side.letter)
+    for note, letters in letters_by_note.items():
         yield f"{', '.join(letters)}: {note}"
     for side, of in zip(sides, folders, strict=True):
         missing = [] if of is None else [topic for topic in of.topics if topic not in of.run.rankings]

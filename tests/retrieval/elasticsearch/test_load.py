@@ -146,7 +146,7 @@ def test_a_load_that_stopped_is_not_complete_and_goes_on(
     there = len(texts_in(server))
     assert 10 <= there <= 20 and not complete(server)
     with pytest.raises(
-        DataError, match="index touche-llm: not complete, the load of corpus.jsonl did not end; `touche"
+        DataError, match="index touche-llm: not complete, the load of corpus.jsonl did not end; resume it with `touche"
     ):
         opened(server).__enter__()
     before = len(server.asked)
@@ -181,7 +181,7 @@ def test_ctrl_c_says_that_the_same_command_goes_on(
     load = Loader(server, corpus_file(tmp_path, numbered(25)))
     with pytest.raises(stop):
         load(read=interrupted)
-    assert load.notices[-1] == f"{server.url}, index touche-llm: 10 documents are there; the same command goes on"
+    assert load.notices[-1] == f"{server.url}, index touche-llm: 10 documents are stored; the same command resumes"
     assert not complete(server)
     load()
     assert texts_in(server) == numbered(25)

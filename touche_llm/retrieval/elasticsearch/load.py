@@ -109,7 +109,7 @@ async def load_corpus(
                 await load.add(line, document)
             await load.flush()
         except (KeyboardInterrupt, asyncio.CancelledError):
-            notify(f"{place}: {load.documents:,} documents are there; the same command goes on")
+            notify(f"{place}: {load.documents:,} documents are stored; the same command resumes")
             raise
         if read_file_state(corpus) != before:
             raise DataError(

@@ -249,7 +249,8 @@ class ElasticIndex:
             raise DataError(f"{place}: not there; load the corpus with `{load}`")
         if manifest.documents is None:
             raise DataError(
-                f"{place}: not complete, the load of {manifest.corpus} did not end; `{load}` with the same file goes on"
+                f"{place}: not complete, the load of {manifest.corpus} did not end; resume it with "
+                f"`{load}` and the same file"
             )
         if manifest.analysis != ANALYSIS:
             raise DataError(f"{place}: loaded by another version of this program; load the corpus into another index")
