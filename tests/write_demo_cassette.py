@@ -16,7 +16,6 @@ from typing import Any
 import yaml
 
 from tests.scripted_engine import Label, Script, ScriptedEngine
-from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.demo import SAMPLES, sample_config
 from touche_llm.config import Config
 from touche_llm.data.topics import read_topics
@@ -26,6 +25,7 @@ from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.engines import store_engine_facts
 from touche_llm.pipeline.judge import judge_stage
+from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.rank import rank_stage
 from touche_llm.pipeline.retrieve import retrieve_stage
 from touche_llm.tasks import TASKS

@@ -22,12 +22,12 @@ from rich.console import Console
 
 from tests.cli.conftest import Touche
 from tests.fake_server import FakeServer, says
-from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.cli.stages import asked
 from touche_llm.config import load_config
 from touche_llm.errors import DataError
 from touche_llm.llm.counts import Counts
+from touche_llm.pipeline.progress import ConsoleProgress
 
 SAMPLE = SAMPLES / "comparative"
 DATA = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl")]

@@ -33,9 +33,10 @@ from touche_llm.llm.engines.dry_run import OverlayCache
 from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.tokenizer import ChatTokenizer
-from touche_llm.pipeline.common import Progress, has_comparisons
+from touche_llm.pipeline.common import has_comparisons
 from touche_llm.pipeline.dry_run import STAGES, QuietProgress, StageName, copy_run
 from touche_llm.pipeline.engines import assume_engine_facts, store_engine_facts
+from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.run_files import BATCH
 
 _ENGINE = "batch files"

@@ -16,11 +16,11 @@ from touche_llm.errors import EngineError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engines.batch_replies import MAX_REPLIES
 from touche_llm.llm.engines.vllm_common import model_folder
-from touche_llm.pipeline.common import Progress
 from touche_llm.pipeline.dry_run import StageName
 from touche_llm.pipeline.engines import LOG, store_engine_facts
 from touche_llm.pipeline.judge import JudgingResult
 from touche_llm.pipeline.made_from import check_inputs, check_settings
+from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.run_all import check_files, run_judge, run_rank, run_retrieve
 from touche_llm.pipeline.run_lock import lock_run
 

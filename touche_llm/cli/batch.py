@@ -15,13 +15,13 @@ from touche_llm.batch.files import Batch, import_replies, pending_requests, read
 from touche_llm.batch.runner import answer_file, run_batch
 from touche_llm.cli import options as o
 from touche_llm.cli import stages
-from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.data.files import check_output
 from touche_llm.errors import UsageError, to_printable
 from touche_llm.llm.engines.vllm_common import start_options
 from touche_llm.llm.settings import EngineConfig, Runner
 from touche_llm.pipeline.dry_run import StageName
+from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.run_lock import lock_run
 
 _STAGES: Mapping[StageName, Callable[..., None]] = {

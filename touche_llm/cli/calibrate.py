@@ -10,7 +10,6 @@ import typer
 from rich.table import Table
 
 from touche_llm.cli import options as o
-from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.output import Format, FormatOption, plain, print_rows, say, show_table
 from touche_llm.config import load_config
 from touche_llm.data.files import check_output
@@ -25,6 +24,7 @@ from touche_llm.evaluation.calibration import (
 )
 from touche_llm.evaluation.qrels import read_stances
 from touche_llm.judging.stance import read_settings, write_thresholds
+from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.run_files import CONFIG, JUDGMENTS, STANCES
 from touche_llm.pipeline.run_folder import check_finished
 from touche_llm.tasks import get_task

@@ -17,7 +17,6 @@ import typer
 from rich.table import Column, Table
 
 from touche_llm.cli import options as o
-from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.output import Format, FormatOption, plain, print_rows, say, show_table
 from touche_llm.config import Config, load_config
 from touche_llm.data.files import read_records
@@ -28,6 +27,7 @@ from touche_llm.integrations.tira import detect_input
 from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline import run_files
 from touche_llm.pipeline.candidates import open_corpus
+from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.base import Task
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.options import checked, set_values
 from touche_llm.cli.output import Format, print_rows
 from touche_llm.data.setting_problems import describe_problem
 from touche_llm.errors import UsageError
+from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.retrieval.bm25 import Bm25Settings
 from touche_llm.retrieval.elasticsearch.load import load_corpus
 from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings

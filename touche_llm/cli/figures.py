@@ -13,12 +13,12 @@ import typer
 from rich import box
 from rich.table import Table
 
-from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.output import Format, plain, print_rows, show_table
 from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.errors import DataError, UsageError, to_printable
 from touche_llm.evaluation.coverage import describe_fitted, describe_limits
 from touche_llm.evaluation.qrels import Qrels, read_qrels
+from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.run_files import CANDIDATES, CONFIG, METADATA
 from touche_llm.pipeline.run_folder import find_folder, find_run_file, read_metadata
 from touche_llm.tasks import TASKS, get_task

@@ -13,7 +13,6 @@ from rich.table import Table
 
 from touche_llm.cli import options as o
 from touche_llm.cli import prompts_compare, prompts_copy, prompts_render, prompts_try
-from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.output import Format, FormatOption, plain, print_rows, say, show_table
 from touche_llm.cli.prompts_render import NameArgument, TokenizerOption
 from touche_llm.config import CacheConfig
@@ -26,6 +25,7 @@ from touche_llm.llm.settings import SamplingConfig
 from touche_llm.llm.tokenizer import ChatTokenizer
 from touche_llm.pipeline.candidates import Corpus, open_local_corpus
 from touche_llm.pipeline.common import check_examples
+from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.prompt_lab.lint import CheckedPrompt, Finding, Share, check, detect_changed_text
 from touche_llm.prompt_lab.material import make_invented_material, take_corpus_material
 from touche_llm.prompt_lab.prefix_sharing import Count, estimate

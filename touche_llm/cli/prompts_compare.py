@@ -11,12 +11,12 @@ import typer
 
 from touche_llm.cli import figures as f
 from touche_llm.cli import options as o
-from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.output import Format, FormatOption, plain, print_rows, say
 from touche_llm.cli.stages import FAILURES_EXIT, asked
 from touche_llm.data.files import check_output
 from touche_llm.errors import UsageError, to_printable
 from touche_llm.pipeline.common import count_by_kind
+from touche_llm.pipeline.progress import ConsoleProgress
 
 if TYPE_CHECKING:
     from touche_llm.evaluation.qrels import Qrels

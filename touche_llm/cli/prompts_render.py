@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.text import Text
 
 from touche_llm.cli import options as o
-from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.output import Format, FormatOption, print_rows
 from touche_llm.config import Config
 from touche_llm.data.records import Cut
@@ -22,6 +21,7 @@ from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.tokenizer import ChatTokenizer
 from touche_llm.pipeline.common import make_request_builder
 from touche_llm.pipeline.engines import assume_engine_facts
+from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.prompt_lab.prefix_sharing import (
     MeasuringEngine,
     PromptPart,

@@ -12,7 +12,6 @@ import typer
 
 from touche_llm.cli import figures as f
 from touche_llm.cli import options as o
-from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.output import Format, FormatOption, print_rows
 from touche_llm.cli.prompts_render import (
     NO_INDEX,
@@ -32,6 +31,7 @@ from touche_llm.llm.model import Answered
 from touche_llm.pipeline.candidates import choose_topics
 from touche_llm.pipeline.common import check_examples, make_request_builder
 from touche_llm.pipeline.engines import open_model
+from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.prompt_lab.trial import Subject, Trial, TrialContext, ask, find_best_documents, open_trial
 from touche_llm.prompt_lab.watch import FileChanges
 from touche_llm.prompts.answers import LABELS

@@ -9,9 +9,9 @@ import typer
 
 from touche_llm.cli import figures as f
 from touche_llm.cli import options as o
-from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.output import Format, FormatOption, print_rows
 from touche_llm.data.files import check_output
+from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.run_files import REPORT
 from touche_llm.pipeline.run_folder import is_page
 

@@ -14,7 +14,6 @@ import typer
 
 from touche_llm.batch.rounds import answer_stage, run_by_files
 from touche_llm.cli import options as o
-from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.costs import print_cost
 from touche_llm.cli.elastic import load_elasticsearch
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
@@ -29,6 +28,7 @@ from touche_llm.pipeline import run_files
 from touche_llm.pipeline.candidates import build_index
 from touche_llm.pipeline.common import count_by_kind, first_stage_file
 from touche_llm.pipeline.dry_run import StageName, estimate_cost
+from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.retrieval.bm25 import Bm25Settings
 from touche_llm.tasks import DEFAULT_TASK, get_task
 

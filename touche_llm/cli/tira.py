@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from touche_llm.cli import options as o
-from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.output import Format, FormatOption
 from touche_llm.cli.stages import asked, end, made
 from touche_llm.config import index_folder, load_config
@@ -17,6 +16,7 @@ from touche_llm.errors import UsageError
 from touche_llm.integrations.tira import detect_input, list_corpus_names
 from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline import run_files
+from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.retrieval.chatnoir.cache import API_KEY_VARIABLE
 
 # Where vLLM and its libraries write by default, and what keeps them from using the network.

@@ -12,12 +12,12 @@ import typer
 
 from touche_llm.cli import figures as f
 from touche_llm.cli import options as o
-from touche_llm.cli.console import ConsoleProgress
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_candidates
 from touche_llm.evaluation.run_validation import RunProblem, validate_run
 from touche_llm.pipeline.candidates import open_local_corpus
+from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.run_folder import find_run_file, find_task
 from touche_llm.tasks.base import Task
 

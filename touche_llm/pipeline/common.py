@@ -6,9 +6,8 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from touche_llm.config import Config
 from touche_llm.data.records import Candidate, Failure, Topic
@@ -19,32 +18,12 @@ from touche_llm.llm.counts import Counts
 from touche_llm.llm.model import LanguageModel
 from touche_llm.llm.request import Sampling
 from touche_llm.pipeline.candidates import check_run_topics, choose_topics
+from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.run_files import CANDIDATES, SENTENCES
 from touche_llm.prompts.prompt import Prompt, check_overlay, examples_path, prompts_folder
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.ranking.steps import list_comparison_kinds
 from touche_llm.tasks.base import Task
-
-
-class Progress(Protocol):
-    """A display of warnings and of the progress of stages."""
-
-    def warn(self, message: str) -> None:
-        """Show a line that the user should read."""
-        ...
-
-    def stage(self, title: str, total: int, counts: Counts | None = None) -> AbstractContextManager[Callable[[], None]]:
-        """Show a stage of `total` steps while the block runs.
-
-        Args:
-            title: What the stage does.
-            total: Number of steps.
-            counts: Counters of the language model, updated while the stage runs.
-
-        Returns:
-            A context manager that yields a function to be called after each step.
-        """
-        ...
 
 
 def first_stage_file(task: Task) -> str:

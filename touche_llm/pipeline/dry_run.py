@@ -16,9 +16,9 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.engines.dry_run import DryEngine, OverlayCache, Spent
 from touche_llm.llm.model import LanguageModel
-from touche_llm.pipeline.common import Progress
 from touche_llm.pipeline.engines import assume_engine_facts
 from touche_llm.pipeline.judge import judge_stage
+from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.rank import rank_stage
 from touche_llm.pipeline.retrieve import retrieve_stage
 

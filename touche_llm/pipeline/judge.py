@@ -20,7 +20,6 @@ from touche_llm.llm.counts import Counts
 from touche_llm.llm.model import LanguageModel
 from touche_llm.pipeline.candidates import check_candidates, choose_topics, open_corpus
 from touche_llm.pipeline.common import (
-    Progress,
     count_by_kind,
     describe_model_use,
     first_stage_file,
@@ -32,6 +31,7 @@ from touche_llm.pipeline.common import (
 from touche_llm.pipeline.judgments import DocumentGrades, JudgmentWriter
 from touche_llm.pipeline.metadata import DEPTH, begin_stage, record_stage
 from touche_llm.pipeline.pairs import JudgedPairs, PairJudge
+from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.run_files import CANDIDATES, FAILURES, JUDGMENTS, OBJECTS, SENTENCE_JUDGMENTS, STANCES
 from touche_llm.pipeline.run_folder import check_finished, read_metadata
 from touche_llm.pipeline.stances import judge_stances

@@ -16,7 +16,6 @@ from touche_llm.errors import DataError, shorten
 from touche_llm.llm.model import LanguageModel
 from touche_llm.pipeline.candidates import check_candidates, choose_topics, open_corpus
 from touche_llm.pipeline.common import (
-    Progress,
     count_by_kind,
     describe_model_use,
     has_comparisons,
@@ -26,6 +25,7 @@ from touche_llm.pipeline.common import (
     report_known_failures,
 )
 from touche_llm.pipeline.metadata import begin_stage, record_stage
+from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.results import ChosenStance, choose_label, write_results
 from touche_llm.pipeline.run_files import (
     CANDIDATES,

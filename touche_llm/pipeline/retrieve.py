@@ -15,7 +15,6 @@ from touche_llm.errors import shorten
 from touche_llm.llm.model import LanguageModel
 from touche_llm.pipeline.candidates import choose_topics, find_candidates, open_corpus
 from touche_llm.pipeline.common import (
-    Progress,
     count_by_kind,
     describe_model_use,
     first_stage_file,
@@ -25,6 +24,7 @@ from touche_llm.pipeline.common import (
 )
 from touche_llm.pipeline.made_from import INPUTS, hash_inputs
 from touche_llm.pipeline.metadata import DEPTH, begin_stage, record_stage
+from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.run_files import QUERIES, QUERY_FAILURES
 from touche_llm.ranking.expansion import find_queries
 from touche_llm.tasks import get_task

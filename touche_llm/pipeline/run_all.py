@@ -12,10 +12,11 @@ from touche_llm.data.records import Failure
 from touche_llm.errors import DataError
 from touche_llm.llm.model import LanguageModel
 from touche_llm.pipeline.candidates import choose_topics
-from touche_llm.pipeline.common import Progress, has_comparisons, load_prompts
+from touche_llm.pipeline.common import has_comparisons, load_prompts
 from touche_llm.pipeline.engines import open_model
 from touche_llm.pipeline.judge import JudgingResult, judge_stage
 from touche_llm.pipeline.made_from import check_inputs, check_settings
+from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.rank import RankingResult, rank_stage
 from touche_llm.pipeline.retrieve import retrieve_stage
 from touche_llm.pipeline.run_files import CONFIG

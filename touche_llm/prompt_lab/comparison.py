@@ -14,8 +14,9 @@ from touche_llm.evaluation.qrels import Qrels
 from touche_llm.judging.pointwise import Documents, RequestBuilder, find_objects, judge
 from touche_llm.llm.counts import Counts
 from touche_llm.pipeline.candidates import Corpus, choose_topics, open_corpus
-from touche_llm.pipeline.common import Progress, check_examples, make_request_builder, report_known_failures
+from touche_llm.pipeline.common import check_examples, make_request_builder, report_known_failures
 from touche_llm.pipeline.engines import open_model
+from touche_llm.pipeline.progress import Progress
 from touche_llm.prompt_lab.draw import Sampled
 from touche_llm.prompt_lab.looks import Look, describe_looks, look_log, make_look, read_looks, record_look
 from touche_llm.prompt_lab.measures import PartMeasures, Verdict, choose_winner, decide_verdict, measure_part

@@ -1,4 +1,4 @@
-"""What the command line shows while it works: a live bar on a terminal, plain lines elsewhere. All on stderr."""
+"""Progress of stages, on standard error: a live bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from typing import Protocol
 
 import rich.progress
 from rich.console import Console
@@ -24,6 +25,27 @@ _PLAIN_SECONDS = 10.0
 _RATE_SECONDS = 30.0
 # Below this width the bar keeps to what matters.
 _WIDE = 110
+
+
+class Progress(Protocol):
+    """A display of warnings and of the progress of stages."""
+
+    def warn(self, message: str) -> None:
+        """Show a line that the user should read."""
+        ...
+
+    def stage(self, title: str, total: int, counts: Counts | None = None) -> AbstractContextManager[Callable[[], None]]:
+        """Show a stage of `total` steps while the block runs.
+
+        Args:
+            title: What the stage does.
+            total: Number of steps.
+            counts: Counters of the language model, updated while the stage runs.
+
+        Returns:
+            A context manager that yields a function to be called after each step.
+        """
+        ...
 
 
 class ConsoleProgress:
