@@ -146,7 +146,7 @@ async def rank_with(
             judgments or {},
             {topic: dict.fromkeys(ranking, "NO") for topic, ranking in rankings.items()},
             RankingPlan(
-                _TASK, _TASK.aims["relevance"], parsed, RankingSettings.model_validate(settings or {}), "oracle"
+                _TASK, _TASK.objectives["relevance"], parsed, RankingSettings.model_validate(settings or {}), "oracle"
             ),
             ComparisonResources(
                 builder, {kind: _prompt(kind) for kind in list_comparison_kinds(parsed)}, _Texts(), "relevance"

@@ -140,7 +140,7 @@ flags_given: dict[str, st.SearchStrategy[Any]] = {
     "sampling.chat_template_kwargs": st.dictionaries(texts, st.none() | st.booleans() | st.integers() | texts),
     "prompts.judge": texts,
     "weights.quality": st.floats(0, 1e300),
-    "aim": st.sampled_from(["relevance", "quality", "both"]),
+    "objective": st.sampled_from(["relevance", "quality", "both"]),
     "rank": st.sampled_from(["judge", "judge,pairwise:5", ("setwise:2", "balance:1000"), ["judge", " fusion:3"]]),
     "ranking.setwise.children": st.integers(1, 19),
     "ranking.balance.margin": st.floats(0, 1e300),
@@ -210,7 +210,7 @@ def test_a_written_configuration_reads_back_the_same(folder: Path, flags: dict[s
         ('tag: "a\\u00a0b"', ["tag: ", "one word"]),
         ('tag: "a\\e[2J"', ["tag: ", "one word"]),
         ("detph: 7\ndepth: many", ["detph: ", "depth: "]),
-        ("aim: beauty", ["aim: ", "'relevance', 'quality' or 'both'"]),
+        ("objective: beauty", ["objective: ", "'relevance', 'quality' or 'both'"]),
         ("rank: []", ["rank: must name a step: judge, or one of pairwise"]),
         ("rank: ''", ["rank: '': no such step; write judge, or"]),
         ("rank: pairwise", ["rank: 'pairwise': needs the number of documents to rank", "as pairwise:10"]),
@@ -349,37 +349,42 @@ def test_steps_may_be_written_as_on_the_command_line(tmp_path: Path) -> None:
 
 
 def test_an_aim_brings_its_weights_and_those_that_are_given_win(tmp_path: Path) -> None:
-    aims = get_task("comparative").aims
-    assert load_config(None, NEEDED | {"aim": "quality"}).weights == aims["quality"]
-    file = config_file(tmp_path, BASE + "aim: relevance\nweights: {quality: 0.25}\n")
-    assert load_config(file, {}).weights == {**aims["relevance"], "quality": 0.25}
-    assert load_config(file, {"aim": "relevance"}).weights == {**aims["relevance"], "quality": 0.25}
-    # With another aim, what was chosen stays.
-    assert load_config(file, {"aim": "quality"}).weights == {**aims["quality"], "quality": 0.25}
-    assert load_config(file, {"aim": "quality", "weights.quality": 2.0}).weights == {**aims["quality"], "quality": 2.0}
+    objectives = get_task("comparative").objectives
+    assert load_config(None, NEEDED | {"objective": "quality"}).weights == objectives["quality"]
+    file = config_file(tmp_path, BASE + "objective: relevance\nweights: {quality: 0.25}\n")
+    assert load_config(file, {}).weights == {**objectives["relevance"], "quality": 0.25}
+    assert load_config(file, {"objective": "relevance"}).weights == {**objectives["relevance"], "quality": 0.25}
+    # With another objective, what was chosen stays.
+    assert load_config(file, {"objective": "quality"}).weights == {**objectives["quality"], "quality": 0.25}
+    assert load_config(file, {"objective": "quality", "weights.quality": 2.0}).weights == {
+        **objectives["quality"],
+        "quality": 2.0,
+    }
 
 
 def test_the_defaults_of_another_aim_that_were_written_out_go_with_it(tmp_path: Path) -> None:
-    aims = get_task("comparative").aims
-    write_config(load_config(None, NEEDED | {"aim": "relevance", "weights.first_stage": 0.5}), tmp_path / "c.yaml")
-    again = load_config(tmp_path / "c.yaml", {"aim": "quality"})
-    assert again.weights == {**aims["quality"], "first_stage": 0.5}
-    # Given in so many words, a default of the old aim is a choice.
-    again = load_config(tmp_path / "c.yaml", {"aim": "quality", "weights.relevance": 1.0})
-    assert again.weights == {**aims["quality"], "relevance": 1.0, "first_stage": 0.5}
+    objectives = get_task("comparative").objectives
+    write_config(
+        load_config(None, NEEDED | {"objective": "relevance", "weights.first_stage": 0.5}), tmp_path / "c.yaml"
+    )
+    again = load_config(tmp_path / "c.yaml", {"objective": "quality"})
+    assert again.weights == {**objectives["quality"], "first_stage": 0.5}
+    # Given in so many words, a default of the old objective is a choice.
+    again = load_config(tmp_path / "c.yaml", {"objective": "quality", "weights.relevance": 1.0})
+    assert again.weights == {**objectives["quality"], "relevance": 1.0, "first_stage": 0.5}
 
 
 def test_the_weights_of_a_file_that_names_no_aim_are_for_both(tmp_path: Path) -> None:
     file = config_file(tmp_path, BASE + "weights: {quality: 0.25}\n")
-    aims = get_task("comparative").aims
-    assert load_config(file, {"aim": "both"}).weights == {**aims["both"], "quality": 0.25}
-    assert load_config(file, {"aim": "quality"}).weights == {**aims["quality"], "quality": 0.25}
+    objectives = get_task("comparative").objectives
+    assert load_config(file, {"objective": "both"}).weights == {**objectives["both"], "quality": 0.25}
+    assert load_config(file, {"objective": "quality"}).weights == {**objectives["quality"], "quality": 0.25}
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_aim_has_a_weight_for_everything_of_every_task(task: str) -> None:
-    for aim, weights in get_task(task).aims.items():
-        config = load_config(None, NEEDED | {"task": task, "aim": aim})
+    for objective, weights in get_task(task).objectives.items():
+        config = load_config(None, NEEDED | {"task": task, "objective": objective})
         assert config.weights == weights and set(weights) == set(get_task(task).weight_names)
 
 
@@ -456,7 +461,7 @@ def test_no_setting_is_refused_in_the_words_of_the_library(task: str) -> None:
                 for words in ("Input should", "String should", "Value error", "Field required", "Extra inputs"):
                     assert words not in str(error), f"{name}={value!r}: {error}"
                 assert not re.search(r"\bvalid (?!or)", str(error)), f"{name}={value!r}: {error}"
-    assert {"depth", "engine.name", "ranking.listwise.window", "sampling.seed", "aim", "rank"} <= refused
+    assert {"depth", "engine.name", "ranking.listwise.window", "sampling.seed", "objective", "rank"} <= refused
 
 
 def test_a_problem_names_the_option_that_was_given() -> None:
@@ -471,3 +476,12 @@ def test_a_problem_names_the_option_that_was_given() -> None:
 def test_topics_and_corpus_that_are_missing_are_named_together() -> None:
     with pytest.raises(UsageError, match=r"--topics.*--corpus.*--index"):
         load_config(None, {})
+
+
+def test_an_old_name_of_a_setting_is_read_as_the_current_one(tmp_path: Path) -> None:
+    config = load_config(config_file(tmp_path, BASE + "aim: quality\n"), {})
+    assert (config.objective, config.weights) == ("quality", get_task("comparative").objectives["quality"])
+    values = config.model_dump(mode="json")
+    assert Config.model_validate(values | {"aim": values.pop("objective")}) == config
+    with pytest.raises(UsageError, match="aim: no such name"):
+        load_config(config_file(tmp_path, BASE + "aim: quality\nobjective: both\n"), {})

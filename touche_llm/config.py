@@ -35,10 +35,12 @@ from touche_llm.retrieval.chatnoir.cache import ChatNoirSettings
 from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
 from touche_llm.retrieval.sentences import SentenceSettings
 from touche_llm.tasks import DEFAULT_TASK, get_task
-from touche_llm.tasks.base import Aim, Task
+from touche_llm.tasks.base import Objective, Task
 
 _INDEX_ROOT = Path(".touche-llm/index")
-# Old values of settings by dotted name, and the current values of their section; translated whenever one is read.
+# Old names of settings, and their current ones.
+RENAMED_SETTINGS: Mapping[str, str] = {"aim": "objective"}
+# Old values of settings by dotted name, and the current values of their section.
 _RENAMED_VALUES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "engine.name": {
         "started": {"name": "managed"},
@@ -155,8 +157,8 @@ class Config(Section):
     sampling: SamplingConfig = SamplingConfig()
     prompts: PromptsConfig = PromptsConfig()
     # Criterion of the comparisons and of the default weights.
-    aim: Aim = "both"
-    # Weights of the grades and of the first-stage score; by default those of the task for the aim.
+    objective: Objective = "both"
+    # Weights of the grades and of the first-stage score; by default those of the task for the objective.
     weights: dict[str, Annotated[float, Field(ge=0.0, allow_inf_nan=False)]]
     rank: Annotated[tuple[str, ...], BeforeValidator(_steps), AfterValidator(_known_steps)] = (JUDGE,)
     ranking: RankingSettings = RankingSettings()
@@ -176,8 +178,10 @@ class Config(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _translate_old_values(cls, values: Any) -> Any:
+    def _translate(cls, values: Any) -> Any:
         """Translate configurations of earlier versions, in files, run folders and batch exports."""
+        if isinstance(values, dict):
+            values = rename_settings(values)
         for place, renamed in _RENAMED_VALUES.items():
             section, name = place.split(".")
             given = values.get(section) if isinstance(values, dict) else None
@@ -256,6 +260,14 @@ class Config(Section):
         return None if path is None else str(path)
 
 
+def rename_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by their current names; an old name that stands beside the current one is left, as unknown."""
+    return {
+        name if RENAMED_SETTINGS.get(name, name) in values else RENAMED_SETTINGS[name]: value
+        for name, value in values.items()
+    }
+
+
 def index_folder(corpus: Path) -> Path:
     """Return the default index folder of a corpus: below the current folder, one for each corpus file."""
     place = hashlib.sha256(os.fsencode(corpus.absolute())).hexdigest()[:8]
@@ -273,10 +285,10 @@ def load_config(file: Path | None, flags: Mapping[str, Any], options: Mapping[st
     Raises:
         UsageError: The file cannot be read, or a value is missing, unknown or out of range; names file and key.
     """
-    values = _read(file) if file else {}
+    values = rename_settings(_read(file)) if file else {}
     source = str(file or "options")
     given = {name: value for name, value in flags.items() if value is not None and value != ()}
-    stored_aim = values.get("aim")
+    stored_objective = values.get("objective")
     _drop_outdated(values, flags)
     _apply_flags(values, given, source)
     _complete_first_stage(values, source)
@@ -284,7 +296,7 @@ def load_config(file: Path | None, flags: Mapping[str, Any], options: Mapping[st
         task = get_task(str(values.setdefault("task", DEFAULT_TASK)))
     except UsageError as error:
         raise UsageError(f"{'options' if flags.get('task') else source}: {error}") from error
-    _complete_weights(values, given, task, stored_aim)
+    _complete_weights(values, given, task, stored_objective)
     _complete_sections(values, task)
     try:
         config = Config.model_validate(values)
@@ -344,16 +356,16 @@ def _complete_first_stage(values: dict[str, Any], source: str) -> None:
         values["index"] = index_folder(Path(str(values["corpus"])))
 
 
-def _complete_weights(values: dict[str, Any], given: Mapping[str, Any], task: Task, stored_aim: Any) -> None:
-    """Add the default weights of the aim, in place of written defaults of another aim."""
+def _complete_weights(values: dict[str, Any], given: Mapping[str, Any], task: Task, stored_objective: Any) -> None:
+    """Add the default weights of the objective, in place of written defaults of another objective."""
     weights = values.get("weights") or {}
     if not isinstance(weights, dict):
         return
-    outdated = _find_weights(task, stored_aim) if values.get("aim") != stored_aim else {}
+    outdated = _find_weights(task, stored_objective) if values.get("objective") != stored_objective else {}
     kept = {
         name: weight for name, weight in weights.items() if f"weights.{name}" in given or outdated.get(name) != weight
     }
-    values["weights"] = {**_find_weights(task, values.get("aim")), **kept}
+    values["weights"] = {**_find_weights(task, values.get("objective")), **kept}
 
 
 def _complete_sections(values: dict[str, Any], task: Task) -> None:
@@ -387,9 +399,9 @@ def _find_booleans(given: Any, read: Any, place: str = "") -> Iterator[str]:
             yield from _find_booleans(given[name], read[name], f"{place}.{name}" if place else str(name))
 
 
-def _find_weights(task: Task, aim: Any) -> Mapping[str, float]:
-    """Return the default weights of an aim; those of `both` if it is missing or unknown."""
-    return next((weights for name, weights in task.aims.items() if name == aim), task.weights)
+def _find_weights(task: Task, objective: Any) -> Mapping[str, float]:
+    """Return the default weights of an objective; those of `both` if it is missing or unknown."""
+    return next((weights for name, weights in task.objectives.items() if name == objective), task.weights)
 
 
 def _describe_error(error: ErrorDetails) -> str:

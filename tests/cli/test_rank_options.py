@@ -86,23 +86,23 @@ def test_steps_that_cannot_be_carried_out_are_told_with_what_to_write(
 
 
 def test_an_aim_brings_its_weights_and_a_weight_that_is_given_wins(touche: Touche, demo: Path) -> None:
-    aims = get_task("comparative").aims
+    objectives = get_task("comparative").objectives
     steps = ["--rank", "judge"]
-    assert configured(demo)["weights"] == aims["both"]
-    assert touche("rank", "--out", "o", *steps, "--aim", "quality").returncode == 0
-    assert (configured(demo)["aim"], configured(demo)["weights"]) == ("quality", aims["quality"])
-    # A weight alone leaves the aim and the others.
+    assert configured(demo)["weights"] == objectives["both"]
+    assert touche("rank", "--out", "o", *steps, "--objective", "quality").returncode == 0
+    assert (configured(demo)["objective"], configured(demo)["weights"]) == ("quality", objectives["quality"])
+    # A weight alone leaves the objective and the others.
     assert touche("rank", "--out", "o", "--weight-relevance", "3").returncode == 0
-    assert configured(demo)["weights"] == {**aims["quality"], "relevance": 3.0}
-    assert touche("rank", "--out", "o", "--aim", "quality").returncode == 0
-    assert configured(demo)["weights"] == {**aims["quality"], "relevance": 3.0}
-    done = touche("rank", "--out", "o", "--aim", "relevance", "--weight-first-stage", "0.5")
+    assert configured(demo)["weights"] == {**objectives["quality"], "relevance": 3.0}
+    assert touche("rank", "--out", "o", "--objective", "quality").returncode == 0
+    assert configured(demo)["weights"] == {**objectives["quality"], "relevance": 3.0}
+    done = touche("rank", "--out", "o", "--objective", "relevance", "--weight-first-stage", "0.5")
     assert done.returncode == 0
-    # What was chosen stays, what was a default goes with its aim.
-    assert configured(demo)["weights"] == {**aims["relevance"], "relevance": 3.0, "first_stage": 0.5}
-    done = touche("rank", "--out", "o", "--aim", "beauty")
-    assert done.returncode == 2 and "--aim: must be 'relevance', 'quality' or 'both', not 'beauty'" in done.stderr
-    assert configured(demo)["aim"] == "relevance"
+    # What was chosen stays, what was a default goes with its objective.
+    assert configured(demo)["weights"] == {**objectives["relevance"], "relevance": 3.0, "first_stage": 0.5}
+    done = touche("rank", "--out", "o", "--objective", "beauty")
+    assert done.returncode == 2 and "--objective: must be 'relevance', 'quality' or 'both', not 'beauty'" in done.stderr
+    assert configured(demo)["objective"] == "relevance"
 
 
 def test_any_value_can_be_set(touche: Touche, demo: Path) -> None:
@@ -237,9 +237,21 @@ def test_a_question_of_any_stage_without_a_usable_answer_ends_with_3_and_names_i
 
     monkeypatch.setattr(pipeline, "open_model", scripted)
     stance = ["--stance-depth", "1"]
-    assert touche("retrieve", *DATA, "--out", "o", "--expand", "--dry-run").returncode == 0
+    assert touche("retrieve", *DATA, "--out", "o", "--query-expansion", "--dry-run").returncode == 0
     assert not (tmp_path / "o").exists()
-    command = ["run", *DATA, "--out", "o", "--topic", "3", "--depth", "3", "--expand", "--rank", "judge,pairwise:2"]
+    command = [
+        "run",
+        *DATA,
+        "--out",
+        "o",
+        "--topic",
+        "3",
+        "--depth",
+        "3",
+        "--query-expansion",
+        "--rank",
+        "judge,pairwise:2",
+    ]
     done = touche(*command, *stance)
     assert done.returncode == 3, done.stderr
     assert "failures: " in done.stdout and "outside_schema" in done.stdout
@@ -247,7 +259,7 @@ def test_a_question_of_any_stage_without_a_usable_answer_ends_with_3_and_names_i
     assert len((tmp_path / "o" / "run.txt").read_text().splitlines()) == 3
     # The stage alone ends so too.
     alone = {
-        "query1": ["retrieve", *DATA, "--out", "o", "--topic", "3", "--depth", "3", "--expand", "--overwrite"],
+        "query1": ["retrieve", *DATA, "--out", "o", "--topic", "3", "--depth", "3", "--query-expansion", "--overwrite"],
         "position": ["judge", "--out", "o"],
         "best": ["rank", "--out", "o"],
     }
@@ -287,3 +299,17 @@ def test_a_dry_run_of_a_folder_that_is_not_there_is_an_error(touche: Touche, tmp
     assert done.returncode == 1
     assert "elsewhere/candidates.run.txt: no such file; run `touche-llm retrieve`" in done.stderr
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--aim", "quality"], "--aim: renamed to --objective"),
+        (["--aim=quality"], "--aim: renamed to --objective"),
+        (["--expand"], "--expand: renamed to --query-expansion"),
+        (["--set", "aim=quality"], "--set aim=quality: renamed to objective"),
+    ],
+)
+def test_an_old_name_is_answered_with_the_current_one(touche: Touche, given: list[str], message: str) -> None:
+    done = touche("run", *DATA, "--out", "o", *given)
+    assert (done.returncode, done.stderr) == (2, f"error: {message}\n")

@@ -89,7 +89,7 @@ SCENARIOS = (
     Scenario(
         "retrieve, other queries",
         (),
-        command(f"{' '.join(_RETRIEVE['comparative'])} --expand {_ADDRESS}"),
+        command(f"{' '.join(_RETRIEVE['comparative'])} --query-expansion {_ADDRESS}"),
         (_JUDGE, _RANK),
         asks=True,
     ),
@@ -114,7 +114,9 @@ SCENARIOS = (
     ),
     Scenario("run", (), _run("comparative", "judge,pairwise:4"), (_RANK,), asks=True),
     Scenario("run, lists", (), _run("comparative", "judge,listwise:6,balance:4"), (_RANK,), asks=True),
-    Scenario("run, other queries", (), _run("comparative", "judge,insertion:4", "--expand"), (_RANK,), asks=True),
+    Scenario(
+        "run, other queries", (), _run("comparative", "judge,insertion:4", "--query-expansion"), (_RANK,), asks=True
+    ),
     Scenario("run, pages", (), _run("controversial", "judge,listwise:4"), (_RANK,), asks=True),
     Scenario("run, sentences", (), _run("sentence_pairs", "judge,setwise:4"), (_RANK,), asks=True),
     Scenario("run again", (_run("comparative", "judge"),), _run("comparative", "judge"), (_RANK,), asks=True),

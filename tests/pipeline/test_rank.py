@@ -96,7 +96,7 @@ async def test_what_was_compared_is_written_and_counted(tmp_path: Path) -> None:
     stage = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["rank"]
     assert stage["steps"] == ["judge", "listwise:5", "pairwise:3"]
     assert stage["comparisons"] == {"listwise:5": 2, "pairwise:3": 12}
-    assert (stage["aim"], stage["weights"]) == ("both", dict(get_task("comparative").weights))
+    assert (stage["objective"], stage["weights"]) == ("both", dict(get_task("comparative").weights))
     assert (stage["model"], stage["failures"]) == (FACTS.model, {})
     assert set(stage["prompts"]) == {"best", "order"}
     # The objects of one topic are those that the judge stage found.
@@ -202,11 +202,11 @@ async def test_the_aim_is_asked_for_in_comparisons_and_weighs_the_judgments(tmp_
     await judged(tmp_path)
     out = tmp_path / "out"
     systems: dict[str, set[str]] = {}
-    for aim in ("relevance", "quality", "both"):
-        _, asked = await ranked(short(tmp_path, rank=("judge", "pairwise:2"), aim=aim), out)
-        systems[aim] = {request.messages[0].content for request in asked}
+    for objective in ("relevance", "quality", "both"):
+        _, asked = await ranked(short(tmp_path, rank=("judge", "pairwise:2"), objective=objective), out)
+        systems[objective] = {request.messages[0].content for request in asked}
         stage = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["rank"]
-        assert stage["weights"] == dict(get_task("comparative").aims[aim])
+        assert stage["weights"] == dict(get_task("comparative").objectives[objective])
     assert all(len(each) == 1 for each in systems.values())
     assert len(set.union(*systems.values())) == 3
 

@@ -49,7 +49,7 @@ class FakeComparer(Comparer):
             prompts={},
             builder=RequestBuilder(cast(LanguageModel, None), Sampling(), {}, concurrency),
             slots=Slots(concurrency),
-            aim="both",
+            objective="both",
             document_tokens=512,
         )
         self.best_of, self.order_of, self.held = best, order, held

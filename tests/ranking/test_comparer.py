@@ -121,7 +121,7 @@ def comparer_for(
         prompts=load_prompts(task),
         builder=RequestBuilder(model, Sampling(max_tokens=40), {}, concurrency),
         slots=slots or Slots(concurrency),
-        aim="both",
+        objective="both",
         document_tokens=tokens,
     )
 

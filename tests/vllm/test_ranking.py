@@ -184,7 +184,7 @@ def test_a_first_run_with_expansion_sends_in_every_stage_what_the_dry_run_said(
 ) -> None:
     # With a cache of its own: nothing is known yet, not even the server's context.
     place = replace(places["comparative"], folder=tmp_path)
-    asked_for = ("--expand", "--rank", "judge,pairwise:3", "--depth", 6, "--stance-depth", 4)
+    asked_for = ("--query-expansion", "--rank", "judge,pairwise:3", "--depth", 6, "--stance-depth", 4)
     least, most = place.dry(*asked_for)
     hits = prefix_cache_hits(place.url)
     out = place.run("expanded", *asked_for)

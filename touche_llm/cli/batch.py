@@ -43,7 +43,7 @@ app = typer.Typer(no_args_is_help=True, help="Batch files, for clusters without 
 @app.command()
 def export(
     context: typer.Context,
-    stage: Annotated[StageName, typer.Argument(help="retrieve (with --expand), judge or rank.")],
+    stage: Annotated[StageName, typer.Argument(help="retrieve (with --query-expansion), judge or rank.")],
     out: o.OutOption,
     requests: Annotated[Path, typer.Option("--requests", "-o", help="The file to write, requests.jsonl.")],
     shards: Annotated[
@@ -81,7 +81,7 @@ def export(
     judge_pairs: o.JudgePairsOption = None,
     both_orders: o.BothOrdersOption = None,
     steps: o.StepsOption = None,
-    aim: o.AimOption = None,
+    objective: o.ObjectiveOption = None,
     weight_relevance: o.RelevanceOption = None,
     weight_quality: o.QualityOption = None,
     weight_coherence: o.CoherenceOption = None,

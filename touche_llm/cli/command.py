@@ -10,6 +10,11 @@ from touche_llm.errors import BadLine, UsageError
 
 # Commands that begin a run, and what these cannot do without unless a configuration has it; any one option gives it.
 _BEGIN = ("run", "retrieve")
+_RENAMED = {
+    "--aim": "--objective",
+    "--expand": "--query-expansion",
+    "--no-expand": "--no-query-expansion",
+}
 _OF_CONFIGURATION = {"--topics": ("topics",), "--corpus": ("corpus", "index", "retriever")}
 
 
@@ -19,6 +24,7 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments; raise UsageError where required ones are missing."""
         if not ctx.resilient_parsing:
+            self._check_renamed(args)
             given, _, _ = self.make_parser(ctx).parse_args(list(args))
             if not given.get("help"):
                 self._check(ctx.command_path, {name for name, value in given.items() if value not in (None, ())})
@@ -32,6 +38,14 @@ class Command(TyperCommand):
             if any("--skip-bad-lines" in each.opts for each in self.params):
                 error.add_note("--skip-bad-lines leaves such lines out, counts and lists them")
             raise
+
+    def _check_renamed(self, args: list[str]) -> None:
+        """Raise UsageError for an option of an earlier version."""
+        known = {option for each in self.params for option in (*each.opts, *each.secondary_opts)}
+        for argument in args:
+            name = argument.partition("=")[0]
+            if _RENAMED.get(name) in known:
+                raise UsageError(f"{name}: renamed to {_RENAMED[name]}")
 
     def _check(self, path: str, given: set[str]) -> None:
         missing = [

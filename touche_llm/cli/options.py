@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from pydantic import BaseModel, ValidationError
 
-from touche_llm.config import Config, load_config
+from touche_llm.config import RENAMED_SETTINGS, Config, load_config
 from touche_llm.data.setting_problems import describe_problem
 from touche_llm.data.yaml_text import YamlError, parse_yaml
 from touche_llm.errors import DataError, UsageError
@@ -185,9 +185,11 @@ StepsOption = Annotated[
         f"{', '.join(METHODS)}, fusion, balance.",
     ),
 ]
-AimOption = Annotated[
+ObjectiveOption = Annotated[
     str | None,
-    typer.Option("--aim", help="Rank for relevance, quality or both (default): weights, and what comparisons ask."),
+    typer.Option(
+        "--objective", help="Rank for relevance, quality or both (default): weights, and what comparisons ask."
+    ),
 ]
 StanceDepthOption = Annotated[
     int | None,
@@ -198,7 +200,9 @@ ThresholdsOption = Annotated[
 ]
 ExpandOption = Annotated[
     bool | None,
-    typer.Option("--expand/--no-expand", help="Search with three other queries of the model too (default: no)."),
+    typer.Option(
+        "--query-expansion/--no-query-expansion", help="Search with three other queries of the model too (default: no)."
+    ),
 ]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Only say how many requests and about how many tokens would be sent.")
@@ -285,6 +289,8 @@ def set_values(given: list[str], command: str) -> dict[str, Any]:
         name, separator, text = each.partition("=")
         if not separator or not all(part.isidentifier() for part in name.split(".")):
             raise UsageError(f"--set {each:.80}: must be NAME=VALUE, as --set ranking.listwise.window=10")
+        if name in RENAMED_SETTINGS:
+            raise UsageError(f"--set {each:.80}: renamed to {RENAMED_SETTINGS[name]}")
         if is_one_of(name, _DONE_BEFORE.get(command, ())):
             raise UsageError(f"--set {each:.80}: a stage before `{command}` went by it; give it to `touche-llm run`")
         try:

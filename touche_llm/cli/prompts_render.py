@@ -73,7 +73,7 @@ def render(
     config: o.ConfigOption = None,
     prompts_folder: o.PromptsOption = None,
     objects_prompt: o.ObjectsPromptOption = None,
-    aim: o.AimOption = None,
+    objective: o.ObjectiveOption = None,
     model: o.ModelOption = None,
     revision: o.RevisionOption = None,
     context_tokens: o.ContextOption = None,
@@ -125,7 +125,7 @@ async def _rendered(
             purpose, make_request_builder(config, LanguageModel(facts=facts, engine=None, cache=cache))
         )
         builder = make_request_builder(config, LanguageModel(facts=facts, engine=engine, cache=cache))
-        how: dict[str, Any] = {"aim": config.aim, "document_tokens": config.ranking.document_tokens}
+        how: dict[str, Any] = {"objective": config.objective, "document_tokens": config.ranking.document_tokens}
         mine, same_topic, other_topic = [
             await render_requests(prompt, each, builder, **how)
             for each in (subject, make_other_subject(subject, topic=False), make_other_subject(subject, topic=True))

@@ -68,7 +68,7 @@ def try_(
     config: o.ConfigOption = None,
     prompts_folder: o.PromptsOption = None,
     objects_prompt: o.ObjectsPromptOption = None,
-    aim: o.AimOption = None,
+    objective: o.ObjectiveOption = None,
     relevance: f.RelevanceOption = None,
     quality: f.QualityOption = None,
     stance: f.StanceOption = None,
@@ -156,13 +156,17 @@ async def _once(context: TrialContext) -> _Tried:
         subject = await context.subject(purpose, builder)
         config = context.config
         document_tokens = config.ranking.document_tokens
-        return prompt, subject, await ask(prompt, subject, builder, aim=config.aim, document_tokens=document_tokens)
+        return (
+            prompt,
+            subject,
+            await ask(prompt, subject, builder, objective=config.objective, document_tokens=document_tokens),
+        )
 
 
 async def _watch(context: TrialContext, qrels: Qrels | None, verbose: bool, saved: AsyncIterator[None]) -> None:
     """Ask, and again after each change; an error is printed, and the next change is awaited."""
     config = context.config
-    how: dict[str, Any] = {"aim": config.aim, "document_tokens": config.ranking.document_tokens}
+    how: dict[str, Any] = {"objective": config.objective, "document_tokens": config.ranking.document_tokens}
     before: _Tried | None = None
     async with open_model(config) as model:
         builder = make_request_builder(config, model)

@@ -119,7 +119,7 @@ def retrieve(
 ) -> None:
     """First stage: write candidates.run.txt, the best documents of each topic; sentences.run.txt for pairs of them.
 
-    Only `--expand` asks the model.
+    Only `--query-expansion` asks the model.
     """
     settings = o.configure(context)
     if dry_run:
@@ -189,7 +189,7 @@ def rank(
     config: o.ConfigOption = None,
     index: o.IndexOption = None,
     steps: o.StepsOption = None,
-    aim: o.AimOption = None,
+    objective: o.ObjectiveOption = None,
     weight_relevance: o.RelevanceOption = None,
     weight_quality: o.QualityOption = None,
     weight_coherence: o.CoherenceOption = None,
@@ -267,7 +267,7 @@ def run(
     judge_pairs: o.JudgePairsOption = None,
     both_orders: o.BothOrdersOption = None,
     steps: o.StepsOption = None,
-    aim: o.AimOption = None,
+    objective: o.ObjectiveOption = None,
     weight_relevance: o.RelevanceOption = None,
     weight_quality: o.QualityOption = None,
     weight_coherence: o.CoherenceOption = None,

@@ -111,7 +111,7 @@ async def rank_stage(
         write_records(folder / COMPARISON_FAILURES, ranked.failures)
     write_results(folder / RESULTS, ranked.lines, inputs.judgments, inputs.labels, task)
     write_run(folder / RUN, ranked.lines)
-    settings = {"steps": list(config.rank), "aim": config.aim, "weights": dict(config.weights)}
+    settings = {"steps": list(config.rank), "objective": config.objective, "weights": dict(config.weights)}
     seconds = {"seconds": round(time.monotonic() - started, 3)}
     record_stage(folder, config, "rank", settings | model_facts | facts | seconds)
     return RankingResult(len(ranked.lines), imputed, ranked.failures)
@@ -138,7 +138,7 @@ async def _rank_by_comparisons(
     with open_corpus(config, task, progress.warn) as corpus:
         await corpus.fetch(candidate.document_id for ranking in rankings for candidate in ranking)
         check_candidates(folder / CANDIDATES, rankings, corpus.documents, corpus.name)
-        resources = ComparisonResources(builder, prompts, corpus.documents, config.aim)
+        resources = ComparisonResources(builder, prompts, corpus.documents, config.objective)
         topics = _add_objects(inputs.topics, folder / OBJECTS)
         ranked = await _rank(config, inputs, topics, resources, progress)
     model.raise_on_misses()

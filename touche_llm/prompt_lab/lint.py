@@ -31,7 +31,7 @@ from touche_llm.prompts.purposes import Purpose, purposes_of
 from touche_llm.ranking.comparer import MAX_CHOICES
 from touche_llm.ranking.steps import RankingSettings
 from touche_llm.tasks import TASKS
-from touche_llm.tasks.base import Aim, Task
+from touche_llm.tasks.base import Objective, Task
 
 Level = Literal["error", "warning"]
 # Maximum share and characters of fixed text after the topic or the documents: field names, a last line.
@@ -177,7 +177,7 @@ async def _one(
     topic: Topic,
     ids: Sequence[str],
     documents: Documents,
-    aim: Aim = "both",
+    objective: Objective = "both",
 ) -> tuple[Subject, Messages]:
     """Render the first request of a prompt about a topic; return it with its subject."""
     needed = 0 if purpose.question is None else 2 if purpose.depends_on == "documents" else 1
@@ -185,7 +185,9 @@ async def _one(
         topic = replace(topic, objects=("x", "y"))
     subject = Subject(task, purpose, topic, tuple(ids[:needed]), documents)
     settings = RankingSettings()
-    found = await render_requests(prompt, subject, offline_builder(), aim=aim, document_tokens=settings.document_tokens)
+    found = await render_requests(
+        prompt, subject, offline_builder(), objective=objective, document_tokens=settings.document_tokens
+    )
     return subject, found[0][1]
 
 
@@ -196,11 +198,11 @@ async def _plain(
     bare = Topic("0", _PLAIN)
     whole = replace(bare, description="x", narrative="x", objects=("x", "y"))
     plain, where = None, ""
-    aims: tuple[Aim, ...] = get_args(Aim) if purpose.depends_on == "documents" else ("both",)
+    objectives: tuple[Objective, ...] = get_args(Objective) if purpose.depends_on == "documents" else ("both",)
     try:
-        for aim in aims:
-            where = f"ranking for {aim}: " if len(aims) > 1 else ""
-            plain = await _one(task, purpose, prompt, whole, "ab", Texts("x"), aim)
+        for objective in objectives:
+            where = f"ranking for {objective}: " if len(objectives) > 1 else ""
+            plain = await _one(task, purpose, prompt, whole, "ab", Texts("x"), objective)
         where = "a topic with nothing but a title: "
         await _one(task, purpose, prompt, bare, "ab", Texts("x"))
     except PromptError as error:

@@ -21,7 +21,7 @@ from touche_llm.llm.request import Message, Sampling
 from touche_llm.llm.tokenizer import ChatTokenizer
 from touche_llm.prompt_lab.trial import Subject, Trial, ask
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.tasks.base import Aim
+from touche_llm.tasks.base import Objective
 
 Messages = tuple[Message, ...]
 Shared = Literal["all", "topic", "nobody"]
@@ -94,7 +94,7 @@ def offline_builder(engine: DryEngine | None = None) -> RequestBuilder:
 
 
 async def render_requests(
-    prompt: Prompt, subject: Subject, builder: RequestBuilder, *, aim: Aim = "both", document_tokens: int
+    prompt: Prompt, subject: Subject, builder: RequestBuilder, *, objective: Objective = "both", document_tokens: int
 ) -> list[tuple[Trial, Messages]]:
     """The messages of the requests about a subject; the trials hold how documents were cut, and no real answer.
 
@@ -102,14 +102,14 @@ async def render_requests(
         prompt: loaded for the subject's purpose.
         subject: what is asked about.
         builder: with an engine that sends nothing.
-        aim: as `ask`.
+        objective: as `ask`.
         document_tokens: as `ask`.
 
     Raises:
         PromptError, DataError: as `ask`.
     """
     found = []
-    for trial in await ask(prompt, subject, builder, aim=aim, document_tokens=document_tokens):
+    for trial in await ask(prompt, subject, builder, objective=objective, document_tokens=document_tokens):
         # An engine that sends nothing leaves nothing unmeasured.
         assert trial.request is not None
         found.append((trial, trial.request.messages))

@@ -26,7 +26,7 @@ from touche_llm.prompts.purposes import Purpose, load, purposes_of
 from touche_llm.ranking.comparer import MAX_CHOICES, Comparer
 from touche_llm.ranking.expansion import find_queries
 from touche_llm.tasks import get_task
-from touche_llm.tasks.base import Aim, Task
+from touche_llm.tasks.base import Objective, Task
 
 # Number of documents that an error suggests.
 _SUGGESTED = 5
@@ -211,7 +211,7 @@ class _RecordingModel(LanguageModel):
 
 
 async def ask(
-    prompt: Prompt, subject: Subject, builder: RequestBuilder, *, aim: Aim = "both", document_tokens: int
+    prompt: Prompt, subject: Subject, builder: RequestBuilder, *, objective: Objective = "both", document_tokens: int
 ) -> list[Trial]:
     """Ask a prompt about a subject, with the requests that a run would make.
 
@@ -219,7 +219,7 @@ async def ask(
         prompt: loaded for the subject's purpose.
         subject: what it is asked about.
         builder: Builds the requests.
-        aim: what better means, for prompts that compare.
+        objective: what better means, for prompts that compare.
         document_tokens: most tokens of a document that these show.
 
     Returns:
@@ -235,7 +235,7 @@ async def ask(
     given = {each.name: getattr(before, each.name) for each in fields(LanguageModel)}
     model = _RecordingModel(**given | {"engine": engine, "misses": []})
     builder = replace(builder, model=model)
-    trials = await _asked(prompt, subject, builder, aim, document_tokens)
+    trials = await _asked(prompt, subject, builder, objective, document_tokens)
     model.raise_on_misses()
     sent = set() if engine is None else engine.keys
     requests = {request.origin.document_id: request for request, _ in model.records}
@@ -255,7 +255,7 @@ _Asked = tuple[tuple[str, ...], Answered[Any] | Unanswered, dict[str, Cut]]
 
 
 async def _asked(
-    prompt: Prompt, subject: Subject, builder: RequestBuilder, aim: Aim, document_tokens: int
+    prompt: Prompt, subject: Subject, builder: RequestBuilder, objective: Objective, document_tokens: int
 ) -> list[_Asked]:
     topic, task, question = subject.topic, subject.task, subject.purpose.question
     assert isinstance(builder.model, _RecordingModel)
@@ -277,7 +277,7 @@ async def _asked(
             prompts={kind: prompt},
             builder=builder,
             slots=Slots(builder.concurrency),
-            aim=aim,
+            objective=objective,
             document_tokens=document_tokens,
         )
         await (comparer.estimate_best(subject.ids) if kind == "best" else comparer.order(subject.ids))

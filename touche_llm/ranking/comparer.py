@@ -23,7 +23,7 @@ from touche_llm.llm.request import Message, Request
 from touche_llm.llm.truncation import CUT_MARK
 from touche_llm.prompts.answers import LABELS, ORDER_SEPARATOR, build_best_answer, build_order_answer
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.tasks.base import Aim, Question
+from touche_llm.tasks.base import Objective, Question
 
 # Engines send at most 20 alternatives per token, so the probabilities of more labels could not all be read.
 MAX_CHOICES = 20
@@ -55,7 +55,7 @@ class Comparer:
         prompts: Prompts by kind of comparison.
         builder: Builder of the requests.
         slots: Limit on concurrent requests, shared by all topics.
-        aim: Comparison criterion.
+        objective: Comparison criterion.
         document_tokens: Maximum number of tokens per document.
         unanswered: Questions without a usable answer, shared by the steps of a topic so that none is sent again.
     """
@@ -68,7 +68,7 @@ class Comparer:
     prompts: Mapping[str, Prompt]
     builder: RequestBuilder
     slots: Slots
-    aim: Aim
+    objective: Objective
     document_tokens: int
     unanswered: set[tuple[Kind, tuple[str, ...]]] = field(default_factory=set)
     _failures: dict[tuple[Kind, tuple[str, ...]], Failure] = field(default_factory=dict)
@@ -180,7 +180,7 @@ class Comparer:
             builder = replace(builder, sampling=replace(builder.sampling, max_tokens=max_tokens))
         schema = schema_of(_ANSWERS[kind](len(texts)))
         origin = " ".join(documents) or None
-        variables = {"documents": labelled, "aim": self.aim, **self.question.topic_variables(self.topic)}
+        variables = {"documents": labelled, "aim": self.objective, **self.question.topic_variables(self.topic)}
         return builder.build(self.prompts[kind], schema, self.topic, origin, **variables)
 
     async def _get_share(self, kind: Kind, documents: int) -> int | Unanswered:

@@ -13,7 +13,7 @@ from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.comparer import Comparer, Kind
 from touche_llm.ranking.pointwise import rank_by_first_stage, rank_by_judgment
 from touche_llm.ranking.steps import METHODS, RankingSettings, Step, rank_topic
-from touche_llm.tasks.base import Aim, Task
+from touche_llm.tasks.base import Objective, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ComparisonResources:
     builder: RequestBuilder
     prompts: Mapping[str, Prompt]
     documents: Documents
-    aim: Aim
+    objective: Objective
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class _TopicComparers:
             prompts=self.resources.prompts,
             builder=self.resources.builder,
             slots=self.slots,
-            aim=self.resources.aim,
+            objective=self.resources.objective,
             document_tokens=self.plan.settings.document_tokens,
             unanswered=self.unanswered,
         )

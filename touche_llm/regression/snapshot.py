@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from touche_llm.config import CacheConfig, Config, PromptsConfig, RetrieverConfig, load_config
+from touche_llm.config import CacheConfig, Config, PromptsConfig, RetrieverConfig, load_config, rename_settings
 from touche_llm.data.files import open_atomic
 from touche_llm.data.scratch import remove_abandoned
 from touche_llm.data.setting_problems import describe_problem
@@ -54,7 +54,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 DECISIVE = (
     "depth",
     "sampling",
-    "aim",
+    "objective",
     "weights",
     "rank",
     "ranking",
@@ -103,6 +103,11 @@ class Manifest(BaseModel):
     settings: dict[str, Any]
     templates: dict[str, str]
     examples: dict[str, RequestSnapshot] = Field(default_factory=dict)
+
+    @field_validator("settings")
+    @classmethod
+    def _rename_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        return rename_settings(settings)
 
     def write(self, folder: Path) -> None:
         """Write the manifest, the same bytes for the same values."""

@@ -15,7 +15,7 @@ from touche_llm.text.passages import RankedPassages
 # Name of the weight of the first stage's score, beside those of the grades.
 FIRST_STAGE = "first_stage"
 # Objective of a ranking.
-Aim = Literal["relevance", "quality", "both"]
+Objective = Literal["relevance", "quality", "both"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Task:
         corpus_files: Names of the published corpus files.
         read_corpus: Streaming reader of the corpus.
         question: Question of the judge prompt about a document.
-        aims: Default weights of each grade and of the first stage, by objective.
+        objectives: Default weights of each grade and of the first stage, by objective.
         objects_answer: Returns the answer model with the objects (`first`, `second`) of a topic that names none; None
             if topics have no objects.
         sentence_question: Question about a sentence, if the documents are pairs of sentences; else None.
@@ -92,7 +92,7 @@ class Task:
     corpus_files: tuple[str, ...]
     read_corpus: Reader
     question: Question
-    aims: Mapping[Aim, Mapping[str, float]]
+    objectives: Mapping[Objective, Mapping[str, float]]
     objects_answer: Callable[[Topic], type[AnswerModel]] | None = None
     sentence_question: Question | None = None
     no_stances: tuple[str, ...] = ()
@@ -102,7 +102,7 @@ class Task:
     @property
     def weights(self) -> Mapping[str, float]:
         """Default weights of a run."""
-        return self.aims["both"]
+        return self.objectives["both"]
 
     @property
     def sides(self) -> tuple[str, ...]:

@@ -95,7 +95,7 @@ COMPARATIVE = Task(
     read_corpus=read_collection,
     question=Question(ComparativeJudgment, _render, _VARIABLES, _name_objects),
     # Half the weight on quality: the organisers judge both, and a run is ranked once. The first stage only breaks ties.
-    aims={
+    objectives={
         "relevance": {"relevance": 1.0, "quality": 0.0, FIRST_STAGE: 0.05},
         "quality": {"relevance": 0.25, "quality": 1.0, FIRST_STAGE: 0.05},
         "both": {"relevance": 1.0, "quality": 0.5, FIRST_STAGE: 0.05},

@@ -45,7 +45,7 @@ CONTROVERSIAL = Task(
     corpus_files=(),
     read_corpus=read_collection,
     question=Question(ControversialJudgment, _render),
-    aims={
+    objectives={
         "relevance": {"relevance": 1.0, "quality": 0.0, FIRST_STAGE: 0.05},
         "quality": {"relevance": 0.25, "quality": 1.0, FIRST_STAGE: 0.05},
         "both": {"relevance": 1.0, "quality": 0.5, FIRST_STAGE: 0.05},

@@ -52,7 +52,7 @@ SENTENCE_PAIRS = Task(
     ),
     read_corpus=read_arguments,
     question=Question(PairJudgment, _render_pair),
-    aims={
+    objectives={
         "relevance": {"relevance": 1.0, "quality": 0.0, "coherence": 0.0, FIRST_STAGE: 0.05},
         "quality": {"relevance": 0.25, "quality": 1.0, "coherence": 1.0, FIRST_STAGE: 0.05},
         "both": {"relevance": 1.0, "quality": 0.5, "coherence": 0.5, FIRST_STAGE: 0.05},
