@@ -157,7 +157,7 @@ def judged(topics: int, depth: int, passages: int) -> tuple[int, float, float]:
         # Writing the corpus takes more memory than judging.
         alone(judging.prepare, Path(name), topics, depth, passages)
         (found, gib), _ = alone(_judge, Path(name), depth)
-    return int(found["asked"]), found["seconds"], gib
+    return int(found["requests"]), found["seconds"], gib
 
 
 def _judge(folder: Path, depth: int) -> tuple[dict[str, float], float]:

@@ -156,12 +156,12 @@ def measure(
         before = metrics(url)
         stage = _judge(work, url, model, setting)
         after = metrics(url)
-        asked = stage["requests"]
-        if asked["asked"] != len(bodies):
+        sent = stage["requests"]
+        if sent["requests"] != len(bodies):
             raise UsageError(
-                f"{url}: {asked['asked']} requests were sent instead of {len(bodies)}: {stage['failures']}"
+                f"{url}: {sent['requests']} requests were sent instead of {len(bodies)}: {stage['failures']}"
             )
-        found.prompt_tokens, found.output_tokens = asked["prompt_tokens"], asked["completion_tokens"]
+        found.prompt_tokens, found.output_tokens = sent["prompt_tokens"], sent["completion_tokens"]
         found.hits = min(found.hits, after.hits - before.hits)
         return float(stage["seconds"])
 

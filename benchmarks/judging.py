@@ -48,15 +48,15 @@ from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import write_candidates
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.counts import Counts
-from touche_llm.llm.engines.base import Completion, EngineFacts
-from touche_llm.llm.engines.chat_reply import ChatReply, completion_of
-from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.engines.base import Completion, EngineInfo
+from touche_llm.llm.engines.chat_reply import ChatReply, read_completion
+from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Message, Request
 from touche_llm.pipeline.judge import judge_stage
 from touche_llm.pipeline.run_files import CANDIDATES
 
 _TOPICS, _DEPTH = 50, 1000
-_FACTS = EngineFacts(model="none", revision="", context=32768, overhead=32, engine="answers at once")
+_FACTS = EngineInfo(model="none", revision="", context=32768, overhead=32, engine="answers at once")
 _ALTERNATIVES = 20
 # So many different answers, and words from which most of their alternatives are drawn, as from a vocabulary.
 _ANSWERS, _WORDS = 512, 50_000
@@ -112,7 +112,9 @@ class _AtOnce:
     """An engine in process that has its answers ready."""
 
     def __init__(self) -> None:
-        found = [completion_of(decode_json(each, ChatReply), ("relevance", "quality", "stance")) for each in replies()]
+        found = [
+            read_completion(decode_json(each, ChatReply), ("relevance", "quality", "stance")) for each in replies()
+        ]
         self._answers: Iterator[Completion] = cycle(found)
 
     async def complete(self, request: Request) -> Completion:
@@ -121,7 +123,7 @@ class _AtOnce:
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         raise AssertionError("no document is too long here")
 
-    async def head(self, text: str, tokens: int) -> str:
+    async def truncate(self, text: str, max_tokens: int) -> str:
         raise AssertionError("no document is too long here")
 
 
@@ -225,7 +227,7 @@ def judge(part: str, folder: Path, depth: int, profile: Path | None) -> dict[str
     async def run(engine: _AtOnce) -> float:
         started = time.perf_counter()
         with Cache(config.cache.file) as cache:
-            model = LanguageModel(facts=_FACTS, engine=engine, cache=cache)
+            model = ModelClient(engine_info=_FACTS, engine=engine, cache=cache)
             await judge_stage(config, folder / part, watch, model)
             counts.append(model.counts)
         return time.perf_counter() - started
@@ -266,7 +268,7 @@ def judge(part: str, folder: Path, depth: int, profile: Path | None) -> dict[str
         "seconds": seconds,
         "processor": processor,
         "done": watch.done,
-        "asked": spent.asked,
+        "requests": spent.requests,
         "hits": hits,
         "mib": watch.mib,
     }
@@ -301,16 +303,16 @@ def main() -> None:
     real = (options.topics, options.depth) == (_TOPICS, _DEPTH)
     figures = []
     for part, least in (("in process", 3000), ("HTTP", 1000)):
-        rate = found[part]["asked"] / found[part]["seconds"]
+        rate = found[part]["requests"] / found[part]["seconds"]
         target = f">= {least:,} requests/s"
         where = "engine in process, all on one core" if part == "in process" else "engine behind HTTP on another core"
         figures.append(Figure(where, f"{rate:,.0f} requests/s", target, holds=rate >= least if real else None))
-        spent = found[part]["processor"] / found[part]["asked"]
+        spent = found[part]["processor"] / found[part]["requests"]
         figures.append(Figure("  processor time of a request", f"{spent * 1e6:,.0f} µs"))
         early, late = found[part]["mib"]
         figures.append(Figure("  memory after a tenth, at the end", f"{early:,.0f} MiB, {late:,.0f} MiB", "flat"))
     warm = found["cache"]
-    assert warm["asked"] == 0 and warm["hits"] == warm["done"]
+    assert warm["requests"] == 0 and warm["hits"] == warm["done"]
     figures.append(
         Figure(
             f"{warm['hits']:,} judgments from the cache",

@@ -64,7 +64,7 @@ def show(name: str, out: Path, stages: dict[str, Any]) -> None:
 def show_requests(stage: dict[str, Any]) -> None:
     """Print what a stage sent."""
     requests = stage["requests"]
-    print(f"    requests sent {requests['asked']:,}, cache hits {requests['cache_hits']:,}")
+    print(f"    requests sent {requests['requests']:,}, cache hits {requests['cache_hits']:,}")
     print(f"    documents cut {stage['documents cut']}, failures {sum(stage['failures'].values())}")
     told, prompt = requests["prefix_cached_tokens"], requests["prompt_tokens"]
     share = f" ({told / prompt:.1%} of them from the prefix cache)" if told is not None and prompt else ""

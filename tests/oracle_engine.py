@@ -17,7 +17,7 @@ from touche_llm.data.records import Candidate, Document, Judgment, Topic
 from touche_llm.errors import DataError
 from touche_llm.judging.pointwise import RequestBuilder, judge
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request, Sampling
 from touche_llm.prompts.answers import list_template_variables
 from touche_llm.prompts.prompt import Prompt, load_prompt
@@ -166,7 +166,7 @@ def _topics(ids: Iterable[str]) -> list[Topic]:
 @contextmanager
 def _builder(engine: OracleEngine) -> Iterator[RequestBuilder]:
     with Cache(Path("none.sqlite"), CacheMode.OFF) as off:
-        yield RequestBuilder(LanguageModel(FACTS, engine, off), Sampling(), {}, _CONCURRENCY)
+        yield RequestBuilder(ModelClient(FACTS, engine, off), Sampling(), {}, _CONCURRENCY)
 
 
 class _Texts:

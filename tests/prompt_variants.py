@@ -12,13 +12,13 @@ from xml.sax.saxutils import escape
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.config import Config, load_config
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.prompts.prompt import prompts_folder
 
 LABELS = ("FIRST", "SECOND", "NEUTRAL", "NO")
 DOCUMENTS = 6
-Opens = Callable[[Config], AbstractAsyncContextManager[LanguageModel]]
+Opens = Callable[[Config], AbstractAsyncContextManager[ModelClient]]
 
 
 def collection(folder: Path, topics: int = 16, text: str = "") -> dict[str, Path]:
@@ -80,9 +80,9 @@ def opening(engine: ScriptedEngine) -> Opens:
     """What stands in for `open_model`."""
 
     @asynccontextmanager
-    async def opened(config: Config) -> AsyncIterator[LanguageModel]:
+    async def opened(config: Config) -> AsyncIterator[ModelClient]:
         with Cache(config.cache.file, config.cache.mode) as cache:
-            yield LanguageModel(FACTS, engine, cache, retry_failures=config.cache.retry_failures)
+            yield ModelClient(FACTS, engine, cache, retry_failures=config.cache.retry_failures)
 
     return opened
 

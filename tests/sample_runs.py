@@ -15,7 +15,7 @@ from touche_llm.data.records import RunLine
 from touche_llm.integrations.tira import detect_input
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.counts import Counts
-from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.model import ModelClient
 from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline.judge import JudgingResult, judge_stage
 from touche_llm.pipeline.rank import rank_stage
@@ -61,7 +61,7 @@ async def run_scripted(config: Config, out: Path, script: Any) -> tuple[list[Run
     progress = Silent()
     await retrieve_stage(config, out, progress)
     with Cache(config.cache.file, config.cache.mode) as cache:
-        model = LanguageModel(facts=FACTS, engine=ScriptedEngine(script), cache=cache)
+        model = ModelClient(engine_info=FACTS, engine=ScriptedEngine(script), cache=cache)
         await judge_stage(config, out, progress, model)
         await rank_stage(config, out, progress, model)
     return run_lines(out / "run.txt"), progress

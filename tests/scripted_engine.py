@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 import orjson
 
 from touche_llm.llm.answers import Token
-from touche_llm.llm.engines.base import Completion, EngineFacts
+from touche_llm.llm.engines.base import Completion, EngineInfo
 from touche_llm.llm.request import Message, Request
 
 Label = int | str
 # What is answered: for each field its label, or the probabilities of its labels.
 Script = Callable[[Request], Mapping[str, Label | Mapping[Label, float]]]
 
-FACTS = EngineFacts(model="scripted", revision="", context=32768, overhead=32, engine="scripted")
+FACTS = EngineInfo(model="scripted", revision="", context=32768, overhead=32, engine="scripted")
 
 
 class ScriptedEngine:
@@ -36,8 +36,8 @@ class ScriptedEngine:
         """A token is four characters here."""
         return sum(len(message.content) for message in messages) // 4
 
-    async def head(self, text: str, tokens: int) -> str:
-        return text[: tokens * 4]
+    async def truncate(self, text: str, max_tokens: int) -> str:
+        return text[: max_tokens * 4]
 
 
 def spell(fields: Mapping[str, Label | Mapping[Label, float]]) -> tuple[str, list[Token]]:

@@ -20,17 +20,17 @@ from touche_llm.cli.demo import SAMPLES, sample_config
 from touche_llm.config import Config
 from touche_llm.data.topics import read_topics
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engines.base import EngineFacts
-from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.engines.base import EngineInfo
+from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
-from touche_llm.pipeline.engines import store_engine_facts
+from touche_llm.pipeline.engines import store_engine_info
 from touche_llm.pipeline.judge import judge_stage
 from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.rank import rank_stage
 from touche_llm.pipeline.retrieve import retrieve_stage
 from touche_llm.tasks import TASKS
 
-FACTS = EngineFacts(
+FACTS = EngineInfo(
     model="written-for-the-demo", revision="", context=32768, overhead=32, engine="none: the answers are invented"
 )
 Answer = Mapping[str, Any]
@@ -130,8 +130,8 @@ async def write(config: Config, cassette: Path, script: Script, out: Path) -> in
     progress = ConsoleProgress()
     await retrieve_stage(config, out, progress)
     with Cache(config.cache.file) as cache:
-        store_engine_facts(FACTS, cache)
-        model = LanguageModel(facts=FACTS, engine=ScriptedEngine(script), cache=cache)
+        store_engine_info(FACTS, cache)
+        model = ModelClient(engine_info=FACTS, engine=ScriptedEngine(script), cache=cache)
         await judge_stage(config, out, progress, model)
         await rank_stage(config, out, progress, model)
         return cache.export_cassette(cassette)

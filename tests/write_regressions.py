@@ -19,8 +19,8 @@ from touche_llm.cli.demo import sample_config
 from touche_llm.config import Config
 from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.model import LanguageModel
-from touche_llm.pipeline.engines import store_engine_facts
+from touche_llm.llm.model import ModelClient
+from touche_llm.pipeline.engines import store_engine_info
 from touche_llm.pipeline.judge import judge_stage
 from touche_llm.pipeline.rank import rank_stage
 from touche_llm.pipeline.retrieve import retrieve_stage
@@ -54,8 +54,8 @@ async def make_run(task: str, folder: Path, script: Script | None = None, **more
     facts = FACTS.model_copy(update={"context": config.engine.context or FACTS.context})
     config = _known(config, facts.model, facts.context)
     with Cache(config.cache.file) as cache:
-        store_engine_facts(facts, cache)
-        model = LanguageModel(facts=facts, engine=ScriptedEngine(script or script_of(task)), cache=cache)
+        store_engine_info(facts, cache)
+        model = ModelClient(engine_info=facts, engine=ScriptedEngine(script or script_of(task)), cache=cache)
         await retrieve_stage(config, folder / "run", Silent())
         await judge_stage(config, folder / "run", Silent(), model)
         await rank_stage(config, folder / "run", Silent(), model)

@@ -35,8 +35,8 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engines.base import Completion
 from touche_llm.llm.engines.batch import BatchEngine
 from touche_llm.llm.engines.batch_replies import Replies, read_replies
-from touche_llm.llm.engines.chat_reply import chat_body
-from touche_llm.llm.model import SAMPLES, LanguageModel
+from touche_llm.llm.engines.chat_reply import build_chat_body
+from touche_llm.llm.model import MAX_SAMPLES, ModelClient
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.tokenizer import ChatTokenizer
 from touche_llm.pipeline.candidates import open_corpus
@@ -118,7 +118,7 @@ async def replay(stage: StageName, config: Config, out: Path) -> Any:
 async def asked(config: Config, out: Path, engine: ScriptedEngine, facts: Any = FACTS) -> None:
     """The same run with an engine that answers at once, and a cache of its own."""
     with Cache(out.parent / "direct.sqlite") as cache:
-        await run_stages(config, out, Silent(), LanguageModel(facts=facts, engine=engine, cache=cache))
+        await run_stages(config, out, Silent(), ModelClient(engine_info=facts, engine=engine, cache=cache))
 
 
 def stored(config: Config, kind: str = "answer") -> set[str]:
@@ -260,7 +260,7 @@ async def test_an_unusable_answer_is_not_stored_and_another_sample_is_asked_for(
     assert (done.stored, done.done) == (3, False)
     assert stored(config) == {request.key for request in requests[1:]}
     (again,) = (await exported(config, out)).requests
-    assert again == requests[0].resampled(1, config.sampling.resample_temperature)
+    assert again == requests[0].resample(1, config.sampling.resample_temperature)
     # Told again, the same reply is a repeated one.
     repeated = await imported(out, out / "r.jsonl")
     assert (repeated.stored, repeated.unusable, len(repeated.repeated)) == (0, {}, 4)
@@ -276,7 +276,7 @@ async def test_after_the_last_sample_a_question_has_failed_and_a_replay_names_it
         keys += [each.key for each in found]
         lines = [b.replied(each.key, UNUSABLE["not_json"]) for each in found]
         done = await imported(out, b.write(out / "s.jsonl", lines))
-    assert len(set(keys)) == SAMPLES
+    assert len(set(keys)) == MAX_SAMPLES
     assert (done.done, done.failed) == (True, 1)
     assert (await exported(config, out)).failed == 1
     assert not (out / "requests.jsonl").exists()
@@ -367,10 +367,10 @@ async def test_what_fails_by_files_fails_as_it_does_with_a_server(tmp_path: Path
     server = FakeServer(rest=answer, models=[{"id": "fake", "max_model_len": FACTS.context}])
     file = config.cache.model_copy(update={"file": tmp_path / "direct.sqlite"})
     failures = (await run_on(server, config.model_copy(update={"cache": file}), direct)).failures
-    assert Counter(len(each.attempts) for each in failures)[SAMPLES] >= 1
+    assert Counter(len(each.attempts) for each in failures)[MAX_SAMPLES] >= 1
 
     def line(request: Request) -> dict[str, Any]:
-        body = chat_body(request)
+        body = build_chat_body(request)
         failed = fails(body)
         if failed == "too long":
             return b.refused(request.key)
@@ -592,9 +592,9 @@ async def test_files_are_written_whole_or_not_at_all(waiting: Waiting, monkeypat
     def fails(request: Request) -> dict[str, Any]:
         if request.key == requests[-1].key:
             raise OSError("no space left")
-        return chat_body(request)
+        return build_chat_body(request)
 
-    monkeypatch.setattr(batch_file, "chat_body", fails)
+    monkeypatch.setattr(batch_file, "build_chat_body", fails)
     with pytest.raises(OSError, match="no space left"):
         write_requests(found, out, out / "requests.jsonl", 3)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
@@ -649,11 +649,11 @@ class Tokens(ScriptedEngine):
     def __init__(self, folder: Path, chat_template_kwargs: Mapping[str, Any]) -> None:
         self.folders.append(folder)
 
-    def count(self, messages: tuple[Message, ...]) -> int:
+    def count_tokens(self, messages: tuple[Message, ...]) -> int:  # type: ignore[override]
         return sum(len(message.content) for message in messages) // 4
 
-    def head(self, text: str, tokens: int) -> str:  # type: ignore[override]
-        return text[: tokens * 4]
+    def truncate(self, text: str, max_tokens: int) -> str:  # type: ignore[override]
+        return text[: max_tokens * 4]
 
 
 @pytest.mark.parametrize(("task", "context"), [("comparative", 850), ("controversial", 1100)])
@@ -698,10 +698,10 @@ async def test_an_import_needs_no_tokeniser_where_the_next_question_does(
 async def test_the_tokeniser_of_another_model_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, out = simple(tmp_path), tmp_path / "out"
     await retrieve_stage(config, out, Silent())
-    from touche_llm.pipeline.engines import store_engine_facts
+    from touche_llm.pipeline.engines import store_engine_info
 
     with Cache(config.cache.file) as cache:
-        store_engine_facts(FACTS, cache)
+        store_engine_info(FACTS, cache)
     monkeypatch.setattr(batch_file, "ChatTokenizer", Tokens)
     with pytest.raises(UsageError, match="adds 0 tokens, that of scripted in .* adds 32: it is another model's"):
         await exported(config, out, tokenizer=tmp_path)
@@ -713,7 +713,7 @@ async def test_replay_finds_the_facts_of_a_batch(waiting: Waiting) -> None:
     mode = config.cache.model_copy(update={"mode": CacheMode.REPLAY})
     engine = config.engine.model_copy(update={"model": None, "context": None})
     async with open_model(config.model_copy(update={"cache": mode, "engine": engine})) as model:
-        assert (model.facts.model, model.facts.context) == ("scripted", FACTS.context)
+        assert (model.engine_info.model, model.engine_info.context) == ("scripted", FACTS.context)
 
 
 def test_a_tokeniser_is_loaded_from_a_folder_alone_and_runs_no_code(
@@ -748,8 +748,8 @@ def test_a_tokeniser_is_loaded_from_a_folder_alone_and_runs_no_code(
     fake = SimpleNamespace(AutoTokenizer=SimpleNamespace(from_pretrained=load))
     monkeypatch.setitem(sys.modules, "transformers", fake)
     tokenizer = ChatTokenizer(tmp_path, {"thinking": False})
-    assert tokenizer.count((Message("system", "ab"), Message("user", "c"))) == len("<system>ab<user>c<answer>")
-    assert (tokenizer.head("aéb", 2), tokenizer.head("aéb", 9)) == ("a", "aéb")
+    assert tokenizer.count_tokens((Message("system", "ab"), Message("user", "c"))) == len("<system>ab<user>c<answer>")
+    assert (tokenizer.truncate("aéb", 2), tokenizer.truncate("aéb", 9)) == ("a", "aéb")
     assert given["load"][0] == str(tmp_path)
     assert given["load"][1] | {"local_files_only": True, "trust_remote_code": False} == given["load"][1]
     assert given["template"] == {"tokenize": False, "add_generation_prompt": True, "thinking": False}

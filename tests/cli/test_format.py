@@ -203,7 +203,10 @@ def tried(at: Path) -> list[Row]:
     for name, reading in one.readings.items():
         row: Row = {"prompt": one.prompt, "topic": "3", "documents": DOCUMENT, "field": name}
         row |= {"value": one.grades.get(name, one.stance), "people": None}
-        row |= {"probabilities": json.dumps(reading.probabilities, separators=(",", ":")), "outside": reading.outside}
+        row |= {
+            "probabilities": json.dumps(reading.probabilities, separators=(",", ":")),
+            "outside": reading.off_label_mass,
+        }
         row |= {"answer": answer["text"], "failure": None, "cached": True}
         rows.append(row | {each: answer[each] for each in ("prompt_tokens", "completion_tokens")})
     return rows

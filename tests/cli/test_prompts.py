@@ -24,9 +24,9 @@ from touche_llm.config import Config
 from touche_llm.llm.answers import Token
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.engines.base import Completion, Rejected
-from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
-from touche_llm.pipeline.engines import store_engine_facts
+from touche_llm.pipeline.engines import store_engine_info
 from touche_llm.pipeline.judge import judge_stage
 from touche_llm.pipeline.rank import rank_stage
 from touche_llm.pipeline.retrieve import retrieve_stage
@@ -60,9 +60,9 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Script], list[Request
         engine = ScriptedEngine(script)
 
         @asynccontextmanager
-        async def opened(config: Config) -> AsyncIterator[LanguageModel]:
+        async def opened(config: Config) -> AsyncIterator[ModelClient]:
             with Cache(config.cache.file, config.cache.mode) as cache:
-                yield LanguageModel(facts=FACTS, engine=engine, cache=cache)
+                yield ModelClient(engine_info=FACTS, engine=engine, cache=cache)
 
         monkeypatch.setattr(prompts_try, "open_model", opened)
         return engine.requests
@@ -252,8 +252,8 @@ async def asked_by_a_run(task: str, folder: Path, context: int, **flags: Any) ->
     out = folder / "out"
     await retrieve_stage(config, out, Silent())
     with Cache(config.cache.file) as cache:
-        store_engine_facts(facts, cache)
-        model = LanguageModel(facts=facts, engine=engine, cache=cache)
+        store_engine_info(facts, cache)
+        model = ModelClient(engine_info=facts, engine=engine, cache=cache)
         await judge_stage(config, out, Silent(), model)
         await rank_stage(config, out, Silent(), model)
     return engine.requests
@@ -435,7 +435,7 @@ def test_the_objects_of_a_topic_are_asked_for_first(
     assert [each.origin.prompt for each in requests] == ["comparative/objects", "comparative/judge"]
     # Now the cache holds them, under the name of the model that answered.
     with Cache(tmp_path / ".touche-llm" / "answers.sqlite") as cache:
-        store_engine_facts(FACTS, cache)
+        store_engine_info(FACTS, cache)
     assert "First object (FIRST): tea" in touche("prompts", "render", "judge", *given).stdout
 
 

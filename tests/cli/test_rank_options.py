@@ -16,7 +16,7 @@ from tests.write_demo_cassette import script_of
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.config import Config
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline import run_all as pipeline
 from touche_llm.tasks import get_task
@@ -231,9 +231,9 @@ def test_a_question_of_any_stage_without_a_usable_answer_ends_with_3_and_names_i
         return answers(request)
 
     @asynccontextmanager
-    async def scripted(config: Config, folder: Path | None = None) -> AsyncIterator[LanguageModel]:
+    async def scripted(config: Config, folder: Path | None = None) -> AsyncIterator[ModelClient]:
         with Cache(config.cache.file, config.cache.mode) as cache:
-            yield LanguageModel(facts=FACTS, engine=ScriptedEngine(script), cache=cache)
+            yield ModelClient(engine_info=FACTS, engine=ScriptedEngine(script), cache=cache)
 
     monkeypatch.setattr(pipeline, "open_model", scripted)
     stance = ["--stance-depth", "1"]

@@ -20,7 +20,7 @@ from touche_llm.data.files import (
 from touche_llm.data.records import Cut, Judgment, Reading
 from touche_llm.data.scratch import BUILDING, open_scratch
 from touche_llm.errors import DataError, UsageError
-from touche_llm.llm.engines.base import EngineFacts
+from touche_llm.llm.engines.base import EngineInfo
 
 ERRORS = [RuntimeError("halfway"), KeyboardInterrupt()]
 
@@ -262,7 +262,7 @@ def test_a_record_that_pydantic_reads_is_bounded(tmp_path: Path) -> None:
     path = tmp_path / "engine.json"
     path.write_bytes(b'{"name": "' + b"x" * 2**20 + b'"}')
     with pytest.raises(DataError, match=r"engine\.json:1: not one of the engines: longer than 1,048,576 bytes"):
-        read_record(path, EngineFacts, "engine")
+        read_record(path, EngineInfo, "engine")
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "part/notes.txt", ".hidden", "new.bak", "part/deep/new"])

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import orjson
 
 from tests.scripted_engine import spell
-from touche_llm.llm.answers import labels_of
+from touche_llm.llm.answers import get_labels
 from touche_llm.tasks.comparative import ComparativeJudgment
 
-LABELS = labels_of(ComparativeJudgment)
+LABELS = get_labels(ComparativeJudgment)
 # Replies that carry no answer, and those whose answer cannot be used.
 LOST = frozenset({"server_error"})
 ANSWER = frozenset({"answer"})

@@ -14,9 +14,9 @@ from tests.faults.fuzz_server import FuzzServer, honest, probe
 from tests.faults.reply_kinds import Pieces, http
 from tests.faults.tally import Tally
 from tests.faults.test_replies import connected, request_for
-from touche_llm.llm.answers import Unanswered
+from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.model import ModelClient
 from touche_llm.tasks.comparative import ComparativeJudgment
 
 pytestmark = pytest.mark.slow
@@ -74,15 +74,15 @@ async def test_a_reply_without_end_is_given_up_in_bounded_memory(name: str, tmp_
     server = FuzzServer(plan)
     async with server.running(), connected(server, timeout=2.0) as (client, facts):
         with Cache(tmp_path / "answers.sqlite") as cache:
-            model = LanguageModel(facts=facts, engine=client, cache=cache, retry_for=0.0)
+            model = ModelClient(engine_info=facts, engine=client, cache=cache, retry_for=0.0)
             tracemalloc.start()
             try:
-                result = await model.ask(request_for(1), ComparativeJudgment)
+                result = await model.request(request_for(1), ComparativeJudgment)
                 _, peak = tracemalloc.get_traced_memory()
             finally:
                 tracemalloc.stop()
             assert cache.find("answer") == []
-    assert isinstance(result, Unanswered)
+    assert isinstance(result, FailedRequest)
     assert [attempt.kind for attempt in result.attempts] == [expected]
     assert peak < MOST_MEMORY
     tally.add("replies: endless", replies=1, tried=1, held=1, failures=1)

@@ -21,12 +21,12 @@ from tests.faults.reply_kinds import KINDS, LABELS, Kind, Pieces, good, http
 from tests.faults.tally import Tally
 from touche_llm.data import transport
 from touche_llm.errors import EngineError
-from touche_llm.llm.answers import Answer, Unanswered, parse, schema_of
+from touche_llm.llm.answers import Answer, FailedRequest, build_schema, parse
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engines.base import EngineFacts
+from touche_llm.llm.engines.base import EngineInfo
 from touche_llm.llm.engines.server import VllmServer
-from touche_llm.llm.logprobs import expected_grade, read_label
-from touche_llm.llm.model import Answered, LanguageModel
+from touche_llm.llm.logprobs import compute_expected_grade, read_label
+from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.tasks.comparative import ComparativeJudgment
 
@@ -41,7 +41,7 @@ ENDING = [kind for kind in KINDS.values() if kind.outcomes == {"ends"}]
 # Fewer than end a run when all of them are lost one after the other.
 BATCH = 24
 TOP_LOGPROBS = 20
-Result = Answered[ComparativeJudgment] | Unanswered
+Result = AnsweredRequest[ComparativeJudgment] | FailedRequest
 
 
 def test_there_are_kinds_enough() -> None:
@@ -97,7 +97,7 @@ def _said(body: dict[str, Any]) -> str | None:
 def request_for(number: int) -> Request:
     return Request(
         messages=(Message("system", "Judge."), Message("user", f"document {number}")),
-        schema=schema_of(ComparativeJudgment),
+        schema=build_schema(ComparativeJudgment),
         sampling=Sampling(max_tokens=64, top_logprobs=TOP_LOGPROBS),
         model="fake",
         revision="",
@@ -114,7 +114,7 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def connected(fuzz: FuzzServer, timeout: float = 60.0) -> AsyncIterator[tuple[VllmServer, EngineFacts]]:
+async def connected(fuzz: FuzzServer, timeout: float = 60.0) -> AsyncIterator[tuple[VllmServer, EngineInfo]]:
     """A client that has passed the start-up check; nothing is left to the loop's exception handler."""
     problems: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
@@ -125,13 +125,13 @@ async def connected(fuzz: FuzzServer, timeout: float = 60.0) -> AsyncIterator[tu
 
 
 async def answers(
-    fuzz: Fuzz, numbers: list[int], server: VllmServer, facts: EngineFacts, cache: Cache, retry_for: float
+    fuzz: Fuzz, numbers: list[int], server: VllmServer, facts: EngineInfo, cache: Cache, retry_for: float
 ) -> list[Result]:
     """What becomes of requests, in batches that are each a run of their own; a batch that hangs is an error."""
     found: list[Result] = []
     for start in range(0, len(numbers), BATCH):
-        model = LanguageModel(facts=facts, engine=server, cache=cache, retry_for=retry_for)
-        batch = [model.ask(request_for(number), ComparativeJudgment) for number in numbers[start : start + BATCH]]
+        model = ModelClient(engine_info=facts, engine=server, cache=cache, retry_for=retry_for)
+        batch = [model.request(request_for(number), ComparativeJudgment) for number in numbers[start : start + BATCH]]
         async with asyncio.timeout(120):
             found += await asyncio.gather(*batch)
     return found
@@ -141,7 +141,7 @@ def check(sent: list[Sent], result: Result) -> str:
     """Check one result against the replies that were sent for it; returns what became of it."""
     # Without a reply the connection was lost to the reply before.
     allowed = frozenset().union(*(each.kind.outcomes for each in sent)) or {"server_error"}
-    if isinstance(result, Unanswered):
+    if isinstance(result, FailedRequest):
         assert result.attempts, "a failure without an attempt"
         assert {attempt.kind for attempt in result.attempts} <= allowed, (allowed, result)
         for attempt in result.attempts:
@@ -164,7 +164,7 @@ def check(sent: list[Sent], result: Result) -> str:
             assert sum(reading.probabilities.values()) == pytest.approx(1.0, abs=1e-6)
             assert all(0.0 <= share <= 1.0 for share in reading.probabilities.values())
         if labels[0] == 0:
-            assert 0.0 <= expected_grade(reading) <= 3.0
+            assert 0.0 <= compute_expected_grade(reading) <= 3.0
         if source.kind.exact:
             assert reading.probabilities == pytest.approx(source.shares[name], abs=1e-6), reading
         if source.kind.exact is False:
@@ -172,18 +172,18 @@ def check(sent: list[Sent], result: Result) -> str:
     return "answer"
 
 
-async def check_replay(cache: Path, facts: EngineFacts, numbers: list[int], results: list[Result]) -> None:
+async def check_replay(cache: Path, facts: EngineInfo, numbers: list[int], results: list[Result]) -> None:
     """Check that the cache holds usable answers alone, and gives them again."""
     with Cache(cache, CacheMode.REPLAY) as stored:
         for entry in stored.find("answer"):
             parse(entry.read(Answer).text, ComparativeJudgment)
-        model = LanguageModel(facts=facts, engine=None, cache=stored)
+        model = ModelClient(engine_info=facts, engine=None, cache=stored)
         for number, result in zip(numbers, results, strict=True):
-            again = await model.ask(request_for(number), ComparativeJudgment)
-            if isinstance(result, Answered):
+            again = await model.request(request_for(number), ComparativeJudgment)
+            if isinstance(result, AnsweredRequest):
                 assert again == result
             else:
-                assert isinstance(again, Unanswered)
+                assert isinstance(again, FailedRequest)
 
 
 async def trial(folder: Path, fuzz: Fuzz, tally: Tally, retry_for: float) -> list[Result]:
@@ -221,7 +221,7 @@ async def bad_then_good(folder: Path, seed: int, rounds: int, tally: Tally) -> N
     documents = {number: [kind, KINDS["good"]] for number, kind in enumerate([*LASTING, *LEAVING] * rounds)}
     results = await trial(folder, Fuzz(seed, documents), tally, retry_for=30.0)
     for number, result in enumerate(results):
-        assert isinstance(result, Answered) or documents[number][0].name == "client error"
+        assert isinstance(result, AnsweredRequest) or documents[number][0].name == "client error"
 
 
 async def mixed(folder: Path, seed: int, rounds: int, tally: Tally) -> None:
@@ -234,7 +234,7 @@ async def strays(folder: Path, seed: int, rounds: int, tally: Tally) -> None:
     """A reply that nobody asked for never becomes the answer to another request."""
     documents = {number: [STRAY] for number in range(20 * rounds)}
     results = await trial(folder, Fuzz(seed, documents), tally, retry_for=30.0)
-    assert all(isinstance(result, Answered) for result in results)
+    assert all(isinstance(result, AnsweredRequest) for result in results)
 
 
 ROUNDS = [

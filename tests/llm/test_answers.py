@@ -12,7 +12,7 @@ from pydantic import Field
 
 from touche_llm.data.records import Topic
 from touche_llm.data.topics import read_topics
-from touche_llm.llm.answers import AnswerModel, Unusable, labels_of, parse, schema_of
+from touche_llm.llm.answers import AnswerModel, Unusable, build_schema, get_labels, parse
 from touche_llm.tasks.comparative import ComparativeJudgment, _Objects, objects_answer
 
 REAL = Path(__file__).parents[3] / "shared" / "data" / "comparative" / "topics.xml"
@@ -46,7 +46,7 @@ def test_any_json_gives_an_answer_or_a_typed_failure(value: Any) -> None:
 
 @given(st.sampled_from(["relevance", "quality", "stance"]), JSON)
 def test_a_changed_field_is_an_answer_only_if_it_is_a_label(field: str, value: Any) -> None:
-    labels = labels_of(ComparativeJudgment)[field]
+    labels = get_labels(ComparativeJudgment)[field]
     allowed = any(type(value) is type(label) and value == label for label in labels)
     try:
         parse(json.dumps({**GOOD, field: value}), ComparativeJudgment)
@@ -64,7 +64,7 @@ def test_hostile_text_is_not_json(text: str) -> None:
 
 
 def test_the_schema_closes_the_object_and_lists_the_labels() -> None:
-    assert schema_of(ComparativeJudgment) == {
+    assert build_schema(ComparativeJudgment) == {
         "type": "object",
         "properties": {
             "relevance": {"enum": [0, 1, 2, 3]},
@@ -85,7 +85,7 @@ def test_a_field_that_not_every_backend_enforces_is_a_mistake_of_the_program() -
 
     for model in (Free, Mixed):
         with pytest.raises(TypeError, match="must be a Literal"):
-            schema_of(model)
+            build_schema(model)
 
 
 class Coded(AnswerModel):
@@ -94,13 +94,13 @@ class Coded(AnswerModel):
 
 
 def test_a_text_of_a_pattern_has_its_pattern_in_the_schema_and_no_labels() -> None:
-    assert schema_of(Coded) == {
+    assert build_schema(Coded) == {
         "type": "object",
         "properties": {"kind": {"enum": ["A", "B"]}, "code": {"type": "string", "pattern": "^[a-c]{2}( [a-c]{2})*$"}},
         "required": ["kind", "code"],
         "additionalProperties": False,
     }
-    assert labels_of(Coded) == {"kind": ("A", "B")}
+    assert get_labels(Coded) == {"kind": ("A", "B")}
 
 
 def test_a_text_that_fits_its_pattern_is_taken_as_it_is() -> None:
@@ -149,7 +149,7 @@ def test_a_text_without_a_pattern_or_another_type_with_one_is_a_mistake_of_the_p
 
     for model in (Bounded, Number):
         with pytest.raises(TypeError, match="must be a Literal of integers or strings, or have a pattern"):
-            schema_of(model)
+            build_schema(model)
 
 
 @pytest.mark.skipif(not REAL.exists(), reason=f"{REAL} is not there")
@@ -161,7 +161,7 @@ def test_every_pair_of_objects_that_the_organisers_name_is_two_objects() -> None
 
 def test_the_two_objects_are_words_of_the_title_and_differ() -> None:
     model = objects_answer(Topic("1", "Which is better, a steel knife or a ceramic knife?"))
-    assert "ceramic knife" in schema_of(model)["properties"]["first"]["enum"]
+    assert "ceramic knife" in build_schema(model)["properties"]["first"]["enum"]
     found = parse(orjson.dumps({"first": "steel", "second": "ceramic knife"}).decode(), model)
     assert found.model_dump() == {"first": "steel", "second": "ceramic knife"}
     for first, second in (("steel", "steel"), ("steel", "a steel knife"), ("Which is", "is"), ("steel", "bread")):

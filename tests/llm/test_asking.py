@@ -6,17 +6,18 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.llm.test_model import ANSWER, request_about
 from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.errors import EngineError
-from touche_llm.llm.answers import Unanswered, UnusableAnswer
+from touche_llm.llm.answers import FailedRequest, UnusableAnswer
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.counts import Counts
+from touche_llm.llm.counts import Counts, translate_old_counts
 from touche_llm.llm.engines.base import Completion, Rejected, Transient
-from touche_llm.llm.model import Answered, LanguageModel
+from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Request
 from touche_llm.tasks.comparative import ComparativeJudgment
 
@@ -45,25 +46,25 @@ class Faulty(ScriptedEngine):
         return await super().count_tokens(messages)
 
 
-Model = Callable[[], LanguageModel]
+Model = Callable[[], ModelClient]
 
 
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[Model]:
     """Models with an engine each and one cache."""
     with Cache(tmp_path / "c.sqlite") as cache:
-        yield lambda: LanguageModel(facts=FACTS, engine=Faulty(), cache=cache, retry_for=0.0)
+        yield lambda: ModelClient(engine_info=FACTS, engine=Faulty(), cache=cache, retry_for=0.0)
 
 
-async def ask(model: LanguageModel, text: str) -> Answered[ComparativeJudgment] | Unanswered:
-    return await model.ask(request_about(text), ComparativeJudgment)
+async def ask(model: ModelClient, text: str) -> AnsweredRequest[ComparativeJudgment] | FailedRequest:
+    return await model.request(request_about(text), ComparativeJudgment)
 
 
 async def test_so_many_requests_in_a_row_without_a_reply_end_the_run(made: Model) -> None:
     model = made()
     for number in range(LIMIT - 1):
         lost = await ask(model, f"lost {number}")
-        assert isinstance(lost, Unanswered) and [each.kind for each in lost.attempts] == ["timeout"]
+        assert isinstance(lost, FailedRequest) and [each.kind for each in lost.attempts] == ["timeout"]
     assert model.counts.failures == LIMIT - 1
     with pytest.raises(EngineError, match=rf"{LIMIT} requests .*no answer"):
         await ask(model, "lost for good")
@@ -76,7 +77,7 @@ async def test_a_reply_between_them_begins_the_count_anew(made: Model, between: 
         await ask(model, f"lost {number}")
     await ask(model, between)
     for number in range(LIMIT - 1):
-        assert isinstance(await ask(model, f"lost again {number}"), Unanswered)
+        assert isinstance(await ask(model, f"lost again {number}"), FailedRequest)
     with pytest.raises(EngineError):
         await ask(model, "lost for good")
 
@@ -84,40 +85,40 @@ async def test_a_reply_between_them_begins_the_count_anew(made: Model, between: 
 async def test_a_refusal_is_one_request_and_the_failure_of_its_question_alone(made: Model) -> None:
     model = made()
     refused = await ask(model, "refused")
-    assert isinstance(refused, Unanswered)
+    assert isinstance(refused, FailedRequest)
     assert [(each.sample, each.kind) for each in refused.attempts] == [(0, "server_error")]
-    assert (model.counts.asked, model.counts.asked_again, model.counts.failures) == (1, 0, 1)
-    assert isinstance(await ask(model, "tea"), Answered)
+    assert (model.counts.requests, model.counts.resamples, model.counts.failures) == (1, 0, 1)
+    assert isinstance(await ask(model, "tea"), AnsweredRequest)
 
 
 async def test_a_failure_is_counted_for_each_who_waits_and_an_error_is_raised_for_each(made: Model) -> None:
     model = made()
     failed = await asyncio.gather(*(ask(model, "refused") for _ in range(3)))
-    assert failed[0] == failed[1] == failed[2] and isinstance(failed[0], Unanswered)
-    assert (model.counts.asked, model.counts.failures, model.counts.cache_hits) == (1, 3, 0)
+    assert failed[0] == failed[1] == failed[2] and isinstance(failed[0], FailedRequest)
+    assert (model.counts.requests, model.counts.failures, model.counts.cache_hits) == (1, 3, 0)
     ended = await asyncio.gather(*(ask(model, "key") for _ in range(3)), return_exceptions=True)
     assert [type(each) for each in ended] == [EngineError] * 3
-    assert model.counts.asked == 2
+    assert model.counts.requests == 2
     # Whoever asks afterwards asks anew.
     with pytest.raises(EngineError):
         await ask(model, "key")
-    assert model.counts.asked == 3
+    assert model.counts.requests == 3
 
 
 async def test_tokens_are_counted_apart_for_answers_of_the_engine_and_of_the_cache(made: Model) -> None:
     model = made()
     first = await ask(model, "tea")
     await ask(model, "coffee")
-    assert isinstance(first, Answered)
+    assert isinstance(first, AnsweredRequest)
     counts = model.counts
     size = first.answer.completion_tokens
     assert size > 0
-    assert (counts.asked, counts.cache_hits) == (2, 0)
+    assert (counts.requests, counts.cache_hits) == (2, 0)
     assert (counts.prompt_tokens, counts.completion_tokens) == (200, 2 * size)
     assert (counts.cached_prompt_tokens, counts.cached_completion_tokens) == (0, 0)
     again = made()
     assert await ask(again, "tea") == first
-    assert (again.counts.asked, again.counts.cache_hits, again.counts.prompt_tokens) == (0, 1, 0)
+    assert (again.counts.requests, again.counts.cache_hits, again.counts.prompt_tokens) == (0, 1, 0)
     assert (again.counts.cached_prompt_tokens, again.counts.cached_completion_tokens) == (100, size)
 
 
@@ -130,26 +131,35 @@ async def test_what_a_template_adds_to_examples_is_counted_once_and_without_thei
     longer = [
         replace(short, messages=(short.messages[0], *example, Message("user", text))) for text in ("a", "bb", "c")
     ]
-    bounds = await asyncio.gather(*(model.most_tokens(each) for each in longer))
+    bounds = await asyncio.gather(*(model.bound_tokens(each) for each in longer))
     assert [len(messages) for messages in engine.counted] == [4]
     assert {message.content for message in engine.counted[0]} == {"x"}
     assert isinstance(bounds[0], int) and [each == bounds[0] for each in bounds] == [True, False, True]
-    assert await model.most_tokens(short) == FACTS.overhead + sum(len(each.content) for each in short.messages)
+    assert await model.bound_tokens(short) == FACTS.overhead + sum(len(each.content) for each in short.messages)
     assert len(engine.counted) == 1
 
 
-def test_what_was_added_to_counts_keeps_the_last_problem_and_an_untold_prefix_cache_is_not_zero() -> None:
-    before = Counts(asked=2, prompt_tokens=10)
-    now = Counts(asked=5, prompt_tokens=40, retries=1, problem="HTTP 503")
-    assert now.since(before) == Counts(asked=3, prompt_tokens=30, retries=1, problem="HTTP 503")
-    untold, told = now.as_dict(), Counts(prefix_told=1).as_dict()
-    assert (untold["prefix_cached_tokens"], told["prefix_cached_tokens"]) == (None, 0)
-    assert (untold["asked"], untold["retries"]) == (5, 1) and not {"problem", "prefix_told"} & set(untold)
+def test_what_was_added_to_counts_keeps_the_last_problem_and_an_unreported_prefix_cache_is_not_zero() -> None:
+    before = Counts(requests=2, prompt_tokens=10)
+    now = Counts(requests=5, prompt_tokens=40, retries=1, problem="HTTP 503")
+    assert now.since(before) == Counts(requests=3, prompt_tokens=30, retries=1, problem="HTTP 503")
+    unreported, reported = now.as_dict(), Counts(prefix_reports=1).as_dict()
+    assert (unreported["prefix_cached_tokens"], reported["prefix_cached_tokens"]) == (None, 0)
+    assert (unreported["requests"], unreported["retries"]) == (5, 1) and not {"problem", "prefix_reports"} & set(
+        unreported
+    )
 
 
 def test_of_an_unusable_answer_so_much_is_kept_of_its_text_and_its_reason() -> None:
-    found = UnusableAnswer.shortened("not_json", "r" * 3000, "t" * 3000)
+    found = UnusableAnswer.create("not_json", "r" * 3000, "t" * 3000)
     assert (found.kind, found.reason, found.text) == ("not_json", "r" * 2000, "t" * 2000)
-    assert (found.is_final, UnusableAnswer.shortened("server_error", "no").is_final) == (False, True)
+    assert (found.is_final, UnusableAnswer.create("server_error", "no").is_final) == (False, True)
     attempt = found.attempt(2)
     assert (attempt.sample, attempt.kind, attempt.reason, attempt.text) == (2, found.kind, found.reason, found.text)
+
+
+def test_metadata_of_earlier_versions_is_read_with_the_present_names() -> None:
+    old = {"seconds": 1.5, "requests": {"asked": 5, "asked_again": 2, "cache_hits": 1}}
+    assert translate_old_counts(old) == {"seconds": 1.5, "requests": {"requests": 5, "resamples": 2, "cache_hits": 1}}
+    damaged: list[dict[str, Any]] = [{}, {"requests": 3}]
+    assert [translate_old_counts(facts) for facts in damaged] == damaged

@@ -15,7 +15,7 @@ from touche_llm.errors import DataError, UsageError
 from touche_llm.llm import cache_file
 from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.cache_file import Entry, Heading
+from touche_llm.llm.cache_file import Entry, EntryMetadata
 
 
 def answer(text: str = "{}") -> Answer:
@@ -29,8 +29,8 @@ def entry(digit: str = "a", text: str = "{}", **columns: Any) -> Entry:
     )
 
 
-def heading(digit: str) -> Heading:
-    return Heading(key=digit * 64, kind="answer", model="m")
+def heading(digit: str) -> EntryMetadata:
+    return EntryMetadata(key=digit * 64, kind="answer", model="m")
 
 
 def test_what_is_put_is_there_for_the_next_process_at_once(tmp_path: Path) -> None:
@@ -278,9 +278,9 @@ async def test_a_cache_that_is_deleted_while_it_is_used_is_noticed_at_the_next_a
 def test_a_second_sample_that_another_process_stores_is_seen(tmp_path: Path) -> None:
     with Cache(tmp_path / "c.sqlite") as one, Cache(tmp_path / "c.sqlite") as other:
         one.put(entry("a"), Answer)
-        assert not one.holds_resampled() and not other.holds_resampled()
+        assert not one.has_resamples() and not other.has_resamples()
         other.put(entry("b", sample=1), Answer)
-        assert one.holds_resampled() and other.holds_resampled()
+        assert one.has_resamples() and other.has_resamples()
 
 
 async def test_what_was_stored_is_kept_when_the_cache_is_closed_in_the_same_turn(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from touche_llm.llm import concurrency
-from touche_llm.llm.concurrency import BackoffSlots, Slots, in_order
+from touche_llm.llm.concurrency import BackoffSlots, Slots, map_in_order
 
 
 async def turns(count: int) -> None:
@@ -49,7 +49,7 @@ async def test_never_more_slots_are_held_than_there_are_and_none_is_lost(users: 
 
     async def use(number: int, user: User) -> None:
         await turns(user.comes)
-        async with slots.held(user.priority):
+        async with slots.hold(user.priority):
             held.add(number)
             served.add(number)
             assert len(held) <= most
@@ -79,7 +79,7 @@ async def test_never_more_slots_are_held_than_there_are_and_none_is_lost(users: 
 
     async def stay() -> None:
         nonlocal inside
-        async with slots.held(0):
+        async with slots.hold(0):
             inside += 1
             await turns(5)
 
@@ -96,12 +96,12 @@ async def test_a_slot_goes_to_the_first_who_came_of_the_lowest_priority_number(p
     served: list[tuple[int, int]] = []
 
     async def use(number: int, priority: int) -> None:
-        async with slots.held(priority):
+        async with slots.hold(priority):
             served.append((priority, number))
             await turns(1)
 
     async with asyncio.TaskGroup() as group:
-        async with slots.held(9):
+        async with slots.hold(9):
             for number, priority in enumerate(priorities):
                 group.create_task(use(number, priority))
             await turns(2)
@@ -115,7 +115,7 @@ async def test_who_comes_with_a_lower_number_passes_those_who_wait_but_not_those
     release = asyncio.Event()
 
     async def use(name: str, priority: int) -> None:
-        async with slots.held(priority):
+        async with slots.hold(priority):
             served.append(name)
             await release.wait()
 
@@ -136,7 +136,7 @@ def test_calls_of_one_overload_halve_the_slots_once_and_later_calls_again_down_t
         begun = slots.halvings
         for _ in range(5):
             slots.halve(begun)
-        assert slots.most == expected
+        assert slots.size == expected
 
 
 def test_a_round_of_replies_adds_one_slot_up_to_the_initial_number() -> None:
@@ -145,7 +145,7 @@ def test_a_round_of_replies_adds_one_slot_up_to_the_initial_number() -> None:
     seen = []
     for _ in range(5 + 6 + 7 + 8 + 9 + 30):
         slots.grow()
-        seen.append(slots.most)
+        seen.append(slots.size)
     assert [seen.count(most) for most in range(5, 11)] == [4, 6, 7, 8, 9, 31]
 
 
@@ -156,7 +156,7 @@ async def test_fewer_slots_are_handed_out_after_a_halving_and_more_after_growing
 
     async def use(event: asyncio.Event) -> None:
         nonlocal held
-        async with slots.held():
+        async with slots.hold():
             held += 1
             await event.wait()
             held -= 1
@@ -193,7 +193,7 @@ async def test_results_stand_in_the_order_of_the_items_and_no_more_calls_run_tha
         running -= 1
         return item[0]
 
-    assert await in_order(call, enumerate(waits), concurrency) == list(range(len(waits)))
+    assert await map_in_order(call, enumerate(waits), concurrency) == list(range(len(waits)))
     assert most <= concurrency
     if all(waits):
         assert most == min(concurrency, len(waits))
@@ -213,14 +213,14 @@ async def test_calls_begin_in_the_order_of_the_items_and_one_that_waits_holds_up
         return -item
 
     # Two at a time: while the first waits the other one does all the rest, and the last of them lets the first go.
-    assert await asyncio.wait_for(in_order(call, range(6), 2), 30) == [0, -1, -2, -3, -4, -5]
+    assert await asyncio.wait_for(map_in_order(call, range(6), 2), 30) == [0, -1, -2, -3, -4, -5]
     assert begun == list(range(6))
 
 
 async def test_the_first_exception_cancels_the_other_calls_and_is_raised_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(concurrency, "GRACE", 0.01)
+    monkeypatch.setattr(concurrency, "GRACE_SECONDS", 0.01)
     ended: list[str] = []
 
     async def call(item: int) -> None:
@@ -234,7 +234,7 @@ async def test_the_first_exception_cancels_the_other_calls_and_is_raised_itself(
             raise
 
     with pytest.raises(KeyError, match="mine") as caught:
-        await in_order(call, range(4), 3)
+        await map_in_order(call, range(4), 3)
     assert isinstance(caught.value.__cause__, ValueError)
     # The fourth was never begun.
     assert sorted(ended) == ["0 cancelled", "2 cancelled"]
@@ -254,7 +254,7 @@ async def test_calls_under_way_end_before_an_exception_is_raised() -> None:
         ended.append(item)
 
     with pytest.raises(KeyError, match="mine"):
-        await in_order(call, range(9), 3)
+        await map_in_order(call, range(9), 3)
     # None began after it.
     assert sorted(ended) == [0, 2]
 
@@ -264,17 +264,17 @@ async def test_an_exception_comes_through_several_levels_as_itself() -> None:
         raise KeyError(item)
 
     async def inner(item: int) -> list[None]:
-        return await in_order(fail, [item], 2)
+        return await map_in_order(fail, [item], 2)
 
     with pytest.raises(KeyError):
-        await in_order(inner, [1], 2)
+        await map_in_order(inner, [1], 2)
 
 
 async def test_no_item_makes_no_call() -> None:
     async def call(item: int) -> None:
         raise AssertionError
 
-    assert await in_order(call, [], 4) == []
+    assert await map_in_order(call, [], 4) == []
 
 
 async def test_a_call_that_ends_as_cancelled_lets_the_others_go_on_and_then_ends_the_whole() -> None:
@@ -287,10 +287,10 @@ async def test_a_call_that_ends_as_cancelled_lets_the_others_go_on_and_then_ends
         done.append(item)
 
     async def inner(item: int) -> list[None]:
-        return await in_order(call, [item, item + 10], 2)
+        return await map_in_order(call, [item, item + 10], 2)
 
     with pytest.raises(asyncio.CancelledError):
-        await in_order(inner, range(5), 2)
+        await map_in_order(inner, range(5), 2)
     assert sorted(done) == [1, 2, 4, 10, 11, 13, 14]
 
 
@@ -301,7 +301,7 @@ async def test_who_is_cancelled_from_outside_begins_no_further_call() -> None:
         begun.append(item)
         await asyncio.sleep(3600)
 
-    task = asyncio.create_task(in_order(call, range(9), 2))
+    task = asyncio.create_task(map_in_order(call, range(9), 2))
     await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

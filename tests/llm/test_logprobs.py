@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from tests.scripted_engine import spell
 from touche_llm.data.records import Reading
-from touche_llm.llm.answers import Token, labels_of
-from touche_llm.llm.logprobs import expected_grade, label_tokens, most_probable, read_label
+from touche_llm.llm.answers import Token, get_labels
+from touche_llm.llm.logprobs import compute_expected_grade, get_most_probable, read_label, select_label_tokens
 from touche_llm.tasks.comparative import ComparativeJudgment
 
-LABELS = labels_of(ComparativeJudgment)
+LABELS = get_labels(ComparativeJudgment)
 # A token of the answer, or a token with the probabilities of its alternatives.
 Piece = str | tuple[str, Mapping[str, float]]
 
@@ -41,8 +41,8 @@ def test_a_grade_of_one_token() -> None:
     shares = {"2": 0.5, "1": 0.3, "0": 0.15, "3": 0.05}
     reading = read(['{"relevance":', ("2", shares), ',"quality":', "1", ',"stance":"', "NO", '"}'], "relevance", 2)
     assert reading.probabilities == pytest.approx({"0": 0.15, "1": 0.3, "2": 0.5, "3": 0.05})
-    assert reading.outside == pytest.approx(0.0, abs=1e-9)
-    assert expected_grade(reading) == pytest.approx(0.3 + 1.0 + 0.15)
+    assert reading.off_label_mass == pytest.approx(0.0, abs=1e-9)
+    assert compute_expected_grade(reading) == pytest.approx(0.3 + 1.0 + 0.15)
 
 
 def test_what_is_on_no_label_is_outside_and_the_rest_is_renormalised() -> None:
@@ -50,7 +50,7 @@ def test_what_is_on_no_label_is_outside_and_the_rest_is_renormalised() -> None:
     reading = read(['{"relevance":', ("2", shares), ',"quality":1,"stance":"NO"}'], "relevance", 2)
     assert reading.probabilities == pytest.approx({"0": 0.0, "1": 0.5, "2": 0.5, "3": 0.0})
     # 0.1 on another number, 0.05 that the server did not show; white space may still be followed by any label.
-    assert reading.outside == pytest.approx(0.15)
+    assert reading.off_label_mass == pytest.approx(0.15)
     assert reading.shared == pytest.approx(0.05)
 
 
@@ -70,7 +70,7 @@ def test_a_number_that_only_begins_like_a_grade_is_outside() -> None:
     shares = {"2": 0.5, "25": 0.3, "2.": 0.1, "2-": 0.1}
     reading = read(['{"relevance":', ("2", shares), ',"quality":1,"stance":"NO"}'], "relevance", 2)
     assert reading.probabilities == pytest.approx({"0": 0.0, "1": 0.0, "2": 1.0, "3": 0.0})
-    assert reading.outside == pytest.approx(0.5)
+    assert reading.off_label_mass == pytest.approx(0.5)
 
 
 def test_two_tokens_of_one_text_add_up() -> None:
@@ -80,7 +80,7 @@ def test_two_tokens_of_one_text_add_up() -> None:
     token = Token(at=13, token="2", logprob=math.log(0.4), top=top)
     reading = read_label(text, [token], "relevance", LABELS["relevance"], 2)
     assert reading.probabilities == pytest.approx({"0": 0.0, "1": 0.6, "2": 0.4, "3": 0.0})
-    assert most_probable(reading) == "1"
+    assert get_most_probable(reading) == "1"
 
 
 def test_white_space_before_the_value() -> None:
@@ -116,13 +116,13 @@ def test_the_quote_may_be_merged_with_the_label() -> None:
     # `"` alone may become any of the four and says nothing.
     assert reading.probabilities == pytest.approx({"FIRST": 2 / 7, "SECOND": 0.0, "NEUTRAL": 0.0, "NO": 5 / 7})
     assert reading.shared == pytest.approx(0.3)
-    assert reading.outside == pytest.approx(0.0, abs=1e-9)
+    assert reading.off_label_mass == pytest.approx(0.0, abs=1e-9)
 
 
 def test_each_field_is_read_at_its_own_place() -> None:
     text, tokens = spell({"relevance": {0: 0.9, 3: 0.1}, "quality": {3: 0.8, 0: 0.2}, "stance": {"NO": 1.0}})
-    assert expected_grade(read_label(text, tokens, "relevance", LABELS["relevance"], 0)) == pytest.approx(0.3)
-    assert expected_grade(read_label(text, tokens, "quality", LABELS["quality"], 3)) == pytest.approx(2.4)
+    assert compute_expected_grade(read_label(text, tokens, "relevance", LABELS["relevance"], 0)) == pytest.approx(0.3)
+    assert compute_expected_grade(read_label(text, tokens, "quality", LABELS["quality"], 3)) == pytest.approx(2.4)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_each_field_is_read_at_its_own_place() -> None:
 def test_without_matching_log_probabilities_the_plain_value_is_taken_and_said_so(tokens: list[Token]) -> None:
     reading = read_label('{"relevance":2,"quality":1,"stance":"NO"}', tokens, "relevance", LABELS["relevance"], 2)
     assert reading == Reading(answered=2)
-    assert (expected_grade(reading), most_probable(reading)) == (2.0, "2")
+    assert (compute_expected_grade(reading), get_most_probable(reading)) == (2.0, "2")
 
 
 def test_all_white_space_may_come_before_a_label_and_nothing_else() -> None:
@@ -147,7 +147,7 @@ def test_all_white_space_may_come_before_a_label_and_nothing_else() -> None:
         reading = read_label(
             '{"relevance":1}', [Token(at=13, token="1", logprob=-0.1, top=top)], "relevance", LABELS["relevance"], 1
         )
-        assert reading.outside == pytest.approx(0.25 if before in spaces or not before else 0.5)
+        assert reading.off_label_mass == pytest.approx(0.25 if before in spaces or not before else 0.5)
 
 
 def test_no_grade_is_above_the_highest_though_shares_are_rounded_up() -> None:
@@ -156,18 +156,18 @@ def test_no_grade_is_above_the_highest_though_shares_are_rounded_up() -> None:
         '{"relevance":3}', [Token(at=13, token="3", logprob=0.0, top=top)], "relevance", LABELS["relevance"], 3
     )
     assert reading.probabilities is not None and sum(reading.probabilities.values()) > 1
-    assert expected_grade(reading) == 3.0
+    assert compute_expected_grade(reading) == 3.0
 
 
 def test_the_most_probable_label_can_differ_from_the_one_written_but_a_tie_does_not_move_it() -> None:
-    assert most_probable(Reading(answered="NO", probabilities={"FIRST": 0.6, "NO": 0.4})) == "FIRST"
-    assert most_probable(Reading(answered="NO", probabilities={"FIRST": 0.5, "NO": 0.5})) == "NO"
+    assert get_most_probable(Reading(answered="NO", probabilities={"FIRST": 0.6, "NO": 0.4})) == "FIRST"
+    assert get_most_probable(Reading(answered="NO", probabilities={"FIRST": 0.5, "NO": 0.5})) == "NO"
 
 
 def test_only_the_tokens_that_carry_labels_are_kept_and_they_are_enough() -> None:
     pieces: list[Piece] = ["{", '"relevance', '":', ("2", {"2": 0.9, "1": 0.1}), ',"quality":', "1", ',"stance":"NO"}']
     text, tokens = tokens_of(pieces)
-    kept = label_tokens(text, tokens, ["relevance"])
+    kept = select_label_tokens(text, tokens, ["relevance"])
     assert [token.token for token in kept] == ["2"]
     arguments = ("relevance", LABELS["relevance"], 2)
     assert read_label(text, kept, *arguments) == read_label(text, tokens, *arguments)
@@ -205,14 +205,14 @@ def test_any_split_gives_a_distribution_over_the_labels(case: tuple[str, list[To
         assert sum(reading.probabilities.values()) == pytest.approx(1.0, abs=1e-6)
         assert all(share >= 0 for share in reading.probabilities.values())
         assert reading.probabilities[str(answered[field])] > 0
-        assert reading.outside is not None and reading.outside >= 0
+        assert reading.off_label_mass is not None and reading.off_label_mass >= 0
 
 
 def test_the_written_token_counts_by_its_own_probability_where_the_alternatives_lack_it() -> None:
     token = Token(at=13, token="2", logprob=math.log(0.1), top=[("1", math.log(0.5)), ("0", math.log(0.2))])
     reading = read_label('{"relevance":2}', [token], "relevance", LABELS["relevance"], 2)
     assert reading.probabilities == pytest.approx({"0": 0.25, "1": 0.625, "2": 0.125, "3": 0.0})
-    assert reading.outside == pytest.approx(0.2)
+    assert reading.off_label_mass == pytest.approx(0.2)
 
 
 def test_places_are_counted_in_bytes() -> None:
@@ -221,7 +221,7 @@ def test_places_are_counted_in_bytes() -> None:
     reading = read(pieces, "relevance", 2)
     assert reading.probabilities == pytest.approx({"0": 0.0, "1": 0.25, "2": 0.75, "3": 0.0})
     text, tokens = tokens_of(pieces)
-    assert [token.token for token in label_tokens(text, tokens, ["relevance", "quality"])] == ["2", "1"]
+    assert [token.token for token in select_label_tokens(text, tokens, ["relevance", "quality"])] == ["2", "1"]
 
 
 @pytest.mark.parametrize("length", [10, 5000])
@@ -234,7 +234,7 @@ def test_a_field_that_is_there_twice_has_no_probabilities() -> None:
     pieces: list[Piece] = ['{"relevance":', ("2", {"2": 0.5, "3": 0.5}), ',"quality":', "1", ',"relevance":', "3", "}"]
     assert read(pieces, "relevance", 3) == Reading(answered=3)
     text, tokens = tokens_of(pieces)
-    assert [token.token for token in label_tokens(text, tokens, ["relevance", "quality"])] == ["1"]
+    assert [token.token for token in select_label_tokens(text, tokens, ["relevance", "quality"])] == ["1"]
 
 
 def test_neighbours_of_a_value_are_not_kept_and_tokens_that_share_a_byte_with_it_are() -> None:
@@ -244,10 +244,10 @@ def test_neighbours_of_a_value_are_not_kept_and_tokens_that_share_a_byte_with_it
         (['{"relevance":', "2,", '"quality":1}'], ["2,"]),
     ):
         text, tokens = tokens_of(pieces)
-        assert [token.token for token in label_tokens(text, tokens, ["relevance"])] == kept
+        assert [token.token for token in select_label_tokens(text, tokens, ["relevance"])] == kept
 
 
 def test_among_other_labels_of_the_highest_probability_the_first_is_taken() -> None:
-    assert most_probable(
+    assert get_most_probable(
         Reading(answered="NO", probabilities={"FIRST": 0.1, "SECOND": 0.4, "NEUTRAL": 0.4, "NO": 0.1})
     ) == ("SECOND")

@@ -15,13 +15,13 @@ from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.data.records import Cut, Topic
 from touche_llm.errors import DataError, PromptError, ReplayMiss
 from touche_llm.judging.pointwise import make_failure
-from touche_llm.llm.answers import Answer, Unanswered, schema_of
+from touche_llm.llm.answers import Answer, FailedRequest, build_schema
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.concurrency import in_order
+from touche_llm.llm.concurrency import map_in_order
 from touche_llm.llm.engines.base import Completion, Rejected
-from touche_llm.llm.model import Answered, LanguageModel
+from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Origin, Request, Sampling
-from touche_llm.llm.truncation import measure
+from touche_llm.llm.truncation import fit_document
 from touche_llm.prompts.catalog import load_named
 from touche_llm.tasks import get_task
 from touche_llm.tasks.comparative import ComparativeJudgment
@@ -35,7 +35,7 @@ SENTENCES = " ".join(f"This is sentence number {n} of the passage." for n in ran
 def request_about(document: str) -> Request:
     return Request(
         messages=(Message("system", "Judge." * 20), Message("user", f"Passage: {document}")),
-        schema=schema_of(ComparativeJudgment),
+        schema=build_schema(ComparativeJudgment),
         sampling=Sampling(max_tokens=50),
         model="scripted",
         revision="",
@@ -44,18 +44,18 @@ def request_about(document: str) -> Request:
     )
 
 
-def model_with(cache: Cache, context: int = 32768, engine: bool = True) -> tuple[LanguageModel, ScriptedEngine]:
+def model_with(cache: Cache, context: int = 32768, engine: bool = True) -> tuple[ModelClient, ScriptedEngine]:
     scripted = ScriptedEngine(lambda _: ANSWER)
     facts = FACTS.model_copy(update={"context": context, "overhead": 0})
-    return LanguageModel(facts=facts, engine=scripted if engine else None, cache=cache), scripted
+    return ModelClient(engine_info=facts, engine=scripted if engine else None, cache=cache), scripted
 
 
 async def test_a_document_that_must_fit_is_not_measured(tmp_path: Path) -> None:
     with Cache(tmp_path / "c.sqlite") as cache:
         model, engine = model_with(cache)
         engine.count_tokens = None  # type: ignore[method-assign, assignment]
-        result, cut = await model.ask_about(request_about, "short", ComparativeJudgment)
-    assert isinstance(result, Answered)
+        result, cut = await model.request_truncated(request_about, "short", ComparativeJudgment)
+    assert isinstance(result, AnsweredRequest)
     assert cut is None
 
 
@@ -63,7 +63,7 @@ async def test_a_document_that_fits_after_counting_is_whole(tmp_path: Path) -> N
     with Cache(tmp_path / "c.sqlite") as cache:
         # 8,600 bytes could be 8,600 tokens, but are 2,200 here.
         model, engine = model_with(cache, context=4096)
-        _, cut = await model.ask_about(request_about, SENTENCES, ComparativeJudgment)
+        _, cut = await model.request_truncated(request_about, SENTENCES, ComparativeJudgment)
     assert cut is None
     assert engine.requests[0].messages[1].content == f"Passage: {SENTENCES}"
 
@@ -72,7 +72,7 @@ async def test_a_document_that_fits_after_counting_is_whole(tmp_path: Path) -> N
 async def test_a_long_document_is_cut_at_a_sentence_end_within_the_context(tmp_path: Path, context: int) -> None:
     with Cache(tmp_path / "c.sqlite") as cache:
         model, engine = model_with(cache, context)
-        _, cut = await model.ask_about(request_about, SENTENCES, ComparativeJudgment)
+        _, cut = await model.request_truncated(request_about, SENTENCES, ComparativeJudgment)
     assert isinstance(cut, Cut)
     (sent,) = engine.requests
     kept = sent.messages[1].content.removeprefix("Passage: ").removesuffix(" …")
@@ -90,8 +90,8 @@ class ComposingEngine(ScriptedEngine):
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         return sum(len(unicodedata.normalize("NFC", message.content)) for message in messages) // 4
 
-    async def head(self, text: str, tokens: int) -> str:
-        return text[: len(unicodedata.normalize("NFC", text)[: tokens * 4])]
+    async def truncate(self, text: str, max_tokens: int) -> str:
+        return text[: len(unicodedata.normalize("NFC", text)[: max_tokens * 4])]
 
 
 async def test_a_text_that_the_tokeniser_normalises_is_cut_where_it_is_too_long(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ async def test_a_text_that_the_tokeniser_normalises_is_cut_where_it_is_too_long(
     with Cache(tmp_path / "c.sqlite") as cache:
         model, _ = model_with(cache, 1000)
         model.engine = engine = ComposingEngine(lambda _: ANSWER)
-        _, cut = await model.ask_about(request_about, decomposed, ComparativeJudgment)
+        _, cut = await model.request_truncated(request_about, decomposed, ComparativeJudgment)
     assert cut is not None
     assert cut.prompt_tokens == await engine.count_tokens(engine.requests[0].messages) <= 950
     assert cut.kept_chars > 2500
@@ -108,22 +108,22 @@ async def test_a_text_that_the_tokeniser_normalises_is_cut_where_it_is_too_long(
 async def test_refresh_forgets_old_samples_so_that_a_replay_finds_what_the_run_used(tmp_path: Path) -> None:
     request = request_about("x")
     with Cache(tmp_path / "c.sqlite") as cache:
-        await model_with(cache)[0].ask(request, ComparativeJudgment)
+        await model_with(cache)[0].request(request, ComparativeJudgment)
     new: Mapping[str, Label] = {"relevance": 0, "quality": 0, "stance": "FIRST"}
     with Cache(tmp_path / "c.sqlite", CacheMode.REFRESH) as cache:
         model, _ = model_with(cache)
         model.engine = ScriptedEngine(lambda asked: new if asked.sample else {**new, "stance": "NONE"})
-        refreshed = await model.ask(request, ComparativeJudgment)
-    assert isinstance(refreshed, Answered) and refreshed.sample == 1
+        refreshed = await model.request(request, ComparativeJudgment)
+    assert isinstance(refreshed, AnsweredRequest) and refreshed.sample == 1
     with Cache(tmp_path / "c.sqlite", CacheMode.REPLAY) as cache:
-        assert await model_with(cache, engine=False)[0].ask(request, ComparativeJudgment) == refreshed
+        assert await model_with(cache, engine=False)[0].request(request, ComparativeJudgment) == refreshed
 
 
 async def test_text_without_sentences_is_cut_at_a_word(tmp_path: Path) -> None:
     words = "lorem ipsum dolor " * 500
     with Cache(tmp_path / "c.sqlite") as cache:
         model, engine = model_with(cache, 500)
-        _, cut = await model.ask_about(request_about, words, ComparativeJudgment)
+        _, cut = await model.request_truncated(request_about, words, ComparativeJudgment)
     assert cut is not None
     assert engine.requests[0].messages[1].content.removesuffix(" …").split()[-1] in ("lorem", "ipsum", "dolor")
 
@@ -134,16 +134,16 @@ async def test_a_prompt_that_leaves_no_room_is_never_cut_itself(tmp_path: Path) 
         with pytest.raises(
             PromptError, match="topic 7, document doc: the prompt needs .* tokens without the document, 30 are left"
         ):
-            await model.ask_about(request_about, SENTENCES, ComparativeJudgment)
+            await model.request_truncated(request_about, SENTENCES, ComparativeJudgment)
 
 
 async def test_replay_cuts_as_the_run_did_without_an_engine(tmp_path: Path) -> None:
     with Cache(tmp_path / "c.sqlite") as cache:
         model, _ = model_with(cache, 1000)
-        asked = await model.ask_about(request_about, SENTENCES, ComparativeJudgment)
+        asked = await model.request_truncated(request_about, SENTENCES, ComparativeJudgment)
     with Cache(tmp_path / "c.sqlite", CacheMode.REPLAY) as cache:
         model, _ = model_with(cache, 1000, engine=False)
-        assert await model.ask_about(request_about, SENTENCES, ComparativeJudgment) == asked
+        assert await model.request_truncated(request_about, SENTENCES, ComparativeJudgment) == asked
         model.raise_on_misses()
 
 
@@ -168,9 +168,9 @@ async def test_an_argument_in_the_middle_of_a_long_page_is_shown_where_the_conte
     document = rank_passages(PAGE, TOPIC, Analyzer())
     with Cache(tmp_path / "c.sqlite") as cache:
         model, engine = model_with(cache, context)
-        result, cut = await model.ask_about(request_about, document, ComparativeJudgment)
+        result, cut = await model.request_truncated(request_about, document, ComparativeJudgment)
         (fit,) = cache.find("fit")
-    assert isinstance(result, Answered) and cut is not None and cut.parts is not None
+    assert isinstance(result, AnsweredRequest) and cut is not None and cut.parts is not None
     text = sent_about(engine)
     assert ARGUMENT in text and "Sitemap" not in text
     # Line feeds of the page are line feeds in what is shown.
@@ -186,14 +186,16 @@ async def test_a_page_whose_content_fits_says_what_was_left_out_and_is_not_count
     with Cache(tmp_path / "c.sqlite") as cache:
         model, engine = model_with(cache)
         page = f"{PAGE[:600]}\nCopyright 2020"
-        _, cut = await model.ask_about(request_about, rank_passages(page, TOPIC, Analyzer()), ComparativeJudgment)
+        _, cut = await model.request_truncated(
+            request_about, rank_passages(page, TOPIC, Analyzer()), ComparativeJudgment
+        )
         assert cut is not None and cut.parts is not None and cut.prompt_tokens == 0
         assert [page[start:end] for start, end in cut.parts] == [sent_about(engine)]
         assert sent_about(engine).startswith("The fair of 0") and "Copyright" not in sent_about(engine)
-        _, nothing_left_out = await model.ask_about(
+        _, nothing_left_out = await model.request_truncated(
             request_about, rank_passages(ARGUMENT, TOPIC, Analyzer()), ComparativeJudgment
         )
-        _, only_boilerplate = await model.ask_about(
+        _, only_boilerplate = await model.request_truncated(
             request_about, rank_passages("Home\nLog in\nContact\nSitemap", TOPIC, Analyzer()), ComparativeJudgment
         )
     assert nothing_left_out is None
@@ -208,7 +210,7 @@ async def test_the_best_passage_alone_is_cut_where_it_does_not_fit(tmp_path: Pat
     document = rank_passages(page, TOPIC, Analyzer())
     with Cache(tmp_path / "c.sqlite") as cache:
         model, engine = model_with(cache, 150)
-        _, cut = await model.ask_about(request_about, document, ComparativeJudgment)
+        _, cut = await model.request_truncated(request_about, document, ComparativeJudgment)
     assert cut is not None and cut.parts is not None
     kept = sent_about(engine).removesuffix(" …")
     ((start, end),) = cut.parts
@@ -222,15 +224,15 @@ async def test_the_best_passage_alone_is_cut_where_it_does_not_fit(tmp_path: Pat
 async def test_replay_shows_the_same_passages_without_an_engine(tmp_path: Path, context: int) -> None:
     document = rank_passages(PAGE, TOPIC, Analyzer())
     with Cache(tmp_path / "c.sqlite") as cache:
-        asked = await model_with(cache, context)[0].ask_about(request_about, document, ComparativeJudgment)
+        asked = await model_with(cache, context)[0].request_truncated(request_about, document, ComparativeJudgment)
     with Cache(tmp_path / "c.sqlite", CacheMode.REPLAY) as cache:
         model, _ = model_with(cache, context, engine=False)
         again = rank_passages(PAGE, TOPIC, Analyzer())
-        assert await model.ask_about(request_about, again, ComparativeJudgment) == asked
+        assert await model.request_truncated(request_about, again, ComparativeJudgment) == asked
         model.raise_on_misses()
         # What fits of a text, or of other passages of it, is another question.
         for other in (document.whole.text, rank_passages(PAGE, TOPIC, Analyzer(), passage_chars=300)):
-            await model.ask_about(request_about, other, ComparativeJudgment)
+            await model.request_truncated(request_about, other, ComparativeJudgment)
         assert len(model.misses) == 2
 
 
@@ -239,7 +241,9 @@ async def test_excerpts_without_room_are_an_error_as_texts_are(tmp_path: Path) -
         model, _ = model_with(cache, 80)
         for page in (PAGE, ARGUMENT, "\n"):
             with pytest.raises(PromptError, match="the prompt needs .* tokens without the document, 30 are left"):
-                await model.ask_about(request_about, rank_passages(page, TOPIC, Analyzer()), ComparativeJudgment)
+                await model.request_truncated(
+                    request_about, rank_passages(page, TOPIC, Analyzer()), ComparativeJudgment
+                )
 
 
 class CountingEngine(ScriptedEngine):
@@ -265,7 +269,7 @@ async def test_the_most_passages_that_fit_are_found_with_few_counts(most: int, u
     async def head(text: str, tokens: int) -> str:
         return text[:tokens]
 
-    fit = await measure(engine.count_tokens, head, request_about, document, most)
+    fit = await fit_document(engine.count_tokens, head, request_about, document, most)
     assert len(engine.counted) <= 3 + document.count.bit_length()
     if not uneven:
         assert fit.passages == most
@@ -275,7 +279,7 @@ async def test_the_most_passages_that_fit_are_found_with_few_counts(most: int, u
 async def test_a_miss_in_replay_says_what_is_missing_and_why(tmp_path: Path) -> None:
     request = request_about("x")
     with Cache(tmp_path / "c.sqlite") as cache:
-        await model_with(cache)[0].ask(request, ComparativeJudgment)
+        await model_with(cache)[0].request(request, ComparativeJudgment)
     changed = replace(request.origin, prompt_version=2, prompt_hash="bbbb")
     messages = (*request.messages[:1], Message("user", "Another wording: x"))
     cases = {
@@ -291,7 +295,7 @@ async def test_a_miss_in_replay_says_what_is_missing_and_why(tmp_path: Path) -> 
     with Cache(tmp_path / "c.sqlite", CacheMode.REPLAY) as cache:
         for message, miss in cases.items():
             model, _ = model_with(cache, engine=False)
-            assert await model.ask(miss, ComparativeJudgment) == Unanswered([])
+            assert await model.request(miss, ComparativeJudgment) == FailedRequest([])
             with pytest.raises(
                 ReplayMiss, match=rf"1 of the answers that the run needs\n  prompt .*{message}: topic 7"
             ):
@@ -303,7 +307,7 @@ async def test_a_cached_answer_that_cannot_be_used_is_an_error_that_names_it(tmp
     request = request_about("x")
     with Cache(tmp_path / "c.sqlite") as cache:
         model, _ = model_with(cache)
-        await model.ask(request, ComparativeJudgment)
+        await model.request(request, ComparativeJudgment)
         (entry,) = cache.entries()
         cache.forget([entry.key])
         # Probabilities exceed 1 in sum.
@@ -311,7 +315,7 @@ async def test_a_cached_answer_that_cannot_be_used_is_an_error_that_names_it(tmp
         value: dict[str, object] = {"text": "{}"} if damaged == "text" else {"tokens": tokens}
         cache.put(msgspec.structs.replace(entry, value={**entry.value, **value}), Answer)
         with pytest.raises(DataError, match=f"cached answer {request.key} cannot be used"):
-            await model.ask(request, ComparativeJudgment)
+            await model.request(request, ComparativeJudgment)
 
 
 async def test_results_come_in_the_order_asked_and_no_call_waits_for_a_slow_one() -> None:
@@ -326,7 +330,7 @@ async def test_results_come_in_the_order_asked_and_no_call_waits_for_a_slow_one(
             release.set()
         return item * item
 
-    assert await in_order(call, range(10), concurrency=2) == [n * n for n in range(10)]
+    assert await map_in_order(call, range(10), concurrency=2) == [n * n for n in range(10)]
     assert finished[-1] == 0
 
 
@@ -340,7 +344,7 @@ async def test_the_first_error_ends_the_rest() -> None:
         await asyncio.sleep(0.001)
 
     with pytest.raises(DataError, match="the third"):
-        await in_order(call, range(1000), concurrency=2)
+        await map_in_order(call, range(1000), concurrency=2)
     assert len(started) < 10
 
 
@@ -360,9 +364,9 @@ class Held(ScriptedEngine):
 async def test_a_cancelled_waiter_leaves_the_shared_answer_to_the_others(tmp_path: Path) -> None:
     engine = Held()
     with Cache(tmp_path / "c.sqlite") as cache:
-        model = LanguageModel(facts=FACTS, engine=engine, cache=cache)
+        model = ModelClient(engine_info=FACTS, engine=engine, cache=cache)
         first, impatient, patient = (
-            asyncio.create_task(model.ask(request_about("tea"), ComparativeJudgment)) for _ in range(3)
+            asyncio.create_task(model.request(request_about("tea"), ComparativeJudgment)) for _ in range(3)
         )
         while not engine.requests:
             await asyncio.sleep(0)
@@ -371,9 +375,9 @@ async def test_a_cancelled_waiter_leaves_the_shared_answer_to_the_others(tmp_pat
             await impatient
         engine.let.set()
         answers = await asyncio.gather(first, patient)
-        again = await model.ask(request_about("tea"), ComparativeJudgment)
-    assert isinstance(answers[0], Answered) and answers[0] == answers[1] == again
-    assert (len(engine.requests), model.counts.asked, model.counts.cache_hits) == (1, 1, 2)
+        again = await model.request(request_about("tea"), ComparativeJudgment)
+    assert isinstance(answers[0], AnsweredRequest) and answers[0] == answers[1] == again
+    assert (len(engine.requests), model.counts.requests, model.counts.cache_hits) == (1, 1, 2)
 
 
 async def test_when_the_one_who_asks_is_cancelled_nobody_waits_for_ever_and_it_can_be_asked_again(
@@ -381,8 +385,10 @@ async def test_when_the_one_who_asks_is_cancelled_nobody_waits_for_ever_and_it_c
 ) -> None:
     engine = Held()
     with Cache(tmp_path / "c.sqlite") as cache:
-        model = LanguageModel(facts=FACTS, engine=engine, cache=cache)
-        first, waiter = (asyncio.create_task(model.ask(request_about("tea"), ComparativeJudgment)) for _ in range(2))
+        model = ModelClient(engine_info=FACTS, engine=engine, cache=cache)
+        first, waiter = (
+            asyncio.create_task(model.request(request_about("tea"), ComparativeJudgment)) for _ in range(2)
+        )
         while not engine.requests:
             await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -390,7 +396,7 @@ async def test_when_the_one_who_asks_is_cancelled_nobody_waits_for_ever_and_it_c
         ended = await asyncio.wait_for(asyncio.gather(first, waiter, return_exceptions=True), timeout=60)
         assert [type(each) for each in ended] == [asyncio.CancelledError] * 2
         engine.let.set()
-        assert isinstance(await model.ask(request_about("tea"), ComparativeJudgment), Answered)
+        assert isinstance(await model.request(request_about("tea"), ComparativeJudgment), AnsweredRequest)
     assert len(engine.requests) == 2
 
 
@@ -399,9 +405,11 @@ async def test_a_document_that_fits_exactly_is_whole_and_one_token_less_of_room_
         measured = await ScriptedEngine(lambda _: ANSWER).count_tokens(request_about(SENTENCES).messages)
         # 50 tokens are for the answer.
         exact, engine = model_with(cache, measured + 50)
-        _, cut = await exact.ask_about(request_about, SENTENCES, ComparativeJudgment)
+        _, cut = await exact.request_truncated(request_about, SENTENCES, ComparativeJudgment)
         assert cut is None and engine.requests[0].messages[1].content == f"Passage: {SENTENCES}"
-        _, cut = await model_with(cache, measured + 49)[0].ask_about(request_about, SENTENCES, ComparativeJudgment)
+        _, cut = await model_with(cache, measured + 49)[0].request_truncated(
+            request_about, SENTENCES, ComparativeJudgment
+        )
         assert cut is not None and cut.prompt_tokens <= measured - 1
 
 
@@ -410,7 +418,7 @@ async def test_a_document_of_as_many_bytes_as_there_is_room_for_tokens_is_not_me
     with Cache(tmp_path / "c.sqlite") as cache:
         model, engine = model_with(cache, size + 50)
         engine.count_tokens = None  # type: ignore[method-assign, assignment]
-        _, cut = await model.ask_about(request_about, "short", ComparativeJudgment)
+        _, cut = await model.request_truncated(request_about, "short", ComparativeJudgment)
     assert cut is None and engine.requests[0].messages[1].content == "Passage: short"
 
 
@@ -419,7 +427,7 @@ async def test_passages_that_fill_the_room_exactly_are_shown(tmp_path: Path, cou
     document = rank_passages(PAGE, TOPIC, Analyzer())
     engine = CountingEngine(document, lambda k: k)
     engine.tokens[document.whole.text] = document.count
-    fit = await measure(engine.count_tokens, engine.head, request_about, document, room=count)
+    fit = await fit_document(engine.count_tokens, engine.truncate, request_about, document, room=count)
     assert (fit.passages, fit.prompt_tokens, fit.kept_chars) == (count, count, None)
 
 
@@ -433,7 +441,7 @@ async def test_a_head_that_fills_the_room_exactly_is_shown() -> None:
     async def head(text: str, tokens: int) -> str:
         return " ".join(text.split()[:tokens]) + " "
 
-    fit = await measure(count, head, request_about, words, room=22)
+    fit = await fit_document(count, head, request_about, words, room=22)
     # "Passage:" and the mark take two.
     assert (fit.prompt_tokens, fit.kept_chars) == (22, len(" ".join(words.split()[:20])))
 
@@ -450,7 +458,7 @@ async def test_a_tokeniser_that_gives_no_beginning_at_all_ends_with_an_error() -
         return ""
 
     with pytest.raises(PromptError, match="doc"):
-        await measure(count, head, request_about, "word " * 100, room=22)
+        await fit_document(count, head, request_about, "word " * 100, room=22)
     assert asked == sorted(asked, reverse=True) and asked[0] == 20 and asked[-1] == 1
 
 
@@ -462,9 +470,9 @@ async def test_the_kind_of_a_failure_is_that_of_its_last_attempt(tmp_path: Path)
             return Completion(text="no JSON", finish_reason="stop", prompt_tokens=9, completion_tokens=2, tokens=[])
 
     with Cache(tmp_path / "c.sqlite") as cache:
-        model = LanguageModel(facts=FACTS, engine=Fickle(lambda _: ANSWER), cache=cache)
-        result = await model.ask(request_about("tea"), ComparativeJudgment)
-    assert isinstance(result, Unanswered)
+        model = ModelClient(engine_info=FACTS, engine=Fickle(lambda _: ANSWER), cache=cache)
+        result = await model.request(request_about("tea"), ComparativeJudgment)
+    assert isinstance(result, FailedRequest)
     assert [(each.sample, each.kind) for each in result.attempts] == [(0, "not_json"), (1, "server_error")]
     failed = make_failure(TOPIC, "d", load_named(get_task("comparative"), "judge")[1], result.attempts)
     assert (failed.kind, failed.attempts) == ("server_error", result.attempts)

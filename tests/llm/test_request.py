@@ -86,6 +86,6 @@ def test_keys_stay_what_they_were() -> None:
 
 
 def test_another_sample_has_its_own_seed_and_temperature() -> None:
-    again = BASE.resampled(2, 0.7)
+    again = BASE.resample(2, 0.7)
     assert (again.sample, again.sampling.seed, again.sampling.temperature) == (2, 2, 0.7)
     assert again.messages == BASE.messages

@@ -14,13 +14,13 @@ from tests.llm.engines.test_server import UNUSABLE, ask, model_of, question
 from tests.scripted_engine import FACTS
 from touche_llm.data import transport
 from touche_llm.errors import DataError
-from touche_llm.llm.answers import OUTCOMES, Answer, Unanswered
+from touche_llm.llm.answers import OUTCOMES, Answer, FailedRequest
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.cache_file import Entry
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.engines.dry_run import OverlayCache
-from touche_llm.llm.model import Answered, LanguageModel
-from touche_llm.llm.truncation import Fit
+from touche_llm.llm.model import AnsweredRequest, ModelClient
+from touche_llm.llm.truncation import Truncation
 from touche_llm.tasks.comparative import ComparativeJudgment
 
 BAD = says("Well, I think")
@@ -32,10 +32,10 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "_FIRST_WAIT", 0.01)
 
 
-async def replay(path: Path) -> tuple[Answered[Any] | Unanswered, LanguageModel]:
+async def replay(path: Path) -> tuple[AnsweredRequest[Any] | FailedRequest, ModelClient]:
     with Cache(path, CacheMode.REPLAY) as cache:
-        model = LanguageModel(facts=FACTS, engine=None, cache=cache)
-        return await model.ask(question(), ComparativeJudgment), model
+        model = ModelClient(engine_info=FACTS, engine=None, cache=cache)
+        return await model.request(question(), ComparativeJudgment), model
 
 
 def seeds(server: FakeServer) -> list[int]:
@@ -53,7 +53,7 @@ async def test_a_failure_is_replayed_attempt_by_attempt_and_not_sent_again(
     behaviour: Behaviour, kind: str, tmp_path: Path
 ) -> None:
     failed, first = await ask(FakeServer(rest=behaviour), tmp_path)
-    assert isinstance(failed, Unanswered)
+    assert isinstance(failed, FailedRequest)
     records = 1 if kind == "server_error" else 3
     assert [(each.sample, each.kind) for each in failed.attempts] == [(number, kind) for number in range(records)]
     assert (first.counts.known_failures, first.counts.unusable_records) == (0, 0)
@@ -70,7 +70,7 @@ async def test_what_a_server_left_without_a_reply_is_not_stored(behaviour: Behav
     await ask(FakeServer(rest=behaviour), tmp_path, request_timeout=0.2, retry_for=0.1)
     assert kinds(tmp_path) == []
     result, model = await ask(FakeServer(), tmp_path)
-    assert isinstance(result, Answered) and model.counts.known_failures == 0
+    assert isinstance(result, AnsweredRequest) and model.counts.known_failures == 0
 
 
 async def test_an_answer_of_a_later_sample_counts_with_the_record_of_the_first(tmp_path: Path) -> None:
@@ -91,18 +91,18 @@ async def test_a_question_that_was_stopped_goes_on_with_the_next_sample(
 ) -> None:
     server = FakeServer([BAD] * stopped_after, rest=hangs)
     async with server.running(), model_of(server, tmp_path) as model:
-        asking = asyncio.create_task(model.ask(question(), ComparativeJudgment))
+        asking = asyncio.create_task(model.request(question(), ComparativeJudgment))
         while len(server.asked) <= stopped_after:
             await asyncio.sleep(0.01)
         asking.cancel()
         await asyncio.wait([asking])
     missed, offline = await replay(tmp_path / "answers.sqlite")
-    assert missed == Unanswered([]) and len(offline.misses) == 1
+    assert missed == FailedRequest([]) and len(offline.misses) == 1
     resumed = FakeServer(rest=BAD)
     result, model = await ask(resumed, tmp_path, retry_failures=retry_failures)
     assert seeds(resumed) == list(range(stopped_after, 3))
-    assert isinstance(result, Unanswered) and [each.sample for each in result.attempts] == [0, 1, 2]
-    assert (model.counts.asked, model.counts.asked_again) == (3 - stopped_after, 3 - stopped_after)
+    assert isinstance(result, FailedRequest) and [each.sample for each in result.attempts] == [0, 1, 2]
+    assert (model.counts.requests, model.counts.resamples) == (3 - stopped_after, 3 - stopped_after)
     assert (model.counts.unusable_records, model.counts.known_failures) == (stopped_after, 0)
 
 
@@ -113,7 +113,7 @@ async def test_failures_are_sent_again_on_demand_and_the_outcome_takes_their_pla
     await ask(FakeServer(rest=behaviour), tmp_path)
     server = FakeServer([says("Still not")])
     answered, model = await ask(server, tmp_path, retry_failures=True)
-    assert isinstance(answered, Answered) and answered.sample == 1
+    assert isinstance(answered, AnsweredRequest) and answered.sample == 1
     assert seeds(server) == [0, 1]
     assert kinds(tmp_path) == [("answer", 1), ("unusable", 0)]
     assert (model.counts.known_failures, model.counts.failures) == (0, 0)
@@ -124,7 +124,7 @@ async def test_a_failure_of_this_run_is_neither_sent_nor_counted_as_known_again(
     server = FakeServer(rest=BAD)
     await ask(server, tmp_path)
     async with server.running(), model_of(server, tmp_path, retry_failures=True) as model:
-        results = [await model.ask(question(), ComparativeJudgment) for _ in range(3)]
+        results = [await model.request(question(), ComparativeJudgment) for _ in range(3)]
     assert seeds(server) == [0, 1, 2] * 2
     assert results[0] == results[1] == results[2]
     assert (model.counts.known_failures, model.counts.failures) == (0, 3)
@@ -134,12 +134,12 @@ async def test_refresh_forgets_unusable_answers_and_off_stores_none(tmp_path: Pa
     await ask(FakeServer(rest=BAD), tmp_path)
     server = FakeServer()
     refreshed, model = await ask(server, tmp_path, mode=CacheMode.REFRESH)
-    assert isinstance(refreshed, Answered) and refreshed.sample == 0
+    assert isinstance(refreshed, AnsweredRequest) and refreshed.sample == 0
     assert (seeds(server), kinds(tmp_path)) == ([0], [("answer", 0)])
     assert model.counts.unusable_records == 0
     silent = FakeServer(rest=BAD)
     failed, _ = await ask(silent, tmp_path / "off", mode=CacheMode.OFF)
-    assert isinstance(failed, Unanswered) and len(failed.attempts) == 3
+    assert isinstance(failed, FailedRequest) and len(failed.attempts) == 3
     assert not (tmp_path / "off").exists()
 
 
@@ -186,7 +186,7 @@ async def test_a_failure_takes_the_place_of_nothing_but_an_outcome(tmp_path: Pat
         cache.export_cassette(tmp_path / "failed.jsonl")
         key = cache.find("unusable")[0].key
         cache.forget([key])
-        cache.put(Entry(key=key, kind="fit", model="m", value={"prompt_tokens": 1}), Fit)
+        cache.put(Entry(key=key, kind="fit", model="m", value={"prompt_tokens": 1}), Truncation)
         with pytest.raises(DataError, match=key):
             cache.import_cassette(tmp_path / "failed.jsonl")
 
@@ -194,7 +194,7 @@ async def test_a_failure_takes_the_place_of_nothing_but_an_outcome(tmp_path: Pat
 @pytest.mark.parametrize("field", ["text", "reason"])
 async def test_what_is_kept_is_bounded_also_when_it_is_read(field: str, tmp_path: Path) -> None:
     failed, _ = await ask(FakeServer(rest=says("é" * 5000)), tmp_path)
-    assert isinstance(failed, Unanswered)
+    assert isinstance(failed, FailedRequest)
     assert failed.attempts[0].text == "é" * 2000
     cassette = tmp_path / "cassette.jsonl"
     with Cache(tmp_path / "answers.sqlite") as cache:
@@ -228,17 +228,17 @@ async def test_of_two_processes_the_first_outcome_stands(tmp_path: Path) -> None
 
     (tmp_path / "theirs").mkdir()
     expected, _ = await ask(FakeServer(), tmp_path / "theirs")
-    assert isinstance(expected, Answered)
+    assert isinstance(expected, AnsweredRequest)
     result, model = await ask(FakeServer(rest=meanwhile), tmp_path)
     assert result == expected
-    assert (model.counts.asked, kinds(tmp_path)) == (1, [("answer", 0)])
+    assert (model.counts.requests, kinds(tmp_path)) == (1, [("answer", 0)])
 
 
 async def test_a_failure_counts_as_known_only_in_later_runs(tmp_path: Path) -> None:
     server = FakeServer(rest=BAD)
     async with server.running(), model_of(server, tmp_path) as model:
-        first, second = [await model.ask(question(), ComparativeJudgment) for _ in range(2)]
-        assert not model.cache.holds_resampled()
+        first, second = [await model.request(question(), ComparativeJudgment) for _ in range(2)]
+        assert not model.cache.has_resamples()
     assert first == second and seeds(server) == [0, 1, 2]
     assert (model.counts.failures, model.counts.known_failures) == (2, 0)
 
@@ -250,7 +250,7 @@ async def test_a_refusal_of_a_later_sample_alone_is_no_failure(tmp_path: Path) -
     assert kinds(tmp_path) == [("unusable", 1)]
     server = FakeServer()
     result, _ = await ask(server, tmp_path)
-    assert isinstance(result, Answered) and seeds(server) == [0]
+    assert isinstance(result, AnsweredRequest) and seeds(server) == [0]
 
 
 async def test_an_overlay_hides_what_is_forgotten_and_leaves_the_file_as_it_is(tmp_path: Path) -> None:

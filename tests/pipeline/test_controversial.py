@@ -20,7 +20,7 @@ from touche_llm.data.records import Judgment
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.judge import judge_stage
 from touche_llm.pipeline.retrieve import retrieve_stage
@@ -51,7 +51,7 @@ async def test_a_small_context_shows_the_argument_in_the_middle_and_says_where(t
     await retrieve_stage(config, tmp_path / "out", Silent())
     with Cache(config.cache.file) as cache:
         small = FACTS.model_copy(update={"context": 1500})
-        model = LanguageModel(facts=small, engine=ScriptedEngine(noting), cache=cache)
+        model = ModelClient(engine_info=small, engine=ScriptedEngine(noting), cache=cache)
         await judge_stage(config, tmp_path / "out", Silent(), model)
     judgments = read_records(tmp_path / "out" / "judgments.jsonl", Judgment, "judgments")
     cuts = {each.document_id: each.cut for each in judgments if each.cut}

@@ -22,10 +22,10 @@ from touche_llm.config import Config
 from touche_llm.errors import DataError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engines.dry_run import OverlayCache
-from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.dry_run import DryRun, StageName, estimate_cost
-from touche_llm.pipeline.engines import store_engine_facts
+from touche_llm.pipeline.engines import store_engine_info
 from touche_llm.pipeline.rank import rank_stage
 from touche_llm.pipeline.retrieve import retrieve_stage
 from touche_llm.pipeline.run_all import run_stages
@@ -60,8 +60,8 @@ async def real(config: Config, out: Path, script: Script) -> Counter[str]:
     """The same run with a scripted engine; how many requests of each prompt it was sent."""
     engine = ScriptedEngine(script)
     with Cache(config.cache.file, config.cache.mode) as cache:
-        store_engine_facts(FACTS, cache)
-        await run_stages(config, out, Silent(), LanguageModel(facts=FACTS, engine=engine, cache=cache))
+        store_engine_info(FACTS, cache)
+        await run_stages(config, out, Silent(), ModelClient(engine_info=FACTS, engine=engine, cache=cache))
     return Counter(request.origin.prompt for request in engine.requests)
 
 
@@ -208,7 +208,7 @@ def test_whatever_is_preferred_the_requests_lie_in_the_span(
         engine = ScriptedEngine(prefers)
         with tempfile.TemporaryDirectory() as name, OverlayCache(config.cache.file) as cache:
             shutil.copytree(folder / "out", name, dirs_exist_ok=True)
-            await rank_stage(config, Path(name), Silent(), LanguageModel(facts=FACTS, engine=engine, cache=cache))
+            await rank_stage(config, Path(name), Silent(), ModelClient(engine_info=FACTS, engine=engine, cache=cache))
         return len(engine.requests)
 
     (cost,) = said[method].costs

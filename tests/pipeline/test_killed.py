@@ -21,7 +21,7 @@ from touche_llm.data.records import Judgment
 from touche_llm.errors import DataError
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.judge import judge_stage
 from touche_llm.pipeline.rank import rank_stage
@@ -84,7 +84,7 @@ class Work:
     async def _perform(self, command: str, config: Config) -> None:
         with Cache(config.cache.file, config.cache.mode) as cache:
             engine = ScriptedEngine(self._answer)
-            model = LanguageModel(facts=FACTS, engine=engine, cache=cache)
+            model = ModelClient(engine_info=FACTS, engine=engine, cache=cache)
             stages: dict[str, Callable[..., Awaitable[object]]] = {
                 "run": run_stages,
                 "judge": judge_stage,

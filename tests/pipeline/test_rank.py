@@ -18,7 +18,7 @@ from touche_llm.data.records import Comparison, Failure, Objects, RunLine
 from touche_llm.errors import DataError, ReplayMiss
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.judge import judge_stage
 from touche_llm.pipeline.rank import RankingResult, rank_stage
@@ -40,7 +40,7 @@ async def judged(folder: Path, script: Any = SCRIPT) -> None:
     config = short(folder)
     await retrieve_stage(config, folder / "out", Silent())
     with Cache(config.cache.file) as cache:
-        model = LanguageModel(facts=FACTS, engine=ScriptedEngine(script), cache=cache)
+        model = ModelClient(engine_info=FACTS, engine=ScriptedEngine(script), cache=cache)
         await judge_stage(config, folder / "out", Silent(), model)
 
 
@@ -48,7 +48,9 @@ async def ranked(config: Config, out: Path, script: Any = SCRIPT) -> tuple[Ranki
     engine = ScriptedEngine(script)
     with Cache(config.cache.file, config.cache.mode) as cache:
         replayed = cache.mode is CacheMode.REPLAY
-        model = LanguageModel(facts=FACTS, engine=None if replayed else engine, cache=cache, resample_temperature=1.0)
+        model = ModelClient(
+            engine_info=FACTS, engine=None if replayed else engine, cache=cache, resample_temperature=1.0
+        )
         return await rank_stage(config, out, Silent(), model), engine.requests
 
 
@@ -100,7 +102,7 @@ async def test_what_was_compared_is_written_and_counted(tmp_path: Path) -> None:
     assert (stage["model"], stage["failures"]) == (FACTS.model, {})
     assert set(stage["prompts"]) == {"best", "order"}
     # The objects of one topic are those that the judge stage found.
-    assert (stage["requests"]["asked"], stage["requests"]["cache_hits"]) == (14, 0)
+    assert (stage["requests"]["requests"], stage["requests"]["cache_hits"]) == (14, 0)
     of_tea = [request for request in asked if request.origin.topic_id == "20"]
     (found,) = read_records(out / "objects.jsonl", Objects, "objects")
     assert of_tea and all(f"First object: {found.objects[0]}\n" in each.messages[1].content for each in of_tea)

@@ -19,7 +19,7 @@ from touche_llm.data.records import Failure, Judgment, RunLine, StanceReading
 from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engines.base import Completion
-from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline import judge
 from touche_llm.pipeline.judge import JudgingResult, judge_stage
@@ -59,7 +59,10 @@ async def judged(
     scripted = engine(script)
     with Cache(config.cache.file, config.cache.mode) as cache:
         outcome = await judge_stage(
-            config, out, Silent(), LanguageModel(facts=FACTS, engine=scripted, cache=cache, resample_temperature=1.0)
+            config,
+            out,
+            Silent(),
+            ModelClient(engine_info=FACTS, engine=scripted, cache=cache, resample_temperature=1.0),
         )
     return outcome, [request for request in scripted.requests if request.origin.prompt.endswith("/stance")]
 

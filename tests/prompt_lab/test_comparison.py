@@ -153,11 +153,11 @@ async def test_only_what_changed_is_asked_again(bench: Bench, blunt: Path, sharp
     assert bench.engine.requests == []
     assert again.verdict == first.verdict
     counts = [said.counts for said in again.judged.values()]
-    assert (sum(each.asked for each in counts), sum(each.cache_hits for each in counts)) == (0, 2 * 96)
+    assert (sum(each.requests for each in counts), sum(each.cache_hits for each in counts)) == (0, 2 * 96)
     bench.wording("sharp", f"{SHARP} and better")
     changed = await bench.compare(blunt, sharp, confirm=True)
     assert len(bench.engine.requests) == len(asked_with(bench.engine, SHARP)) == 96
-    asked = {key: said.counts.asked for key, said in changed.judged.items()}
+    asked = {key: said.counts.requests for key, said in changed.judged.items()}
     assert asked == {("choice", str(blunt)): 0, ("hold-out", str(blunt)): 0} | {
         (part, str(sharp)): 48 for part in ("choice", "hold-out")
     }

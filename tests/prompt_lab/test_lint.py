@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from touche_llm.data.records import Topic
-from touche_llm.llm.answers import schema_of
+from touche_llm.llm.answers import build_schema
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.cache_file import Entry
 from touche_llm.prompt_lab.lint import CheckedPrompt, check, detect_changed_text, schema_problems
@@ -245,7 +245,7 @@ def test_what_not_every_engine_enforces_of_a_schema_is_told(given: dict[str, Any
 
 def test_signs_of_repetition_in_a_class_or_escaped_are_signs() -> None:
     assert schema_problems(schema(a={"type": "string", "pattern": r"^[*+]{1,3}\+$"})) == []
-    assert schema_problems(schema_of(get_task("comparative").question.answer)) == []
+    assert schema_problems(build_schema(get_task("comparative").question.answer)) == []
 
 
 # Texts that begin alike, so that only rendering with others can tell where a topic's part ends.

@@ -16,10 +16,10 @@ from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.config import Config
 from touche_llm.data.records import LabelledDocument, Topic
 from touche_llm.errors import PromptError, UsageError
-from touche_llm.llm.answers import labels_of, parse, schema_of
+from touche_llm.llm.answers import build_schema, get_labels, parse
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engines.dry_run import DryEngine
-from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.pipeline.candidates import choose_topics
 from touche_llm.pipeline.common import load_prompts
@@ -114,7 +114,7 @@ def test_an_example_is_a_question_and_an_answer_between_the_instructions_and_the
 @pytest.mark.parametrize("task", TASKS)
 def test_the_answer_of_an_example_is_spelled_as_an_engine_answers(tmp_path: Path, task: str) -> None:
     model = get_task(task).question.answer
-    answer = {name: labels[-1] for name, labels in labels_of(model).items()}
+    answer = {name: labels[-1] for name, labels in get_labels(model).items()}
     names = {"comparative": {"first": "a", "second": "b"}}.get(task, {})
     example = {"topic": {"id": "1", "title": "T"}, "document": "D", **names}
     prompt = loaded(tmp_path, "judge", [example | {"answer": dict(reversed(answer.items()))}], task)
@@ -125,7 +125,7 @@ def test_the_answer_of_an_example_is_spelled_as_an_engine_answers(tmp_path: Path
 async def test_that_is_how_the_dry_engine_spells_too(tmp_path: Path) -> None:
     model = get_task("comparative").question.answer
     origin = Origin("p", 1, "h", "1", "d")
-    request = Request((Message("user", "x"),), schema_of(model), Sampling(), "m", "", {}, origin)
+    request = Request((Message("user", "x"),), build_schema(model), Sampling(), "m", "", {}, origin)
     text = (await DryEngine("first").complete(request)).text
     prompt = loaded(tmp_path, "judge", [JUDGE | {"answer": orjson.loads(text)}])
     assert prompt.examples[0].answer == text
@@ -307,7 +307,7 @@ async def test_no_example_is_of_a_topic_of_the_run(tmp_path: Path) -> None:
     engine = ScriptedEngine(script)
     with Cache(config.cache.file, config.cache.mode) as cache, pytest.raises(UsageError, match=message):
         await run_scripted(config, tmp_path / "out", script)
-        await judge_stage(config, tmp_path / "out", Silent(), LanguageModel(FACTS, engine, cache))
+        await judge_stage(config, tmp_path / "out", Silent(), ModelClient(FACTS, engine, cache))
     assert not engine.requests
     # Topics that the run leaves out may be shown.
     assert load_prompts(config_with(tmp_path, topic=("7",)), get_task("comparative"))
@@ -339,7 +339,7 @@ async def test_a_run_shows_the_examples_and_says_how_many(tmp_path: Path) -> Non
     assert stage["templates"]["judge"] == {"folder": str(tmp_path / "mine" / "comparative"), "examples": 2}
     # All of it can be replayed, also what the chat template adds.
     with Cache(config.cache.file, CacheMode.REPLAY) as cache:
-        model = LanguageModel(FACTS, None, cache)
+        model = ModelClient(FACTS, None, cache)
         await judge_stage(config, tmp_path / "out", Silent(), model)
     assert model.counts.cache_hits == 6 and not model.misses
 
@@ -365,7 +365,7 @@ async def test_what_the_chat_template_adds_to_examples_is_counted_once_and_kept_
         engine = Wordy()
         with Cache(tmp_path / f"{context}.sqlite", CacheMode.REUSE) as cache:
             facts = FACTS.model_copy(update={"overhead": 200, "context": context or longest - 60})
-            await judge_stage(config, tmp_path / "first", Silent(), LanguageModel(facts, engine, cache))
+            await judge_stage(config, tmp_path / "first", Silent(), ModelClient(facts, engine, cache))
         short = [each for each in engine.counted if all(message.content == "x" for message in each)]
         assert len(short) == 1 and len(short[0]) == 12
         sizes = [await engine.count_tokens(each.messages) + 64 for each in engine.requests]

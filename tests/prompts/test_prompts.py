@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from touche_llm.data.records import Document, Topic
 from touche_llm.errors import PromptError
-from touche_llm.llm.answers import labels_of
+from touche_llm.llm.answers import get_labels
 from touche_llm.prompts.prompt import load_prompt, prompts_folder
 from touche_llm.tasks import TASKS
 from touche_llm.tasks.base import Question
@@ -49,7 +49,7 @@ def test_a_prompt_names_every_label_and_the_topic_before_the_document(task: str,
     shown = question.render(TOPIC, Document("d", "A page.", "ITS CONCLUSION", "CON"))
     system, user = prompt.render(topic=TOPIC, document="THE PASSAGE", **shown.variables)
     assert (system.role, user.role) == ("system", "user")
-    for field, labels in labels_of(question.answer).items():
+    for field, labels in get_labels(question.answer).items():
         assert f'"{field}"' in system.content and f". {field}:" in system.content
         assert all(f"\n{label} = " in system.content for label in labels)
     assert "THE PASSAGE" not in system.content

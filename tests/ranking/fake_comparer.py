@@ -11,7 +11,7 @@ from typing import Any, cast
 from touche_llm.data.records import Comparison, Reading, ScoredDocument, Topic
 from touche_llm.judging.pointwise import Documents, RequestBuilder
 from touche_llm.llm.concurrency import ResultT, Slots
-from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Sampling
 from touche_llm.prompts.answers import LABELS
 from touche_llm.ranking.comparer import Comparer, Kind
@@ -47,7 +47,7 @@ class FakeComparer(Comparer):
             documents=cast(Documents, None),
             question=get_task("comparative").question,
             prompts={},
-            builder=RequestBuilder(cast(LanguageModel, None), Sampling(), {}, concurrency),
+            builder=RequestBuilder(cast(ModelClient, None), Sampling(), {}, concurrency),
             slots=Slots(concurrency),
             objective="both",
             document_tokens=512,

@@ -17,11 +17,11 @@ from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from touche_llm.data.records import Document, Topic
 from touche_llm.errors import PromptError
 from touche_llm.judging.pointwise import RequestBuilder
-from touche_llm.llm.answers import Unusable, parse, schema_of
+from touche_llm.llm.answers import Unusable, build_schema, parse
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.concurrency import Slots
 from touche_llm.llm.engines.base import Completion, Rejected
-from touche_llm.llm.model import SAMPLES, LanguageModel
+from touche_llm.llm.model import MAX_SAMPLES, ModelClient
 from touche_llm.llm.request import Message, Request, Sampling
 from touche_llm.llm.truncation import CUT_MARK
 from touche_llm.prompts.answers import LABELS, build_best_answer, build_order_answer, list_template_variables
@@ -78,8 +78,8 @@ class StrictEngine(ScriptedEngine):
         self.counted += 1
         return self.size(messages)
 
-    async def head(self, text: str, tokens: int) -> str:
-        return text.encode()[: tokens * self.bytes_per_token].decode("utf-8", "ignore")
+    async def truncate(self, text: str, max_tokens: int) -> str:
+        return text.encode()[: max_tokens * self.bytes_per_token].decode("utf-8", "ignore")
 
 
 def first_shown(request: Request) -> Mapping[str, Any]:
@@ -106,12 +106,12 @@ def comparer_for(
     slots: Slots | None = None,
     tokens: int = 512,
     concurrency: int = 8,
-    model: LanguageModel | None = None,
+    model: ModelClient | None = None,
 ) -> Comparer:
     question = get_task(task).question
     facts = FACTS.model_copy(update={"context": engine.context, "overhead": 10})
     if model is None:
-        model = LanguageModel(facts=facts, engine=engine, cache=Cache(Path("unused"), CacheMode.OFF))
+        model = ModelClient(engine_info=facts, engine=engine, cache=Cache(Path("unused"), CacheMode.OFF))
     return Comparer(
         step="listwise:20",
         topic=topic,
@@ -147,14 +147,14 @@ def ordered(text: str, documents: int) -> Any:
 
 
 def test_the_schema_of_the_best_lists_the_labels_shown() -> None:
-    assert schema_of(build_best_answer(3))["properties"] == {"best": {"enum": ["A", "B", "C"]}}
+    assert build_schema(build_best_answer(3))["properties"] == {"best": {"enum": ["A", "B", "C"]}}
     with pytest.raises(Unusable):
         parse('{"best": "D"}', build_best_answer(3))
 
 
 @pytest.mark.parametrize("documents", [2, 3, 4])
 def test_the_schema_of_a_short_order_takes_all_permutations_and_nothing_else(documents: int) -> None:
-    pattern = schema_of(build_order_answer(documents))["properties"]["order"]["pattern"]
+    pattern = build_schema(build_order_answer(documents))["properties"]["order"]["pattern"]
     labels = LABELS[: documents + 1]
     for count in range(documents + 2):
         for some in product(labels, repeat=count):
@@ -164,7 +164,7 @@ def test_the_schema_of_a_short_order_takes_all_permutations_and_nothing_else(doc
 
 @pytest.mark.parametrize("documents", [6, 7, 20, 26])
 def test_the_schema_of_an_order_holds_its_length_and_its_labels_and_stays_small(documents: int) -> None:
-    pattern = schema_of(build_order_answer(documents))["properties"]["order"]["pattern"]
+    pattern = build_schema(build_order_answer(documents))["properties"]["order"]["pattern"]
     labels = list(LABELS[:documents])
     assert len(pattern) < 20_000
     assert re.search(pattern, " > ".join(labels[::-1]))
@@ -242,7 +242,7 @@ async def test_the_same_question_is_asked_once_also_while_it_is_under_way_or_fai
         answers.append(await comparer.estimate_best(["a", "b"]))
         assert all(answer == answers[0] for answer in answers)
         failed = script is not first_shown
-        assert len(engine.requests) == (SAMPLES if failed else 1)
+        assert len(engine.requests) == (MAX_SAMPLES if failed else 1)
         assert len(comparer.failures) == failed and len(comparer.comparisons) == (not failed)
 
 

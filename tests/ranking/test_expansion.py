@@ -21,7 +21,7 @@ from touche_llm.data.files import read_records
 from touche_llm.data.records import Candidate, Failure, Queries
 from touche_llm.errors import ReplayMiss, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.retrieve import retrieve_stage
 from touche_llm.pipeline.run_all import run_retrieve
@@ -43,7 +43,9 @@ async def retrieved(config: Config, out: Path, script: Any) -> tuple[list[Failur
     engine = ScriptedEngine(script)
     with Cache(config.cache.file, config.cache.mode) as cache:
         replayed = cache.mode is CacheMode.REPLAY
-        model = LanguageModel(facts=FACTS, engine=None if replayed else engine, cache=cache, resample_temperature=1.0)
+        model = ModelClient(
+            engine_info=FACTS, engine=None if replayed else engine, cache=cache, resample_temperature=1.0
+        )
         failures = await retrieve_stage(config, out, Silent(), model)
     return failures, engine.requests
 
@@ -70,7 +72,7 @@ async def test_a_document_that_only_another_query_finds_comes_in(tmp_path: Path)
         (topic, tuple(QUERIES.values())) for topic in ("3", "7")
     ]
     stage = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]["retrieve"]
-    assert stage["requests"]["asked"] == 2 and stage["failures"] == {} and list(stage["prompts"]) == ["queries"]
+    assert stage["requests"]["requests"] == 2 and stage["failures"] == {} and list(stage["prompts"]) == ["queries"]
 
 
 async def test_there_are_no_more_candidates_than_asked_for(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from touche_llm.data.files import read_records
 from touche_llm.data.records import Candidate, Comparison, Failure, RunLine, Topic
 from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.model import SAMPLES, LanguageModel
+from touche_llm.llm.model import MAX_SAMPLES, ModelClient
 from touche_llm.llm.request import Request, Sampling
 from touche_llm.pipeline.run_files import COMPARISON_FAILURES, COMPARISONS
 from touche_llm.prompts.answers import LABELS, list_template_variables
@@ -75,7 +75,7 @@ async def rank(
         {topic: {each.document_id: "NO" for each in ranking} for topic, ranking in candidates.items()},
         RankingPlan(TASK, WEIGHTS, parse_steps(steps.split(",")), RankingSettings(), "tag"),
         ComparisonResources(
-            RequestBuilder(LanguageModel(facts=FACTS, engine=engine, cache=cache), Sampling(), {}, 3),
+            RequestBuilder(ModelClient(engine_info=FACTS, engine=engine, cache=cache), Sampling(), {}, 3),
             prompts,
             Held({each: f"Text of {each}." for each in ids}),
             "both",
@@ -143,7 +143,7 @@ async def test_a_question_that_failed_in_one_step_is_not_sent_again_in_the_next_
         cache, {"1": 2}, steps, lambda request: {name: "Z" for name in request.schema["properties"]}
     )
     questions = {(request.origin.prompt, request.origin.document_id) for request in engine.requests}
-    assert len(engine.requests) == SAMPLES * len(questions)
+    assert len(engine.requests) == MAX_SAMPLES * len(questions)
     assert len(ranked.failures) == len(questions) >= 1
     assert ranking_of(ranked.lines, "1") == ["1-1", "1-2"]
 
@@ -179,7 +179,7 @@ async def test_a_repeated_label_is_recorded_by_its_kind_and_leaves_the_window_as
     (failure,) = read_records(tmp_path / "out" / COMPARISON_FAILURES, Failure, "failures")
     assert (failure.topic_id, failure.kind) == ("7", "outside_schema")
     assert (failure.document_id or "").split() == ranking_of(before, "7")[:depth]
-    assert len(failure.attempts) == SAMPLES
+    assert len(failure.attempts) == MAX_SAMPLES
     assert failure.attempts[0].reason.endswith(f"A repeated; {LABELS[depth - 1]} missing")
     # The other topics were compared; of this one no order is recorded.
     compared = {each.topic_id for each in read_records(tmp_path / "out" / COMPARISONS, Comparison, "comparisons")}

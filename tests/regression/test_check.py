@@ -12,7 +12,7 @@ import pytest
 from tests.regression.conftest import Copy, all_checked, checked, edit, overlay
 from tests.write_regressions import FOLDER
 from touche_llm.errors import UsageError
-from touche_llm.llm.answers import AnswerModel, schema_of
+from touche_llm.llm.answers import AnswerModel, build_schema
 from touche_llm.prompts.prompt import prompts_folder
 from touche_llm.regression.differences import RunDifference, group_by_kind
 from touche_llm.regression.format_diff import format_differences
@@ -263,9 +263,9 @@ def test_changed_sampling_is_reported_as_a_setting_and_as_request_parameters(cop
 
 def test_a_changed_schema_is_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def with_a_title(model: type[AnswerModel]) -> dict[str, Any]:
-        return {**schema_of(model), "title": "Answer"}
+        return {**build_schema(model), "title": "Answer"}
 
-    monkeypatch.setattr("touche_llm.judging.pointwise.schema_of", with_a_title)
+    monkeypatch.setattr("touche_llm.judging.pointwise.build_schema", with_a_title)
     found = group_by_kind(checked(FOLDER / "comparative"))
     assert {(each.name, each.old, each.new) for each in found["request"]} == {
         (f"{purpose}.schema.title", None, "Answer") for purpose in ("judge", "stance", "objects")

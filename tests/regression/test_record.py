@@ -29,10 +29,10 @@ from touche_llm.errors import DataError, ToucheError
 from touche_llm.llm.answers import FailureKind
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.cache_file import Entry
-from touche_llm.llm.model import SAMPLES as MOST_SAMPLES
-from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.model import MAX_SAMPLES as MOST_SAMPLES
+from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
-from touche_llm.pipeline.engines import store_engine_facts
+from touche_llm.pipeline.engines import store_engine_info
 from touche_llm.pipeline.judge import judge_stage
 from touche_llm.pipeline.rank import rank_stage
 from touche_llm.pipeline.run_files import ALL_FAILURES
@@ -134,8 +134,8 @@ async def test_pages_of_a_search_engine_are_kept_as_documents(tmp_path: Path) ->
     given = {"task": "controversial", "topics": sample / "topics.xml", "retriever": {"name": "chatnoir"}}
     config = load_config(None, {**given, "chatnoir.cache": cache, "cache": answers, "engine.model": FACTS.model})
     with Cache(config.cache.file) as opened:
-        store_engine_facts(FACTS, opened)
-        model = LanguageModel(facts=FACTS, engine=ScriptedEngine(script_of("controversial")), cache=opened)
+        store_engine_info(FACTS, opened)
+        model = ModelClient(engine_info=FACTS, engine=ScriptedEngine(script_of("controversial")), cache=opened)
         await judge_stage(config, tmp_path / "run", Silent(), model)
         await rank_stage(config, tmp_path / "run", Silent(), model)
     target = tmp_path / "regress" / "name"

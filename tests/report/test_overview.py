@@ -105,10 +105,10 @@ def test_labels_are_counted_over_all_lines_and_the_first_of_each_topic() -> None
 
 def test_costs_are_those_of_the_metadata_and_none_where_it_does_not_tell() -> None:
     found = extract_costs(
-        {"seconds": 1.5, "documents cut": 0, "requests": {"asked": 3, "prompt_tokens": None, "other": 1}}
+        {"seconds": 1.5, "documents cut": 0, "requests": {"requests": 3, "prompt_tokens": None, "other": 1}}
     )
     told = {name: value for name, value in found.items() if value is not None}
-    assert told == {"seconds": 1.5, "documents cut": 0, "asked": 3}
+    assert told == {"seconds": 1.5, "documents cut": 0, "requests": 3}
     assert set(extract_costs({})) == set(found) and set(
         extract_costs({"requests": "many", "seconds": "long"}).values()
     ) == {None}

@@ -157,7 +157,7 @@ def test_a_difference_says_over_how_many_topics_it_is_where_the_runs_own_values_
 
 def test_only_folders_tell_what_failed_and_what_it_cost(found: RunComparison) -> None:
     first, turned, alone = found.sides
-    assert first.costs == turned.costs and first.costs is not None and first.costs["judge"]["asked"] is not None
+    assert first.costs == turned.costs and first.costs is not None and first.costs["judge"]["requests"] is not None
     assert first.failures == {} and (alone.failures, alone.costs) == (None, None)
     assert any(note.startswith("C: only a run file") for note in found.notes)
     text = " ".join(Page(render_comparison(found)).text.split())

@@ -7,7 +7,7 @@ import pytest
 
 import touche_llm
 from touche_llm.errors import UsageError
-from touche_llm.llm.answers import labels_of
+from touche_llm.llm.answers import get_labels
 from touche_llm.tasks import TASKS, get_task
 
 PACKAGE = Path(touche_llm.__file__).parent
@@ -29,7 +29,7 @@ def test_no_module_beside_the_tasks_knows_a_task_by_name() -> None:
 @pytest.mark.parametrize("name", list(TASKS))
 def test_the_labels_of_a_task_are_those_its_prompt_asks_for(name: str) -> None:
     task = TASKS[name]
-    labels = labels_of(task.question.answer)
+    labels = get_labels(task.question.answer)
     assert labels["stance"] == task.stances
     assert task.unknown_stance is None or task.unknown_stance in task.stances
     assert set(task.weights) == set(task.weight_names)

@@ -43,7 +43,9 @@ def test_topics_get_a_valid_run_that_can_be_replayed(
     out = run(given, vllm_url, tmp_path, "asked")
     stages = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]
     requests, judge = stages["judge"]["requests"], stages["judge"]
-    tell(f"{task}: {requests['asked']} requests in {judge['seconds']} s, {judge['requests per topic']} for each topic")
+    tell(
+        f"{task}: {requests['requests']} requests in {judge['seconds']} s, {judge['requests per topic']} for each topic"
+    )
     assert "warning" not in touche("validate", out / "run.txt", *given.options).stdout
     sizes = Counter(line.topic_id for line in run_lines(out / "run.txt"))
     assert set(sizes) == {topic.id for topic in read_topics(given.topics)[: TOPICS[task]]}

@@ -21,7 +21,7 @@ from touche_llm.data.files import read_records
 from touche_llm.data.records import Judgment
 from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache
-from touche_llm.llm.engines.vllm_common import start_options
+from touche_llm.llm.engines.vllm_common import build_start_options
 
 pytestmark = pytest.mark.vllm
 MOST_ROUNDS = 4
@@ -44,7 +44,7 @@ def run_batch(model: Path, requests: Path, replies: Path) -> None:
     options = {"dtype": OPTIONS["dtype"], "served-model-name": MODEL_NAME, "max-model-len": CONTEXT}
     command = [str(VENV / "bin" / "vllm"), "run-batch", "-i", str(requests), "-o", str(replies), "--model", str(model)]
     command += [f"--{name}={value}" for name, value in options.items()] + ["--enforce-eager"]
-    command += ["--structured-outputs-config", json.dumps(start_options({})["structured_outputs_config"])]
+    command += ["--structured-outputs-config", json.dumps(build_start_options({})["structured_outputs_config"])]
     with vllm_environment():
         done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

@@ -92,7 +92,7 @@ def test_all_topics_are_judged_and_replay_needs_no_server(
     tell(run(data, "http://127.0.0.1:1", tmp_path / "replayed", "--cache-mode", "replay"))
     for name in ("run.txt", "judgments.jsonl"):
         assert (tmp_path / "replayed" / name).read_bytes() == (tmp_path / "asked" / name).read_bytes()
-    assert asked == stages["judge"]["requests"]["asked"] + PROBES
+    assert asked == stages["judge"]["requests"]["requests"] + PROBES
 
 
 def test_a_run_killed_half_way_asks_only_for_what_was_missing(

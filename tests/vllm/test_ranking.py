@@ -24,7 +24,7 @@ from tests.vllm.real_data import TaskInput
 from tests.vllm.server import CONTEXT, MODEL_NAME, finished_requests, prefix_cache_hits
 from touche_llm.data.files import read_records
 from touche_llm.data.records import Comparison, Failure, Queries, StanceReading
-from touche_llm.llm.answers import schema_of
+from touche_llm.llm.answers import build_schema
 from touche_llm.llm.engines.server import VllmServer
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.prompts.answers import build_order_answer
@@ -155,16 +155,16 @@ def test_a_ranking_sends_what_the_dry_run_said_and_is_replayed_to_the_byte(
 
     asks = case.requests != 0
     found = stages(out)
-    sent = total(out, "asked")
+    sent = total(out, "requests")
     tell(f"{name_of(case)}: {least} to {most} requests said, {sent} sent, {found['rank']['seconds']} s")
     assert finished == sent + PROBES
     # Labels that the schema does not allow, or repeats, would have been asked about again.
-    assert total(out, "asked_again") == 0
+    assert total(out, "resamples") == 0
     assert least <= sent <= most
     assert (least < most) is case.depends
     if case.requests is not None:
         assert sent == case.requests * TOPICS
-    assert found["judge"]["requests"]["asked"] == 0
+    assert found["judge"]["requests"]["requests"] == 0
 
     assert (out / "comparisons.jsonl").exists() is asks
     if asks:
@@ -191,10 +191,10 @@ def test_a_first_run_with_expansion_sends_in_every_stage_what_the_dry_run_said(
     found = stages(out)
     # Queries, judgments, stances in both orders, and three pairs in both.
     parts = {"retrieve": 1, "judge": 6 + 2 * 4, "rank": 2 * 3}
-    assert {name: stage["requests"]["asked"] for name, stage in found.items()} == {
+    assert {name: stage["requests"]["requests"] for name, stage in found.items()} == {
         name: count * TOPICS for name, count in parts.items()
     }
-    assert least == most == total(out, "asked")
+    assert least == most == total(out, "requests")
     # What the metadata says of the prefix cache is what the server says.
     assert total(out, "prefix_cached_tokens") == prefix_cache_hits(place.url) - hits > 0
     share = total(out, "prefix_cached_tokens") / total(out, "prompt_tokens")
@@ -227,7 +227,7 @@ def test_windows_too_long_for_the_schema_are_failures_of_a_valid_run(places: dic
         # The server does hold the answer to the pattern, which says nothing of repeats.
         assert all(re.fullmatch(r'\{"order": ?"[A-T]( > [A-T]){19}"\}', attempt.text) for attempt in each.attempts)
     assert rank["failures"] == {"outside_schema": TOPICS}
-    assert (rank["requests"]["asked"], rank["requests"]["asked_again"]) == (3 * TOPICS, 2 * TOPICS)
+    assert (rank["requests"]["requests"], rank["requests"]["resamples"]) == (3 * TOPICS, 2 * TOPICS)
     # The order of the judgments stands.
     judged = [(line.topic_id, line.document_id) for line in run_lines(place.folder / "judged" / "run.txt")]
     assert [(line.topic_id, line.document_id) for line in run_lines(out / "run.txt")] == judged
@@ -245,7 +245,7 @@ def test_documents_of_a_comparison_shrink_until_the_context_holds_all(places: di
         assert sum(cut.prompt_tokens for cut in each.cut.values()) < CONTEXT
         if place.given.is_real:
             assert len(each.cut) == 6
-    assert total(out, "asked_again") == 0
+    assert total(out, "resamples") == 0
     place.validated(out)
 
 
@@ -257,7 +257,7 @@ async def test_the_server_holds_every_answer_to_the_pattern(vllm_url: str) -> No
         def request(seed: int) -> Request:
             return Request(
                 messages=(Message("system", "Order."), Message("user", "A, B, C")),
-                schema=schema_of(model),
+                schema=build_schema(model),
                 sampling=Sampling(temperature=2.0, seed=seed, max_tokens=64, top_logprobs=0),
                 model=facts.model,
                 revision="",

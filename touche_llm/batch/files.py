@@ -25,17 +25,17 @@ from touche_llm.data.json_records import JsonModel
 from touche_llm.errors import DataError, ToucheError, UsageError
 from touche_llm.llm.answers import OUTCOMES, UnusableAnswer
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engines.base import EngineFacts
-from touche_llm.llm.engines.batch import BatchEngine, BatchModel
+from touche_llm.llm.engines.base import EngineInfo
+from touche_llm.llm.engines.batch import BatchClient, BatchEngine
 from touche_llm.llm.engines.batch_replies import Replies, read_replies
-from touche_llm.llm.engines.chat_reply import CHAT_PATH, chat_body
+from touche_llm.llm.engines.chat_reply import CHAT_PATH, build_chat_body
 from touche_llm.llm.engines.dry_run import OverlayCache
-from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.tokenizer import ChatTokenizer
 from touche_llm.pipeline.common import has_comparisons
 from touche_llm.pipeline.dry_run import STAGES, QuietProgress, StageName, copy_run
-from touche_llm.pipeline.engines import assume_engine_facts, store_engine_facts
+from touche_llm.pipeline.engines import assume_engine_info, store_engine_info
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.run_files import BATCH
 
@@ -59,7 +59,7 @@ class Batch(JsonModel):
     """
 
     stage: StageName
-    facts: EngineFacts
+    facts: EngineInfo
     config: Config
     written: tuple[str, ...] = ()
     export_options: tuple[str, ...] = ()
@@ -246,7 +246,7 @@ async def import_replies(batch: Batch, folder: Path, paths: Sequence[Path], prog
         result.failed = model.counts.failures
         if result.stored or new:
             name = f"{_ENGINE}, {engine.fingerprint}" if engine.fingerprint else _ENGINE
-            store_engine_facts(batch.facts.model_copy(update={"engine": name}), cache)
+            store_engine_info(batch.facts.model_copy(update={"engine": name}), cache)
         _store(cache, config)
     if problem is not None:
         if unreached:
@@ -255,8 +255,8 @@ async def import_replies(batch: Batch, folder: Path, paths: Sequence[Path], prog
     return result
 
 
-def _model(config: Config, facts: EngineFacts, engine: BatchEngine, cache: Cache) -> LanguageModel:
-    return BatchModel(
+def _model(config: Config, facts: EngineInfo, engine: BatchEngine, cache: Cache) -> ModelClient:
+    return BatchClient(
         facts,
         engine,
         cache,
@@ -274,9 +274,9 @@ def _check(config: Config) -> None:
         raise UsageError(f"{cache.file}: a cassette can only be replayed; name an .sqlite cache with --cache")
 
 
-def _facts(config: Config, cache: Cache, tokenizer: ChatTokenizer | None) -> EngineFacts:
+def _facts(config: Config, cache: Cache, tokenizer: ChatTokenizer | None) -> EngineInfo:
     """What is known of the engine without asking it."""
-    known = assume_engine_facts(config, cache)
+    known = assume_engine_info(config, cache)
     if not known.model:
         raise UsageError(
             "give the name under which vLLM will serve the model (--model NAME): keys and requests hold it"
@@ -285,7 +285,7 @@ def _facts(config: Config, cache: Cache, tokenizer: ChatTokenizer | None) -> Eng
         raise UsageError("give the context that vLLM will have, in tokens (--context N): documents are cut to it")
     overhead = known.overhead if known.engine else _MOST_OVERHEAD
     if tokenizer is not None:
-        counted = tokenizer.count((Message("system", ""), Message("user", "")))
+        counted = tokenizer.count_tokens((Message("system", ""), Message("user", "")))
         if known.engine and counted != overhead and (overhead != _MOST_OVERHEAD or counted > overhead):
             raise UsageError(
                 f"--tokenizer: its chat template adds {counted} tokens, that of {known.model} in {cache.path} adds "
@@ -300,7 +300,7 @@ def asks_model(stage: StageName, config: Config) -> bool:
     return {"retrieve": config.expansion.use, "judge": True, "rank": has_comparisons(config)}[stage]
 
 
-async def _go_through(stage: StageName, config: Config, folder: Path, progress: Progress, model: LanguageModel) -> bool:
+async def _go_through(stage: StageName, config: Config, folder: Path, progress: Progress, model: ModelClient) -> bool:
     """Go a stage's way; whether it came to its end, and not only to where it waits for answers."""
     task = asyncio.current_task()
     assert task is not None
@@ -335,7 +335,7 @@ def _together(requests: Iterable[Request]) -> list[Request]:
 
 def request_line(request: Request) -> bytes:
     """Return a request as a line of a batch file."""
-    line = {"custom_id": request.key, "method": "POST", "url": CHAT_PATH, "body": chat_body(request)}
+    line = {"custom_id": request.key, "method": "POST", "url": CHAT_PATH, "body": build_chat_body(request)}
     return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
 
 

@@ -15,9 +15,9 @@ from touche_llm.data.scratch import BUILDING, open_scratch, remove_abandoned
 from touche_llm.errors import EngineError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engines.batch_replies import MAX_REPLIES
-from touche_llm.llm.engines.vllm_common import model_folder
+from touche_llm.llm.engines.vllm_common import check_model_folder
 from touche_llm.pipeline.dry_run import StageName
-from touche_llm.pipeline.engines import LOG, store_engine_facts
+from touche_llm.pipeline.engines import LOG, store_engine_info
 from touche_llm.pipeline.judge import JudgingResult
 from touche_llm.pipeline.made_from import check_inputs, check_settings
 from touche_llm.pipeline.progress import Progress
@@ -55,7 +55,7 @@ async def answer_stage(
         check_inputs(folder, config)
     else:
         check_settings(folder, config, stage, overwrite=overwrite)
-    tokenizer = model_folder(config.engine.model)
+    tokenizer = check_model_folder(config.engine.model)
     folder.mkdir(parents=True, exist_ok=True)
     with lock_run(folder, f"batch {stage}", progress.warn):
         for number in count(1):
@@ -63,7 +63,7 @@ async def answer_stage(
             if not export.requests:
                 with Cache(config.cache.file, config.cache.mode) as opened:
                     # The stage reads them there; earlier answers may be those of another context.
-                    store_engine_facts(export.batch.facts, opened)
+                    store_engine_info(export.batch.facts, opened)
                 return
             requests = export.requests[:MAX_REPLIES]
             cache = config.cache.file

@@ -18,8 +18,8 @@ from touche_llm.data.json_records import JsonStruct
 from touche_llm.data.scratch import BUILDING, open_scratch, remove_abandoned
 from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.llm.engines.batch_replies import read_replies
-from touche_llm.llm.engines.vllm_common import model_folder, start_options
-from touche_llm.llm.engines.vllm_process import find_vllm, flags, guarded
+from touche_llm.llm.engines.vllm_common import build_start_options, check_model_folder
+from touche_llm.llm.engines.vllm_process import find_vllm, flags, run_guarded
 from touche_llm.llm.settings import EngineConfig, Runner
 
 TITLES = {Runner.VLLM: "vllm run-batch", Runner.RAY: "the Ray Data job"}
@@ -82,7 +82,7 @@ async def answer_file(
         EngineError: The runner is not installed or failed, or did not answer each request once.
     """
     keys, name = _read_requests(requests, _RayRequest if engine.runner is Runner.RAY else _Request)
-    folder = model_folder(engine.model).absolute()
+    folder = check_model_folder(engine.model).absolute()
     if name != served_name and (served_name or folder.name != Path(name).name):
         raise UsageError(
             f"{requests}: the requests are for the model {name}, not {served_name or folder.name}; if {folder} holds "
@@ -93,11 +93,11 @@ async def answer_file(
     with open_scratch(responses, BUILDING) as (place, _):
         written = place / responses.name
         if engine.runner is Runner.VLLM:
-            options = start_options(engine.options)
+            options = build_start_options(engine.options)
             command = [find_vllm(), *run_batch(requests, written, str(folder), name, engine.context, options)[1:]]
         else:
             command = _ray_job(engine, requests, written, folder)
-        async with guarded(command, log, {"RAY_USAGE_STATS_ENABLED": "0"}) as (process, end_of_log):
+        async with run_guarded(command, log, {"RAY_USAGE_STATS_ENABLED": "0"}) as (process, end_of_log):
             code = await asyncio.to_thread(process.wait)
         if code != 0:
             raise EngineError(f"{requests}: {title} ended with code {code}; {end_of_log()}")
@@ -126,7 +126,7 @@ def _ray_job(engine: EngineConfig, requests: Path, responses: Path, folder: Path
     for name in ("ray", "vllm"):
         if find_spec(name) is None:
             raise EngineError(f"{name} is not installed beside this Python: pip install 'touche-llm[ray]'")
-    vllm = start_options({name: value for name, value in engine.options.items() if name not in _OF_RAY})
+    vllm = build_start_options({name: value for name, value in engine.options.items() if name not in _OF_RAY})
     settings = {
         "folder": str(folder),
         "vllm": vllm | {"max_model_len": engine.context},

@@ -18,7 +18,7 @@ from touche_llm.cli import stages
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.data.files import check_output
 from touche_llm.errors import UsageError, to_printable
-from touche_llm.llm.engines.vllm_common import start_options
+from touche_llm.llm.engines.vllm_common import build_start_options
 from touche_llm.llm.settings import EngineConfig, Runner
 from touche_llm.pipeline.dry_run import StageName
 from touche_llm.pipeline.progress import ConsoleProgress
@@ -246,7 +246,7 @@ def _command(batch: Batch, file: Path, tokenizer: Path | None) -> str:
     known = (each for each in (tokenizer, Path(batch.facts.model)) if each is not None)
     weights = next((str(each) for each in known if (each / "config.json").is_file()), "FOLDER")
     facts = batch.facts
-    return _spelled(*run_batch(file, Path(_RESPONSES), weights, facts.model, facts.context, start_options({})))
+    return _spelled(*run_batch(file, Path(_RESPONSES), weights, facts.model, facts.context, build_start_options({})))
 
 
 def _export(batch: Batch, out: Path) -> str:

@@ -19,7 +19,7 @@ from touche_llm.config import CacheConfig
 from touche_llm.data.records import Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.errors import UsageError, to_printable
-from touche_llm.llm.answers import labels_of
+from touche_llm.llm.answers import get_labels
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.settings import SamplingConfig
 from touche_llm.llm.tokenizer import ChatTokenizer
@@ -188,7 +188,7 @@ def _checked(
 def _counter(tokenizer: Path | None) -> Count:
     if tokenizer is None:
         return estimate
-    return ChatTokenizer(tokenizer, SamplingConfig().chat_template_kwargs).count
+    return ChatTokenizer(tokenizer, SamplingConfig().chat_template_kwargs).count_tokens
 
 
 def _print_checks(output: Format, rows: Sequence[tuple[CatalogEntry, CheckedPrompt]], tokenizer: Path | None) -> None:
@@ -289,7 +289,7 @@ def fields_of(purpose: Purpose) -> str:
     if purpose.depends_on == "topic":
         return "first, second (words of the title)"
     model = purpose.answer_for(Topic("", ""), 1)
-    labels = labels_of(model)
+    labels = get_labels(model)
     return ", ".join(f"{name} ({_told(labels[name])})" if name in labels else name for name in model.model_fields)
 
 

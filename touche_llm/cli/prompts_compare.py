@@ -160,7 +160,7 @@ def _show(found: PromptComparison, part: PartMeasures) -> None:
         outside = part.outside[variant.name]
         cells = [f.spelled(figure.value) for figure in part.estimates[variant.name].values()]
         cells.append("–" if outside is None else f.spelled(outside))
-        numbers = (len(said.failures), counts.prompt_tokens + counts.cached_prompt_tokens, counts.asked)
+        numbers = (len(said.failures), counts.prompt_tokens + counts.cached_prompt_tokens, counts.requests)
         cells += [f"{number:,}" for number in (*numbers, counts.cache_hits)]
         table.add_row(plain(variant.name), *cells)
     table.add_row("random order", f.spelled(part.chance), *[""] * (len(part.measures) + 4))
@@ -226,7 +226,7 @@ def _rows(found: PromptComparison, part: PartMeasures) -> list[dict[str, Any]]:
             "outside": part.outside[variant.name],
             "failures": len(said.failures),
             "prompt_tokens": said.counts.prompt_tokens + said.counts.cached_prompt_tokens,
-            "requests": said.counts.asked,
+            "requests": said.counts.requests,
             "cache_hits": said.counts.cache_hits,
         }
         rows.append(row)

@@ -17,10 +17,10 @@ from touche_llm.config import Config
 from touche_llm.data.records import Cut
 from touche_llm.errors import to_printable
 from touche_llm.llm.engines.dry_run import DryEngine, OverlayCache
-from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.model import ModelClient
 from touche_llm.llm.tokenizer import ChatTokenizer
 from touche_llm.pipeline.common import make_request_builder
-from touche_llm.pipeline.engines import assume_engine_facts
+from touche_llm.pipeline.engines import assume_engine_info
 from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.prompt_lab.prefix_sharing import (
     MeasuringEngine,
@@ -118,13 +118,13 @@ async def _rendered(
     config = context.config
     purpose, prompt = context.load()
     engine = DryEngine("first") if tokenizer is None else MeasuringEngine(tokenizer)
-    count = estimate if tokenizer is None else tokenizer.count
+    count = estimate if tokenizer is None else tokenizer.count_tokens
     with OverlayCache(config.cache.file) as cache:
-        facts = assume_engine_facts(config, cache)
+        facts = assume_engine_info(config, cache)
         subject = await context.subject(
-            purpose, make_request_builder(config, LanguageModel(facts=facts, engine=None, cache=cache))
+            purpose, make_request_builder(config, ModelClient(engine_info=facts, engine=None, cache=cache))
         )
-        builder = make_request_builder(config, LanguageModel(facts=facts, engine=engine, cache=cache))
+        builder = make_request_builder(config, ModelClient(engine_info=facts, engine=engine, cache=cache))
         how: dict[str, Any] = {"objective": config.objective, "document_tokens": config.ranking.document_tokens}
         mine, same_topic, other_topic = [
             await render_requests(prompt, each, builder, **how)

@@ -27,7 +27,7 @@ from touche_llm.config import Config
 from touche_llm.data.records import Reading
 from touche_llm.errors import DataError, EngineError, PromptError, ReplayMiss, UsageError, to_printable
 from touche_llm.evaluation.qrels import STANCE, Qrels
-from touche_llm.llm.model import Answered
+from touche_llm.llm.model import AnsweredRequest
 from touche_llm.pipeline.candidates import choose_topics
 from touche_llm.pipeline.common import check_examples, make_request_builder
 from touche_llm.pipeline.engines import open_model
@@ -116,7 +116,7 @@ def try_(
         _show(*tried, qrels, verbose)
     else:
         print_rows(output, _rows(*tried, qrels), _COLUMNS)
-    if not all(isinstance(trial.result, Answered) for trial in tried[2]):
+    if not all(isinstance(trial.result, AnsweredRequest) for trial in tried[2]):
         raise typer.Exit(FAILURES_EXIT)
 
 
@@ -223,7 +223,7 @@ def _lines(trial: Trial, topic_id: str, qrels: Qrels | None) -> list[str]:
     """What one answer says."""
     lines = [_about(trial)]
     lines += [f"  {document_id} is not shown whole: {describe_cut(cut)}" for document_id, cut in trial.cut.items()]
-    if not isinstance(trial.result, Answered):
+    if not isinstance(trial.result, AnsweredRequest):
         for attempt in trial.result.attempts:
             lines.append(f"  no usable answer ({attempt.kind}): {attempt.reason}")
             lines += [f"    came back: {attempt.text}"] if attempt.text else []
@@ -239,7 +239,7 @@ def _lines(trial: Trial, topic_id: str, qrels: Qrels | None) -> list[str]:
             parts += [_bars(reading)] if reading.probabilities else ["no probabilities"]
         lines.append("   ".join(parts))
     answer = trial.result.answer
-    outside = [each.outside for each in trial.readings.values() if each.outside is not None]
+    outside = [each.off_label_mass for each in trial.readings.values() if each.off_label_mass is not None]
     facts = [f"outside of the labels: {max(outside):.2%} at most"] if outside else []
     facts.append(f"tokens: {answer.prompt_tokens:,} + {answer.completion_tokens:,}")
     facts.append("from the cache" if trial.cached else "asked now")
@@ -275,7 +275,7 @@ def _rows(prompt: Prompt, subject: Subject, trials: list[Trial], qrels: Qrels | 
     for trial in trials:
         row: dict[str, Any] = dict.fromkeys(_COLUMNS)
         row |= {"prompt": prompt.label, "topic": subject.topic.id, "documents": " ".join(trial.ids) or None}
-        if not isinstance(trial.result, Answered):
+        if not isinstance(trial.result, AnsweredRequest):
             attempts = trial.result.attempts
             rows.append(row | {"failure": attempts[-1].kind, "answer": attempts[-1].text, "cached": False})
             continue
@@ -292,7 +292,7 @@ def _rows(prompt: Prompt, subject: Subject, trials: list[Trial], qrels: Qrels | 
                     "value": value,
                     "people": _people(trial, subject.topic.id, name, qrels),
                     "probabilities": orjson.dumps(reading.probabilities).decode() if reading and known else None,
-                    "outside": reading.outside if reading else None,
+                    "outside": reading.off_label_mass if reading else None,
                 }
             )
     return rows

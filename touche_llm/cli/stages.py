@@ -22,7 +22,7 @@ from touche_llm.data.files import read_records
 from touche_llm.data.records import Failure, Judgment
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import UsageError, to_printable
-from touche_llm.llm.cache import kept
+from touche_llm.llm.cache import describe_resume
 from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline import run_files
 from touche_llm.pipeline.candidates import build_index
@@ -327,7 +327,7 @@ def made(output: Format, sentence: str, file: Path, counts: Mapping[str, int]) -
 
 def asked(config: Config, work: Coroutine[Any, Any, ResultT]) -> ResultT:
     """Run what asks the model; Ctrl-C, SIGTERM and SIGHUP end it with exit code 130 and say where the answers are."""
-    return until_interrupted(work, lambda: kept(config.cache.file, config.cache.mode))
+    return until_interrupted(work, lambda: describe_resume(config.cache.file, config.cache.mode))
 
 
 def until_interrupted(work: Coroutine[Any, Any, ResultT], note: Callable[[], str]) -> ResultT:

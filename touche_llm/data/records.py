@@ -92,13 +92,14 @@ class Reading(JsonStruct, frozen=True, kw_only=True):
     Attributes:
         answered: Label in the text of the answer.
         probabilities: By label, renormalised to sum to 1; None if the engine sent no logprobs.
-        outside: Probability mass outside all labels, before renormalising.
+        off_label_mass: Probability mass outside all labels, before renormalising.
         shared: Probability mass of tokens that begin several labels and were not followed; it is split evenly.
     """
 
     answered: int | str
     probabilities: dict[str, float] | None = None
-    outside: float | None = None
+    # The name in files is that of the first version.
+    off_label_mass: float | None = msgspec.field(default=None, name="outside")
     shared: float | None = None
 
     @property

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from touche_llm.data.records import Attempt, Cut, Document, Failure, Judgment, Reading, Topic
-from touche_llm.llm.answers import AnswerModel, Unanswered, labels_of, schema_of
-from touche_llm.llm.concurrency import each_in_order, in_order
-from touche_llm.llm.logprobs import expected_grade, most_probable, read_label
-from touche_llm.llm.model import Answered, LanguageModel
+from touche_llm.llm.answers import AnswerModel, FailedRequest, build_schema, get_labels
+from touche_llm.llm.concurrency import for_each_in_order, map_in_order
+from touche_llm.llm.logprobs import compute_expected_grade, get_most_probable, read_label
+from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Request, Sampling
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.tasks.base import Question, RenderedDocument, Task
@@ -43,7 +43,7 @@ class RequestBuilder:
         concurrency: Maximum number of requests at a time.
     """
 
-    model: LanguageModel
+    model: ModelClient
     sampling: Sampling
     chat_template_kwargs: Mapping[str, Any]
     concurrency: int
@@ -56,8 +56,8 @@ class RequestBuilder:
             messages=prompt.render(topic=topic, **variables),
             schema=schema,
             sampling=self.sampling,
-            model=self.model.facts.model,
-            revision=self.model.facts.revision,
+            model=self.model.engine_info.model,
+            revision=self.model.engine_info.revision,
             chat_template_kwargs=self.chat_template_kwargs,
             origin=prompt.origin(topic.id, document_id),
         )
@@ -85,21 +85,21 @@ async def find_objects(
         if topic.objects is not None:
             return topic, None
         answer_model = build(topic)
-        request = builder.build(prompt, schema_of(answer_model), topic, None)
-        result = await builder.model.ask(request, answer_model)
+        request = builder.build(prompt, build_schema(answer_model), topic, None)
+        result = await builder.model.request(request, answer_model)
         done()
-        if not isinstance(result, Answered):
+        if not isinstance(result, AnsweredRequest):
             return topic, make_failure(topic, None, prompt, result.attempts) if result.attempts else None
         found = result.value.model_dump()
         return replace(topic, objects=(found["first"], found["second"])), None
 
-    results = await in_order(find, topics, builder.concurrency)
+    results = await map_in_order(find, topics, builder.concurrency)
     return [topic for topic, _ in results], [failure for _, failure in results if failure]
 
 
 async def request_answer(
     topic: Topic, document_id: str, documents: Documents, question: Question, prompt: Prompt, builder: RequestBuilder
-) -> tuple[Answered[AnswerModel] | Unanswered, Cut | None]:
+) -> tuple[AnsweredRequest[AnswerModel] | FailedRequest, Cut | None]:
     """Request the answer to a question about one document.
 
     The prompt receives `topic`, the question's own variables and `document`.
@@ -107,16 +107,16 @@ async def request_answer(
     Returns:
         The answer or the failed request, and the truncation of the document, None if the model saw all of it.
     """
-    schema = schema_of(question.answer)
+    schema = build_schema(question.answer)
     shown = question.render(topic, documents.get(document_id))
 
     def request(document: str) -> Request:
         return builder.build(prompt, schema, topic, document_id, document=document, **shown.variables)
 
-    return await builder.model.ask_about(request, sanitize_document(shown), question.answer)
+    return await builder.model.request_truncated(request, sanitize_document(shown), question.answer)
 
 
-def read_labels(result: Answered[AnswerModel], question: Question) -> dict[str, Reading]:
+def read_labels(result: AnsweredRequest[AnswerModel], question: Question) -> dict[str, Reading]:
     """Read the label of each field, without probabilities if any field lacks them.
 
     An answer is read in one way only: expectations are not mixed with plain labels.
@@ -124,7 +124,7 @@ def read_labels(result: Answered[AnswerModel], question: Question) -> dict[str, 
     answered = result.value.model_dump()
     readings = {
         field: read_label(result.answer.text, result.answer.tokens, field, labels, answered[field])
-        for field, labels in labels_of(question.answer).items()
+        for field, labels in get_labels(question.answer).items()
     }
     if all(reading.probabilities is not None for reading in readings.values()):
         return readings
@@ -178,7 +178,7 @@ async def judge_each(
         topic, document_id = item
         result, cut = await request_answer(topic, document_id, documents, question, prompt, builder)
         done()
-        if isinstance(result, Answered):
+        if isinstance(result, AnsweredRequest):
             return _make_judgment(topic, document_id, prompt, result, question, cut)
         if result.attempts:
             return make_failure(topic, document_id, prompt, result.attempts)
@@ -188,14 +188,14 @@ async def judge_each(
         if result is not None:
             take(result)
 
-    await each_in_order(judge_one, work, builder.concurrency, take_result)
+    await for_each_in_order(judge_one, work, builder.concurrency, take_result)
 
 
 def _make_judgment(
     topic: Topic,
     document_id: str,
     prompt: Prompt,
-    result: Answered[AnswerModel],
+    result: AnsweredRequest[AnswerModel],
     question: Question,
     cut: Cut | None,
 ) -> Judgment:
@@ -204,8 +204,8 @@ def _make_judgment(
     return Judgment(
         topic_id=topic.id,
         document_id=document_id,
-        grades={field: expected_grade(readings[field]) for field in question.grades},
-        stance=most_probable(readings["stance"]),
+        grades={field: compute_expected_grade(readings[field]) for field in question.grades},
+        stance=get_most_probable(readings["stance"]),
         readings=readings,
         source="probabilities" if complete else "value",
         cut=cut,

@@ -79,7 +79,7 @@ class UnusableAnswer(JsonStruct, frozen=True, omit_defaults=True):
     text: _Kept = ""
 
     @classmethod
-    def shortened(cls, kind: UnusableKind | Literal["server_error"], reason: str, text: str = "") -> UnusableAnswer:
+    def create(cls, kind: UnusableKind | Literal["server_error"], reason: str, text: str = "") -> UnusableAnswer:
         """The record with no more of the texts than is kept."""
         return cls(kind, reason[:_KEPT_CHARS], text[:_KEPT_CHARS])
 
@@ -94,7 +94,7 @@ class UnusableAnswer(JsonStruct, frozen=True, omit_defaults=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Unanswered:
+class FailedRequest:
     """No usable answer, and why, attempt by attempt. Replay misses have no attempt."""
 
     attempts: list[Attempt]
@@ -115,7 +115,7 @@ class Unusable(Exception):
 
 
 @lru_cache(maxsize=256)
-def labels_of(model: type[AnswerModel]) -> Mapping[str, tuple[int | str, ...]]:
+def get_labels(model: type[AnswerModel]) -> Mapping[str, tuple[int | str, ...]]:
     """The labels that each field of an answer model allows, in order of declaration; texts of a pattern have none.
 
     Raises:
@@ -133,9 +133,9 @@ def labels_of(model: type[AnswerModel]) -> Mapping[str, tuple[int | str, ...]]:
 
 
 @lru_cache(maxsize=256)
-def schema_of(model: type[AnswerModel]) -> Mapping[str, Any]:
+def build_schema(model: type[AnswerModel]) -> Mapping[str, Any]:
     """JSON Schema of an answer model: one closed object of enumerations and patterns, keys required in order."""
-    labels = labels_of(model)
+    labels = get_labels(model)
     return {
         "type": "object",
         "properties": {
@@ -184,7 +184,7 @@ def _parse(text: str, model: type[AnswerModel]) -> AnswerModel:
     pairs = _PAIRS.decode(text)
     if len(pairs) != len(model.model_fields):
         raise Unusable("outside_schema", "a key occurs twice", text)
-    labels = labels_of(model)
+    labels = get_labels(model)
     for name, found in pairs:
         if name in labels and not any(type(found) is type(label) and found == label for label in labels[name]):
             raise Unusable("outside_schema", f"{name}: {found!r} is no label", text)

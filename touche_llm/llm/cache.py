@@ -19,7 +19,7 @@ from touche_llm.data.files import iterate_records, open_atomic
 from touche_llm.data.json_records import Malformed
 from touche_llm.errors import DataError, UsageError, describe_os_error
 from touche_llm.llm.answers import OUTCOMES
-from touche_llm.llm.cache_file import COLUMNS, Entry, Heading, ValueT, open_file
+from touche_llm.llm.cache_file import COLUMNS, Entry, EntryMetadata, ValueT, open_file
 
 # Kind and value; what a column of SQLite holds can be of any type.
 _Row = tuple[Any, Any]
@@ -117,7 +117,7 @@ class Cache:
             return None
         return self._stored(key, model)
 
-    def holds_resampled(self) -> bool:
+    def has_resamples(self) -> bool:
         """Whether there are answers of a second or third sample: they are few, and most caches have none."""
         # Asked again only where another process has stored something since: this one notices what it stores itself.
         (version,) = self._database.execute("PRAGMA data_version").fetchone()
@@ -140,7 +140,7 @@ class Cache:
         assert stored is not None
         return stored
 
-    async def store(self, heading: Heading, value: ValueT, model: Form[ValueT] | None = None) -> ValueT:
+    async def store(self, heading: EntryMetadata, value: ValueT, model: Form[ValueT] | None = None) -> ValueT:
         """As `put`, in one transaction with all that is stored in the same turn of the event loop; back when it is in.
 
         Args:
@@ -296,7 +296,7 @@ class Cache:
             raise DataError(f"{self.path}: entry {key} does not hold a valid {form.__name__}: {error}") from error
 
 
-def kept(path: Path, mode: CacheMode) -> str:
+def describe_resume(path: Path, mode: CacheMode) -> str:
     """Where the answers of a run that stops are and how to go on, for a message."""
     if mode is CacheMode.OFF:
         return "no answer is kept with --cache-mode off"

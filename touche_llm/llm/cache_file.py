@@ -24,7 +24,7 @@ _INDEX_OF_SAMPLES = "CREATE INDEX IF NOT EXISTS samples ON entries (sample) WHER
 ValueT = TypeVar("ValueT", bound=JsonRecord)
 
 
-class Heading(JsonStruct, frozen=True, kw_only=True):
+class EntryMetadata(JsonStruct, frozen=True, kw_only=True):
     """What an entry says beside its value: its key, what it is, and what it was asked for."""
 
     key: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
@@ -38,7 +38,7 @@ class Heading(JsonStruct, frozen=True, kw_only=True):
     sample: Count = 0
 
 
-class Entry(Heading, frozen=True, kw_only=True):
+class Entry(EntryMetadata, frozen=True, kw_only=True):
     """One line of a cassette: something that an engine said, and what it was asked for."""
 
     value: dict[str, Any]

@@ -15,19 +15,19 @@ ItemT = TypeVar("ItemT")
 PRIORITY: ContextVar[int] = ContextVar("priority", default=0)
 ResultT = TypeVar("ResultT")
 # Seconds that the calls under way have to end when another has failed.
-GRACE = 5.0
+GRACE_SECONDS = 5.0
 
 
-async def in_order(
+async def map_in_order(
     call: Callable[[ItemT], Awaitable[ResultT]], items: Iterable[ItemT], concurrency: int
 ) -> list[ResultT]:
-    """Results of `call` in the order of `items`; see `each_in_order`."""
+    """Results of `call` in the order of `items`; see `for_each_in_order`."""
     results: list[ResultT] = []
-    await each_in_order(call, items, concurrency, results.append)
+    await for_each_in_order(call, items, concurrency, results.append)
     return results
 
 
-async def each_in_order(
+async def for_each_in_order(
     call: Callable[[ItemT], Awaitable[ResultT]],
     items: Iterable[ItemT],
     concurrency: int,
@@ -37,7 +37,7 @@ async def each_in_order(
 
     Items are taken one by one when a call is free for them, in order, and no call waits for another to end. A result is
     given away as soon as those before it are. After the first exception no call begins, those under way have
-    `GRACE` seconds to end, so that their answers are stored, and the exception is raised itself. A call that
+    `GRACE_SECONDS` seconds to end, so that their answers are stored, and the exception is raised itself. A call that
     ends as cancelled, because its answer is still to come, leaves the others to go on; when they have ended,
     CancelledError is raised.
     """
@@ -64,7 +64,7 @@ async def each_in_order(
             except Exception as error:
                 errors.append(error)
                 if len(errors) == 1:
-                    limit.reschedule(asyncio.get_running_loop().time() + GRACE)
+                    limit.reschedule(asyncio.get_running_loop().time() + GRACE_SECONDS)
 
     try:
         async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as group:
@@ -84,19 +84,19 @@ class Slots:
     """A bound on the calls at a time. A free slot goes to the waiting call with the lowest priority number.
 
     Attributes:
-        most: Number of slots.
+        size: Number of slots.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, size: int) -> None:
+        self.size = size
         self._held = 0
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._numbers = count()
 
     @asynccontextmanager
-    async def held(self, priority: int = 0) -> AsyncIterator[None]:
+    async def hold(self, priority: int = 0) -> AsyncIterator[None]:
         """Hold a slot while the block runs; calls of equal priority are served in the order of their arrival."""
-        if self._held < self.most:
+        if self._held < self.size:
             self._held += 1
         else:
             given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -117,7 +117,7 @@ class Slots:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        while self._waiting and self._held < self.most:
+        while self._waiting and self._held < self.size:
             given = heapq.heappop(self._waiting)[2]
             if not given.done():
                 self._held += 1
@@ -133,21 +133,21 @@ class BackoffSlots(Slots):
         halvings: How often the slots were halved.
     """
 
-    def __init__(self, most: int) -> None:
-        super().__init__(most)
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
         self.halvings = 0
-        self._initial = most
+        self._max_size = size
         self._replies = 0
 
     def halve(self, halvings: int) -> None:
         """Halve the slots because of a call that began after so many `halvings`; once for all calls of one overload."""
         if halvings == self.halvings:
             self.halvings += 1
-            self.most, self._replies = max(self.most // 2, 1), 0
+            self.size, self._replies = max(self.size // 2, 1), 0
 
     def grow(self) -> None:
         """Count a reply; after as many as there are slots, add one slot, up to the initial number."""
         self._replies += 1
-        if self._replies >= self.most and self.most < self._initial:
-            self.most, self._replies = self.most + 1, 0
+        if self._replies >= self.size and self.size < self._max_size:
+            self.size, self._replies = self.size + 1, 0
             self._hand_out()

@@ -26,7 +26,7 @@ _WHITE_SPACE = (
 _SHORT, _MOST_KNOWN = 1000, 20_000
 
 
-def value_spans(text: str, fields: Sequence[str]) -> Mapping[str, tuple[int, int]]:
+def find_value_spans(text: str, fields: Sequence[str]) -> Mapping[str, tuple[int, int]]:
     """Where the value of each field stands in a flat JSON object, as byte offsets `(first, end)`.
 
     A field that occurs more than once as a key is left out: its readings cannot be distinguished.
@@ -52,9 +52,9 @@ def _value_of(field: str) -> re.Pattern[bytes]:
     return re.compile(rb'"%s"\s*:\s*("(?:[^"\\]|\\.)*"|[^\s,}]+)' % re.escape(field.encode()))
 
 
-def label_tokens(text: str, tokens: Sequence[Token], fields: Sequence[str]) -> list[Token]:
+def select_label_tokens(text: str, tokens: Sequence[Token], fields: Sequence[str]) -> list[Token]:
     """Those of an answer's tokens that overlap the value of a field: all that the readings need."""
-    spans = value_spans(text, fields).values()
+    spans = find_value_spans(text, fields).values()
     return [token for token in tokens if overlaps(token.at, token.token, spans)]
 
 
@@ -94,13 +94,13 @@ def read_label(text: str, tokens: Sequence[Token], field: str, labels: Sequence[
     At the token where the field's value begins, each alternative token is given to the labels that the text could
     still become with it. An alternative that can become several (`N` of `NO` and `NEUTRAL`) is followed if it is the
     one that was written, and split evenly otherwise; one that can still become all of them (white space, a quotation
-    mark) says nothing and takes no part. What leads to no label is counted as `outside`, and so is what the
+    mark) says nothing and takes no part. What leads to no label is counted as `off_label_mass`, and so is what the
     alternatives do not show.
 
     Returns:
         a reading without probabilities when the engine sent none, or none that match the text.
     """
-    span = value_spans(text, [field]).get(field)
+    span = find_value_spans(text, [field]).get(field)
     if span is None or not tokens:
         return Reading(answered=answered)
     first, end = span
@@ -150,12 +150,12 @@ def read_label(text: str, tokens: Sequence[Token], field: str, labels: Sequence[
     return Reading(
         answered=answered,
         probabilities=dict(zip(_names(tuple(labels)), [_rounded(value / total) for value in mass], strict=True)),
-        outside=_rounded(max(0.0, 1.0 - total - unsaid)),
+        off_label_mass=_rounded(max(0.0, 1.0 - total - unsaid)),
         shared=_rounded(shared),
     )
 
 
-def expected_grade(reading: Reading) -> float:
+def compute_expected_grade(reading: Reading) -> float:
     """The mean of the integer grades under their probabilities, or the answered grade where there are none."""
     if reading.probabilities is None:
         return float(reading.answered)
@@ -164,7 +164,7 @@ def expected_grade(reading: Reading) -> float:
     return _rounded(min(mean, float(HIGHEST_GRADE)))
 
 
-def most_probable(reading: Reading) -> str:
+def get_most_probable(reading: Reading) -> str:
     """The label of the highest probability; the answered one where there are none or where it is among the highest."""
     probabilities: Mapping[str, float] = reading.probabilities or {}
     highest = max(probabilities.values(), default=0.0)

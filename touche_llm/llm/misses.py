@@ -8,7 +8,7 @@ from touche_llm.llm.request import Request
 _LISTED = 3
 
 
-def explained(misses: list[Request], cache: Cache) -> str:
+def describe_misses(misses: list[Request], cache: Cache) -> str:
     """Which answers are missing, why, seen from what the cache holds for the same topics, and what to do."""
     reasons: dict[str, list[Request]] = {}
     for request in misses:

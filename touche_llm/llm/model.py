@@ -16,27 +16,27 @@ from touche_llm.llm.answers import (
     Answer,
     AnswerModel,
     AnswerT,
-    Unanswered,
+    FailedRequest,
     Unusable,
     UnusableAnswer,
-    labels_of,
+    get_labels,
     parse,
 )
-from touche_llm.llm.cache import CacheMode, kept
+from touche_llm.llm.cache import CacheMode, describe_resume
 from touche_llm.llm.engines.base import Completion, Engine, Rejected, Transient
-from touche_llm.llm.logprobs import check_logprobs, label_tokens
-from touche_llm.llm.misses import explained
-from touche_llm.llm.prompt_tokens import MeasuringModel, heading_of
+from touche_llm.llm.logprobs import check_logprobs, select_label_tokens
+from touche_llm.llm.misses import describe_misses
+from touche_llm.llm.prompt_tokens import TokenCountingClient, describe_entry
 from touche_llm.llm.request import Request
 from touche_llm.llm.request_log import log_requests
 from touche_llm.text.passages import RankedPassages
 
 # An unusable answer is asked for again at most twice.
-SAMPLES = 3
+MAX_SAMPLES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Answered(Generic[AnswerT]):
+class AnsweredRequest(Generic[AnswerT]):
     """A usable answer: the parsed value, what was said, and the request it answers."""
 
     value: AnswerT
@@ -46,7 +46,7 @@ class Answered(Generic[AnswerT]):
 
 
 @dataclass(slots=True)
-class LanguageModel(MeasuringModel):
+class ModelClient(TokenCountingClient):
     """One model behind one cache.
 
     Attributes:
@@ -58,9 +58,9 @@ class LanguageModel(MeasuringModel):
     retry_failures: bool = False
     # What this run has forgotten to send it anew, or what failed in it: equal requests take what a replay will find.
     _settled: set[str] = field(default_factory=set)
-    _asking: dict[str, asyncio.Future[Answered[Any] | Unanswered]] = field(default_factory=dict)
+    _in_flight: dict[str, asyncio.Future[AnsweredRequest[Any] | FailedRequest]] = field(default_factory=dict)
 
-    async def ask(self, request: Request, model: type[AnswerT]) -> Answered[AnswerT] | Unanswered:
+    async def request(self, request: Request, model: type[AnswerT]) -> AnsweredRequest[AnswerT] | FailedRequest:
         """The answer to a request, from the cache or from the engine.
 
         Equal requests that are under way at the same time are asked once. A miss in replay is noted in `misses`.
@@ -70,17 +70,17 @@ class LanguageModel(MeasuringModel):
                 many requests in a row without a reply.
         """
         key = request.key
-        under_way = self._asking.get(key)
+        under_way = self._in_flight.get(key)
         if under_way is not None:
-            shared: Answered[AnswerT] | Unanswered = await asyncio.shield(under_way)
-            if isinstance(shared, Answered):
+            shared: AnsweredRequest[AnswerT] | FailedRequest = await asyncio.shield(under_way)
+            if isinstance(shared, AnsweredRequest):
                 self.counts.cache_hits += 1
             elif shared.attempts:
                 self.counts.failures += 1
             return shared
-        future = self._asking[key] = asyncio.get_running_loop().create_future()
+        future = self._in_flight[key] = asyncio.get_running_loop().create_future()
         try:
-            result = await self._ask(request, model)
+            result = await self._request_samples(request, model)
             future.set_result(result)
             return result
         except Exception as error:
@@ -90,11 +90,11 @@ class LanguageModel(MeasuringModel):
             raise
         finally:
             future.cancel()  # does nothing once there is a result
-            del self._asking[key]
+            del self._in_flight[key]
 
-    async def ask_about(
+    async def request_truncated(
         self, request: Callable[[str], Request], document: str | RankedPassages, model: type[AnswerT]
-    ) -> tuple[Answered[AnswerT] | Unanswered, Cut | None]:
+    ) -> tuple[AnsweredRequest[AnswerT] | FailedRequest, Cut | None]:
         """The answer to a request about a document, cut where the context does not hold all of it.
 
         The document is measured in the model's tokens, and only where its bytes say that it could be too long (no
@@ -110,18 +110,22 @@ class LanguageModel(MeasuringModel):
             the answer, and what the model saw of the document, or None where it saw everything.
 
         Raises:
-            EngineError: as `ask`.
+            EngineError: as `request`.
             PromptError: the prompt alone leaves no room for the document.
         """
         complete = document if isinstance(document, str) else document.whole.text
         whole = request(complete)
-        found = await self.shorten(request, whole, document, self.facts.context - whole.sampling.max_tokens)
-        if isinstance(found, Unanswered):
+        found = await self.truncate_document(
+            request, whole, document, self.engine_info.context - whole.sampling.max_tokens
+        )
+        if isinstance(found, FailedRequest):
             return found, None
         text, cut = found
-        return await self.ask(whole if text == complete else request(text), model), cut
+        return await self.request(whole if text == complete else request(text), model), cut
 
-    async def _ask(self, request: Request, model: type[AnswerT]) -> Answered[AnswerT] | Unanswered:
+    async def _request_samples(
+        self, request: Request, model: type[AnswerT]
+    ) -> AnsweredRequest[AnswerT] | FailedRequest:
         is_settled = request.key in self._settled
         if self.cache.mode is CacheMode.REFRESH and not is_settled:
             # Or a replay would find an old first sample before the new second one.
@@ -137,7 +141,7 @@ class LanguageModel(MeasuringModel):
                 return _answered(stored, sample, model)
             if stored is not None:
                 known[sample.sample] = stored
-            elif not self.cache.holds_resampled():
+            elif not self.cache.has_resamples():
                 break
         has_failed = _has_failed(known)
         if has_failed and self.retry_failures and not is_settled:
@@ -149,7 +153,7 @@ class LanguageModel(MeasuringModel):
             return self._failed([found.attempt(sample) for sample, found in known.items()])
         if self.engine is None:
             self.misses.append(request)
-            return Unanswered([])
+            return FailedRequest([])
         attempts: list[Attempt] = []
         for sample in self._samples(request):
             try:
@@ -173,8 +177,8 @@ class LanguageModel(MeasuringModel):
     @log_requests
     async def _send(self, engine: Engine, sample: Request, model: type[AnswerModel]) -> Answer | UnusableAnswer:
         """Send the request of one sample, and store what comes back; raises Transient where nothing does."""
-        self.counts.asked += 1
-        self.counts.asked_again += sample.sample > 0
+        self.counts.requests += 1
+        self.counts.resamples += sample.sample > 0
         found: Answer | UnusableAnswer
         try:
             completion = await self._retried(partial(engine.complete, sample))
@@ -182,42 +186,42 @@ class LanguageModel(MeasuringModel):
             self.counts.completion_tokens += completion.completion_tokens
             if completion.cached_tokens is not None:
                 self.counts.prefix_cached_tokens += completion.cached_tokens
-                self.counts.prefix_told += 1
+                self.counts.prefix_reports += 1
             found = _usable(completion, model)
         except Unusable as unusable:
-            found = UnusableAnswer.shortened(unusable.kind, unusable.reason, unusable.text)
+            found = UnusableAnswer.create(unusable.kind, unusable.reason, unusable.text)
         except Rejected as rejected:
-            if rejected.ends_the_run:
+            if rejected.is_fatal:
                 raise EngineError(
                     f"the engine does not serve this run any more ({rejected}); "
-                    f"{kept(self.cache.path, self.cache.mode)}"
+                    f"{describe_resume(self.cache.path, self.cache.mode)}"
                 ) from rejected
-            found = UnusableAnswer.shortened("server_error", str(rejected))
+            found = UnusableAnswer.create("server_error", str(rejected))
         self._given_up = 0
         kind = "answer" if isinstance(found, Answer) else "unusable"
-        return await self.cache.store(heading_of(kind, sample, sample.key), found, OUTCOMES)
+        return await self.cache.store(describe_entry(kind, sample, sample.key), found, OUTCOMES)
 
     def _samples(self, request: Request) -> Iterator[Request]:
         yield request
-        for number in range(1, SAMPLES):
-            yield request.resampled(number, self.resample_temperature)
+        for number in range(1, MAX_SAMPLES):
+            yield request.resample(number, self.resample_temperature)
 
     def raise_on_misses(self) -> None:
         """Raise ReplayMiss when replay asked for something that the cache does not hold."""
         if self.misses:
-            raise ReplayMiss(explained(self.misses, self.cache))
+            raise ReplayMiss(describe_misses(self.misses, self.cache))
 
 
 def _has_failed(known: Mapping[int, UnusableAnswer]) -> bool:
     """Whether no other sample is to be requested after these unusable ones."""
-    tried = [known[sample] for sample in takewhile(known.__contains__, range(SAMPLES))]
-    return len(tried) == SAMPLES or any(each.is_final for each in tried)
+    tried = [known[sample] for sample in takewhile(known.__contains__, range(MAX_SAMPLES))]
+    return len(tried) == MAX_SAMPLES or any(each.is_final for each in tried)
 
 
-def _answered(answer: Answer, request: Request, model: type[AnswerT]) -> Answered[AnswerT]:
+def _answered(answer: Answer, request: Request, model: type[AnswerT]) -> AnsweredRequest[AnswerT]:
     try:
         check_logprobs(answer.text, answer.tokens)
-        return Answered(parse(answer.text, model), answer, request.key, request.sample)
+        return AnsweredRequest(parse(answer.text, model), answer, request.key, request.sample)
     except Unusable as error:
         raise DataError(f"the cached answer {request.key} cannot be used ({error}); delete it or refresh") from error
 
@@ -233,7 +237,7 @@ def _usable(completion: Completion, model: type[AnswerModel]) -> Answer:
             "not_json", "the answer is empty and the reasoning is not: switch thinking off", completion.reasoning
         )
     parse(completion.text, model)
-    tokens = label_tokens(completion.text, completion.tokens, list(labels_of(model)))
+    tokens = select_label_tokens(completion.text, completion.tokens, list(get_labels(model)))
     check_logprobs(completion.text, tokens)
     return Answer(
         text=completion.text,

@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 from touche_llm.data.records import Attempt, Cut
 from touche_llm.data.transport import retry
 from touche_llm.errors import EngineError
-from touche_llm.llm.answers import Unanswered
-from touche_llm.llm.cache import Cache, kept
-from touche_llm.llm.cache_file import Heading
+from touche_llm.llm.answers import FailedRequest
+from touche_llm.llm.cache import Cache, describe_resume
+from touche_llm.llm.cache_file import EntryMetadata
 from touche_llm.llm.counts import Counts
-from touche_llm.llm.engines.base import Engine, EngineFacts, Rejected, Transient, Unreachable
-from touche_llm.llm.request import Message, Request, content_key
+from touche_llm.llm.engines.base import Engine, EngineInfo, Rejected, Transient, Unreachable
+from touche_llm.llm.request import Message, Request, hash_content
 from touche_llm.llm.request_log import log_retry
-from touche_llm.llm.truncation import Fit, measure, shown
+from touche_llm.llm.truncation import Truncation, apply_truncation, fit_document
 from touche_llm.text.passages import RankedPassages
 
 _ResultT = TypeVar("_ResultT")
@@ -28,18 +28,18 @@ _MOST_GIVEN_UP = 32
 
 
 @dataclass(slots=True)
-class MeasuringModel:
-    """One model behind one cache, as far as it measures requests: the base of `LanguageModel`.
+class TokenCountingClient:
+    """One model behind one cache, as far as it measures requests: the base of `ModelClient`.
 
     Attributes:
-        facts: the engine's; in replay those that the cache holds.
+        engine_info: the engine's; in replay those that the cache holds.
         engine: None in replay.
         retry_for: seconds after which a request that keeps failing is given up.
         counts: what was requested, stored and spent.
         misses: requests that a replay did not find.
     """
 
-    facts: EngineFacts
+    engine_info: EngineInfo
     engine: Engine | None
     cache: Cache
     retry_for: float = 600.0
@@ -51,30 +51,30 @@ class MeasuringModel:
     _overheads: dict[int, int] = field(default_factory=dict)
     _counting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def shorten(
+    async def truncate_document(
         self, request: Callable[[str], Request], whole: Request, document: str | RankedPassages, room: int
-    ) -> tuple[str, Cut | None] | Unanswered:
+    ) -> tuple[str, Cut | None] | FailedRequest:
         """The text of a document with which a request has at most `room` prompt tokens, and what that leaves out.
 
         Args:
             request: makes the request from a text of the document.
             whole: that of the whole document.
-            document: as `ask_about`.
+            document: as `request_truncated`.
             room: in tokens, the chat template's included.
 
         Raises:
-            EngineError, PromptError: as `ask_about`.
+            EngineError, PromptError: as `request_truncated`.
         """
-        most = await self.most_tokens(whole)
-        if isinstance(most, Unanswered):
+        most = await self.bound_tokens(whole)
+        if isinstance(most, FailedRequest):
             return most
         if most <= room:
-            return shown(document, Fit(prompt_tokens=0))
+            return apply_truncation(document, Truncation(prompt_tokens=0))
 
-        async def fit(engine: Engine) -> Fit:
-            return await measure(
+        async def fit(engine: Engine) -> Truncation:
+            return await fit_document(
                 lambda messages: self._retried(partial(engine.count_tokens, messages)),
-                lambda text, tokens: self._retried(partial(engine.head, text, tokens)),
+                lambda text, tokens: self._retried(partial(engine.truncate, text, tokens)),
                 request,
                 document,
                 room,
@@ -83,25 +83,25 @@ class MeasuringModel:
         # A number of passages means something only with the passages, and their order.
         more = {} if isinstance(document, str) else {"passages": document.preference}
         found = await self._measured(whole, fit, room=room, **more)
-        if isinstance(found, Unanswered):
+        if isinstance(found, FailedRequest):
             return found
         self.counts.cut += not found.whole
-        return shown(document, found)
+        return apply_truncation(document, found)
 
-    async def count_tokens(self, request: Request) -> int | Unanswered:
+    async def count_tokens(self, request: Request) -> int | FailedRequest:
         """The number of prompt tokens of a request, as the engine counts them."""
 
-        async def count(engine: Engine) -> Fit:
-            return Fit(prompt_tokens=await self._retried(partial(engine.count_tokens, request.messages)))
+        async def count(engine: Engine) -> Truncation:
+            return Truncation(prompt_tokens=await self._retried(partial(engine.count_tokens, request.messages)))
 
         found = await self._measured(request, count)
-        return found if isinstance(found, Unanswered) else found.prompt_tokens
+        return found if isinstance(found, FailedRequest) else found.prompt_tokens
 
     async def _measured(
-        self, request: Request, measure: Callable[[Engine], Awaitable[Fit]], **more: Any
-    ) -> Fit | Unanswered:
+        self, request: Request, measure: Callable[[Engine], Awaitable[Truncation]], **more: Any
+    ) -> Truncation | FailedRequest:
         """What was measured of a request, from the cache or by the engine; `more` is what it depends on beside it."""
-        key = content_key(
+        key = hash_content(
             "fit",
             messages=[[message.role, message.content] for message in request.messages],
             model=request.model,
@@ -109,46 +109,46 @@ class MeasuringModel:
             chat_template_kwargs=request.chat_template_kwargs,
             **more,
         )
-        known = self.cache.get(key, Fit)
+        known = self.cache.get(key, Truncation)
         if known is not None:
             return known
         if self.engine is None:
             self.misses.append(request)
-            return Unanswered([])
+            return FailedRequest([])
         try:
             found = await measure(self.engine)
         except Rejected as rejected:
             return self._failed([Attempt(sample=0, kind="server_error", reason=str(rejected))])
         except Transient as transient:
             return self._failed([self._lost(transient, 0)])
-        return await self.cache.store(heading_of("fit", request, key), found)
+        return await self.cache.store(describe_entry("fit", request, key), found)
 
-    async def most_tokens(self, request: Request) -> int | Unanswered:
+    async def bound_tokens(self, request: Request) -> int | FailedRequest:
         """More prompt tokens than this a request cannot have: no token is shorter than a byte."""
         overhead = await self._overhead(request)
-        if isinstance(overhead, Unanswered):
+        if isinstance(overhead, FailedRequest):
             return overhead
         return overhead + sum(len(message.content.encode("utf-8", "replace")) for message in request.messages)
 
-    async def _overhead(self, request: Request) -> int | Unanswered:
+    async def _overhead(self, request: Request) -> int | FailedRequest:
         """What the chat template adds to a request: known for two messages, counted once for more."""
         size = len(request.messages)
         if size <= 2:
-            return self.facts.overhead
+            return self.engine_info.overhead
         async with self._counting:
             if size not in self._overheads:
                 # Some templates refuse a message without text; for which topic it is asked does not matter.
                 short = tuple(Message(message.role, "x") for message in request.messages)
                 origin = replace(request.origin, topic_id="", document_id=None)
                 counted = await self.count_tokens(replace(request, messages=short, origin=origin))
-                if isinstance(counted, Unanswered):
+                if isinstance(counted, FailedRequest):
                     return counted
                 self._overheads[size] = counted
             return self._overheads[size]
 
-    def _failed(self, attempts: list[Attempt]) -> Unanswered:
+    def _failed(self, attempts: list[Attempt]) -> FailedRequest:
         self.counts.failures += 1
-        return Unanswered(attempts)
+        return FailedRequest(attempts)
 
     def _lost(self, transient: Transient, sample: int) -> Attempt:
         """The attempt of a request that was given up; ends the run when too many were, one after the other."""
@@ -156,7 +156,7 @@ class MeasuringModel:
         if self._given_up >= _MOST_GIVEN_UP:
             raise EngineError(
                 f"the last {self._given_up} requests were given up without a reply ({transient.reason}); "
-                f"see to the server; {kept(self.cache.path, self.cache.mode)}"
+                f"see to the server; {describe_resume(self.cache.path, self.cache.mode)}"
             )
         return Attempt(sample=sample, kind=transient.kind, reason=transient.reason)
 
@@ -173,14 +173,14 @@ class MeasuringModel:
         except Unreachable as error:
             raise EngineError(
                 f"the engine has not been reachable for {self.retry_for:g} s ({error.reason}); "
-                f"start the server; {kept(self.cache.path, self.cache.mode)}"
+                f"start the server; {describe_resume(self.cache.path, self.cache.mode)}"
             ) from error
 
 
-def heading_of(kind: str, request: Request, key: str) -> Heading:
+def describe_entry(kind: str, request: Request, key: str) -> EntryMetadata:
     """Return the heading under which what came of a request is stored."""
     origin = request.origin
-    return Heading(
+    return EntryMetadata(
         key=key,
         kind=kind,
         model=request.model,

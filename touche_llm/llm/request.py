@@ -62,7 +62,7 @@ class Request:
 
         Retry counts, addresses and concurrency are left out, and so is `origin`.
         """
-        return content_key(
+        return hash_content(
             "answer",
             messages=[[message.role, message.content] for message in self.messages],
             schema=self.schema,
@@ -79,17 +79,17 @@ class Request:
         )
 
     @property
-    def read_fields(self) -> tuple[str, ...]:
+    def logprob_fields(self) -> tuple[str, ...]:
         """The fields of the answer whose probabilities are asked for."""
         return tuple(self.schema["properties"]) if self.sampling.top_logprobs else ()
 
-    def resampled(self, sample: int, temperature: float) -> Request:
+    def resample(self, sample: int, temperature: float) -> Request:
         """The same question for another sample: drawn at `temperature` with a seed of its own."""
         sampling = replace(self.sampling, temperature=temperature, seed=self.sampling.seed + sample)
         return replace(self, sampling=sampling, sample=sample)
 
 
-def content_key(kind: str, **parts: Any) -> str:
+def hash_content(kind: str, **parts: Any) -> str:
     """SHA-256 in hexadecimal over the canonical JSON (sorted keys) of `parts`, `kind` and the key version."""
     content = orjson.dumps({"version": KEY_VERSION, "kind": kind, **parts}, option=orjson.OPT_SORT_KEYS)
     return hashlib.sha256(content).hexdigest()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from touche_llm.errors import EngineError, UsageError
-from touche_llm.llm.engines.vllm_common import chat, head_of
+from touche_llm.llm.engines.vllm_common import chat, match_prefix
 from touche_llm.llm.request import Message
 
 
@@ -44,7 +44,7 @@ class ChatTokenizer:
         if not self._tokenizer.chat_template:
             raise UsageError(f"{folder}: the tokeniser has no chat template")
 
-    def count(self, messages: tuple[Message, ...]) -> int:
+    def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Number of prompt tokens of a chat, template included; raises UsageError where the template refuses it."""
         try:
             text = self._tokenizer.apply_chat_template(
@@ -54,10 +54,10 @@ class ChatTokenizer:
             raise UsageError(f"{self._folder}: the chat template does not take the messages: {_said(error)}") from error
         return len(self._encoded(text))
 
-    def head(self, text: str, tokens: int) -> str:
+    def truncate(self, text: str, max_tokens: int) -> str:
         """The beginning of `text` that has about this many tokens; always a prefix of it."""
         found = self._encoded(text)
-        return text if len(found) <= tokens else head_of(text, self._tokenizer.decode(found[:tokens]))
+        return text if len(found) <= max_tokens else match_prefix(text, self._tokenizer.decode(found[:max_tokens]))
 
     def _encoded(self, text: str) -> list[int]:
         # The chat template writes the special tokens; longer texts than the model takes are what is looked for.

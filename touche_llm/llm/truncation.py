@@ -20,7 +20,7 @@ CUT_MARK = " …"
 _SENTENCE_ENDS = (". ", "! ", "? ", ".\n", "!\n", "?\n", '." ', '!" ', '?" ')
 
 
-class Fit(JsonStruct, frozen=True, omit_defaults=True):
+class Truncation(JsonStruct, frozen=True, omit_defaults=True):
     """How much of a document fits: all of it where nothing else is said. `prompt_tokens` is 0 where not counted.
 
     Else so many of its best `passages`, or the first `kept_chars` characters: of the best passage if both are there.
@@ -36,7 +36,7 @@ class Fit(JsonStruct, frozen=True, omit_defaults=True):
         return self.kept_chars is None and self.passages is None
 
 
-def shown(document: str | RankedPassages, fit: Fit) -> tuple[str, Cut | None]:
+def apply_truncation(document: str | RankedPassages, fit: Truncation) -> tuple[str, Cut | None]:
     """The text of a document that a request holds, and what that leaves out, or None where it is everything."""
     if isinstance(document, str):
         if fit.kept_chars is None:
@@ -60,13 +60,13 @@ def shown(document: str | RankedPassages, fit: Fit) -> tuple[str, Cut | None]:
     )
 
 
-async def measure(
+async def fit_document(
     count: Callable[[tuple[Message, ...]], Awaitable[int]],
     head: Callable[[str, int], Awaitable[str]],
     request: Callable[[str], Request],
     document: str | RankedPassages,
     room: int,
-) -> Fit:
+) -> Truncation:
     """How much of a document a request can hold.
 
     Of excerpts that do not fit as a whole, as many of the best passages as fit; where not even one does, the head of
@@ -85,7 +85,7 @@ async def measure(
     text = document if isinstance(document, str) else document.whole.text
     tokens_of_whole = await count(request(text).messages)
     if tokens_of_whole <= room:
-        return Fit(prompt_tokens=tokens_of_whole)
+        return Truncation(prompt_tokens=tokens_of_whole)
     if isinstance(document, str):
         return await _measure_head(count, head, request, document, room)
     found = None
@@ -95,7 +95,7 @@ async def measure(
         passages = (fitting + too_many) // 2
         tokens = await count(request(document.best(passages).text).messages)
         if tokens <= room:
-            fitting, found = passages, Fit(prompt_tokens=tokens, passages=passages)
+            fitting, found = passages, Truncation(prompt_tokens=tokens, passages=passages)
         else:
             too_many = passages
     if found is not None:
@@ -110,7 +110,7 @@ async def _measure_head(
     request: Callable[[str], Request],
     document: str,
     room: int,
-) -> Fit:
+) -> Truncation:
     empty = request(CUT_MARK)
     bare = await count(empty.messages)
     tokens = room - bare
@@ -119,7 +119,7 @@ async def _measure_head(
         kept = _at_sentence_end(await head(document, tokens))
         counted = await count(request(kept + CUT_MARK).messages)
         if kept and counted <= room:
-            return Fit(prompt_tokens=counted, kept_chars=len(kept))
+            return Truncation(prompt_tokens=counted, kept_chars=len(kept))
         tokens = min(tokens - (counted - room), tokens * 9 // 10)
     origin = empty.origin
     raise PromptError(

@@ -15,7 +15,7 @@ from touche_llm.data.trec_runs import read_candidates
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.counts import Counts
-from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Sampling
 from touche_llm.pipeline.candidates import check_run_topics, choose_topics
 from touche_llm.pipeline.progress import Progress
@@ -31,7 +31,7 @@ def first_stage_file(task: Task) -> str:
     return CANDIDATES if task.sentence_question is None else SENTENCES
 
 
-def make_request_builder(config: Config, model: LanguageModel) -> RequestBuilder:
+def make_request_builder(config: Config, model: ModelClient) -> RequestBuilder:
     """Make the request builder of a run."""
     sampling = config.sampling
     return RequestBuilder(
@@ -52,21 +52,21 @@ def describe_known_failures(count: int) -> str:
     return f"{count:,} had no usable answer before and were not sent again; --retry-failures sends them"
 
 
-def report_known_failures(progress: Progress, model: LanguageModel, before: Counts) -> None:
+def report_known_failures(progress: Progress, model: ModelClient, before: Counts) -> None:
     """Warn of requests with only unusable answers in the cache, unless no engine is open."""
     count = model.counts.since(before).known_failures
     if count and model.engine is not None:
         progress.warn(f"questions: {describe_known_failures(count)}")
 
 
-def describe_model_use(model: LanguageModel, prompts: dict[str, Prompt], before: Counts) -> dict[str, Any]:
+def describe_model_use(model: ModelClient, prompts: dict[str, Prompt], before: Counts) -> dict[str, Any]:
     """Return a stage's use of the model for the metadata; `before` has the counts at its begin."""
     counts = model.counts.since(before)
     return {
-        "model": model.facts.model,
-        "revision": model.facts.revision,
-        "engine": model.facts.engine,
-        "context": model.facts.context,
+        "model": model.engine_info.model,
+        "revision": model.engine_info.revision,
+        "engine": model.engine_info.engine,
+        "context": model.engine_info.context,
         "prompts": {name: prompt.label for name, prompt in prompts.items()},
         "templates": {
             name: {"folder": _describe_folder(prompt), "examples": len(prompt.examples)}

@@ -14,9 +14,9 @@ from touche_llm.config import Config
 from touche_llm.errors import ToucheError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.counts import Counts
-from touche_llm.llm.engines.dry_run import DryEngine, OverlayCache, Spent
-from touche_llm.llm.model import LanguageModel
-from touche_llm.pipeline.engines import assume_engine_facts
+from touche_llm.llm.engines.dry_run import DryEngine, OverlayCache, Usage
+from touche_llm.llm.model import ModelClient
+from touche_llm.pipeline.engines import assume_engine_info
 from touche_llm.pipeline.judge import judge_stage
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.rank import rank_stage
@@ -33,8 +33,8 @@ class Cost:
 
     stage: StageName
     prompt: str
-    least: Spent
-    most: Spent
+    least: Usage
+    most: Usage
 
 
 @dataclass(slots=True)
@@ -79,26 +79,26 @@ async def estimate_cost(config: Config, folder: Path | None, stages: Sequence[St
             for policy in _POLICIES if stage == "rank" else _POLICIES[:1]:
                 engine = DryEngine(policy)
                 with _cache(config) as cache:
-                    facts = assume_engine_facts(config, cache)
+                    facts = assume_engine_info(config, cache)
                     result.context = facts.context if facts.engine or config.engine.context else None
                     if learnt.exists():
                         cache.import_cassette(learnt)
                     retry = config.cache.retry_failures
-                    model = LanguageModel(facts=facts, engine=engine, cache=cache, retry_failures=retry)
+                    model = ModelClient(engine_info=facts, engine=engine, cache=cache, retry_failures=retry)
                     await STAGES[stage](config, there, quiet, model)
                     if stage != "rank":
                         cache.export_cassette(learnt)
-                spent.append(engine.spent)
+                spent.append(engine.usage)
                 counts.append(model.counts)
             result.known[stage] = min(each.cache_hits for each in counts)
             result.failed[stage] = min(each.known_failures for each in counts)
             for prompt in dict.fromkeys(prompt for each in spent for prompt in each):
-                found = sorted((each.get(prompt, Spent()) for each in spent), key=lambda each: each.requests)
+                found = sorted((each.get(prompt, Usage()) for each in spent), key=lambda each: each.requests)
                 result.costs.append(Cost(stage, prompt, found[0], found[-1]))
     return result
 
 
-STAGES: Mapping[StageName, Callable[[Config, Path, Progress, LanguageModel], Awaitable[object]]] = {
+STAGES: Mapping[StageName, Callable[[Config, Path, Progress, ModelClient], Awaitable[object]]] = {
     "retrieve": retrieve_stage,
     "judge": judge_stage,
     "rank": rank_stage,

@@ -11,10 +11,10 @@ from touche_llm.config import Config
 from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.cache_file import Entry
-from touche_llm.llm.engines.base import Engine, EngineFacts
-from touche_llm.llm.engines.vllm_common import model_folder
-from touche_llm.llm.model import LanguageModel
-from touche_llm.llm.request import content_key
+from touche_llm.llm.engines.base import Engine, EngineInfo
+from touche_llm.llm.engines.vllm_common import check_model_folder
+from touche_llm.llm.model import ModelClient
+from touche_llm.llm.request import hash_content
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 
 # Log of a vLLM server that the program starts, beside the answer cache.
@@ -24,7 +24,7 @@ _ENDLESS = 2**30
 
 
 @asynccontextmanager
-async def open_model(config: Config) -> AsyncIterator[LanguageModel]:
+async def open_model(config: Config) -> AsyncIterator[ModelClient]:
     """Open the language model of a configuration.
 
     A replay needs no engine, nor do batch files: `batch.rounds` has stored their answers in the cache.
@@ -46,30 +46,30 @@ async def open_model(config: Config) -> AsyncIterator[LanguageModel]:
         if cache.mode is CacheMode.REPLAY or engine.name == "batch":
             # With batch files, failures are sent again in the files.
             policy = {**policy, "retry_failures": False}
-            yield LanguageModel(facts=_replayed_facts(config, cache), engine=None, **policy)
+            yield ModelClient(engine_info=_replayed_facts(config, cache), engine=None, **policy)
             return
         log = cache.path.with_name(LOG)
         opening = _managed(engine, sampling, log) if engine.name == "managed" else _server(engine, sampling)
         async with opening as (opened, facts):
-            store_engine_facts(facts, cache)
-            yield LanguageModel(facts=facts, engine=opened, **policy)
+            store_engine_info(facts, cache)
+            yield ModelClient(engine_info=facts, engine=opened, **policy)
 
 
 @asynccontextmanager
 async def _managed(
     asked: EngineConfig, sampling: SamplingConfig, log: Path
-) -> AsyncIterator[tuple[Engine, EngineFacts]]:
+) -> AsyncIterator[tuple[Engine, EngineInfo]]:
     # Imported here because the HTTP libraries are slow to load.
     from touche_llm.llm.engines.managed import serve
 
-    async with serve(model_folder(asked.model), asked.options, log, context=asked.context) as url:
+    async with serve(check_model_folder(asked.model), asked.options, log, context=asked.context) as url:
         there = asked.model_copy(update={"base_url": url, "model": asked.model_name})
         async with _server(there, sampling) as opened:
             yield opened
 
 
 @asynccontextmanager
-async def _server(asked: EngineConfig, sampling: SamplingConfig) -> AsyncIterator[tuple[Engine, EngineFacts]]:
+async def _server(asked: EngineConfig, sampling: SamplingConfig) -> AsyncIterator[tuple[Engine, EngineInfo]]:
     # Imported here because the HTTP libraries are slow to load, and most commands need no engine.
     from touche_llm.llm.engines.server import VllmServer
 
@@ -90,13 +90,13 @@ async def _server(asked: EngineConfig, sampling: SamplingConfig) -> AsyncIterato
         yield server, facts
 
 
-def store_engine_facts(facts: EngineFacts, cache: Cache) -> None:
+def store_engine_info(facts: EngineInfo, cache: Cache) -> None:
     """Store the facts about an engine in the cache, for a replay without the engine."""
-    key = content_key("engine", **facts.model_dump())
-    cache.put(Entry(key=key, kind="engine", model=facts.model, value=facts.model_dump()), EngineFacts)
+    key = hash_content("engine", **facts.model_dump())
+    cache.put(Entry(key=key, kind="engine", model=facts.model, value=facts.model_dump()), EngineInfo)
 
 
-def assume_engine_facts(config: Config, cache: Cache) -> EngineFacts:
+def assume_engine_info(config: Config, cache: Cache) -> EngineInfo:
     """Return the facts about the engine without a request: from the cache, else from the configuration.
 
     For an unknown engine `engine` is empty, as is the model if the configuration names none; a context that is not
@@ -107,10 +107,10 @@ def assume_engine_facts(config: Config, cache: Cache) -> EngineFacts:
     if fitting:
         return _one_of(fitting, cache)
     model, context = asked.model_name or "", asked.context or _ENDLESS
-    return EngineFacts(model=model, revision=asked.revision, context=context, overhead=0, engine="")
+    return EngineInfo(model=model, revision=asked.revision, context=context, overhead=0, engine="")
 
 
-def _replayed_facts(config: Config, cache: Cache) -> EngineFacts:
+def _replayed_facts(config: Config, cache: Cache) -> EngineInfo:
     asked = config.engine
     fitting = _known_facts(config, cache)
     if not fitting:
@@ -121,7 +121,7 @@ def _replayed_facts(config: Config, cache: Cache) -> EngineFacts:
     return _one_of(fitting, cache)
 
 
-def _known_facts(config: Config, cache: Cache) -> list[EngineFacts]:
+def _known_facts(config: Config, cache: Cache) -> list[EngineInfo]:
     """Return the cached facts about engines that fit the configuration."""
     asked = config.engine
     known = [_facts(entry, cache) for entry in cache.find("engine")]
@@ -137,7 +137,7 @@ def _known_facts(config: Config, cache: Cache) -> list[EngineFacts]:
     ]
 
 
-def _one_of(fitting: list[EngineFacts], cache: Cache) -> EngineFacts:
+def _one_of(fitting: list[EngineInfo], cache: Cache) -> EngineInfo:
     contexts = sorted({facts.context for facts in fitting})
     if len(contexts) > 1:
         raise UsageError(
@@ -148,8 +148,8 @@ def _one_of(fitting: list[EngineFacts], cache: Cache) -> EngineFacts:
     return min(fitting, key=lambda facts: (facts.overhead, facts.engine))
 
 
-def _facts(entry: Entry, cache: Cache) -> EngineFacts:
+def _facts(entry: Entry, cache: Cache) -> EngineInfo:
     try:
-        return entry.read(EngineFacts)
+        return entry.read(EngineInfo)
     except DataError as error:
         raise DataError(f"{cache.path}: entry {entry.key} holds no facts about an engine: record it anew") from error

@@ -17,7 +17,7 @@ from touche_llm.data.trec_runs import write_candidates
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.pointwise import Documents, RequestBuilder, find_objects, judge_each
 from touche_llm.llm.counts import Counts
-from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.model import ModelClient
 from touche_llm.pipeline.candidates import check_candidates, choose_topics, open_corpus
 from touche_llm.pipeline.common import (
     count_by_kind,
@@ -165,7 +165,7 @@ class _Judging:
             self.progress.warn(f"topic {topic_id}: {count} pairs, fewer than the {self.task.min_per_topic} wanted")
 
 
-async def judge_stage(config: Config, folder: Path, progress: Progress, model: LanguageModel) -> JudgingResult:
+async def judge_stage(config: Config, folder: Path, progress: Progress, model: ModelClient) -> JudgingResult:
     """Judge the candidates of the run's folder; write judgments, stances and failures.
 
     If the task ranks pairs, sentences are judged first, and the candidates are the pairs made of them.
@@ -202,7 +202,7 @@ async def judge_stage(config: Config, folder: Path, progress: Progress, model: L
         begin_stage(folder, config, "judge")
         outputs.write(folder, config.tag, prompts)
     facts = describe_model_use(model, prompts, before) | _describe_judging(outputs, writer, prompts, seconds)
-    answers = model.counts.asked + model.counts.cache_hits - before.asked - before.cache_hits
+    answers = model.counts.requests + model.counts.cache_hits - before.requests - before.cache_hits
     record_stage(folder, config, "judge", facts | {"requests per topic": round(answers / max(len(topics), 1), 1)})
     if outputs.pairs is not None and not any(outputs.pairs.candidates):
         raise DataError(

@@ -25,8 +25,8 @@ class MeanOffLabelMass:
     def add(self, judgment: Judgment) -> None:
         """Add the fields of a judgment."""
         for reading in judgment.readings.values():
-            if reading.outside is not None:
-                self._sum += reading.outside
+            if reading.off_label_mass is not None:
+                self._sum += reading.off_label_mass
                 self._fields += 1
 
     @property

@@ -13,7 +13,7 @@ from touche_llm.data.files import read_records, write_records
 from touche_llm.data.records import Candidate, Failure, Judgment, Objects, StanceReading, Topic
 from touche_llm.data.trec_runs import write_run
 from touche_llm.errors import DataError, shorten
-from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.model import ModelClient
 from touche_llm.pipeline.candidates import check_candidates, choose_topics, open_corpus
 from touche_llm.pipeline.common import (
     count_by_kind,
@@ -68,7 +68,7 @@ class _Inputs:
 
 
 async def rank_stage(
-    config: Config, folder: Path, progress: Progress, model: LanguageModel | None = None
+    config: Config, folder: Path, progress: Progress, model: ModelClient | None = None
 ) -> RankingResult:
     """Write `run.txt`, `results.tsv` and the comparisons from the folder's candidates and judgments.
 
@@ -128,7 +128,7 @@ def _read_inputs(config: Config, folder: Path, task: Task) -> _Inputs:
 
 
 async def _rank_by_comparisons(
-    config: Config, folder: Path, inputs: _Inputs, model: LanguageModel, progress: Progress
+    config: Config, folder: Path, inputs: _Inputs, model: ModelClient, progress: Progress
 ) -> tuple[RankedTopics, dict[str, Any]]:
     """Rank with a model that compares documents; return the ranking and the facts for the metadata."""
     before, task = replace(model.counts), get_task(config.task)

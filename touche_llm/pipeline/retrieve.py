@@ -12,7 +12,7 @@ from touche_llm.data.files import write_records
 from touche_llm.data.records import Failure, Queries
 from touche_llm.data.trec_runs import write_candidates
 from touche_llm.errors import shorten
-from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.model import ModelClient
 from touche_llm.pipeline.candidates import choose_topics, find_candidates, open_corpus
 from touche_llm.pipeline.common import (
     count_by_kind,
@@ -31,7 +31,7 @@ from touche_llm.tasks import get_task
 
 
 async def retrieve_stage(
-    config: Config, folder: Path, progress: Progress, model: LanguageModel | None = None
+    config: Config, folder: Path, progress: Progress, model: ModelClient | None = None
 ) -> list[Failure]:
     """Write the candidates of each chosen topic, retrieved or read from a run file of another tool.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from touche_llm.config import Config, load_config
 from touche_llm.data.records import Failure
 from touche_llm.errors import DataError
-from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.model import ModelClient
 from touche_llm.pipeline.candidates import choose_topics
 from touche_llm.pipeline.common import has_comparisons, load_prompts
 from touche_llm.pipeline.engines import open_model
@@ -52,7 +52,7 @@ def check_files(config: Config) -> None:
             raise DataError(f"{path}: no such file")
 
 
-async def run_stages(config: Config, folder: Path, progress: Progress, model: LanguageModel) -> JudgingResult:
+async def run_stages(config: Config, folder: Path, progress: Progress, model: ModelClient) -> JudgingResult:
     """Run all stages with one model."""
     failures = await retrieve_stage(config, folder, progress, model)
     outcome = await judge_stage(config, folder, progress, model)
@@ -95,7 +95,7 @@ async def run_rank(config: Config, folder: Path, progress: Progress) -> RankingR
 @asynccontextmanager
 async def _model(
     config: Config, folder: Path, command: str, overwrite: bool
-) -> AsyncIterator[tuple[Config, LanguageModel]]:
+) -> AsyncIterator[tuple[Config, ModelClient]]:
     """Open the model; yield the configuration completed by it, and the model.
 
     Raises:
@@ -115,7 +115,7 @@ def _with_engine_of(folder: Path, config: Config) -> Config:
     return config.model_copy(update={"engine": load_config(file, {}).engine}) if file.exists() else config
 
 
-def _with_facts(config: Config, model: LanguageModel) -> Config:
+def _with_facts(config: Config, model: ModelClient) -> Config:
     """Return the configuration with the model's name and context, which only the server may know."""
-    known = {"model": config.engine.model or model.facts.model, "context": model.facts.context}
+    known = {"model": config.engine.model or model.engine_info.model, "context": model.engine_info.context}
     return config.model_copy(update={"engine": config.engine.model_copy(update=known)})

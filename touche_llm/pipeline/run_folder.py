@@ -10,6 +10,7 @@ from touche_llm.data.files import read_records
 from touche_llm.data.records import Failure
 from touche_llm.data.yaml_text import YamlError, read_yaml
 from touche_llm.errors import DataError, UsageError
+from touche_llm.llm.counts import translate_old_counts
 from touche_llm.pipeline.run_files import ALL_FAILURES, CONFIG, METADATA, OUTPUTS, RUN
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.base import Task
@@ -43,7 +44,7 @@ def read_metadata(folder: Path) -> Metadata:
     path = folder / METADATA
     try:
         content = read_yaml(path)
-        stages = {str(name): dict(facts) for name, facts in content["stages"].items()}
+        stages = {str(name): translate_old_counts(dict(facts)) for name, facts in content["stages"].items()}
         unfinished = content.get(UNFINISHED)
         if unfinished is not None and unfinished not in OUTPUTS:
             raise ValueError(f"{UNFINISHED}: {unfinished!r:.80} is no stage")

@@ -11,8 +11,8 @@ from statistics import fmean
 from touche_llm.data.records import Failure, Reading, StanceReading, Topic
 from touche_llm.judging.pointwise import Documents, RequestBuilder, make_failure, read_labels, request_answer
 from touche_llm.llm.answers import AnswerModel
-from touche_llm.llm.concurrency import in_order
-from touche_llm.llm.model import Answered
+from touche_llm.llm.concurrency import map_in_order
+from touche_llm.llm.model import AnsweredRequest
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.tasks.base import Task
 
@@ -54,18 +54,18 @@ async def judge_stances(
 
     with stage("judging stances", len(asked)) as done:
 
-        async def ask(item: tuple[Topic, str, bool]) -> Answered[AnswerModel] | Failure | None:
+        async def ask(item: tuple[Topic, str, bool]) -> AnsweredRequest[AnswerModel] | Failure | None:
             topic, document_id, _ = item
             result, _ = await request_answer(topic, document_id, documents, question, prompt, builder)
             done()
-            if isinstance(result, Answered):
+            if isinstance(result, AnsweredRequest):
                 return result
             return make_failure(topic, document_id, prompt, result.attempts) if result.attempts else None
 
-        results = await in_order(ask, asked, builder.concurrency)
-    answers: dict[tuple[str, str], list[tuple[Answered[AnswerModel], bool]]] = {}
+        results = await map_in_order(ask, asked, builder.concurrency)
+    answers: dict[tuple[str, str], list[tuple[AnsweredRequest[AnswerModel], bool]]] = {}
     for (topic, document_id, swapped), result in zip(asked, results, strict=True):
-        if isinstance(result, Answered):
+        if isinstance(result, AnsweredRequest):
             answers.setdefault((topic.id, document_id), []).append((result, swapped))
     stances = []
     for (topic_id, document_id), both in answers.items():

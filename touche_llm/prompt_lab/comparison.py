@@ -143,7 +143,7 @@ async def compare_prompts(
     return PromptComparison(
         task,
         variants,
-        model.facts.model,
+        model.engine_info.model,
         prepared.topics,
         prepared.sample_file,
         parts,

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, PromptError
 from touche_llm.judging.pointwise import Documents
-from touche_llm.llm.answers import labels_of, schema_of
+from touche_llm.llm.answers import build_schema, get_labels
 from touche_llm.llm.cache import Cache
 from touche_llm.prompt_lab.material import Material, Texts
 from touche_llm.prompt_lab.prefix_sharing import (
@@ -220,7 +220,7 @@ def _check_labels(task: Task, purpose: Purpose, plain: tuple[Subject, Messages],
         if not _names(text, name):
             result.findings.append(Finding("error", f"the answer's field {name!r} is not named in the text"))
     # The labels of objects are words of the topic.
-    for name, labels in labels_of(model).items() if purpose.depends_on != "topic" else ():
+    for name, labels in get_labels(model).items() if purpose.depends_on != "topic" else ():
         if all(isinstance(label, int) for label in labels) and _names_range(text, min(labels), max(labels)):
             continue
         missing = [str(label) for label in labels if not _names(text, str(label))]
@@ -243,7 +243,7 @@ async def _check_variables(
     """Check that the prompt uses its variables and shows the objects that labels refer to."""
     subject, messages = plain
     unused = sorted(each for each in purpose.variables if each not in prompt.files.used)
-    labels = {label for of in labels_of(purpose.answer_for(subject.topic, len(subject.ids))).values() for label in of}
+    labels = {label for of in get_labels(purpose.answer_for(subject.topic, len(subject.ids))).values() for label in of}
     for place, name in enumerate(("first", "second")):
         if name in purpose.variables and name.upper() in labels:
             objects = list(subject.topic.objects or ())
@@ -260,7 +260,7 @@ async def _check_variables(
 def _words_of(task: Task) -> set[str]:
     """Return the words among the labels of a task's questions about one document."""
     questions = (purpose.question for purpose in purposes_of(task).values() if purpose.depends_on == "nothing")
-    labels = (each for question in questions if question for of in labels_of(question.answer).values() for each in of)
+    labels = (each for question in questions if question for of in get_labels(question.answer).values() for each in of)
     return {label for label in labels if isinstance(label, str)}
 
 
@@ -324,7 +324,7 @@ def _check_schemas(purpose: Purpose, topics: Sequence[Topic], result: CheckedPro
     for topic in topics if purpose.depends_on == "topic" else topics[:1]:
         for number in numbers:
             try:
-                problems = schema_problems(schema_of(purpose.answer_for(topic, number)))
+                problems = schema_problems(build_schema(purpose.answer_for(topic, number)))
             except DataError as error:
                 problems = [str(error)]
             result.findings += [Finding("error", f"topic {topic.id}: answer schema: {each}") for each in problems]

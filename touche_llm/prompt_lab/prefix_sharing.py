@@ -14,9 +14,9 @@ from typing import Literal
 from touche_llm.data.records import Document, Topic
 from touche_llm.judging.pointwise import Documents, RequestBuilder
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engines.base import EngineFacts
+from touche_llm.llm.engines.base import EngineInfo
 from touche_llm.llm.engines.dry_run import DryEngine
-from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Message, Sampling
 from touche_llm.llm.tokenizer import ChatTokenizer
 from touche_llm.prompt_lab.trial import Subject, Trial, ask
@@ -57,11 +57,11 @@ class MeasuringEngine(DryEngine):
 
     async def count_tokens(self, messages: Messages) -> int:
         """Return the prompt tokens of a chat, chat template included."""
-        return self._tokenizer.count(messages)
+        return self._tokenizer.count_tokens(messages)
 
-    async def head(self, text: str, tokens: int) -> str:
+    async def truncate(self, text: str, max_tokens: int) -> str:
         """Return the beginning of `text` with about this many tokens."""
-        return self._tokenizer.head(text, tokens)
+        return self._tokenizer.truncate(text, max_tokens)
 
 
 class _Changed:
@@ -86,10 +86,10 @@ def estimate(messages: Messages) -> int:
 
 def offline_builder(engine: DryEngine | None = None) -> RequestBuilder:
     """Make a request builder that sends, truncates and stores nothing."""
-    facts = EngineFacts(model="", revision="", context=_ENDLESS, overhead=0, engine="")
+    facts = EngineInfo(model="", revision="", context=_ENDLESS, overhead=0, engine="")
     cache = Cache(Path("none"), CacheMode.OFF)
     return RequestBuilder(
-        LanguageModel(facts=facts, engine=engine or DryEngine("first"), cache=cache), Sampling(), {}, 1
+        ModelClient(engine_info=facts, engine=engine or DryEngine("first"), cache=cache), Sampling(), {}, 1
     )
 
 

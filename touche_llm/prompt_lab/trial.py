@@ -12,11 +12,11 @@ from touche_llm.config import Config
 from touche_llm.data.records import Cut, Document, Reading, Topic
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.pointwise import Documents, RequestBuilder, find_objects, request_answer
-from touche_llm.llm.answers import AnswerModel, AnswerT, Unanswered, labels_of
-from touche_llm.llm.concurrency import Slots, in_order
+from touche_llm.llm.answers import AnswerModel, AnswerT, FailedRequest, get_labels
+from touche_llm.llm.concurrency import Slots, map_in_order
 from touche_llm.llm.engines.base import Completion, Engine
-from touche_llm.llm.logprobs import expected_grade, most_probable, read_label
-from touche_llm.llm.model import Answered, LanguageModel
+from touche_llm.llm.logprobs import compute_expected_grade, get_most_probable, read_label
+from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Request
 from touche_llm.pipeline.candidates import Corpus, Warn, choose_topics, find_candidates, open_corpus
 from touche_llm.prompts.answers import MAX_DOCUMENTS
@@ -72,17 +72,17 @@ class Trial:
 
     ids: tuple[str, ...]
     request: Request | None
-    result: Answered[AnswerModel] | Unanswered
+    result: AnsweredRequest[AnswerModel] | FailedRequest
     cut: dict[str, Cut]
     cached: bool
 
     @cached_property
     def readings(self) -> dict[str, Reading]:
         """Return the reading of each field that has labels; empty without a usable answer."""
-        if not isinstance(self.result, Answered):
+        if not isinstance(self.result, AnsweredRequest):
             return {}
         answer, values = self.result.answer, self.result.value.model_dump()
-        labels = labels_of(type(self.result.value))
+        labels = get_labels(type(self.result.value))
         readings = {
             name: read_label(answer.text, answer.tokens, name, allowed, values[name])
             for name, allowed in labels.items()
@@ -95,12 +95,12 @@ class Trial:
     @cached_property
     def values(self) -> dict[str, float | str]:
         """Return expected grades, most probable labels, and texts; empty without a usable answer."""
-        if not isinstance(self.result, Answered):
+        if not isinstance(self.result, AnsweredRequest):
             return {}
         said: dict[str, Any] = self.result.value.model_dump()
         for name, reading in self.readings.items():
             graded = isinstance(reading.answered, int)
-            said[name] = expected_grade(reading) if graded else most_probable(reading)
+            said[name] = compute_expected_grade(reading) if graded else get_most_probable(reading)
         return said
 
 
@@ -193,19 +193,19 @@ class _RecordingEngine:
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         return await self._engine.count_tokens(messages)
 
-    async def head(self, text: str, tokens: int) -> str:
-        return await self._engine.head(text, tokens)
+    async def truncate(self, text: str, max_tokens: int) -> str:
+        return await self._engine.truncate(text, max_tokens)
 
 
 @dataclass
-class _RecordingModel(LanguageModel):
+class _RecordingClient(ModelClient):
     """A language model that records requests and results."""
 
-    records: list[tuple[Request, Answered[Any] | Unanswered]] = field(default_factory=list)
+    records: list[tuple[Request, AnsweredRequest[Any] | FailedRequest]] = field(default_factory=list)
 
-    async def ask(self, request: Request, model: type[AnswerT]) -> Answered[AnswerT] | Unanswered:
+    async def request(self, request: Request, model: type[AnswerT]) -> AnsweredRequest[AnswerT] | FailedRequest:
         """Send a request and record it with its result."""
-        result = await super().ask(request, model)
+        result = await super().request(request, model)
         self.records.append((request, result))
         return result
 
@@ -232,8 +232,8 @@ async def ask(
     """
     before = builder.model
     engine = None if before.engine is None else _RecordingEngine(before.engine)
-    given = {each.name: getattr(before, each.name) for each in fields(LanguageModel)}
-    model = _RecordingModel(**given | {"engine": engine, "misses": []})
+    given = {each.name: getattr(before, each.name) for each in fields(ModelClient)}
+    model = _RecordingClient(**given | {"engine": engine, "misses": []})
     builder = replace(builder, model=model)
     trials = await _asked(prompt, subject, builder, objective, document_tokens)
     model.raise_on_misses()
@@ -245,20 +245,20 @@ async def ask(
             request=requests.get(" ".join(ids) or None),
             result=result,
             cut=cut,
-            cached=isinstance(result, Answered) and result.key not in sent,
+            cached=isinstance(result, AnsweredRequest) and result.key not in sent,
         )
         for ids, result, cut in trials
     ]
 
 
-_Asked = tuple[tuple[str, ...], Answered[Any] | Unanswered, dict[str, Cut]]
+_Asked = tuple[tuple[str, ...], AnsweredRequest[Any] | FailedRequest, dict[str, Cut]]
 
 
 async def _asked(
     prompt: Prompt, subject: Subject, builder: RequestBuilder, objective: Objective, document_tokens: int
 ) -> list[_Asked]:
     topic, task, question = subject.topic, subject.task, subject.purpose.question
-    assert isinstance(builder.model, _RecordingModel)
+    assert isinstance(builder.model, _RecordingClient)
     heard = builder.model.records
     if question is None:
         if subject.purpose.name == "objects":
@@ -283,13 +283,13 @@ async def _asked(
         await (comparer.estimate_best(subject.ids) if kind == "best" else comparer.order(subject.ids))
         attempts = [attempt for each in comparer.failures for attempt in each.attempts]
         cut = {name: part for each in comparer.comparisons for name, part in each.cut.items()}
-        return [(subject.ids, heard[-1][1] if heard else Unanswered(attempts), cut)]
+        return [(subject.ids, heard[-1][1] if heard else FailedRequest(attempts), cut)]
 
     async def one(document_id: str) -> _Asked:
         result, cut = await request_answer(topic, document_id, subject.documents, question, prompt, builder)
         return (document_id,), result, {} if cut is None else {document_id: cut}
 
-    return await in_order(one, subject.ids, builder.concurrency)
+    return await map_in_order(one, subject.ids, builder.concurrency)
 
 
 async def _with_objects(subject: Subject, prompt: Prompt, builder: RequestBuilder) -> Subject:

@@ -22,7 +22,7 @@ from touche_llm.data.records import LabelledDocument, Topic
 from touche_llm.data.setting_problems import describe_problem
 from touche_llm.data.yaml_text import YamlError, parse_yaml
 from touche_llm.errors import DataError, PromptError
-from touche_llm.llm.answers import AnswerModel, Unusable, labels_of, parse
+from touche_llm.llm.answers import AnswerModel, Unusable, get_labels, parse
 
 EXAMPLES_SUFFIX = ".examples.yaml"
 MAX_EXAMPLES = 20
@@ -137,7 +137,7 @@ def _parse_documents(where: str, value: Any) -> list[LabelledDocument]:
 
 def _spell_answer(where: str, value: Any, model: type[AnswerModel]) -> str:
     """Return an answer as the grammar lets a model spell it: fields in their order, no white space between them."""
-    fields, labels = list(model.model_fields), labels_of(model)
+    fields, labels = list(model.model_fields), get_labels(model)
     _check_names(where, value, fields)
     for name, allowed in labels.items():
         # In Python, true and 1.0 are equal to 1.

@@ -15,10 +15,10 @@ from typing import Any, Literal
 from touche_llm.data.records import Comparison, Cut, Failure, LabelledDocument, Topic
 from touche_llm.errors import PromptError
 from touche_llm.judging.pointwise import Documents, RequestBuilder, make_failure, sanitize_document
-from touche_llm.llm.answers import AnswerModel, Unanswered, schema_of
-from touche_llm.llm.concurrency import PRIORITY, ItemT, ResultT, Slots, in_order
+from touche_llm.llm.answers import AnswerModel, FailedRequest, build_schema
+from touche_llm.llm.concurrency import PRIORITY, ItemT, ResultT, Slots, map_in_order
 from touche_llm.llm.logprobs import read_label
-from touche_llm.llm.model import Answered
+from touche_llm.llm.model import AnsweredRequest
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.truncation import CUT_MARK
 from touche_llm.prompts.answers import LABELS, ORDER_SEPARATOR, build_best_answer, build_order_answer
@@ -89,7 +89,7 @@ class Comparer:
 
     async def run_all(self, call: Callable[[ItemT], Awaitable[ResultT]], items: Iterable[ItemT]) -> list[ResultT]:
         """Run independent calls concurrently and return their results in the order of the items."""
-        return await in_order(call, items, self.builder.concurrency)
+        return await map_in_order(call, items, self.builder.concurrency)
 
     def make_random(self, seed: int, *names: object) -> random.Random:
         """Return a generator of random numbers that is the same in every run of this step for this topic."""
@@ -131,7 +131,7 @@ class Comparer:
             if (kind, documents) not in self._results:
                 if (kind, documents) in self.unanswered:
                     return None
-                async with self.slots.held(self.position):
+                async with self.slots.hold(self.position):
                     # The engine sends requests in the same order if it cannot send all of them at once.
                     PRIORITY.set(self.position)
                     self._results[kind, documents] = await self._request_comparison(kind, documents)
@@ -143,16 +143,16 @@ class Comparer:
         cut: dict[str, Cut] = {}
         share = await self._get_share(kind, len(documents))
         for document in documents:
-            truncated = share if isinstance(share, Unanswered) else await self._truncate(prompt, document, share)
-            if isinstance(truncated, Unanswered):
+            truncated = share if isinstance(share, FailedRequest) else await self._truncate(prompt, document, share)
+            if isinstance(truncated, FailedRequest):
                 self._record_failure(kind, documents, prompt, truncated)
                 return None
             text, document_cut = truncated
             texts.append(text)
             if document_cut is not None:
                 cut[document] = document_cut
-        result = await self.builder.model.ask(self._build_request(kind, texts, documents), answer_model)
-        if not isinstance(result, Answered):
+        result = await self.builder.model.request(self._build_request(kind, texts, documents), answer_model)
+        if not isinstance(result, AnsweredRequest):
             self._record_failure(kind, documents, prompt, result)
             return None
         answered = result.value.model_dump()[kind]
@@ -178,33 +178,33 @@ class Comparer:
         if kind == "order":
             max_tokens = builder.sampling.max_tokens + _TOKENS_PER_LABEL * len(texts)
             builder = replace(builder, sampling=replace(builder.sampling, max_tokens=max_tokens))
-        schema = schema_of(_ANSWERS[kind](len(texts)))
+        schema = build_schema(_ANSWERS[kind](len(texts)))
         origin = " ".join(documents) or None
         variables = {"documents": labelled, "aim": self.objective, **self.question.topic_variables(self.topic)}
         return builder.build(self.prompts[kind], schema, self.topic, origin, **variables)
 
-    async def _get_share(self, kind: Kind, documents: int) -> int | Unanswered:
+    async def _get_share(self, kind: Kind, documents: int) -> int | FailedRequest:
         """Return the maximum number of tokens for each of `documents` documents."""
         async with self._locks[kind, documents]:
             if (kind, documents) in self._shares:
                 return self._shares[kind, documents]
             share = await self._measure_share(kind, documents)
             # A failure is not kept, since counting tokens may succeed for the next question.
-            if not isinstance(share, Unanswered):
+            if not isinstance(share, FailedRequest):
                 self._shares[kind, documents] = share
             return share
 
-    async def _measure_share(self, kind: Kind, documents: int) -> int | Unanswered:
+    async def _measure_share(self, kind: Kind, documents: int) -> int | FailedRequest:
         model, max_tokens = self.builder.model, self.document_tokens
         bare = self._build_request(kind, [CUT_MARK] * documents, ())
-        room = model.facts.context - bare.sampling.max_tokens
-        most = await model.most_tokens(bare)
-        if isinstance(most, Unanswered):
+        room = model.engine_info.context - bare.sampling.max_tokens
+        most = await model.bound_tokens(bare)
+        if isinstance(most, FailedRequest):
             return most
         if most + documents * max_tokens <= room:
             return max_tokens
         counted = await model.count_tokens(bare)
-        if isinstance(counted, Unanswered):
+        if isinstance(counted, FailedRequest):
             return counted
         share = min(max_tokens, (room - counted) // documents - _SEAM)
         if share < _MIN_SHARE:
@@ -215,7 +215,7 @@ class Comparer:
             )
         return share
 
-    async def _truncate(self, prompt: Prompt, document_id: str, share: int) -> tuple[str, Cut | None] | Unanswered:
+    async def _truncate(self, prompt: Prompt, document_id: str, share: int) -> tuple[str, Cut | None] | FailedRequest:
         """Truncate a document to `share` tokens; return its text and the truncation, if any."""
         model, builder = self.builder.model, self.builder
 
@@ -224,8 +224,8 @@ class Comparer:
                 messages=(Message("system", ""), Message("user", text)),
                 schema={},
                 sampling=builder.sampling,
-                model=model.facts.model,
-                revision=model.facts.revision,
+                model=model.engine_info.model,
+                revision=model.engine_info.revision,
                 chat_template_kwargs=builder.chat_template_kwargs,
                 origin=prompt.origin(self.topic.id, document_id),
             )
@@ -237,12 +237,12 @@ class Comparer:
             if isinstance(content, str):
                 content = content.strip()  # chat templates may strip a lone text, and so count fewer tokens
             whole = wrap(content if isinstance(content, str) else content.whole.text)
-            text = await model.shorten(wrap, whole, content, model.facts.overhead + share)
-            if not isinstance(text, Unanswered):
+            text = await model.truncate_document(wrap, whole, content, model.engine_info.overhead + share)
+            if not isinstance(text, FailedRequest):
                 self._texts[document_id, share] = text
             return text
 
-    def _record_failure(self, kind: Kind, documents: tuple[str, ...], prompt: Prompt, result: Unanswered) -> None:
+    def _record_failure(self, kind: Kind, documents: tuple[str, ...], prompt: Prompt, result: FailedRequest) -> None:
         self.unanswered.add((kind, documents))
         if result.attempts:
             self._failures[kind, documents] = make_failure(self.topic, " ".join(documents), prompt, result.attempts)

@@ -9,9 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from touche_llm.data.records import Candidate, Failure, Queries, ScoredDocument, Topic
 from touche_llm.judging.pointwise import Done, RequestBuilder, make_failure
-from touche_llm.llm.answers import schema_of
-from touche_llm.llm.concurrency import in_order
-from touche_llm.llm.model import Answered
+from touche_llm.llm.answers import build_schema
+from touche_llm.llm.concurrency import map_in_order
+from touche_llm.llm.model import AnsweredRequest
 from touche_llm.prompts.answers import MAX_QUERY_LENGTH, AlternativeQueries
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.fusion import DEFAULT_K, fuse_reciprocal_ranks
@@ -40,17 +40,17 @@ async def find_queries(
     # In the worst case each character is a token.
     max_tokens = builder.sampling.max_tokens + MAX_QUERY_LENGTH * len(AlternativeQueries.model_fields)
     builder = replace(builder, sampling=replace(builder.sampling, max_tokens=max_tokens))
-    schema = schema_of(AlternativeQueries)
+    schema = build_schema(AlternativeQueries)
 
     async def find(topic: Topic) -> Queries | Failure | None:
-        result = await builder.model.ask(builder.build(prompt, schema, topic, None), AlternativeQueries)
+        result = await builder.model.request(builder.build(prompt, schema, topic, None), AlternativeQueries)
         done()
-        if isinstance(result, Answered):
+        if isinstance(result, AnsweredRequest):
             queries = tuple(result.value.model_dump().values())
             return Queries(topic_id=topic.id, queries=queries, prompt=prompt.label, key=result.key)
         return make_failure(topic, None, prompt, result.attempts) if result.attempts else None
 
-    results = await in_order(find, topics, builder.concurrency)
+    results = await map_in_order(find, topics, builder.concurrency)
     found = [result for result in results if isinstance(result, Queries)]
     return found, [result for result in results if isinstance(result, Failure)]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, RunLine, Topic
 from touche_llm.data.trec_runs import make_strictly_decreasing
 from touche_llm.judging.pointwise import Documents, Done, RequestBuilder
-from touche_llm.llm.concurrency import Slots, in_order
+from touche_llm.llm.concurrency import Slots, map_in_order
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.comparer import Comparer, Kind
 from touche_llm.ranking.pointwise import rank_by_first_stage, rank_by_judgment
@@ -129,7 +129,7 @@ async def rank_topics(
         ], comparers.comparers
 
     result = RankedTopics()
-    for lines, comparers in await in_order(rank_one, enumerate(topics), max(len(topics), 1)):
+    for lines, comparers in await map_in_order(rank_one, enumerate(topics), max(len(topics), 1)):
         result.lines += lines
         for comparer in comparers:
             result.comparisons += comparer.comparisons

@@ -12,14 +12,14 @@ from typing import NamedTuple
 from touche_llm.config import Config
 from touche_llm.data.records import Cut
 from touche_llm.errors import ToucheError
-from touche_llm.llm.answers import Answer, AnswerT, Unanswered, Unusable, parse
+from touche_llm.llm.answers import Answer, AnswerT, FailedRequest, Unusable, parse
 from touche_llm.llm.cache import Cache, CacheMode, Form
 from touche_llm.llm.cache_file import Entry, ValueT
 from touche_llm.llm.counts import Counts
-from touche_llm.llm.engines.base import EngineFacts
-from touche_llm.llm.model import Answered, LanguageModel
+from touche_llm.llm.engines.base import EngineInfo
+from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Request
-from touche_llm.llm.truncation import Fit, shown
+from touche_llm.llm.truncation import Truncation, apply_truncation
 from touche_llm.pipeline.common import load_prompts
 from touche_llm.pipeline.dry_run import replace_paths
 from touche_llm.pipeline.engines import open_model
@@ -64,7 +64,7 @@ class ReplayResult:
     missing: list[RequestId]
     unmeasured: set[str]
     used_keys: set[str]
-    facts: EngineFacts
+    facts: EngineInfo
     problem: str = ""
 
     @property
@@ -99,8 +99,11 @@ async def replay(config: Config, first_stage: Path, work: Path, place: Path) -> 
         prompts = load_prompts(config, get_task(config.task))
         async with open_model(config) as opened:
             with closing(_RecordingCache(config.cache.file, CacheMode.REPLAY)) as cache:
-                model = _SubstitutingModel(
-                    facts=opened.facts, engine=None, cache=cache, resample_temperature=opened.resample_temperature
+                model = _SubstitutingClient(
+                    engine_info=opened.engine_info,
+                    engine=None,
+                    cache=cache,
+                    resample_temperature=opened.resample_temperature,
                 )
                 try:
                     await judge_stage(config, folder, _Silent(), model)
@@ -114,7 +117,7 @@ async def replay(config: Config, first_stage: Path, work: Path, place: Path) -> 
         purposes = {(prompt.name, prompt.hash): purpose for purpose, prompt in prompts.items()}
         requests, missing = _identify_requests(model, purposes)
         unmeasured = {_purpose(request, purposes) for request in model.unmeasured.values()}
-        return ReplayResult(folder, prompts, requests, missing, unmeasured, cache.used, model.facts, problem)
+        return ReplayResult(folder, prompts, requests, missing, unmeasured, cache.used, model.engine_info, problem)
     except ToucheError as error:
         replace_paths(error, names)
         raise
@@ -128,7 +131,7 @@ def _purpose(request: Request, purposes: _Purposes) -> str:
 
 
 def _identify_requests(
-    model: _SubstitutingModel, purposes: _Purposes
+    model: _SubstitutingClient, purposes: _Purposes
 ) -> tuple[dict[RequestId, Request], list[RequestId]]:
     """Return the requests by their identity, and the identities of those with missing entries."""
     requests: dict[RequestId, Request] = {}
@@ -181,49 +184,49 @@ class _RecordingCache(Cache):
 
 
 @dataclass
-class _SubstitutingModel(LanguageModel):
+class _SubstitutingClient(ModelClient):
     """A replaying model that records requests and substitutes a similar answer for a missing one."""
 
     requests: list[Request] = field(default_factory=list)
     unknown: dict[str, Request] = field(default_factory=dict)
     unmeasured: dict[str, Request] = field(default_factory=dict)
 
-    async def ask(self, request: Request, model: type[AnswerT]) -> Answered[AnswerT] | Unanswered:
+    async def request(self, request: Request, model: type[AnswerT]) -> AnsweredRequest[AnswerT] | FailedRequest:
         """Return the result, or an answer about the same document that fits the answer model."""
         self.requests.append(request)
-        result = await super().ask(request, model)
-        if isinstance(result, Answered) or result.attempts:
+        result = await super().request(request, model)
+        if isinstance(result, AnsweredRequest) or result.attempts:
             return result
         self.unknown[request.key] = request
         for entry in self._find_similar("answer", request):
             answer = entry.read(Answer)
             try:
-                return Answered(parse(answer.text, model), answer, request.key, request.sample)
+                return AnsweredRequest(parse(answer.text, model), answer, request.key, request.sample)
             except Unusable:
                 continue  # an answer to another prompt
         return result
 
-    async def shorten(
+    async def truncate_document(
         self, request: Callable[[str], Request], whole: Request, document: str | RankedPassages, room: int
-    ) -> tuple[str, Cut | None] | Unanswered:
+    ) -> tuple[str, Cut | None] | FailedRequest:
         """Truncate the document; if its length is not cached, as for the recorded prompt."""
-        found = await super().shorten(request, whole, document, room)
-        if not isinstance(found, Unanswered):
+        found = await super().truncate_document(request, whole, document, room)
+        if not isinstance(found, FailedRequest):
             return found
         self.unmeasured[whole.key] = whole
         near = self._find_similar("fit", whole)
-        return shown(document, near[0].read(Fit) if near else Fit(prompt_tokens=0))
+        return apply_truncation(document, near[0].read(Truncation) if near else Truncation(prompt_tokens=0))
 
-    async def count_tokens(self, request: Request) -> int | Unanswered:
+    async def count_tokens(self, request: Request) -> int | FailedRequest:
         """Return the prompt tokens; if not cached, those of the recorded prompt or an estimate."""
         found = await super().count_tokens(request)
-        if not isinstance(found, Unanswered):
+        if not isinstance(found, FailedRequest):
             return found
         self.unmeasured[request.key] = request
         near = self._find_similar("fit", request)
         if near:
-            return near[0].read(Fit).prompt_tokens
-        return self.facts.overhead + sum(len(message.content) for message in request.messages) // _TOKEN_CHARS
+            return near[0].read(Truncation).prompt_tokens
+        return self.engine_info.overhead + sum(len(message.content) for message in request.messages) // _TOKEN_CHARS
 
     def raise_on_misses(self) -> None:
         """Do nothing: the replay continues and reports missing answers at its end."""

@@ -24,9 +24,9 @@ from touche_llm.judging.pointwise import Documents
 from touche_llm.llm.answers import OUTCOMES
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.settings import EngineConfig
-from touche_llm.llm.truncation import Fit
+from touche_llm.llm.truncation import Truncation
 from touche_llm.pipeline.common import first_stage_file, read_stage_candidates
-from touche_llm.pipeline.engines import store_engine_facts
+from touche_llm.pipeline.engines import store_engine_info
 from touche_llm.pipeline.run_files import CONFIG, SENTENCE_JUDGMENTS
 from touche_llm.prompts.prompt import Prompt, examples_path
 from touche_llm.regression.replay import ReplayResult
@@ -167,8 +167,8 @@ def write_qrels(qrels: Qrels, topics: list[str], folder: Path) -> None:
 def write_cassette(replayed: ReplayResult, source: Path, work: Path, cassette: Path) -> int:
     """Write the entries that a replay read and the facts about its engine; return their number."""
     with Cache(source, CacheMode.REPLAY) as cache, Cache(work) as chosen:
-        store_engine_facts(replayed.facts, chosen)
-        for kind, model in {**OUTCOMES, "fit": Fit}.items():
+        store_engine_info(replayed.facts, chosen)
+        for kind, model in {**OUTCOMES, "fit": Truncation}.items():
             for key in replayed.used_keys:
                 for entry in cache.find(kind, key=key):
                     chosen.put(entry, model)

@@ -230,7 +230,7 @@ def summarize_comparisons(comparisons: Iterable[Comparison]) -> dict[tuple[str, 
 
 
 def _said(readings: Mapping[str, Reading]) -> list[LabelShares]:
-    return [LabelShares(name, reading.shares, reading.outside) for name, reading in readings.items()]
+    return [LabelShares(name, reading.shares, reading.off_label_mass) for name, reading in readings.items()]
 
 
 def _topics(folder: Path, config: Config) -> list[Topic]:

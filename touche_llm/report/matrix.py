@@ -192,7 +192,7 @@ def _build_cell(each: Sampled, judgment: Judgment | None, failure: Failure | Non
     label = qrels.stances.get(each.topic_id, {}).get(each.document_id)
     cut = judgment.cut
     seen = "" if cut is None else f"the model saw {cut.kept_chars:,} of {cut.of_chars:,} characters"
-    said = [LabelShares(name, reading.shares, reading.outside) for name, reading in judgment.readings.items()]
+    said = [LabelShares(name, reading.shares, reading.off_label_mass) for name, reading in judgment.readings.items()]
     return MatrixCell(grades, judgment.stance, label == judgment.stance, said, seen, None)
 
 

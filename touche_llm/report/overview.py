@@ -21,7 +21,14 @@ BANDS = (5, 10, 20, 50, 100)
 # Number of top candidates of each topic whose loss is reported.
 _TOP = 5
 _COSTS = ("seconds", "judgments per second", "documents cut", "peak memory MiB")
-_SPENT = ("asked", "cache_hits", "prompt_tokens", "prefix_cached_tokens", "completion_tokens", "cached_prompt_tokens")
+_USAGE = (
+    "requests",
+    "cache_hits",
+    "prompt_tokens",
+    "prefix_cached_tokens",
+    "completion_tokens",
+    "cached_prompt_tokens",
+)
 
 
 def describe_run(config: Config, task: Task, stages: Mapping[str, Mapping[str, Any]], run: ParsedRun) -> dict[str, str]:
@@ -47,7 +54,7 @@ def extract_costs(stage: Mapping[str, Any]) -> dict[str, float | None]:
     """Return the costs of a stage, by name; None where its metadata lack them."""
     spent = stage.get("requests")
     figures = {name: stage.get(name) for name in _COSTS}
-    figures |= {name: spent.get(name) if isinstance(spent, dict) else None for name in _SPENT}
+    figures |= {name: spent.get(name) if isinstance(spent, dict) else None for name in _USAGE}
     return {name: value if isinstance(value, int | float) else None for name, value in figures.items()}
 
 

@@ -14,7 +14,7 @@ _MAX_FAILURES = 50
 # Titles of the costs that `overview.extract_costs` returns.
 COSTS = {
     "seconds": "seconds",
-    "asked": "requests",
+    "requests": "requests",
     "cache_hits": "answers from the cache",
     "prompt_tokens": "prompt tokens",
     "prefix_cached_tokens": "prompt tokens from the prefix cache",

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from touche_llm.corpus.store import Reader
 from touche_llm.data.records import Document, Topic
-from touche_llm.llm.answers import AnswerModel, labels_of
+from touche_llm.llm.answers import AnswerModel, get_labels
 from touche_llm.text.passages import RankedPassages
 
 # Name of the weight of the first stage's score, beside those of the grades.
@@ -55,7 +55,7 @@ class Question:
 
 @lru_cache(maxsize=64)
 def _grades_of(answer: type[AnswerModel]) -> tuple[str, ...]:
-    return tuple(name for name, labels in labels_of(answer).items() if all(isinstance(label, int) for label in labels))
+    return tuple(name for name, labels in get_labels(answer).items() if all(isinstance(label, int) for label in labels))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import pytest
 
 from touche_llm.data.json_records import Malformed, decode_json
 from touche_llm.llm.engines.base import Completion, Transient
-from touche_llm.llm.engines.chat_reply import ChatReply, completion_of
+from touche_llm.llm.engines.chat_reply import ChatReply, read_completion
 
 USAGE: dict[str, Any] = {"prompt_tokens": 31, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 16}}
 
@@ -23,7 +23,7 @@ def completion(**changes: Any) -> Completion:
         "usage": USAGE,
         "system_fingerprint": "vllm-0.32",
     }
-    return completion_of(decode_json(orjson.dumps(reply | changes), ChatReply))
+    return read_completion(decode_json(orjson.dumps(reply | changes), ChatReply))
 
 
 def test_every_part_of_a_reply_has_its_place() -> None:

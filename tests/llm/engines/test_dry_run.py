@@ -13,15 +13,15 @@ from pydantic import Field
 from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, EngineError
-from touche_llm.llm.answers import AnswerModel, Unanswered, labels_of, parse, schema_of
+from touche_llm.llm.answers import AnswerModel, FailedRequest, build_schema, get_labels, parse
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.counts import Counts
-from touche_llm.llm.engines.base import EngineFacts
-from touche_llm.llm.engines.dry_run import DryEngine, OverlayCache, Spent
-from touche_llm.llm.logprobs import expected_grade, read_label
-from touche_llm.llm.model import Answered, LanguageModel
+from touche_llm.llm.engines.base import EngineInfo
+from touche_llm.llm.engines.dry_run import DryEngine, OverlayCache, Usage
+from touche_llm.llm.logprobs import compute_expected_grade, read_label
+from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Origin, Request, Sampling
-from touche_llm.pipeline.engines import store_engine_facts
+from touche_llm.pipeline.engines import store_engine_info
 from touche_llm.tasks.comparative import ComparativeJudgment, objects_answer
 from touche_llm.tasks.controversial import ControversialJudgment
 from touche_llm.tasks.sentence_pairs import PairJudgment, SentenceJudgment
@@ -52,7 +52,7 @@ def request_for(
 ) -> Request:
     return Request(
         messages=(Message("system", "Judge."), Message("user", user)),
-        schema=schema_of(model),
+        schema=build_schema(model),
         sampling=Sampling(),
         model=FACTS.model,
         revision=FACTS.revision,
@@ -61,31 +61,29 @@ def request_for(
     )
 
 
-def dry_model(
-    path: Path, answers: Literal["first", "second"] = "first", **facts: Any
-) -> tuple[LanguageModel, DryEngine]:
+def dry_model(path: Path, answers: Literal["first", "second"] = "first", **facts: Any) -> tuple[ModelClient, DryEngine]:
     engine = DryEngine(answers)
-    return LanguageModel(facts=FACTS.model_copy(update=facts), engine=engine, cache=OverlayCache(path)), engine
+    return ModelClient(engine_info=FACTS.model_copy(update=facts), engine=engine, cache=OverlayCache(path)), engine
 
 
 async def answered(
     model: type[AnswerModel], document: str | None, answers: Literal["first", "second"] = "first"
-) -> Answered[Any]:
+) -> AnsweredRequest[Any]:
     language_model, _ = dry_model(Path("nowhere.sqlite"), answers)
     with language_model.cache:
-        result = await language_model.ask(request_for(model, document), model)
-    assert isinstance(result, Answered), result
-    assert (result.sample, language_model.counts.asked_again) == (0, 0)
+        result = await language_model.request(request_for(model, document), model)
+    assert isinstance(result, AnsweredRequest), result
+    assert (result.sample, language_model.counts.resamples) == (0, 0)
     return result
 
 
-def probabilities(result: Answered[Any], model: type[AnswerModel]) -> Mapping[str, Mapping[str, float]]:
+def probabilities(result: AnsweredRequest[Any], model: type[AnswerModel]) -> Mapping[str, Mapping[str, float]]:
     found = {}
-    for field, labels in labels_of(model).items():
+    for field, labels in get_labels(model).items():
         value = getattr(result.value, field)
         reading = read_label(result.answer.text, result.answer.tokens, field, labels, value)
         assert reading.probabilities is not None
-        assert (reading.outside, reading.shared) == (0.0, 0.0)
+        assert (reading.off_label_mass, reading.shared) == (0.0, 0.0)
         found[field] = reading.probabilities
     return found
 
@@ -99,8 +97,8 @@ async def test_a_question_about_one_document_has_equal_grades_and_leans_to_the_f
     model: type[AnswerModel], document: str | None
 ) -> None:
     result = await answered(model, document, "second")
-    assert list(result.value.model_dump().values()) == [labels[0] for labels in labels_of(model).values()]
-    for field, labels in labels_of(model).items():
+    assert list(result.value.model_dump().values()) == [labels[0] for labels in get_labels(model).values()]
+    for field, labels in get_labels(model).items():
         shares = probabilities(result, model)[field]
         assert list(shares) == [str(label) for label in labels]
         first, *others = shares.values()
@@ -111,7 +109,7 @@ async def test_a_question_about_one_document_has_equal_grades_and_leans_to_the_f
 async def test_the_expected_grade_lies_in_the_middle() -> None:
     result = await answered(ComparativeJudgment, "d1")
     reading = read_label(result.answer.text, result.answer.tokens, "quality", (0, 1, 2, 3), result.value.quality)
-    assert expected_grade(reading) == 1.5
+    assert compute_expected_grade(reading) == 1.5
 
 
 @pytest.mark.parametrize(("answers", "place"), [("first", 0), ("second", 1)])
@@ -120,7 +118,7 @@ async def test_a_question_about_several_documents_has_one_certain_answer(
     model: type[AnswerModel], answers: Literal["first", "second"], place: int
 ) -> None:
     result = await answered(model, "d1 d2 d3", answers)
-    for field, labels in labels_of(model).items():
+    for field, labels in get_labels(model).items():
         assert getattr(result.value, field) == labels[place]
         shares = probabilities(result, model)[field]
         assert {label: share for label, share in shares.items() if share} == {str(labels[place]): 1.0}
@@ -164,9 +162,9 @@ async def test_a_title_without_two_objects_costs_what_it_would_cost() -> None:
     model = objects_answer(Topic("1", "Vim vim"))
     language_model, engine = dry_model(Path("nowhere.sqlite"))
     with language_model.cache:
-        result = await language_model.ask(request_for(model, None), model)
-    assert isinstance(result, Unanswered)
-    assert engine.spent["comparative/judge"].requests == len(result.attempts) == 3
+        result = await language_model.request(request_for(model, None), model)
+    assert isinstance(result, FailedRequest)
+    assert engine.usage["comparative/judge"].requests == len(result.attempts) == 3
 
 
 async def test_without_log_probabilities_there_are_none() -> None:
@@ -182,35 +180,35 @@ async def test_requests_and_tokens_are_counted_by_prompt_and_what_is_shared_with
     for user in ("a" * 24 + "b" * 10, "a" * 24 + "c" * 50, "d" * 34):
         await engine.complete(request_for(ComparativeJudgment, user=user))
     await engine.complete(request_for(Best, user="a" * 34, prompt="comparative/best"))
-    assert list(engine.spent) == ["comparative/judge", "comparative/best"]
-    assert engine.spent["comparative/judge"] == Spent(requests=3, prompt_tokens=40, shared_tokens=round(30 / 4) + 2)
-    assert engine.spent["comparative/best"] == Spent(requests=1, prompt_tokens=10, shared_tokens=0)
+    assert list(engine.usage) == ["comparative/judge", "comparative/best"]
+    assert engine.usage["comparative/judge"] == Usage(requests=3, prompt_tokens=40, shared_tokens=round(30 / 4) + 2)
+    assert engine.usage["comparative/best"] == Usage(requests=1, prompt_tokens=10, shared_tokens=0)
 
 
 async def test_an_equal_request_is_found_in_the_cache_and_costs_nothing(tmp_path: Path) -> None:
     model, engine = dry_model(tmp_path / "c.sqlite")
     request = request_for(ComparativeJudgment)
     with model.cache:
-        first = await model.ask(request, ComparativeJudgment)
-        assert await model.ask(request, ComparativeJudgment) == first
-    assert (model.counts.asked, model.counts.cache_hits) == (1, 1)
-    assert engine.spent["comparative/judge"].requests == 1
-    assert model.counts.prompt_tokens == engine.spent["comparative/judge"].prompt_tokens
-    assert (model.counts.prefix_cached_tokens, model.counts.prefix_told) == (0, 0)
+        first = await model.request(request, ComparativeJudgment)
+        assert await model.request(request, ComparativeJudgment) == first
+    assert (model.counts.requests, model.counts.cache_hits) == (1, 1)
+    assert engine.usage["comparative/judge"].requests == 1
+    assert model.counts.prompt_tokens == engine.usage["comparative/judge"].prompt_tokens
+    assert (model.counts.prefix_cached_tokens, model.counts.prefix_reports) == (0, 0)
     assert list(tmp_path.iterdir()) == []
 
 
 async def test_what_a_stage_cost_is_what_was_added_since(tmp_path: Path) -> None:
     model, _ = dry_model(tmp_path / "c.sqlite")
     with model.cache:
-        await model.ask(request_for(ComparativeJudgment), ComparativeJudgment)
+        await model.request(request_for(ComparativeJudgment), ComparativeJudgment)
         before = replace(model.counts)
         assert model.counts.since(before) == Counts()
-        await model.ask(request_for(ComparativeJudgment), ComparativeJudgment)
-        await model.ask(request_for(ComparativeJudgment, user="Other."), ComparativeJudgment)
+        await model.request(request_for(ComparativeJudgment), ComparativeJudgment)
+        await model.request(request_for(ComparativeJudgment, user="Other."), ComparativeJudgment)
     model.counts.problem = "the last"
     spent = model.counts.since(before)
-    assert (spent.asked, spent.cache_hits, spent.failures, spent.problem) == (1, 1, 0, "the last")
+    assert (spent.requests, spent.cache_hits, spent.failures, spent.problem) == (1, 1, 0, "the last")
     assert spent.prompt_tokens == model.counts.prompt_tokens - before.prompt_tokens > 0
 
 
@@ -222,23 +220,23 @@ async def test_a_long_document_is_cut_in_estimated_tokens(tmp_path: Path) -> Non
         return request_for(ComparativeJudgment, user=f"Passage: {document}")
 
     with model.cache:
-        result, cut = await model.ask_about(request, text, ComparativeJudgment)
-        again, same = await model.ask_about(request, text, ComparativeJudgment)
-    assert isinstance(result, Answered) and cut is not None
-    assert cut.prompt_tokens == engine.spent["comparative/judge"].prompt_tokens <= 500 - 64
+        result, cut = await model.request_truncated(request, text, ComparativeJudgment)
+        again, same = await model.request_truncated(request, text, ComparativeJudgment)
+    assert isinstance(result, AnsweredRequest) and cut is not None
+    assert cut.prompt_tokens == engine.usage["comparative/judge"].prompt_tokens <= 500 - 64
     assert cut.kept_chars > 0.7 * (500 - 64) * 4
     assert (again, same) == (result, cut)
-    assert engine.spent["comparative/judge"].requests == 1
+    assert engine.usage["comparative/judge"].requests == 1
 
 
-async def fill(path: Path) -> Answered[Any]:
+async def fill(path: Path) -> AnsweredRequest[Any]:
     """A cache as a run leaves it, with one answer and what the engine said of itself."""
     engine = ScriptedEngine(lambda _: {"relevance": 3, "quality": 2, "stance": "NEUTRAL"})
     with Cache(path) as cache:
-        result = await LanguageModel(facts=FACTS, engine=engine, cache=cache).ask(
+        result = await ModelClient(engine_info=FACTS, engine=engine, cache=cache).request(
             request_for(ComparativeJudgment), ComparativeJudgment
         )
-    assert isinstance(result, Answered)
+    assert isinstance(result, AnsweredRequest)
     return result
 
 
@@ -254,13 +252,13 @@ async def test_what_a_run_has_stored_is_found_and_stays_as_it_is(name: str, tmp_
     before = contents(tmp_path)
     model, engine = dry_model(tmp_path / name)
     with model.cache as cache:
-        assert await model.ask(request_for(ComparativeJudgment), ComparativeJudgment) == stored
+        assert await model.request(request_for(ComparativeJudgment), ComparativeJudgment) == stored
         new = request_for(ComparativeJudgment, user="Another passage.")
-        assert isinstance(await model.ask(new, ComparativeJudgment), Answered)
+        assert isinstance(await model.request(new, ComparativeJudgment), AnsweredRequest)
         assert [entry.key for entry in cache.find("answer", topic="1")] == sorted([stored.key, new.key])
         assert (cache.path, cache.mode) == (tmp_path / name, CacheMode.REUSE)
-    assert (model.counts.cache_hits, model.counts.asked) == (1, 1)
-    assert engine.spent["comparative/judge"].requests == 1
+    assert (model.counts.cache_hits, model.counts.requests) == (1, 1)
+    assert engine.usage["comparative/judge"].requests == 1
     assert model.counts.cached_prompt_tokens == stored.answer.prompt_tokens
     after = contents(tmp_path)
     assert {file: after[file] for file in before} == before
@@ -294,7 +292,7 @@ def test_an_empty_file_is_a_cache_that_was_not_made_yet(tmp_path: Path) -> None:
 
 def test_facts_of_an_engine_are_kept_in_memory_alone(tmp_path: Path) -> None:
     with OverlayCache(tmp_path / "c.sqlite") as cache:
-        store_engine_facts(FACTS, cache)
+        store_engine_info(FACTS, cache)
         (entry,) = cache.find("engine")
-    assert EngineFacts.model_validate(entry.value) == FACTS
+    assert EngineInfo.model_validate(entry.value) == FACTS
     assert list(tmp_path.iterdir()) == []

@@ -21,10 +21,10 @@ from touche_llm.errors import EngineError, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engines import managed as serving
 from touche_llm.llm.engines import vllm_process
-from touche_llm.llm.engines.base import EngineFacts
+from touche_llm.llm.engines.base import EngineInfo
 from touche_llm.llm.engines.managed import serve
-from touche_llm.llm.engines.vllm_common import start_options
-from touche_llm.pipeline.engines import open_model, store_engine_facts
+from touche_llm.llm.engines.vllm_common import build_start_options
+from touche_llm.pipeline.engines import open_model, store_engine_info
 
 SERVER = """#!{python}
 import http.server, json, os, pathlib, signal, subprocess, sys
@@ -229,7 +229,7 @@ def test_compilation_that_the_environment_switches_off_is_switched_off_in_vllm(
     monkeypatch: pytest.MonkeyPatch, variable: str, given: dict[str, Any], eager: bool | None
 ) -> None:
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", variable)
-    assert start_options(given).get("enforce_eager") is eager
+    assert build_start_options(given).get("enforce_eager") is eager
 
 
 def managed(folder: Path, model: str | None, mode: CacheMode = CacheMode.REUSE) -> Config:
@@ -255,8 +255,8 @@ async def test_a_managed_engine_without_the_folder_of_a_model_starts_nothing(pla
 
 @pytest.mark.parametrize("model", ["tiny", "models/tiny", "models/tiny/", None])
 async def test_replay_takes_the_folder_or_the_name(model: str | None, tmp_path: Path) -> None:
-    facts = EngineFacts(model="tiny", revision="", context=512, overhead=30, engine="vllm 0.32.0")
+    facts = EngineInfo(model="tiny", revision="", context=512, overhead=30, engine="vllm 0.32.0")
     with Cache(tmp_path / "answers.sqlite") as cache:
-        store_engine_facts(facts, cache)
+        store_engine_info(facts, cache)
     async with open_model(managed(tmp_path, model, CacheMode.REPLAY)) as opened:
-        assert opened.facts == facts
+        assert opened.engine_info == facts

@@ -31,12 +31,12 @@ from tests.fake_server import (
 from tests.jumping_clock import run_jumping
 from touche_llm.data import transport
 from touche_llm.errors import EngineError
-from touche_llm.llm.answers import Answer, Unanswered, schema_of
+from touche_llm.llm.answers import Answer, FailedRequest, build_schema
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.cache_file import Entry
 from touche_llm.llm.engines.base import Transient
 from touche_llm.llm.engines.server import VllmServer, _possible_connections
-from touche_llm.llm.model import Answered, LanguageModel
+from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.tasks.comparative import ComparativeJudgment
 
@@ -49,20 +49,20 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def model_of(
     server: FakeServer, path: Path, *, request_timeout: float = 5.0, retry_for: float = 5.0, **options: Any
-) -> AsyncIterator[LanguageModel]:
+) -> AsyncIterator[ModelClient]:
     async with VllmServer(
         server.url, concurrency=8, request_timeout=request_timeout, chat_template_kwargs={"enable_thinking": False}
     ) as engine:
         facts = await engine.connect(None, "", 20)
         with Cache(path / "answers.sqlite", options.get("mode", CacheMode.REUSE)) as cache:
             retry = options.get("retry_failures", False)
-            yield LanguageModel(facts=facts, engine=engine, cache=cache, retry_for=retry_for, retry_failures=retry)
+            yield ModelClient(engine_info=facts, engine=engine, cache=cache, retry_for=retry_for, retry_failures=retry)
 
 
 def question(text: str = "A question.") -> Request:
     return Request(
         messages=(Message("system", "Judge."), Message("user", text)),
-        schema=schema_of(ComparativeJudgment),
+        schema=build_schema(ComparativeJudgment),
         sampling=Sampling(max_tokens=64),
         model="fake",
         revision="",
@@ -71,17 +71,19 @@ def question(text: str = "A question.") -> Request:
     )
 
 
-async def ask(server: FakeServer, path: Path, **options: Any) -> tuple[Answered[Any] | Unanswered, LanguageModel]:
+async def ask(
+    server: FakeServer, path: Path, **options: Any
+) -> tuple[AnsweredRequest[Any] | FailedRequest, ModelClient]:
     async with server.running(), model_of(server, path, **options) as model:
-        return await model.ask(question(), ComparativeJudgment), model
+        return await model.request(question(), ComparativeJudgment), model
 
 
 async def test_the_request_carries_all_that_the_answer_depends_on(tmp_path: Path) -> None:
     server = FakeServer()
     result, _ = await ask(server, tmp_path)
-    assert isinstance(result, Answered)
+    assert isinstance(result, AnsweredRequest)
     (body,) = server.asked
-    assert body["structured_outputs"] == {"json": schema_of(ComparativeJudgment)}
+    assert body["structured_outputs"] == {"json": build_schema(ComparativeJudgment)}
     assert (body["temperature"], body["seed"], body["max_tokens"]) == (0.0, 0, 64)
     assert body["chat_template_kwargs"] == {"enable_thinking": False}
     assert (body["logprobs"], body["top_logprobs"]) == (True, 20)
@@ -95,7 +97,7 @@ async def test_the_request_carries_all_that_the_answer_depends_on(tmp_path: Path
 async def test_a_failure_that_passes_is_retried_until_it_does(behaviour: Behaviour, tmp_path: Path) -> None:
     server = FakeServer([behaviour, behaviour])
     result, model = await ask(server, tmp_path)
-    assert isinstance(result, Answered)
+    assert isinstance(result, AnsweredRequest)
     assert result.sample == 0
     assert (len(server.asked), model.counts.retries, model.counts.failures) == (3, 2, 0)
 
@@ -114,7 +116,7 @@ async def test_the_wait_that_a_server_asks_for_is_read_from_its_header(
 
 async def test_a_request_that_hangs_is_given_up_and_retried(tmp_path: Path) -> None:
     result, model = await ask(FakeServer([hangs]), tmp_path, request_timeout=0.3)
-    assert isinstance(result, Answered)
+    assert isinstance(result, AnsweredRequest)
     assert model.counts.retries == 1
 
 
@@ -134,7 +136,7 @@ async def test_a_failure_that_lasts_is_typed_and_not_cached(
     behaviour: Behaviour, kind: str, reason: str, tmp_path: Path
 ) -> None:
     result, model = await ask(FakeServer(rest=behaviour), tmp_path, request_timeout=0.2, retry_for=0.1)
-    assert isinstance(result, Unanswered)
+    assert isinstance(result, FailedRequest)
     assert [attempt.kind for attempt in result.attempts] == [kind]
     assert reason in result.attempts[0].reason
     assert model.counts.failures == 1
@@ -170,7 +172,7 @@ async def test_a_reply_with_impossible_parts_is_tried_three_times_and_typed(
 
     server = FakeServer(rest=impossible)
     result, _ = await ask(server, tmp_path)
-    assert isinstance(result, Unanswered)
+    assert isinstance(result, FailedRequest)
     assert [attempt.kind for attempt in result.attempts] == ["server_error"]
     assert "another form" in result.attempts[0].reason
     assert len(server.asked) == 3
@@ -195,8 +197,8 @@ async def test_what_the_prefix_cache_saved_is_counted_where_the_server_tells_and
     usage: dict[str, Any], counted: tuple[int, int], tmp_path: Path
 ) -> None:
     result, model = await ask(FakeServer(rest=says(GOOD, usage=usage)), tmp_path)
-    assert isinstance(result, Answered)
-    assert (model.counts.prefix_cached_tokens, model.counts.prefix_told) == counted
+    assert isinstance(result, AnsweredRequest)
+    assert (model.counts.prefix_cached_tokens, model.counts.prefix_reports) == counted
     assert model.counts.prompt_tokens == 10
     silent, _ = await ask(FakeServer(rest=says(GOOD)), tmp_path / "silent")
     assert result == silent
@@ -205,25 +207,25 @@ async def test_what_the_prefix_cache_saved_is_counted_where_the_server_tells_and
 async def test_the_prefix_cache_saves_also_on_answers_that_cannot_be_used(tmp_path: Path) -> None:
     server = FakeServer([says("", usage=cached(4)), says(GOOD, usage=cached(8))])
     _, model = await ask(server, tmp_path)
-    assert (model.counts.prefix_cached_tokens, model.counts.prefix_told, model.counts.prompt_tokens) == (12, 2, 20)
+    assert (model.counts.prefix_cached_tokens, model.counts.prefix_reports, model.counts.prompt_tokens) == (12, 2, 20)
     _, again = await ask(server, tmp_path)
-    assert (again.counts.cache_hits, again.counts.prefix_cached_tokens, again.counts.prefix_told) == (1, 0, 0)
+    assert (again.counts.cache_hits, again.counts.prefix_cached_tokens, again.counts.prefix_reports) == (1, 0, 0)
 
 
 @pytest.mark.parametrize("usage", [*map(cached, [-1, 11, 2**63, "7", 7.0, True, [7]]), {"prompt_tokens_details": 7}])
 async def test_an_impossible_number_of_cached_tokens_is_a_broken_reply(usage: dict[str, Any], tmp_path: Path) -> None:
     server = FakeServer(rest=says(GOOD, usage=usage))
     result, model = await ask(server, tmp_path)
-    assert isinstance(result, Unanswered)
+    assert isinstance(result, FailedRequest)
     assert [attempt.kind for attempt in result.attempts] == ["server_error"]
     assert "another form" in result.attempts[0].reason
-    assert (len(server.asked), model.counts.prefix_told) == (3, 0)
+    assert (len(server.asked), model.counts.prefix_reports) == (3, 0)
 
 
 async def test_a_rejected_request_is_not_sent_again(tmp_path: Path) -> None:
     server = FakeServer(rest=status(400))
     result, model = await ask(server, tmp_path)
-    assert isinstance(result, Unanswered)
+    assert isinstance(result, FailedRequest)
     assert (result.attempts[0].kind, result.attempts[0].reason) == (
         "server_error",
         "HTTP 400 from /v1/chat/completions: status 400",
@@ -258,11 +260,11 @@ async def test_an_unusable_answer_is_asked_for_twice_more_and_then_typed(
 ) -> None:
     server = FakeServer(rest=behaviour)
     result, model = await ask(server, tmp_path)
-    assert isinstance(result, Unanswered)
+    assert isinstance(result, FailedRequest)
     assert [(attempt.sample, attempt.kind) for attempt in result.attempts] == [(0, kind), (1, kind), (2, kind)]
     assert [body["seed"] for body in server.asked] == [0, 1, 2]
     assert [body["temperature"] > 0 for body in server.asked] == [False, True, True]
-    assert (model.counts.asked_again, model.counts.failures) == (2, 1)
+    assert (model.counts.resamples, model.counts.failures) == (2, 1)
 
 
 @pytest.mark.parametrize(("behaviour", "kind"), UNUSABLE)
@@ -270,7 +272,7 @@ async def test_the_second_sample_counts_when_it_is_usable_and_is_found_again(
     behaviour: Behaviour, kind: str, tmp_path: Path
 ) -> None:
     first, model = await ask(FakeServer([behaviour]), tmp_path)
-    assert isinstance(first, Answered)
+    assert isinstance(first, AnsweredRequest)
     assert (first.sample, model.counts.failures) == (1, 0)
     server = FakeServer(rest=behaviour)
     again, model = await ask(server, tmp_path)
@@ -305,7 +307,7 @@ def grade_token(logprob: float, *alternatives: tuple[str, float]) -> Behaviour:
 )
 async def test_impossible_log_probabilities_are_a_failure_and_no_grade(behaviour: Behaviour, tmp_path: Path) -> None:
     result, model = await ask(FakeServer(rest=behaviour), tmp_path)
-    assert isinstance(result, Unanswered)
+    assert isinstance(result, FailedRequest)
     assert [(attempt.sample, attempt.kind) for attempt in result.attempts] == [
         (number, "impossible_logprobs") for number in range(3)
     ]
@@ -337,17 +339,17 @@ async def test_an_answer_without_the_log_probabilities_requested_is_requested_ag
 ) -> None:
     behaviour = without_logprobs(alternatives)
     result, model = await ask(FakeServer([behaviour, behaviour]), tmp_path / "one")
-    assert isinstance(result, Answered) and result.answer.tokens
+    assert isinstance(result, AnsweredRequest) and result.answer.tokens
     assert (model.counts.retries, model.counts.failures) == (2, 0)
     result, model = await ask(FakeServer(rest=behaviour), tmp_path / "two")
-    assert isinstance(result, Unanswered)
+    assert isinstance(result, FailedRequest)
     assert [(attempt.sample, attempt.kind) for attempt in result.attempts] == [(0, "server_error")]
     assert "--no-logprobs" in result.attempts[0].reason
     with Cache(tmp_path / "two" / "answers.sqlite") as cache:
         assert not [*cache.find("answer"), *cache.find("unusable")]
     # The same request, where the server is as it should be again.
     result, _ = await ask(FakeServer(), tmp_path / "two")
-    assert isinstance(result, Answered) and result.answer.tokens
+    assert isinstance(result, AnsweredRequest) and result.answer.tokens
 
 
 async def test_an_answer_stored_without_tokens_stays_readable(tmp_path: Path) -> None:
@@ -357,7 +359,7 @@ async def test_an_answer_stored_without_tokens_stays_readable(tmp_path: Path) ->
         cache.put(entry, Answer)
     server = FakeServer()
     result, model = await ask(server, tmp_path)
-    assert isinstance(result, Answered) and result.answer.tokens == []
+    assert isinstance(result, AnsweredRequest) and result.answer.tokens == []
     assert (server.asked, model.counts.cache_hits) == ([], 1)
 
 
@@ -373,20 +375,20 @@ async def test_a_server_that_sends_logits_for_log_probabilities_is_refused_at_on
 async def test_log_probabilities_that_rounding_raised_are_taken(tmp_path: Path) -> None:
     behaviour = grade_token(0.003, ("2", 0.003), ("1", -5.2))
     result, _ = await ask(FakeServer(rest=behaviour), tmp_path)
-    assert isinstance(result, Answered)
+    assert isinstance(result, AnsweredRequest)
     assert result.answer.tokens[0].top == [("2", 0.0), ("1", -5.2)]
 
 
 async def test_the_failure_keeps_what_came_back_but_not_endlessly(tmp_path: Path) -> None:
     result, _ = await ask(FakeServer(rest=says("word " * 1_000)), tmp_path)
-    assert isinstance(result, Unanswered)
+    assert isinstance(result, FailedRequest)
     assert result.attempts[0].text == ("word " * 1_000)[:2000]
 
 
 async def test_a_reply_without_end_is_cut_off_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("touche_llm.llm.engines.server._MAX_BODY", 5000)
     result, _ = await ask(FakeServer(rest=says("x" * 10_000)), tmp_path, retry_for=0.0)
-    assert isinstance(result, Unanswered)
+    assert isinstance(result, FailedRequest)
     assert "more than 5,000 bytes" in result.attempts[0].reason
 
 
@@ -448,7 +450,7 @@ async def test_equal_requests_under_way_are_sent_once(tmp_path: Path) -> None:
 
     server = FakeServer(rest=slow)
     async with server.running(), model_of(server, tmp_path) as model:
-        results = await asyncio.gather(*(model.ask(question(), ComparativeJudgment) for _ in range(5)))
+        results = await asyncio.gather(*(model.request(question(), ComparativeJudgment) for _ in range(5)))
     assert len(server.asked) == 1
     assert all(result == results[0] for result in results)
 
@@ -460,9 +462,9 @@ async def test_a_server_that_is_gone_stops_the_run_with_what_to_do(tmp_path: Pat
             facts = await engine.connect("fake", "", 20)
     with Cache(tmp_path / "answers.sqlite") as cache:
         async with VllmServer(server.url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
-            model = LanguageModel(facts=facts, engine=engine, cache=cache, retry_for=0.1)
+            model = ModelClient(engine_info=facts, engine=engine, cache=cache, retry_for=0.1)
             with pytest.raises(EngineError, match=r"not been reachable for 0.1 s .* go on with the same command"):
-                await model.ask(question(), ComparativeJudgment)
+                await model.request(question(), ComparativeJudgment)
 
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
@@ -472,7 +474,7 @@ async def test_a_redirect_is_not_followed_and_ends_the_run(code: int, broken: bo
     async with other.running(), server.running(), model_of(server, tmp_path) as model:
         server.rest = status(code, Location="http://[" if broken else f"{other.url}/v1/chat/completions")
         with pytest.raises(EngineError, match="redirect"):
-            await model.ask(question(), ComparativeJudgment)
+            await model.request(question(), ComparativeJudgment)
     assert (len(server.asked), other.asked) == (1, [])
 
 
@@ -485,11 +487,11 @@ async def test_a_redirect_at_the_start_up_check_is_an_error_that_says_so() -> No
 async def test_another_model_that_answers_ends_the_run_and_is_not_stored(before: str, tmp_path: Path) -> None:
     server = FakeServer([answers_as(before), answers_as(None)], rest=answers_as("other"), probe=answers_as(before))
     async with server.running(), model_of(server, tmp_path) as model:
-        taken = [await model.ask(question(text), ComparativeJudgment) for text in ("a", "b")]
+        taken = [await model.request(question(text), ComparativeJudgment) for text in ("a", "b")]
         with pytest.raises(EngineError) as raised:
-            await model.ask(question("c"), ComparativeJudgment)
+            await model.request(question("c"), ComparativeJudgment)
         assert [entry.key for entry in model.cache.find("answer")] == sorted(question(text).key for text in ("a", "b"))
-    assert all(isinstance(each, Answered) for each in taken)
+    assert all(isinstance(each, AnsweredRequest) for each in taken)
     assert "'other'" in str(raised.value) and repr(before) in str(raised.value)
 
 

@@ -14,9 +14,9 @@ from tests.fake_server import FakeServer, good
 from tests.jumping_clock import run_jumping
 from tests.llm.engines.test_server import question
 from tests.sample_runs import config_for
-from touche_llm.llm.concurrency import in_order
+from touche_llm.llm.concurrency import map_in_order
 from touche_llm.llm.engines.timeouts import QueueTimeout
-from touche_llm.llm.model import Answered
+from touche_llm.llm.model import AnsweredRequest
 from touche_llm.pipeline.engines import open_model
 from touche_llm.tasks.comparative import ComparativeJudgment
 
@@ -44,13 +44,13 @@ def test_a_run_with_the_default_settings_ends_without_a_timeout_at_half_a_reques
             assert config.engine.concurrency * server.seconds > config.engine.request_timeout
             async with open_model(config) as model:
                 begun = asyncio.get_running_loop().time()
-                found = await in_order(
-                    lambda number: model.ask(question(f"Question {number}?"), ComparativeJudgment),
+                found = await map_in_order(
+                    lambda number: model.request(question(f"Question {number}?"), ComparativeJudgment),
                     range(requests),
                     config.engine.concurrency,
                 )
                 seconds = asyncio.get_running_loop().time() - begun
-        assert all(isinstance(each, Answered) for each in found)
+        assert all(isinstance(each, AnsweredRequest) for each in found)
         assert (server.most_open, len(server.asked)) == (config.engine.concurrency, requests)
         assert (model.counts.retries, model.counts.failures) == (0, 0)
         assert seconds >= requests * server.seconds

@@ -11,7 +11,7 @@ from touche_llm.llm.answers import FailureKind, Token
 from touche_llm.llm.request import Message, Request
 
 
-class EngineFacts(JsonModel):
+class EngineInfo(JsonModel):
     """What is known of an engine. `context` is in tokens; `overhead` is what the chat template adds to two messages."""
 
     model: str
@@ -40,7 +40,7 @@ class Completion:
 
 
 class Transient(TransientFailure):
-    """A failure of an engine that may pass; `crowded` says that fewer requests at a time would help."""
+    """A failure of an engine that may pass; `is_overload` says that fewer requests at a time would help."""
 
     def __init__(
         self,
@@ -48,11 +48,11 @@ class Transient(TransientFailure):
         reason: str,
         retry_after: float | None = None,
         max_tries: int | None = None,
-        crowded: bool = False,
+        is_overload: bool = False,
     ) -> None:
         super().__init__(reason, retry_after, max_tries)
         self.kind: FailureKind = kind
-        self.crowded = crowded
+        self.is_overload = is_overload
 
 
 class Unreachable(Transient):
@@ -74,7 +74,7 @@ class Rejected(Exception):
         self.status = status
 
     @property
-    def ends_the_run(self) -> bool:
+    def is_fatal(self) -> bool:
         """Whether every other request would end like this one: a redirect, a key that is not taken, no such place."""
         return self.status < 400 or self.status in (401, 403, 404)
 
@@ -90,6 +90,6 @@ class Engine(Protocol):
         """Number of prompt tokens of a chat, template included."""
         ...
 
-    async def head(self, text: str, tokens: int) -> str:
+    async def truncate(self, text: str, max_tokens: int) -> str:
         """The beginning of `text` that has about this many tokens."""
         ...

@@ -8,11 +8,11 @@ from typing import TypeVar
 
 from touche_llm.data.records import Cut
 from touche_llm.errors import UsageError
-from touche_llm.llm.answers import Unanswered
+from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.engines.base import Completion, Rejected
 from touche_llm.llm.engines.batch_replies import Replies
-from touche_llm.llm.engines.chat_reply import completion_of
-from touche_llm.llm.model import LanguageModel
+from touche_llm.llm.engines.chat_reply import read_completion
+from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.tokenizer import ChatTokenizer
 from touche_llm.text.passages import RankedPassages
@@ -65,17 +65,17 @@ class BatchEngine:
             self.pending[key] = request
             raise asyncio.CancelledError
         self.taken.add(key)
-        completion = completion_of(reply, request.read_fields)
+        completion = read_completion(reply, request.logprob_fields)
         self.fingerprint = self.fingerprint or completion.fingerprint
         return completion
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Return the number of prompt tokens of a chat, template included."""
-        return self._measured(lambda tokenizer: tokenizer.count(messages))
+        return self._measured(lambda tokenizer: tokenizer.count_tokens(messages))
 
-    async def head(self, text: str, tokens: int) -> str:
+    async def truncate(self, text: str, max_tokens: int) -> str:
         """Return the beginning of `text` that has about this many tokens."""
-        return self._measured(lambda tokenizer: tokenizer.head(text, tokens))
+        return self._measured(lambda tokenizer: tokenizer.truncate(text, max_tokens))
 
     def _measured(self, measure: Callable[[ChatTokenizer], _ValueT]) -> _ValueT:
         if self._tokenizer is not None:
@@ -85,19 +85,19 @@ class BatchEngine:
         raise _NoTokenizer
 
 
-class BatchModel(LanguageModel):
+class BatchClient(ModelClient):
     """A language model whose errors name the text that it could not measure."""
 
-    async def shorten(
+    async def truncate_document(
         self, request: Callable[[str], Request], whole: Request, document: str | RankedPassages, room: int
-    ) -> tuple[str, Cut | None] | Unanswered:
+    ) -> tuple[str, Cut | None] | FailedRequest:
         """As that of the language model."""
         try:
-            return await super().shorten(request, whole, document, room)
+            return await super().truncate_document(request, whole, document, room)
         except _NoTokenizer as error:
             raise _unmeasured(whole, f"may have more than the {room:,} prompt tokens that it can have") from error
 
-    async def count_tokens(self, request: Request) -> int | Unanswered:
+    async def count_tokens(self, request: Request) -> int | FailedRequest:
         """As that of the language model."""
         try:
             return await super().count_tokens(request)

@@ -14,7 +14,7 @@ from touche_llm.data.json_records import Malformed, decode_json
 from touche_llm.data.lines import MAX_LINE, read_bounded_lines
 from touche_llm.errors import DataError, to_printable
 from touche_llm.llm.engines.base import Transient
-from touche_llm.llm.engines.chat_reply import CHAT_PATH, LOGPROBS_MISSING, ChatReply, completion_of
+from touche_llm.llm.engines.chat_reply import CHAT_PATH, LOGPROBS_MISSING, ChatReply, read_completion
 
 # Responses that one import reads: each takes up to a kilobyte of memory.
 MAX_REPLIES = 300_000
@@ -144,7 +144,7 @@ def _parsed(path: Path, number: int, line: bytes) -> tuple[str, ChatReply | Prob
     except Malformed as error:
         raise DataError(f"{place}: no response of a batch file: {error}") from error
     try:
-        completion_of(reply)
+        read_completion(reply)
     except Transient as transient:
         kind = f"finish_{reply.choices[0].finish_reason}" if reply.choices else "no_choices"
         return found.custom_id, Problem(to_printable(kind)[:_LONGEST_KIND], transient.reason)

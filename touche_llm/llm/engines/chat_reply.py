@@ -13,7 +13,7 @@ from touche_llm.data.transport import BROKEN_TRIES
 from touche_llm.llm.answers import Token
 from touche_llm.llm.engines.base import Completion, MissingLogprobs, Transient
 from touche_llm.llm.engines.vllm_common import chat
-from touche_llm.llm.logprobs import LOGPROB_ROUNDING, overlaps, value_spans
+from touche_llm.llm.logprobs import LOGPROB_ROUNDING, find_value_spans, overlaps
 from touche_llm.llm.request import Request
 
 CHAT_PATH = "/v1/chat/completions"
@@ -107,7 +107,7 @@ class ChatReply(msgspec.Struct, gc=False):
                 decode_json(token.top_logprobs, list[_Alternative])
 
 
-def chat_body(request: Request) -> dict[str, Any]:
+def build_chat_body(request: Request) -> dict[str, Any]:
     """The body with which a request is sent to `CHAT_PATH`."""
     sampling = request.sampling
     body: dict[str, Any] = {
@@ -124,7 +124,7 @@ def chat_body(request: Request) -> dict[str, Any]:
     return body
 
 
-def completion_of(reply: ChatReply, fields: Collection[str] = ()) -> Completion:
+def read_completion(reply: ChatReply, fields: Collection[str] = ()) -> Completion:
     """What a reply says, with the tokens that carry the values of `fields`; raises Transient for half a reply.
 
     Raises:
@@ -179,7 +179,7 @@ def _align_tokens(sent: Sequence[_Token], text: str, fields: Collection[str]) ->
     if start < 0 or not places:
         return []
     found: list[Token] = []
-    spans = value_spans(text, tuple(fields)).values()
+    spans = find_value_spans(text, tuple(fields)).values()
     at = -start
     for token, piece in zip(sent, pieces, strict=True):
         if piece and 0 <= at < len(places) and overlaps(places[at], token.token, spans):

@@ -26,7 +26,7 @@ Label = int | str
 
 
 @dataclass(slots=True)
-class Spent:
+class Usage:
     """What the requests of one prompt would cost, in tokens estimated at four characters each, chat template left out.
 
     `shared_tokens` are those of `prompt_tokens` with which the request before it, of the same prompt, began too: about
@@ -55,7 +55,7 @@ class DryEngine:
 
     def __init__(self, answers: Literal["first", "second"]) -> None:
         self.answers = answers
-        self.spent: dict[str, Spent] = {}
+        self.usage: dict[str, Usage] = {}
         self._before: dict[str, str] = {}
         self._chosen: dict[tuple[str, frozenset[str]], str] = {}
 
@@ -74,14 +74,14 @@ class DryEngine:
         """About how many prompt tokens a chat has."""
         return _estimate(_joined(messages))
 
-    async def head(self, text: str, tokens: int) -> str:
+    async def truncate(self, text: str, max_tokens: int) -> str:
         """The beginning of `text` that has about this many tokens."""
-        return text[: tokens * _TOKEN_CHARS]
+        return text[: max_tokens * _TOKEN_CHARS]
 
     def _account(self, request: Request) -> int:
         """Note a request; returns its number of prompt tokens."""
         prompt, text = request.origin.prompt, _joined(request.messages)
-        spent = self.spent.setdefault(prompt, Spent())
+        spent = self.usage.setdefault(prompt, Usage())
         tokens = _estimate(text)
         spent.requests += 1
         spent.prompt_tokens += tokens
@@ -154,9 +154,9 @@ class OverlayCache(Cache):
         if self._file is not None:
             self._file.close()
 
-    def holds_resampled(self) -> bool:
+    def has_resamples(self) -> bool:
         """Whether there are answers of a second or third sample."""
-        return super().holds_resampled() or (self._file is not None and self._file.holds_resampled())
+        return super().has_resamples() or (self._file is not None and self._file.has_resamples())
 
     def forget(self, keys: Iterable[str], *, kind: str | None = None) -> None:
         """Remove the entries under these keys; those of the file are hidden."""

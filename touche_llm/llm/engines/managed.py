@@ -13,8 +13,8 @@ from typing import Any
 import aiohttp
 
 from touche_llm.errors import EngineError
-from touche_llm.llm.engines.vllm_common import model_name, start_options
-from touche_llm.llm.engines.vllm_process import find_vllm, flags, guarded
+from touche_llm.llm.engines.vllm_common import build_start_options, model_name
+from touche_llm.llm.engines.vllm_process import find_vllm, flags, run_guarded
 
 _HOST = "127.0.0.1"
 _ASK_EVERY = 0.5
@@ -26,7 +26,7 @@ async def serve(
 ) -> AsyncIterator[str]:
     """Serve the model of a folder, under the folder's last name, on a free port of this machine.
 
-    The server and its processes end with the block and with this process (see `guarded`).
+    The server and its processes end with the block and with this process (see `run_guarded`).
 
     Args:
         folder: Folder of the model.
@@ -42,13 +42,13 @@ async def serve(
         EngineError: vLLM is not installed, or it did not start; with the last lines of its log.
     """
     port = _free_port()
-    arguments = start_options(options)
+    arguments = build_start_options(options)
     arguments |= {"served_model_name": model_name(folder), "host": _HOST, "port": port}
     arguments |= {} if context is None else {"max_model_len": context}
     command = [find_vllm(), "serve", str(folder), "--disable-uvicorn-access-log", "--enable-prompt-tokens-details"]
     # Seconds; vLLM's default of 5 closes connections that the client is about to use again.
     variables = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "120"}
-    async with guarded([*command, *flags(arguments)], log, variables) as (process, end_of_log):
+    async with run_guarded([*command, *flags(arguments)], log, variables) as (process, end_of_log):
         url = f"http://{_HOST}:{port}"
         await _wait_until_ready(process, f"{url}/health", end_of_log, ready_within)
         yield url

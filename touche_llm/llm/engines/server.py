@@ -18,10 +18,10 @@ from touche_llm.data.json_records import Count, Malformed, decode_json
 from touche_llm.data.transport import BROKEN_TRIES, parse_retry_after, read_body
 from touche_llm.errors import EngineError
 from touche_llm.llm.concurrency import PRIORITY, BackoffSlots
-from touche_llm.llm.engines.base import Completion, EngineFacts, Rejected, Transient, Unreachable
-from touche_llm.llm.engines.chat_reply import CHAT_PATH, ChatReply, chat_body, completion_of
+from touche_llm.llm.engines.base import Completion, EngineInfo, Rejected, Transient, Unreachable
+from touche_llm.llm.engines.chat_reply import CHAT_PATH, ChatReply, build_chat_body, read_completion
 from touche_llm.llm.engines.timeouts import QueueTimeout
-from touche_llm.llm.engines.vllm_common import chat, head_of, verify_engine
+from touche_llm.llm.engines.vllm_common import chat, match_prefix, verify_engine
 from touche_llm.llm.request import Message, Request
 
 # The server's own variable for its key, so that both sides can be set at once. The key is never written anywhere.
@@ -103,7 +103,7 @@ class VllmServer:
         assert self._session is not None
         await self._session.close()
 
-    async def connect(self, model: str | None, revision: str, top_logprobs: int) -> EngineFacts:
+    async def connect(self, model: str | None, revision: str, top_logprobs: int) -> EngineInfo:
         """Learn the model and its context, and prove that the server can do what the run needs.
 
         Args:
@@ -140,10 +140,10 @@ class VllmServer:
     async def complete(self, request: Request) -> Completion:
         """Answer one request; raises Transient or Rejected, and EngineError once another model answers."""
         sent_id = uuid4().hex
-        reply = await self._post(CHAT_PATH, chat_body(request) | {"request_id": sent_id}, ChatReply)
+        reply = await self._post(CHAT_PATH, build_chat_body(request) | {"request_id": sent_id}, ChatReply)
         self._check_id(reply.id, sent_id)
         self._check_model(reply.model)
-        return completion_of(reply, request.read_fields)
+        return read_completion(reply, request.logprob_fields)
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Number of prompt tokens of a chat, template included."""
@@ -154,14 +154,14 @@ class VllmServer:
         }
         return (await self._post("/tokenize", body, _Tokens)).count
 
-    async def head(self, text: str, tokens: int) -> str:
+    async def truncate(self, text: str, max_tokens: int) -> str:
         """The beginning of `text` that has about this many tokens; always a prefix of it."""
         body: dict[str, Any] = {"model": self.model, "prompt": text, "add_special_tokens": False}
         found = (await self._post("/tokenize", body, _Tokens)).tokens
-        if len(found) <= tokens:
+        if len(found) <= max_tokens:
             return text
-        decoded = (await self._post("/detokenize", {"model": self.model, "tokens": found[:tokens]}, _Text)).prompt
-        return head_of(text, decoded)
+        decoded = (await self._post("/detokenize", {"model": self.model, "tokens": found[:max_tokens]}, _Text)).prompt
+        return match_prefix(text, decoded)
 
     def _check_model(self, answering: str | None) -> None:
         """Raise EngineError where another model answers than the one that answered first."""
@@ -200,12 +200,12 @@ class VllmServer:
         return _read(path, await self._call("GET", path, None), reply)
 
     async def _post(self, path: str, body: dict[str, Any], reply: type[ReplyT]) -> ReplyT:
-        async with self._slots.held(PRIORITY.get()):
+        async with self._slots.hold(PRIORITY.get()):
             halvings = self._slots.halvings
             try:
                 content = await self._call("POST", path, orjson.dumps(body))
             except Transient as error:
-                if error.crowded:
+                if error.is_overload:
                     self._slots.halve(halvings)
                 raise
             self._slots.grow()
@@ -229,18 +229,18 @@ class VllmServer:
                 location = response.headers.get("Location", "")
         except aiohttp.ClientConnectorError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise Transient("server_error", "too many open files (ulimit -n)", crowded=True) from error
+                raise Transient("server_error", "too many open files (ulimit -n)", is_overload=True) from error
             raise Unreachable("server_error", f"cannot connect ({error.strerror or error})") from error
         except TimeoutError as error:
-            raise Transient("timeout", f"no answer within {self._timeout.seconds:g} s", crowded=True) from error
+            raise Transient("timeout", f"no answer within {self._timeout.seconds:g} s", is_overload=True) from error
         except aiohttp.InvalidURL as error:
             raise EngineError(f"{self.base_url}: not a URL; give --base-url like http://127.0.0.1:8000") from error
         except (aiohttp.ClientError, OSError) as error:
             reason = f"the connection broke: {type(error).__name__}: {_one_line(str(error))}"
             raise Transient("server_error", reason) from error
         if status in (408, 429) or status >= 500:
-            reason, crowded = f"HTTP {status}: {_problem(content)}", status in (429, 503)
-            raise Transient("server_error", reason, asked, crowded=crowded)
+            reason, is_overload = f"HTTP {status}: {_problem(content)}", status in (429, 503)
+            raise Transient("server_error", reason, asked, is_overload=is_overload)
         if status >= 400:
             raise Rejected(status, f"HTTP {status} from {path}: {_problem(content)}")
         if status >= 300:

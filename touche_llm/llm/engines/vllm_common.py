@@ -11,7 +11,7 @@ import orjson
 
 from touche_llm.errors import EngineError, UsageError
 from touche_llm.llm.answers import Unusable
-from touche_llm.llm.engines.base import Engine, EngineFacts, MissingLogprobs
+from touche_llm.llm.engines.base import Engine, EngineInfo, MissingLogprobs
 from touche_llm.llm.logprobs import check_logprobs
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 
@@ -22,7 +22,7 @@ _STRUCTURED_OUTPUTS = {"backend": "xgrammar", "disable_any_whitespace": True}
 _PROBE_WORD = "quokka-7351"
 
 
-def start_options(asked: Mapping[str, Any]) -> dict[str, Any]:
+def build_start_options(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a vLLM that the program starts: those that it needs, overridden by those of the user.
 
     If the environment switches torch.compile off, vLLM does not start without `enforce_eager`.
@@ -31,7 +31,7 @@ def start_options(asked: Mapping[str, Any]) -> dict[str, Any]:
     return {"structured_outputs_config": _STRUCTURED_OUTPUTS, **eager, **asked}
 
 
-def model_folder(model: str | None) -> Path:
+def check_model_folder(model: str | None) -> Path:
     """Return the folder of a model that the program serves itself.
 
     Raises:
@@ -57,7 +57,7 @@ def chat(messages: Sequence[Message]) -> list[dict[str, str]]:
     return [{"role": message.role, "content": message.content} for message in messages]
 
 
-def head_of(text: str, decoded: str) -> str:
+def match_prefix(text: str, decoded: str) -> str:
     """Return the beginning of `text` that its first tokens, decoded, stand for.
 
     A tokeniser that normalises does not return its input, but about as many characters.
@@ -75,7 +75,7 @@ async def verify_engine(
     version: str,
     chat_template_kwargs: Mapping[str, Any],
     top_logprobs: int,
-) -> EngineFacts:
+) -> EngineInfo:
     """Return the facts about an engine, once it has proved that it can do what the run needs.
 
     Args:
@@ -93,7 +93,7 @@ async def verify_engine(
     """
     overhead = await engine.count_tokens((Message("system", ""), Message("user", "")))
     await _check_answer(engine, where, model, chat_template_kwargs, top_logprobs)
-    return EngineFacts(model=model, revision=revision, context=context, overhead=overhead, engine=f"vllm {version}")
+    return EngineInfo(model=model, revision=revision, context=context, overhead=overhead, engine=f"vllm {version}")
 
 
 async def _check_answer(

@@ -36,7 +36,7 @@ def find_vllm() -> str:
 
 
 @asynccontextmanager
-async def guarded(
+async def run_guarded(
     command: Sequence[str], log: Path, variables: Mapping[str, str]
 ) -> AsyncIterator[tuple[subprocess.Popen[bytes], Callable[[], str]]]:
     """Run a command that ends with the block and with this process, whatever ends these (see `server_guard`).

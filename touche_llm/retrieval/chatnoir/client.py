@@ -16,7 +16,7 @@ from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics import build_query
 from touche_llm.data.transport import BROKEN_TRIES, TransientFailure
 from touche_llm.errors import UsageError
-from touche_llm.llm.concurrency import in_order
+from touche_llm.llm.concurrency import map_in_order
 from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments, ChatNoirSettings, Hit, MissingDocument, Page
 from touche_llm.retrieval.chatnoir.transport import HOW_TO_GIVE_A_KEY, HttpReply, Notify, Transport
 
@@ -209,7 +209,7 @@ async def retrieve_chatnoir(
             if not query.strip():
                 raise UsageError(f"topic {topic.id}: nothing to search for, its fields {', '.join(fields)} are empty")
             hits = sorted(await engine.search(query, depth), key=lambda hit: (-hit.score, hit.document_id))
-            texts = await in_order(engine.fetch, hits, _CONCURRENCY)
+            texts = await map_in_order(engine.fetch, hits, _CONCURRENCY)
             left_out = {
                 hit.document_id: text.reason
                 for hit, text in zip(hits, texts, strict=True)
