@@ -37,6 +37,12 @@ class ToucheError(Exception):
     def __init__(self, message: str) -> None:
         super().__init__(to_printable(message))
 
+    @property
+    def location(self) -> str:
+        """The file, `file:line`, option or setting at fault: the message up to its first `: `; may be empty."""
+        location, separator, _ = str(self).partition(": ")
+        return location if separator else ""
+
 
 class DataError(ToucheError):
     """Invalid or unreadable input file."""
