@@ -15,11 +15,14 @@ from touche_llm.data.records import RunLine
 from touche_llm.integrations.tira import detect_input
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.counts import Counts
+from touche_llm.llm.engines.base import EngineInfo
 from touche_llm.llm.model import ModelClient
 from touche_llm.pipeline import run_all as pipeline
+from touche_llm.pipeline.engines import store_engine_info
 from touche_llm.pipeline.judge import JudgingResult, judge_stage
 from touche_llm.pipeline.rank import rank_stage
 from touche_llm.pipeline.retrieve import retrieve_stage
+from touche_llm.pipeline.run_all import run_stages
 from touche_llm.tasks import get_task
 
 SAMPLE = SAMPLES / "comparative"
@@ -65,6 +68,18 @@ async def run_scripted(config: Config, out: Path, script: Any) -> tuple[list[Run
         await judge_stage(config, out, progress, model)
         await rank_stage(config, out, progress, model)
     return run_lines(out / "run.txt"), progress
+
+
+async def run_directly(config: Config, out: Path, engine: ScriptedEngine, facts: EngineInfo = FACTS) -> None:
+    """All stages with an engine in this process."""
+    with Cache(config.cache.file, config.cache.mode) as cache:
+        store_engine_info(facts, cache)
+        await run_stages(config, out, Silent(), ModelClient(engine_info=facts, engine=engine, cache=cache))
+
+
+def with_cache(config: Config, **settings: Any) -> Config:
+    """The configuration with other settings of the answer cache."""
+    return config.model_copy(update={"cache": config.cache.model_copy(update=settings)})
 
 
 async def run_on(server: FakeServer, config: Config, out: Path, *, overwrite: bool = False) -> JudgingResult:

@@ -83,6 +83,18 @@ def script_of(task: str) -> Script:
     return script
 
 
+def script_with_queries(task: str) -> Script:
+    """The answers written for a task's sample, and queries of an expansion."""
+    answers = script_of(task)
+
+    def script(request: Request) -> Mapping[str, Label | Mapping[Label, float]]:
+        if "query1" in request.schema["properties"]:
+            return {"query1": "cost and comfort", "query2": "reasons for it", "query3": "what people say"}
+        return answers(request)
+
+    return script
+
+
 def compared(kind: str, answers: list[Answer]) -> Mapping[str, Label | Mapping[Label, float]]:
     """The answer about several documents, made of those about each by a rule, with a liking for what stands first."""
     worth = [

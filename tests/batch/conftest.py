@@ -11,7 +11,10 @@ from typing import Any
 import orjson
 import pytest
 
+from tests.batch.stages import Waiting, export_stage, simple_config
+from tests.sample_runs import Silent
 from touche_llm.llm.engines import vllm_process
+from touche_llm.pipeline.retrieve import retrieve_stage
 
 ROOT = Path(__file__).parents[2]
 
@@ -200,3 +203,11 @@ class Programs:
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     return Programs(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+async def waiting(tmp_path: Path) -> Waiting:
+    """A folder with four requests exported."""
+    config, out = simple_config(tmp_path), tmp_path / "out"
+    await retrieve_stage(config, out, Silent())
+    return config, out, (await export_stage(config, out)).requests

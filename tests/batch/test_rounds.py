@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.batch.conftest import Programs
-from tests.sample_runs import Silent, config_for
+from tests.sample_runs import Silent, config_for, with_cache
 from touche_llm.batch import rounds
 from touche_llm.batch.rounds import answer_stage, run_by_files
 from touche_llm.config import Config, load_config
@@ -89,15 +89,49 @@ async def test_a_run_whose_runner_failed_resumes_with_what_is_missing(
     assert sent(programs) == [4, 4, 4, 6]
 
 
-async def test_errors_are_sent_again_until_a_round_brings_nothing(
-    config: Config, programs: Programs, tmp_path: Path
+async def test_a_request_without_an_answer_is_sent_in_two_more_rounds_and_then_a_failure(
+    programs: Programs, tmp_path: Path
 ) -> None:
     programs.behave(broken=1)
-    with pytest.raises(EngineError, match="1 status_500"):
+    config = config_of(tmp_path, programs, rank="judge", stance__depth=0)
+    outcome = await run_by_files(config, tmp_path / "out", Silent())
+    assert sent(programs) == [4, 1, 1]
+    (failure,) = outcome.failures
+    assert failure.attempts[-1].kind == "server_error" and "HTTP 500" in failure.attempts[-1].reason
+    # As with other failures, only `--retry-failures` sends them again.
+    programs.behave()
+    assert (await run_by_files(config, tmp_path / "out", Silent())).failures == [failure]
+    assert (await run_by_files(with_cache(config, retry_failures=True), tmp_path / "out", Silent())).failures == []
+    assert sent(programs)[3:] == [1]
+
+
+async def test_a_stage_without_any_answer_ends_the_run(config: Config, programs: Programs, tmp_path: Path) -> None:
+    programs.behave(broken=4)
+    with pytest.raises(EngineError, match="HTTP 500") as caught:
         await run_by_files(config, tmp_path / "out", Silent())
-    assert sent(programs) == [4, 1]
+    assert caught.value.location == str(config.cache.file.with_name("vllm.log"))
+    assert sent(programs) == [4]
     programs.behave()
     assert (await run_by_files(config, tmp_path / "out", Silent())).failures == []
+
+
+@pytest.mark.parametrize(("limit", "sizes"), [(2, [4, 1, 1]), (1, [4, 1])])
+async def test_after_an_interruption_a_few_requests_without_an_answer_are_failures(
+    limit: int, sizes: list[int], programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(tmp_path, programs, rank="judge", stance__depth=0)
+    monkeypatch.setattr(rounds, "_MAX_UNANSWERED", limit)
+    programs.behave(broken=1, fails_in_call=2)
+    with pytest.raises(EngineError):
+        await run_by_files(config, tmp_path / "out", Silent())
+    programs.behave(broken=1)
+    (programs.folder / "calls").unlink()
+    if limit > 1:
+        assert len((await run_by_files(config, tmp_path / "out", Silent())).failures) == 1
+    else:
+        with pytest.raises(EngineError, match="HTTP 500"):
+            await run_by_files(config, tmp_path / "out", Silent())
+    assert sent(programs) == sizes[1:]
 
 
 async def test_questions_without_a_usable_answer_are_failures_and_sent_again_once_if_wanted(
@@ -117,10 +151,10 @@ async def test_questions_without_a_usable_answer_are_failures_and_sent_again_onc
     assert (await run_by_files(retry, tmp_path / "out", Silent())).failures == []
 
 
-async def test_no_file_has_more_requests_than_an_import_reads(
+async def test_a_round_has_a_limited_number_of_requests(
     config: Config, programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounds, "MAX_REPLIES", 3)
+    monkeypatch.setattr(rounds, "_ROUND_REQUESTS", 3)
     await run_by_files(config, tmp_path / "out", Silent())
     assert sent(programs) == [3, 1, 3, 1, 3, 3]
 

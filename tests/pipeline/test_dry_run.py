@@ -15,20 +15,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.sample_runs import Silent, config_for
+from tests.sample_runs import Silent, config_for, run_directly, with_cache
 from tests.scripted_engine import FACTS, Label, Script, ScriptedEngine
-from tests.write_demo_cassette import script_of
+from tests.write_demo_cassette import script_of, script_with_queries
 from touche_llm.config import Config
 from touche_llm.errors import DataError
-from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.engines.dry_run import OverlayCache
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.dry_run import DryRun, StageName, estimate_cost
-from touche_llm.pipeline.engines import store_engine_info
 from touche_llm.pipeline.rank import rank_stage
 from touche_llm.pipeline.retrieve import retrieve_stage
-from touche_llm.pipeline.run_all import run_stages
 
 STAGES: tuple[StageName, ...] = ("retrieve", "judge", "rank")
 # Methods of which the answers do not change how often they ask.
@@ -40,28 +38,14 @@ SHORT: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def script_for(task: str) -> Script:
-    """The answers written for the sample, and other queries."""
-    answers = script_of(task)
-
-    def script(request: Request) -> Mapping[str, Label | Mapping[Label, float]]:
-        if "query1" in request.schema["properties"]:
-            return {"query1": "cost and comfort", "query2": "reasons for it", "query3": "what people say"}
-        return answers(request)
-
-    return script
-
-
 async def dry(config: Config, folder: Path | None = None, stages: Sequence[StageName] = STAGES) -> DryRun:
     return await estimate_cost(config, folder, stages, Silent())
 
 
 async def real(config: Config, out: Path, script: Script) -> Counter[str]:
-    """The same run with a scripted engine; how many requests of each prompt it was sent."""
+    """Number of requests of each prompt in the same run with a scripted engine."""
     engine = ScriptedEngine(script)
-    with Cache(config.cache.file, config.cache.mode) as cache:
-        store_engine_info(FACTS, cache)
-        await run_stages(config, out, Silent(), ModelClient(engine_info=FACTS, engine=engine, cache=cache))
+    await run_directly(config, out, engine)
     return Counter(request.origin.prompt for request in engine.requests)
 
 
@@ -87,7 +71,7 @@ async def test_the_run_sends_as_many_requests_as_the_dry_run_said(tmp_path: Path
     config = short(tmp_path, task, rank=EXACT, expansion__use=True, ranking__listwise={"window": 4, "stride": 2})
     said = await dry(config)
     assert said.context is None  # nothing is known of the engine yet
-    assert requests(said) == await real(config, tmp_path / "out", script_for(task))
+    assert requests(said) == await real(config, tmp_path / "out", script_with_queries(task))
     # What is in the cache now would not be sent again.
     again = await dry(config)
     assert (again.costs, again.context) == ([], FACTS.context)
@@ -142,7 +126,7 @@ async def test_what_a_part_of_the_run_asked_is_known(tmp_path: Path) -> None:
 async def test_a_cache_that_is_not_read_spares_nothing(tmp_path: Path, mode: CacheMode) -> None:
     config = short(tmp_path, rank=("judge", "pairwise:4"))
     first = await real(config, tmp_path / "one", script_of("comparative"))
-    anew = config.model_copy(update={"cache": config.cache.model_copy(update={"mode": mode})})
+    anew = with_cache(config, mode=mode)
     said = requests(await dry(anew))
     assert said == first
     assert await real(anew, tmp_path / "two", script_of("comparative")) == said

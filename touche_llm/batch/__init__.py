@@ -1,1 +1,1 @@
-"""Batch files: their runners, `vllm run-batch` and a Ray Data job, and runs made of them."""
+"""Batch files, the programs that answer them, and runs with them."""

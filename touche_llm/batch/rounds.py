@@ -1,20 +1,20 @@
-"""Runs whose requests are answered by batch files: export, run and import, until nothing is pending."""
+"""Runs with batch files: rounds of export, run and import until no request is pending."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-from touche_llm.batch.files import Import, asks_model, import_replies, pending_requests, request_line
+from touche_llm.batch.export import Export, pending_requests, request_line
+from touche_llm.batch.responses import Import, import_replies
 from touche_llm.batch.runner import TITLES, answer_file
+from touche_llm.batch.stage_run import sends_requests
 from touche_llm.config import Config
 from touche_llm.data.scratch import BUILDING, open_scratch, remove_abandoned
 from touche_llm.errors import EngineError
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engines.batch_replies import MAX_REPLIES
 from touche_llm.llm.engines.vllm_common import check_model_folder
 from touche_llm.pipeline.dry_run import StageName
 from touche_llm.pipeline.engines import LOG, store_engine_info
@@ -24,9 +24,15 @@ from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.run_all import check_files, run_judge, run_rank, run_retrieve
 from touche_llm.pipeline.run_lock import lock_run
 
+# Requests of a round, which an interruption loses: `vllm run-batch` writes its responses at the end. More would lose
+# more, fewer would load the model more often (about a minute each).
+_ROUND_REQUESTS = 50_000
+# As over HTTP, so many requests without any answer are the engine's fault.
+_MAX_UNANSWERED = 32
+
 
 async def run_by_files(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> JudgingResult:
-    """Run all stages, each after its requests were answered; arguments and errors as `pipeline.run_all`."""
+    """Run all stages with batch files; arguments and errors as `pipeline.run_all` and `answer_stage`."""
     check_files(config)
     await answer_stage("retrieve", config, folder, progress, overwrite=overwrite)
     failures = await run_retrieve(config, folder, progress, overwrite=overwrite)
@@ -40,16 +46,17 @@ async def run_by_files(config: Config, folder: Path, progress: Progress, *, over
 async def answer_stage(
     stage: StageName, config: Config, folder: Path, progress: Progress, *, overwrite: bool = False
 ) -> None:
-    """Have the engine's runner answer what a stage requests, in rounds, until the cache holds all answers.
+    """Run the engine's runner on the requests of a stage, in rounds, until the cache holds all answers.
 
-    A round answers all requests that do not depend on pending answers. Answers of finished rounds stay in the cache, so
-    that the same command resumes an interrupted one. A replay sends nothing.
+    A round answers requests that do not depend on pending answers. Answers of finished rounds stay in the cache, so
+    the same command resumes an interrupted stage. When two rounds in a row yield no answer, their requests are
+    recorded as failed, and the run continues as over HTTP. A replay sends nothing.
 
     Raises:
         UsageError: The folder holds a run with other settings, or the model's folder or its context is missing.
-        EngineError: The runner failed, or a round yielded nothing that can be stored.
+        EngineError: The runner failed, or answered none of the stage's requests.
     """
-    if config.cache.mode is CacheMode.REPLAY or not asks_model(stage, config):
+    if config.cache.mode is CacheMode.REPLAY or not sends_requests(stage, config):
         return
     if stage == "rank":
         check_inputs(folder, config)
@@ -57,42 +64,59 @@ async def answer_stage(
         check_settings(folder, config, stage, overwrite=overwrite)
     tokenizer = check_model_folder(config.engine.model)
     folder.mkdir(parents=True, exist_ok=True)
+    has_answers = give_up = False
     with lock_run(folder, f"batch {stage}", progress.warn):
         for number in count(1):
             export = await pending_requests(stage, config, folder, tokenizer, progress)
             if not export.requests:
                 with Cache(config.cache.file, config.cache.mode) as opened:
-                    # The stage reads them there; earlier answers may be those of another context.
+                    # The stage reads the facts there; earlier answers may be those of another context.
                     store_engine_info(export.batch.facts, opened)
                 return
-            requests = export.requests[:MAX_REPLIES]
-            cache = config.cache.file
-            cache.parent.mkdir(parents=True, exist_ok=True)
-            with open_scratch(cache.with_name("batch"), BUILDING) as (place, _):
-                with (place / "requests.jsonl").open("wb") as stream:
-                    stream.writelines(map(request_line, requests))
-                title = f"{stage}, round {number}: {len(requests):,} requests to {TITLES[config.engine.runner]}"
-                with progress.stage(title, 1) as done:
-                    responses = place / "responses.jsonl"
-                    await answer_file(config.engine, place / "requests.jsonl", responses, cache.with_name(LOG))
-                    done()
-                result = await import_replies(export.batch, folder, [responses], progress)
-                shutil.rmtree(place)
-            remove_abandoned(cache.parent)
-            _check_progress(result, stage, cache.with_name(LOG))
+            result = await _run_round(number, export, folder, progress, give_up=give_up)
             if result.done:
                 return
-            # The first round has sent them again.
+            if result.stored or result.unusable or result.refused:
+                has_answers, give_up = True, False
+            else:
+                if not has_answers:
+                    _check_failed_round(export, result)
+                give_up = True
+            # Only the first round repeats earlier failures.
             config = config.model_copy(update={"cache": config.cache.model_copy(update={"retry_failures": False})})
 
 
-def _check_progress(result: Import, stage: StageName, log: Path) -> None:
-    """Raise EngineError if a round stored nothing: the next one would send the same requests."""
-    if result.stored or result.unusable or result.refused:
+async def _run_round(number: int, export: Export, folder: Path, progress: Progress, *, give_up: bool) -> Import:
+    """Answer requests of an export and import the responses; remove all files of the round."""
+    config, stage = export.batch.config, export.batch.stage
+    requests = export.requests[:_ROUND_REQUESTS]
+    cache = config.cache.file
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    with open_scratch(cache.with_name("batch"), BUILDING) as (place, _):
+        with (place / "requests.jsonl").open("wb") as stream:
+            stream.writelines(map(request_line, requests))
+        title = f"{stage}, round {number}: {len(requests):,} requests to {TITLES[config.engine.runner]}"
+        with progress.stage(title, 1) as advance:
+            responses = place / "responses.jsonl"
+            await answer_file(config.engine, place / "requests.jsonl", responses, cache.with_name(LOG))
+            advance()
+        result = await import_replies(export.batch, folder, [responses], progress, give_up=give_up)
+        shutil.rmtree(place)
+    remove_abandoned(cache.parent)
+    return result
+
+
+def _check_failed_round(export: Export, result: Import) -> None:
+    """Raise EngineError if the engine seems unusable: a round had no answer, and no earlier round of this command had.
+
+    A few requests without an answer are accepted if the cache answers others of the stage: they may be the rest of an
+    interrupted run, which has to end like one without an interruption.
+    """
+    if export.cached and len(export.requests) < _MAX_UNANSWERED:
         return
-    kinds: Mapping[str, list[str]] = result.errors
-    listed = "; ".join(f"{len(reasons):,} {kind}, as {reasons[0]}" for kind, reasons in kinds.items())
+    log = export.batch.config.cache.file.with_name(LOG)
+    problems = "; ".join(f"{len(reasons):,} {kind}, as {reasons[0]}" for kind, reasons in result.errors.items())
     raise EngineError(
-        f"{log}: no response of this round of `{stage}` holds an answer: {listed}; remove the cause, which the log may "
-        "name, and run the same command again: earlier answers are in the cache"
+        f"{log}: no response of this round of `{export.batch.stage}` contains an answer: {problems}; fix the cause, "
+        "which may be in the log, and run the same command again: earlier answers are in the cache"
     )

@@ -1,4 +1,4 @@
-"""Runners: the programs that answer a file of requests, `vllm run-batch` and a Ray Data job."""
+"""Runners that answer a file of requests: `vllm run-batch` and a Ray Data job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from touche_llm.llm.settings import EngineConfig, Runner
 
 TITLES = {Runner.VLLM: "vllm run-batch", Runner.RAY: "the Ray Data job"}
 # Options of `ray.data.llm.vLLMEngineProcessorConfig`; all others are vLLM's.
-_OF_RAY = (
+_RAY_OPTIONS = (
     *("accelerator_type", "batch_size", "concurrency", "max_concurrent_batches", "max_pending_requests"),
     *("max_tasks_in_flight_per_actor", "placement_group_config", "runtime_env"),
 )
@@ -45,7 +45,7 @@ class _StructuredOutputs(JsonStruct, frozen=True):
 
 
 class _RayBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A body as `batch export` writes it; the Ray Data job hands on nothing else."""
+    """Body as written by `batch export`; the Ray Data job ignores other fields, so they are refused."""
 
     messages: list[msgspec.Raw]
     temperature: float
@@ -64,29 +64,29 @@ class _RayRequest(_Request, frozen=True):
 async def answer_file(
     engine: EngineConfig, requests: Path, responses: Path, log: Path, *, served_name: str | None = None
 ) -> int:
-    """Answer a file of requests with the engine's runner; write the responses whole or not at all.
+    """Answer a file of requests with the engine's runner; write all responses or none.
 
     Args:
         engine: Runner, folder of the model, context and options.
-        requests: Chat requests in the form of OpenAI's batch files.
+        requests: Chat requests in the format of OpenAI's batch files.
         responses: File to write or replace.
         log: File to which the runner's output is appended.
-        served_name: Name of the model in the requests; if None, it has to end with the name of the folder.
+        served_name: Name of the model in the requests; if None, its last part must be the name of the folder.
 
     Returns:
         The number of responses.
 
     Raises:
-        DataError: A line holds no chat request, or the requests are for several models.
-        UsageError: The model's folder is missing or named differently, or Ray is given no context.
-        EngineError: The runner is not installed or failed, or did not answer each request once.
+        DataError: A line is not a chat request, or the requests are for several models.
+        UsageError: The model's folder is missing or named differently, or the context for Ray is not set.
+        EngineError: The runner is not installed or failed, or did not answer every request exactly once.
     """
     keys, name = _read_requests(requests, _RayRequest if engine.runner is Runner.RAY else _Request)
     folder = check_model_folder(engine.model).absolute()
     if name != served_name and (served_name or folder.name != Path(name).name):
         raise UsageError(
-            f"{requests}: the requests are for the model {name}, not {served_name or folder.name}; if {folder} holds "
-            f"it, add --served-model-name {name}"
+            f"{requests}: the requests are for the model {name}, not {served_name or folder.name}; if {folder} "
+            f"contains it, add --served-model-name {name}"
         )
     title = TITLES[engine.runner]
     responses.parent.mkdir(parents=True, exist_ok=True)
@@ -100,11 +100,11 @@ async def answer_file(
         async with run_guarded(command, log, {"RAY_USAGE_STATS_ENABLED": "0"}) as (process, end_of_log):
             code = await asyncio.to_thread(process.wait)
         if code != 0:
-            raise EngineError(f"{requests}: {title} ended with code {code}; {end_of_log()}")
+            raise EngineError(f"{requests}: {title} exited with code {code}; {end_of_log()}")
         try:
-            _check(written, keys, name)
+            _check_responses(written, keys, name)
         except DataError as error:
-            raise EngineError(f"{requests}: {title} wrote no usable responses: {error}; {end_of_log()}") from error
+            raise EngineError(f"{requests}: {title} wrote unusable responses: {error}; {end_of_log()}") from error
         written.replace(responses)
         place.rmdir()
     remove_abandoned(responses.parent)
@@ -114,7 +114,7 @@ async def answer_file(
 def run_batch(
     requests: Path, responses: Path, model: str, name: str, context: int | None, options: Mapping[str, Any]
 ) -> list[str]:
-    """Return the command with which vLLM answers a file of requests, under the name that they give the model."""
+    """Return the command that answers a file of requests with vLLM; `name` is the model's name in the requests."""
     command = ["vllm", "run-batch", "-i", str(requests), "-o", str(responses), "--model", model]
     command += ["--served-model-name", name]
     return [*command, *flags(({} if context is None else {"max_model_len": context}) | dict(options))]
@@ -122,15 +122,17 @@ def run_batch(
 
 def _ray_job(engine: EngineConfig, requests: Path, responses: Path, folder: Path) -> list[str]:
     if engine.context is None:
-        raise UsageError("engine.context: the Ray Data job needs the context in tokens; give --context N")
+        raise UsageError("engine.context: not set, and the Ray Data job needs the context in tokens; add --context N")
     for name in ("ray", "vllm"):
         if find_spec(name) is None:
-            raise EngineError(f"{name} is not installed beside this Python: pip install 'touche-llm[ray]'")
-    vllm = build_start_options({name: value for name, value in engine.options.items() if name not in _OF_RAY})
+            raise EngineError(
+                f"engine.runner: ray needs {name}, which is not installed here; pip install 'touche-llm[ray]'"
+            )
+    vllm = build_start_options({name: value for name, value in engine.options.items() if name not in _RAY_OPTIONS})
     settings = {
         "folder": str(folder),
         "vllm": vllm | {"max_model_len": engine.context},
-        "ray": {name: value for name, value in engine.options.items() if name in _OF_RAY},
+        "ray": {name: value for name, value in engine.options.items() if name in _RAY_OPTIONS},
     }
     job = [sys.executable, "-m", "touche_llm.batch.ray_job"]
     return [*job, *map(os.path.abspath, (requests, responses)), orjson.dumps(settings).decode()]
@@ -142,31 +144,31 @@ def _read_requests(path: Path, form: type[_Request]) -> tuple[set[str], str]:
     name = ""
     for number, found in enumerate(iterate_records(path, form, "chat requests of `batch export`"), start=1):
         if found.custom_id in keys:
-            raise DataError(f"{path}:{number}: the id {found.custom_id:.80} occurs twice; each request needs its own")
+            raise DataError(f"{path}:{number}: the id {found.custom_id:.80} occurs twice; ids must be unique")
         if keys and found.body.model != name:
             raise DataError(
-                f"{path}:{number}: a request for the model {found.body.model:.80}, others are for {name:.80}; divide "
+                f"{path}:{number}: a request for the model {found.body.model:.80} in a file for {name:.80}; split "
                 "the file by model"
             )
         keys.add(found.custom_id)
         name = found.body.model
     if not keys:
-        raise DataError(f"{path}: no requests; write them with `touche-llm batch export`")
+        raise DataError(f"{path}: contains no requests; write them with `touche-llm batch export`")
     return keys, name
 
 
-def _check(path: Path, keys: set[str], name: str) -> None:
-    """Raise DataError unless a file holds one response to each request, of the model of this name."""
+def _check_responses(path: Path, keys: set[str], name: str) -> None:
+    """Raise DataError unless a file contains exactly one response to each request, by the model of this name."""
     replies = read_replies([path], name, logprobs=False)
     foreign = [reply.place for key, reply in replies.by_key.items() if key not in keys]
     others = [reply.place for reply in replies.by_key.values() if reply.problem and reply.problem.kind == "other_model"]
     missing = len(keys - replies.by_key.keys())
-    for places, what in (
-        (foreign, "answers no request of the file"),
-        (replies.repeated, "answers a request for the second time"),
-        (others, f"is of another model than {name}"),
+    for places, problem in (
+        (foreign, "the response is to none of the requests"),
+        (replies.repeated, "a second response to the same request"),
+        (others, f"the response is by another model than {name}"),
     ):
         if places:
-            raise DataError(f"{places[0]}: {what}")
+            raise DataError(f"{places[0]}: {problem}")
     if missing:
         raise DataError(f"{path}: {missing:,} of {len(keys):,} requests have no response")

@@ -11,8 +11,10 @@ from typing import Annotated
 
 import typer
 
-from touche_llm.batch.files import Batch, import_replies, pending_requests, read_batch, write_requests
+from touche_llm.batch.export import pending_requests, write_requests
+from touche_llm.batch.responses import import_replies
 from touche_llm.batch.runner import answer_file, run_batch
+from touche_llm.batch.stage_run import Batch, read_batch
 from touche_llm.cli import options as o
 from touche_llm.cli import stages
 from touche_llm.cli.output import Format, FormatOption, print_rows, say

@@ -41,6 +41,7 @@ class BatchEngine:
         tokenizer: ChatTokenizer | None,
         *,
         importing: bool,
+        give_up: bool = False,
     ) -> None:
         """Initialise the engine.
 
@@ -48,17 +49,18 @@ class BatchEngine:
             replies: Responses by key.
             tokenizer: The model's tokeniser, if there is one.
             importing: Whether a text that cannot be measured waits for the next export; otherwise it is an error.
+            give_up: Whether a response without an answer fails its request; otherwise only a refusal does.
         """
-        self._replies, self._tokenizer, self._importing = replies, tokenizer, importing
+        self._replies, self._tokenizer, self._importing, self._give_up = replies, tokenizer, importing, give_up
         self.pending: dict[str, Request] = {}
         self.taken: set[str] = set()
         self.fingerprint: str | None = None
 
     async def complete(self, request: Request) -> Completion:
-        """Answer a request; raises Rejected if vLLM refused it."""
+        """Answer a request; raise Rejected if its response holds no answer and it is not sent again."""
         key = request.key
         problem = self._replies.problem(key)
-        if problem is not None and problem.final:
+        if problem is not None and (problem.final or self._give_up):
             raise Rejected(_REFUSED, problem.reason)
         reply = self._replies.answer(key)
         if reply is None:

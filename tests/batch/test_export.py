@@ -1,0 +1,242 @@
+"""Export of pending requests as batch files."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from tests import batch_replies as b
+from tests.batch.stages import (
+    COMPARATIVE,
+    TokenCounter,
+    Waiting,
+    answer_by_files,
+    export_stage,
+    import_files,
+    replay,
+    short_config,
+    simple_config,
+)
+from tests.fake_server import FakeServer
+from tests.sample_runs import Silent, run_on
+from tests.scripted_engine import FACTS
+from touche_llm.batch import export
+from touche_llm.batch.export import Export, pending_requests, write_requests
+from touche_llm.batch.stage_run import read_batch
+from touche_llm.errors import UsageError
+from touche_llm.llm.cache import Cache
+from touche_llm.llm.engines.chat_reply import build_chat_body
+from touche_llm.llm.request import Message, Request
+from touche_llm.pipeline.retrieve import retrieve_stage
+from touche_llm.pipeline.run_files import BATCH
+
+
+async def test_lines_hold_the_bodies_that_a_server_receives(tmp_path: Path) -> None:
+    config = simple_config(tmp_path, engine__model="fake", engine__context=8192, rank=("judge",))
+    server = FakeServer()
+    await run_on(server, config, tmp_path / "asked")
+    elsewhere = config.model_copy(update={"cache": config.cache.model_copy(update={"file": tmp_path / "new.sqlite"})})
+    out = tmp_path / "out"
+    await retrieve_stage(elsewhere, out, Silent())
+    requests = (await export_stage(elsewhere, out)).requests
+    lines = b.read(out / "requests.jsonl")
+    assert [line["custom_id"] for line in lines] == [request.key for request in requests]
+    assert {(line["method"], line["url"]) for line in lines} == {("POST", "/v1/chat/completions")}
+    # A server gets an id for each request besides, which a file has as `custom_id`.
+    sent = [{name: value for name, value in each.items() if name != "request_id"} for each in server.asked]
+    assert sorted(orjson.dumps(line["body"]) for line in lines) == sorted(map(orjson.dumps, sent))
+    assert set(lines[0]) == {"custom_id", "method", "url", "body"}
+
+
+async def test_an_export_writes_nothing_but_its_files(waiting: Waiting, tmp_path: Path) -> None:
+    config, out, requests = waiting
+    assert len(requests) == 4
+    assert {path.name for path in out.iterdir()} == {
+        *("candidates.run.txt", "config.yaml", "ir-metadata.yml"),
+        *("batch.json", "requests.jsonl"),
+    }
+    assert not config.cache.file.exists()
+
+
+async def test_an_export_of_an_earlier_version_can_be_imported(waiting: Waiting) -> None:
+    config, out, _ = waiting
+    text = (out / BATCH).read_text()
+    assert '"name":"server"' in text
+    (out / BATCH).write_text(text.replace('"name":"server"', '"name":"offline"'))
+    managed = config.engine.model_copy(update={"name": "managed"})
+    assert read_batch(out).config == config.model_copy(update={"engine": managed})
+
+
+async def test_shards_hold_the_requests_in_order_and_replace_former_files(waiting: Waiting) -> None:
+    config, out, requests = waiting
+    found = await pending_requests("judge", config, out, None, Silent())
+    path = out / "requests.jsonl"
+    assert write_requests(found, out, path, 3) == [
+        (out / "requests-00001-of-00003.jsonl", 2),
+        (out / "requests-00002-of-00003.jsonl", 1),
+        (out / "requests-00003-of-00003.jsonl", 1),
+    ]
+    files = sorted(out.glob("requests*.jsonl"))
+    assert [line["custom_id"] for file in files for line in b.read(file)] == [request.key for request in requests]
+    assert not path.exists()
+    # No file is empty: a job of the queue would load the model for nothing.
+    assert len(write_requests(found, out, path, 9)) == 4
+    assert len(list(out.glob("requests*.jsonl"))) == 4
+    assert write_requests(Export(found.batch, [], 0), out, path, 2) == []
+    assert not list(out.glob("requests*.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("count", "shards"), [(5, 2), (5, 3), (7, 3), (7, 4), (8, 3), (10, 4), (11, 7), (12, 4), (3, 3)]
+)
+async def test_every_request_is_in_one_shard_and_shards_differ_by_one_request(
+    waiting: Waiting, count: int, shards: int
+) -> None:
+    config, out, requests = waiting
+    found = await pending_requests("judge", config, out, None, Silent())
+    many = [replace_origin(requests[n % len(requests)], n) for n in range(count)]
+    files = write_requests(Export(found.batch, many, 0), out, out / "many.jsonl", shards)
+    held = [[line["custom_id"] for line in b.read(file)] for file, _ in files]
+    assert [key for of_file in held for key in of_file] == [request.key for request in many]
+    assert [len(of_file) for of_file in held] == [size for _, size in files]
+    assert len(files) == shards and max(map(len, held)) - min(map(len, held)) <= 1
+
+
+def replace_origin(request: Request, number: int) -> Request:
+    """A request of a key of its own."""
+    user = Message("user", f"{request.messages[-1].content} {number}")
+    return dataclasses.replace(request, messages=(*request.messages[:-1], user))
+
+
+async def test_a_file_that_no_export_wrote_is_not_overwritten(waiting: Waiting) -> None:
+    config, out, _ = waiting
+    found = await pending_requests("judge", config, out, None, Silent())
+    for name in ("candidates.run.txt", "config.yaml"):
+        before = (out / name).read_bytes()
+        with pytest.raises(UsageError, match="--overwrite"):
+            write_requests(found, out, out / name, 1)
+        assert (out / name).read_bytes() == before
+
+
+async def test_requests_of_another_export_are_replaced_only_with_overwrite(waiting: Waiting) -> None:
+    config, out, requests = waiting
+    found = await pending_requests("judge", config, out, None, Silent())
+    other = out / "other.jsonl"
+    theirs = (out / "requests.jsonl").read_bytes().replace(b'"system"', b'"user"')
+    for name in ("other.jsonl", "other-00002-of-00009.jsonl"):
+        (out / name).write_bytes(theirs)
+        with pytest.raises(UsageError, match="--overwrite"):
+            write_requests(found, out, other, 1)
+        with pytest.raises(UsageError, match="--overwrite"):
+            write_requests(Export(found.batch, [], 0), out, other, 1)
+        assert (out / name).read_bytes() == theirs
+        assert write_requests(found, out, other, 1, overwrite=True) == [(other, len(requests))]
+        assert sorted(out.glob("other*")) == [other]
+        other.unlink()
+
+
+async def test_a_killed_export_leaves_no_file_that_the_next_one_refuses(
+    waiting: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, out, _ = waiting
+    found = await pending_requests("judge", config, out, None, Silent())
+    path = out / "requests.jsonl"
+    fewer = Export(found.batch, found.requests[:2], 0)
+    assert write_requests(fewer, out, path, 1) == [(path, 2)]
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(os, "replace", killed_after(1, os.replace))
+        write_requests(found, out, path, 1)
+    assert len(b.read(path)) == 2
+    assert write_requests(found, out, path, 1) == [(path, len(found.requests))]
+
+
+def killed_after(count: int, work: Callable[..., None]) -> Callable[..., None]:
+    """Return `work` for `count` calls; the next one raises KeyboardInterrupt."""
+    left = iter(range(count))
+
+    def call(*arguments: Any) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        work(*arguments)
+
+    return call
+
+
+async def test_files_are_written_whole_or_not_at_all(waiting: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, out, requests = waiting
+    found = await pending_requests("judge", config, out, None, Silent())
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+
+    problem = OSError("no space left")
+
+    def fails(request: Request) -> dict[str, Any]:
+        if request.key == requests[-1].key:
+            raise problem
+        return build_chat_body(request)
+
+    monkeypatch.setattr(export, "build_chat_body", fails)
+    with pytest.raises(OSError) as caught:
+        write_requests(found, out, out / "requests.jsonl", 3)
+    assert caught.value is problem
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+async def test_requests_of_a_topic_stay_together(tmp_path: Path) -> None:
+    config, out = short_config(tmp_path, expansion__use=False, engine__concurrency=2), tmp_path / "out"
+    await retrieve_stage(config, out, Silent())
+    await answer_by_files("judge", config, out, COMPARATIVE)
+    await replay("judge", config, out)
+    topics = [each.origin.topic_id for each in (await export_stage(config, out, "rank")).requests]
+    assert len(set(topics)) == 2 and topics == sorted(topics, key=topics.index)
+
+
+@pytest.mark.parametrize(
+    ("flags", "location"),
+    [
+        ({"engine__model": None}, "--model"),
+        ({"engine__context": None}, "--context"),
+        ({"cache__mode": "refresh"}, "cache.mode"),
+        ({"cache__mode": "off"}, "cache.mode"),
+    ],
+)
+async def test_an_export_needs_model_context_and_a_writable_cache(
+    tmp_path: Path, flags: dict[str, Any], location: str
+) -> None:
+    config = simple_config(tmp_path, **flags)
+    await retrieve_stage(config, tmp_path / "out", Silent())
+    with pytest.raises(UsageError) as caught:
+        await export_stage(config, tmp_path / "out")
+    assert caught.value.location == location
+
+
+async def test_model_and_context_are_taken_from_the_cache(waiting: Waiting) -> None:
+    config, out, requests = waiting
+    await import_files(out, b.write(out / "r.jsonl", b.answers(requests[:1], COMPARATIVE)))
+    unnamed = config.model_copy(update={"engine": config.engine.model_copy(update={"model": None, "context": None})})
+    assert [each.key for each in (await export_stage(unnamed, out)).requests] == [each.key for each in requests[1:]]
+
+
+async def test_a_stage_without_requests_has_nothing_pending(tmp_path: Path) -> None:
+    config = simple_config(tmp_path, rank=("judge", "fusion:4"))
+    for stage in ("retrieve", "rank"):
+        assert (await export_stage(config, tmp_path / "out", stage)).requests == []
+    assert not (tmp_path / "out").exists()
+
+
+async def test_the_tokeniser_of_another_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, out = simple_config(tmp_path), tmp_path / "out"
+    await retrieve_stage(config, out, Silent())
+    from touche_llm.pipeline.engines import store_engine_info
+
+    with Cache(config.cache.file) as cache:
+        store_engine_info(FACTS, cache)
+    monkeypatch.setattr(export, "ChatTokenizer", TokenCounter)
+    with pytest.raises(UsageError, match=r"\b0 tokens.*\bscripted\b.*\b32\b") as caught:
+        await export_stage(config, out, tokenizer=tmp_path)
+    assert caught.value.location == "--tokenizer"

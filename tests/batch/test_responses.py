@@ -1,0 +1,263 @@
+"""Import of responses into the answer cache."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from msgspec.structs import replace
+
+from tests import batch_replies as b
+from tests.batch.stages import COMPARATIVE, Waiting, export_stage, import_files, simple_config, stored_keys
+from tests.fake_server import GOOD as GOOD_ANSWER
+from tests.sample_runs import Silent, run_directly, with_cache
+from tests.scripted_engine import FACTS, ScriptedEngine
+from touche_llm.batch import responses
+from touche_llm.batch.responses import import_replies
+from touche_llm.batch.stage_run import read_batch
+from touche_llm.errors import DataError
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.engines.base import Completion
+from touche_llm.llm.engines.batch import BatchEngine
+from touche_llm.llm.engines.batch_replies import Replies, read_replies
+from touche_llm.llm.request import Request
+from touche_llm.pipeline.retrieve import retrieve_stage
+from touche_llm.pipeline.run_files import BATCH
+
+
+async def test_an_answer_is_stored_like_that_of_a_server(waiting: Waiting) -> None:
+    config, out, requests = waiting
+    done = await import_files(out, b.write(out / "r.jsonl", b.answers(requests, COMPARATIVE)))
+    assert (done.stored, done.unusable, done.errors, done.repeated, done.done) == (4, {}, {}, [], True)
+    engine = ScriptedEngine(COMPARATIVE)
+    direct_config = with_cache(config.model_copy(update={"rank": ("judge",)}), file=out.parent / "direct.sqlite")
+    await run_directly(direct_config, out.parent / "direct", engine)
+    with Cache(config.cache.file, CacheMode.REPLAY) as cache, Cache(out.parent / "direct.sqlite") as direct:
+        found = {entry.key: entry for entry in cache.find("answer")}
+        assert found.keys() == {entry.key for entry in direct.find("answer")}
+        for entry in direct.find("answer"):
+            mine = found[entry.key]
+            assert mine.value["tokens"] == entry.value["tokens"] and mine.value["text"] == entry.value["text"]
+            assert replace(mine, value={}) == replace(entry, value={})
+            assert mine.value["prompt_tokens"] == 100 and mine.value["completion_tokens"] == 9
+        (facts,) = cache.find("engine")
+    assert facts.value["engine"] == "batch files, vllm-0.32.0-01234567"
+    assert (facts.value["model"], facts.value["context"]) == ("scripted", FACTS.context)
+
+
+async def test_shards_can_be_imported_one_by_one_or_together(waiting: Waiting) -> None:
+    config, out, requests = waiting
+    lines = b.answers(requests, COMPARATIVE)
+    first, second = b.write(out / "1.jsonl", lines[:1]), b.write(out / "2.jsonl", lines[1:])
+    done = await import_files(out, first)
+    assert (done.stored, done.done) == (1, False)
+    assert [each.key for each in (await export_stage(config, out)).requests] == [each.key for each in requests[1:]]
+    assert (await import_files(out, first, second)).repeated == [f"{first}:1"]
+    assert stored_keys(config) == {request.key for request in requests}
+
+
+async def test_errors_are_counted_by_kind_and_stay_pending(waiting: Waiting) -> None:
+    config, out, requests = waiting
+    # As newer and older versions write them, and as the format has it; a status of the request's fault, as text alone,
+    # is one that `vllm run-batch` itself makes.
+    text, late = {"error": "Request must not be sent in stream mode"}, {"code": "expired", "message": "late"}
+    lines = [
+        b.refused(requests[0].key, 500),
+        b.refused(requests[1].key) | text,
+        {"id": "1", "custom_id": requests[2].key, "response": None, "error": late},
+        b.replied(requests[3].key, b.body("", finish_reason="abort")),
+    ]
+    done = await import_files(out, b.write(out / "r.jsonl", lines))
+    assert (done.stored, done.unusable, done.done, done.refused) == (0, {}, False, 0)
+    assert done.errors == {
+        "status_500": ["HTTP 500 from /v1/chat/completions: too long"],
+        "status_400": ["HTTP 400 from /v1/chat/completions: Request must not be sent in stream mode"],
+        "error": ["late"],
+        "finish_abort": ["the answer ended with 'abort'"],
+    }
+    assert [each.key for each in (await export_stage(config, out)).requests] == [each.key for each in requests]
+    assert not config.cache.file.exists()
+
+
+@pytest.mark.parametrize("code", [401, 403, 404, 408, 429, 500, 503])
+async def test_a_status_that_is_not_the_fault_of_the_request_leaves_it_pending(waiting: Waiting, code: int) -> None:
+    config, out, requests = waiting
+    done = await import_files(out, b.write(out / "r.jsonl", [b.refused(each.key, code) for each in requests]))
+    assert ({kind: len(each) for kind, each in done.errors.items()}, done.refused) == ({f"status_{code}": 4}, 0)
+    assert len((await export_stage(config, out)).requests) == 4
+
+
+async def test_an_answer_of_another_model_or_without_log_probabilities_is_not_stored(waiting: Waiting) -> None:
+    config, out, requests = waiting
+    lines = b.answers(requests, COMPARATIVE)
+    lines[0]["response"]["body"]["model"] = "other"
+    del lines[1]["response"]["body"]["model"]
+    lines[2]["response"]["body"]["choices"][0]["logprobs"] = None
+    done = await import_files(out, b.write(out / "r.jsonl", lines))
+    assert (done.stored, {kind: len(each) for kind, each in done.errors.items()}) == (
+        1,
+        {"other_model": 2, "no_logprobs": 1},
+    )
+    assert done.errors["other_model"][0].startswith("the answer is of the model 'other', not of scripted")
+    assert stored_keys(config) == {requests[3].key}
+    assert [each.key for each in (await export_stage(config, out)).requests] == [each.key for each in requests[:3]]
+
+
+async def test_answers_need_log_probabilities_only_if_requested(tmp_path: Path) -> None:
+    config, out = simple_config(tmp_path, sampling__logprobs=False), tmp_path / "out"
+    await retrieve_stage(config, out, Silent())
+    requests = (await export_stage(config, out)).requests
+    lines = [b.replied(each.key, b.body(GOOD_ANSWER, [])) for each in requests]
+    assert (await import_files(out, b.write(out / "r.jsonl", lines))).stored == len(requests)
+
+
+async def test_answers_used_before_an_error_of_the_stage_are_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, out = simple_config(tmp_path, engine__concurrency=1), tmp_path / "out"
+    await retrieve_stage(config, out, Silent())
+    requests = (await export_stage(config, out)).requests
+    answered, problem = BatchEngine.complete, DataError("the third is bad")
+
+    async def complete(self: BatchEngine, request: Request) -> Completion:
+        if request.key == requests[2].key:
+            raise problem
+        return await answered(self, request)
+
+    monkeypatch.setattr(BatchEngine, "complete", complete)
+    progress, path = Silent(), b.write(out / "r.jsonl", b.answers(requests, COMPARATIVE))
+    with pytest.raises(DataError) as caught:
+        await import_replies(read_batch(out), out, [path], progress)
+    assert caught.value is problem
+    assert stored_keys(config) == {each.key for each in requests[:2]}
+    (notice,) = progress.notices
+    assert notice.startswith("2 responses ")
+
+
+async def test_of_two_responses_the_first_answer_is_stored(waiting: Waiting) -> None:
+    config, out, requests = waiting
+    first, other, third = requests[:3]
+    last = b.answers([first], lambda _: {"relevance": 0, "quality": 0, "stance": "NO"})
+    lines = [*b.answers([first], COMPARATIVE), b.refused(other.key), *last, *b.answers([other], COMPARATIVE)]
+    path = b.write(out / "r.jsonl", [*lines, b.refused(third.key), b.refused(third.key)])
+    done = await import_files(out, path)
+    assert (done.stored, {kind: len(each) for kind, each in done.errors.items()}) == (2, {"status_400": 1})
+    assert sorted(done.repeated) == [f"{path}:2", f"{path}:3", f"{path}:6"]
+    with Cache(config.cache.file, CacheMode.REPLAY) as cache:
+        texts = {entry.key: entry.value["text"] for entry in cache.find("answer")}
+    assert texts[first.key] == lines[0]["response"]["body"]["choices"][0]["message"]["content"]
+
+
+async def test_an_unknown_id_is_refused_and_nothing_is_stored(waiting: Waiting) -> None:
+    config, out, requests = waiting
+    lines = [*b.answers(requests, COMPARATIVE), b.replied("0" * 64, b.body("{}"))]
+    path = b.write(out / "r.jsonl", lines)
+    with pytest.raises(DataError) as caught:
+        await import_files(out, path)
+    assert caught.value.location == f"{path}:5"
+    assert "0" * 64 in str(caught.value) and str(out) in str(caught.value)
+    assert not config.cache.file.exists()
+    assert not (out / "batch_unusable.jsonl").exists()
+
+
+def without(line: dict[str, Any], *path: Any) -> dict[str, Any]:
+    """A copy of a line that lacks a value."""
+    copy: Any = json.loads(json.dumps(line))
+    target = copy
+    for step in path[:-1]:
+        target = target[step]
+    del target[path[-1]]
+    return copy  # type: ignore[no-any-return]
+
+
+KEY = "1" * 64
+
+
+GOOD = b.replied(KEY, b.body('{"relevance":1}'))
+
+
+HOSTILE = {
+    "blank": b"",
+    "no JSON": b"{",
+    "no object": b"[]",
+    "no text": b"\xff\xfe",
+    "deep": b"[" * 100_000,
+    "deep error": b'{"custom_id": "1", "response": null, "error": ' + b"[" * 100_000,
+    "an id that is no text": orjson.dumps(GOOD | {"custom_id": 7}),
+    "no id": orjson.dumps(without(GOOD, "custom_id")),
+    "no response": orjson.dumps(without(GOOD, "response")),
+    "a status that is none": orjson.dumps(GOOD | {"response": {"status_code": "200", "body": {}}}),
+    "an answer without a body": orjson.dumps(without(GOOD, "response", "body")),
+    "a body without choices": orjson.dumps(without(GOOD, "response", "body", "choices")),
+    "choices that are none": orjson.dumps(GOOD | {"response": {"status_code": 200, "body": {"choices": [1]}}}),
+    "an endless log-probability": orjson.dumps(GOOD).replace(
+        b'"content":[]', b'"content":[{"token":"a","logprob":1e999}]'
+    ),
+    "an alternative that is none": orjson.dumps(GOOD).replace(
+        b'"content":[]', b'"content":[{"token":"a","logprob":-0.1,"top_logprobs":[7]}]'
+    ),
+    "too long": b'{"custom_id": "' + b"a" * (16 * 2**20) + b'"}',
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_a_malformed_line_is_named_and_nothing_is_stored(waiting: Waiting, name: str) -> None:
+    config, out, requests = waiting
+    path = b.write(out / "r.jsonl", b.answers(requests, COMPARATIVE))
+    path.write_bytes(path.read_bytes() + HOSTILE[name] + b"\n")
+    with pytest.raises(DataError) as caught:
+        await import_files(out, path)
+    assert caught.value.location == f"{path}:5"
+    assert len(str(caught.value)) < 1000
+    assert not config.cache.file.exists()
+
+
+async def test_a_missing_file_is_named(waiting: Waiting) -> None:
+    _, out, _ = waiting
+    with pytest.raises(DataError) as caught:
+        await import_files(out, out / "nowhere.jsonl")
+    assert caught.value.location == str(out / "nowhere.jsonl")
+    with pytest.raises(DataError, match="touche-llm batch export") as caught:
+        read_batch(out / "elsewhere")
+    assert caught.value.location == str(out / "elsewhere" / BATCH)
+
+
+@pytest.mark.parametrize("change", ["swapped", "emptied", "another model's refusal"])
+async def test_a_file_that_changes_during_the_import_stores_nothing(
+    waiting: Waiting, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    config, out, requests = waiting
+    lines = b.answers(requests, COMPARATIVE)
+    path = b.write(out / "r.jsonl", lines)
+    changed: dict[str, list[b.Line]] = {
+        "swapped": lines[::-1],
+        "emptied": [],
+        "another model's refusal": [b.refused(request.key) for request in requests],
+    }
+
+    def read_and_change(*args: Any, **options: Any) -> Replies:
+        replies = read_replies(*args, **options)
+        b.write(path, changed[change])
+        return replies
+
+    monkeypatch.setattr(responses, "read_replies", read_and_change)
+    with pytest.raises(DataError, match=r"r\.jsonl:\d"):
+        await import_files(out, path)
+    assert stored_keys(config) == set()
+
+
+async def test_an_import_names_the_first_response_beyond_its_limit(
+    waiting: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, out, requests = waiting
+    file = b.write(out / "r.jsonl", b.answers(requests, COMPARATIVE))
+    monkeypatch.setattr("touche_llm.llm.engines.batch_replies.MAX_REPLIES", len(requests) - 1)
+    with pytest.raises(DataError) as caught:
+        await import_files(out, file)
+    assert caught.value.location == f"{file}:{len(requests)}"
+    assert not config.cache.file.exists()
+    monkeypatch.setattr("touche_llm.llm.engines.batch_replies.MAX_REPLIES", len(requests))
+    assert (await import_files(out, file)).stored == len(requests)

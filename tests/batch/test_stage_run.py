@@ -1,0 +1,249 @@
+"""Runs of stages by export and import, compared with runs with an engine."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+
+from tests import batch_replies as b
+from tests.batch.stages import (
+    COMPARATIVE,
+    SHORT,
+    UNUSABLE,
+    TokenCounter,
+    Waiting,
+    answer_by_files,
+    export_stage,
+    import_files,
+    replay,
+    short_config,
+    simple_config,
+    stored_keys,
+)
+from tests.fake_server import FakeServer, good, says
+from tests.sample_runs import Silent, run_directly, run_on, with_cache
+from tests.scripted_engine import FACTS, ScriptedEngine
+from tests.write_demo_cassette import script_of, script_with_queries
+from touche_llm.batch import export
+from touche_llm.data.files import read_records
+from touche_llm.data.records import Failure
+from touche_llm.data.trec_runs import read_candidates
+from touche_llm.errors import DataError, ReplayMiss, UsageError
+from touche_llm.llm.cache import CacheMode
+from touche_llm.llm.engines.chat_reply import build_chat_body
+from touche_llm.llm.model import MAX_SAMPLES
+from touche_llm.llm.request import Request
+from touche_llm.pipeline.candidates import open_corpus
+from touche_llm.pipeline.engines import open_model
+from touche_llm.pipeline.retrieve import retrieve_stage
+from touche_llm.pipeline.run_all import run_all
+from touche_llm.tasks import get_task
+
+
+@pytest.mark.parametrize("task", SHORT)
+@pytest.mark.slow
+async def test_a_run_by_files_sends_the_requests_and_gives_the_files_of_a_direct_run(tmp_path: Path, task: str) -> None:
+    config, script = short_config(tmp_path, task), script_with_queries(task)
+    engine = ScriptedEngine(script)
+    await run_directly(with_cache(config, file=tmp_path / "direct.sqlite"), tmp_path / "direct", engine)
+    out, keys, rounds = tmp_path / "out", Counter[str](), {}
+    for stage in ("retrieve", "judge", "rank"):
+        found = await answer_by_files(stage, config, out, script)
+        await replay(stage, config, out)
+        keys.update(request.key for each in found for request in each)
+        rounds[stage] = [sorted({request.origin.prompt.split("/")[1] for request in each}) for each in found]
+    assert keys == Counter(request.key for request in engine.requests)
+    for name in ("run.txt", "judgments.jsonl", "comparisons.jsonl"):
+        assert (out / name).read_bytes() == (tmp_path / "direct" / name).read_bytes()
+    # What depends on answers comes in a later round.
+    of_judge = {
+        "comparative": [["objects"], ["judge"], ["stance"]],
+        "controversial": [["judge"], ["stance"]],
+        "sentence_pairs": [["sentence"], ["judge"], ["judge"]],
+    }
+    assert rounds["judge"] == of_judge[task]
+    assert len(rounds["retrieve"]) == (task == "comparative")
+    assert len(rounds["rank"]) > 1 if task != "sentence_pairs" else len(rounds["rank"]) == 1
+
+
+async def test_a_comparison_that_depends_on_another_is_not_pending_yet(tmp_path: Path) -> None:
+    config = simple_config(tmp_path).model_copy(update={"rank": ("judge", "sliding:4")})
+    out = tmp_path / "out"
+    await retrieve_stage(config, out, Silent())
+    await answer_by_files("judge", config, out, COMPARATIVE)
+    await replay("judge", config, out)
+    # The last pair, in both orders: which document meets the next one is not known yet.
+    assert len((await export_stage(config, out, "rank")).requests) == 2
+
+
+async def test_failures_by_files_equal_those_of_a_server(tmp_path: Path) -> None:
+    flags = {"engine__model": "fake", "engine__context": FACTS.context, "rank": ("judge", "pairwise:3")}
+    config = simple_config(tmp_path, **flags)
+    out = tmp_path / "out"
+    await retrieve_stage(config, out, Silent())
+    refused, useless = (each.document_id for each in read_candidates(out / "candidates.run.txt", depth=4)["3"][1:3])
+    with open_corpus(config, get_task("comparative"), Silent().warn) as corpus:
+        texts = {each: corpus.documents.get(each).text for each in (refused, useless)}
+
+    def fails(body: Mapping[str, Any]) -> str | None:
+        """What becomes of a request: a document that the engine refuses, and one that it says nothing usable about."""
+        shown = [each for each, text in texts.items() if text in body["messages"][-1]["content"]]
+        return "too long" if refused in shown else "Well" if useless in shown else None
+
+    async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        failed = fails(body)
+        if failed == "too long":
+            return web.json_response({"error": {"message": failed}}, status=400)
+        return await (says(failed) if failed else good)(request, body)
+
+    direct = tmp_path / "direct"
+    server = FakeServer(rest=answer, models=[{"id": "fake", "max_model_len": FACTS.context}])
+    file = config.cache.model_copy(update={"file": tmp_path / "direct.sqlite"})
+    failures = (await run_on(server, config.model_copy(update={"cache": file}), direct)).failures
+    assert Counter(len(each.attempts) for each in failures)[MAX_SAMPLES] >= 1
+
+    def line(request: Request) -> dict[str, Any]:
+        body = build_chat_body(request)
+        failed = fails(body)
+        if failed == "too long":
+            return b.refused(request.key)
+        labels = {name: each["enum"][0] for name, each in request.schema["properties"].items()}
+        return b.replied(request.key, b.body(failed or orjson.dumps(labels).decode(), model="fake"))
+
+    came: list[Failure] = []
+    for stage in ("judge", "rank"):
+        while found := (await export_stage(config, out, stage)).requests:
+            await import_files(out, b.write(out / "replies.jsonl", map(line, found)))
+        came += (await replay(stage, config, out)).failures
+    assert sorted(map(repr, came)) == sorted(map(repr, failures))
+    for name in ("run.txt", "judgments.jsonl", "failures.jsonl", "comparisons.jsonl", "comparison_failures.jsonl"):
+        assert (out / name).read_bytes() == (direct / name).read_bytes()
+    # Nor by one command for all the way.
+    whole = await run_all(with_cache(config, mode=CacheMode.REPLAY), out, Silent())
+    assert sorted(map(repr, whole.failures)) == sorted(map(repr, failures))
+
+
+async def test_a_replay_reports_refused_requests_as_failures(waiting: Waiting) -> None:
+    config, out, requests = waiting
+    done = await import_files(out, b.write(out / "r.jsonl", [b.refused(each.key) for each in requests]))
+    assert (done.refused, done.failed, done.done) == (4, 4, True)
+    assert len((await import_files(out, out / "r.jsonl")).repeated) == 4
+    await replay("judge", config, out)
+    assert len(read_records(out / "failures.jsonl", Failure, "failures")) == 4
+
+
+async def test_a_pending_resample_is_a_miss_in_replay(waiting: Waiting) -> None:
+    config, out, requests = waiting
+    lines = [b.replied(requests[0].key, UNUSABLE["not_json"]), *b.answers(requests[1:], COMPARATIVE)]
+    await import_files(out, b.write(out / "r.jsonl", lines))
+    with pytest.raises(ReplayMiss, match=f"topic 3 .*{requests[0].origin.document_id}"):
+        await replay("judge", config, out)
+
+
+async def test_a_request_fails_after_its_last_sample_and_a_replay_names_it(waiting: Waiting) -> None:
+    config, out, requests = waiting
+    await import_files(out, b.write(out / "r.jsonl", b.answers(requests[1:], COMPARATIVE)))
+    keys = []
+    while found := (await export_stage(config, out)).requests:
+        keys += [each.key for each in found]
+        lines = [b.replied(each.key, UNUSABLE["not_json"]) for each in found]
+        done = await import_files(out, b.write(out / "s.jsonl", lines))
+    assert len(set(keys)) == MAX_SAMPLES
+    assert (done.done, done.failed) == (True, 1)
+    assert (await export_stage(config, out)).failed == 1
+    assert not (out / "requests.jsonl").exists()
+    await replay("judge", config, out)
+    (failure,) = read_records(out / "failures.jsonl", Failure, "failures")
+    assert (failure.document_id, [each.sample for each in failure.attempts]) == (
+        requests[0].origin.document_id,
+        [0, 1, 2],
+    )
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+async def test_an_unusable_answer_leads_to_another_sample(waiting: Waiting, kind: str) -> None:
+    config, out, requests = waiting
+    lines = [b.replied(requests[0].key, UNUSABLE[kind]), *b.answers(requests[1:], COMPARATIVE)]
+    done = await import_files(out, b.write(out / "r.jsonl", lines))
+    assert {each: len(reasons) for each, reasons in done.unusable.items()} == {kind: 1}
+    assert (done.stored, done.done) == (3, False)
+    assert stored_keys(config) == {request.key for request in requests[1:]}
+    (again,) = (await export_stage(config, out)).requests
+    assert again == requests[0].resample(1, config.sampling.resample_temperature)
+    # Told again, the same reply is a repeated one.
+    repeated = await import_files(out, out / "r.jsonl")
+    assert (repeated.stored, repeated.unusable, len(repeated.repeated)) == (0, {}, 4)
+    assert (await import_files(out, b.write(out / "s.jsonl", b.answers([again], COMPARATIVE)))).done
+    await replay("judge", config, out)
+
+
+async def test_a_replay_finds_the_facts_of_a_batch(waiting: Waiting) -> None:
+    config, out, requests = waiting
+    await import_files(out, b.write(out / "r.jsonl", b.answers(requests, COMPARATIVE)))
+    mode = config.cache.model_copy(update={"mode": CacheMode.REPLAY})
+    engine = config.engine.model_copy(update={"model": None, "context": None})
+    async with open_model(config.model_copy(update={"cache": mode, "engine": engine})) as model:
+        assert (model.engine_info.model, model.engine_info.context) == ("scripted", FACTS.context)
+
+
+async def test_the_folder_can_be_moved_between_export_and_import(waiting: Waiting) -> None:
+    config, out, requests = waiting
+    moved = out.with_name("moved")
+    shutil.move(out, moved)
+    done = await import_files(moved, b.write(moved / "r.jsonl", b.answers(requests, COMPARATIVE)))
+    assert done.stored == 4
+
+
+async def test_answers_of_a_stage_that_fails_are_stored(tmp_path: Path) -> None:
+    config, out, written = short_config(tmp_path, "sentence_pairs"), tmp_path / "out", script_of("sentence_pairs")
+    await retrieve_stage(config, out, Silent())
+    with pytest.raises(DataError):
+        await answer_by_files("judge", config, out, lambda request: {**written(request), "stance": "NONE"})
+    last = {line["custom_id"] for line in b.read(out / "requests.jsonl")}
+    assert last and last <= stored_keys(config)
+
+
+@pytest.mark.parametrize(("task", "context"), [("comparative", 850), ("controversial", 1100)])
+async def test_documents_are_truncated_as_by_an_engine_with_this_tokeniser(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, context: int
+) -> None:
+    flags = {"depth": 4, "stance__depth": 1, "expansion__use": False, "engine__context": context}
+    config = short_config(tmp_path, task, **{**flags, "ranking__document_tokens": 40})
+    facts = FACTS.model_copy(update={"context": context, "overhead": 0})
+    script = script_with_queries(task)
+    engine = ScriptedEngine(script)
+    await run_directly(with_cache(config, file=tmp_path / "direct.sqlite"), tmp_path / "direct", engine, facts)
+    out = tmp_path / "out"
+    await retrieve_stage(config, out, Silent())
+    with pytest.raises(UsageError, match="--tokenizer FOLDER"):
+        await answer_by_files("judge", config, out, script)
+    monkeypatch.setattr(export, "ChatTokenizer", TokenCounter)
+    for stage in ("judge", "rank"):
+        await answer_by_files(stage, config, out, script, tmp_path)
+        await replay(stage, config, out)
+    assert stored_keys(config) == {request.key for request in engine.requests}
+    assert (out / "run.txt").read_bytes() == (tmp_path / "direct" / "run.txt").read_bytes()
+    assert b'"kept_chars"' in (out / "judgments.jsonl").read_bytes()
+    assert stored_keys(config, "fit")
+
+
+async def test_an_import_needs_no_tokeniser_even_if_the_next_export_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The objects are found first; the documents, which have to be measured, are asked about afterwards.
+    config = short_config(tmp_path, topic=("20",), depth=3, expansion__use=False, engine__context=700)
+    out = tmp_path / "out"
+    await retrieve_stage(config, out, Silent())
+    found = (await export_stage(config, out)).requests
+    assert {each.origin.prompt for each in found} == {"comparative/objects"}
+    done = await import_files(out, b.write(out / "r.jsonl", b.answers(found, COMPARATIVE)))
+    assert (done.stored, done.done) == (1, False)
+    with pytest.raises(UsageError, match="--tokenizer FOLDER"):
+        await export_stage(config, out)

@@ -1,0 +1,208 @@
+"""Export of a stage's pending requests as batch files."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import orjson
+
+from touche_llm.batch.stage_run import (
+    ENGINE,
+    Batch,
+    apply_overlay,
+    check_cache,
+    make_model,
+    read_batch,
+    run_stage,
+    sends_requests,
+)
+from touche_llm.config import Config
+from touche_llm.data.files import check_output, open_atomic, sha256, write_records
+from touche_llm.errors import UsageError
+from touche_llm.llm.cache import Cache
+from touche_llm.llm.engines.base import EngineInfo
+from touche_llm.llm.engines.batch import BatchEngine
+from touche_llm.llm.engines.batch_replies import Replies
+from touche_llm.llm.engines.chat_reply import CHAT_PATH, build_chat_body
+from touche_llm.llm.engines.dry_run import OverlayCache
+from touche_llm.llm.request import Message, Request
+from touche_llm.llm.tokenizer import ChatTokenizer
+from touche_llm.pipeline.dry_run import StageName, copy_run
+from touche_llm.pipeline.engines import assume_engine_info
+from touche_llm.pipeline.progress import Progress
+from touche_llm.pipeline.run_files import BATCH
+
+# Tokens that an unknown chat template is assumed to add: so many that no long document counts as short. A template
+# that adds more leads to truncated answers or refused requests, which are counted.
+_ASSUMED_OVERHEAD = 512
+_SHARD = re.compile(r"-\d{5}-of-\d{5}$")
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """Requests that a stage can send now, grouped by prompt and topic.
+
+    Attributes:
+        batch: Inputs of the export.
+        requests: Requests that the cache cannot answer.
+        failed: Number of requests with only unusable answers in all samples; they are not sent again.
+        cached: Number of requests that the cache answers.
+    """
+
+    batch: Batch
+    requests: list[Request]
+    failed: int
+    cached: int = 0
+
+
+async def pending_requests(
+    stage: StageName, config: Config, folder: Path, tokenizer: Path | None, progress: Progress
+) -> Export:
+    """Return the requests that a stage would send now and the cache cannot answer.
+
+    The only output is in the cache: how documents are truncated. Failures that are retried are removed from it.
+
+    Args:
+        stage: Stage to export.
+        config: Configuration of the stage.
+        folder: The run's folder, with the outputs of earlier stages.
+        tokenizer: Folder of the model's tokeniser; required if a document may be too long.
+        progress: Receives warnings and the progress of each stage.
+
+    Raises:
+        UsageError: The model or its context is unknown, a document has to be measured without a tokeniser, or the
+            cache is read-only. Names the missing option.
+    """
+    check_cache(config)
+    with copy_run(folder) as copy, OverlayCache(config.cache.file) as cache:
+        counter = None
+        if tokenizer is not None:
+            counter = ChatTokenizer(tokenizer, config.sampling.chat_template_kwargs)
+        facts = _known_facts(config, cache, counter)
+        engine = BatchEngine(Replies(), counter, importing=False)
+        model = make_model(config, facts, engine, cache)
+        if sends_requests(stage, config):
+            await run_stage(stage, config, copy, progress, model)
+        apply_overlay(cache, config)
+    batch = Batch(stage=stage, facts=facts, config=config)
+    requests = _group_by_topic(engine.pending.values())
+    return Export(batch, requests, model.counts.failures, model.counts.cache_hits)
+
+
+def write_requests(
+    export: Export, folder: Path, path: Path, shards: int, *, overwrite: bool = False
+) -> list[tuple[Path, int]]:
+    """Write requests as OpenAI's batch files: all files or none.
+
+    Files of the folder's last export to the same name are replaced, and removed if nothing is pending.
+
+    Args:
+        export: The requests.
+        folder: The run's folder, in which the inputs of the export are recorded.
+        path: File to write; shards have their number before the suffix.
+        shards: Maximum number of files; their numbers of requests differ by at most one.
+        overwrite: Whether other files of that name may be replaced and removed as well.
+
+    Returns:
+        The files, each with its number of requests.
+
+    Raises:
+        UsageError: A file of that name exists that the last export did not write.
+    """
+    count = len(export.requests)
+    shards = min(shards, count)
+    known = set(read_batch(folder).written) if (folder / BATCH).exists() else set()
+    old = _find_former_files(path, known, overwrite)
+    files: list[tuple[Path, int]] = []
+    written: list[str] = []
+    if count:
+        folder.mkdir(parents=True, exist_ok=True)
+        waiting = iter(export.requests)
+        with ExitStack() as stack:
+            for number in range(1, shards + 1):
+                name = path.with_name(f"{path.stem}-{number:05}-of-{shards:05}{path.suffix}") if shards > 1 else path
+                size = math.ceil((count - sum(size for _, size in files)) / (shards - number + 1))
+                stream = stack.enter_context(open_atomic(name))
+                digest = hashlib.sha256()
+                for request in islice(waiting, size):
+                    line = request_line(request)
+                    digest.update(line)
+                    stream.write(line)
+                written.append(digest.hexdigest())
+                files.append((name, size))
+            # Recorded before the files get their names, together with the former files: so the next export may replace
+            # whatever a killed one leaves.
+            former = {sha256(file) for file in old} & known
+            hashes = (*written, *sorted(former - set(written)))
+            write_records(folder / BATCH, [export.batch.model_copy(update={"written": hashes})])
+    for file in old - {name for name, _ in files}:
+        file.unlink()
+    return files
+
+
+def request_line(request: Request) -> bytes:
+    """Return a request as a line of a batch file."""
+    line = {"custom_id": request.key, "method": "POST", "url": CHAT_PATH, "body": build_chat_body(request)}
+    return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _known_facts(config: Config, cache: Cache, tokenizer: ChatTokenizer | None) -> EngineInfo:
+    """Return the facts about the engine that are known without a request.
+
+    Raises:
+        UsageError: The name of the model or its context is unknown, or the tokeniser is another model's.
+    """
+    known = assume_engine_info(config, cache)
+    if not known.model:
+        raise UsageError(
+            "--model: the name of the model is unknown, and keys and requests contain it; give the name under which "
+            "vLLM will serve it (--model NAME)"
+        )
+    if not known.engine and config.engine.context is None:
+        raise UsageError(
+            "--context: the context of the model is unknown, and documents are truncated to fit; give the number of "
+            "tokens that vLLM will allow (--context N)"
+        )
+    overhead = known.overhead if known.engine else _ASSUMED_OVERHEAD
+    if tokenizer is not None:
+        counted = tokenizer.count_tokens((Message("system", ""), Message("user", "")))
+        if known.engine and counted != overhead and (overhead != _ASSUMED_OVERHEAD or counted > overhead):
+            raise UsageError(
+                f"--tokenizer: its chat template adds {counted} tokens, but that of {known.model} in {cache.path} adds "
+                f"{overhead}; give the folder of that model"
+            )
+        overhead = counted
+    return known.model_copy(update={"overhead": overhead, "engine": ENGINE})
+
+
+def _group_by_topic(requests: Iterable[Request]) -> list[Request]:
+    """Return requests grouped by prompt and topic: a prefix cache reuses their common beginning."""
+    groups: dict[tuple[str, str], list[Request]] = {}
+    for request in requests:
+        groups.setdefault((request.origin.prompt, request.origin.topic_id), []).append(request)
+    return [request for group in groups.values() for request in group]
+
+
+def _find_former_files(path: Path, known: set[str], overwrite: bool) -> set[Path]:
+    """Return the files of an earlier export to this name, whole or in shards.
+
+    Raises:
+        UsageError: One of them is not a file, or its hash is not in `known` and `overwrite` is not set.
+    """
+    found = {path} if path.exists() else set()
+    if path.parent.is_dir():
+        for file in path.parent.iterdir():
+            stem, shard = _SHARD.subn("", file.stem)
+            if shard and stem == path.stem and file.suffix == path.suffix:
+                found.add(file)
+    for file in found:
+        if not (file.is_file() and sha256(file) in known):
+            check_output(file, overwrite)
+    return found

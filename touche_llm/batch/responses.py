@@ -1,0 +1,112 @@
+"""Import of batch responses into the answer cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from touche_llm.batch.stage_run import ENGINE, Batch, apply_overlay, check_cache, make_model, run_stage
+from touche_llm.errors import DataError, ToucheError
+from touche_llm.llm.answers import OUTCOMES, UnusableAnswer
+from touche_llm.llm.engines.batch import BatchEngine
+from touche_llm.llm.engines.batch_replies import Replies, read_replies
+from touche_llm.llm.engines.dry_run import OverlayCache
+from touche_llm.pipeline.dry_run import copy_run
+from touche_llm.pipeline.engines import store_engine_info
+from touche_llm.pipeline.progress import Progress
+
+
+@dataclass(slots=True)
+class Import:
+    """Outcomes of an import; each response is counted once.
+
+    Attributes:
+        stored: Number of answers that were added to the cache.
+        unusable: Reasons of the unusable answers, by kind.
+        errors: Messages of the responses without an answer, by kind.
+        refused: Number of requests among `errors` that are recorded as failed; they are not sent again.
+        repeated: `file:line` of each response to a request that has an answer or an earlier response.
+        done: Whether no request is pending.
+        failed: Number of requests with only unusable answers in all samples.
+    """
+
+    stored: int = 0
+    unusable: dict[str, list[str]] = field(default_factory=dict)
+    errors: dict[str, list[str]] = field(default_factory=dict)
+    refused: int = 0
+    repeated: list[str] = field(default_factory=list)
+    done: bool = False
+    failed: int = 0
+
+
+async def import_replies(
+    batch: Batch, folder: Path, paths: Sequence[Path], progress: Progress, *, give_up: bool = False
+) -> Import:
+    """Store responses in the cache like answers of a server: those of all files, or none.
+
+    Args:
+        batch: Inputs of the export.
+        folder: The run's folder.
+        paths: Files of responses.
+        progress: Receives warnings and the progress of each stage.
+        give_up: Whether every response without an answer is recorded as a failure of its request; otherwise only
+            those that the engine refused, and the others stay pending.
+
+    Raises:
+        DataError: A line is not a response, or answers no request of the export; names file and line. Nothing is
+            stored.
+        ToucheError: The stage failed with these answers. They are stored.
+    """
+    config = batch.config
+    check_cache(config)
+    replies = read_replies(paths, batch.facts.model, logprobs=config.sampling.top_logprobs > 0)
+    result = Import(repeated=list(replies.repeated))
+    with copy_run(folder) as copy, OverlayCache(config.cache.file) as cache:
+        engine = BatchEngine(replies, None, importing=True, give_up=give_up)
+        model = make_model(config, batch.facts, engine, cache)
+        problem: ToucheError | None = None
+        try:
+            result.done = await run_stage(batch.stage, config, copy, progress, model)
+        except ToucheError as error:
+            problem = error  # Raised once the answers are stored.
+        # The overlay iterates over its own entries only.
+        failed = {entry.key: entry.read(UnusableAnswer) for entry in cache.entries() if entry.kind == "unusable"}
+        unused = _count_unanswered(replies, engine, cache, failed, result)
+        if unused and problem is None:
+            raise DataError(
+                f"{unused[0]}: the id is neither that of a pending request of {folder} nor that of an answer in the "
+                "cache; nothing of these files is stored; import responses to the last export of this folder"
+            )
+        for key, answer in failed.items():
+            if key in engine.taken:
+                result.unusable.setdefault(answer.kind, []).append(answer.reason)
+        result.stored = len(engine.taken - failed.keys())
+        result.failed = model.counts.failures
+        if result.stored or failed:
+            name = f"{ENGINE}, {engine.fingerprint}" if engine.fingerprint else ENGINE
+            store_engine_info(batch.facts.model_copy(update={"engine": name}), cache)
+        apply_overlay(cache, config)
+    if problem is not None:
+        if unused:
+            progress.warn(f"{len(unused):,} responses were not reached and are not stored; import them again later")
+        raise problem
+    return result
+
+
+def _count_unanswered(
+    replies: Replies, engine: BatchEngine, cache: OverlayCache, failed: dict[str, UnusableAnswer], result: Import
+) -> list[str]:
+    """Add the responses without a new answer to the result; return `file:line: id` of those to no known request."""
+    unused: list[str] = []
+    for key, reply in replies.by_key.items():
+        if key in engine.taken:
+            continue
+        if key not in failed and cache.get(key, OUTCOMES) is not None:
+            result.repeated.append(reply.place)
+        elif reply.problem is not None and (key in engine.pending or key in failed):
+            result.errors.setdefault(reply.problem.kind, []).append(reply.problem.reason)
+            result.refused += key in failed
+        else:
+            unused.append(f"{reply.place}: {key:.80}")
+    return unused
