@@ -101,7 +101,7 @@ class Searched:
 def stored(place: Place) -> float:
     """Seconds to store the corpus."""
     started = time.perf_counter()
-    ensure_store(place.corpus, place.index, get_task(place.task).read_corpus, notify=lambda _: None).close()
+    ensure_store(place.corpus, place.index, get_task(place.task).read_corpus, warn=lambda _: None).close()
     return time.perf_counter() - started
 
 

@@ -78,7 +78,7 @@ def documents_of(folder: Path, pool: int | None) -> tuple[dict[str, list[str]], 
     rankings: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory() as index:
         corpus = folder / "passages.jsonl.gz"
-        with ensure_store(corpus, Path(index), task.read_corpus, skip_bad_lines=False, notify=_tell) as store:
+        with ensure_store(corpus, Path(index), task.read_corpus, skip_bad_lines=False, warn=_tell) as store:
             found = ensure_index(store, retriever.bm25, _tell).retrieve(
                 topics, fields=retriever.query, depth=len(store)
             )

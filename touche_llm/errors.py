@@ -1,8 +1,11 @@
-"""Exceptions of this program, and helpers for their messages: `location: problem; what to do`."""
+"""Exceptions of this program, and helpers for messages: `location: problem; what to do`."""
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+# Shows a line that the user should read.
+Warn = Callable[[str], None]
 
 _ADVICE = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "; free some space and run the same command again"),

@@ -37,7 +37,7 @@ def store_of(folder: Path, documents: list[list[str]]) -> DocumentStore:
     corpus = folder / "corpus.jsonl"
     lines = (json.dumps({"id": f"d{n}", "contents": " ".join(words)}) for n, words in enumerate(documents))
     corpus.write_text("\n".join(lines))
-    return ensure_store(corpus, folder / "index", read_passages, notify=quiet)
+    return ensure_store(corpus, folder / "index", read_passages, warn=quiet)
 
 
 def rankings(
@@ -60,7 +60,7 @@ def test_real_rankings_are_the_same(tmp_path: Path) -> None:
     if not (REAL / "passages.jsonl.gz").exists():
         pytest.skip(f"no {REAL / 'passages.jsonl.gz'}")
     topics = read_topics(REAL / "topics.xml")
-    with closing(ensure_store(REAL / "passages.jsonl.gz", tmp_path / "index", read_passages, notify=quiet)) as store:
+    with closing(ensure_store(REAL / "passages.jsonl.gz", tmp_path / "index", read_passages, warn=quiet)) as store:
         pairs = rankings(store, topics)
     assert len(pairs) == 50
     for ours, theirs in pairs:

@@ -45,7 +45,7 @@ def test_ids_that_are_damaged_or_gone_are_an_error_that_says_what_to_do(
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"id": "a", "contents": "one"}\n{"id": "b", "contents": "two"}\n')
     folder = tmp_path / "index"
-    ensure_store(corpus, folder, read_passages, notify=lambda _: None).close()
+    ensure_store(corpus, folder, read_passages, warn=lambda _: None).close()
     file = folder / name
     if change is None:
         file.unlink()

@@ -271,7 +271,7 @@ def test_texts_of_any_kind_come_back_as_they_were(tmp_path: Path) -> None:
         csv.writer(stream).writerows([HEADER, *map(row, range(3))])
     whole = {part.id: (part, each) for _, each in read_arguments(tmp_path / "args.csv") for part in each.parts}
     wanted = {"2__0", "0__2", "0__1"}
-    with ensure_store(tmp_path / "args.csv", tmp_path / "index", read_arguments, notify=lambda _: None) as store:
+    with ensure_store(tmp_path / "args.csv", tmp_path / "index", read_arguments, warn=lambda _: None) as store:
         with (tmp_path / "kept.csv").open("wb") as kept:
             write_arguments(wanted, store, kept)
     found = [each for _, each in read_arguments(tmp_path / "kept.csv")]

@@ -44,7 +44,7 @@ def make_store(tmp_path: Path) -> Iterator[MakeStore]:
     def make(texts: dict[str, str]) -> DocumentStore:
         corpus = tmp_path / "corpus.jsonl"
         corpus.write_text("".join(json.dumps({"id": i, "contents": text}) + "\n" for i, text in texts.items()))
-        opened.append(ensure_store(corpus, tmp_path / "index", read_passages, notify=lambda message: None))
+        opened.append(ensure_store(corpus, tmp_path / "index", read_passages, warn=lambda message: None))
         return opened[-1]
 
     yield make

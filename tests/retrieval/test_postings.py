@@ -32,7 +32,7 @@ def store_of(folder: Path, texts: list[str]) -> DocumentStore:
     folder.mkdir(exist_ok=True)
     corpus = folder / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"id": f"d{n}", "contents": text}) + "\n" for n, text in enumerate(texts)))
-    return ensure_store(corpus, folder / "index", read_passages, notify=lambda _: None)
+    return ensure_store(corpus, folder / "index", read_passages, warn=lambda _: None)
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def make_store(folder: Path) -> DocumentStore:
             yield line, Document(name, " ".join(texts), title="A conclusion", side="PRO", parts=parts)
 
     (folder / "corpus").touch()
-    return ensure_store(folder / "corpus", folder / "index", read, notify=lambda _: None)
+    return ensure_store(folder / "corpus", folder / "index", read, warn=lambda _: None)
 
 
 def retrieved(folder: Path, **settings: float) -> list[tuple[str, float]]:

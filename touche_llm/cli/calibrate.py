@@ -87,14 +87,14 @@ def calibrate(
 
 
 def _tell_unused(examples: CalibrationSet) -> None:
-    notify = ConsoleProgress().warn
+    warn = ConsoleProgress().warn
     if examples.without:
-        notify(
+        warn(
             f"not used, since the run has no probabilities of them: {len(examples.without):,} of the judged documents "
             f"(topic and document): {shorten(examples.without)}"
         )
     if examples.elsewhere:
-        notify(f"not used, since they are not in the run: {examples.elsewhere:,} of the judged documents")
+        warn(f"not used, since they are not in the run: {examples.elsewhere:,} of the judged documents")
 
 
 def _show_report(output: Format, report: CrossValidation, out: Path) -> None:

@@ -48,7 +48,7 @@ def load_elasticsearch(
         k1=bm25.k1,
         b=bm25.b,
         skip_bad_lines=skip_bad_lines,
-        notify=ConsoleProgress().warn,
+        warn=ConsoleProgress().warn,
     )
     manifest = asyncio.run(load)
     if output is Format.TABLE:

@@ -193,9 +193,9 @@ def tell(qrels: Qrels, evaluations: Sequence[Evaluation], runs: Iterable[Given],
         if qrels.stances and not each.first_stage and each.folder and (imputed := _imputed(each.folder)):
             said.append(f"{each.name}: stances that are imputed, since no answer could be used: {imputed:,}")
     sys.stdout.flush()
-    notify = ConsoleProgress().warn
+    warn = ConsoleProgress().warn
     for note in said:
-        notify(note)
+        warn(note)
 
 
 def show_figures(

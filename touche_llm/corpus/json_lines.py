@@ -8,7 +8,7 @@ from typing import IO, Any, TypeVar
 
 from touche_llm.data.lines import ID_FORM, MAX_LINE, is_word, parse_json_object, read_lines
 from touche_llm.data.records import Document
-from touche_llm.errors import BadLine, DataError
+from touche_llm.errors import BadLine, DataError, Warn
 
 RowT = TypeVar("RowT")
 
@@ -81,9 +81,9 @@ def parse_documents(
 class SkippedLines:
     """Skipped bad lines of a corpus: counted, written to a listing, the first ones reported."""
 
-    def __init__(self, corpus: Path, notify: Callable[[str], None], listing: IO[str] | None = None) -> None:
+    def __init__(self, corpus: Path, warn: Warn, listing: IO[str] | None = None) -> None:
         self.count = 0
-        self._corpus, self._notify, self._listing = corpus, notify, listing
+        self._corpus, self._warn, self._listing = corpus, warn, listing
 
     def add(self, bad: BadLine, documents: int) -> None:
         """Record a skipped line.
@@ -102,7 +102,7 @@ class SkippedLines:
                 f"{MAX_BAD_LINES:,} bad lines, or as many as documents, are left out; is this the corpus?"
             ) from bad
         if self.count <= _REPORTED_BAD_LINES:
-            self._notify(f"left out: {bad}")
+            self._warn(f"left out: {bad}")
         if self._listing is not None:
             self._listing.write(f"{bad}\n")
 

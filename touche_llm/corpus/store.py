@@ -21,7 +21,7 @@ from touche_llm.data.folder_files import INDEX_FILES
 from touche_llm.data.json_records import JsonModel
 from touche_llm.data.records import Document
 from touche_llm.data.scratch import recover
-from touche_llm.errors import BadLine, DataError, UsageError
+from touche_llm.errors import BadLine, DataError, UsageError, Warn
 
 FORMAT = 3
 _DATABASE = "documents.sqlite"
@@ -240,7 +240,7 @@ def _read_manifest(folder: Path) -> StoreManifest:
 
 
 def ensure_store(
-    corpus: Path, folder: Path, read: Reader, *, skip_bad_lines: bool = False, notify: Callable[[str], None]
+    corpus: Path, folder: Path, read: Reader, *, skip_bad_lines: bool = False, warn: Warn
 ) -> DocumentStore:
     """Open the store of `corpus` in `folder`; build it if it is missing or outdated.
 
@@ -259,12 +259,12 @@ def ensure_store(
         stale = _why_stale(_read_manifest(folder), corpus, folder, skip_bad_lines)
         if stale is None:
             return DocumentStore(folder)
-        notify(f"{stale}; storing {corpus} again")
+        warn(f"{stale}; storing {corpus} again")
     elif folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UsageError(f"{folder}: not empty and not an index; choose another folder")
     else:
-        notify(f"storing the documents of {corpus} in {folder}")
-    _build(corpus, folder, read, skip_bad_lines, notify)
+        warn(f"storing the documents of {corpus} in {folder}")
+    _build(corpus, folder, read, skip_bad_lines, warn)
     return DocumentStore(folder)
 
 
@@ -297,7 +297,7 @@ def _why_stale(manifest: StoreManifest, corpus: Path, folder: Path, skip_bad_lin
     return None
 
 
-def _build(corpus: Path, folder: Path, read: Reader, skip_bad_lines: bool, notify: Callable[[str], None]) -> None:
+def _build(corpus: Path, folder: Path, read: Reader, skip_bad_lines: bool, warn: Warn) -> None:
     before = read_file_state(corpus)
     ids, part_ids = IdWriter(), IdWriter()
     parents: array[int] = array("q")
@@ -307,7 +307,7 @@ def _build(corpus: Path, folder: Path, read: Reader, skip_bad_lines: bool, notif
             closing(connect(str(building / _DATABASE))) as database,
             listing.open("w", encoding="utf-8") as lines,
         ):
-            left_out = SkippedLines(corpus, notify, lines)
+            left_out = SkippedLines(corpus, warn, lines)
 
             def on_bad_line(bad: BadLine) -> None:
                 left_out.add(bad, len(ids))
@@ -355,7 +355,7 @@ def _build(corpus: Path, folder: Path, read: Reader, skip_bad_lines: bool, notif
         )
         write_records(building / "manifest.json", [manifest])
     if left_out.count:
-        notify(f"left out {left_out.count} bad lines of {corpus}, all listed in {folder / _BAD_LINES}")
+        warn(f"left out {left_out.count} bad lines of {corpus}, all listed in {folder / _BAD_LINES}")
 
 
 def _insert(database: sqlite3.Connection, document: Document, line: int, row: int, part_row: int) -> str:

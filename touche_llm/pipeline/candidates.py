@@ -12,7 +12,7 @@ from touche_llm.corpus.store import DocumentStore, TextTable, ensure_store
 from touche_llm.data.records import Candidate, Queries, Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_candidates
-from touche_llm.errors import DataError, UsageError, shorten
+from touche_llm.errors import DataError, UsageError, Warn, shorten
 from touche_llm.judging.pointwise import Documents
 from touche_llm.judging.sentence_pairs import PairDocuments
 from touche_llm.ranking.expansion import fuse_queries
@@ -24,8 +24,6 @@ from touche_llm.retrieval.okapi import OkapiIndex
 from touche_llm.retrieval.sentences import retrieve_sentences, select_distinct
 from touche_llm.tasks.base import Task
 from touche_llm.text.analysis import Analyzer
-
-Warn = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ def open_corpus(config: Config, task: Task, warn: Warn) -> Iterator[Corpus]:
             yield Corpus(found, found, None, place)
     elif config.elasticsearch is not None:
         k1, b = config.retriever.k1, config.retriever.b
-        with ElasticIndex(config.elasticsearch, k1=k1, b=b, notify=warn) as index:
+        with ElasticIndex(config.elasticsearch, k1=k1, b=b, warn=warn) as index:
             yield Corpus(index, index, None, index.description)
     else:
         with open_local_corpus(config.corpus, config.index, task, config.skip_bad_lines, warn) as corpus:
@@ -78,7 +76,7 @@ def open_local_corpus(
     """Open a corpus file, stored first unless the store is up to date, or an index without its file."""
     if file is not None:
         folder = index or index_folder(file)
-        store = ensure_store(file, folder, task.read_corpus, skip_bad_lines=skip_bad_lines, notify=warn)
+        store = ensure_store(file, folder, task.read_corpus, skip_bad_lines=skip_bad_lines, warn=warn)
     else:
         assert index is not None
         store = DocumentStore(index)
@@ -107,7 +105,7 @@ def build_index(
 ) -> DocumentStore:
     """Store and index a corpus unless store and index are up to date."""
     folder = folder or index_folder(corpus)
-    store = ensure_store(corpus, folder, task.read_corpus, skip_bad_lines=skip_bad_lines, notify=warn)
+    store = ensure_store(corpus, folder, task.read_corpus, skip_bad_lines=skip_bad_lines, warn=warn)
     try:
         for units in _list_units(store, task):
             ensure_index(units, settings, warn)

@@ -10,7 +10,7 @@ from typing import Any
 
 from touche_llm.config import Config
 from touche_llm.data.records import Cut, Document, Reading, Topic
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import DataError, UsageError, Warn
 from touche_llm.judging.pointwise import Documents, RequestBuilder, find_objects, request_answer
 from touche_llm.llm.answers import AnswerModel, AnswerT, FailedRequest, get_labels
 from touche_llm.llm.concurrency import Slots, map_in_order
@@ -18,7 +18,7 @@ from touche_llm.llm.engines.base import Completion, Engine
 from touche_llm.llm.logprobs import compute_expected_grade, get_most_probable, read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Request
-from touche_llm.pipeline.candidates import Corpus, Warn, choose_topics, find_candidates, open_corpus
+from touche_llm.pipeline.candidates import Corpus, choose_topics, find_candidates, open_corpus
 from touche_llm.prompts.answers import MAX_DOCUMENTS
 from touche_llm.prompts.catalog import load_named
 from touche_llm.prompts.prompt import Prompt

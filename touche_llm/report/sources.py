@@ -9,10 +9,10 @@ from typing import Any
 
 from touche_llm.config import Config
 from touche_llm.data.records import Document, Topic
-from touche_llm.errors import PromptError, ToucheError, UsageError
+from touche_llm.errors import PromptError, ToucheError, UsageError, Warn
 from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.pipeline.candidates import Corpus, Warn, open_corpus
+from touche_llm.pipeline.candidates import Corpus, open_corpus
 from touche_llm.pipeline.common import load_prompts
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.tasks.base import Question, Task

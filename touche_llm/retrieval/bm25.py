@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ from touche_llm.data.files import read_record, replace_folder, write_records
 from touche_llm.data.folder_files import BM25_FILES
 from touche_llm.data.json_records import JsonModel
 from touche_llm.data.scratch import recover
-from touche_llm.errors import DataError
+from touche_llm.errors import DataError, Warn
 from touche_llm.retrieval.base import FirstStage
 from touche_llm.retrieval.postings import Block, read_postings
 from touche_llm.text import analysis
@@ -73,7 +72,7 @@ def get_index_folder(table: TextTable) -> Path:
     return table.folder / f"bm25-{table.name}"
 
 
-def ensure_index(table: TextTable, settings: Bm25Settings, notify: Callable[[str], None]) -> Bm25Index:
+def ensure_index(table: TextTable, settings: Bm25Settings, warn: Warn) -> Bm25Index:
     """Open the BM25 index of documents or parts; build it if it is missing or has other settings.
 
     After an interruption the old index remains.
@@ -84,9 +83,9 @@ def ensure_index(table: TextTable, settings: Bm25Settings, notify: Callable[[str
         stale = _why_stale(_read_manifest(folder), settings, table)
         if stale is None:
             return open_index(table, settings)
-        notify(f"{folder}: {stale}; indexing again")
+        warn(f"{folder}: {stale}; indexing again")
     else:
-        notify(f"indexing {len(table):,} {table.noun} in {folder}")
+        warn(f"indexing {len(table):,} {table.noun} in {folder}")
     _build(table, settings, folder)
     return open_index(table, settings)
 

@@ -53,14 +53,14 @@ class Loader:
             k1=k1,
             b=b,
             skip_bad_lines=skip_bad_lines,
-            notify=self.notices.append,
+            warn=self.notices.append,
         )
         return asyncio.run(load)
 
 
 @contextmanager
 def opened(server: FakeElasticsearch, *, k1: float = 1.5, b: float = 0.75, **changes: Any) -> Iterator[ElasticIndex]:
-    with ElasticIndex(settings_for(server, **changes), k1=k1, b=b, notify=print) as index:
+    with ElasticIndex(settings_for(server, **changes), k1=k1, b=b, warn=print) as index:
         yield index
 
 

@@ -52,7 +52,7 @@ def test_the_ranking_is_that_of_the_index_on_disk_with_lucenes_bm25(
 ) -> None:
     topics, corpus, fields = read_topics(SAMPLE / "topics.xml"), SAMPLE / "passages.jsonl", ("title", "narrative")
     Loader(server, corpus)(k1=k1, b=b)
-    with ensure_store(corpus, tmp_path / "index", read_passages, notify=print) as store:
+    with ensure_store(corpus, tmp_path / "index", read_passages, warn=print) as store:
         index = ensure_index(store, Bm25Settings(method="lucene", k1=k1, b=b), print)
         local = list(index.retrieve(topics, fields=fields, depth=20))
     with opened(server, k1=k1, b=b) as there:

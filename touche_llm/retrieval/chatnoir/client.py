@@ -15,10 +15,10 @@ from touche_llm.data.lines import is_word
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics import build_query
 from touche_llm.data.transport import BROKEN_TRIES, TransientFailure
-from touche_llm.errors import UsageError
+from touche_llm.errors import UsageError, Warn
 from touche_llm.llm.concurrency import map_in_order
 from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments, ChatNoirSettings, Hit, MissingDocument, Page
-from touche_llm.retrieval.chatnoir.transport import HOW_TO_GIVE_A_KEY, HttpReply, Notify, Transport
+from touche_llm.retrieval.chatnoir.transport import HOW_TO_GIVE_A_KEY, HttpReply, Transport
 
 MAX_DOCUMENT_BYTES = 4 * 2**20
 # ChatNoir lowers `from` to keep `from + size` within this window, so pages beyond it would repeat.
@@ -33,15 +33,15 @@ _CONCURRENCY = 8
 class ChatNoir:
     """ChatNoir behind a cache. An asynchronous context manager."""
 
-    def __init__(self, settings: ChatNoirSettings, notify: Notify) -> None:
+    def __init__(self, settings: ChatNoirSettings, warn: Warn) -> None:
         """Open the cache without sending a request; only searches that are not cached need a key.
 
         Raises:
             UsageError: The key has an invalid form.
             DataError: The cache is a file of another program.
         """
-        self._settings, self._notify = settings, notify
-        self._transport = Transport(settings, notify)
+        self._settings, self._warn = settings, warn
+        self._transport = Transport(settings, warn)
         self._documents = ChatNoirDocuments(settings)
 
     async def __aenter__(self) -> ChatNoir:
@@ -90,7 +90,7 @@ class ChatNoir:
             if count == 0 or (count < size and start >= page.total):
                 break
         if unnamed:
-            self._notify(f"ChatNoir: {query!r}: {unnamed} results without a TREC id left out")
+            self._warn(f"ChatNoir: {query!r}: {unnamed} results without a TREC id left out")
         return list(hits.values())[:depth]
 
     async def fetch(self, hit: Hit) -> str | MissingDocument:
@@ -181,7 +181,7 @@ async def retrieve_chatnoir(
     settings: ChatNoirSettings,
     fields: tuple[str, ...],
     depth: int,
-    notify: Notify,
+    warn: Warn,
     advance: Callable[[], None],
 ) -> list[list[Candidate]]:
     """Search each topic and fetch the documents found, unless they are cached.
@@ -192,7 +192,7 @@ async def retrieve_chatnoir(
         fields: Fields of the topic that form the query. ChatNoir requires all words in a page, and reads `-word`,
             `"a phrase"`, `site:` and the like as operators.
         depth: Max documents per topic.
-        notify: Called with a notice about documents that are skipped for lack of usable text.
+        warn: Called with a notice about documents that are skipped for lack of usable text.
         advance: Called after each topic.
 
     Returns:
@@ -203,7 +203,7 @@ async def retrieve_chatnoir(
         EngineError: As `ChatNoir.search` and `ChatNoir.fetch`.
     """
     rankings = []
-    async with ChatNoir(settings, notify) as engine:
+    async with ChatNoir(settings, warn) as engine:
         for topic in topics:
             query = build_query(topic, fields)
             if not query.strip():
@@ -217,7 +217,7 @@ async def retrieve_chatnoir(
             }
             if left_out:
                 named = ", ".join(f"{ident} ({reason})" for ident, reason in left_out.items())
-                notify(f"topic {topic.id}: {len(left_out)} of {len(hits)} documents left out: {named}")
+                warn(f"topic {topic.id}: {len(left_out)} of {len(hits)} documents left out: {named}")
             kept = [hit for hit in hits if hit.document_id not in left_out]
             rankings.append(
                 [Candidate(topic.id, hit.document_id, rank, hit.score) for rank, hit in enumerate(kept, start=1)]

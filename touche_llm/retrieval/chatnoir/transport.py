@@ -16,7 +16,7 @@ import orjson
 from pydantic import SecretStr
 
 from touche_llm.data.transport import TransientFailure, parse_retry_after, read_body, retry
-from touche_llm.errors import EngineError, UsageError
+from touche_llm.errors import EngineError, UsageError, Warn
 from touche_llm.retrieval.chatnoir.cache import API_KEY_VARIABLE, ChatNoirSettings
 
 HOW_TO_GIVE_A_KEY = (
@@ -25,7 +25,6 @@ HOW_TO_GIVE_A_KEY = (
 )
 _SHORTEST_KEY = 8
 
-Notify = Callable[[str], None]
 ResultT = TypeVar("ResultT")
 
 
@@ -64,14 +63,14 @@ class Transport:
     # without aliases, so `from` is sent as `start` and every page is the first one; it also blocks and supports neither
     # Retry-After nor typed errors.
 
-    def __init__(self, settings: ChatNoirSettings, notify: Notify) -> None:
+    def __init__(self, settings: ChatNoirSettings, warn: Warn) -> None:
         """Read the key without sending a request.
 
         Raises:
             UsageError: The key has an invalid form.
         """
         self.key = _read_key(settings)
-        self._settings, self._notify = settings, notify
+        self._settings, self._warn = settings, warn
         self._has_reported = False
         self._limiter = RateLimiter(settings.requests_per_second)
         self._session: aiohttp.ClientSession | None = None
@@ -131,7 +130,7 @@ class Transport:
         if not self._has_reported:
             self._has_reported = True
             place, seconds = self._settings.base_url, self._settings.retry_for
-            self._notify(f"{place}: {failed}; tried again for up to {seconds:g} s (chatnoir.base_url)")
+            self._warn(f"{place}: {failed}; tried again for up to {seconds:g} s (chatnoir.base_url)")
 
     async def _send(self, path: str, limit: int, params: Mapping[str, str] | None, body: bytes | None) -> HttpReply:
         """Send a request once, within the rate limit; raise an error for a status other than 200 and 404."""
@@ -178,7 +177,7 @@ class Transport:
                 f"replies so far are in {self._settings.cache}: resume then with the same command"
             )
         if seconds > 0:
-            self._notify(f"ChatNoir: {problem}; waiting for {seconds:,.0f} s as requested")
+            self._warn(f"ChatNoir: {problem}; waiting for {seconds:,.0f} s as requested")
             self._limiter.hold(seconds)
 
     def clean(self, text: str) -> str:

@@ -15,7 +15,7 @@ from touche_llm.corpus.store import Reader
 from touche_llm.data.files import read_file_state, sha256
 from touche_llm.data.records import Document
 from touche_llm.data.transport import TransientFailure
-from touche_llm.errors import BadLine, DataError, UsageError
+from touche_llm.errors import BadLine, DataError, UsageError, Warn
 from touche_llm.retrieval.elasticsearch.search import Shards, fetch_lines, manifest_request, open_server
 from touche_llm.retrieval.elasticsearch.settings import (
     ANALYSIS,
@@ -23,7 +23,6 @@ from touche_llm.retrieval.elasticsearch.settings import (
     RETRYABLE_STATUSES,
     ElasticManifest,
     ElasticsearchSettings,
-    Notify,
     index_body,
     meta_of,
 )
@@ -73,7 +72,7 @@ async def load_corpus(
     k1: float,
     b: float,
     skip_bad_lines: bool,
-    notify: Notify,
+    warn: Warn,
 ) -> ElasticManifest:
     """Load a corpus into an index, unless it is loaded; resume a load that was interrupted.
 
@@ -90,26 +89,26 @@ async def load_corpus(
     before = read_file_state(corpus)
     wanted = ElasticManifest(format=FORMAT, corpus=corpus.name, sha256=sha256(corpus), k1=k1, b=b, analysis=ANALYSIS)
     place = f"{settings.url}, index {settings.index}"
-    with open_server(settings, notify) as server:
+    with open_server(settings, warn) as server:
         found = await server.request(*manifest_request(settings.index))
         resumed = found is not None
         if found is None:
             await _create(server, wanted, settings)
-            notify(f"loading {corpus} into {place}")
+            warn(f"loading {corpus} into {place}")
             # Another process may have created it meanwhile.
             found = await server.request(*manifest_request(settings.index))
         elif found.documents is None:
-            notify(f"{place}: an earlier load did not end; going on, documents that are there are not sent again")
+            warn(f"{place}: an earlier load did not end; going on, documents that are there are not sent again")
         _check(found, wanted, skip_bad_lines, place)
         if found is not None and found.documents is not None:
             return found
-        load = _Load(server, settings.index, corpus, skip_bad_lines=skip_bad_lines, resumed=resumed, notify=notify)
+        load = _Load(server, settings.index, corpus, skip_bad_lines=skip_bad_lines, resumed=resumed, warn=warn)
         try:
             for line, document in read(corpus, load.bad_line if skip_bad_lines else None):
                 await load.add(line, document)
             await load.flush()
         except (KeyboardInterrupt, asyncio.CancelledError):
-            notify(f"{place}: {load.documents:,} documents are stored; the same command resumes")
+            warn(f"{place}: {load.documents:,} documents are stored; the same command resumes")
             raise
         if read_file_state(corpus) != before:
             raise DataError(
@@ -128,9 +127,9 @@ async def load_corpus(
             lambda response: None,
         )
     if load.there:
-        notify(f"{load.there:,} of the documents were there from an earlier load")
+        warn(f"{load.there:,} of the documents were there from an earlier load")
     if load.left_out.count:
-        notify(f"left out {load.left_out.count} bad lines of {corpus}")
+        warn(f"left out {load.left_out.count} bad lines of {corpus}")
     return complete
 
 
@@ -182,13 +181,13 @@ class _Load:
     """Load in progress: the next batch, and counts of the documents in the index."""
 
     def __init__(
-        self, server: Server, name: str, corpus: Path, *, skip_bad_lines: bool, resumed: bool, notify: Notify
+        self, server: Server, name: str, corpus: Path, *, skip_bad_lines: bool, resumed: bool, warn: Warn
     ) -> None:
         # Documents in the index, and those of them that an earlier load sent.
         self.documents = self.there = 0
-        self.left_out = SkippedLines(corpus, notify)
+        self.left_out = SkippedLines(corpus, warn)
         self._server, self._name, self._corpus = server, name, corpus
-        self._skip, self._resumed, self._notify = skip_bad_lines, resumed, notify
+        self._skip, self._resumed, self._warn = skip_bad_lines, resumed, warn
         # The line of the corpus and the two lines of the request, by id.
         self._batch: _Batch = {}
         self._bytes = 0
@@ -223,7 +222,7 @@ class _Load:
             await self._send(batch)
         if time.monotonic() - self._noticed > _NOTICE_EVERY:
             self._noticed = time.monotonic()
-            self._notify(f"{self.documents:,} documents so far")
+            self._warn(f"{self.documents:,} documents so far")
 
     def _account_for(self, there: dict[str, int], lines: dict[str, int]) -> int:
         """Return how many documents of the index came from these lines; one from another line is another document."""

@@ -12,14 +12,13 @@ from touche_llm.data.lines import is_word
 from touche_llm.data.records import Candidate, Document, Topic
 from touche_llm.data.topics import build_query
 from touche_llm.data.transport import run_coroutine
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import DataError, UsageError, Warn
 from touche_llm.retrieval.elasticsearch.settings import (
     ANALYSIS,
     FORMAT,
     META,
     ElasticManifest,
     ElasticsearchSettings,
-    Notify,
 )
 
 if TYPE_CHECKING:  # the client is loaded when a server is opened
@@ -123,7 +122,7 @@ class ElasticIndex:
     then, and the event loop never waits for Elasticsearch. Other documents are fetched when they are needed.
     """
 
-    def __init__(self, settings: ElasticsearchSettings, *, k1: float, b: float, notify: Notify) -> None:
+    def __init__(self, settings: ElasticsearchSettings, *, k1: float, b: float, warn: Warn) -> None:
         """Open the index.
 
         Raises:
@@ -132,7 +131,7 @@ class ElasticIndex:
             EngineError: As `Server`.
         """
         self._name = settings.index
-        self._server = open_server(settings, notify)
+        self._server = open_server(settings, warn)
         try:
             self.manifest = self._checked(settings, k1, b)
         except BaseException:
@@ -263,7 +262,7 @@ class ElasticIndex:
         return manifest
 
 
-def open_server(settings: ElasticsearchSettings, notify: Notify) -> Server:
+def open_server(settings: ElasticsearchSettings, warn: Warn) -> Server:
     """Return the server; raises UsageError if the client is not installed, and as `Server`."""
     try:
         from touche_llm.retrieval.elasticsearch.server import Server
@@ -271,7 +270,7 @@ def open_server(settings: ElasticsearchSettings, notify: Notify) -> Server:
         raise UsageError(
             f"--retriever elasticsearch needs the official client ({error}): pip install 'elasticsearch>=8.17'"
         ) from error
-    return Server(settings, notify)
+    return Server(settings, warn)
 
 
 async def _get(server: Server, name: str, ids: list[str], field: Literal["line", "text"]) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from elasticsearch.serializer import OrjsonSerializer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from touche_llm.data.transport import TransientFailure, retry
-from touche_llm.errors import EngineError, UsageError
-from touche_llm.retrieval.elasticsearch.settings import RETRYABLE_STATUSES, ElasticsearchSettings, Notify
+from touche_llm.errors import EngineError, UsageError, Warn
+from touche_llm.retrieval.elasticsearch.settings import RETRYABLE_STATUSES, ElasticsearchSettings
 
 KEY_VARIABLE, USER_VARIABLE, PASSWORD_VARIABLE = (
     "ELASTICSEARCH_API_KEY",
@@ -63,14 +63,14 @@ class Server:
     # documents, and nothing public turns that off. Neither waits before it repeats a request after a 429 or 503 (15
     # requests in 7 ms with max_retries=14, of version 9.5), so that the program's own retry policy is used.
 
-    def __init__(self, settings: ElasticsearchSettings, notify: Notify) -> None:
+    def __init__(self, settings: ElasticsearchSettings, warn: Warn) -> None:
         """Connect without retries, since a wrong address is likelier than a transient failure.
 
         Raises:
             UsageError: The environment holds no valid login, or the server refuses it.
             EngineError: The server is unreachable or is not Elasticsearch.
         """
-        self._settings, self._notify = settings, notify
+        self._settings, self._warn = settings, warn
         self._warned: set[str] = set()
         self._quiet_until = 0.0
         self._secrets = _login()
@@ -193,7 +193,7 @@ class Server:
         for message in _WARNING.findall(response.meta.headers.get("warning") or ""):
             if message not in self._warned:
                 self._warned.add(message)
-                self._notify(f"{self._settings.url}: {self.clean(message)}")
+                self._warn(f"{self._settings.url}: {self.clean(message)}")
         return response
 
     def _refused(self, what: str, status: int, said: str) -> Exception:
@@ -219,7 +219,7 @@ class Server:
         if time.monotonic() >= self._quiet_until:
             self._quiet_until = time.monotonic() + _NOTICE_EVERY
             url, seconds = self._settings.url, self._settings.retry_for
-            self._notify(f"{url}: {failed}; tried again for up to {seconds:g} s")
+            self._warn(f"{url}: {failed}; tried again for up to {seconds:g} s")
 
 
 def _login() -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -19,8 +18,6 @@ ANALYSIS = (
 META = "touche-llm"
 # HTTP statuses of transient failures, of a request or of one document in it.
 RETRYABLE_STATUSES = (429, 502, 503, 504)
-
-Notify = Callable[[str], None]
 
 
 def _address(url: str) -> str:
