@@ -35,7 +35,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Only when it is asked for: every command imports this package, and most of them need none of these.
+    # Loaded on first use: every command imports this package, and most need none of these modules.
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -251,7 +251,7 @@ async def test_topics_that_another_choice_has_shown_are_looked_at(
 
 
 @pytest.mark.parametrize("confirm", [True, False])
-async def test_a_damaged_log_of_looks_is_told_before_anything_is_asked(
+async def test_a_damaged_log_of_looks_is_an_error_before_any_request(
     bench: Bench, blunt: Path, sharp: Path, confirm: bool
 ) -> None:
     bench.log.write_text("{}\n")

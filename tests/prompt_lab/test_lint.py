@@ -12,7 +12,7 @@ from touche_llm.data.records import Topic
 from touche_llm.llm.answers import build_schema
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.cache_file import Entry
-from touche_llm.prompt_lab.lint import CheckedPrompt, check, detect_changed_text, schema_problems
+from touche_llm.prompt_lab.lint import CheckedPrompt, check, detect_changed_text, list_schema_problems
 from touche_llm.prompt_lab.material import Texts, make_invented_material
 from touche_llm.prompt_lab.prefix_sharing import (
     Messages,
@@ -181,7 +181,7 @@ def entry(key: str, version: int, digest: str, prompt: str = "comparative/mine",
     )
 
 
-def test_a_text_that_changed_without_its_version_is_told_from_the_cache_until_it_was_asked(tmp_path: Path) -> None:
+def test_a_text_changed_without_a_new_version_is_detected_in_the_cache(tmp_path: Path) -> None:
     path = template(tmp_path, RULES + ANSWER, SHOWN + "{{ document }}")
     _, prompt = load_named(get_task("comparative"), str(path))
     with Cache(tmp_path / "answers.sqlite") as cache:
@@ -240,12 +240,12 @@ def schema(**fields: Any) -> dict[str, Any]:
     ],
 )
 def test_what_not_every_engine_enforces_of_a_schema_is_told(given: dict[str, Any], problem: str) -> None:
-    assert any(problem in each for each in schema_problems(given))
+    assert any(problem in each for each in list_schema_problems(given))
 
 
 def test_signs_of_repetition_in_a_class_or_escaped_are_signs() -> None:
-    assert schema_problems(schema(a={"type": "string", "pattern": r"^[*+]{1,3}\+$"})) == []
-    assert schema_problems(build_schema(get_task("comparative").question.answer)) == []
+    assert list_schema_problems(schema(a={"type": "string", "pattern": r"^[*+]{1,3}\+$"})) == []
+    assert list_schema_problems(build_schema(get_task("comparative").question.answer)) == []
 
 
 # Texts that begin alike, so that only rendering with others can tell where a topic's part ends.

@@ -86,7 +86,7 @@ class JsonStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fal
 _ENCODER = msgspec.json.Encoder()
 _IN_MAPPING = re.compile(r"`\$\.(\w+)\[\.\.\.\]")
 # Max characters of a key in a message, since keys are untrusted.
-_LONGEST_KEY = 80
+_MAX_KEY_CHARS = 80
 # A number of tokens or characters. Some JSON parsers round larger integers.
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
@@ -112,7 +112,7 @@ def _add_key(problem: str, content: bytes | str, form: type[JsonStruct]) -> str:
         try:
             msgspec.convert(record | {place[1]: {key: mapping[key]}}, form)
         except msgspec.ValidationError:
-            return problem.replace(f"{place[1]}[...]", f"{place[1]}.{to_printable(key)[:_LONGEST_KEY]}", 1)
+            return problem.replace(f"{place[1]}[...]", f"{place[1]}.{to_printable(key)[:_MAX_KEY_CHARS]}", 1)
     return problem
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 WRITING, BUILDING, RETIRED = "writing", "building", "retired"
 _NAME = re.compile(r"\.(?P<output>.+)\.(?P<kind>writing|building|retired)-(?P<host>[0-9a-f]{8})-\d+-[0-9a-f]{8}")
 # Max characters taken from the name of the output: at four bytes each, the temporary name stays within 255 bytes.
-_LONGEST = 40
+_MAX_NAME_CHARS = 40
 
 
 @contextmanager
@@ -106,7 +106,7 @@ def _restore(place: Path) -> None:
 def _create(path: Path, kind: str) -> tuple[Path, int]:
     while True:
         token = f"{kind}-{_host()}-{os.getpid()}-{secrets.token_hex(4)}"
-        place = path.with_name(f".{path.name[:_LONGEST]}.{token}")
+        place = path.with_name(f".{path.name[:_MAX_NAME_CHARS]}.{token}")
         if kind == WRITING:
             number = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         else:

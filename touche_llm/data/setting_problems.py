@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
-_LONGEST_QUOTE = 40
+_MAX_QUOTE_CHARS = 40
 # Expected value by the type of pydantic's error; placeholders come from the context of the error.
 _EXPECTED = {
     "greater_than_equal": "{ge} or more",
@@ -50,4 +50,4 @@ def describe_problem(error: ErrorDetails) -> str:
 
 def _quote(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"
+    return text if len(text) <= _MAX_QUOTE_CHARS else f"{text[:_MAX_QUOTE_CHARS]}…"

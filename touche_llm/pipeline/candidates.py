@@ -146,20 +146,24 @@ async def find_candidates(
         return await _read_run(config, topics, corpus, done)
     candidates = await _search(config, task, topics, config.retriever.query, corpus, warn, done)
     depth = config.first_stage_depth
-    other = {each.topic_id: each.queries for each in queries}
-    asked = [replace(topic, title=query) for topic in topics for query in other.get(topic.id, ())]
-    if asked:
-        found = iter(await _search(config, task, asked, ("title",), corpus, warn, lambda: None))
+    other = {rewritten.topic_id: rewritten.queries for rewritten in queries}
+    expanded = [replace(topic, title=query) for topic in topics for query in other.get(topic.id, ())]
+    if expanded:
+        found = iter(await _search(config, task, expanded, ("title",), corpus, warn, lambda: None))
         rankings = [
             [own, *(next(found) for _ in other.get(topic.id, ()))]
             for topic, own in zip(topics, candidates, strict=True)
         ]
-        candidates = [fuse_queries(each, config.expansion) if len(each) > 1 else each[0] for each in rankings]
+        candidates = [
+            fuse_queries(ranking, config.expansion) if len(ranking) > 1 else ranking[0] for ranking in rankings
+        ]
         if config.sentences is not None:
             assert corpus.store is not None
             analyzer = Analyzer()
             # The ranking of one query has no near-duplicates, but two queries can find the same text.
-            candidates = [select_distinct(each, corpus.store.parts, config.sentences, analyzer) for each in candidates]
+            candidates = [
+                select_distinct(ranking, corpus.store.parts, config.sentences, analyzer) for ranking in candidates
+            ]
         candidates = [ranking[:depth] for ranking in candidates]
     if any(candidates):
         return candidates
@@ -210,7 +214,7 @@ def check_run_topics(path: Path, found: Iterable[str], config: Config) -> None:
 
 def check_candidates(path: Path, candidates: Iterable[list[Candidate]], documents: Documents, corpus: str) -> None:
     """Raise DataError if a run has documents that are not in the corpus of this name."""
-    unknown = documents.find_unknown(each.document_id for ranking in candidates for each in ranking)
+    unknown = documents.find_unknown(candidate.document_id for ranking in candidates for candidate in ranking)
     if unknown:
         raise DataError(f"{path}: {len(unknown)} of its documents are not in the corpus {corpus}: {shorten(unknown)}")
 
@@ -225,9 +229,9 @@ async def _read_run(
     chosen = [found.get(topic.id, []) for topic in topics]
     if not any(chosen):
         raise DataError(
-            f"{config.candidates}: no candidates for any chosen topic: {shorten([each.id for each in topics])}"
+            f"{config.candidates}: no candidates for any chosen topic: {shorten([topic.id for topic in topics])}"
         )
-    await corpus.fetch(each.document_id for ranking in chosen for each in ranking)
+    await corpus.fetch(candidate.document_id for ranking in chosen for candidate in ranking)
     check_candidates(config.candidates, chosen, corpus.candidates, corpus.name)
     for _ in topics:
         done()

@@ -237,7 +237,7 @@ def _count_look(config: Config, qrels: Qrels, seen: Sequence[Sampled], compared:
     """Log a look at the topics before any measure is shown; return earlier looks at any of them."""
     aspect, grades = next(iter(qrels.grades.items()))
     prompts = [(variant.name, variant.prompt) for variant in compared]
-    topics = list(dict.fromkeys(each.topic_id for each in seen))
+    topics = list(dict.fromkeys(item.topic_id for item in seen))
     return record_look(look_log(config.cache.file), make_look(config.task, aspect, grades, topics, prompts))
 
 
@@ -247,17 +247,17 @@ def load_variants(names: Sequence[str], config: Config, task: Task) -> list[Vari
     if len(names) < 2:
         raise UsageError(f"{', '.join(names) or 'no prompt'} alone cannot be compared; name two prompts or more")
     if folder is not None:
-        check_overlay(folder, task.name, {each for each in (*purposes_of(task), *names) if not each.endswith(".jinja")})
+        check_overlay(folder, task.name, {name for name in (*purposes_of(task), *names) if not name.endswith(".jinja")})
     variants: list[Variant] = []
     for name in names:
         purpose, prompt = load_named(task, name, folder)
         if purpose.name != PURPOSE:
-            asked = "documents" if task.sentence_question is None else "pairs of sentences"
+            judged = "documents" if task.sentence_question is None else "pairs of sentences"
             raise UsageError(
-                f"{name}: is a prompt for {purpose.name!r}; only those for {PURPOSE!r}, which judge {asked} one by "
+                f"{name}: is a prompt for {purpose.name!r}; only those for {PURPOSE!r}, which judge {judged} one by "
                 "one, can be compared"
             )
-        if any(prompt.path.resolve() == each.prompt.path.resolve() for each in variants):
+        if any(prompt.path.resolve() == variant.prompt.path.resolve() for variant in variants):
             raise UsageError(f"{name}: is given twice; name each prompt once")
         variants.append(Variant(name, prompt))
     return variants
@@ -282,9 +282,9 @@ async def judge_variants(
         with progress.stage(f"judging with {variant.name}", sum(map(len, parts.values())), model.counts) as done:
             for name, sample in parts.items():
                 before = replace(model.counts)
-                work = [(topics[each.topic_id], each.document_id) for each in sample]
+                work = [(topics[item.topic_id], item.document_id) for item in sample]
                 judgments, failures = await judge(work, documents, task.question, variant.prompt, builder, done)
-                found = {(each.topic_id, each.document_id): each for each in judgments}
+                found = {(judgment.topic_id, judgment.document_id): judgment for judgment in judgments}
                 said[name, variant.name] = VariantJudgments(found, failures, model.counts.since(before))
     model.raise_on_misses()
     return said

@@ -61,7 +61,7 @@ def draw_sample(pool: Grades, size: int, seed: int) -> list[Sampled]:
     orders: dict[str, list[str]] = {}
     available: dict[str, dict[int, list[str]]] = {}
     for topic in drawn:
-        orders[topic] = [name for _, name in sorted((digest(topic, each), each) for each in pool[topic])]
+        orders[topic] = [name for _, name in sorted((digest(topic, document), document) for document in pool[topic])]
         available[topic] = defaultdict(list)
         for document in orders[topic]:
             available[topic][round_grade(pool[topic][document])].append(document)

@@ -35,12 +35,12 @@ from touche_llm.tasks.base import Objective, Task
 
 Level = Literal["error", "warning"]
 # Maximum share and characters of fixed text after the topic or the documents: field names, a last line.
-_SHARE_BEHIND, _CHARS_BEHIND = 0.25, 200
+_MAX_SHARE_BEHIND, _MAX_CHARS_BEHIND = 0.25, 200
 # Limits of an answer schema; engines compile a larger one slowly or reject it.
-_MOST_LABELS, _LONGEST_PATTERN = 1000, 20_000
-# Words that are no labels.
+_MAX_LABELS, _MAX_PATTERN_CHARS = 1000, 20_000
+# Words that are not labels.
 _PLAIN = "x y"
-_WITHOUT_END = re.compile(r"(?<!\\)(?:\*|\+|\{\d*,\})")
+_UNBOUNDED = re.compile(r"(?<!\\)(?:\*|\+|\{\d*,\})")
 _CLASS = re.compile(r"\[(?:\\.|[^\]\\])*\]")
 
 
@@ -83,31 +83,31 @@ class CheckedPrompt:
 
     def of(self, level: Level) -> list[str]:
         """Return the messages of a level."""
-        return [each.message for each in self.findings if each.level == level]
+        return [finding.message for finding in self.findings if finding.level == level]
 
 
 async def check(task: Task, purpose: Purpose, prompt: Prompt, material: Material, count: Count) -> CheckedPrompt:
-    """Check a prompt that loads, which tells already that its front matter, variables and examples are right.
+    """Check a prompt; loading it has already checked its front matter, variables and examples.
 
     Args:
-        task: whose prompt.
-        purpose: What the prompt is for.
-        prompt: the prompt.
-        material: what it is rendered with.
-        count: counts the tokens of a chat.
+        task: Task of the prompt.
+        purpose: Purpose of the prompt.
+        prompt: The loaded prompt.
+        material: Topics and documents to render it with.
+        count: Counts the tokens of a chat.
     """
     result = CheckedPrompt()
-    plain = await _plain(task, purpose, prompt, result)
+    plain = await _render_minimal(task, purpose, prompt, result)
     if plain is None:
         return result
     _check_labels(task, purpose, plain, result)
     _check_schemas(purpose, material.topics, result)
-    lengths = await _lengths(task, purpose, prompt, material.topics, count, result)
+    lengths = await _count_lengths(task, purpose, prompt, material.topics, count, result)
     try:
         await _check_order(task, purpose, prompt, plain, result)
         await _check_variables(task, purpose, prompt, plain, result)
         if lengths:
-            result.longest_topic, result.tokens = max(lengths, key=lambda each: each[1])
+            result.longest_topic, result.tokens = max(lengths, key=lambda length: length[1])
             topics = [topic for topic in material.topics if topic.id in dict(lengths)]
             await _measure(task, purpose, prompt, topics, material, count, result)
     except PromptError as error:
@@ -120,14 +120,14 @@ def detect_changed_text(prompt: Prompt, cache: Cache) -> list[Finding]:
 
     If it has answers to this text too, the other texts may be templates of other people or folders.
     """
-    asked: dict[str, int] = {}
+    answers: dict[str, int] = {}
     for kind, _, name, version, digest, entries in cache.counts():
         if kind == "answer" and (name, version) == (prompt.name, prompt.header.version):
-            asked[str(digest)] = asked.get(str(digest), 0) + entries
-    if prompt.hash in asked:
+            answers[str(digest)] = answers.get(str(digest), 0) + entries
+    if prompt.hash in answers:
         return []
     found = []
-    for digest, entries in asked.items():
+    for digest, entries in answers.items():
         other = (
             f"another text of {prompt.name} version {prompt.header.version}, {_whose(prompt, digest)} (hash {digest})"
         )
@@ -143,7 +143,7 @@ def _whose(prompt: Prompt, digest: str) -> str:
     return "the project's own" if own is not None and own[1].hash == digest else "which is not the project's own"
 
 
-def schema_problems(schema: Mapping[str, Any]) -> list[str]:
+def list_schema_problems(schema: Mapping[str, Any]) -> list[str]:
     """List the parts of an answer schema that a structured-output backend may not enforce or compiles slowly.
 
     Closed flat objects of enumerations and of short patterns for whole texts of bounded length are safe.
@@ -153,24 +153,24 @@ def schema_problems(schema: Mapping[str, Any]) -> list[str]:
         found.append("it must be closed, with all fields required")
     for name, values in schema["properties"].items():
         if set(values) == {"enum"}:
-            if not 0 < len(values["enum"]) <= _MOST_LABELS:
-                found.append(f"{name}: {len(values['enum']):,} labels; expected 1 to {_MOST_LABELS:,}")
+            if not 0 < len(values["enum"]) <= _MAX_LABELS:
+                found.append(f"{name}: {len(values['enum']):,} labels; expected 1 to {_MAX_LABELS:,}")
             if any(type(label) not in (int, str) or not str(label).isprintable() for label in values["enum"]):
                 found.append(f"{name}: labels must be integers or printable texts")
         elif set(values) == {"type", "pattern"} and values["type"] == "string":
             pattern = values["pattern"]
-            if len(pattern) > _LONGEST_PATTERN:
-                found.append(f"{name}: a pattern of {len(pattern):,} characters, more than {_LONGEST_PATTERN:,}")
+            if len(pattern) > _MAX_PATTERN_CHARS:
+                found.append(f"{name}: a pattern of {len(pattern):,} characters, more than {_MAX_PATTERN_CHARS:,}")
             if not (pattern.startswith("^") and pattern.endswith("$")):
                 found.append(f"{name}: the pattern must begin with ^ and end with $")
-            if _WITHOUT_END.search(_CLASS.sub("c", pattern)):
+            if _UNBOUNDED.search(_CLASS.sub("c", pattern)):
                 found.append(f"{name}: the pattern allows texts of unbounded length")
         else:
             found.append(f"{name}: must be an enumeration or have a pattern, and nothing else")
     return found
 
 
-async def _one(
+async def _render_first(
     task: Task,
     purpose: Purpose,
     prompt: Prompt,
@@ -191,7 +191,7 @@ async def _one(
     return subject, found[0][1]
 
 
-async def _plain(
+async def _render_minimal(
     task: Task, purpose: Purpose, prompt: Prompt, result: CheckedPrompt
 ) -> tuple[Subject, Messages] | None:
     """Render the prompt with minimal topic and documents; return None if that fails."""
@@ -202,9 +202,9 @@ async def _plain(
     try:
         for objective in objectives:
             where = f"ranking for {objective}: " if len(objectives) > 1 else ""
-            plain = await _one(task, purpose, prompt, whole, "ab", Texts("x"), objective)
+            plain = await _render_first(task, purpose, prompt, whole, "ab", Texts("x"), objective)
         where = "a topic with nothing but a title: "
-        await _one(task, purpose, prompt, bare, "ab", Texts("x"))
+        await _render_first(task, purpose, prompt, bare, "ab", Texts("x"))
     except PromptError as error:
         result.findings.append(Finding("error", f"{where}{error}"))
         return None
@@ -217,18 +217,18 @@ def _check_labels(task: Task, purpose: Purpose, plain: tuple[Subject, Messages],
     text = f"{messages[0].content}\n{messages[-1].content}"
     model = purpose.answer_for(subject.topic, len(subject.ids))
     for name in model.model_fields:
-        if not _names(text, name):
+        if not _has_word(text, name):
             result.findings.append(Finding("error", f"the answer's field {name!r} is not named in the text"))
     # The labels of objects are words of the topic.
     for name, labels in get_labels(model).items() if purpose.depends_on != "topic" else ():
-        if all(isinstance(label, int) for label in labels) and _names_range(text, min(labels), max(labels)):
+        if all(isinstance(label, int) for label in labels) and _has_range(text, min(labels), max(labels)):
             continue
-        missing = [str(label) for label in labels if not _names(text, str(label))]
+        missing = [str(label) for label in labels if not _has_word(text, str(label))]
         if missing:
             problem = f"{name}: the answer can be {', '.join(map(str, labels))}, but the text does not name"
             result.findings.append(Finding("error", f"{problem} {', '.join(missing)}"))
     foreign = {label for other in TASKS.values() for label in _words_of(other)} - _words_of(task)
-    strange = sorted(label for label in foreign if _names(text, label))
+    strange = sorted(label for label in foreign if _has_word(text, label))
     if strange:
         result.findings.append(
             Finding(
@@ -242,17 +242,17 @@ async def _check_variables(
 ) -> None:
     """Check that the prompt uses its variables and shows the objects that labels refer to."""
     subject, messages = plain
-    unused = sorted(each for each in purpose.variables if each not in prompt.files.used)
+    unused = sorted(variable for variable in purpose.variables if variable not in prompt.files.used)
     labels = {label for of in get_labels(purpose.answer_for(subject.topic, len(subject.ids))).values() for label in of}
     for place, name in enumerate(("first", "second")):
         if name in purpose.variables and name.upper() in labels:
             objects = list(subject.topic.objects or ())
             objects[place] = "another"
             changed = replace(subject.topic, objects=(objects[0], objects[1]))
-            if (await _one(task, purpose, prompt, changed, subject.ids, subject.documents))[1] == messages:
+            if (await _render_first(task, purpose, prompt, changed, subject.ids, subject.documents))[1] == messages:
                 problem = f"shows nothing of the object `{name}`, of which the label {name.upper()} speaks"
                 result.findings.append(Finding("error", f"{problem}; insert {{{{ {name} }}}}"))
-            unused = [each for each in unused if each != name]
+            unused = [variable for variable in unused if variable != name]
     for name in unused:
         result.findings.append(Finding("warning", f"does not use the variable {name!r}, so its text is never sent"))
 
@@ -260,15 +260,17 @@ async def _check_variables(
 def _words_of(task: Task) -> set[str]:
     """Return the words among the labels of a task's questions about one document."""
     questions = (purpose.question for purpose in purposes_of(task).values() if purpose.depends_on == "nothing")
-    labels = (each for question in questions if question for of in get_labels(question.answer).values() for each in of)
+    labels = (
+        label for question in questions if question for of in get_labels(question.answer).values() for label in of
+    )
     return {label for label in labels if isinstance(label, str)}
 
 
-def _names(text: str, word: str) -> bool:
+def _has_word(text: str, word: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) is not None
 
 
-def _names_range(text: str, lowest: Any, highest: Any) -> bool:
+def _has_range(text: str, lowest: Any, highest: Any) -> bool:
     return re.search(rf"(?<!\w){lowest}\s*(?:to|through|-|–|…|\.\.\.?)\s*{highest}(?!\w)", text) is not None
 
 
@@ -277,10 +279,10 @@ async def _check_order(
 ) -> None:
     """Check the order: text shared by all requests first, then the topic, then the documents."""
     subject, messages = plain
-    whole = sum(len(each.content) for each in messages)
+    whole = sum(len(message.content) for message in messages)
 
     async def differs(changed: Subject) -> int:
-        _, other = await _one(task, purpose, prompt, changed.topic, subject.ids, changed.documents)
+        _, other = await _render_first(task, purpose, prompt, changed.topic, subject.ids, changed.documents)
         return count_chars(messages, shared_prefix(messages, other))
 
     both = make_other_subject(subject, topic=True)
@@ -292,7 +294,7 @@ async def _check_order(
     if purpose.question is not None and documents == whole:
         result.findings.append(Finding("error", "shows nothing of the document"))
         return
-    most = max(_CHARS_BEHIND, _SHARE_BEHIND * whole)
+    most = max(_MAX_CHARS_BEHIND, _MAX_SHARE_BEHIND * whole)
     behind = "not shared between requests, so that a server's prefix cache does not hold it"
     if whole - documents > most:
         result.findings.append(
@@ -324,20 +326,20 @@ def _check_schemas(purpose: Purpose, topics: Sequence[Topic], result: CheckedPro
     for topic in topics if purpose.depends_on == "topic" else topics[:1]:
         for number in numbers:
             try:
-                problems = schema_problems(build_schema(purpose.answer_for(topic, number)))
+                problems = list_schema_problems(build_schema(purpose.answer_for(topic, number)))
             except DataError as error:
                 problems = [str(error)]
-            result.findings += [Finding("error", f"topic {topic.id}: answer schema: {each}") for each in problems]
+            result.findings += [Finding("error", f"topic {topic.id}: answer schema: {problem}") for problem in problems]
 
 
-async def _lengths(
+async def _count_lengths(
     task: Task, purpose: Purpose, prompt: Prompt, topics: Sequence[Topic], count: Count, result: CheckedPrompt
 ) -> list[tuple[str, int]]:
     """Count the tokens of the prompt for each topic, without documents."""
     found = []
     for topic in topics:
         try:
-            _, messages = await _one(task, purpose, prompt, topic, "ab", Texts("x"))
+            _, messages = await _render_first(task, purpose, prompt, topic, "ab", Texts("x"))
         except (PromptError, DataError) as error:
             result.findings.append(Finding("error", f"topic {topic.id}: {error}"))
             continue
@@ -356,14 +358,16 @@ async def _measure(
 ) -> None:
     """Measure the common beginning of requests across topics, and across documents of a topic."""
     ids, turned = material.ids, material.ids[::-1]
-    subject, messages = await _one(task, purpose, prompt, topics[0], ids, material.documents)
+    subject, messages = await _render_first(task, purpose, prompt, topics[0], ids, material.documents)
 
     def share(other: Messages) -> Share:
         place = shared_prefix(messages, other)
-        whole = sum(len(each.content) for each in messages)
+        whole = sum(len(message.content) for message in messages)
         return Share(count_chars(messages, place), whole, count_tokens_to(messages, place, count), count(messages))
 
     another = topics[1] if len(topics) > 1 else make_other_subject(subject, topic=True).topic
-    result.between_topics = share((await _one(task, purpose, prompt, another, turned, material.documents))[1])
+    result.between_topics = share((await _render_first(task, purpose, prompt, another, turned, material.documents))[1])
     if purpose.question is not None:
-        result.between_documents = share((await _one(task, purpose, prompt, topics[0], turned, material.documents))[1])
+        result.between_documents = share(
+            (await _render_first(task, purpose, prompt, topics[0], turned, material.documents))[1]
+        )

@@ -96,9 +96,9 @@ def record_look(path: Path, look: Look) -> list[Look]:
     with path.open("ab", buffering=0) as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         earlier = [
-            each
-            for each in read_looks(path)
-            if (each.task, each.qrels) == (look.task, look.qrels) and not set(look.topics).isdisjoint(each.topics)
+            past
+            for past in read_looks(path)
+            if (past.task, past.qrels) == (look.task, look.qrels) and not set(look.topics).isdisjoint(past.topics)
         ]
         stream.write(encode_line(look))
         os.fsync(stream.fileno())
@@ -109,7 +109,7 @@ def make_look(
     task: str, aspect: str, grades: Grades, topics: Sequence[str], prompts: Sequence[tuple[str, Prompt]]
 ) -> Look:
     """Make a look at topics with prompts, at the present time."""
-    templates = [LookTemplate(name=name, version=each.header.version, hash=each.hash) for name, each in prompts]
+    templates = [LookTemplate(name=name, version=prompt.header.version, hash=prompt.hash) for name, prompt in prompts]
     now = datetime.now(UTC).replace(microsecond=0)
     return Look(time=now, task=task, aspect=aspect, qrels=hash_grades(grades), topics=list(topics), templates=templates)
 
@@ -119,7 +119,7 @@ def describe_looks(earlier: Sequence[Look], path: Path) -> str:
     if not earlier:
         return f"first look at these held-out topics, counted in {path}"
     listed = [
-        f"{look.time:%Y-%m-%d %H:%M} {', '.join(f'{each.name} {each.version} {each.hash}' for each in look.templates)}"
+        f"{look.time:%Y-%m-%d %H:%M} {', '.join(f'{used.name} {used.version} {used.hash}' for used in look.templates)}"
         for look in reversed(earlier[-_LISTED:])
     ]
     more = f"; … ({len(earlier) - _LISTED} more in {path})" if len(earlier) > _LISTED else f" ({path})"

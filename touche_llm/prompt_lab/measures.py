@@ -52,7 +52,7 @@ class PartMeasures:
     @property
     def topics(self) -> list[str]:
         """Return the topics of the documents."""
-        return list(dict.fromkeys(each.topic_id for each in self.sample))
+        return list(dict.fromkeys(item.topic_id for item in self.sample))
 
     def counts(self, topic: str) -> bool:
         """Return whether the topic counts in nDCG."""
@@ -107,7 +107,7 @@ def measure_part(
         qrels: of people.
         weights: of the grades and of the first stage, those of a run.
     """
-    sampled = {(each.topic_id, each.document_id) for each in sample}
+    sampled = {(item.topic_id, item.document_id) for item in sample}
     given = Qrels(
         {aspect: _kept(grades, sampled) for aspect, grades in qrels.grades.items()},
         _kept(qrels.stances, sampled),
@@ -152,7 +152,7 @@ def choose_winner(part: PartMeasures) -> str:
     """Return the variant with the best nDCG@5; the earlier one of a tie."""
     values = {variant: estimates[part.measures[0]].value for variant, estimates in part.estimates.items()}
     # NaN ranks below every number.
-    return max(values, key=lambda each: (values[each] == values[each], values[each]))
+    return max(values, key=lambda entry: (values[entry] == values[entry], values[entry]))
 
 
 def decide_verdict(parts: Sequence[PartMeasures]) -> Verdict:
@@ -218,12 +218,13 @@ def _kept(judged: Mapping[str, Mapping[str, ValueT]], sampled: Set[tuple[str, st
 def _ranked(sample: Sequence[Sampled], said: Judgments, weights: Mapping[str, float]) -> ParsedRun:
     """Rank the documents of each topic by their judgments; ties keep the order of the sample."""
     rankings: dict[str, list[Candidate]] = {}
-    for topic in dict.fromkeys(each.topic_id for each in sample):
-        documents = [ScoredDocument(each.document_id, 0.0) for each in sample if each.topic_id == topic]
+    for topic in dict.fromkeys(item.topic_id for item in sample):
+        documents = [ScoredDocument(item.document_id, 0.0) for item in sample if item.topic_id == topic]
         own = {document: judgment for (of, document), judgment in said.items() if of == topic}
         ranking = rank_by_judgment(documents, own, weights)
         rankings[topic] = [
-            Candidate(topic, each.document_id, rank, each.score) for rank, each in enumerate(ranking, start=1)
+            Candidate(topic, candidate.document_id, rank, candidate.score)
+            for rank, candidate in enumerate(ranking, start=1)
         ]
     return ParsedRun(rankings, {key: judgment.stance for key, judgment in said.items()})
 
@@ -243,9 +244,9 @@ def _kappa(said: Judgments, grades: Grades, aspect: str, documents: Set[tuple[st
     return estimate_kappa(
         {
             topic: [
-                (said[topic, each].grades[aspect], grade)
-                for each, grade in judged.items()
-                if (topic, each) in documents
+                (said[topic, document].grades[aspect], grade)
+                for document, grade in judged.items()
+                if (topic, document) in documents
             ]
             for topic, judged in grades.items()
         }

@@ -81,7 +81,7 @@ class _Changed:
 
 def estimate(messages: Messages) -> int:
     """Estimate the tokens of a chat without its chat template."""
-    return round(sum(len(each.content) for each in messages) / TOKEN_CHARS)
+    return round(sum(len(message.content) for message in messages) / TOKEN_CHARS)
 
 
 def offline_builder(engine: DryEngine | None = None) -> RequestBuilder:
@@ -96,17 +96,17 @@ def offline_builder(engine: DryEngine | None = None) -> RequestBuilder:
 async def render_requests(
     prompt: Prompt, subject: Subject, builder: RequestBuilder, *, objective: Objective = "both", document_tokens: int
 ) -> list[tuple[Trial, Messages]]:
-    """The messages of the requests about a subject; the trials hold how documents were cut, and no real answer.
+    """Render the messages of the requests about a subject; the trials hold truncations, but no real answers.
 
     Args:
-        prompt: loaded for the subject's purpose.
-        subject: what is asked about.
-        builder: with an engine that sends nothing.
-        objective: as `ask`.
-        document_tokens: as `ask`.
+        prompt: Prompt, loaded for the subject's purpose.
+        subject: Subject of the requests.
+        builder: Builder with an engine that sends nothing.
+        objective: As `ask`.
+        document_tokens: As `ask`.
 
     Raises:
-        PromptError, DataError: as `ask`.
+        PromptError, DataError: As `ask`.
     """
     found = []
     for trial in await ask(prompt, subject, builder, objective=objective, document_tokens=document_tokens):
@@ -134,15 +134,15 @@ def shared_prefix(one: Messages, other: Messages) -> Place:
 
 def count_chars(messages: Messages, place: Place) -> int:
     """Count the characters of a chat up to a place."""
-    return sum(len(each.content) for each in messages[: place[0]]) + place[1]
+    return sum(len(message.content) for message in messages[: place[0]]) + place[1]
 
 
 def count_tokens_to(messages: Messages, place: Place, count: Count) -> int:
     """Estimate the tokens of a chat up to a place."""
     whole, chars = place
     # Some chat templates reject an empty message or a chat without a user message.
-    rest = (replace(each, content=each.content[:chars] or "x") for each in messages[whole : whole + 1])
-    return count((*messages[:whole], *rest, *(replace(each, content="x") for each in messages[whole + 1 :])))
+    rest = (replace(message, content=message.content[:chars] or "x") for message in messages[whole : whole + 1])
+    return count((*messages[:whole], *rest, *(replace(message, content="x") for message in messages[whole + 1 :])))
 
 
 def split_by_sharing(messages: Messages, same_topic: Messages, other_topic: Messages, count: Count) -> list[PromptPart]:
@@ -188,5 +188,5 @@ def _other_topic(topic: Topic) -> Topic:
 
 def _other(text: str) -> str:
     """Return a text with another beginning; empty for an empty text."""
-    mark = next(each for each in _MARKS if each not in text or each == _MARKS[-1])
+    mark = next(mark for mark in _MARKS if mark not in text or mark == _MARKS[-1])
     return f"{mark} another" if text else ""

@@ -69,23 +69,23 @@ def select_judged(grades: Grades, topics: Iterable[Topic], documents: Documents)
     Raises:
         DataError: No judged document is in the corpus.
     """
-    asked = [topic.id for topic in topics]
-    judged = [document for topic in asked for document in grades.get(topic, {})]
+    topic_ids = [topic.id for topic in topics]
+    judged = [document for topic in topic_ids for document in grades.get(topic, {})]
     unknown = set(documents.find_unknown(judged))
     pool = {
         topic: {document: grade for document, grade in grades[topic].items() if document not in unknown}
-        for topic in asked
+        for topic in topic_ids
         if topic in grades
     }
     pool = {topic: found for topic, found in pool.items() if found}
     if not pool:
         raise DataError(
             f"none of the {len(judged):,} documents judged for topics "
-            f"{shorten(asked, 5)} is in the corpus; "
+            f"{shorten(topic_ids, 5)} is in the corpus; "
             "give the judgments of these topics and this corpus"
         )
     notes = []
-    if without := [topic for topic in asked if topic not in pool]:
+    if without := [topic for topic in topic_ids if topic not in pool]:
         notes.append(f"topics without a judged document in the corpus: {shorten(without)}")
     if missing := sum(document in unknown for document in judged):
         notes.append(f"judged documents that are not in the corpus: {missing:,} of {len(judged):,}")
@@ -95,7 +95,7 @@ def select_judged(grades: Grades, topics: Iterable[Topic], documents: Documents)
 def write_sample(path: Path, sample: Iterable[Sampled]) -> None:
     """Write a sample as tab-separated lines with a header, whole or not at all."""
     with open_atomic(path) as stream:
-        for columns in (COLUMNS, *((each.topic_id, each.document_id, f"{each.grade:g}") for each in sample)):
+        for columns in (COLUMNS, *((item.topic_id, item.document_id, f"{item.grade:g}") for item in sample)):
             stream.write(("\t".join(columns) + "\n").encode())
 
 
@@ -164,7 +164,7 @@ def split_topics(topics: Sequence[str], split: str) -> Halves:
             chosen.add(name)
         if not chosen.intersection(topics):
             raise UsageError(f"{split}: none of the judged topics is in this file: {shorten(list(topics))}")
-    return [each for each in topics if each in chosen], [each for each in topics if each not in chosen]
+    return [topic for topic in topics if topic in chosen], [topic for topic in topics if topic not in chosen]
 
 
 def provide_sample(
@@ -184,7 +184,7 @@ def provide_sample(
         return (*_read_again(plan.file, grades, topics, corpus), [])
     pool, notes = select_judged(grades, topics, corpus.documents)
     sample = _draw(plan, pool, halves)
-    text = "\n".join(f"{each.topic_id} {each.document_id}" for each in sample)
+    text = "\n".join(f"{item.topic_id} {item.document_id}" for item in sample)
     name = f"{task.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.tsv"
     path = plan.file or _SAMPLES / name
     write_sample(path, sample)
@@ -196,24 +196,24 @@ def _draw(plan: Plan, pool: Grades, halves: Halves) -> list[Sampled]:
     size, seed = SIZE if plan.size is None else plan.size, plan.seed or 0
     sides = [{topic: judged for topic, judged in pool.items() if topic in half} for half in halves if half]
     sizes = shares(size, {side: sum(map(len, judged.values())) for side, judged in enumerate(sides)})
-    sample = [each for side, judged in enumerate(sides) for each in draw_sample(judged, sizes[side], seed)]
+    sample = [item for side, judged in enumerate(sides) for item in draw_sample(judged, sizes[side], seed)]
     places = {topic: place for place, topic in enumerate(pool)}
-    return sorted(sample, key=lambda each: places[each.topic_id])
+    return sorted(sample, key=lambda item: places[item.topic_id])
 
 
 def _read_again(path: Path, grades: Grades, topics: list[Topic], corpus: Corpus) -> tuple[list[Sampled], Path]:
     """Read an existing sample; keep the documents of the chosen topics, in the order of the topics."""
     sample = read_sample(path, grades)
-    unknown = corpus.documents.find_unknown(each.document_id for each in sample)
+    unknown = corpus.documents.find_unknown(item.document_id for item in sample)
     if unknown:
         raise DataError(
             f"{path}: {len(unknown)} of its documents are not in the corpus {corpus.name}: {shorten(unknown)}"
         )
     places = {topic.id: place for place, topic in enumerate(topics)}
-    kept = [each for each in sample if each.topic_id in places]
+    kept = [item for item in sample if item.topic_id in places]
     if not kept:
         raise DataError(f"{path}: none of its topics is chosen: {shorten(sorted({s.topic_id for s in sample}))}")
-    return sorted(kept, key=lambda each: places[each.topic_id]), path
+    return sorted(kept, key=lambda item: places[item.topic_id]), path
 
 
 def divide_sample(plan: Plan, sample: Sequence[Sampled], halves: Halves) -> tuple[dict[str, list[Sampled]], list[str]]:
@@ -224,22 +224,22 @@ def divide_sample(plan: Plan, sample: Sequence[Sampled], halves: Halves) -> tupl
     Raises:
         UsageError: As `check_parts`, or no topic is held out to confirm the choice on.
     """
-    counts, notes = Counter(each.topic_id for each in sample), list[str]()
+    counts, notes = Counter(item.topic_id for item in sample), list[str]()
     if plan.split == ALL:
         if plan.confirm:
             raise UsageError(f"--split {ALL} holds no topic out to confirm a choice on; give another --split")
         parts = {ALL: list(sample)}
     else:
         named = zip((CHOICE, HOLD_OUT), halves, strict=True)
-        parts = {name: [each for each in sample if each.topic_id in half] for name, half in named}
+        parts = {name: [item for item in sample if item.topic_id in half] for name, half in named}
         if not plan.confirm:
-            held = len({each.topic_id for each in parts.pop(HOLD_OUT)})
-            chosen = len({each.topic_id for each in parts[CHOICE]})
+            held = len({item.topic_id for item in parts.pop(HOLD_OUT)})
+            chosen = len({item.topic_id for item in parts[CHOICE]})
             notes.append(f"{chosen} topics to choose on; {held} are held out, and --confirm opens them for the best")
     check_parts(parts)
-    if plan.confirm and (least := min_p_value(held := len(_list_relevant_topics(parts[HOLD_OUT])))) >= CONFIRMED_BELOW:
+    if plan.confirm and (min_p := min_p_value(held := len(_list_relevant_topics(parts[HOLD_OUT])))) >= CONFIRMED_BELOW:
         notes.append(
-            f"{held} topics held out with a grade above 0: p cannot be below {least:.4f}, so that no choice can be "
+            f"{held} topics held out with a grade above 0: p cannot be below {min_p:.4f}, so that no choice can be "
             f"confirmed; that takes {MIN_TOPICS_IN_HALF} (a larger --sample, or judgments of more topics)"
         )
     if thin := [topic for topic, count in counts.items() if count <= _ALL_COUNT]:
@@ -274,4 +274,4 @@ def min_p_value(topics: int) -> float:
 
 def _list_relevant_topics(sample: Sequence[Sampled]) -> set[str]:
     """Return the topics with a document above grade 0, which count in nDCG."""
-    return {each.topic_id for each in sample if each.grade > 0.0}
+    return {item.topic_id for item in sample if item.grade > 0.0}

@@ -213,29 +213,29 @@ class _RecordingClient(ModelClient):
 async def ask(
     prompt: Prompt, subject: Subject, builder: RequestBuilder, *, objective: Objective = "both", document_tokens: int
 ) -> list[Trial]:
-    """Ask a prompt about a subject, with the requests that a run would make.
+    """Send a prompt about a subject, with the requests that a run would send.
 
     Args:
-        prompt: loaded for the subject's purpose.
-        subject: what it is asked about.
+        prompt: Prompt, loaded for the subject's purpose.
+        subject: Subject of the requests.
         builder: Builds the requests.
-        objective: what better means, for prompts that compare.
-        document_tokens: most tokens of a document that these show.
+        objective: Comparison criterion, for prompts that compare.
+        document_tokens: Maximum number of tokens of a document, for prompts that compare.
 
     Returns:
-        one trial for each document, or one for all where they are compared or the topic alone is asked about.
+        One trial for each document; a single one if documents are compared or the prompt is about a topic only.
 
     Raises:
-        PromptError: the template fails, or leaves no room for the documents.
-        ReplayMiss: in replay, when the cache lacks an answer.
-        DataError: a document that is not there, or a topic that cannot be asked about.
+        PromptError: The template fails, or leaves no room for the documents.
+        ReplayMiss: The cache lacks an answer in replay.
+        DataError: A document is missing, or the prompt cannot be used for the topic.
     """
     before = builder.model
     engine = None if before.engine is None else _RecordingEngine(before.engine)
-    given = {each.name: getattr(before, each.name) for each in fields(ModelClient)}
+    given = {attribute.name: getattr(before, attribute.name) for attribute in fields(ModelClient)}
     model = _RecordingClient(**given | {"engine": engine, "misses": []})
     builder = replace(builder, model=model)
-    trials = await _asked(prompt, subject, builder, objective, document_tokens)
+    trials = await _send(prompt, subject, builder, objective, document_tokens)
     model.raise_on_misses()
     sent = set() if engine is None else engine.keys
     requests = {request.origin.document_id: request for request, _ in model.records}
@@ -254,7 +254,7 @@ async def ask(
 _Asked = tuple[tuple[str, ...], AnsweredRequest[Any] | FailedRequest, dict[str, Cut]]
 
 
-async def _asked(
+async def _send(
     prompt: Prompt, subject: Subject, builder: RequestBuilder, objective: Objective, document_tokens: int
 ) -> list[_Asked]:
     topic, task, question = subject.topic, subject.task, subject.purpose.question
@@ -281,8 +281,8 @@ async def _asked(
             document_tokens=document_tokens,
         )
         await (comparer.estimate_best(subject.ids) if kind == "best" else comparer.order(subject.ids))
-        attempts = [attempt for each in comparer.failures for attempt in each.attempts]
-        cut = {name: part for each in comparer.comparisons for name, part in each.cut.items()}
+        attempts = [attempt for failure in comparer.failures for attempt in failure.attempts]
+        cut = {name: part for comparison in comparer.comparisons for name, part in comparison.cut.items()}
         return [(subject.ids, heard[-1][1] if heard else FailedRequest(attempts), cut)]
 
     async def one(document_id: str) -> _Asked:

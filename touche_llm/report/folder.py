@@ -104,15 +104,15 @@ class RunFolder:
 
     def __post_init__(self) -> None:
         self.judgments: dict[str, dict[str, Judgment]] = defaultdict(dict)
-        for each in read_records(self.folder / JUDGMENTS, Judgment, "judgments"):
-            self.judgments[each.topic_id][each.document_id] = each
+        for judgment in read_records(self.folder / JUDGMENTS, Judgment, "judgments"):
+            self.judgments[judgment.topic_id][judgment.document_id] = judgment
         readings = _optional(self.folder / STANCES, StanceReading, "stances")
-        self.readings = {(each.topic_id, each.document_id): each for each in readings}
+        self.readings = {(reading.topic_id, reading.document_id): reading for reading in readings}
         self.compared = summarize_comparisons(_optional(self.folder / COMPARISONS, Comparison, "comparisons"))
         self.sentences: dict[tuple[str, str], Judgment] = {}
         if self.task.sentence_question is not None:
             judged = read_records(self.folder / SENTENCE_JUDGMENTS, Judgment, "judgments of sentences")
-            self.sentences = {(each.topic_id, each.document_id): each for each in judged}
+            self.sentences = {(sentence.topic_id, sentence.document_id): sentence for sentence in judged}
         self.failed: dict[tuple[str, str | None], list[Failure]] = defaultdict(list)
         for failure in (failure for of_file in self.failures.values() for failure in of_file):
             self.failed[failure.topic_id, failure.document_id].append(failure)
@@ -131,31 +131,31 @@ class RunFolder:
         """Return the rows of a topic, with judgments by assessors; empty if the run lacks the topic."""
         ranking, judgments = self.run.rankings.get(topic_id, []), self.judgments[topic_id]
         candidates = self.first.rankings.get(topic_id, [])
-        first = {each.document_id: each.rank for each in candidates}
+        first = {candidate.document_id: candidate.rank for candidate in candidates}
         judge: dict[str, int] = {}
         if self.config.steps[0].name == JUDGE and len(self.config.steps) > 1:
-            kept = {each.document_id for each in ranking}
+            kept = {candidate.document_id for candidate in ranking}
             judged = rank_by_judgment(rank_by_first_stage(candidates), judgments, self.config.weights)
-            ordered = [each.document_id for each in judged if each.document_id in kept]
+            ordered = [candidate.document_id for candidate in judged if candidate.document_id in kept]
             judge = {document: rank for rank, document in enumerate(ordered, start=1)}
         rows = []
-        for each in ranking:
-            judgment = judgments.get(each.document_id)
-            if each.document_id not in first:
+        for candidate in ranking:
+            judgment = judgments.get(candidate.document_id)
+            if candidate.document_id not in first:
                 raise DataError(
-                    f"topic {topic_id}: document {each.document_id} of the run is not a candidate; rank again"
+                    f"topic {topic_id}: document {candidate.document_id} of the run is not a candidate; rank again"
                 )
             rows.append(
                 DocumentRow(
-                    each.rank,
-                    each.document_id,
-                    self.run.stances.get((topic_id, each.document_id), ""),
-                    each.score,
-                    first[each.document_id],
-                    judge.get(each.document_id),
+                    candidate.rank,
+                    candidate.document_id,
+                    self.run.stances.get((topic_id, candidate.document_id), ""),
+                    candidate.score,
+                    first[candidate.document_id],
+                    judge.get(candidate.document_id),
                     judgment.grades if judgment is not None else {},
                     judgment.source if judgment is not None else "",
-                    get_assessments(qrels, topic_id, each.document_id),
+                    get_assessments(qrels, topic_id, candidate.document_id),
                 )
             )
         return rows
@@ -166,7 +166,11 @@ class RunFolder:
             return {}
         requested = list(document_ids)
         unknown = set(self.corpus.documents.find_unknown(requested))
-        return {each: self._text(self.corpus, topic_id, each) for each in requested if each not in unknown}
+        return {
+            document_id: self._text(self.corpus, topic_id, document_id)
+            for document_id in requested
+            if document_id not in unknown
+        }
 
     def document(self, topic_id: str, row: DocumentRow) -> DocumentView:
         """Return a row with its document and the answers of the model."""
@@ -177,7 +181,7 @@ class RunFolder:
         answers = [] if judgment is None or judgment.key is None else [self._answer(judgment.prompt, judgment.key)]
         if reading is not None:
             said.append(LabelShares("stance, separate request", reading.probabilities))
-            answers += [self._answer(reading.prompt, each) for each in reading.keys]
+            answers += [self._answer(reading.prompt, key) for key in reading.keys]
         parts = row.document_id.split(SEPARATOR) if self.task.sentence_question is not None else []
         return DocumentView(
             row,
@@ -185,9 +189,9 @@ class RunFolder:
             "" if cut is None else f"the model saw {cut.kept_chars:,} of {cut.of_chars:,} characters",
             said,
             self.compared.get(key, []),
-            [each for each in answers if self.answers is not None],
+            [answer for answer in answers if self.answers is not None],
             self.failed.get(key, []),
-            [self._sentence(topic_id, each) for each in parts],
+            [self._sentence(topic_id, part) for part in parts],
         )
 
     def _text(self, corpus: Corpus, topic_id: str, document_id: str) -> str:
@@ -213,12 +217,12 @@ def summarize_comparisons(comparisons: Iterable[Comparison]) -> dict[tuple[str, 
     """Summarize the comparisons of each document, by topic and document id: a line for each step."""
     shares: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     places: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for each in comparisons:
-        for label, document in zip("ABCDEFGHIJKLMNOPQRSTUVWXYZ", each.documents, strict=False):
-            if each.best is not None:
-                shares[each.topic_id, document][each.step].append(each.best.shares.get(label, 0.0))
-        for place, document in enumerate(each.order or [], start=1):
-            places[each.topic_id, document][each.step].append(place)
+    for comparison in comparisons:
+        for label, document in zip("ABCDEFGHIJKLMNOPQRSTUVWXYZ", comparison.documents, strict=False):
+            if comparison.best is not None:
+                shares[comparison.topic_id, document][comparison.step].append(comparison.best.shares.get(label, 0.0))
+        for place, document in enumerate(comparison.order or [], start=1):
+            places[comparison.topic_id, document][comparison.step].append(place)
     said: dict[tuple[str, str], list[str]] = defaultdict(list)
     for key, steps in shares.items():
         said[key] += [
@@ -235,7 +239,7 @@ def _said(readings: Mapping[str, Reading]) -> list[LabelShares]:
 
 def _topics(folder: Path, config: Config) -> list[Topic]:
     """Return the topics of the run, with the objects that the model extracted."""
-    found = {each.topic_id: each.objects for each in _optional(folder / OBJECTS, Objects, "objects")}
+    found = {objects.topic_id: objects.objects for objects in _optional(folder / OBJECTS, Objects, "objects")}
     return [replace(topic, objects=topic.objects or found.get(topic.id)) for topic in choose_topics(config)]
 
 

@@ -97,25 +97,25 @@ def build_rows(found: PromptComparison, qrels: Qrels) -> list[MatrixRow]:
     }
     rows = []
     for part in found.parts:
-        for each in part.sample:
-            key = (each.topic_id, each.document_id)
+        for item in part.sample:
+            key = (item.topic_id, item.document_id)
             said = {
                 variant.name: found.judged[part.name, variant.name].judgments.get(key)
                 for variant in found.variants_in(part)
             }
             cells = [
-                _build_cell(each, said.get(variant.name), failed.get((part.name, variant.name, *key)), qrels)
+                _build_cell(item, said.get(variant.name), failed.get((part.name, variant.name, *key)), qrels)
                 for variant in found.variants
             ]
             differs, spread = _measure_disagreement(list(said.values()))
             rows.append(
                 MatrixRow(
-                    topics[each.topic_id],
-                    each.document_id,
+                    topics[item.topic_id],
+                    item.document_id,
                     part.name,
-                    found.texts.get(each.document_id, ""),
-                    _list_assessments(each, qrels),
-                    qrels.stances.get(each.topic_id, {}).get(each.document_id, ""),
+                    found.texts.get(item.document_id, ""),
+                    _list_assessments(item, qrels),
+                    qrels.stances.get(item.topic_id, {}).get(item.document_id, ""),
                     cells,
                     differs,
                     spread,
@@ -166,7 +166,7 @@ def render_matrix(found: PromptComparison, qrels: Qrels, judged_by: Mapping[str,
         "judged_by": judged_by,
         "groups": groups,
         "named": named,
-        "told": describe_stance_measure(found.task) if qrels.stances else "",
+        "stance_note": describe_stance_measure(found.task) if qrels.stances else "",
         "fields": [*found.task.question.grades, STANCE],
         "aspect": next(iter(qrels.grades)),
         "failures": Counter(failure.kind for failure in found.all_failures()),
@@ -182,22 +182,22 @@ def render_matrix(found: PromptComparison, qrels: Qrels, judged_by: Mapping[str,
     return template.render(values, limit=find_text_limit(texts, room), panels=panels)
 
 
-def _build_cell(each: Sampled, judgment: Judgment | None, failure: Failure | None, qrels: Qrels) -> MatrixCell:
+def _build_cell(item: Sampled, judgment: Judgment | None, failure: Failure | None, qrels: Qrels) -> MatrixCell:
     if judgment is None:
         return MatrixCell([], "", False, [], "", failure)
-    truth = {grade.name: round_grade(grade.value) for grade in _list_assessments(each, qrels)}
+    truth = {grade.name: round_grade(grade.value) for grade in _list_assessments(item, qrels)}
     grades = [
         MatrixGrade(name, value, round_grade(value) == truth.get(name)) for name, value in judgment.grades.items()
     ]
-    label = qrels.stances.get(each.topic_id, {}).get(each.document_id)
+    label = qrels.stances.get(item.topic_id, {}).get(item.document_id)
     cut = judgment.cut
     seen = "" if cut is None else f"the model saw {cut.kept_chars:,} of {cut.of_chars:,} characters"
     said = [LabelShares(name, reading.shares, reading.off_label_mass) for name, reading in judgment.readings.items()]
     return MatrixCell(grades, judgment.stance, label == judgment.stance, said, seen, None)
 
 
-def _list_assessments(each: Sampled, qrels: Qrels) -> list[MatrixGrade]:
-    given = {name: grades.get(each.topic_id, {}).get(each.document_id) for name, grades in qrels.grades.items()}
+def _list_assessments(item: Sampled, qrels: Qrels) -> list[MatrixGrade]:
+    given = {name: grades.get(item.topic_id, {}).get(item.document_id) for name, grades in qrels.grades.items()}
     return [MatrixGrade(name, value) for name, value in given.items() if value is not None]
 
 
@@ -215,10 +215,10 @@ def _measure_disagreement(judgments: Sequence[Judgment | None]) -> tuple[list[st
     differs = [
         name
         for name in judged[0].grades
-        if is_incomplete or len({round_grade(each.grades[name]) for each in judged}) > 1
+        if is_incomplete or len({round_grade(cell.grades[name]) for cell in judged}) > 1
     ]
-    stances = is_incomplete or len({each.stance for each in judged}) > 1
-    spread = max(_spread(each.grades[name] for each in judged) for name in judged[0].grades)
+    stances = is_incomplete or len({cell.stance for cell in judged}) > 1
+    spread = max(_spread(cell.grades[name] for cell in judged) for name in judged[0].grades)
     return [*differs, *([STANCE] if stances else [])], spread + stances + (HIGHEST_GRADE if is_incomplete else 0)
 
 

@@ -88,18 +88,21 @@ def compare_measures(evaluations: Sequence[Evaluation], differences: DataFrame) 
         differences: Differences from the baseline, as returned by `measures.compare_runs`.
     """
     changes = {(row["run"], row["measure"]): _difference(row) for row in differences.to_dict("records")}
-    tables = [{row["measure"]: row for row in each.summary().to_dict("records")} for each in evaluations]
+    tables = [{row["measure"]: row for row in evaluation.summary().to_dict("records")} for evaluation in evaluations]
     headlines = select_headline(evaluations[0].qrels)
     measures = []
     for name in tables[0]:
         figures = [
             RunResult(
-                read_value(table[name]), table[name]["n"], changes.get((each.name, name)), *get_unjudged(each, name)
+                read_value(table[name]),
+                table[name]["n"],
+                changes.get((evaluation.name, name)),
+                *get_unjudged(evaluation, name),
             )
-            for each, table in zip(evaluations, tables, strict=True)
+            for evaluation, table in zip(evaluations, tables, strict=True)
         ]
         headline = name in headlines
-        topics = [by_topic(each, name) for each in evaluations] if headline else []
+        topics = [by_topic(evaluation, name) for evaluation in evaluations] if headline else []
         measures.append(MeasureComparison(name, headline, figures, topics))
     return measures
 

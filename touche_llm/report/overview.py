@@ -87,13 +87,13 @@ def find_dropped(
     ranks = {row.document_id: row.rank for row in rows}
     return [
         DroppedCandidate(
-            each.document_id,
-            each.rank,
-            ranks.get(each.document_id),
-            get_assessments(qrels, each.topic_id, each.document_id),
+            candidate.document_id,
+            candidate.rank,
+            ranks.get(candidate.document_id),
+            get_assessments(qrels, candidate.topic_id, candidate.document_id),
         )
-        for each in candidates[:_TOP]
-        if ranks.get(each.document_id, math.inf) > shown
+        for candidate in candidates[:_TOP]
+        if ranks.get(candidate.document_id, math.inf) > shown
     ]
 
 
@@ -120,9 +120,9 @@ def collect_labels(run: ParsedRun) -> dict[str, list[str]]:
     """Return the stance labels of the run: of all lines, and of the top 5 and 20 of each topic."""
     sets = {"all lines": list(run.stances.values())}
     for cutoff in (5, 20):
-        heads = [each for ranking in run.rankings.values() for each in ranking[:cutoff]]
+        heads = [line for ranking in run.rankings.values() for line in ranking[:cutoff]]
         sets[f"first {cutoff}"] = [
-            label for each in heads if (label := run.stances.get((each.topic_id, each.document_id))) is not None
+            label for line in heads if (label := run.stances.get((line.topic_id, line.document_id))) is not None
         ]
     return sets
 

@@ -49,7 +49,7 @@ _SETTINGS: dict[str, Any] = {
     "grid.linewidth": 0.6,
     "xtick.major.size": 0.0,
     "ytick.major.size": 0.0,
-    **{f"{each}.color": INKS["ink"] for each in ("text", "xtick", "ytick")},
+    **{f"{element}.color": INKS["ink"] for element in ("text", "xtick", "ytick")},
     "axes.labelcolor": INKS["ink"],
     "axes.edgecolor": INKS["grid"],
     "grid.color": INKS["grid"],
@@ -144,7 +144,8 @@ def plot_topics_of_runs(
 def _groups(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:
     """Group the runs and their values so that the letters of a group would overlap."""
     groups: list[list[tuple[int, float]]] = []
-    for side, value in sorted(((n, v) for n, v in enumerate(values) if v is not None), key=lambda each: each[1]):
+    known = [(value, side) for side, value in enumerate(values) if value is not None]
+    for value, side in sorted(known):
         if groups and value - groups[-1][-1][1] < _TOO_CLOSE:
             groups[-1].append((side, value))
         else:
@@ -217,11 +218,11 @@ def _svg(figure: Figure, description: str, hints: Mapping[str, str]) -> Markup:
         figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     root = ET.fromstring(stream.getvalue())
     for parent in list(root.iter()):
-        for child in [each for each in parent if each.tag in (f"{_SVG}metadata", f"{_SVG}defs")]:
+        for child in [element for element in parent if element.tag in (f"{_SVG}metadata", f"{_SVG}defs")]:
             parent.remove(child)
     for element in root.iter():
         _fit(element, hints)
-    box = [float(each) for each in root.attrib["viewBox"].split()]
+    box = [float(number) for number in root.attrib["viewBox"].split()]
     # One point equals 1.25 pixels.
     width, height = (length * 1.25 for length in box[2:])
     # Plots shrink to the width of the page, except those that would become illegible.

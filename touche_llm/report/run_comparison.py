@@ -56,22 +56,22 @@ def check_runs(runs: Sequence[NamedRun], task: Task) -> None:
     """
     if not 2 <= len(runs) <= len(LETTERS):
         raise UsageError(f"{len(runs)} runs do not fit on one page; give 2 to {len(LETTERS)}")
-    for each in runs:
-        for (topic, document), stance in each.run.stances.items():
+    for run in runs:
+        for (topic, document), stance in run.run.stances.items():
             if stance not in task.stances:
                 raise DataError(
-                    f"{each.name}: topic {topic}, document {document}: stance {stance!r:.40} is none of "
+                    f"{run.name}: topic {topic}, document {document}: stance {stance!r:.40} is none of "
                     f"{', '.join(task.stances)}; give the task of this run, or leave it out"
                 )
-        if each.folder is None:
+        if run.folder is None:
             continue
-        if not (each.folder / CONFIG).is_file():
+        if not (run.folder / CONFIG).is_file():
             raise DataError(
-                f"{each.folder}: no {CONFIG} in this folder, so nothing is known of the run but its ranking; name "
+                f"{run.folder}: no {CONFIG} in this folder, so nothing is known of the run but its ranking; name "
                 "its run file"
             )
-        if (own := load_run_config(each.folder).task) != task.name:
-            raise UsageError(f"{each.folder}: a run of the task {own}, not of {task.name}; leave it out")
+        if (own := load_run_config(run.folder).task) != task.name:
+            raise UsageError(f"{run.folder}: a run of the task {own}, not of {task.name}; leave it out")
 
 
 def gather_comparison(
@@ -99,17 +99,17 @@ def gather_comparison(
     """
     qrels = evaluations[0].qrels
     with ExitStack() as stack:
-        folders = [None if each.folder is None else stack.enter_context(open_folder(each.folder)) for each in runs]
+        folders = [None if run.folder is None else stack.enter_context(open_folder(run.folder)) for run in runs]
         for folder in folders:
             if folder is not None:
                 folder.check_documents(ranking[:top] for ranking in folder.run.rankings.values())
         settings = [None if folder is None else run_settings(folder.config) for folder in folders]
         sides = [
-            _describe_side(letter, each, folder, task, qrels, _describe_own_settings(values, settings))
-            for letter, each, folder, values in zip(LETTERS, runs, folders, settings, strict=False)
+            _describe_side(letter, run, folder, task, qrels, _describe_own_settings(values, settings))
+            for letter, run, folder, values in zip(LETTERS, runs, folders, settings, strict=False)
         ]
-        ids = list(dict.fromkeys(topic for each in runs for topic in each.run.rankings))
-        topics = [_build_topic(each, runs, folders, qrels, top) for each in ids]
+        ids = list(dict.fromkeys(topic for run in runs for topic in run.run.rankings))
+        topics = [_build_topic(topic, runs, folders, qrels, top) for topic in ids]
         baseline = differences["baseline"].iloc[0]
         return RunComparison(
             task=task.title,
@@ -132,9 +132,9 @@ def _describe_own_settings(values: Mapping[str, Any] | None, settings: Sequence[
     """Describe the settings of a run that differ between the runs; empty for a run file."""
     if values is None:
         return ""
-    known = [each for each in settings if each is not None]
-    names = dict.fromkeys(name for each in known for name in each)
-    differ = [name for name in names if any(each.get(name) != known[0].get(name) for each in known)]
+    known = [values for values in settings if values is not None]
+    names = dict.fromkeys(name for values in known for name in values)
+    differ = [name for name in names if any(values.get(name) != known[0].get(name) for values in known)]
     return ", ".join(f"{name} {values.get(name)}" for name in differ)
 
 
@@ -150,7 +150,7 @@ def _describe_side(
         del facts["task"]
         if settings:
             facts["settings of its own"] = settings
-        failures = Counter((each.kind, name) for name, of_file in folder.failures.items() for each in of_file)
+        failures = Counter((failure.kind, name) for name, of_file in folder.failures.items() for failure in of_file)
         costs = {name: extract_costs(stage) for name, stage in folder.stages.items()}
     return ComparedRun(
         letter, given.name, facts, collect_labels(given.run), *compute_confusion(given.run, qrels), failures, costs
@@ -160,10 +160,12 @@ def _describe_side(
 def _build_topic(
     topic_id: str, runs: Sequence[NamedRun], folders: Sequence[RunFolder | None], qrels: Qrels, top: int
 ) -> ComparedTopic:
-    rankings = [each.run.rankings.get(topic_id, []) for each in runs]
-    shown = {each.document_id for ranking in rankings for each in ranking[:top]}
+    rankings = [run.run.rankings.get(topic_id, []) for run in runs]
+    shown = {candidate.document_id for ranking in rankings for candidate in ranking[:top]}
     places = [
-        _place_documents(topic_id, given, folder, [each for each in ranking if each.document_id in shown], top)
+        _place_documents(
+            topic_id, given, folder, [candidate for candidate in ranking if candidate.document_id in shown], top
+        )
         for given, folder, ranking in zip(runs, folders, rankings, strict=True)
     ]
     ranks = {document: [of_run[document].rank for of_run in places if document in of_run] for document in shown}
@@ -171,7 +173,7 @@ def _build_topic(
     texts: dict[str, str] = {}
     for folder in folders:
         if folder is not None:
-            texts |= folder.texts(topic_id, [each for each in ordered if each not in texts])
+            texts |= folder.texts(topic_id, [document_id for document_id in ordered if document_id not in texts])
     documents = []
     for document in ordered:
         found = [of_run.get(document) for of_run in places]
@@ -206,13 +208,13 @@ def _place_documents(
     """Return the placements of the shown documents in one run."""
     rows = {} if folder is None else {row.document_id: row for row in folder.rows(topic_id, None)}
     places = {}
-    for each in shown:
-        row = rows.get(each.document_id)
+    for candidate in shown:
+        row = rows.get(candidate.document_id)
         details = None
-        if folder is not None and row is not None and each.rank <= top:
+        if folder is not None and row is not None and candidate.rank <= top:
             details = folder.document(topic_id, row)
-        stance = given.run.stances.get((topic_id, each.document_id), "")
-        places[each.document_id] = Placement(each.rank, stance, row, details)
+        stance = given.run.stances.get((topic_id, candidate.document_id), "")
+        places[candidate.document_id] = Placement(candidate.rank, stance, row, details)
     return places
 
 

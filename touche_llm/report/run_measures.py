@@ -110,13 +110,15 @@ def measure_run(run: ParsedRun, first_stage: ParsedRun, qrels: Qrels, before: st
     found = evaluate_run(_RUN, run, qrels, depth)
     first = evaluate_run(before, first_stage, replace(qrels, stances={}), depth)
     values, values_before = (
-        {row["measure"]: row for row in each.summary().to_dict("records")} for each in (found, first)
+        {row["measure"]: row for row in evaluation.summary().to_dict("records")} for evaluation in (found, first)
     )
     headlines = select_headline(qrels)
     compared = [name for name in headlines if name != MACRO_F1]
     differences: dict[str, Mapping[str, Any]] = {}
     if compared:
-        sides = {each.name: {name: each.estimates[name] for name in compared} for each in (found, first)}
+        sides = {
+            evaluation.name: {name: evaluation.estimates[name] for name in compared} for evaluation in (found, first)
+        }
         differences = {row["measure"]: row for row in compare(before, sides).to_dict("records")}
     measures = []
     for name, row in values.items():
@@ -139,7 +141,7 @@ def measure_run(run: ParsedRun, first_stage: ParsedRun, qrels: Qrels, before: st
                 by_topic={topic: (value, other.get(topic)) for topic, value in by_topic(found, name).items()},
             )
         measures.append(measured)
-    headline = [each for each in measures if each.name in headlines]
+    headline = [measure for measure in measures if measure.name in headlines]
     notes = collect_notes([found]) + describe_uneven_judging(found, first)
     return MeasuredRun(measures, headline, *compute_confusion(run, qrels), describe_all_coverage([found]), notes)
 
@@ -165,7 +167,10 @@ def collect_notes(evaluations: Sequence[Evaluation]) -> list[str]:
 
     qrels = evaluations[0].qrels
     headlines = select_headline(qrels)
-    notes = {each.name: [note for note in each.notes if note.aspect not in headlines] for each in evaluations}
+    notes = {
+        evaluation.name: [note for note in evaluation.notes if note.aspect not in headlines]
+        for evaluation in evaluations
+    }
     return qrels.notes() + format_notes(notes)
 
 

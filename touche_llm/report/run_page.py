@@ -33,7 +33,7 @@ def render_report(report: RunReport) -> str:
     """
     measured = report.measured
     anchors = {view.topic.id: (f"t{n}", view.topic.title) for n, view in enumerate(report.topics, start=1)}
-    by_topic = [each for each in measured.headline if each.by_topic] if measured is not None else []
+    by_topic = [measure for measure in measured.headline if measure.by_topic] if measured is not None else []
     failures = [(name, failure) for name, of_file in report.failures.items() for failure in of_file]
     values = {
         "report": report,
@@ -41,13 +41,17 @@ def render_report(report: RunReport) -> str:
         "labels": report.labels,
         "before": report.before,
         "plots": {
-            "topics": {each.name: plot_topics(each, anchors) for each in by_topic},
+            "topics": {measure.name: plot_topics(measure, anchors) for measure in by_topic},
             "movements": {way: plot_movements(groups, way) for way, groups in report.movements.items()},
             "stances": plot_stances(report.stances, report.labels),
         },
         "bands": _label_bands(),
         "scores": {
-            topic: [(each.name, *each.by_topic[topic]) for each in by_topic if each.by_topic and topic in each.by_topic]
+            topic: [
+                (measure.name, *measure.by_topic[topic])
+                for measure in by_topic
+                if measure.by_topic and topic in measure.by_topic
+            ]
             for topic in anchors
         },
         "kinds": Counter((failure.kind, name) for name, failure in failures),

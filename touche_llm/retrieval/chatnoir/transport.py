@@ -23,7 +23,7 @@ HOW_TO_GIVE_A_KEY = (
     f"give it in the environment variable {API_KEY_VARIABLE}, or as chatnoir.api_key in the configuration; "
     "ChatNoir hands keys out at https://www.chatnoir.eu/apikey/"
 )
-_SHORTEST_KEY = 8
+_MIN_KEY_CHARS = 8
 
 ResultT = TypeVar("ResultT")
 
@@ -197,7 +197,7 @@ def _read_key(settings: ChatNoirSettings) -> SecretStr | None:
     """Return the key from the configuration or else from the environment."""
     given = settings.api_key.get_secret_value() if settings.api_key else os.environ.get(API_KEY_VARIABLE, "")
     key = given.strip()
-    if key and (len(key) < _SHORTEST_KEY or not key.isascii() or not key.isprintable() or " " in key):
+    if key and (len(key) < _MIN_KEY_CHARS or not key.isascii() or not key.isprintable() or " " in key):
         raise UsageError(f"the key for ChatNoir has an invalid form: {HOW_TO_GIVE_A_KEY}")
     return SecretStr(key) if key else None
 

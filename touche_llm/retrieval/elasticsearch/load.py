@@ -248,8 +248,8 @@ class _Load:
             )
 
         def read(response: Any) -> None:
-            items = [each.create for each in self._server.reading(_BulkReply)(response).items]
-            if [each.id for each in items] != list(batch):
+            items = [item.create for item in self._server.reading(_BulkReply)(response).items]
+            if [item.id for item in items] != list(batch):
                 raise self._server.error(f"{what}: the reply is about other documents")
             busy = ""
             for item in items:

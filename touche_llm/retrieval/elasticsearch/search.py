@@ -229,7 +229,7 @@ class ElasticIndex:
         if reply.timed_out or reply.shards.failed:
             problem = f"only a part of the index was searched ({reply.shards.failed} shards failed)"
         elif len(hits) > depth or len({hit.id for hit in hits}) < len(hits):
-            problem = f"{len(hits)} results, some twice or more than the {depth} asked for"
+            problem = f"{len(hits)} results, some of them repeated or beyond the requested {depth}"
         elif not all(is_word(hit.id) for hit in hits):
             problem = "a document id that is no word"
         if problem:
@@ -282,13 +282,13 @@ async def _get(server: Server, name: str, ids: list[str], field: Literal["line",
     if len(reply.docs) != len(ids):
         raise server.error(f"{what}: {len(reply.docs)} documents came")
     found = {}
-    for each, wanted in zip(reply.docs, ids, strict=True):
-        if each.error is not None:
-            raise server.error(f"document {wanted}: {server.refusal({'error': each.error})}")
-        if each.id != wanted:
-            raise server.error(f"{what}: another document came, {server.clean(repr(each.id))}")
-        if each.found:
-            found[wanted] = getattr(each.source, field, None)
+    for document, wanted in zip(reply.docs, ids, strict=True):
+        if document.error is not None:
+            raise server.error(f"document {wanted}: {server.refusal({'error': document.error})}")
+        if document.id != wanted:
+            raise server.error(f"{what}: another document came, {server.clean(repr(document.id))}")
+        if document.found:
+            found[wanted] = getattr(document.source, field, None)
             if found[wanted] is None:
                 raise server.error(f"document {wanted}: came without its {field}")
     return found

@@ -230,7 +230,7 @@ def _login() -> list[str]:
     key, user, password = (os.environ.get(name, "") for name in (KEY_VARIABLE, USER_VARIABLE, PASSWORD_VARIABLE))
     if bool(user) is not bool(password) or (key and user):
         raise UsageError(f"Elasticsearch: {_HOW_TO_LOG_IN}, not a part of it or both")
-    if not all(each.isprintable() and each.strip() == each for each in (key, user, password)) or not key.isascii():
+    if not all(value.isprintable() and value.strip() == value for value in (key, user, password)) or not key.isascii():
         raise UsageError(f"Elasticsearch: no key or password looks like this; {_HOW_TO_LOG_IN}")
     if key:
         return [key, f"ApiKey {key}"]
