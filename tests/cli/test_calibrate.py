@@ -34,7 +34,7 @@ def test_thresholds_are_fitted_and_written_with_their_topics(judged: Path, touch
     done = touche(*FIT, "--folds", "4", "--out", "deep/thresholds.yaml")
     assert (done.returncode, done.stderr) == (0, "")
     assert "fold 4" in done.stdout and "fold 5" not in done.stdout
-    assert "the figure to quote is held out: macro-F1 (F1 above) 1.0000 with thresholds" in done.stdout
+    assert "held out, the value to quote: macro-F1 (F1 above) 1.0000 with thresholds" in done.stdout
     written = yaml.safe_load((judged / "deep/thresholds.yaml").read_text())
     assert list(written) == ["stance"] and set(written["stance"]) == {"thresholds", "calibrated_on", "calibrated_for"}
     assert list(written["stance"]["thresholds"]) == ["NO", "NEUTRAL"]
@@ -47,7 +47,7 @@ def test_thresholds_are_measured_on_topics_that_they_do_not_know(judged: Path, t
     done = touche(*FIT, "--evaluate", "t.yaml", *only(4, 5, 6, 7))
     assert (done.returncode, done.stderr) == (0, "")
     rows = [line for line in done.stdout.splitlines() if "1.000" in line]
-    assert len(rows) == 1 and "thresholds: NO 0." in rows[0] and "64" in rows[0]
+    assert "thresholds: NO 0." in done.stdout and len(rows) == 1 and "64" in rows[0]
     assert "most probable" in done.stdout
 
 
@@ -83,8 +83,8 @@ def test_documents_that_are_not_used_are_named(judged: Path, touche: Touche) -> 
         stream.write("1 0 plain[red] NO\n1 0 gone NO\n")
     done = touche(*FIT, "--out", "t.yaml")
     assert done.returncode == 0
-    assert "no probabilities of them: 1 of the judged documents (topic and document): 1 plain[red]" in done.stderr
-    assert "not in the run: 1 of the judged documents" in done.stderr
+    assert "without probabilities in the run, not used: 1 (topic and document): 1 plain[red]" in done.stderr
+    assert "not in the run, not used: 1" in done.stderr
 
 
 def test_too_few_topics_leave_what_was_written_before(judged: Path, touche: Touche) -> None:
@@ -100,7 +100,7 @@ def test_too_few_topics_leave_what_was_written_before(judged: Path, touche: Touc
     [
         ((), "give either --out FILE"),
         (("--out", "a", "--evaluate", "b"), "give either --out FILE"),
-        (("--evaluate", "b", "--seed", "1"), "--evaluate fits nothing"),
+        (("--evaluate", "b", "--seed", "1"), "only for fitting"),
         (("--out", "a", "--folds", "1"), "--folds"),
         (("--evaluate", "none.yaml"), "none.yaml: cannot read the thresholds"),
         (("--out", "a", "--topic", "99"), "topic 99: no judged document"),
@@ -120,7 +120,7 @@ def test_thresholds_of_another_task_are_refused(judged: Path, touche: Touche) ->
 
 def test_a_folder_without_a_run_and_a_task_without_such_labels_are_told(judged: Path, touche: Touche) -> None:
     done = touche("calibrate", "--run", "nowhere", "--stance", "qrels.txt", "--out", "t.yaml")
-    assert done.returncode == 1 and "config.yaml: not there; give the folder of a run" in done.stderr
+    assert done.returncode == 1 and "config.yaml: not found; give the folder of a run" in done.stderr
     (judged / "run/config.yaml").write_text("task: sentence_pairs\ntopics: t.xml\ncorpus: args.csv\n")
     done = touche(*FIT, "--out", "t.yaml")
     assert done.returncode == 2 and "sentence_pairs: all its stances take a side" in done.stderr

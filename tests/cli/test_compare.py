@@ -102,7 +102,7 @@ def test_the_table_names_the_baseline_and_shows_signs(touche: Touche, runs: Path
     done = touche("compare", "best/", "base", "mixed", *QRELS, "--stance", "stance", "--baseline", "./base/")
     assert done.returncode == 0, done.stderr
     words = " ".join(done.stdout.split())
-    assert "relevance, difference to the baseline base " in words and "stance, difference to" in words
+    assert "relevance, change from the baseline base " in words and "stance, change from" in words
     found = rows_of(touche("compare", "best", "base", *QRELS, "--baseline", "base", "--format", "json").stdout)
     # Holm's correction for two runs doubles the smaller p.
     row = found["best", "relevance nDCG@5"]

@@ -39,7 +39,7 @@ def test_a_run_is_recorded_checked_and_not_recorded_twice(touche: Touche, tmp_pa
     assert (tmp_path / "regress/first/qrels-relevance.txt").read_bytes() == qrels["relevance"].read_bytes()
     assert touche("regress", "check").stdout == "first: as recorded\n"
     again = touche("regress", "record", str(run), "first")
-    assert again.returncode == 2 and "is there already; `touche-llm regress update first" in again.stderr
+    assert again.returncode == 2 and "exists; `touche-llm regress update first" in again.stderr
     other = touche("regress", "record", str(run), "--dir", "other", "--format", "json")
     assert json.loads(other.stdout)[0]["folder"] == "other/run"
 
@@ -211,4 +211,4 @@ def test_a_new_run_of_another_task_or_for_several_runs_is_wrong_usage(
     done = touche("regress", "update", "comparative", "--yes", "--run", str(run))
     assert done.returncode == 2 and "a run of sentence_pairs; regress/comparative is one of comparative" in done.stderr
     done = touche("regress", "update", "comparative", "controversial", "--yes", "--run", str(run))
-    assert done.returncode == 2 and "name that one alone" in done.stderr
+    assert done.returncode == 2 and "give a single NAME" in done.stderr

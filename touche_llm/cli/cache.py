@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from touche_llm.cli import options as o
-from touche_llm.cli.output import Format, FormatOption, plain, print_rows, show_table
+from touche_llm.cli.output import Format, FormatOption, print_rows
+from touche_llm.cli.tables import Column, show_table
 from touche_llm.config import CacheConfig
 from touche_llm.data.files import check_output
 from touche_llm.errors import UsageError
@@ -31,11 +31,9 @@ def stats(cache: CacheFile = _DEFAULT_CACHE, output: FormatOption = Format.TABLE
     if output is not Format.TABLE:
         print_rows(output, [dict(zip(names, row, strict=True)) for row in counts], names)
         return
-    table = Table(*names)
-    for kind, model, prompt, version, digest, count in counts:
-        cells = (kind, model, prompt or "", "" if version is None else str(version), digest or "", f"{count:,}")
-        table.add_row(*(plain(cell) for cell in cells))
-    show_table(table)
+    columns = [Column(name, is_text=True, drop=drop) for name, drop in zip(names[:-1], (0, 0, 0, 1, 2), strict=True)]
+    rows = ((*("" if value is None else str(value) for value in row), f"{count:,}") for *row, count in counts)
+    show_table([*columns, Column("entries")], rows)
 
 
 @app.command("export")

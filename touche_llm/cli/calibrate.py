@@ -1,4 +1,4 @@
-"""The command that fits the stance thresholds on judged data, and measures them on other topics."""
+"""The command that fits stance thresholds on judged data, and measures them on other topics."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from touche_llm.cli import options as o
-from touche_llm.cli.output import Format, FormatOption, plain, print_rows, say, show_table
+from touche_llm.cli.output import Format, FormatOption, print_rows, say
+from touche_llm.cli.tables import Column, show_table
 from touche_llm.config import load_config
 from touche_llm.data.files import check_output
 from touche_llm.errors import DataError, UsageError, shorten
@@ -43,32 +43,32 @@ def calibrate(
     ] = None,
     topic: Annotated[list[str] | None, typer.Option("--topic", help="Use only this topic; can be repeated.")] = None,
     folds: Annotated[
-        int | None, typer.Option("--folds", min=2, help=f"Parts that the topics are dealt to (default: {_FOLDS}).")
+        int | None, typer.Option("--folds", min=2, help=f"Parts that the topics are divided into (default: {_FOLDS}).")
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help=f"Seed of the dealing (default: {_SEED}).")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help=f"Seed of the division (default: {_SEED}).")] = None,
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Fit the thresholds of the labels that take no side, by cross-validation over topics; or measure such thresholds.
+    """Fit thresholds for the labels that take no side, by cross-validation over topics; or measure thresholds.
 
-    The figure to quote is the held-out one: no document is labelled with thresholds that its own topic helped to fit.
+    Quote the held-out value: no document is labelled with thresholds that its own topic helped to fit.
     `--evaluate` refuses topics that the thresholds were fitted on.
     """
     if (out is None) is (evaluate is None):
-        raise UsageError("give either --out FILE, to fit thresholds, or --evaluate FILE, to measure those of a file")
+        raise UsageError("give either --out FILE to fit thresholds, or --evaluate FILE to measure those of a file")
     if evaluate is not None and (folds is not None or seed is not None):
-        raise UsageError("--folds and --seed say how to fit; --evaluate fits nothing")
+        raise UsageError("--folds, --seed: only for fitting; leave them out with --evaluate")
     if out is not None:
         check_output(out, overwrite, [stance])
     if not (run / CONFIG).exists():
-        raise DataError(f"{run / CONFIG}: not there; give the folder of a run with --run")
+        raise DataError(f"{run / CONFIG}: not found; give the folder of a run with --run")
     check_finished(run, "judge")
     task = get_task(load_config(run / CONFIG, {}).task)
     if not task.no_stances:
-        raise UsageError(f"{task.name}: all its stances take a side, so there is no threshold to fit or measure")
+        raise UsageError(f"{task.name}: all its stances take a side, so it has no thresholds")
     settings = read_settings(evaluate) if evaluate is not None else None
     examples = read_calibration_set(run / JUDGMENTS, run / STANCES, read_stances(stance, task), task, topic or ())
-    _tell_unused(examples)
+    _warn_of_unused(examples)
     topics = list(dict.fromkeys(example.topic_id for example in examples.used))
     if out is not None:
         report = cross_validate(
@@ -86,15 +86,15 @@ def calibrate(
         _show_evaluation(output, examples, settings.thresholds, task, topics)
 
 
-def _tell_unused(examples: CalibrationSet) -> None:
+def _warn_of_unused(examples: CalibrationSet) -> None:
     warn = ConsoleProgress().warn
     if examples.without:
         warn(
-            f"not used, since the run has no probabilities of them: {len(examples.without):,} of the judged documents "
+            f"judged documents without probabilities in the run, not used: {len(examples.without):,} "
             f"(topic and document): {shorten(examples.without)}"
         )
     if examples.elsewhere:
-        warn(f"not used, since they are not in the run: {examples.elsewhere:,} of the judged documents")
+        warn(f"judged documents that are not in the run, not used: {examples.elsewhere:,}")
 
 
 def _show_report(output: Format, report: CrossValidation, out: Path) -> None:
@@ -113,28 +113,28 @@ def _show_report(output: Format, report: CrossValidation, out: Path) -> None:
         rows.append(pooled | _row(report.scores, {}, labels) | _without(report.most_probable))
         print_rows(output, rows)
     with_thresholds, without = report.scores.macro_f1, report.most_probable.macro_f1
-    figure = "macro-F1 (F1 above)" if output is Format.TABLE else "macro_f1"
-    figures = f"{with_thresholds:.4f} with thresholds, {without:.4f} with the most probable label"
-    say(output, f"the figure to quote is held out: {figure} {figures}")
+    measure = "macro-F1 (F1 above)" if output is Format.TABLE else "macro_f1"
+    values = f"{with_thresholds:.4f} with thresholds, {without:.4f} with the most probable label"
+    say(output, f"held out, the value to quote: {measure} {values}")
     if with_thresholds <= without:
-        say(output, "the thresholds do not help on topics that took no part: better leave them out")
-    fitted = _spelled(report.thresholds)
-    say(output, f"thresholds fitted on all {len(report.topics)} topics, to be used on others: {fitted}")
+        say(output, "the thresholds do not help on held-out topics; leave them out")
+    fitted = _format_thresholds(report.thresholds)
+    say(output, f"thresholds fitted on all {len(report.topics)} topics, for other topics: {fitted}")
     say(output, f"written to {out}; use it with --thresholds, measure it on other topics with --evaluate")
 
 
 def _show_folds(report: CrossValidation) -> None:
-    table = Table("held out", "topics", "docs", "thresholds of the others")
-    for name in ("F1", "accuracy", "F1 without", "accuracy without"):
-        table.add_column(name, justify="right")
-    for number, fold in enumerate(report.folds, start=1):
-        topics = f"{len(fold.topics)}: {shorten(list(fold.topics))}"
-        cells = (f"fold {number}", topics, f"{fold.scores.documents:,}", _spelled(fold.thresholds))
-        table.add_row(*(plain(cell) for cell in (*cells, *_figures(fold.scores), *_figures(fold.most_probable))))
-    table.add_section()
-    pooled = ("all folds together", str(len(report.topics)), f"{report.scores.documents:,}", "")
-    table.add_row(*pooled, *_figures(report.scores), *_figures(report.most_probable))
-    show_table(table)
+    columns = [Column("held out", is_text=True), Column("topics", drop=1), Column("documents", drop=2)]
+    columns += [Column("thresholds of the others", drop=3, is_text=True)]
+    columns += map(Column, ("F1", "accuracy", "F1 without", "accuracy without"))
+    rows: list[tuple[str, ...]] = [
+        (f"fold {number}", str(len(fold.topics)), f"{fold.scores.documents:,}", _format_thresholds(fold.thresholds))
+        + _format_scores(fold.scores)
+        + _format_scores(fold.most_probable)
+        for number, fold in enumerate(report.folds, start=1)
+    ]
+    pooled = ("all folds", str(len(report.topics)), f"{report.scores.documents:,}", "")
+    show_table(columns, [*rows, (), pooled + _format_scores(report.scores) + _format_scores(report.most_probable)])
 
 
 def _show_evaluation(
@@ -149,30 +149,28 @@ def _show_evaluation(
         ]
         print_rows(output, rows)
         return
-    table = Table("labels", "topics", "documents")
-    for name in ("macro-F1", "accuracy"):
-        table.add_column(name, justify="right")
+    columns = (Column("labels", is_text=True), *map(Column, ("topics", "documents", "macro-F1", "accuracy")))
+    cells = []
     for name, given in ways:
         scores = measure_thresholds(examples.used, given, task)
-        spelled = f"{name}: {_spelled(thresholds) or 'none'}" if name == "thresholds" else name
-        table.add_row(plain(spelled), str(len(topics)), f"{scores.documents:,}", *_figures(scores))
-    show_table(table)
+        cells.append((name, str(len(topics)), f"{scores.documents:,}", *_format_scores(scores)))
+    show_table(columns, cells, title=f"thresholds: {_format_thresholds(thresholds) or 'none'}")
 
 
 def _row(scores: LabelScores, thresholds: Mapping[str, float], labels: Iterable[str]) -> dict[str, Any]:
-    """LabelScores as columns, with the threshold of each of the labels, or None for a label that has none."""
+    """Return scores as columns, with the threshold of each label, None for a label without one."""
     found = {f"threshold_{label}": thresholds.get(label) for label in labels}
     return {"documents": scores.documents, **found, "macro_f1": scores.macro_f1, "accuracy": scores.accuracy}
 
 
 def _without(scores: LabelScores) -> dict[str, float]:
-    """LabelScores of the most probable labels, as further columns."""
+    """Return the scores of the most probable labels as additional columns."""
     return {"macro_f1_without": scores.macro_f1, "accuracy_without": scores.accuracy}
 
 
-def _figures(scores: LabelScores) -> tuple[str, str]:
+def _format_scores(scores: LabelScores) -> tuple[str, str]:
     return f"{scores.macro_f1:.3f}", f"{scores.accuracy:.3f}"
 
 
-def _spelled(thresholds: Mapping[str, float]) -> str:
+def _format_thresholds(thresholds: Mapping[str, float]) -> str:
     return ", ".join(f"{label} {value:.3g}" for label, value in thresholds.items())

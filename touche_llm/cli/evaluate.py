@@ -1,21 +1,26 @@
-"""The command that says how good runs are, topic by topic too, and where they would stand among published ones."""
+"""The command that measures runs, by topic too, and places them among published ones."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from touche_llm.cli import figures as f
-from touche_llm.cli.output import Format, FormatOption, plain
+from touche_llm.cli import measured_runs as m
+from touche_llm.cli.output import Format, FormatOption
 from touche_llm.cli.standings import show_standings, standings
-from touche_llm.errors import UsageError
+from touche_llm.cli.tables import Column, format_interval, format_value, show_table
+from touche_llm.errors import UsageError, describe_os_error
 from touche_llm.evaluation.measures import describe_coverage
 from touche_llm.evaluation.qrels import STANCE
+from touche_llm.pipeline.progress import ConsoleProgress
+from touche_llm.pipeline.recorded_evaluation import record_evaluation
 from touche_llm.pipeline.run_folder import find_task
+from touche_llm.tasks.base import Task
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -23,78 +28,93 @@ if TYPE_CHECKING:
     from touche_llm.evaluation.measures import Evaluation
 
 _NO_FIRST_STAGE = (
-    "no first stage is known to stand beside the runs; name a run's folder, or the run that it was made from with "
+    "no first stage to compare with: the runs are not folders of this program; name the run that they rerank with "
     "--first-stage"
 )
 
 
 def evaluate(
-    runs: f.RunsArgument,
-    task: f.TaskOption = None,
-    relevance: f.RelevanceOption = None,
-    quality: f.QualityOption = None,
-    stance: f.StanceOption = None,
-    coherence: f.CoherenceOption = None,
+    runs: m.RunsArgument,
+    task: m.TaskOption = None,
+    relevance: m.RelevanceOption = None,
+    quality: m.QualityOption = None,
+    stance: m.StanceOption = None,
+    coherence: m.CoherenceOption = None,
     output: FormatOption = Format.TABLE,
     per_topic: Annotated[
         bool, typer.Option("--per-topic", help="A row for each topic instead, a column for each measure.")
     ] = False,
     leaderboard: Annotated[
-        bool, typer.Option("--leaderboard", help="Where each run would stand among the published ones instead.")
+        bool, typer.Option("--leaderboard", help="The place of each run among the published ones instead.")
     ] = False,
     confusion: Annotated[
-        bool, typer.Option("--confusion", help="How many documents of each true stance have which in the run instead.")
+        bool, typer.Option("--confusion", help="Counts of true stances and stances of the run instead.")
     ] = False,
     first_stage: Annotated[
         Path | None,
-        typer.Option("--first-stage", help="The first stage of the runs, where they are of another program."),
+        typer.Option("--first-stage", help="The first stage of the runs, if another program made them."),
     ] = None,
-    depth: f.DepthOption = None,
-    run_topics: f.RunTopicsOption = False,
+    depth: m.DepthOption = None,
+    run_topics: m.RunTopicsOption = False,
 ) -> None:
-    """Measure runs by judgments of people, with 95 % intervals from a bootstrap over topics.
+    """Measure runs with qrels, with 95 % intervals from a bootstrap over topics.
 
     A judged topic that a run lacks counts 0. A run made with --limit-topics or --topic is measured by its own topics.
 
-    Beside a run of this program stands its first stage, candidates.run.txt of its folder.
+    A run of this program is shown with its first stage, candidates.run.txt in its folder. The folder keeps the qrels'
+    paths and the values (evaluation.yaml), so that evaluate, compare and report need no qrels later.
 
     Notes on standard error: missing topics, qrels that disagree, imputed stances, what unjudged documents could change.
     """
     if per_topic + leaderboard + confusion > 1:
-        raise UsageError("--per-topic, --leaderboard and --confusion are tables of their own; ask for one of them")
+        raise UsageError("--per-topic, --leaderboard, --confusion: each prints its own table; give one of them")
     known = find_task(task, runs)
-    qrels = f.given_qrels(known.name, relevance=relevance, quality=quality, stance=stance, coherence=coherence)
+    files = m.find_qrels_files(known, runs, relevance=relevance, quality=quality, stance=stance, coherence=coherence)
+    qrels = m.require_qrels(known, files)
     if confusion and not qrels.stances:
-        raise UsageError("--confusion is about stances; give --stance with their qrels")
-    given = f.given_runs(runs, qrels, known, first_stage)
+        raise UsageError("--confusion: needs true stances; give their qrels with --stance")
+    given = m.given_runs(runs, qrels, known, first_stage)
     if run_topics:
-        qrels = f.of_all_runs(qrels, given)
-    evaluations = f.evaluate_runs(given, qrels, depth or f.recall_depth(given))
-    unplaced: list[str] = []
+        qrels = m.keep_shared_topics(qrels, given)
+    evaluations = m.evaluate_runs(given, qrels, depth or m.find_recall_depth(given))
+    if not run_topics or len(runs) == 1:
+        _record(given, evaluations, known, files)
+    shown = given
+    if output is Format.TABLE:
+        shown, evaluations = m.use_labels(given, evaluations)
+    notes = [*m.list_limited(shown), *m.list_fitted(shown, qrels)]
     if per_topic:
-        frame = _by_topic(evaluations)
+        frame, show = _by_topic(evaluations), _show_topics
     elif confusion:
-        frame = _confusion(evaluations)
+        frame, show = _confusion(evaluations), _show_confusion
     else:
-        frame = _summary(evaluations)
+        frame, show = _summary(evaluations), _show_summary
         if leaderboard:
             frame, unplaced = standings(known.name, frame, evaluations)
-    if output is not Format.TABLE:
-        f.print_frame(frame, output)
-    elif per_topic:
-        _show_topics(frame, evaluations)
-    elif confusion:
-        _show_confusion(frame, evaluations)
-    elif leaderboard:
-        show_standings(known.name, frame, evaluations)
+            show = partial(show_standings, known.name)
+            notes += unplaced
+    if output is Format.TABLE:
+        show(frame, evaluations)
+        m.show_legend(given)
     else:
-        _show_summary(frame, evaluations)
+        m.print_frame(frame, output)
     alone = [] if any(each.first_stage for each in given) or not qrels.grades else [_NO_FIRST_STAGE]
-    f.tell(qrels, evaluations, given, *f.limits(given), *f.fitted(given, qrels), *unplaced, *alone)
+    m.print_notes(qrels, evaluations, shown, *notes, *alone)
+
+
+def _record(given: Sequence[m.Given], evaluations: Sequence[Evaluation], task: Task, files: Mapping[str, Path]) -> None:
+    """Keep qrels and values in the folders of the runs, for later commands."""
+    for run, evaluation in zip(given, evaluations, strict=True):
+        if run.folder is None or run.first_stage:
+            continue
+        try:
+            record_evaluation(run.folder, task, files, evaluation.summary().to_dict(orient="records"))
+        except OSError as error:
+            ConsoleProgress().warn(f"the evaluation is not kept for later commands: {describe_os_error(error)}")
 
 
 def _summary(evaluations: Sequence[Evaluation]) -> DataFrame:
-    """The figures of all runs, measure by measure."""
+    """Return the estimates of all runs, measure by measure."""
     import pandas as pd
 
     frame = pd.concat([evaluation.summary() for evaluation in evaluations], ignore_index=True)
@@ -104,7 +124,7 @@ def _summary(evaluations: Sequence[Evaluation]) -> DataFrame:
 
 
 def _by_topic(evaluations: Sequence[Evaluation]) -> DataFrame:
-    """A row for each run and topic, with the columns `run`, `topic` and the measures."""
+    """Return a row for each run and topic, with the columns `run`, `topic` and the measures."""
     import pandas as pd
 
     rows: dict[tuple[str, str], dict[str, str | float]] = {}
@@ -116,7 +136,7 @@ def _by_topic(evaluations: Sequence[Evaluation]) -> DataFrame:
 
 
 def _confusion(evaluations: Sequence[Evaluation]) -> DataFrame:
-    """A row for each run, true label and label of the run, with the number of `documents`."""
+    """Return a row for each run, true label and label of the run, with the number of `documents`."""
     import pandas as pd
 
     from touche_llm.evaluation.stance_measures import count_confusion
@@ -131,30 +151,37 @@ def _confusion(evaluations: Sequence[Evaluation]) -> DataFrame:
 
 
 def _show_summary(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
-    runs = list(frame["run"].unique())
-    for aspect, rows in f.by_aspect(frame):
-        figures = [(f.spelled(row.value), f.spelled_interval(row.low, row.high), f"{row.n:,}") for row in rows]
-        measures = [f.short(row.measure) for row in rows]
-        columns = ("value", "95 % interval", "n")
-        below = describe_coverage(evaluations, aspect)
-        if len(runs) == 1:
-            f.show_figures(f"{aspect}: {runs[0]}", columns, list(zip(measures, figures, strict=True)), below)
-        else:
-            names = [row.run for row in rows]
-            f.show_figures(aspect, columns, f.grouped(zip(measures, names, figures, strict=True)), below)
+    columns = (
+        Column("measure", is_text=True),
+        Column("run", is_text=True),
+        *map(Column, ("value", "95 % interval", "n")),
+    )
+    for aspect, rows in m.group_by_aspect(frame):
+        cells = (
+            (
+                m.strip_aspect(row.measure),
+                row.run,
+                format_value(row.value),
+                format_interval(row.low, row.high),
+                f"{row.n:,}",
+            )
+            for row in rows
+        )
+        show_table(columns, m.blank_repeats(cells), title=aspect, below=describe_coverage(evaluations, aspect))
+        print()
 
 
 def _show_confusion(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
     found = {evaluation.name: evaluation for evaluation in evaluations}
     for run, rows in frame.groupby("run", sort=False):
-        labels = list(rows["true"].unique())
-        table = f.plain_table()
-        table.add_column("true \N{DOWNWARDS ARROW} run \N{RIGHTWARDS ARROW}")
-        for label in labels:
-            table.add_column(label, justify="right")
-        for true, of_label in rows.groupby("true", sort=False):
-            table.add_row(str(true), *(f"{documents:,}" for documents in of_label["documents"]))
-        f.show(f"stance: {run}", table, describe_coverage([found[str(run)]], STANCE))
+        labels = rows["true"].unique()
+        columns = (Column("true \N{DOWNWARDS ARROW} run \N{RIGHTWARDS ARROW}", is_text=True), *map(Column, labels))
+        cells = (
+            (str(true), *(f"{documents:,}" for documents in of_label["documents"]))
+            for true, of_label in rows.groupby("true", sort=False)
+        )
+        show_table(columns, cells, title=f"stance: {run}", below=describe_coverage([found[str(run)]], STANCE))
+        print()
 
 
 def _show_topics(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
@@ -162,15 +189,16 @@ def _show_topics(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
     measures = list(frame.columns[2:])
     for aspect in dict.fromkeys(measure.split(" ", 1)[0] for measure in measures):
         chosen = [measure for measure in measures if measure.startswith(f"{aspect} ")]
+        # The first measures are the usual ones.
+        columns = (Column("topic"), *(Column(m.strip_aspect(each), drop) for drop, each in enumerate(chosen)))
         for run, rows in frame.groupby("run", sort=False):
             below = describe_coverage([found[str(run)]], aspect)
             if not below:
                 continue  # a first stage labels nothing
-            table = f.plain_table()
-            table.add_column("topic")
-            for measure in chosen:
-                table.add_column(f.short(measure), justify="right", min_width=6)
-            for topic, *values in rows[["topic", *chosen]].itertuples(index=False, name=None):
-                if not all(map(math.isnan, values)):
-                    table.add_row(plain(topic), *map(f.spelled, values))
-            f.show(f"{aspect}: {run}", table, below)
+            cells = (
+                (topic, *map(format_value, values))
+                for topic, *values in rows[["topic", *chosen]].itertuples(index=False, name=None)
+                if not all(map(math.isnan, values))
+            )
+            show_table(columns, cells, title=f"{aspect}: {run}", below=below)
+            print()

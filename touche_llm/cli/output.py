@@ -1,4 +1,4 @@
-"""How a command prints: tables and lines for people, or rows for other programs."""
+"""Output of the commands: lines for people, or rows for other programs."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from touche_llm.cli.streams import write_as_utf8
+from touche_llm.cli.tables import show_lines
 from touche_llm.errors import to_printable
 
 
@@ -33,8 +34,8 @@ FormatOption = Annotated[
     Format,
     typer.Option(
         "--format",
-        help="table for people; json: a list of objects, or tsv, as pandas reads it: then standard output holds these "
-        "rows alone, and all else goes to standard error.",
+        help="table for people; json (a list of objects) or tsv for pandas: only these rows go to standard output, "
+        "everything else to standard error.",
     ),
 ]
 
@@ -42,13 +43,13 @@ FormatOption = Annotated[
 def print_rows(output: Format, rows: Iterable[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
     """Print rows for other programs: a list of objects, or a header and tab-separated lines.
 
-    What is None or NaN is null in JSON, and empty in TSV. Characters of a text that a terminal would act on are
-    replaced; paths stay as they were given. The encoding is UTF-8.
+    None and NaN are null in JSON, and empty in TSV. Control characters in text are replaced; paths stay as given. The
+    encoding is UTF-8.
 
     Args:
         output: JSON or TSV.
-        rows: flat, all with the same keys.
-        columns: those keys; only needed where there may be no row.
+        rows: Flat mappings with the same keys.
+        columns: The keys; only needed if there may be no row.
     """
     values = [{name: _value(value) for name, value in row.items()} for row in rows]
     write_as_utf8()
@@ -62,8 +63,8 @@ def print_rows(output: Format, rows: Iterable[Mapping[str, Any]], columns: Seque
 
 
 def say(output: Format, line: str) -> None:
-    """Print a line for people, which beside rows for programs goes to standard error."""
-    print(line, file=sys.stdout if output is Format.TABLE else sys.stderr)
+    """Print a line for people: on standard output with tables, and on standard error beside rows for programs."""
+    show_lines([line], sys.stdout if output is Format.TABLE else sys.stderr)
 
 
 def _value(value: Any) -> Any:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from touche_llm.cli import figures as f
+from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
-from touche_llm.cli.output import Format, FormatOption, plain, print_rows, say
+from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.cli.stages import FAILURES_EXIT, asked
+from touche_llm.cli.tables import Column, format_interval, format_value, show_table
 from touche_llm.data.files import check_output
 from touche_llm.errors import UsageError, to_printable
 from touche_llm.pipeline.common import count_by_kind
@@ -40,10 +42,10 @@ def compare(
     corpus: o.CorpusOption = None,
     index: o.IndexOption = None,
     config: o.ConfigOption = None,
-    relevance: f.RelevanceOption = None,
-    quality: f.QualityOption = None,
-    stance: f.StanceOption = None,
-    coherence: f.CoherenceOption = None,
+    relevance: m.RelevanceOption = None,
+    quality: m.QualityOption = None,
+    stance: m.StanceOption = None,
+    coherence: m.CoherenceOption = None,
     split: Annotated[
         str,
         typer.Option(
@@ -123,7 +125,7 @@ def compare(
     if html is not None:
         check_output(html, overwrite, filter(None, (*files.values(), sample_file, topics, corpus, config)))
     settings = o.configure(context, *_OWN)
-    qrels = f.given_qrels(settings.task, **files)
+    qrels = m.given_qrels(settings.task, **files)
     progress = ConsoleProgress()
     for note in qrels.notes():
         progress.warn(note)
@@ -150,35 +152,39 @@ def compare(
 def _show(found: PromptComparison, part: PartMeasures) -> None:
     from touche_llm.prompt_lab.measures import named
 
-    table = f.plain_table()
-    table.add_column("variant")
-    for name in (*map(_short, part.measures), "outside", "failures", "tokens", "requests", "cached"):
-        table.add_column(name, justify="right", no_wrap=True)
+    # Counts are dropped before measures if the terminal is narrow.
+    columns = [Column("variant", is_text=True), *(Column(_short(measure), drop=1) for measure in part.measures)]
+    columns[1] = replace(columns[1], drop=0)
+    columns += [Column(name, drop=2) for name in ("outside", "failures", "tokens", "requests", "cached")]
     variants = found.variants_in(part)
+    rows = []
     for variant in variants:
         said, counts = found.judged[part.name, variant.name], found.judged[part.name, variant.name].counts
         outside = part.outside[variant.name]
-        cells = [f.spelled(figure.value) for figure in part.estimates[variant.name].values()]
-        cells.append("–" if outside is None else f.spelled(outside))
+        cells = [format_value(estimate.value) for estimate in part.estimates[variant.name].values()]
+        cells.append("–" if outside is None else format_value(outside))
         numbers = (len(said.failures), counts.prompt_tokens + counts.cached_prompt_tokens, counts.requests)
         cells += [f"{number:,}" for number in (*numbers, counts.cache_hits)]
-        table.add_row(plain(variant.name), *cells)
-    table.add_row("random order", f.spelled(part.chance), *[""] * (len(part.measures) + 4))
+        rows.append((variant.name, *cells))
+    rows.append(("random order", format_value(part.chance), *[""] * (len(part.measures) + 4)))
     purpose = {"all": "", "choice": ", to choose on", "hold-out": ", held out"}[part.name]
-    f.show(f"{len(part.sample):,} documents of {len(part.topics)} topics{purpose}", table)
-    rows = []
+    show_table(columns, rows, title=f"{len(part.sample):,} documents of {len(part.topics)} topics{purpose}")
+    print()
+    changes = []
     for measure in part.measures:
         for variant in variants[1:]:
             change = part.differences[variant.name, measure]
             cells = [
-                f.spelled(change["difference"], sign="+"),
-                f.spelled_interval(change["low"], change["high"], sign="+"),
-                f.spelled(change["p_holm"]),
+                format_value(change["difference"], sign="+"),
+                format_interval(change["low"], change["high"], sign="+"),
+                format_value(change["p_holm"]),
                 f"{change['wins']}/{change['ties']}/{change['losses']}",
             ]
-            rows.append((named(measure), to_printable(variant.name), cells))
-    first = to_printable(found.variants[0].name)
-    f.show_figures(f"difference to {first}", ("difference", "95 % interval", "p Holm", "+/=/-"), f.grouped(rows))
+            changes.append((named(measure), variant.name, *cells))
+    columns = [Column("measure", is_text=True), Column("variant", is_text=True, is_cut=True)]
+    columns += [Column("change"), Column("95 % interval"), Column("p Holm"), Column("+/=/-", drop=1)]
+    show_table(columns, m.blank_repeats(changes), title=f"change from {found.variants[0].name}")
+    print()
 
 
 def _short(measure: str) -> str:

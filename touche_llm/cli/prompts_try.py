@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from touche_llm.cli import figures as f
+from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, print_rows
 from touche_llm.cli.prompts_render import (
@@ -69,10 +69,10 @@ def try_(
     prompts_folder: o.PromptsOption = None,
     objects_prompt: o.ObjectsPromptOption = None,
     objective: o.ObjectiveOption = None,
-    relevance: f.RelevanceOption = None,
-    quality: f.QualityOption = None,
-    stance: f.StanceOption = None,
-    coherence: f.CoherenceOption = None,
+    relevance: m.RelevanceOption = None,
+    quality: m.QualityOption = None,
+    stance: m.StanceOption = None,
+    coherence: m.CoherenceOption = None,
     engine: o.EngineOption = None,
     base_url: o.BaseUrlOption = None,
     model: o.ModelOption = None,
@@ -100,7 +100,7 @@ def try_(
     settings = configured(context, "watch", "verbose", *_QRELS)
     files = {"relevance": relevance, "quality": quality, "stance": stance, "coherence": coherence}
     given = any(path is not None for path in files.values())
-    qrels = f.given_qrels(settings.task, **files) if given else None
+    qrels = m.given_qrels(settings.task, **files) if given else None
     with open_trial(settings, name, documents or (), ConsoleProgress().warn) as trial:
         if watch:
             try:

@@ -1,4 +1,4 @@
-"""The commands that keep a run as a test."""
+"""The commands that use recorded runs as tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from touche_llm.cli import figures as f
+from touche_llm.cli import measured_runs as m
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.data.scratch import recover
 from touche_llm.errors import UsageError
@@ -24,26 +24,28 @@ DirOption = Annotated[Path, typer.Option("--dir", help="The folder of the record
 NamesArgument = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Recorded runs (default: all).")]
 PromptsOption = Annotated[
     Path | None,
-    typer.Option("--prompts", help="A folder of templates, TASK/NAME.jinja, that go before the project's own."),
+    typer.Option("--prompts", help="Folder with templates, TASK/NAME.jinja, used instead of the project's own."),
 ]
 
-app = typer.Typer(no_args_is_help=True, help="Keep runs as tests: record them, replay them offline, compare.")
+app = typer.Typer(no_args_is_help=True, help="Record runs, replay them offline, and compare.")
 
 
 @app.command("record")
 def record_(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a finished run.")],
-    name: Annotated[str | None, typer.Argument(help="What to call it (default: the name of the folder).")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Name of the recorded run (default: the name of the folder).")
+    ] = None,
     root: DirOption = _DEFAULT,
-    relevance: f.RelevanceOption = None,
-    quality: f.QualityOption = None,
-    stance: f.StanceOption = None,
-    coherence: f.CoherenceOption = None,
+    relevance: m.RelevanceOption = None,
+    quality: m.QualityOption = None,
+    stance: m.StanceOption = None,
+    coherence: m.CoherenceOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Store a finished run, small, with all that a replay needs: DIR/NAME.
+    """Store a finished run with everything that a replay needs, in DIR/NAME.
 
-    Its first stage is kept as it is and never run again. With judgments, a check also tells how far figures move.
+    Its first stage is kept as it is and never repeated. With qrels, a check also reports how the measures change.
     """
     from touche_llm.regression.record import load_finished_run, record
     from touche_llm.regression.snapshot import QUERIES_NOT_CHECKED, check_name
@@ -52,16 +54,16 @@ def record_(
     recover(root)
     if target.exists() or target.is_symlink():
         raise UsageError(
-            f"{target}: is there already; `touche-llm regress update {target.name} --dir {root} --run {run_dir}` shows "
+            f"{target}: exists; `touche-llm regress update {target.name} --dir {root} --run {run_dir}` shows "
             "what would change and replaces it"
         )
     config = load_finished_run(run_dir)
     files = {"relevance": relevance, "quality": quality, "stance": stance, "coherence": coherence}
     given = any(path is not None for path in files.values())
-    qrels = f.given_qrels(config.task, **files) if given else None
+    qrels = m.given_qrels(config.task, **files) if given else None
     made = asyncio.run(record(config, run_dir, target, qrels))
     if output is Format.TABLE:
-        print(_told(target, made))
+        say(output, _describe(target, made))
     else:
         print_rows(output, [{"folder": target, **asdict(made)}])
     if config.expansion.use:
@@ -75,9 +77,9 @@ def check_(
     prompts: PromptsOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Replay recorded runs offline, with the program and the templates of now, and say what differs.
+    """Replay recorded runs offline, with the current program and templates, and print what differs.
 
-    Exit code 0 where each run comes out as it was recorded, byte for byte, and 1 where one does not.
+    Exit code 0 if every run is reproduced byte for byte, 1 otherwise.
     """
     from touche_llm.regression.check import check_all
     from touche_llm.regression.differences import COLUMNS
@@ -104,16 +106,16 @@ def update_(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Recorded runs.")],
     root: DirOption = _DEFAULT,
     run: Annotated[
-        Path | None, typer.Option("--run", help="The folder of a new run, where answers are missing; for one NAME.")
+        Path | None, typer.Option("--run", help="The folder of a new run, if answers are missing; for one NAME.")
     ] = None,
     prompts: PromptsOption = None,
     yes: Annotated[bool, typer.Option("--yes", help="Store without asking.")] = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """After a wanted change: show what differs, then ask, and store the new expectation.
+    """After an intended change: show what differs, ask, and store the new expectation.
 
-    Where only the ranking changed, the replay's own run is stored. Where answers are missing, make a new run and name
-    its folder with --run.
+    If only the ranking changed, the replayed run is stored. If answers are missing, make a new run and give its folder
+    with --run.
     """
     from touche_llm.regression.differences import COLUMNS
     from touche_llm.regression.format_diff import format_differences
@@ -121,7 +123,7 @@ def update_(
     from touche_llm.regression.update import preview_update, require_run, update
 
     if run is not None and len(names) > 1:
-        raise UsageError("--run gives the new run of one recorded run; name that one alone")
+        raise UsageError("--run: the new run of one recorded run; give a single NAME")
     found: list[RunDifference] = []
     runs = [open_snapshot(folder) for folder in find_snapshots(root, names)]
     for snapshot, templates in zip(runs, choose_templates(runs, prompts), strict=True):
@@ -134,12 +136,12 @@ def update_(
                 continue
             require_run(snapshot, seen)
             if yes or typer.confirm(f"store this as {snapshot.folder}?", err=True):
-                say(output, _told(snapshot.folder, asyncio.run(update(snapshot, seen))))
+                say(output, _describe(snapshot.folder, asyncio.run(update(snapshot, seen))))
     if output is not Format.TABLE:
         print_rows(output, [each.row() for each in found], COLUMNS)
 
 
-def _told(target: Path, made: Recording) -> str:
+def _describe(target: Path, made: Recording) -> str:
     counts = (
         f"{made.topics:,} topics, {made.documents:,} documents, {made.answers:,} cassette entries, {made.size:,} bytes"
     )

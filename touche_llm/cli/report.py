@@ -1,4 +1,4 @@
-"""The command that makes a page of a run."""
+"""The command that writes the page of a run."""
 
 from __future__ import annotations
 
@@ -7,34 +7,35 @@ from typing import Annotated
 
 import typer
 
-from touche_llm.cli import figures as f
+from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, print_rows
 from touche_llm.data.files import check_output
 from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.run_files import REPORT
 from touche_llm.pipeline.run_folder import is_page
+from touche_llm.tasks import get_task
 
 _TOP = 20
 
 
 def report(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run.")],
-    relevance: f.RelevanceOption = None,
-    quality: f.QualityOption = None,
-    stance: f.StanceOption = None,
-    coherence: f.CoherenceOption = None,
+    relevance: m.RelevanceOption = None,
+    quality: m.QualityOption = None,
+    stance: m.StanceOption = None,
+    coherence: m.CoherenceOption = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help=f"The page to write (default: {REPORT} in the run's folder).")
     ] = None,
-    run_topics: f.RunTopicsOption = False,
-    top: Annotated[int, typer.Option("--top", min=1, help="Documents of each topic that are shown with texts.")] = _TOP,
+    run_topics: m.RunTopicsOption = False,
+    top: Annotated[int, typer.Option("--top", min=1, help="Number of documents per topic shown with text.")] = _TOP,
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Write a page about a run: figures, costs, and each document with what the model said of it.
+    """Write a page about a run: measures, costs, and each document with the model's answers.
 
-    The page is one file and needs nothing else. Without judgments of people it has no figures that need them.
+    The page is one self-contained file. Without qrels, given here or to `evaluate` before, it has no measures.
     """
     # Only here: matplotlib and pandas take a second to load.
     from touche_llm.report.folder import load_run_config
@@ -47,8 +48,9 @@ def report(
     # The page that an earlier call wrote into the run's folder is one of the run's own files.
     if target != run_dir / REPORT or not is_page(target):
         check_output(target, overwrite, filter(None, files.values()))
-    given = any(path is not None for path in files.values())
-    qrels = f.given_qrels(load_run_config(run_dir).task, **files) if given else None
+    task = get_task(load_run_config(run_dir).task)
+    known = m.find_qrels_files(task, [run_dir], **files)
+    qrels = m.require_qrels(task, known) if known else None
     found = gather_report(run_dir, qrels, top, run_topics=run_topics)
     for note in found.notes:
         ConsoleProgress().warn(note)

@@ -1,4 +1,4 @@
-"""Where runs would stand among the published ones: as rows for other programs, and as tables for people."""
+"""Places of runs among published ones."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from math import nan
 from typing import TYPE_CHECKING, Any
 
-from touche_llm.cli import figures as f
-from touche_llm.cli.output import plain
+from touche_llm.cli.tables import Column, format_interval, format_value, show_lines, show_table
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.leaderboard import PublishedRun, Table, find_board, find_place
 from touche_llm.evaluation.measures import describe_coverage
@@ -17,28 +16,29 @@ if TYPE_CHECKING:
 
     from touche_llm.evaluation.measures import Evaluation
 
-# Published runs that are shown before and after each of ours, beside the best one.
+# Published runs that are shown before and after each of ours, besides the best one.
 _NEIGHBOURS = 2
+_GAP = ("\N{HORIZONTAL ELLIPSIS}", "", "", "", "", "")
 
 
 def standings(task: str, summary: DataFrame, evaluations: Sequence[Evaluation]) -> tuple[DataFrame, list[str]]:
-    """The place of each run that has a value over all judged topics, by each measure with a published table.
+    """Return the place of each run that has a value over all judged topics, by each measure with a published table.
 
     Args:
-        task: the task's name.
-        summary: the runs' figures, see `evaluation.evaluate`.
-        evaluations: of the runs.
+        task: Name of the task.
+        summary: Estimates of the runs, see `evaluation.evaluate`.
+        evaluations: Evaluations of the runs.
 
     Returns:
-        the rows of `summary` that can be held against a table, with the further columns `place` (from 1; of the places
-        of a tie the better one), `best_place` and `worst_place` (those that it could have if the unjudged documents
-        among the first 5 were judged; only of nDCG@5), `judged@5` (the share of these that are; not of the stance),
-        `published` (runs of the table), `ahead` and `ahead_value` (the published run before
-        it), `behind` and `behind_value` (the one after it, or of the same value), and `source`; and a line for each run
-        without a place, since it was measured by some of the judged topics.
+        The rows of `summary` that can be compared with a table, with the additional columns `place` (from 1; the better
+        place of a tie), `best_place` and `worst_place` (the bounds if the unjudged documents among the first 5 were
+        judged; only for nDCG@5), `judged@5` (the share of judged documents; not for the stance), `published` (number of
+        runs in the table), `ahead` and `ahead_value` (the published run before it), `behind` and `behind_value` (the
+        one after it, or with the same value), and `source`; and a line for each run without a place, which was
+        measured on some of the judged topics only.
 
     Raises:
-        UsageError: nothing is published of the task, or by any of these measures, or no run has a place.
+        UsageError: Nothing is published for the task or these measures, or no run has a place.
     """
     import pandas as pd
 
@@ -49,7 +49,7 @@ def standings(task: str, summary: DataFrame, evaluations: Sequence[Evaluation]) 
         for row in summary[summary["measure"] == _ours(each)].dropna(subset="value").to_dict(orient="records"):
             covered = found[row["run"]].coverage(each.measure)
             if covered.is_partial:
-                unplaced[f"{row['run']}: no place, since it was measured by {covered}"] = None
+                unplaced[f"{row['run']}: no place, since it was measured on {covered}"] = None
                 continue
             at = find_place(task, each.measure, row["value"])
             ahead = each.runs[at - 2] if at > 1 else None
@@ -70,12 +70,14 @@ def standings(task: str, summary: DataFrame, evaluations: Sequence[Evaluation]) 
         )
     if not rows:
         measures = ", ".join(_ours(each) for each in find_board(task).tables)
-        raise UsageError(f"no value to hold against the published tables of {task}, which are by {measures}")
+        raise UsageError(
+            f"--leaderboard: no value to compare with the published tables of {task}; they have {measures}"
+        )
     return pd.DataFrame(rows), list(unplaced)
 
 
 def _reach(task: str, table: Table, evaluation: Evaluation) -> dict[str, float]:
-    """The places that unjudged documents leave open; NaN where that is not known."""
+    """Return the range of places that unjudged documents leave open; NaN if unknown."""
     from touche_llm.evaluation.measures import JUDGED
 
     bounds = evaluation.bounds[evaluation.bounds["measure"] == _ours(table)]
@@ -90,52 +92,50 @@ def _reach(task: str, table: Table, evaluation: Evaluation) -> dict[str, float]:
 
 def show_standings(task: str, places: DataFrame, evaluations: Sequence[Evaluation]) -> None:
     """Print each table around the runs, with the source; published values have three decimals."""
-    for each in find_board(task).tables:
-        ours = list(places[places["measure"] == _ours(each)].sort_values("value", ascending=False).itertuples())
+    columns = [Column("place"), Column("run", is_text=True, is_cut=True), Column("value"), Column("95 % interval")]
+    columns += [Column("n", drop=1), Column("if judged", drop=2)]
+    for table in find_board(task).tables:
+        ours = list(places[places["measure"] == _ours(table)].sort_values("value", ascending=False).itertuples())
         if not ours:
             continue
         names = {row.run for row in ours}
-        shown = {0} | {
-            number
-            for row in ours
-            for number in range(row.place - 1 - _NEIGHBOURS, row.place - 1 + _NEIGHBOURS)
-            if 0 <= number < len(each.runs)
-        }
-        table = f.plain_table()
-        table.add_column("place", justify="right", no_wrap=True)
-        table.add_column("run")
-        for column in ("value", "95 % interval"):
-            table.add_column(column, justify="right", no_wrap=True)
+        near = range(-1 - _NEIGHBOURS, _NEIGHBOURS)
+        shown = {0} | {row.place + offset for row in ours for offset in near}
+        rows: list[Sequence[str]] = []
         before = -1
-        for number, run in enumerate(each.runs):
+        for number, run in enumerate(table.runs):
             while ours and ours[0].place == number + 1:
-                _add_ours(table, ours.pop(0))
+                rows.append(_format_row(ours.pop(0)))
             if number in shown:
                 if number > before + 1:
-                    table.add_row("…")
-                at, interval = find_place(task, each.measure, run.value), f.spelled_interval(*_interval(run), digits=3)
-                judged = "" if run.judged is None else f" (n = {run.judged:,})"
-                table.add_row(str(at), plain(f"{_name(run)}{judged}"), f"{run.value:.3f}", interval)
+                    rows.append(_GAP)
+                at, interval = find_place(task, table.measure, run.value), format_interval(*_interval(run), digits=3)
+                judged = "" if run.judged is None else f"{run.judged:,}"
+                rows.append((str(at), _name(run) or "", f"{run.value:.3f}", interval, judged, ""))
                 before = number
-        if before < len(each.runs) - 1:
-            table.add_row("…")
-        for row in ours:
-            _add_ours(table, row)
-        title = f"{_ours(each)} among the {len(each.runs)} published runs, {each.published_as}\nsource: {each.url}"
+        rows += [_GAP] * (before < len(table.runs) - 1) + [_format_row(row) for row in ours]
+        title = f"{_ours(table)} among the {len(table.runs)} published runs, {table.published_as}"
         placed = [found for found in evaluations if found.name in names]
-        f.show(title, table, describe_coverage(placed, each.measure))
-    print("n: topics (for the stance: documents) judged here; the published values are over all topics of the task.")
-    print("A place is rough: other topics, other documents and unjudged ones move it. The published runs were judged.")
+        below = [table.url, *describe_coverage(placed, table.measure)]
+        show_table(columns, rows, title=title, below=below)
+        print()
+    show_lines(
+        (
+            "n: topics (for the stance: documents) judged here; the published values are over all topics of the task.",
+            "if judged: the places that are possible if the unjudged documents were judged. A place is rough: other "
+            "topics, other documents and unjudged ones move it. The published runs were judged.",
+        )
+    )
 
 
-def _add_ours(table: Any, row: Any) -> None:
-    reach = f", judged: {row.best_place:.0f} to {row.worst_place:.0f}" if row.worst_place > row.best_place else ""
-    cells = (f"→ {row.place}", plain(f"{row.run} (n = {row.n:,}{reach})"), f.spelled(row.value))
-    table.add_row(*cells, f.spelled_interval(row.low, row.high), style="bold")
+def _format_row(row: Any) -> Sequence[str]:
+    reach = f"{row.best_place:.0f} to {row.worst_place:.0f}" if row.worst_place > row.best_place else ""
+    value, interval = format_value(row.value), format_interval(row.low, row.high)
+    return (f"\N{RIGHTWARDS ARROW} {row.place}", row.run, value, interval, f"{row.n:,}", reach)
 
 
 def _ours(table: Table) -> str:
-    """The name of the figure that is held against a published table."""
+    """Return the name of our measure for a published table."""
     return table.ours if table.measure == "stance" else f"{table.measure} {table.ours}"
 
 

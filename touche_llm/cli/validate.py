@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from touche_llm.cli import figures as f
+from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.data.topics import read_topics
@@ -29,7 +29,7 @@ _MOST = 100
 
 def validate(
     run: Annotated[Path, typer.Argument(help="A run file of this or any other program, or the folder of a run.")],
-    task: f.TaskOption = None,
+    task: m.TaskOption = None,
     topics: o.TopicsOption = None,
     corpus: o.CorpusOption = None,
     index: o.IndexOption = None,

@@ -52,7 +52,9 @@ class ConsoleProgress:
     """Progress on standard error."""
 
     def __init__(self) -> None:
-        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.console = Console(stderr=True, highlight=False)
+        # A terminal gets lines broken between words; a file gets each note as one line.
+        self.console.soft_wrap = not self.console.is_terminal
 
     def warn(self, message: str) -> None:
         """Print a line; text from files is not taken for markup."""
@@ -69,7 +71,7 @@ class ConsoleProgress:
                 TextColumn("{task.description}"),
                 BarColumn(12),
                 MofNCompleteColumn(),
-                TimeRemainingColumn(),
+                TimeRemainingColumn(elapsed_when_finished=True),
                 facts,
             )
             with rich.progress.Progress(*columns, console=self.console) as bar:

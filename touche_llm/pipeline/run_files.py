@@ -27,6 +27,8 @@ RUN = "run.txt"
 RESULTS = "results.tsv"
 # Only with `touche-llm report`; outdated as soon as a stage runs again.
 REPORT = "report.html"
+# Only with `touche-llm evaluate`; it names the run file that it measured by its hash, and so survives later stages.
+EVALUATION = "evaluation.yaml"
 # Only with `touche-llm batch`: the last export.
 BATCH = "batch.json"
 OF_RETRIEVE = (CANDIDATES, SENTENCES, QUERIES, QUERY_FAILURES)

@@ -1,0 +1,301 @@
+"""What `evaluate`, `compare` and `report` share: their options, and the runs and qrels that they read."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from string import ascii_uppercase
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+from rich.cells import cell_len
+
+from touche_llm.cli.output import Format, print_rows
+from touche_llm.cli.tables import show_lines
+from touche_llm.data.trec_runs import ParsedRun, read_run
+from touche_llm.errors import DataError, UsageError, to_printable
+from touche_llm.evaluation.coverage import describe_fitted, describe_limits
+from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
+from touche_llm.pipeline.progress import ConsoleProgress
+from touche_llm.pipeline.recorded_evaluation import find_known_qrels
+from touche_llm.pipeline.run_files import CANDIDATES, CONFIG, METADATA, RUN
+from touche_llm.pipeline.run_folder import find_folder, find_run_file, read_metadata
+from touche_llm.tasks import TASKS, get_task
+from touche_llm.tasks.base import Task
+
+# Functions that need the measures, and pandas with them, import these: wrong usage is reported without loading them.
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from touche_llm.evaluation.measures import Evaluation
+
+# Longer names of runs are replaced by letters in tables.
+_LABEL_WIDTH = 12
+_ONLY_RUN = "run"
+
+RunsArgument = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RUN...", help="Run files of this or any other program, or folders of runs, for their run.txt."
+    ),
+]
+TaskOption = Annotated[
+    str | None, typer.Option("--task", help=f"{', '.join(TASKS)} (default: the task of the first run's folder).")
+]
+RelevanceOption = Annotated[
+    Path | None,
+    typer.Option("--relevance", help="Relevance qrels: qid 0 doc grade (default: those of the last evaluation)."),
+]
+QualityOption = Annotated[Path | None, typer.Option("--quality", help="Quality qrels.")]
+StanceOption = Annotated[Path | None, typer.Option("--stance", help="Stance qrels: qid 0 doc LABEL.")]
+CoherenceOption = Annotated[Path | None, typer.Option("--coherence", help="Coherence qrels, for pairs of sentences.")]
+DepthOption = Annotated[
+    int | None,
+    typer.Option(
+        "--depth", min=1, help="Depth of the recall (default: the first stage's, else the longest ranking's)."
+    ),
+]
+RunTopicsOption = Annotated[
+    bool,
+    typer.Option(
+        "--run-topics",
+        help="Only topics that every run has; else a judged topic that a run lacks counts 0, unless --limit-topics or "
+        "--topic limited that run.",
+    ),
+]
+
+
+def given_qrels(task: str, **files: Path | None) -> Qrels:
+    """Read the qrels of the files that are given, by aspect."""
+    return read_qrels({aspect: path for aspect, path in files.items() if path is not None}, get_task(task))
+
+
+def find_qrels_files(task: Task, runs: Iterable[Path], **files: Path | None) -> dict[str, Path]:
+    """Return the qrels files that were given, else those of the runs' last evaluation; empty if there are none.
+
+    Qrels of the last evaluation are named on standard error.
+    """
+    given = {aspect: path for aspect, path in files.items() if path is not None}
+    if given:
+        return given
+    known = find_known_qrels(filter(None, map(find_folder, runs)), task)
+    if known:
+        options = " ".join(f"--{aspect} {shorten_path(path)}" for aspect, path in known.items())
+        ConsoleProgress().warn(f"qrels of the last evaluation: {options}")
+    return known
+
+
+def require_qrels(task: Task, files: Mapping[str, Path]) -> Qrels:
+    """Read qrels files; raise UsageError if there are none."""
+    if not files:
+        options = ", ".join(f"--{aspect}" for aspect in (*task.question.grades, STANCE))
+        raise UsageError(
+            f"no qrels given, and none known from an evaluation of these runs; give one or more of {options}"
+        )
+    return read_qrels(files, task)
+
+
+def shorten_path(path: Path) -> str:
+    """Return the shorter of the relative and the absolute path."""
+    return min(os.path.relpath(path), os.path.abspath(path), key=len)
+
+
+class Given(NamedTuple):
+    """A run given on the command line.
+
+    Attributes:
+        name: Path as given; a first stage has its kind in parentheses.
+        label: Short name for tables.
+        run: Content of the run file.
+        folder: Folder of a run of this program; None for other runs.
+        first_stage: Whether it is the first stage of the run that follows.
+        limited: Whether its own configuration limited it to some topics.
+        fitted_on: Ids of the topics that the thresholds of its stances were fitted on.
+    """
+
+    name: str
+    label: str
+    run: ParsedRun
+    folder: Path | None = None
+    first_stage: bool = False
+    limited: bool = False
+    fitted_on: tuple[str, ...] = ()
+
+
+def given_runs(paths: Sequence[Path], qrels: Qrels, task: Task, first_stage: Path | None = None) -> list[Given]:
+    """Read runs in their order; before a run stands its first stage, if it is known and can be measured.
+
+    Args:
+        paths: Run files, and folders of runs.
+        qrels: Judgments that they will be measured with.
+        task: Task of the runs.
+        first_stage: File of a first stage that stands before all of them.
+
+    Raises:
+        UsageError: A run is given twice.
+        DataError: A folder has no run or an unfinished stage, or a file is no run.
+    """
+    # Where stances are not measured, other programs may write what they like in the column.
+    labels = qrels.labels if qrels.stances else None
+    runs: list[Given] = []
+    if first_stage is not None:
+        if not qrels.grades:
+            raise UsageError("--first-stage is measured by grades; give --relevance or other grades")
+        name = f"{to_printable(str(first_stage))} (first stage)"
+        runs.append(Given(name, "first stage", read_run(first_stage), first_stage=True))
+    for path, label in zip(paths, _choose_labels(paths), strict=True):
+        name = to_printable(str(path))
+        if any(name == other.name for other in runs):
+            raise UsageError(f"{path}: is given twice; name each run once")
+        folder, limited, fitted_on = find_folder(path), False, tuple[str, ...]()
+        if folder is not None and (folder / CONFIG).exists():
+            # Imported here because building the models of a configuration takes as long as reading all runs.
+            from touche_llm.config import load_config
+
+            own = load_config(folder / CONFIG, {})
+            if own.task != task.name:
+                raise UsageError(f"{path}: a run of {own.task}, and --task is {task.name}; give --task {own.task}")
+            limited, fitted_on = own.has_chosen_topics, own.fitted_on
+        if folder is not None and qrels.grades and (folder / CANDIDATES).exists():
+            kind = task.before_judging
+            short = kind if label == _ONLY_RUN else f"{label} ({kind})"
+            runs.append(Given(f"{name} ({kind})", short, read_run(folder / CANDIDATES), folder, True, limited))
+        run = read_run(find_run_file(path), labels)
+        runs.append(Given(name, label, run, folder, limited=limited, fitted_on=fitted_on))
+    return runs
+
+
+def _choose_labels(paths: Sequence[Path]) -> list[str]:
+    """Return short names of runs: their paths, the names of their folders, or letters if these are long or equal."""
+    names = [to_printable(str(path)) for path in paths]
+    folders = [to_printable((path.parent if path.name == RUN else path).resolve().name) for path in paths]
+    for labels in (names, folders):
+        if len(set(labels)) == len(labels) and all(cell_len(label) <= _LABEL_WIDTH for label in labels):
+            return labels
+    if len(paths) == 1:
+        return [_ONLY_RUN]
+    return [ascii_uppercase[number] if number < len(ascii_uppercase) else str(number) for number in range(len(paths))]
+
+
+def use_labels(runs: Sequence[Given], evaluations: Sequence[Evaluation]) -> tuple[list[Given], list[Evaluation]]:
+    """Return the runs and their evaluations under their labels."""
+    labels = {each.name: each.label for each in runs}
+    named = [replace(each, name=labels.get(each.name, each.name)) for each in evaluations]
+    return [each._replace(name=each.label) for each in runs], named
+
+
+def show_legend(runs: Iterable[Given]) -> None:
+    """Print which run each label stands for, apart from runs labelled with their name."""
+    show_lines(
+        f"{each.label}: {each.name}"
+        for each in runs
+        if each.label != each.name and (each.folder is None or not each.first_stage)
+    )
+
+
+def find_recall_depth(runs: Sequence[Given]) -> int:
+    """Return the depth for the recall of all runs: the deepest first stage's, else the longest ranking's."""
+    deepest = [each for each in runs if each.first_stage] or runs
+    return max(len(ranking) for each in deepest for ranking in each.run.rankings.values())
+
+
+def keep_shared_topics(qrels: Qrels, runs: Sequence[Given]) -> Qrels:
+    """Return the judgments of the topics that every run has.
+
+    Raises:
+        DataError: None of these topics is judged.
+    """
+    first, *others = (each.run.rankings.keys() for each in runs)
+    shared = set(first).intersection(*others)
+    judged = shared.intersection(*qrels.grades.values(), *([qrels.stances] if qrels.stances else []))
+    if not judged:
+        names = ", ".join(each.name for each in runs)
+        raise DataError(f"{names}: share no judged topic; give runs of the same topics, and the qrels of these topics")
+    return qrels.restrict_to(shared)
+
+
+def list_limited(runs: Sequence[Given]) -> list[str]:
+    """Return a note on runs that their own configurations limited to some topics, if there are any."""
+    return describe_limits(each.name for each in runs if each.limited and not each.first_stage)
+
+
+def list_fitted(runs: Sequence[Given], qrels: Qrels) -> list[str]:
+    """Return notes on runs whose thresholds were fitted on these judgments."""
+    return [note for each in runs for note in describe_fitted(each.name, each.run, each.fitted_on, qrels)]
+
+
+def evaluate_runs(runs: Sequence[Given], qrels: Qrels, depth: int) -> list[Evaluation]:
+    """Measure each run, a first stage only by grades, since it labels nothing.
+
+    A run that its own configuration limited to some topics is measured by these.
+
+    Raises:
+        DataError: None of a run's topics is judged; names the run.
+    """
+    from touche_llm.evaluation.measures import evaluate_run
+
+    evaluations = []
+    for each in runs:
+        try:
+            judged = replace(qrels, stances={}) if each.first_stage else qrels
+            if each.limited:
+                judged = keep_shared_topics(judged, [each])
+            evaluations.append(evaluate_run(each.name, each.run, judged, depth))
+        except DataError as error:
+            raise DataError(f"{each.name}: {error}") from error
+    return evaluations
+
+
+def print_frame(frame: DataFrame, output: Format) -> None:
+    """Print the rows of a frame for other programs, see `print_rows`."""
+    print_rows(output, frame.to_dict(orient="records"), list(frame.columns))
+
+
+def print_notes(qrels: Qrels, evaluations: Sequence[Evaluation], runs: Iterable[Given], *further: str) -> None:
+    """Print on standard error what readers should know about the values; what holds for all runs is printed once."""
+    from touche_llm.evaluation.notes import format_notes
+
+    notes = [*qrels.notes(), *format_notes({each.name: each.notes for each in evaluations}), *further]
+    for each in runs:
+        if qrels.stances and not each.first_stage and each.folder and (imputed := _imputed(each.folder)):
+            notes.append(f"{each.name}: imputed stances, for lack of a usable answer: {imputed:,}")
+    sys.stdout.flush()
+    for note in notes:
+        ConsoleProgress().warn(note)
+
+
+def group_by_aspect(rows: DataFrame) -> list[tuple[str, list[Any]]]:
+    """Return the rows of a frame by the first word of their measure, as named tuples."""
+    aspects: dict[str, list[Any]] = {}
+    for row in rows.itertuples(index=False):
+        aspects.setdefault(row.measure.split(" ", 1)[0], []).append(row)
+    return list(aspects.items())
+
+
+def strip_aspect(measure: str) -> str:
+    """Return a measure's name without its aspect."""
+    return measure.split(" ", 1)[1]
+
+
+def blank_repeats(rows: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
+    """Yield rows, the first cell only where it differs from that of the row above."""
+    before = None
+    for first, *others in rows:
+        yield ("" if first == before else first, *others)
+        before = first
+
+
+def _imputed(folder: Path) -> int:
+    """Return the number of imputed stances of a folder's run, from its metadata; 0 without metadata."""
+    if not (folder / METADATA).exists():
+        return 0
+    imputed = read_metadata(folder).stages.get("rank", {}).get("imputed stances")
+    if type(imputed) is not int:
+        raise DataError(
+            f"{folder / METADATA}: lacks the number of imputed stances; run `touche-llm rank` for the folder again, or "
+            "name the run file itself"
+        )
+    return imputed

@@ -1,0 +1,136 @@
+"""The last evaluation of a run, kept in its folder: the qrels, and the values that they gave."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from touche_llm.data.files import open_atomic, sha256
+from touche_llm.data.setting_problems import describe_problem
+from touche_llm.data.yaml_text import YamlError, read_yaml, to_yaml
+from touche_llm.errors import DataError, UsageError
+from touche_llm.pipeline.run_files import EVALUATION, RUN
+from touche_llm.tasks.base import Task
+
+
+class QrelsFile(BaseModel):
+    """A qrels file: its absolute path and its SHA-256 when the run was evaluated."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    file: Path
+    sha256: str
+
+
+class RecordedMeasure(BaseModel):
+    """The value of a measure with its 95 % interval, and over how many topics or documents; None if undefined."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int
+
+
+class RecordedEvaluation(BaseModel):
+    """The last evaluation of a run.
+
+    Attributes:
+        task: Name of the task.
+        run: SHA-256 of the run file that was measured.
+        qrels: Qrels files by aspect.
+        measures: Measures by name, such as `relevance nDCG@5`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    task: str
+    run: str
+    qrels: dict[str, QrelsFile]
+    measures: dict[str, RecordedMeasure]
+
+    def is_current(self, folder: Path) -> bool:
+        """Whether the folder's run is the one that was measured."""
+        return (folder / RUN).is_file() and sha256(folder / RUN) == self.run
+
+
+def record_evaluation(folder: Path, task: Task, qrels: Mapping[str, Path], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write the evaluation of a folder's run, in place of an earlier one.
+
+    Args:
+        folder: The run's folder.
+        task: Its task.
+        qrels: Qrels files by aspect.
+        rows: Rows of `Evaluation.summary`: `measure`, `value`, `low`, `high` and `n`.
+    """
+    measures = {
+        row["measure"]: {name: _to_plain(row[name]) for name in ("value", "low", "high")} | {"n": int(row["n"])}
+        for row in rows
+    }
+    files = {aspect: {"file": str(path.absolute()), "sha256": sha256(path)} for aspect, path in qrels.items()}
+    content = {"task": task.name, "run": sha256(folder / RUN), "qrels": files, "measures": measures}
+    with open_atomic(folder / EVALUATION) as stream:
+        stream.write(to_yaml(content))
+
+
+def _to_plain(value: float) -> float | None:
+    return None if math.isnan(value) else round(float(value), 6)
+
+
+def read_evaluation(folder: Path) -> RecordedEvaluation | None:
+    """Read the last evaluation of a folder's run; None if it was never evaluated with qrels.
+
+    Raises:
+        DataError: The file was not written by this program.
+    """
+    path = folder / EVALUATION
+    try:
+        return RecordedEvaluation.model_validate(read_yaml(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DataError(f"{path}: cannot read the file: {error.strerror}; make it readable") from error
+    except YamlError as error:
+        raise DataError(f"{path}: {error}; delete the file and evaluate the run again") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "content"
+        raise DataError(
+            f"{path}: {place}: {describe_problem(first)}; delete the file and evaluate the run again"
+        ) from error
+
+
+def find_known_qrels(folders: Iterable[Path], task: Task) -> dict[str, Path]:
+    """Return the qrels that these runs were last evaluated with, by aspect; empty if none was evaluated.
+
+    Raises:
+        DataError: A file changed or is missing.
+        UsageError: Two runs were evaluated with different qrels.
+    """
+    known: dict[str, QrelsFile] = {}
+    source: Path | None = None
+    for folder in folders:
+        recorded = read_evaluation(folder)
+        if recorded is None or recorded.task != task.name:
+            continue
+        if source is not None and {each.sha256 for each in known.values()} != {
+            each.sha256 for each in recorded.qrels.values()
+        }:
+            options = " ".join(f"--{aspect} {each.file}" for aspect, each in known.items())
+            raise UsageError(f"{source} and {folder} were evaluated with different qrels; choose some, as {options}")
+        known, source = recorded.qrels, folder
+    for aspect, each in known.items():
+        if not each.file.is_file():
+            raise DataError(
+                f"{each.file}: not found, but {source} was evaluated with it; name the file with --{aspect}"
+            )
+        if sha256(each.file) != each.sha256:
+            raise DataError(
+                f"{each.file}: changed since {source} was evaluated with it; give it again with --{aspect} {each.file}"
+            )
+    return {aspect: each.file for aspect, each in known.items()}
