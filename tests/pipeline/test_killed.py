@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
-from touche_llm.cli.figures import given_runs
 
 from tests.sample_runs import Silent, config_for
 from tests.scripted_engine import FACTS, ScriptedEngine
+from touche_llm.cli.measured_runs import given_runs
 from touche_llm.config import Config
 from touche_llm.data.files import read_records
 from touche_llm.data.records import Judgment
