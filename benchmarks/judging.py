@@ -52,8 +52,10 @@ from touche_llm.llm.engines.base import Completion, EngineInfo
 from touche_llm.llm.engines.chat_reply import ChatReply, read_completion
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Message, Request
-from touche_llm.pipeline.judge import judge_stage
+from touche_llm.pipeline.context import RunContext
+from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_files import CANDIDATES
+from touche_llm.pipeline.stages import judge_stage
 
 _TOPICS, _DEPTH = 50, 1000
 _FACTS = EngineInfo(model="none", revision="", context=32768, overhead=32, engine="answers at once")
@@ -228,7 +230,8 @@ def judge(part: str, folder: Path, depth: int, profile: Path | None) -> dict[str
         started = time.perf_counter()
         with Cache(config.cache.file) as cache:
             model = ModelClient(engine_info=_FACTS, engine=engine, cache=cache)
-            await judge_stage(config, folder / part, watch, model)
+            with RunContext(config, watch, model) as context:
+                await judge_stage(context, RunDirectory(folder / part))
             counts.append(model.counts)
         return time.perf_counter() - started
 
@@ -238,7 +241,8 @@ def judge(part: str, folder: Path, depth: int, profile: Path | None) -> dict[str
         engine = config.engine.model_copy(update={"base_url": url})
         async with open_model(config.model_copy(update={"engine": engine})) as model:
             started = time.perf_counter()
-            await judge_stage(config, folder / part, watch, model)
+            with RunContext(config, watch, model) as context:
+                await judge_stage(context, RunDirectory(folder / part))
             counts.append(model.counts)
             return time.perf_counter() - started
 

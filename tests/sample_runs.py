@@ -18,11 +18,15 @@ from touche_llm.llm.counts import Counts
 from touche_llm.llm.engines.base import EngineInfo
 from touche_llm.llm.model import ModelClient
 from touche_llm.pipeline import run_all as pipeline
+from touche_llm.pipeline import stages
+from touche_llm.pipeline.candidates import Candidates
+from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.engines import store_engine_info
-from touche_llm.pipeline.judge import JudgingResult, judge_stage
-from touche_llm.pipeline.rank import rank_stage
-from touche_llm.pipeline.retrieve import retrieve_stage
-from touche_llm.pipeline.run_all import run_stages
+from touche_llm.pipeline.judge import Judgments
+from touche_llm.pipeline.progress import Progress
+from touche_llm.pipeline.rank import Ranking
+from touche_llm.pipeline.run_all import RunResult
+from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.tasks import get_task
 
 SAMPLE = SAMPLES / "comparative"
@@ -59,6 +63,28 @@ def run_lines(path: Path) -> list[RunLine]:
     return lines
 
 
+async def retrieve_stage(
+    config: Config, folder: Path, progress: Progress, model: ModelClient | None = None
+) -> Candidates:
+    with RunContext(config, progress, model) as context:
+        return await stages.retrieve_stage(context, RunDirectory(folder))
+
+
+async def judge_stage(config: Config, folder: Path, progress: Progress, model: ModelClient) -> Judgments:
+    with RunContext(config, progress, model) as context:
+        return await stages.judge_stage(context, RunDirectory(folder))
+
+
+async def rank_stage(config: Config, folder: Path, progress: Progress, model: ModelClient | None = None) -> Ranking:
+    with RunContext(config, progress, model) as context:
+        return await stages.rank_stage(context, RunDirectory(folder))
+
+
+async def run_stages(config: Config, folder: Path, progress: Progress, model: ModelClient) -> RunResult:
+    with RunContext(config, progress, model) as context:
+        return await pipeline.run_stages(context, RunDirectory(folder))
+
+
 async def run_scripted(config: Config, out: Path, script: Any) -> tuple[list[RunLine], Silent]:
     """The stages one by one, with a scripted engine."""
     progress = Silent()
@@ -82,7 +108,7 @@ def with_cache(config: Config, **settings: Any) -> Config:
     return config.model_copy(update={"cache": config.cache.model_copy(update=settings)})
 
 
-async def run_on(server: FakeServer, config: Config, out: Path, *, overwrite: bool = False) -> JudgingResult:
+async def run_on(server: FakeServer, config: Config, out: Path, *, overwrite: bool = False) -> RunResult:
     async with server.running():
         engine = config.engine.model_copy(update={"base_url": server.url})
         return await pipeline.run_all(config.model_copy(update={"engine": engine}), out, Silent(), overwrite=overwrite)

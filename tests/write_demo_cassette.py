@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from tests.sample_runs import judge_stage, rank_stage, retrieve_stage
 from tests.scripted_engine import Label, Script, ScriptedEngine
 from touche_llm.cli.demo import SAMPLES, sample_config
 from touche_llm.config import Config
@@ -24,10 +25,7 @@ from touche_llm.llm.engines.base import EngineInfo
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.engines import store_engine_info
-from touche_llm.pipeline.judge import judge_stage
 from touche_llm.pipeline.progress import ConsoleProgress
-from touche_llm.pipeline.rank import rank_stage
-from touche_llm.pipeline.retrieve import retrieve_stage
 from touche_llm.tasks import TASKS
 
 FACTS = EngineInfo(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.report.reports import write_qrels
-from tests.sample_runs import Silent
+from tests.sample_runs import Silent, judge_stage, rank_stage, retrieve_stage
 from tests.scripted_engine import Script, ScriptedEngine
 from tests.write_demo_cassette import FACTS, script_of
 from touche_llm.cli.demo import sample_config
@@ -21,9 +21,6 @@ from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.pipeline.engines import store_engine_info
-from touche_llm.pipeline.judge import judge_stage
-from touche_llm.pipeline.rank import rank_stage
-from touche_llm.pipeline.retrieve import retrieve_stage
 from touche_llm.regression.format_diff import format_differences
 from touche_llm.regression.record import load_finished_run, record
 from touche_llm.regression.snapshot import open_snapshot

@@ -12,9 +12,8 @@ import orjson
 import pytest
 
 from tests.batch.stages import Waiting, export_stage, simple_config
-from tests.sample_runs import Silent
+from tests.sample_runs import Silent, retrieve_stage
 from touche_llm.llm.engines import vllm_process
-from touche_llm.pipeline.retrieve import retrieve_stage
 
 ROOT = Path(__file__).parents[2]
 

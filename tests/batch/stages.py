@@ -16,8 +16,8 @@ from touche_llm.batch.stage_run import read_batch
 from touche_llm.config import Config
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.request import Message, Request
-from touche_llm.pipeline.dry_run import StageName
 from touche_llm.pipeline.run_all import run_judge, run_rank, run_retrieve
+from touche_llm.pipeline.stages import StageName
 
 # Settings for few requests.
 SHORT: Mapping[str, Mapping[str, Any]] = {

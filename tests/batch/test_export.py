@@ -24,7 +24,7 @@ from tests.batch.stages import (
     simple_config,
 )
 from tests.fake_server import FakeServer
-from tests.sample_runs import Silent, run_on
+from tests.sample_runs import Silent, retrieve_stage, run_on
 from tests.scripted_engine import FACTS
 from touche_llm.batch import export
 from touche_llm.batch.export import Export, pending_requests, write_requests
@@ -33,7 +33,6 @@ from touche_llm.errors import UsageError
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.engines.chat_reply import build_chat_body
 from touche_llm.llm.request import Message, Request
-from touche_llm.pipeline.retrieve import retrieve_stage
 from touche_llm.pipeline.run_files import BATCH
 
 

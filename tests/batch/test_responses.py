@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from tests import batch_replies as b
 from tests.batch.stages import COMPARATIVE, Waiting, export_stage, import_files, simple_config, stored_keys
 from tests.fake_server import GOOD as GOOD_ANSWER
-from tests.sample_runs import Silent, run_directly, with_cache
+from tests.sample_runs import Silent, retrieve_stage, run_directly, with_cache
 from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.batch import responses
 from touche_llm.batch.responses import import_replies
@@ -24,7 +24,6 @@ from touche_llm.llm.engines.base import Completion
 from touche_llm.llm.engines.batch import BatchEngine
 from touche_llm.llm.engines.batch_replies import Replies, read_replies
 from touche_llm.llm.request import Request
-from touche_llm.pipeline.retrieve import retrieve_stage
 from touche_llm.pipeline.run_files import BATCH
 
 

@@ -40,7 +40,7 @@ async def test_a_run_takes_a_file_for_each_set_of_requests_that_do_not_wait_for_
 ) -> None:
     out = tmp_path / "out"
     outcome = await run_by_files(config, out, Silent())
-    assert (outcome.judgments, outcome.failures) == (4, [])
+    assert (outcome.judgments.requested, outcome.failures) == (4, [])
     # Judgments, the stances of the best two and the orders of three pairs, both twice.
     assert sent(programs) == [4, 4, 6]
     written = yaml.safe_load((out / "config.yaml").read_text())
@@ -71,7 +71,7 @@ async def test_the_runner_is_a_setting(programs: Programs, tmp_path: Path) -> No
     on_cpu = {"placement_group_config": {"bundles": [{"CPU": 1}]}}
     flags = {"engine__runner": "ray", "engine__options": on_cpu}
     config = config_of(tmp_path, programs, rank="judge", stance__depth=0, **flags)
-    assert (await run_by_files(config, tmp_path / "out", Silent())).judgments == 4
+    assert (await run_by_files(config, tmp_path / "out", Silent())).judgments.requested == 4
     assert ([len(rows) for rows in programs.seen("rows")], programs.calls()) == ([4], [])
     stages = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]
     assert "ray-2.60.0" in stages["judge"]["engine"]

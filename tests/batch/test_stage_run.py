@@ -28,7 +28,7 @@ from tests.batch.stages import (
     stored_keys,
 )
 from tests.fake_server import FakeServer, good, says
-from tests.sample_runs import Silent, run_directly, run_on, with_cache
+from tests.sample_runs import Silent, retrieve_stage, run_directly, run_on, with_cache
 from tests.scripted_engine import FACTS, ScriptedEngine
 from tests.write_demo_cassette import script_of, script_with_queries
 from touche_llm.batch import export
@@ -40,9 +40,8 @@ from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.engines.chat_reply import build_chat_body
 from touche_llm.llm.model import MAX_SAMPLES
 from touche_llm.llm.request import Request
-from touche_llm.pipeline.candidates import open_corpus
+from touche_llm.pipeline.corpora import open_corpus
 from touche_llm.pipeline.engines import open_model
-from touche_llm.pipeline.retrieve import retrieve_stage
 from touche_llm.pipeline.run_all import run_all
 from touche_llm.tasks import get_task
 

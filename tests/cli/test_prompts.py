@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Done, Touche
-from tests.sample_runs import Silent, config_for
+from tests.sample_runs import Silent, config_for, judge_stage, rank_stage, retrieve_stage
 from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from tests.write_demo_cassette import script_of
 from touche_llm.cli import prompts_try
@@ -27,9 +27,6 @@ from touche_llm.llm.engines.base import Completion, Rejected
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.engines import store_engine_info
-from touche_llm.pipeline.judge import judge_stage
-from touche_llm.pipeline.rank import rank_stage
-from touche_llm.pipeline.retrieve import retrieve_stage
 from touche_llm.prompts.prompt import prompts_folder
 from touche_llm.tasks import TASKS
 

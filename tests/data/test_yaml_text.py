@@ -11,7 +11,7 @@ from touche_llm.data.yaml_text import MAX_BYTES, MAX_DEPTH, MAX_NODES, YamlError
 from touche_llm.errors import DataError, PromptError, UsageError
 from touche_llm.evaluation.leaderboard import read_boards
 from touche_llm.judging.stance import read_settings
-from touche_llm.pipeline.run_folder import read_metadata
+from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.prompts.prompt import read_header
 
 # Nine values that double nine times over would be four hundred million.
@@ -122,7 +122,7 @@ def test_every_reader_of_yaml_refuses_it(tmp_path: Path, text: str) -> None:
     with pytest.raises(DataError, match=r"ir-metadata\.yml: the published results are not YAML: line \d"):
         read_boards(path)
     with pytest.raises(DataError, match=r"ir-metadata\.yml: not metadata .*line \d"):
-        read_metadata(tmp_path)
+        RunDirectory(tmp_path).read_metadata()
 
 
 def test_the_front_matter_of_a_prompt_counts_the_lines_of_its_file(tmp_path: Path) -> None:

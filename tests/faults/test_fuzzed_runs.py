@@ -21,7 +21,7 @@ from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.engines.server import VllmServer
 from touche_llm.pipeline import run_all as pipeline
-from touche_llm.pipeline.judge import JudgingResult
+from touche_llm.pipeline.run_all import RunResult
 from touche_llm.tasks import get_task
 
 assert reply_bodies and reply_logprobs and reply_wires
@@ -122,7 +122,7 @@ async def test_a_run_ends_whole_or_with_one_error_and_replays(
         tally.add("replies: runs", replies=server.replies, tried=1, held=1, **{how: 1})
 
 
-async def check_replay(config: Config, folder: Path, outcome: JudgingResult) -> None:
+async def check_replay(config: Config, folder: Path, outcome: RunResult) -> None:
     """Check that a run comes out the same from its cache alone, or that failures are all that is missing."""
     replay = config.model_copy(update={"cache": config.cache.model_copy(update={"mode": CacheMode.REPLAY})})
     try:

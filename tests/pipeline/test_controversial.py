@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.fake_chatnoir import KEY, FakeChatNoir, result
-from tests.sample_runs import Silent, config_for, run_lines, run_scripted
+from tests.sample_runs import Silent, config_for, judge_stage, retrieve_stage, run_lines, run_scripted
 from tests.scripted_engine import FACTS, ScriptedEngine
 from tests.write_demo_cassette import script_of
 from touche_llm.cli.demo import SAMPLES
@@ -22,8 +22,6 @@ from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
-from touche_llm.pipeline.judge import judge_stage
-from touche_llm.pipeline.retrieve import retrieve_stage
 from touche_llm.tasks import get_task
 
 SCRIPT = script_of("controversial")

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.sample_runs import Silent, config_for, run_directly, with_cache
+from tests.sample_runs import Silent, config_for, rank_stage, retrieve_stage, run_directly, with_cache
 from tests.scripted_engine import FACTS, Label, Script, ScriptedEngine
 from tests.write_demo_cassette import script_of, script_with_queries
 from touche_llm.config import Config
@@ -24,9 +24,8 @@ from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.engines.dry_run import OverlayCache
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
-from touche_llm.pipeline.dry_run import DryRun, StageName, estimate_cost
-from touche_llm.pipeline.rank import rank_stage
-from touche_llm.pipeline.retrieve import retrieve_stage
+from touche_llm.pipeline.dry_run import DryRun, estimate_cost
+from touche_llm.pipeline.stages import StageName
 
 STAGES: tuple[StageName, ...] = ("retrieve", "judge", "rank")
 # Methods of which the answers do not change how often they ask.

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.sample_runs import Silent, config_for
+from tests.sample_runs import Silent, config_for, judge_stage, rank_stage, run_stages
 from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.cli.measured_runs import given_runs
 from touche_llm.config import Config
@@ -23,9 +23,6 @@ from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
-from touche_llm.pipeline.judge import judge_stage
-from touche_llm.pipeline.rank import rank_stage
-from touche_llm.pipeline.run_all import run_stages
 from touche_llm.report.folder import open_folder
 from touche_llm.tasks import get_task
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.sample_runs import Silent, config_for, run_lines, run_scripted
+from tests.sample_runs import Silent, config_for, rank_stage, retrieve_stage, run_lines, run_scripted
 from tests.scripted_engine import Label
 from tests.write_demo_cassette import script_of
 from touche_llm.data.files import read_records
@@ -20,8 +20,6 @@ from touche_llm.data.trec_runs import read_candidates
 from touche_llm.errors import DataError, EngineError
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.request import Request
-from touche_llm.pipeline.rank import rank_stage
-from touche_llm.pipeline.retrieve import retrieve_stage
 from touche_llm.tasks import get_task
 
 SCRIPT = script_of("sentence_pairs")

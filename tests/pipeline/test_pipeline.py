@@ -13,7 +13,7 @@ import yaml
 from aiohttp import web
 
 from tests.fake_server import FakeServer, good, says
-from tests.sample_runs import SAMPLE, Silent, config_for, run_lines, run_on, run_scripted
+from tests.sample_runs import SAMPLE, Silent, config_for, rank_stage, retrieve_stage, run_lines, run_on, run_scripted
 from tests.scripted_engine import Label
 from touche_llm.data.files import read_records
 from touche_llm.data.records import Failure, Judgment
@@ -21,8 +21,6 @@ from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.request import Request
 from touche_llm.pipeline import run_all as pipeline
-from touche_llm.pipeline.rank import rank_stage
-from touche_llm.pipeline.retrieve import retrieve_stage
 from touche_llm.tasks import get_task
 
 
@@ -101,7 +99,7 @@ async def test_a_topic_whose_objects_are_not_found_is_not_judged_and_not_lost(tm
     outcome = await run_on(FakeServer(rest=no_objects), config_for(tmp_path, topic=("3", "20"), depth=5), out)
     (failure,) = read_records(out / "failures.jsonl", Failure, "failures")
     assert (failure.topic_id, failure.document_id, failure.kind) == ("20", None, "outside_schema")
-    assert outcome.judgments == 5
+    assert outcome.judgments.requested == 5
     assert [line.topic_id for line in run_lines(out / "run.txt")] == ["3"] * 5 + ["20"] * 5
 
 

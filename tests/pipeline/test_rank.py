@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.sample_runs import Silent, config_for, run_lines
+from tests.sample_runs import Silent, config_for, judge_stage, rank_stage, retrieve_stage, run_lines
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from tests.write_demo_cassette import script_of
 from touche_llm.config import Config
@@ -20,9 +20,7 @@ from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
-from touche_llm.pipeline.judge import judge_stage
-from touche_llm.pipeline.rank import RankingResult, rank_stage
-from touche_llm.pipeline.retrieve import retrieve_stage
+from touche_llm.pipeline.rank import Ranking
 from touche_llm.pipeline.run_all import run_rank
 from touche_llm.tasks import get_task
 
@@ -44,7 +42,7 @@ async def judged(folder: Path, script: Any = SCRIPT) -> None:
         await judge_stage(config, folder / "out", Silent(), model)
 
 
-async def ranked(config: Config, out: Path, script: Any = SCRIPT) -> tuple[RankingResult, list[Request]]:
+async def ranked(config: Config, out: Path, script: Any = SCRIPT) -> tuple[Ranking, list[Request]]:
     engine = ScriptedEngine(script)
     with Cache(config.cache.file, config.cache.mode) as cache:
         replayed = cache.mode is CacheMode.REPLAY
@@ -82,7 +80,7 @@ async def test_a_step_orders_the_best_and_leaves_those_below_and_all_stances(tmp
     assert validate_run(out / "run.txt", get_task("comparative")) == []
     # Both orders of all pairs of four, for two topics.
     assert len(asked) == 2 * 4 * 3 and ranking.failures == []
-    assert ranking.lines == len(run_lines(out / "run.txt"))
+    assert len(ranking.lines) == len(run_lines(out / "run.txt"))
 
 
 async def test_what_was_compared_is_written_and_counted(tmp_path: Path) -> None:
@@ -131,7 +129,7 @@ async def test_without_a_step_that_compares_no_engine_is_needed(tmp_path: Path, 
     # Nothing listens there.
     config = short(tmp_path, rank=steps, engine__base_url="http://127.0.0.1:1")
     ranking = await run_rank(config, tmp_path / "out", Silent())
-    assert (ranking.lines, ranking.failures) == (16, [])
+    assert (len(ranking.lines), ranking.failures) == (16, [])
     assert validate_run(tmp_path / "out" / "run.txt", get_task("comparative")) == []
 
 

@@ -14,13 +14,12 @@ import yaml
 from aiohttp import web
 
 from tests.fake_server import FakeServer, good, says, status
-from tests.sample_runs import SAMPLE, Silent, config_for, run_lines, run_on
+from tests.sample_runs import SAMPLE, Silent, config_for, rank_stage, run_lines, run_on
 from touche_llm.config import Config
 from touche_llm.errors import DataError, EngineError, ReplayMiss, UsageError
 from touche_llm.llm.cache import Cache
 from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline.dry_run import estimate_cost
-from touche_llm.pipeline.rank import rank_stage
 
 
 async def start(server: FakeServer, folder: Path, out: str, *more: str) -> asyncio.subprocess.Process:

@@ -14,8 +14,10 @@ from tests.fake_server import FakeServer
 from tests.sample_runs import Silent, config_for, run_on
 from touche_llm.config import Config, _list_names, load_config
 from touche_llm.errors import ToucheError, UsageError
+from touche_llm.pipeline import inputs
 from touche_llm.pipeline import run_all as pipeline
-from touche_llm.pipeline.made_from import check_settings
+from touche_llm.pipeline.context import RunContext
+from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.settings import INCIDENTAL, OF_ENGINE, OF_JUDGE, OF_RETRIEVE
 from touche_llm.prompts.prompt import prompts_folder
 from touche_llm.report.page import write_page
@@ -23,6 +25,11 @@ from touche_llm.report.run_page import render_report
 from touche_llm.report.run_report import gather_report
 
 PORT_NOBODY_LISTENS_ON = "http://127.0.0.1:1"
+
+
+def check_settings(folder: Path, config: Config, command: str, *, overwrite: bool) -> None:
+    with RunContext(config, Silent()) as context:
+        inputs.check_settings(RunDirectory(folder), context, command, overwrite=overwrite)
 
 
 def short(folder: Path, **flags: Any) -> Config:
@@ -117,7 +124,7 @@ async def test_ranking_again_with_other_steps_and_weights_needs_no_flag(tmp_path
     out = tmp_path / "out"
     await run_on(FakeServer(), short(tmp_path), out)
     ranked = short(tmp_path, rank=("judge", "balance:3"), weights__quality=3.0, tag="again")
-    assert (await pipeline.run_rank(ranked, out, Silent())).lines == 3
+    assert len((await pipeline.run_rank(ranked, out, Silent())).lines) == 3
     assert yaml.safe_load((out / "config.yaml").read_bytes())["rank"] == ["judge", "balance:3"]
     # The run of before would be the loss of this one.
     with pytest.raises(UsageError):
@@ -265,7 +272,7 @@ async def test_a_run_whose_judging_did_not_finish_takes_the_edited_template(tmp_
     await pipeline.run_retrieve(short(tmp_path, **own), out, Silent())
     edit(tmp_path / "prompts" / "comparative" / "judge.jinja")
     outcome = await run_on(FakeServer(), short(tmp_path, **own), out)
-    assert outcome.judgments == 3
+    assert outcome.judgments.requested == 3
 
 
 @pytest.mark.parametrize("name", ["topics", "corpus", "candidates"])
@@ -307,7 +314,8 @@ async def test_ranking_compares_no_other_topics_or_documents_than_those_judged(t
             await pipeline.run_rank(comparing, out, Silent())
     assert (changes(caught.value), server.asked, contents(out)) == ([name], [], before)
     # Other weights need neither texts nor titles.
-    assert (await pipeline.run_rank(short(tmp_path, **own, weights__quality=3.0), out, Silent())).lines == 3
+    ranking = await pipeline.run_rank(short(tmp_path, **own, weights__quality=3.0), out, Silent())
+    assert len(ranking.lines) == 3
 
 
 async def test_the_model_is_compared_with_the_one_that_judged_whatever_ranked_since(tmp_path: Path) -> None:
@@ -371,12 +379,12 @@ async def test_judging_deeper_than_the_first_stage_is_refused_and_less_deep_is_r
             await pipeline.run_judge(deeper, out, Silent())
         assert server.asked == []
         fewer = short(tmp_path, depth=2, engine__base_url=server.url)
-        assert (await pipeline.run_judge(fewer, out, Silent())).judgments == 2
+        assert (await pipeline.run_judge(fewer, out, Silent())).requested == 2
         assert (out / "candidates.run.txt").read_bytes() == found
         methods = yaml.safe_load((out / "ir-metadata.yml").read_bytes())["method"]["retrieval"]
         assert methods[0]["params"]["depth"] == 4
         all_found = short(tmp_path, depth=4, engine__base_url=server.url)
-        assert (await pipeline.run_judge(all_found, out, Silent(), overwrite=True)).judgments == 4
+        assert (await pipeline.run_judge(all_found, out, Silent(), overwrite=True)).requested == 4
 
 
 @pytest.mark.parametrize("again", [pipeline.run_retrieve, pipeline.run_rank])

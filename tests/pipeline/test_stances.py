@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.sample_runs import Silent, config_for, run_lines
+from tests.sample_runs import Silent, config_for, judge_stage, rank_stage, retrieve_stage, run_lines
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from tests.write_demo_cassette import is_swapped
 from touche_llm.config import Config, load_config
@@ -22,9 +22,7 @@ from touche_llm.llm.engines.base import Completion
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline import judge
-from touche_llm.pipeline.judge import JudgingResult, judge_stage
-from touche_llm.pipeline.rank import rank_stage
-from touche_llm.pipeline.retrieve import retrieve_stage
+from touche_llm.pipeline.judge import Judgments
 
 Answer = Mapping[str, Label | Mapping[Label, float]]
 # What the judge prompt says of every document, here always SECOND.
@@ -53,7 +51,7 @@ class Judge:
 
 async def judged(
     config: Config, out: Path, script: Any, engine: type[ScriptedEngine] = ScriptedEngine
-) -> tuple[JudgingResult, list[Request]]:
+) -> tuple[Judgments, list[Request]]:
     """The stages but the last; and the requests of the stance prompt."""
     await retrieve_stage(config, out, Silent())
     scripted = engine(script)
@@ -342,4 +340,4 @@ async def test_more_documents_than_a_run_may_hold_judgments_are_refused_before_a
     assert not (tmp_path / "out" / "judgments.jsonl").exists()
     monkeypatch.setattr(judge, "MAX_JUDGMENTS", 3)
     outcome, _ = await judged(heating(tmp_path), tmp_path / "out", Judge(FIRST_PLEASE, FIRST_PLEASE))
-    assert outcome.judgments == 3
+    assert outcome.requested == 3

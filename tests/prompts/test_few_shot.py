@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.prompts.test_prompts import CONTROL_TOKENS
-from tests.sample_runs import Silent, config_for, run_scripted
+from tests.sample_runs import Silent, config_for, judge_stage, run_scripted
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.config import Config
 from touche_llm.data.records import LabelledDocument, Topic
@@ -21,10 +21,8 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engines.dry_run import DryEngine
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Message, Origin, Request, Sampling
-from touche_llm.pipeline.candidates import choose_topics
-from touche_llm.pipeline.common import load_prompts
+from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.dry_run import estimate_cost
-from touche_llm.pipeline.judge import judge_stage
 from touche_llm.prompts.prompt import Prompt, load_prompt, prompts_folder
 from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.report.sources import render_prompts
@@ -296,12 +294,12 @@ def script(request: Request) -> Mapping[str, Label]:
 
 
 async def test_no_example_is_of_a_topic_of_the_run(tmp_path: Path) -> None:
-    (topic,) = choose_topics(config_for(tmp_path, topic=("3",)))
+    (topic,) = RunContext(config_for(tmp_path, topic=("3",)), Silent()).topics
     folder = write(tmp_path, "judge", [JUDGE, JUDGE | {"topic": {"id": "99", "title": topic.title.upper()[:-1]}}])
     config = config_with(tmp_path, topic=("3",))
     message = rf"judge\.examples\.yaml: example 2 of the template {folder}.*: its topic 99, .* is topic 3 of .*--topic"
     with pytest.raises(UsageError, match=message):
-        load_prompts(config, get_task("comparative"))
+        RunContext(config, Silent()).load_prompts()
     with pytest.raises(UsageError, match=message):
         await estimate_cost(config, None, ("retrieve", "judge"), Silent())
     engine = ScriptedEngine(script)
@@ -310,7 +308,7 @@ async def test_no_example_is_of_a_topic_of_the_run(tmp_path: Path) -> None:
         await judge_stage(config, tmp_path / "out", Silent(), ModelClient(FACTS, engine, cache))
     assert not engine.requests
     # Topics that the run leaves out may be shown.
-    assert load_prompts(config_with(tmp_path, topic=("7",)), get_task("comparative"))
+    assert RunContext(config_with(tmp_path, topic=("7",)), Silent()).load_prompts()
 
 
 async def test_another_topic_with_the_same_number_is_told_once_and_allowed(tmp_path: Path) -> None:

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.sample_runs import config_for, run_scripted
+from tests.sample_runs import Silent, config_for, run_scripted
 from tests.scripted_engine import Label
 from touche_llm.config import Config, load_config, write_config
 from touche_llm.data.files import read_records
 from touche_llm.data.records import Judgment, Objects, Topic
 from touche_llm.errors import PromptError, UsageError
 from touche_llm.llm.request import Request
-from touche_llm.pipeline.common import load_prompts
+from touche_llm.pipeline.context import RunContext
 from touche_llm.prompts.prompt import Prompt, load_prompt, prompts_folder
 from touche_llm.prompts.purposes import load, purposes_of
-from touche_llm.tasks import TASKS, get_task
+from touche_llm.tasks import TASKS
 from touche_llm.tasks.base import Task
 
 ANY = {"topic": False, "first": False, "second": False, "document": False}
@@ -326,7 +326,7 @@ def folder(tmp_path: Path) -> Path:
 
 def prompts_for(tmp_path: Path, **flags: object) -> dict[str, Prompt]:
     config = config_for(tmp_path, stance__depth=5, **flags)
-    return load_prompts(config, get_task(config.task))
+    return RunContext(config, Silent()).load_prompts()
 
 
 def test_a_folder_goes_before_the_project_s_own_name_by_name(tmp_path: Path, folder: Path) -> None:
@@ -395,7 +395,7 @@ async def test_every_record_and_the_metadata_name_the_template_of_the_folder(tmp
 
     config = config_for(tmp_path, prompts__folder=folder, depth=2, topic=("3", "20"))
     await run_scripted(config, tmp_path / "out", script)
-    label = load_prompts(config, get_task("comparative"))["judge"].label
+    label = RunContext(config, Silent()).load_prompts()["judge"].label
     judgments = read_records(tmp_path / "out" / "judgments.jsonl", Judgment, "judgments")
     assert judgments and {each.prompt for each in judgments} == {label}
     stage = yaml.safe_load((tmp_path / "out" / "ir-metadata.yml").read_text())["stages"]["judge"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from tests.fake_chatnoir import KEY
 from tests.pipeline.test_controversial import chatnoir_config, fake
-from tests.sample_runs import Silent, config_for, run_lines
+from tests.sample_runs import Silent, config_for, retrieve_stage, run_lines
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.config import Config, load_config
 from touche_llm.data.files import read_records
@@ -23,7 +23,6 @@ from touche_llm.errors import ReplayMiss, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
-from touche_llm.pipeline.retrieve import retrieve_stage
 from touche_llm.pipeline.run_all import run_retrieve
 from touche_llm.prompts.answers import AlternativeQueries
 from touche_llm.ranking.expansion import ExpansionSettings, fuse_queries
@@ -39,15 +38,15 @@ def answers(bad: tuple[str, ...] = ()) -> Any:
     return script
 
 
-async def retrieved(config: Config, out: Path, script: Any) -> tuple[list[Failure], list[Request]]:
+async def retrieved(config: Config, out: Path, script: Any) -> tuple[Sequence[Failure], list[Request]]:
     engine = ScriptedEngine(script)
     with Cache(config.cache.file, config.cache.mode) as cache:
         replayed = cache.mode is CacheMode.REPLAY
         model = ModelClient(
             engine_info=FACTS, engine=None if replayed else engine, cache=cache, resample_temperature=1.0
         )
-        failures = await retrieve_stage(config, out, Silent(), model)
-    return failures, engine.requests
+        found = await retrieve_stage(config, out, Silent(), model)
+    return found.failures, engine.requests
 
 
 def expanded(folder: Path, **flags: Any) -> Config:
@@ -87,7 +86,7 @@ async def test_off_by_default_nothing_is_asked_and_what_was_found_before_is_remo
     config = config_for(tmp_path)
     assert not config.expansion.use
     # No engine is there that could be asked.
-    assert await run_retrieve(config, out, Silent(), overwrite=True) == []
+    assert (await run_retrieve(config, out, Silent(), overwrite=True)).failures == []
     assert not (out / "queries.jsonl").exists() and not (out / "query_failures.jsonl").exists()
 
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tests.regression.conftest import checked, edit, overlay
-from tests.sample_runs import Silent
+from tests.sample_runs import Silent, judge_stage, rank_stage
 from tests.scripted_engine import Script, ScriptedEngine
 from tests.write_demo_cassette import FACTS, script_of
 from tests.write_regressions import FOLDER, make_run
@@ -33,8 +33,6 @@ from touche_llm.llm.model import MAX_SAMPLES as MOST_SAMPLES
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.engines import store_engine_info
-from touche_llm.pipeline.judge import judge_stage
-from touche_llm.pipeline.rank import rank_stage
 from touche_llm.pipeline.run_files import ALL_FAILURES
 from touche_llm.regression.check import check_snapshot
 from touche_llm.regression.record import MissingReplies, Recording, load_finished_run, record

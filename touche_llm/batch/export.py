@@ -34,10 +34,10 @@ from touche_llm.llm.engines.chat_reply import CHAT_PATH, build_chat_body
 from touche_llm.llm.engines.dry_run import OverlayCache
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.tokenizer import ChatTokenizer
-from touche_llm.pipeline.dry_run import StageName, copy_run
 from touche_llm.pipeline.engines import assume_engine_info
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.run_files import BATCH
+from touche_llm.pipeline.stages import StageName
 
 # Tokens that an unknown chat template is assumed to add: so many that no long document counts as short. A template
 # that adds more leads to truncated answers or refused requests, which are counted.
@@ -81,7 +81,7 @@ async def pending_requests(
             cache is read-only. Names the missing option.
     """
     check_cache(config)
-    with copy_run(folder) as copy, OverlayCache(config.cache.file) as cache:
+    with OverlayCache(config.cache.file) as cache:
         counter = None
         if tokenizer is not None:
             counter = ChatTokenizer(tokenizer, config.sampling.chat_template_kwargs)
@@ -89,7 +89,7 @@ async def pending_requests(
         engine = BatchEngine(Replies(), counter, importing=False)
         model = make_model(config, facts, engine, cache)
         if sends_requests(stage, config):
-            await run_stage(stage, config, copy, progress, model)
+            await run_stage(stage, config, folder, progress, model)
         apply_overlay(cache, config)
     batch = Batch(stage=stage, facts=facts, config=config)
     requests = _group_by_topic(engine.pending.values())

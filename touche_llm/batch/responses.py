@@ -12,7 +12,6 @@ from touche_llm.llm.answers import OUTCOMES, UnusableAnswer
 from touche_llm.llm.engines.batch import BatchEngine
 from touche_llm.llm.engines.batch_replies import Replies, read_replies
 from touche_llm.llm.engines.dry_run import OverlayCache
-from touche_llm.pipeline.dry_run import copy_run
 from touche_llm.pipeline.engines import store_engine_info
 from touche_llm.pipeline.progress import Progress
 
@@ -62,12 +61,12 @@ async def import_replies(
     check_cache(config)
     replies = read_replies(paths, batch.facts.model, logprobs=config.sampling.top_logprobs > 0)
     result = Import(repeated=list(replies.repeated))
-    with copy_run(folder) as copy, OverlayCache(config.cache.file) as cache:
+    with OverlayCache(config.cache.file) as cache:
         engine = BatchEngine(replies, None, importing=True, give_up=give_up)
         model = make_model(config, batch.facts, engine, cache)
         problem: ToucheError | None = None
         try:
-            result.done = await run_stage(batch.stage, config, copy, progress, model)
+            result.done = await run_stage(batch.stage, config, folder, progress, model)
         except ToucheError as error:
             problem = error  # Raised once the answers are stored.
         # The overlay iterates over its own entries only.

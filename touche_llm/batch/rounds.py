@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -16,13 +15,13 @@ from touche_llm.data.scratch import BUILDING, open_scratch, remove_abandoned
 from touche_llm.errors import EngineError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engines.vllm_common import check_model_folder
-from touche_llm.pipeline.dry_run import StageName
+from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.engines import LOG, store_engine_info
-from touche_llm.pipeline.judge import JudgingResult
-from touche_llm.pipeline.made_from import check_inputs, check_settings
+from touche_llm.pipeline.inputs import check_inputs, check_settings
 from touche_llm.pipeline.progress import Progress
-from touche_llm.pipeline.run_all import check_files, run_judge, run_rank, run_retrieve
-from touche_llm.pipeline.run_lock import lock_run
+from touche_llm.pipeline.run_all import RunResult, run_judge, run_rank, run_retrieve
+from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.pipeline.stages import StageName
 
 # Requests of a round, which an interruption loses: `vllm run-batch` writes its responses at the end. More would lose
 # more, fewer would load the model more often (about a minute each).
@@ -31,16 +30,17 @@ _ROUND_REQUESTS = 50_000
 _MAX_UNANSWERED = 32
 
 
-async def run_by_files(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> JudgingResult:
+async def run_by_files(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> RunResult:
     """Run all stages with batch files; arguments and errors as `pipeline.run_all` and `answer_stage`."""
-    check_files(config)
+    with RunContext(config, progress) as context:
+        context.check_files()
     await answer_stage("retrieve", config, folder, progress, overwrite=overwrite)
-    failures = await run_retrieve(config, folder, progress, overwrite=overwrite)
+    candidates = await run_retrieve(config, folder, progress, overwrite=overwrite)
     await answer_stage("judge", config, folder, progress)
-    outcome = await run_judge(config, folder, progress)
+    judgments = await run_judge(config, folder, progress)
     await answer_stage("rank", config, folder, progress)
     ranking = await run_rank(config, folder, progress)
-    return replace(outcome, failures=failures + outcome.failures + ranking.failures)
+    return RunResult(candidates, judgments, ranking, None)
 
 
 async def answer_stage(
@@ -58,14 +58,16 @@ async def answer_stage(
     """
     if config.cache.mode is CacheMode.REPLAY or not sends_requests(stage, config):
         return
+    directory = RunDirectory(folder)
     if stage == "rank":
-        check_inputs(folder, config)
+        check_inputs(directory, config)
     else:
-        check_settings(folder, config, stage, overwrite=overwrite)
+        with RunContext(config, progress) as context:
+            check_settings(directory, context, stage, overwrite=overwrite)
     tokenizer = check_model_folder(config.engine.model)
-    folder.mkdir(parents=True, exist_ok=True)
+    directory.create()
     has_answers = give_up = False
-    with lock_run(folder, f"batch {stage}", progress.warn):
+    with directory.lock(f"batch {stage}", progress.warn):
         for number in count(1):
             export = await pending_requests(stage, config, folder, tokenizer, progress)
             if not export.requests:

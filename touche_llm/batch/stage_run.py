@@ -1,6 +1,6 @@
 """A stage run with batch files: its inputs, its model, and the entries that it adds to the cache.
 
-The stage runs in a copy of the run's folder. A request without an answer cancels the task that waits for it, while all
+The stage writes nothing. A request without an answer cancels the task that waits for it, while all
 other tasks continue. Therefore an export holds every request that does not depend on a pending answer.
 """
 
@@ -19,10 +19,13 @@ from touche_llm.llm.engines.base import EngineInfo
 from touche_llm.llm.engines.batch import BatchClient, BatchEngine
 from touche_llm.llm.engines.dry_run import OverlayCache
 from touche_llm.llm.model import ModelClient
-from touche_llm.pipeline.common import has_comparisons
-from touche_llm.pipeline.dry_run import STAGES, QuietProgress, StageName
+from touche_llm.pipeline.context import RunContext
+from touche_llm.pipeline.dry_run import QuietProgress
 from touche_llm.pipeline.progress import Progress
+from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_files import BATCH
+from touche_llm.pipeline.stages import StageName, compute_stage
+from touche_llm.ranking.steps import list_comparison_kinds
 
 ENGINE = "batch files"
 
@@ -56,7 +59,7 @@ def read_batch(folder: Path) -> Batch:
 
 def sends_requests(stage: StageName, config: Config) -> bool:
     """Return whether a stage sends requests with this configuration."""
-    return {"retrieve": config.expansion.use, "judge": True, "rank": has_comparisons(config)}[stage]
+    return {"retrieve": config.expansion.use, "judge": True, "rank": bool(list_comparison_kinds(config.steps))}[stage]
 
 
 def check_cache(config: Config) -> None:
@@ -87,7 +90,8 @@ async def run_stage(stage: StageName, config: Config, folder: Path, progress: Pr
     assert task is not None
     cancelled = task.cancelling()
     try:
-        await STAGES[stage](config, folder, QuietProgress(progress, "batch"), model)
+        with RunContext(config, QuietProgress(progress, "batch"), model) as context:
+            await compute_stage(stage, context, RunDirectory(folder))
     except asyncio.CancelledError:
         if task.cancelling() > cancelled:
             raise  # The caller cancelled the task, not a pending request.

@@ -22,9 +22,9 @@ from touche_llm.data.files import check_output
 from touche_llm.errors import UsageError, to_printable
 from touche_llm.llm.engines.vllm_common import build_start_options
 from touche_llm.llm.settings import EngineConfig, Runner
-from touche_llm.pipeline.dry_run import StageName
 from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.run_lock import lock_run
+from touche_llm.pipeline.stages import StageName
 
 _STAGES: Mapping[StageName, Callable[..., None]] = {
     "retrieve": stages.retrieve,

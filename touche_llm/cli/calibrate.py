@@ -11,9 +11,8 @@ import typer
 from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.cli.tables import Column, show_table
-from touche_llm.config import load_config
 from touche_llm.data.files import check_output
-from touche_llm.errors import DataError, UsageError, shorten
+from touche_llm.errors import UsageError, shorten
 from touche_llm.evaluation.calibration import (
     CalibrationSet,
     CrossValidation,
@@ -25,8 +24,7 @@ from touche_llm.evaluation.calibration import (
 from touche_llm.evaluation.qrels import read_stances
 from touche_llm.judging.stance import read_settings, write_thresholds
 from touche_llm.pipeline.progress import ConsoleProgress
-from touche_llm.pipeline.run_files import CONFIG, JUDGMENTS, STANCES
-from touche_llm.pipeline.run_folder import check_finished
+from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 
@@ -60,14 +58,15 @@ def calibrate(
         raise UsageError("--folds, --seed: only for fitting; leave them out with --evaluate")
     if out is not None:
         check_output(out, overwrite, [stance])
-    if not (run / CONFIG).exists():
-        raise DataError(f"{run / CONFIG}: not found; give the folder of a run with --run")
-    check_finished(run, "judge")
-    task = get_task(load_config(run / CONFIG, {}).task)
+    directory = RunDirectory(run)
+    directory.check_finished("judge")
+    task = get_task(directory.read_config().task)
     if not task.no_stances:
         raise UsageError(f"{task.name}: all its stances take a side, so it has no thresholds")
     settings = read_settings(evaluate) if evaluate is not None else None
-    examples = read_calibration_set(run / JUDGMENTS, run / STANCES, read_stances(stance, task), task, topic or ())
+    examples = read_calibration_set(
+        directory.judgments_file, directory.stances_file, read_stances(stance, task), task, topic or ()
+    )
     _warn_of_unused(examples)
     topics = list(dict.fromkeys(example.topic_id for example in examples.used))
     if out is not None:

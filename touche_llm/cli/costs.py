@@ -8,8 +8,8 @@ from typing import Any
 from touche_llm.cli.output import Format, print_rows, say
 from touche_llm.cli.tables import Column, show_table
 from touche_llm.config import Config
-from touche_llm.pipeline.common import describe_known_failures
-from touche_llm.pipeline.dry_run import Cost, DryRun, StageName
+from touche_llm.pipeline.dry_run import Cost, DryRun
+from touche_llm.pipeline.stages import StageName, describe_known_failures
 from touche_llm.tasks import get_task
 
 _SPENT = ("requests", "prompt_tokens", "shared_tokens")

@@ -26,7 +26,7 @@ from touche_llm.data.trec_runs import read_run
 from touche_llm.integrations.tira import detect_input
 from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline import run_files
-from touche_llm.pipeline.candidates import open_corpus
+from touche_llm.pipeline.corpora import open_corpus
 from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.base import Task

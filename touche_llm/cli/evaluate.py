@@ -19,7 +19,7 @@ from touche_llm.evaluation.measures import describe_coverage
 from touche_llm.evaluation.qrels import STANCE
 from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.recorded_evaluation import record_evaluation
-from touche_llm.pipeline.run_folder import find_task
+from touche_llm.pipeline.run_directory import find_task
 from touche_llm.tasks.base import Task
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from touche_llm.data.files import check_output
 from touche_llm.data.lines import is_word
 from touche_llm.data.trec_runs import read_run, write_run
 from touche_llm.errors import UsageError, shorten, to_printable
-from touche_llm.pipeline.run_folder import find_run_file
+from touche_llm.pipeline.run_directory import find_run_file
 from touche_llm.ranking.fusion import DEFAULT_K, FusionSettings, check_weights, fuse_runs
 from touche_llm.tasks import TASKS, get_task
 

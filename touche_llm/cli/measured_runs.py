@@ -21,8 +21,8 @@ from touche_llm.evaluation.coverage import describe_fitted, describe_limits
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
 from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.recorded_evaluation import find_known_qrels
-from touche_llm.pipeline.run_files import CANDIDATES, CONFIG, METADATA, RUN
-from touche_llm.pipeline.run_folder import find_folder, find_run_file, read_metadata
+from touche_llm.pipeline.run_directory import RunDirectory, find_run_directory, find_run_file
+from touche_llm.pipeline.run_files import RUN
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.base import Task
 
@@ -81,7 +81,7 @@ def find_qrels_files(task: Task, runs: Iterable[Path], **files: Path | None) -> 
     given = {aspect: path for aspect, path in files.items() if path is not None}
     if given:
         return given
-    known = find_known_qrels(filter(None, map(find_folder, runs)), task)
+    known = find_known_qrels((found.path for run in runs if (found := find_run_directory(run)) is not None), task)
     if known:
         options = " ".join(f"--{aspect} {shorten_path(path)}" for aspect, path in known.items())
         ConsoleProgress().warn(f"qrels of the last evaluation: {options}")
@@ -150,19 +150,17 @@ def given_runs(paths: Sequence[Path], qrels: Qrels, task: Task, first_stage: Pat
         name = to_printable(str(path))
         if any(name == other.name for other in runs):
             raise UsageError(f"{path}: is given twice; name each run once")
-        folder, limited, fitted_on = find_folder(path), False, tuple[str, ...]()
-        if folder is not None and (folder / CONFIG).exists():
-            # Imported here because building the models of a configuration takes as long as reading all runs.
-            from touche_llm.config import load_config
-
-            own = load_config(folder / CONFIG, {})
+        directory, limited, fitted_on = find_run_directory(path), False, tuple[str, ...]()
+        folder = None if directory is None else directory.path
+        if directory is not None and directory.config_file.exists():
+            own = directory.read_config()
             if own.task != task.name:
                 raise UsageError(f"{path}: a run of {own.task}, and --task is {task.name}; give --task {own.task}")
             limited, fitted_on = own.has_chosen_topics, own.fitted_on
-        if folder is not None and qrels.grades and (folder / CANDIDATES).exists():
+        if directory is not None and qrels.grades and directory.candidates_file.exists():
             kind = task.before_judging
             short = kind if label == _ONLY_RUN else f"{label} ({kind})"
-            runs.append(Given(f"{name} ({kind})", short, read_run(folder / CANDIDATES), folder, True, limited))
+            runs.append(Given(f"{name} ({kind})", short, read_run(directory.candidates_file), folder, True, limited))
         run = read_run(find_run_file(path), labels)
         runs.append(Given(name, label, run, folder, limited=limited, fitted_on=fitted_on))
     return runs
@@ -290,12 +288,13 @@ def blank_repeats(rows: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
 
 def _imputed(folder: Path) -> int:
     """Return the number of imputed stances of a folder's run, from its metadata; 0 without metadata."""
-    if not (folder / METADATA).exists():
+    directory = RunDirectory(folder)
+    if not directory.metadata_file.exists():
         return 0
-    imputed = read_metadata(folder).stages.get("rank", {}).get("imputed stances")
+    imputed = directory.read_metadata().stages.get("rank", {}).get("imputed stances")
     if type(imputed) is not int:
         raise DataError(
-            f"{folder / METADATA}: lacks the number of imputed stances; run `touche-llm rank` for the folder again, or "
-            "name the run file itself"
+            f"{directory.metadata_file}: lacks the number of imputed stances; run `touche-llm rank` for the folder again, "
+            "or name the run file itself"
         )
     return imputed

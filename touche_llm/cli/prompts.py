@@ -23,8 +23,8 @@ from touche_llm.llm.answers import get_labels
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.settings import SamplingConfig
 from touche_llm.llm.tokenizer import ChatTokenizer
-from touche_llm.pipeline.candidates import Corpus, open_local_corpus
-from touche_llm.pipeline.common import check_examples
+from touche_llm.pipeline.context import check_examples
+from touche_llm.pipeline.corpora import LocalCorpus, open_local_corpus
 from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.prompt_lab.lint import CheckedPrompt, Finding, Share, check, detect_changed_text
 from touche_llm.prompt_lab.material import make_invented_material, take_corpus_material
@@ -145,7 +145,7 @@ def check_(
         opened = None
         if corpus is not None or index is not None:
             opened = stack.enter_context(
-                open_local_corpus(corpus, index, tasks[0], bool(skip_bad_lines), progress.warn)
+                open_local_corpus(corpus, index, tasks[0], skip_bad_lines=bool(skip_bad_lines), warn=progress.warn)
             )
         rows = [(each, _checked(each, given, topics, opened, count, answers, progress)) for each in found]
     _print_checks(output, rows, tokenizer)
@@ -165,7 +165,7 @@ def _checked(
     found: CatalogEntry,
     topics: Sequence[Topic],
     file: Path | None,
-    corpus: Corpus | None,
+    corpus: LocalCorpus | None,
     count: Count,
     answers: Cache | None,
     progress: ConsoleProgress,

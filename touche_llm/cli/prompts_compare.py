@@ -17,8 +17,8 @@ from touche_llm.cli.stages import FAILURES_EXIT, asked
 from touche_llm.cli.tables import Column, format_interval, format_value, show_table
 from touche_llm.data.files import check_output
 from touche_llm.errors import UsageError, to_printable
-from touche_llm.pipeline.common import count_by_kind
 from touche_llm.pipeline.progress import ConsoleProgress
+from touche_llm.pipeline.stages import count_by_kind
 
 if TYPE_CHECKING:
     from touche_llm.evaluation.qrels import Qrels

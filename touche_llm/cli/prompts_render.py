@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,7 @@ from touche_llm.errors import to_printable
 from touche_llm.llm.engines.dry_run import DryEngine, OverlayCache
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.tokenizer import ChatTokenizer
-from touche_llm.pipeline.common import make_request_builder
+from touche_llm.pipeline.context import RunContext, make_request_builder
 from touche_llm.pipeline.engines import assume_engine_info
 from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.prompt_lab.prefix_sharing import (
@@ -31,7 +32,7 @@ from touche_llm.prompt_lab.prefix_sharing import (
     render_requests,
     split_by_sharing,
 )
-from touche_llm.prompt_lab.trial import TrialContext, open_trial
+from touche_llm.prompt_lab.trial import TrialContext
 from touche_llm.prompts.prompt import Prompt
 
 NameArgument = Annotated[
@@ -89,7 +90,8 @@ def render(
     settings = configured(context)
     counting = None if tokenizer is None else ChatTokenizer(tokenizer, settings.sampling.chat_template_kwargs)
     progress = ConsoleProgress()
-    with open_trial(settings, name, documents or (), progress.warn) as trial:
+    with RunContext(settings, progress) as run:
+        trial = TrialContext(run, name, tuple(documents or ()))
         prompt, found = asyncio.run(_rendered(trial, counting, progress))
     rows: list[dict[str, Any]] = []
     for ids, parts in found:
@@ -115,16 +117,15 @@ async def _rendered(
     context: TrialContext, tokenizer: ChatTokenizer | None, progress: ConsoleProgress
 ) -> tuple[Prompt, list[tuple[tuple[str, ...], list[PromptPart]]]]:
     """The prompt, and for each request its documents and its parts."""
-    config = context.config
+    config = context.run.config
     purpose, prompt = context.load()
     engine = DryEngine("first") if tokenizer is None else MeasuringEngine(tokenizer)
     count = estimate if tokenizer is None else tokenizer.count_tokens
+    make_builder = partial(make_request_builder, engine=config.engine, sampling=config.sampling)
     with OverlayCache(config.cache.file) as cache:
         facts = assume_engine_info(config, cache)
-        subject = await context.subject(
-            purpose, make_request_builder(config, ModelClient(engine_info=facts, engine=None, cache=cache))
-        )
-        builder = make_request_builder(config, ModelClient(engine_info=facts, engine=engine, cache=cache))
+        subject = await context.subject(purpose, make_builder(ModelClient(engine_info=facts, engine=None, cache=cache)))
+        builder = make_builder(ModelClient(engine_info=facts, engine=engine, cache=cache))
         how: dict[str, Any] = {"objective": config.objective, "document_tokens": config.ranking.document_tokens}
         mine, same_topic, other_topic = [
             await render_requests(prompt, each, builder, **how)

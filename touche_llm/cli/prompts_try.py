@@ -23,16 +23,14 @@ from touche_llm.cli.prompts_render import (
     print_messages,
 )
 from touche_llm.cli.stages import FAILURES_EXIT, asked
-from touche_llm.config import Config
 from touche_llm.data.records import Reading
 from touche_llm.errors import DataError, EngineError, PromptError, ReplayMiss, UsageError, to_printable
 from touche_llm.evaluation.qrels import STANCE, Qrels
 from touche_llm.llm.model import AnsweredRequest
-from touche_llm.pipeline.candidates import choose_topics
-from touche_llm.pipeline.common import check_examples, make_request_builder
+from touche_llm.pipeline.context import RunContext, check_examples, make_request_builder
 from touche_llm.pipeline.engines import open_model
 from touche_llm.pipeline.progress import ConsoleProgress
-from touche_llm.prompt_lab.trial import Subject, Trial, TrialContext, ask, find_best_documents, open_trial
+from touche_llm.prompt_lab.trial import Subject, Trial, TrialContext, ask, find_best_documents
 from touche_llm.prompt_lab.watch import FileChanges
 from touche_llm.prompts.answers import LABELS
 from touche_llm.prompts.catalog import find_prompt
@@ -101,7 +99,8 @@ def try_(
     files = {"relevance": relevance, "quality": quality, "stance": stance, "coherence": coherence}
     given = any(path is not None for path in files.values())
     qrels = m.given_qrels(settings.task, **files) if given else None
-    with open_trial(settings, name, documents or (), ConsoleProgress().warn) as trial:
+    with RunContext(settings, ConsoleProgress()) as run:
+        trial = TrialContext(run, name, tuple(documents or ()))
         if watch:
             try:
                 asyncio.run(_watch(trial, qrels, verbose, changes(trial)))
@@ -110,7 +109,7 @@ def try_(
             return
         purpose, _ = _loaded(trial)  # raise errors of the files before the engine starts
         if not documents and purpose.question is not None:
-            raise UsageError(f"the prompt for {purpose.name} asks about documents; {_suggestion(settings, purpose)}")
+            raise UsageError(f"the prompt for {purpose.name} asks about documents; {_suggestion(run, purpose)}")
         tried = asked(settings, _once(trial))
     if output is Format.TABLE:
         _show(*tried, qrels, verbose)
@@ -120,29 +119,29 @@ def try_(
         raise typer.Exit(FAILURES_EXIT)
 
 
-def _suggestion(config: Config, purpose: Purpose) -> str:
+def _suggestion(run: RunContext, purpose: Purpose) -> str:
     """What to give for documents that are missing: the best ones of the topic, where the corpus is known."""
-    if config.index == NO_INDEX:
+    if run.config.index == NO_INDEX:
         return "name one or more (--doc ID), and give --corpus, which also lists the best ones of the topic"
     try:
-        ids = asyncio.run(find_best_documents(config, ConsoleProgress().warn))
+        ids = asyncio.run(find_best_documents(run))
     except DataError as error:
         return f"name one or more (--doc ID); none can be suggested: {error}"
     what = "documents"
-    if config.sentences is not None and purpose.name != "sentence":
+    if run.config.sentences is not None and purpose.name != "sentence":
         what = f"sentences (two make a pair, as --doc {','.join(ids[:2])})"
     return f"name one or more (--doc ID); the topic's best {what} by the first stage: {', '.join(ids)}"
 
 
 def changes(context: TrialContext) -> AsyncIterator[None]:
     """A step each time that the files of the prompt have been saved, from now on."""
-    return FileChanges(find_prompt(context.task, context.name, context.config.prompts.folder).path)
+    return FileChanges(find_prompt(context.run.task, context.name, context.run.config.prompts.folder).path)
 
 
 def _loaded(context: TrialContext) -> tuple[Purpose, Prompt]:
     """The prompt, which must not give the answer away."""
     purpose, prompt = context.load()
-    check_examples(prompt, choose_topics(context.config), context.config.topics, ConsoleProgress().warn)
+    check_examples(prompt, context.run.topics, context.run.config.topics, context.run.progress.warn)
     return purpose, prompt
 
 
@@ -150,26 +149,23 @@ _Tried = tuple[Prompt, Subject, list[Trial]]
 
 
 async def _once(context: TrialContext) -> _Tried:
-    async with open_model(context.config) as model:
-        builder = make_request_builder(context.config, model)
+    config = context.run.config
+    async with open_model(config) as model:
+        builder = make_request_builder(model, config.engine, config.sampling)
         purpose, prompt = _loaded(context)
         subject = await context.subject(purpose, builder)
-        config = context.config
         document_tokens = config.ranking.document_tokens
-        return (
-            prompt,
-            subject,
-            await ask(prompt, subject, builder, objective=config.objective, document_tokens=document_tokens),
-        )
+        trials = await ask(prompt, subject, builder, objective=config.objective, document_tokens=document_tokens)
+        return prompt, subject, trials
 
 
 async def _watch(context: TrialContext, qrels: Qrels | None, verbose: bool, saved: AsyncIterator[None]) -> None:
     """Ask, and again after each change; an error is printed, and the next change is awaited."""
-    config = context.config
+    config = context.run.config
     how: dict[str, Any] = {"objective": config.objective, "document_tokens": config.ranking.document_tokens}
     before: _Tried | None = None
     async with open_model(config) as model:
-        builder = make_request_builder(config, model)
+        builder = make_request_builder(model, config.engine, config.sampling)
         while True:
             try:
                 purpose, prompt = _loaded(context)

@@ -12,8 +12,8 @@ from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, print_rows
 from touche_llm.data.files import check_output
 from touche_llm.pipeline.progress import ConsoleProgress
+from touche_llm.pipeline.run_directory import RunDirectory, is_page
 from touche_llm.pipeline.run_files import REPORT
-from touche_llm.pipeline.run_folder import is_page
 from touche_llm.tasks import get_task
 
 _TOP = 20
@@ -38,7 +38,6 @@ def report(
     The page is one self-contained file. Without qrels, given here or to `evaluate` before, it has no measures.
     """
     # Only here: matplotlib and pandas take a second to load.
-    from touche_llm.report.folder import load_run_config
     from touche_llm.report.page import write_page
     from touche_llm.report.run_page import render_report
     from touche_llm.report.run_report import gather_report
@@ -48,7 +47,7 @@ def report(
     # The page that an earlier call wrote into the run's folder is one of the run's own files.
     if target != run_dir / REPORT or not is_page(target):
         check_output(target, overwrite, filter(None, files.values()))
-    task = get_task(load_run_config(run_dir).task)
+    task = get_task(RunDirectory(run_dir).read_config().task)
     known = m.find_qrels_files(task, [run_dir], **files)
     qrels = m.require_qrels(task, known) if known else None
     found = gather_report(run_dir, qrels, top, run_topics=run_topics)

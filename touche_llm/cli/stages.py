@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,10 +25,11 @@ from touche_llm.errors import UsageError, to_printable
 from touche_llm.llm.cache import describe_resume
 from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline import run_files
-from touche_llm.pipeline.candidates import build_index
-from touche_llm.pipeline.common import count_by_kind, first_stage_file
-from touche_llm.pipeline.dry_run import StageName, estimate_cost
+from touche_llm.pipeline.corpora import build_index
+from touche_llm.pipeline.dry_run import estimate_cost
 from touche_llm.pipeline.progress import ConsoleProgress
+from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.pipeline.stages import StageName, count_by_kind
 from touche_llm.retrieval.bm25 import Bm25Settings
 from touche_llm.tasks import DEFAULT_TASK, get_task
 
@@ -126,10 +127,10 @@ def retrieve(
         show_cost(output, settings, None, ("retrieve",))
         return
     _answer("retrieve", settings, out, overwrite=overwrite)
-    failures = asked(settings, pipeline.run_retrieve(settings, out, ConsoleProgress(), overwrite=overwrite))
-    file = out / first_stage_file(get_task(settings.task))
-    made(output, f"candidates: {file}", file, {"failures": len(failures)})
-    end(output, out, failures)
+    found = asked(settings, pipeline.run_retrieve(settings, out, ConsoleProgress(), overwrite=overwrite))
+    file = RunDirectory(out).first_stage_file(found.task)
+    made(output, f"candidates: {file}", file, {"failures": len(found.failures)})
+    end(output, out, found.failures)
 
 
 def judge(
@@ -223,7 +224,7 @@ def rank(
     ranking = asked(settings, pipeline.run_rank(settings, out, ConsoleProgress()))
     file = out / run_files.RUN
     counts = {"imputed": ranking.imputed, "failures": len(ranking.failures)}
-    made(output, f"run: {file} ({ranking.lines:,} lines)", file, counts)
+    made(output, f"run: {file} ({len(ranking.lines):,} lines)", file, counts)
     end(output, out, ranking.failures)
     if ranking.imputed:
         raise typer.Exit(FAILURES_EXIT)
@@ -297,8 +298,8 @@ def run(
     run_stages = run_by_files if settings.engine.name == "batch" else pipeline.run_all
     outcome = asked(settings, run_stages(settings, out, ConsoleProgress(), overwrite=overwrite))
     file = out / run_files.RUN
-    counts = {"judgments": outcome.judgments, "failures": len(outcome.failures)}
-    made(output, f"run: {file} ({outcome.judgments:,} judgments)", file, counts)
+    counts = {"judgments": outcome.judgments.requested, "failures": len(outcome.failures)}
+    made(output, f"run: {file} ({outcome.judgments.requested:,} judgments)", file, counts)
     end(output, out, outcome.failures)
 
 
@@ -365,7 +366,7 @@ async def _quietly(work: Coroutine[Any, Any, ResultT]) -> ResultT:
     return await work
 
 
-def end(output: Format, out: Path, failures: list[Failure]) -> None:
+def end(output: Format, out: Path, failures: Sequence[Failure]) -> None:
     """Say what failed, and exit with code 3 where something did."""
     if failures:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in count_by_kind(failures).items())

@@ -90,8 +90,8 @@ def tira(
         os.environ.setdefault(name, value)
     outcome = asked(settings, pipeline.run_all(settings, output_folder, ConsoleProgress(), overwrite=overwrite))
     run = output_folder / run_files.RUN
-    counts = {"judgments": outcome.judgments, "failures": len(outcome.failures)}
-    made(output, f"run: {run} ({outcome.judgments:,} judgments)", run, counts)
+    counts = {"judgments": outcome.judgments.requested, "failures": len(outcome.failures)}
+    made(output, f"run: {run} ({outcome.judgments.requested:,} judgments)", run, counts)
     end(output, output_folder, outcome.failures)
 
 

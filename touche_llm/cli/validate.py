@@ -16,9 +16,9 @@ from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_candidates
 from touche_llm.evaluation.run_validation import RunProblem, validate_run
-from touche_llm.pipeline.candidates import open_local_corpus
+from touche_llm.pipeline.corpora import open_local_corpus
 from touche_llm.pipeline.progress import ConsoleProgress
-from touche_llm.pipeline.run_folder import find_run_file, find_task
+from touche_llm.pipeline.run_directory import find_run_file, find_task
 from touche_llm.tasks.base import Task
 
 # Above this number, problems are counted by kind too.
@@ -48,7 +48,9 @@ def validate(
     if corpus is None and index is None:
         problems = validate_run(run, known, topic_ids=topic_ids)
     else:
-        with open_local_corpus(corpus, index, known, bool(skip_bad_lines), ConsoleProgress().warn) as opened:
+        with open_local_corpus(
+            corpus, index, known, skip_bad_lines=bool(skip_bad_lines), warn=ConsoleProgress().warn
+        ) as opened:
             unknown = opened.documents.find_unknown
             problems = validate_run(run, known, topic_ids=topic_ids, unknown_documents=unknown)
     notes, warnings = ([], []) if problems else _remarks(run, known, topic_ids)

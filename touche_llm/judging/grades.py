@@ -1,11 +1,11 @@
-"""Weighted mean of the grades of a judgment."""
+"""Weighted mean of the grades of a judgment, and mean probability outside the labels."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from touche_llm.data.records import HIGHEST_GRADE
+from touche_llm.data.records import HIGHEST_GRADE, Judgment
 from touche_llm.tasks.base import FIRST_STAGE
 
 
@@ -33,3 +33,14 @@ def combine_grades(judgment: GradedDocument, weights: Mapping[str, float], first
         parts[FIRST_STAGE] = first_stage
     total = sum(weights[name] for name in parts)
     return sum(weights[name] * value for name, value in parts.items()) / total if total else 0.0
+
+
+def mean_off_label_mass(judgments: Iterable[Judgment]) -> float | None:
+    """Return the mean probability outside the labels over all fields of judgments; None without probabilities."""
+    masses = [
+        reading.off_label_mass
+        for judgment in judgments
+        for reading in judgment.readings.values()
+        if reading.off_label_mass is not None
+    ]
+    return round(sum(masses) / len(masses), 6) if masses else None

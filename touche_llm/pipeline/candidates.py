@@ -1,265 +1,124 @@
-"""Corpus, topics and first-stage candidates of a configuration."""
+"""First-stage candidates, with the topics and the corpus that they belong to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
-from touche_llm.config import Config, QueryField, index_folder
-from touche_llm.corpus.store import DocumentStore, TextTable, ensure_store
-from touche_llm.data.records import Candidate, Queries, Topic
-from touche_llm.data.topics import read_topics
-from touche_llm.data.trec_runs import read_candidates
-from touche_llm.errors import DataError, UsageError, Warn, shorten
+from touche_llm.data.records import Candidate, Failure, Queries, Topic
+from touche_llm.data.trec_runs import make_strictly_decreasing, read_candidates, write_candidates
+from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.judging.pointwise import Documents
-from touche_llm.judging.sentence_pairs import PairDocuments
-from touche_llm.ranking.expansion import fuse_queries
-from touche_llm.retrieval.base import FirstStage
-from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index, open_index
-from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments
-from touche_llm.retrieval.elasticsearch.search import ElasticIndex
-from touche_llm.retrieval.okapi import OkapiIndex
-from touche_llm.retrieval.sentences import retrieve_sentences, select_distinct
+from touche_llm.pipeline.corpora import Corpus
+from touche_llm.pipeline.frames import group_rankings, make_frame
 from touche_llm.tasks.base import Task
-from touche_llm.text.analysis import Analyzer
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True, slots=True)
-class Corpus:
-    """The documents of a run.
+class Candidates:
+    """Candidates of topics: documents, sentences to make pairs of, or pairs.
 
     Attributes:
-        candidates: Units that the first stage retrieves: documents or, if pairs are made, sentences.
-        documents: Units that a run of the task ranks.
-        store: The corpus on disk; None if a search engine holds it.
-        description: Description for the metadata.
+        task: Task of the run.
+        topics: Topics, in the order of the run.
+        corpus: Corpus that holds the documents; None if the candidates are only ranked by their judgments.
+        rankings: Candidates by topic id, best first, with ranks from 1 and strictly decreasing scores.
+        depth: Number of candidates per topic to judge; of sentences, the number judged at a time.
+        source: Where the candidates come from, for messages.
+        are_pairs: Whether they are pairs of sentences.
+        queries: Additional queries that were searched for.
+        failures: Failures of query expansion, whose topics were searched for with their own query only.
     """
 
-    candidates: Documents
-    documents: Documents
-    store: DocumentStore | None
-    description: Mapping[str, str | int]
+    task: Task
+    topics: list[Topic]
+    corpus: Corpus | None
+    rankings: Mapping[str, list[Candidate]]
+    depth: int
+    source: str = "candidates"
+    are_pairs: bool = False
+    queries: Sequence[Queries] = ()
+    failures: Sequence[Failure] = field(default=())
 
     @property
-    def name(self) -> str:
-        """Return the name of the corpus in messages."""
-        return str(self.description.get("file") or self.description["search engine"])
+    def documents(self) -> Documents:
+        """Source of the candidates' texts; raises UsageError without a corpus."""
+        corpus = self.require_corpus()
+        return corpus.documents if self.are_pairs else corpus.candidates
 
-    async def fetch(self, document_ids: Iterable[str]) -> None:
-        """Fetch candidates from a search engine so that later stages do not wait; others are on disk."""
-        if isinstance(self.candidates, ElasticIndex):
-            await self.candidates.fetch(document_ids)
+    def require_corpus(self) -> Corpus:
+        """Return the corpus; raise UsageError if the candidates have none."""
+        if self.corpus is None:
+            raise UsageError(f"{self.source}: no corpus; open the corpus that holds these documents")
+        return self.corpus
 
+    def list_rankings(self) -> list[list[Candidate]]:
+        """Return the candidates of each topic, in the order of the topics."""
+        return [self.rankings.get(topic.id, []) for topic in self.topics]
 
-@contextmanager
-def open_corpus(config: Config, task: Task, warn: Warn) -> Iterator[Corpus]:
-    """Open the corpus of a configuration; store it first unless the store is up to date."""
-    if config.chatnoir is not None:
-        with ChatNoirDocuments(config.chatnoir) as found:
-            place = {"search engine": config.chatnoir.base_url, "index": config.chatnoir.index}
-            yield Corpus(found, found, None, place)
-    elif config.elasticsearch is not None:
-        k1, b = config.retriever.k1, config.retriever.b
-        with ElasticIndex(config.elasticsearch, k1=k1, b=b, warn=warn) as index:
-            yield Corpus(index, index, None, index.description)
-    else:
-        with open_local_corpus(config.corpus, config.index, task, config.skip_bad_lines, warn) as corpus:
-            yield corpus
+    async def check(self) -> None:
+        """Fetch the documents from a search engine; raise DataError if the corpus lacks one."""
+        corpus = self.require_corpus()
+        await corpus.fetch(candidate.document_id for ranking in self.rankings.values() for candidate in ranking)
+        corpus.check(self.rankings.values(), self.source, ranked=self.are_pairs)
 
+    def write(self, path: Path | str, *, tag: str = "touche-llm") -> None:
+        """Write a TREC run with `Q0` as stance, atomically."""
+        write_candidates(Path(path), self.list_rankings(), tag)
 
-@contextmanager
-def open_local_corpus(
-    file: Path | None, index: Path | None, task: Task, skip_bad_lines: bool, warn: Warn
-) -> Iterator[Corpus]:
-    """Open a corpus file, stored first unless the store is up to date, or an index without its file."""
-    if file is not None:
-        folder = index or index_folder(file)
-        store = ensure_store(file, folder, task.read_corpus, skip_bad_lines=skip_bad_lines, warn=warn)
-    else:
-        assert index is not None
-        store = DocumentStore(index)
-    with store:
-        manifest = store.manifest
-        if (task.sentence_question is not None) is not bool(manifest.parts):
-            kind = "sentences of arguments" if manifest.parts else "documents without sentences"
-            raise DataError(
-                f"{store.folder}: holds {kind} of {manifest.corpus}, not a corpus of the task {task.name}; "
-                "give the corpus or the index of this task"
-            )
-        description: dict[str, str | int] = {
-            "file": manifest.corpus,
-            "sha256": manifest.sha256,
-            "documents": manifest.documents,
-            "bad lines": manifest.bad_lines,
-        }
-        if task.sentence_question is None:
-            yield Corpus(store, store, store, description)
-        else:
-            yield Corpus(store.parts, PairDocuments(store.parts), store, description | {"sentences": manifest.parts})
-
-
-def build_index(
-    task: Task, corpus: Path, folder: Path | None, settings: Bm25Settings, skip_bad_lines: bool, warn: Warn
-) -> DocumentStore:
-    """Store and index a corpus unless store and index are up to date."""
-    folder = folder or index_folder(corpus)
-    store = ensure_store(corpus, folder, task.read_corpus, skip_bad_lines=skip_bad_lines, warn=warn)
-    try:
-        for units in _list_units(store, task):
-            ensure_index(units, settings, warn)
-    except BaseException:
-        store.close()
-        raise
-    return store
-
-
-def choose_topics(config: Config) -> list[Topic]:
-    """Return the topics that the configuration selects, in the order of their file."""
-    topics = read_topics(config.topics)
-    if config.topic:
-        unknown = sorted(set(config.topic) - {topic.id for topic in topics})
-        if unknown:
-            raise UsageError(f"{config.topics}: no topic {', '.join(unknown)}")
-        topics = [topic for topic in topics if topic.id in config.topic]
-    return topics[: config.limit_topics]
-
-
-async def find_candidates(
-    config: Config,
-    task: Task,
-    topics: list[Topic],
-    queries: list[Queries],
-    corpus: Corpus,
-    warn: Warn,
-    done: Callable[[], None],
-) -> list[list[Candidate]]:
-    """Find the candidates of each topic in the index, a search engine, or a run file of another tool.
-
-    A topic with expanded `queries` is searched for with each of them too, and the rankings are fused.
-
-    Raises:
-        DataError: No topic has a candidate, or the run file is of other topics or documents.
-    """
-    if config.candidates is not None:
-        return await _read_run(config, topics, corpus, done)
-    candidates = await _search(config, task, topics, config.retriever.query, corpus, warn, done)
-    depth = config.first_stage_depth
-    other = {rewritten.topic_id: rewritten.queries for rewritten in queries}
-    expanded = [replace(topic, title=query) for topic in topics for query in other.get(topic.id, ())]
-    if expanded:
-        found = iter(await _search(config, task, expanded, ("title",), corpus, warn, lambda: None))
-        rankings = [
-            [own, *(next(found) for _ in other.get(topic.id, ()))]
-            for topic, own in zip(topics, candidates, strict=True)
-        ]
-        candidates = [
-            fuse_queries(ranking, config.expansion) if len(ranking) > 1 else ranking[0] for ranking in rankings
-        ]
-        if config.sentences is not None:
-            assert corpus.store is not None
-            analyzer = Analyzer()
-            # The ranking of one query has no near-duplicates, but two queries can find the same text.
-            candidates = [
-                select_distinct(ranking, corpus.store.parts, config.sentences, analyzer) for ranking in candidates
-            ]
-        candidates = [ranking[:depth] for ranking in candidates]
-    if any(candidates):
-        return candidates
-    if config.chatnoir is not None:
-        raise DataError(f"{config.chatnoir.base_url}: no page for any topic in {config.chatnoir.index}; see --query")
-    if config.elasticsearch is not None:
-        place = f"{config.elasticsearch.url}, index {config.elasticsearch.index}"
-        raise DataError(f"{place}: no document has a word of any topic; see --query")
-    short = "; or no sentence can stand alone (sentences.least_words, most_chars)" if config.sentences else ""
-    raise DataError(
-        "the first stage found nothing for any topic: no word of a query is in the corpus, or each is in more than "
-        f"half of its documents and says nothing (--retriever okapi and --bm25-method lucene score those too){short}"
-    )
-
-
-async def _search(
-    config: Config,
-    task: Task,
-    topics: list[Topic],
-    fields: tuple[QueryField, ...],
-    corpus: Corpus,
-    warn: Warn,
-    done: Callable[[], None],
-) -> list[list[Candidate]]:
-    """Retrieve the candidates of each topic with the query made of these fields."""
-    if config.chatnoir is not None:
-        # Imported here because the HTTP libraries are slow to load.
-        from touche_llm.retrieval.chatnoir.client import retrieve_chatnoir
-
-        return await retrieve_chatnoir(topics, config.chatnoir, fields, config.depth, warn, done)
-    if isinstance(corpus.candidates, ElasticIndex):
-        return await corpus.candidates.retrieve(topics, fields=fields, depth=config.depth, done=done)
-    assert corpus.store is not None
-    candidates = []
-    for ranking in _retrieve(config, task, topics, fields, corpus.store, warn):
-        candidates.append(ranking)
-        done()
-    return candidates
-
-
-def check_run_topics(path: Path, found: Iterable[str], config: Config) -> None:
-    """Raise DataError if a run has topics that are not in the topics file."""
-    known = {topic.id for topic in read_topics(config.topics)}
-    unknown = [topic for topic in found if topic not in known]
-    if unknown:
-        raise DataError(f"{path}: {len(unknown)} of its topics are not in {config.topics}: {shorten(unknown)}")
-
-
-def check_candidates(path: Path, candidates: Iterable[list[Candidate]], documents: Documents, corpus: str) -> None:
-    """Raise DataError if a run has documents that are not in the corpus of this name."""
-    unknown = documents.find_unknown(candidate.document_id for ranking in candidates for candidate in ranking)
-    if unknown:
-        raise DataError(f"{path}: {len(unknown)} of its documents are not in the corpus {corpus}: {shorten(unknown)}")
-
-
-async def _read_run(
-    config: Config, topics: list[Topic], corpus: Corpus, done: Callable[[], None]
-) -> list[list[Candidate]]:
-    assert config.candidates is not None
-    # More sentences than `depth` may be judged if they give too few pairs.
-    found = read_candidates(config.candidates, config.first_stage_depth)
-    check_run_topics(config.candidates, found, config)
-    chosen = [found.get(topic.id, []) for topic in topics]
-    if not any(chosen):
-        raise DataError(
-            f"{config.candidates}: no candidates for any chosen topic: {shorten([topic.id for topic in topics])}"
+    def to_frame(self) -> DataFrame:
+        """Return a row per candidate, with the columns topic, document, rank and score."""
+        rows = (
+            (candidate.topic_id, candidate.document_id, candidate.rank, candidate.score)
+            for ranking in self.list_rankings()
+            for candidate in ranking
         )
-    await corpus.fetch(candidate.document_id for ranking in chosen for candidate in ranking)
-    check_candidates(config.candidates, chosen, corpus.candidates, corpus.name)
-    for _ in topics:
-        done()
-    return chosen
+        return make_frame(rows, ("topic", "document", "rank", "score"))
+
+    @classmethod
+    def from_frame(cls, frame: DataFrame, topics: list[Topic], corpus: Corpus, *, depth: int | None = None) -> Self:
+        """Return the candidates of a frame with the columns topic, document, and rank or score or both.
+
+        Args:
+            frame: One row per candidate; other columns are ignored.
+            topics: Topics of the candidates; rows of other topics raise DataError.
+            corpus: Corpus that holds the documents.
+            depth: Number of candidates per topic to judge; all if None.
+
+        Raises:
+            DataError: A column is missing or malformed, or a topic is unknown.
+        """
+        return cls._of_rankings(group_rankings(frame), topics, corpus, depth, "frame")
+
+    @classmethod
+    def from_run(cls, path: Path | str, topics: list[Topic], corpus: Corpus, *, depth: int | None = None) -> Self:
+        """Return the candidates of a run file of any tool, see `read_candidates`; arguments as `from_frame`."""
+        found = read_candidates(Path(path), depth or sys.maxsize)
+        return cls._of_rankings(found, topics, corpus, depth, str(path))
+
+    @classmethod
+    def _of_rankings(
+        cls, found: Mapping[str, list[Candidate]], topics: list[Topic], corpus: Corpus, depth: int | None, source: str
+    ) -> Self:
+        known = {topic.id for topic in topics}
+        if unknown := [topic_id for topic_id in found if topic_id not in known]:
+            raise DataError(f"{source}: {len(unknown)} of its topics are not among the given: {shorten(unknown)}")
+        rankings = normalise_rankings(found.values())
+        return cls(corpus.task, topics, corpus, rankings, depth or max(map(len, rankings.values()), default=1), source)
 
 
-def _list_units(store: DocumentStore, task: Task) -> list[TextTable]:
-    return [store] if task.sentence_question is None else [store, store.parts]
-
-
-def _retrieve(
-    config: Config,
-    task: Task,
-    topics: list[Topic],
-    fields: tuple[QueryField, ...],
-    store: DocumentStore,
-    warn: Warn,
-) -> Iterator[list[Candidate]]:
-    retriever = config.retriever
-
-    def first_stage(units: TextTable) -> FirstStage:
-        if retriever.name == "okapi":
-            return OkapiIndex(units, k1=retriever.k1, b=retriever.b)
-        if config.corpus is None:
-            return open_index(units, retriever.bm25)
-        return ensure_index(units, retriever.bm25, warn)
-
-    stages = [first_stage(units) for units in _list_units(store, task)]
-    if config.sentences is None:
-        return stages[0].retrieve(topics, fields=fields, depth=config.depth)
-    return retrieve_sentences(topics, stages[0], stages[1], store.parts, config.sentences, fields)
+def normalise_rankings(rankings: Iterable[list[Candidate]]) -> dict[str, list[Candidate]]:
+    """Return candidates by topic id as a run file holds them: ranks from 1, strictly decreasing rounded scores."""
+    result: dict[str, list[Candidate]] = {}
+    for ranking in rankings:
+        scores = make_strictly_decreasing([candidate.score for candidate in ranking])
+        for rank, (candidate, score) in enumerate(zip(ranking, scores, strict=True), start=1):
+            normalised = Candidate(candidate.topic_id, candidate.document_id, rank, score)
+            result.setdefault(candidate.topic_id, []).append(normalised)
+    return result

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from touche_llm.config import Config
-from touche_llm.errors import ToucheError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.engines.dry_run import DryEngine, OverlayCache, Usage
 from touche_llm.llm.model import ModelClient
+from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.engines import assume_engine_info
-from touche_llm.pipeline.judge import judge_stage
 from touche_llm.pipeline.progress import Progress
-from touche_llm.pipeline.rank import rank_stage
-from touche_llm.pipeline.retrieve import retrieve_stage
+from touche_llm.pipeline.rank import Ranking
+from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.pipeline.stages import StageName, compute_stage
 
-StageName = Literal["retrieve", "judge", "rank"]
 # Answers that confirm the ranking, and answers that reverse it.
 _POLICIES: tuple[Literal["first", "second"], ...] = ("first", "second")
 
@@ -70,9 +68,9 @@ async def estimate_cost(config: Config, folder: Path | None, stages: Sequence[St
         progress: Receives warnings and the progress of each stage.
     """
     result = DryRun()
-    quiet = QuietProgress(progress, "dry run")
-    with copy_run(folder) as there:
-        learnt = there / "learnt.jsonl"
+    directory, earlier = RunDirectory(folder or Path()), None
+    with tempfile.TemporaryDirectory() as name, RunContext(config, QuietProgress(progress, "dry run")) as context:
+        learnt = Path(name) / "learnt.jsonl"
         for stage in stages:
             spent, counts = [], []
             # The policies differ only in how comparisons are answered.
@@ -84,46 +82,19 @@ async def estimate_cost(config: Config, folder: Path | None, stages: Sequence[St
                     if learnt.exists():
                         cache.import_cassette(learnt)
                     retry = config.cache.retry_failures
-                    model = ModelClient(engine_info=facts, engine=engine, cache=cache, retry_failures=retry)
-                    await STAGES[stage](config, there, quiet, model)
-                    if stage != "rank":
+                    context.model = ModelClient(engine_info=facts, engine=engine, cache=cache, retry_failures=retry)
+                    output = await compute_stage(stage, context, directory, earlier)
+                    if not isinstance(output, Ranking):
+                        earlier = output
                         cache.export_cassette(learnt)
                 spent.append(engine.usage)
-                counts.append(model.counts)
+                counts.append(context.model.counts)
             result.known[stage] = min(each.cache_hits for each in counts)
             result.failed[stage] = min(each.known_failures for each in counts)
             for prompt in dict.fromkeys(prompt for each in spent for prompt in each):
                 found = sorted((each.get(prompt, Usage()) for each in spent), key=lambda each: each.requests)
                 result.costs.append(Cost(stage, prompt, found[0], found[-1]))
     return result
-
-
-STAGES: Mapping[StageName, Callable[[Config, Path, Progress, ModelClient], Awaitable[object]]] = {
-    "retrieve": retrieve_stage,
-    "judge": judge_stage,
-    "rank": rank_stage,
-}
-
-
-@contextmanager
-def copy_run(folder: Path | None) -> Iterator[Path]:
-    """Yield a temporary copy of the run's folder; errors name the original folder."""
-    with tempfile.TemporaryDirectory() as name:
-        if folder is not None and folder.is_dir():
-            shutil.copytree(folder, name, dirs_exist_ok=True)
-        try:
-            yield Path(name)
-        except ToucheError as error:
-            replace_paths(error, {name: str(folder or "the run's folder")})
-            raise
-
-
-def replace_paths(error: ToucheError, names: Mapping[str, str]) -> None:
-    """Replace paths in the message of an error, one after the other."""
-    message = str(error)
-    for name, shown in names.items():
-        message = message.replace(name, shown)
-    error.args = (message,)
 
 
 def _cache(config: Config) -> Cache:

@@ -13,56 +13,41 @@ from pathlib import Path
 from typing import Any
 
 from touche_llm import __version__
-from touche_llm.config import Config, write_config
-from touche_llm.data.files import open_atomic
-from touche_llm.data.yaml_text import to_yaml
-from touche_llm.pipeline.run_files import CONFIG, METADATA, OUTPUTS, REPORT
-from touche_llm.pipeline.run_folder import UNFINISHED, is_page, read_metadata
+from touche_llm.config import Config
+from touche_llm.pipeline.run_files import CONFIG
 from touche_llm.ranking.steps import JUDGE
 from touche_llm.retrieval.elasticsearch import settings as elastic
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 from touche_llm.text import analysis
 
-STAGES = tuple(OUTPUTS)
+# Key of the stage that is replacing its outputs; removed once they are recorded.
+UNFINISHED = "unfinished"
 # Key of the first stage's depth in its facts.
 DEPTH = "depth"
 _LIBRARIES = ("bm25s", "rank-bm25", "PyStemmer", "sentencex", "jinja2", "pydantic", "aiohttp")
 
 
-def begin_stage(folder: Path, config: Config, stage: str) -> None:
-    """Remove the outputs of a stage and of later ones, and write the configuration that the new ones are made with.
-
-    The page of `report` is removed too if this program wrote it, since it describes the old run. The metadata is
-    written first and marks the stage as unfinished until `record_stage`, so that no reader mistakes a mix of old and
-    new files for one run after an interruption.
-
-    Raises:
-        DataError: The metadata is not as this program wrote it; nothing is removed.
-    """
-    _write(folder, config, _stages_before(folder, stage), unfinished=stage)
-    if is_page(folder / REPORT):
-        (folder / REPORT).unlink()
-    for later in reversed(STAGES[STAGES.index(stage) :]):
-        for name in OUTPUTS[later]:
-            (folder / name).unlink(missing_ok=True)
-    write_config(config, folder / CONFIG)
-
-
-def record_stage(folder: Path, config: Config, stage: str, facts: Mapping[str, Any]) -> None:
-    """Record the facts of a stage after all of its outputs are written.
-
-    `facts` must hold plain values. Peak memory of this process so far, in MiB, is added.
-    """
+def measure_peak_memory() -> int:
+    """Return the peak memory of this process so far, in MiB."""
     # ru_maxrss is in KiB on Linux and in bytes on macOS.
     unit = 2**20 if sys.platform == "darwin" else 2**10
-    peak = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit)
-    _write(folder, config, {**_stages_before(folder, stage), stage: {**facts, "peak memory MiB": peak}})
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit)
 
 
-def _write(folder: Path, config: Config, stages: Mapping[str, Any], unfinished: str | None = None) -> None:
+def describe_run(
+    config: Config, folder: Path, stages: Mapping[str, Any], unfinished: str | None = None
+) -> dict[str, Any]:
+    """Return the metadata of a run.
+
+    Args:
+        config: Configuration of the run.
+        folder: Folder of the run.
+        stages: Facts of each finished stage.
+        unfinished: The stage that replaces its outputs, if one does.
+    """
     task = get_task(config.task)
-    content = {
+    return {
         "ir_metadata.version": "0.1",
         "tag": config.tag,
         # Names of people are optional; the tag identifies the team in every shared task.
@@ -92,8 +77,6 @@ def _write(folder: Path, config: Config, stages: Mapping[str, Any], unfinished: 
         "stages": stages,
         **({} if unfinished is None else {UNFINISHED: unfinished}),
     }
-    with open_atomic(folder / METADATA) as stream:
-        stream.write(to_yaml(content))
 
 
 @cache
@@ -107,11 +90,6 @@ def _training(config: Config) -> str:
         return "none, the model is used as it is"
     fitted = ", ".join(config.fitted_on)
     return f"the model is used as it is; thresholds of the stance are fitted on the judgments of topics {fitted}"
-
-
-def _stages_before(folder: Path, stage: str) -> dict[str, Any]:
-    stages = read_metadata(folder).stages
-    return {name: stages[name] for name in STAGES[: STAGES.index(stage)] if name in stages}
 
 
 def _method(config: Config, task: Task, stages: Mapping[str, Any]) -> dict[str, Any]:

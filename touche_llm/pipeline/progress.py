@@ -48,6 +48,18 @@ class Progress(Protocol):
         ...
 
 
+class SilentProgress:
+    """Progress that shows nothing."""
+
+    def warn(self, message: str) -> None:
+        """Drop the message."""
+
+    @contextmanager
+    def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[Callable[[], None]]:
+        """Show nothing."""
+        yield lambda: None
+
+
 class ConsoleProgress:
     """Progress on standard error."""
 

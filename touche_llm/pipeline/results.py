@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from touche_llm.data.files import open_atomic
 from touche_llm.data.records import Judgment, RunLine, StanceReading
@@ -60,40 +60,53 @@ def _apply_thresholds(
     return ChosenStance(label, "threshold" if changed else source, probabilities)
 
 
-def write_results(
-    path: Path,
+def list_result_columns(task: Task) -> tuple[str, ...]:
+    """Return the columns of `results.tsv`."""
+    probabilities = (f"p_{stance}" for stance in task.stances)
+    return ("topic", "document", "rank", "score", "stance", "stance_source", *task.question.grades, *probabilities)
+
+
+def make_result_rows(
     lines: Iterable[RunLine],
     judgments: Mapping[str, Mapping[str, Judgment]],
     labels: Mapping[str, Mapping[str, ChosenStance]],
     task: Task,
-) -> None:
+) -> Iterator[tuple[Any, ...]]:
+    """Yield a row for each line of the run, with the columns of `list_result_columns`; None for unknown values.
+
+    Args:
+        lines: The run.
+        judgments: By topic and document.
+        labels: By topic and document, one for each line.
+        task: Gives the columns.
+    """
+    for line in lines:
+        judgment = judgments.get(line.topic_id, {}).get(line.document_id)
+        given = judgment.grades if judgment is not None else {}
+        label = labels[line.topic_id][line.document_id]
+        shares = label.probabilities or {}
+        yield (
+            *(line.topic_id, line.document_id, line.rank, line.score, line.stance, label.source),
+            *(given.get(name) for name in task.question.grades),
+            *(shares.get(stance) for stance in task.stances),
+        )
+
+
+def write_results(path: Path, rows: Iterable[tuple[Any, ...]], task: Task) -> None:
     """Write a header and a tab-separated line for each line of the run, whole or not at all.
 
     Unknown values are empty; a document id with a quotation mark is quoted as CSV is, which pandas and R undo.
 
     Args:
         path: The file.
-        lines: The run.
-        judgments: By topic and document.
-        labels: By topic and document, one for each line.
+        rows: Rows of `make_result_rows`.
         task: Gives the columns.
     """
-    grades = task.question.grades
+    columns = list_result_columns(task)
+    score = columns.index("score")
     text = io.StringIO()
     writer = csv.writer(text, delimiter="\t", lineterminator="\n")
-    header = ("topic", "document", "rank", "score", "stance", "stance_source")
-    writer.writerow((*header, *grades, *(f"p_{stance}" for stance in task.stances)))
-    for line in lines:
-        judgment = judgments.get(line.topic_id, {}).get(line.document_id)
-        given = judgment.grades if judgment is not None else {}
-        label = labels[line.topic_id][line.document_id]
-        shares = label.probabilities or {}
-        writer.writerow(
-            (
-                *(line.topic_id, line.document_id, line.rank, f"{line.score:.{DECIMALS}f}", line.stance, label.source),
-                *(given.get(name) for name in grades),
-                *(shares.get(stance) for stance in task.stances),
-            )
-        )
+    writer.writerow(columns)
+    writer.writerows((*row[:score], f"{row[score]:.{DECIMALS}f}", *row[score + 1 :]) for row in rows)
     with open_atomic(path) as stream:
         stream.write(text.getvalue().encode())

@@ -2,95 +2,152 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from touche_llm.config import Config
-from touche_llm.data.files import write_records
-from touche_llm.data.records import Failure, Queries
-from touche_llm.data.trec_runs import write_candidates
-from touche_llm.errors import shorten
-from touche_llm.llm.model import ModelClient
-from touche_llm.pipeline.candidates import choose_topics, find_candidates, open_corpus
-from touche_llm.pipeline.common import (
-    count_by_kind,
-    describe_model_use,
-    first_stage_file,
-    load_prompts,
-    make_request_builder,
-    report_known_failures,
-)
-from touche_llm.pipeline.made_from import INPUTS, hash_inputs
-from touche_llm.pipeline.metadata import DEPTH, begin_stage, record_stage
+from touche_llm.config import QueryField
+from touche_llm.data.records import Candidate, Failure, Queries, Topic
+from touche_llm.errors import DataError, shorten
+from touche_llm.judging.pointwise import RequestBuilder
+from touche_llm.pipeline.candidates import Candidates, normalise_rankings
+from touche_llm.pipeline.context import RunContext
+from touche_llm.pipeline.corpora import Corpus, LocalCorpus
 from touche_llm.pipeline.progress import Progress
-from touche_llm.pipeline.run_files import QUERIES, QUERY_FAILURES
-from touche_llm.ranking.expansion import find_queries
-from touche_llm.tasks import get_task
+from touche_llm.prompts.prompt import Prompt
+from touche_llm.ranking.expansion import ExpansionSettings, find_queries, fuse_queries
+from touche_llm.retrieval.sentences import SentenceSettings, select_distinct
+from touche_llm.text.analysis import Analyzer
 
 
-async def retrieve_stage(
-    config: Config, folder: Path, progress: Progress, model: ModelClient | None = None
-) -> list[Failure]:
-    """Write the candidates of each chosen topic, retrieved or read from a run file of another tool.
+@dataclass(frozen=True, slots=True)
+class QueryExpander:
+    """Expansion of queries by the model: settings, prompt and builder of the requests."""
+
+    settings: ExpansionSettings
+    prompt: Prompt
+    builder: RequestBuilder
+
+
+async def retrieve(
+    topics: list[Topic],
+    corpus: Corpus,
+    progress: Progress,
+    *,
+    depth: int = 100,
+    fields: tuple[QueryField, ...] = ("title",),
+    expander: QueryExpander | None = None,
+) -> Candidates:
+    """Retrieve the candidates of each topic.
 
     Args:
-        config: Configuration of the run.
-        folder: Folder of the run.
-        progress: Receives warnings and the progress of each stage.
-        model: Required if queries are expanded.
+        topics: Topics to search for.
+        corpus: Corpus to search.
+        progress: Receives warnings and the progress.
+        depth: Maximum number of documents per topic; if pairs are made, the number of sentences judged at a time.
+        fields: Fields of a topic that make the query.
+        expander: Expands the queries; None to search with the topics' own queries only.
 
-    Returns:
-        Failures of query expansion; their topics are searched for with the original query only.
+    Raises:
+        DataError: No topic has a candidate.
+        ReplayMiss: The cache of a replay lacks an answer.
     """
-    started = time.monotonic()
-    folder.mkdir(parents=True, exist_ok=True)
-    task = get_task(config.task)
-    topics, inputs = choose_topics(config), hash_inputs(config)
-    queries: list[Queries] = []
-    failures: list[Failure] = []
-    asked: dict[str, Any] = {}
-    if config.expansion.use:
-        assert model is not None
-        prompts = load_prompts(config, task, "queries", warn=progress.warn)
-        before = replace(model.counts)
+    queries: Sequence[Queries] = ()
+    failures: Sequence[Failure] = ()
+    if expander is not None:
+        model = expander.builder.model
         with progress.stage("finding queries", len(topics), model.counts) as done:
-            queries, failures = await find_queries(
-                topics, prompts["queries"], make_request_builder(config, model), done
-            )
+            queries, failures = await find_queries(topics, expander.prompt, expander.builder, done)
         model.raise_on_misses()
-        report_known_failures(progress, model, before)
-        asked = describe_model_use(model, prompts, before) | {"failures": count_by_kind(failures)}
-    with open_corpus(config, task, progress.warn) as corpus:
-        opened = time.monotonic()
-        with progress.stage("retrieving", len(topics)) as done:
-            candidates = await find_candidates(config, task, topics, queries, corpus, progress.warn, done)
-    empty = [topic.id for topic, ranking in zip(topics, candidates, strict=True) if not ranking]
+    with progress.stage("retrieving", len(topics)) as done:
+        rankings = await corpus.search(topics, fields, depth, done)
+    if expander is not None and queries:
+        rankings = await _add_queries(topics, rankings, queries, corpus, depth, expander.settings)
+    if not any(rankings):
+        raise DataError(corpus.explain_empty())
+    found = normalise_rankings(rankings)
+    candidates = Candidates(corpus.task, topics, corpus, found, depth, queries=queries, failures=failures)
+    warn_of_empty(candidates, progress)
+    return candidates
+
+
+def warn_of_empty(candidates: Candidates, progress: Progress) -> None:
+    """Warn of topics without candidates."""
+    empty = list_empty(candidates)
     if empty:
         progress.warn(
-            f"no candidate for {len(empty)} of {len(topics)} topics: {shorten(empty)} (with BM25: the corpus has no "
-            "word of the query, or each word is in more than half of the documents)"
+            f"no candidate for {len(empty)} of {len(candidates.topics)} topics: {shorten(empty)} (with BM25: the "
+            "corpus has no word of the query, or each word is in more than half of the documents)"
         )
-    begin_stage(folder, config, "retrieve")
-    write_candidates(folder / first_stage_file(task), candidates, config.tag)
+
+
+def list_empty(candidates: Candidates) -> list[str]:
+    """Return the ids of the topics without candidates."""
+    return [topic.id for topic in candidates.topics if not candidates.rankings.get(topic.id)]
+
+
+async def _add_queries(
+    topics: list[Topic],
+    rankings: list[list[Candidate]],
+    queries: Sequence[Queries],
+    corpus: Corpus,
+    depth: int,
+    settings: ExpansionSettings,
+) -> list[list[Candidate]]:
+    """Search for the additional queries too, and fuse the rankings of each topic."""
+    other = {expanded.topic_id: expanded.queries for expanded in queries}
+    additional = [replace(topic, title=query) for topic in topics for query in other.get(topic.id, ())]
+    found = iter(await corpus.search(additional, ("title",), depth, lambda: None))
+    fused = []
+    for topic, own in zip(topics, rankings, strict=True):
+        of_topic = [own, *(next(found) for _ in other.get(topic.id, ()))]
+        fused.append(fuse_queries(of_topic, settings) if len(of_topic) > 1 else own)
+    if isinstance(corpus, LocalCorpus) and corpus.sentences is not None:
+        return _select_sentences(fused, corpus, corpus.sentences)
+    return [ranking[:depth] for ranking in fused]
+
+
+def _select_sentences(
+    rankings: list[list[Candidate]], corpus: LocalCorpus, settings: SentenceSettings
+) -> list[list[Candidate]]:
+    """Remove near-duplicates: the ranking of one query has none, but two queries can find the same text."""
+    analyzer = Analyzer()
+    return [select_distinct(ranking, corpus.store.parts, settings, analyzer)[: settings.pool] for ranking in rankings]
+
+
+async def retrieve_candidates(context: RunContext) -> Candidates:
+    """Retrieve the candidates of a run, or read them from the run file of another tool; see `retrieve`.
+
+    Raises:
+        DataError: As `retrieve`, or the run file is of other topics or documents.
+    """
+    config = context.config
+    if config.candidates is not None:
+        candidates = await _read_candidates(context)
+        with context.progress.stage("reading candidates", 1) as done:
+            done()
+        warn_of_empty(candidates, context.progress)
+        return candidates
+    expander = None
     if config.expansion.use:
-        write_records(folder / QUERIES, queries)
-        write_records(folder / QUERY_FAILURES, failures)
-    record_stage(
-        folder,
-        config,
-        "retrieve",
-        {
-            "topics": len(topics),
-            DEPTH: config.first_stage_depth,
-            "candidates": sum(map(len, candidates)),
-            "topics without candidates": empty,
-            "corpus": dict(corpus.description),
-            INPUTS: inputs,
-            **asked,
-            "seconds to store the corpus or open it": round(opened - started, 3),
-            "seconds": round(time.monotonic() - started, 3),
-        },
+        expander = QueryExpander(config.expansion, context.load_prompts("queries")["queries"], context.builder)
+    return await retrieve(
+        context.topics,
+        context.corpus,
+        context.progress,
+        depth=config.depth,
+        fields=config.retriever.query,
+        expander=expander,
     )
-    return failures
+
+
+async def _read_candidates(context: RunContext) -> Candidates:
+    config = context.config
+    assert config.candidates is not None
+    # More sentences than `depth` may be judged if they give too few pairs.
+    found = context.read_candidates(config.candidates, config.first_stage_depth)
+    if not any(found.rankings.values()):
+        ids = [topic.id for topic in context.topics]
+        raise DataError(f"{config.candidates}: no candidates for any chosen topic: {shorten(ids)}")
+    candidates = replace(found, corpus=context.corpus, rankings=normalise_rankings(found.rankings.values()))
+    await candidates.check()
+    return candidates

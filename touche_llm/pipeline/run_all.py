@@ -1,34 +1,47 @@
-"""The pipeline: retrieve, judge and rank, each reading and writing files of the run's folder."""
+"""The commands that make a run: all stages, or one of them, in the run's folder."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from touche_llm.config import Config, load_config
+from touche_llm.config import Config
 from touche_llm.data.records import Failure
-from touche_llm.errors import DataError
-from touche_llm.llm.model import ModelClient
-from touche_llm.pipeline.candidates import choose_topics
-from touche_llm.pipeline.common import has_comparisons, load_prompts
+from touche_llm.llm.counts import Counts
+from touche_llm.pipeline.candidates import Candidates
+from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.engines import open_model
-from touche_llm.pipeline.judge import JudgingResult, judge_stage
-from touche_llm.pipeline.made_from import check_inputs, check_settings
+from touche_llm.pipeline.inputs import check_inputs, check_settings
+from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.progress import Progress
-from touche_llm.pipeline.rank import RankingResult, rank_stage
-from touche_llm.pipeline.retrieve import retrieve_stage
-from touche_llm.pipeline.run_files import CONFIG
-from touche_llm.pipeline.run_lock import lock_run
-from touche_llm.tasks import get_task
+from touche_llm.pipeline.rank import Ranking
+from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.pipeline.stages import count_requests, judge_stage, rank_stage, retrieve_stage
+from touche_llm.ranking.steps import list_comparison_kinds
 
 
-async def run_all(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> JudgingResult:
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """Result of a whole run: the outputs of its stages, and the model's counts, None if batch files had the answers."""
+
+    candidates: Candidates
+    judgments: Judgments
+    ranking: Ranking
+    counts: Counts | None
+
+    @property
+    def failures(self) -> list[Failure]:
+        """Failures of all stages."""
+        return [*self.candidates.failures, *self.judgments.failures, *self.ranking.failures]
+
+
+async def run_all(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> RunResult:
     """Run all stages; missing files and engine errors are raised before the first stage.
 
     Args:
-        config: What to run.
+        config: Configuration of the run.
         folder: The run's folder.
         progress: Receives warnings and the progress of each stage.
         overwrite: Whether a run with other settings there may be replaced.
@@ -36,86 +49,77 @@ async def run_all(config: Config, folder: Path, progress: Progress, *, overwrite
     Raises:
         UsageError: The folder holds a run with other settings, or another process writes there.
     """
-    check_files(config)
-    folder.mkdir(parents=True, exist_ok=True)
-    with lock_run(folder, "run", progress.warn):
-        async with _model(config, folder, "run", overwrite) as (known, model):
-            return await run_stages(known, folder, progress, model)
+    directory = RunDirectory(folder)
+    with RunContext(config, progress) as context:
+        context.check_files()
+        directory.create()
+        with directory.lock("run", progress.warn):
+            async with _open_model(context, directory, "run", overwrite):
+                return await run_stages(context, directory)
 
 
-def check_files(config: Config) -> None:
-    """Raise an error if topics, prompts, corpus or candidates are missing or cannot be read."""
-    choose_topics(config)
-    load_prompts(config, get_task(config.task))
-    for path in (config.corpus, config.candidates):
-        if path is not None and not path.is_file():
-            raise DataError(f"{path}: no such file")
-
-
-async def run_stages(config: Config, folder: Path, progress: Progress, model: ModelClient) -> JudgingResult:
+async def run_stages(context: RunContext, directory: RunDirectory) -> RunResult:
     """Run all stages with one model."""
-    failures = await retrieve_stage(config, folder, progress, model)
-    outcome = await judge_stage(config, folder, progress, model)
-    ranking = await rank_stage(config, folder, progress, model)
-    return replace(outcome, failures=failures + outcome.failures + ranking.failures)
+    candidates = await retrieve_stage(context, directory)
+    judgments = await judge_stage(context, directory)
+    ranking = await rank_stage(context, directory)
+    return RunResult(candidates, judgments, ranking, count_requests(context.model))
 
 
-async def run_retrieve(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> list[Failure]:
+async def run_retrieve(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> Candidates:
     """Run the first stage, with a model if queries are expanded; arguments and errors as `run_all`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with lock_run(folder, "retrieve", progress.warn):
-        if not config.expansion.use:
-            check_settings(folder, config, "retrieve", overwrite=overwrite)
-            return await retrieve_stage(config, folder, progress)
-        async with _model(config, folder, "retrieve", overwrite) as (known, model):
-            return await retrieve_stage(known, folder, progress, model)
+    directory = RunDirectory(folder)
+    with RunContext(config, progress) as context:
+        directory.create()
+        with directory.lock("retrieve", progress.warn):
+            if not config.expansion.use:
+                check_settings(directory, context, "retrieve", overwrite=overwrite)
+                return await retrieve_stage(context, directory)
+            async with _open_model(context, directory, "retrieve", overwrite):
+                return await retrieve_stage(context, directory)
 
 
-async def run_judge(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> JudgingResult:
-    """Run the judge stage; arguments and errors as `run_all`."""
-    with lock_run(folder, "judge", progress.warn):
-        async with _model(config, folder, "judge", overwrite) as (known, model):
-            return await judge_stage(known, folder, progress, model)
+async def run_judge(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> Judgments:
+    """Run the second stage; arguments and errors as `run_all`."""
+    directory = RunDirectory(folder)
+    with directory.lock("judge", progress.warn), RunContext(config, progress) as context:
+        async with _open_model(context, directory, "judge", overwrite):
+            return await judge_stage(context, directory)
 
 
-async def run_rank(config: Config, folder: Path, progress: Progress) -> RankingResult:
+async def run_rank(config: Config, folder: Path, progress: Progress) -> Ranking:
     """Run the last stage, with a model if documents are compared.
 
     Raises:
         UsageError: Documents are compared, and topics or corpus changed since the first stage.
     """
-    with lock_run(folder, "rank", progress.warn):
-        if not has_comparisons(config):
-            return await rank_stage(_with_engine_of(folder, config), folder, progress)
-        check_inputs(folder, config)
-        async with open_model(config) as model:
-            return await rank_stage(_with_facts(config, model), folder, progress, model)
+    directory = RunDirectory(folder)
+    with directory.lock("rank", progress.warn):
+        if not list_comparison_kinds(config.steps):
+            if directory.config_file.exists():
+                # Ranking without comparisons uses no engine, so the metadata keeps the one of the judgments.
+                config = config.model_copy(update={"engine": directory.read_config().engine})
+            with RunContext(config, progress) as context:
+                return await rank_stage(context, directory)
+        check_inputs(directory, config)
+        with RunContext(config, progress) as context:
+            async with open_model(config) as model:
+                with context.using(model):
+                    return await rank_stage(context, directory)
 
 
 @asynccontextmanager
-async def _model(
-    config: Config, folder: Path, command: str, overwrite: bool
-) -> AsyncIterator[tuple[Config, ModelClient]]:
-    """Open the model; yield the configuration completed by it, and the model.
+async def _open_model(
+    context: RunContext, directory: RunDirectory, command: str, overwrite: bool
+) -> AsyncIterator[None]:
+    """Open the model for the context while the block runs.
 
     Raises:
         UsageError: The folder holds a run with other settings.
     """
     # Checked before the slow loading of the model, and again once its name and context are known.
-    check_settings(folder, config, command, overwrite=overwrite)
-    async with open_model(config) as model:
-        known = _with_facts(config, model)
-        check_settings(folder, known, command, overwrite=overwrite)
-        yield known, model
-
-
-def _with_engine_of(folder: Path, config: Config) -> Config:
-    """Return the configuration with the engine of the judgments, since ranking without comparisons uses none."""
-    file = folder / CONFIG
-    return config.model_copy(update={"engine": load_config(file, {}).engine}) if file.exists() else config
-
-
-def _with_facts(config: Config, model: ModelClient) -> Config:
-    """Return the configuration with the model's name and context, which only the server may know."""
-    known = {"model": config.engine.model or model.engine_info.model, "context": model.engine_info.context}
-    return config.model_copy(update={"engine": config.engine.model_copy(update=known)})
+    check_settings(directory, context, command, overwrite=overwrite)
+    async with open_model(context.config) as model:
+        with context.using(model):
+            check_settings(directory, context, command, overwrite=overwrite)
+            yield

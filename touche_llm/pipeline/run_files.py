@@ -39,3 +39,4 @@ OF_RANK = (RUN, RESULTS, COMPARISONS, COMPARISON_FAILURES)
 ALL_FAILURES = (QUERY_FAILURES, FAILURES, COMPARISON_FAILURES)
 # Outputs of each stage, in the order of the stages.
 OUTPUTS: Mapping[str, tuple[str, ...]] = {"retrieve": OF_RETRIEVE, "judge": OF_JUDGE, "rank": OF_RANK}
+STAGES = tuple(OUTPUTS)

@@ -8,15 +8,14 @@ from pathlib import Path
 
 from touche_llm.config import Config
 from touche_llm.data.records import Failure, Judgment, Topic
-from touche_llm.data.topics import read_topics
 from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.judging.pointwise import Documents, RequestBuilder, find_objects, judge
 from touche_llm.llm.counts import Counts
-from touche_llm.pipeline.candidates import Corpus, choose_topics, open_corpus
-from touche_llm.pipeline.common import check_examples, make_request_builder, report_known_failures
+from touche_llm.pipeline.context import RunContext, check_examples, make_request_builder
 from touche_llm.pipeline.engines import open_model
 from touche_llm.pipeline.progress import Progress
+from touche_llm.pipeline.stages import report_known_failures
 from touche_llm.prompt_lab.draw import Sampled
 from touche_llm.prompt_lab.looks import Look, describe_looks, look_log, make_look, read_looks, record_look
 from touche_llm.prompt_lab.measures import PartMeasures, Verdict, choose_winner, decide_verdict, measure_part
@@ -24,7 +23,6 @@ from touche_llm.prompt_lab.sample import HOLD_OUT, Plan, check_parts, divide_sam
 from touche_llm.prompts.catalog import load_named
 from touche_llm.prompts.prompt import Prompt, check_overlay
 from touche_llm.prompts.purposes import load, purposes_of
-from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 
 PURPOSE = "judge"
@@ -121,13 +119,13 @@ async def compare_prompts(
     """
     if not qrels.grades:
         raise UsageError("documents are drawn by their grades; give --relevance or other grades")
-    task = get_task(config.task)
-    variants = load_variants(names, config, task)
     failures: list[Failure] = []
-    with open_corpus(config, task, progress.warn) as corpus:
-        prepared = await _prepare(config, variants, qrels, plan, corpus, progress)
+    with RunContext(config, progress) as context:
+        task, corpus = context.task, context.corpus
+        variants = load_variants(names, config, task)
+        prepared = await _prepare(context, variants, qrels, plan)
         async with open_model(config) as model:
-            builder = make_request_builder(config, model)
+            builder = make_request_builder(model, config.engine, config.sampling)
             if prepared.objects_prompt is not None:
                 failures = await _find_objects(prepared, builder, progress)
             judged, parts, earlier = await _judge_parts(config, qrels, prepared, corpus.documents, builder, progress)
@@ -156,13 +154,11 @@ async def compare_prompts(
     )
 
 
-async def _prepare(
-    config: Config, variants: list[Variant], qrels: Qrels, plan: Plan, corpus: Corpus, progress: Progress
-) -> _Prepared:
+async def _prepare(context: RunContext, variants: list[Variant], qrels: Qrels, plan: Plan) -> _Prepared:
     """Draw or read the sample and divide it; raise an error if the sample, a prompt or the log does not fit."""
-    task, topics = get_task(config.task), choose_topics(config)
+    config, task, topics, corpus = context.config, context.task, context.topics, context.corpus
     grades = next(iter(qrels.grades.values()))
-    halves = split_topics([topic.id for topic in read_topics(config.topics) if topic.id in grades], plan.split)
+    halves = split_topics([topic.id for topic in context.file_topics if topic.id in grades], plan.split)
     await corpus.fetch(document_id for topic in topics for document_id in grades.get(topic.id, {}))
     sample, path, notes = provide_sample(plan, qrels, topics, halves, corpus, task)
     topics = _keep_topics(topics, sample)
@@ -173,13 +169,13 @@ async def _prepare(
         objects_prompt = load(task, purposes_of(task)["objects"], settings.objects, settings.folder)
         prompts.append(objects_prompt)
     for prompt in prompts:
-        check_examples(prompt, topics, config.topics, progress.warn)
+        check_examples(prompt, topics, config.topics, context.progress.warn)
     parts, part_notes = divide_sample(plan, sample, halves)
     read_looks(look_log(config.cache.file))
     topics = _keep_topics(topics, [document for documents in parts.values() for document in documents])
     notes += part_notes
     for note in notes:
-        progress.warn(note)
+        context.progress.warn(note)
     return _Prepared(task, variants, objects_prompt, topics, parts, path, notes)
 
 

@@ -9,7 +9,7 @@ from touche_llm.data.records import Document, Topic
 from touche_llm.errors import DataError
 from touche_llm.judging.pointwise import Documents
 from touche_llm.judging.sentence_pairs import SEPARATOR
-from touche_llm.pipeline.candidates import Corpus
+from touche_llm.pipeline.corpora import LocalCorpus
 from touche_llm.prompts.purposes import Purpose
 
 _MAX_DOCUMENTS = 4
@@ -76,14 +76,13 @@ def make_invented_material(topics: Sequence[Topic] = ()) -> Material:
     return Material(topics or _INVENTED, Texts(texts), tuple(texts))
 
 
-def take_corpus_material(topics: Sequence[Topic], corpus: Corpus, purpose: Purpose) -> Material:
+def take_corpus_material(topics: Sequence[Topic], corpus: LocalCorpus, purpose: Purpose) -> Material:
     """Return the first documents of a corpus; sentences or pairs of sentences if the prompt shows them.
 
     Raises:
         DataError: The corpus has fewer than two.
     """
     store = corpus.store
-    assert store is not None
     if corpus.documents is store:
         ids = store.get_ids(list(range(min(_MAX_DOCUMENTS, len(store)))))
     else:

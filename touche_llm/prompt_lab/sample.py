@@ -14,7 +14,7 @@ from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.evaluation.qrels import Grades, Qrels
 from touche_llm.judging.pointwise import Documents
-from touche_llm.pipeline.candidates import Corpus
+from touche_llm.pipeline.corpora import Corpus
 from touche_llm.prompt_lab.draw import Sampled, draw_sample, shares
 from touche_llm.tasks.base import Task
 

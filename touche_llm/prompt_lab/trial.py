@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
-from touche_llm.config import Config
 from touche_llm.data.records import Cut, Document, Reading, Topic
-from touche_llm.errors import DataError, UsageError, Warn
+from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.pointwise import Documents, RequestBuilder, find_objects, request_answer
 from touche_llm.llm.answers import AnswerModel, AnswerT, FailedRequest, get_labels
 from touche_llm.llm.concurrency import Slots, map_in_order
@@ -18,14 +16,14 @@ from touche_llm.llm.engines.base import Completion, Engine
 from touche_llm.llm.logprobs import compute_expected_grade, get_most_probable, read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Request
-from touche_llm.pipeline.candidates import Corpus, choose_topics, find_candidates, open_corpus
+from touche_llm.pipeline.context import RunContext
+from touche_llm.pipeline.retrieve import retrieve_candidates
 from touche_llm.prompts.answers import MAX_DOCUMENTS
 from touche_llm.prompts.catalog import load_named
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import Purpose, load, purposes_of
 from touche_llm.ranking.comparer import MAX_CHOICES, Comparer
 from touche_llm.ranking.expansion import find_queries
-from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Objective, Task
 
 # Number of documents that an error suggests.
@@ -106,25 +104,21 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class TrialContext:
-    """Context of a trial: configuration, prompt, documents and open corpus.
+    """Context of a trial: one topic, a prompt and documents.
 
     Attributes:
-        config: Configuration with a single topic.
-        task: Task of the prompt.
+        run: Context of a run with a single topic.
         name: Name or path of the prompt.
         ids: Ids of documents.
-        corpus: Open corpus; None if there are no ids.
     """
 
-    config: Config
-    task: Task
+    run: RunContext
     name: str
     ids: tuple[str, ...]
-    corpus: Corpus | None
 
     def load(self) -> tuple[Purpose, Prompt]:
         """Load the prompt from its current files, with its purpose; raise PromptError if it is invalid."""
-        return load_named(self.task, self.name, self.config.prompts.folder)
+        return load_named(self.run.task, self.name, self.run.config.prompts.folder)
 
     async def subject(self, purpose: Purpose, builder: RequestBuilder) -> Subject:
         """What a prompt for this purpose is tried on; `builder` requests objects that the topic does not name.
@@ -133,38 +127,25 @@ class TrialContext:
             UsageError: no such topic, or documents of which the prompt cannot ask; without an engine, no objects.
             DataError: The model named no objects.
         """
-        (topic,) = choose_topics(self.config)
+        (topic,), task = self.run.topics, self.run.task
         documents: Documents = NoDocuments()
-        if self.corpus is not None:
-            await self.corpus.fetch(self.ids)
-            documents = self.corpus.candidates if purpose.name == "sentence" else self.corpus.documents
-        subject = Subject(self.task, purpose, topic, self.ids, documents)
+        if self.ids:
+            corpus = self.run.corpus
+            await corpus.fetch(self.ids)
+            documents = corpus.candidates if purpose.name == "sentence" else corpus.documents
+        subject = Subject(task, purpose, topic, self.ids, documents)
         subject.check()
-        if purpose.question is None or self.task.objects_answer is None or topic.objects is not None:
+        if purpose.question is None or task.objects_answer is None or topic.objects is not None:
             return subject
-        prompts = self.config.prompts
-        prompt = load(self.task, purposes_of(self.task)["objects"], prompts.objects, prompts.folder)
+        prompts = self.run.config.prompts
+        prompt = load(task, purposes_of(task)["objects"], prompts.objects, prompts.folder)
         return await _with_objects(subject, prompt, builder)
 
 
-async def find_best_documents(config: Config, warn: Warn) -> list[str]:
+async def find_best_documents(context: RunContext) -> list[str]:
     """Return the ids of the topic's first documents by the first stage, or of sentences where pairs are made."""
-    task = get_task(config.task)
-    (topic,) = choose_topics(config)
-    with open_corpus(config, task, warn) as corpus:
-        (ranking,) = await find_candidates(config, task, [topic], [], corpus, warn, lambda: None)
+    (ranking,) = (await retrieve_candidates(context)).list_rankings()
     return [candidate.document_id for candidate in ranking[:_SUGGESTED]]
-
-
-@contextmanager
-def open_trial(config: Config, name: str, ids: Sequence[str], warn: Warn) -> Iterator[TrialContext]:
-    """Open the context of a trial, with the corpus if there are document ids."""
-    task = get_task(config.task)
-    if ids:
-        with open_corpus(config, task, warn) as corpus:
-            yield TrialContext(config, task, name, tuple(ids), corpus)
-    else:
-        yield TrialContext(config, task, name, (), None)
 
 
 class NoDocuments:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -15,20 +15,17 @@ from touche_llm.errors import ToucheError
 from touche_llm.llm.answers import Answer, AnswerT, FailedRequest, Unusable, parse
 from touche_llm.llm.cache import Cache, CacheMode, Form
 from touche_llm.llm.cache_file import Entry, ValueT
-from touche_llm.llm.counts import Counts
 from touche_llm.llm.engines.base import EngineInfo
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.llm.truncation import Truncation, apply_truncation
-from touche_llm.pipeline.common import load_prompts
-from touche_llm.pipeline.dry_run import replace_paths
+from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.engines import open_model
-from touche_llm.pipeline.judge import judge_stage
-from touche_llm.pipeline.rank import rank_stage
-from touche_llm.pipeline.run_files import RUN
+from touche_llm.pipeline.progress import SilentProgress
+from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.pipeline.stages import judge_stage, rank_stage
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.expansion import ExpansionSettings
-from touche_llm.tasks import get_task
 from touche_llm.text.passages import RankedPassages
 
 _TOKEN_CHARS = 4
@@ -48,7 +45,7 @@ class ReplayResult:
     """Result of a replay.
 
     Attributes:
-        folder: Folder of the replayed run.
+        directory: Folder of the replayed run.
         prompts: Prompts by purpose.
         requests: All requests, in the order in which they were made.
         missing: Requests whose answer or document length is not in the cassette.
@@ -58,7 +55,7 @@ class ReplayResult:
         problem: Why the replay ended early; empty if it did not. Only set if answers are missing.
     """
 
-    folder: Path
+    directory: RunDirectory
     prompts: dict[str, Prompt]
     requests: dict[RequestId, Request]
     missing: list[RequestId]
@@ -70,7 +67,7 @@ class ReplayResult:
     @property
     def run(self) -> Path:
         """The replayed run file; missing if the replay ended early."""
-        return self.folder / RUN
+        return self.directory.run_file
 
 
 async def replay(config: Config, first_stage: Path, work: Path, place: Path) -> ReplayResult:
@@ -88,39 +85,44 @@ async def replay(config: Config, first_stage: Path, work: Path, place: Path) -> 
     Raises:
         ToucheError: As the stages, if no answer is missing.
     """
-    folder = work / "run"
-    folder.mkdir()
-    shutil.copyfile(first_stage, folder / first_stage.name)
+    directory = RunDirectory(work / "run")
+    directory.create()
+    shutil.copyfile(first_stage, directory.path / first_stage.name)
     # The first stage is given, so no query is expanded.
     config = config.model_copy(update={"index": work / "index", "expansion": ExpansionSettings()})
     problem = ""
-    names = {str(folder): str(place), str(work): str(place)}
     try:
-        prompts = load_prompts(config, get_task(config.task))
-        async with open_model(config) as opened:
-            with closing(_RecordingCache(config.cache.file, CacheMode.REPLAY)) as cache:
-                model = _SubstitutingClient(
-                    engine_info=opened.engine_info,
-                    engine=None,
-                    cache=cache,
-                    resample_temperature=opened.resample_temperature,
-                )
-                try:
-                    await judge_stage(config, folder, _Silent(), model)
-                    await rank_stage(config, folder, _Silent(), model)
-                except ToucheError as error:
-                    if not model.unknown:
-                        raise
-                    replace_paths(error, names)
-                    problem = str(error)
+        with RunContext(config, SilentProgress()) as context:
+            prompts = context.load_prompts()
+            async with open_model(config) as opened:
+                with closing(_RecordingCache(config.cache.file, CacheMode.REPLAY)) as cache:
+                    model = context.model = _SubstitutingClient(
+                        engine_info=opened.engine_info,
+                        engine=None,
+                        cache=cache,
+                        resample_temperature=opened.resample_temperature,
+                    )
+                    try:
+                        await judge_stage(context, directory)
+                        await rank_stage(context, directory)
+                    except ToucheError as error:
+                        if not model.unknown:
+                            raise
+                        _replace_paths(error, directory, work, place)
+                        problem = str(error)
         # Two templates from different folders can have one name.
         purposes = {(prompt.name, prompt.hash): purpose for purpose, prompt in prompts.items()}
         requests, missing = _identify_requests(model, purposes)
         unmeasured = {_purpose(request, purposes) for request in model.unmeasured.values()}
-        return ReplayResult(folder, prompts, requests, missing, unmeasured, cache.used, model.engine_info, problem)
+        return ReplayResult(directory, prompts, requests, missing, unmeasured, cache.used, model.engine_info, problem)
     except ToucheError as error:
-        replace_paths(error, names)
+        _replace_paths(error, directory, work, place)
         raise
+
+
+def _replace_paths(error: ToucheError, directory: RunDirectory, work: Path, place: Path) -> None:
+    """Let the message of an error name `place` instead of temporary folders."""
+    error.args = (str(error).replace(str(directory), str(place)).replace(str(work), str(place)),)
 
 
 _Purposes = Mapping[tuple[str, str], str]
@@ -155,17 +157,6 @@ def _identify_requests(
 
 def _request_id(request: Request, purposes: _Purposes) -> RequestId:
     return RequestId(_purpose(request, purposes), request.origin.topic_id, request.origin.document_id)
-
-
-class _Silent:
-    """Progress that shows nothing: a replay reports differences only."""
-
-    def warn(self, message: str) -> None:
-        pass
-
-    @contextmanager
-    def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[Callable[[], None]]:
-        yield lambda: None
 
 
 class _RecordingCache(Cache):

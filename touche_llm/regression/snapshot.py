@@ -24,7 +24,7 @@ from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.request import Request
-from touche_llm.pipeline.common import first_stage_file
+from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_files import CANDIDATES, CONFIG, RUN, SENTENCES
 from touche_llm.pipeline.settings import INCIDENTAL, flatten, is_one_of
 from touche_llm.prompts.purposes import purposes_of
@@ -132,7 +132,7 @@ class Snapshot:
     @property
     def first_stage(self) -> Path:
         """Return the path of the first stage."""
-        return self.folder / first_stage_file(self.task)
+        return RunDirectory(self.folder).first_stage_file(self.task)
 
     @property
     def run(self) -> Path:
@@ -308,7 +308,14 @@ def open_snapshot(folder: Path) -> Snapshot:
         raise DataError(f"{folder / CONFIG}: no such file; record the run again")
     task = get_task(load_config(folder / CONFIG, {}).task)
     templates = [f"{PROMPTS}/{purpose}/{file}" for purpose, file in manifest.templates.items()]
-    for name in (TOPICS, first_stage_file(task), corpus_file(task), CASSETTE, RUN, *templates):
+    for name in (
+        TOPICS,
+        RunDirectory(folder).first_stage_file(task).name,
+        corpus_file(task),
+        CASSETTE,
+        RUN,
+        *templates,
+    ):
         if not (folder / name).is_file():
             raise DataError(f"{folder / name}: no such file; record the run again")
     return Snapshot(folder, task, manifest)

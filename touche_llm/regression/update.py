@@ -45,7 +45,7 @@ async def preview_update(snapshot: Snapshot, prompts: Path | None, run: Path | N
     compared = await compare_replay(snapshot, prompts, work)
     if run is None:
         is_incomplete = any(difference.kind in ("missing", "error") for difference in compared.differences)
-        folder = None if is_incomplete or compared.replay is None else compared.replay.folder
+        folder = None if is_incomplete or compared.replay is None else compared.replay.directory.path
         return Preview(compared.differences, compared.config, folder)
     config = load_finished_run(run)
     if config.task != snapshot.task.name:

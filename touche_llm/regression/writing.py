@@ -15,8 +15,8 @@ from pydantic import BaseModel
 from touche_llm.config import Config, load_config
 from touche_llm.corpus.args_me import HEADER
 from touche_llm.corpus.store import DocumentStore
-from touche_llm.data.files import open_atomic, read_records
-from touche_llm.data.records import Candidate, Judgment, Topic
+from touche_llm.data.files import open_atomic
+from touche_llm.data.records import Topic
 from touche_llm.data.yaml_text import to_yaml
 from touche_llm.errors import DataError, shorten
 from touche_llm.evaluation.qrels import STANCE, Qrels
@@ -25,14 +25,12 @@ from touche_llm.llm.answers import OUTCOMES
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.settings import EngineConfig
 from touche_llm.llm.truncation import Truncation
-from touche_llm.pipeline.common import first_stage_file, read_stage_candidates
 from touche_llm.pipeline.engines import store_engine_info
-from touche_llm.pipeline.run_files import CONFIG, SENTENCE_JUDGMENTS
+from touche_llm.pipeline.run_files import CONFIG
 from touche_llm.prompts.prompt import Prompt, examples_path
 from touche_llm.regression.replay import ReplayResult
 from touche_llm.regression.snapshot import CASSETTE, DECISIVE, TOPICS, corpus_file, qrels_file
 from touche_llm.tasks import get_task
-from touche_llm.tasks.base import Task
 
 
 def copy_template(prompt: Prompt, folder: Path) -> None:
@@ -98,20 +96,6 @@ def write_topics(topics: list[Topic], path: Path) -> None:
             original = {name: value for name, value in fields.items() if value}
             line = {"qid": topic.id, "query": topic.title, "original_query": original}
             stream.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
-
-
-def read_first_stage(config: Config, run: Path, task: Task, topics: list[Topic]) -> list[list[Candidate]]:
-    """Read the candidates of the run's topics; of sentences, only those that were judged."""
-    found = read_stage_candidates(run / first_stage_file(task), config, "retrieve")
-    chosen = [found.get(topic.id, []) for topic in topics]
-    if task.sentence_question is None:
-        return chosen
-    judgments = read_records(run / SENTENCE_JUDGMENTS, Judgment, "judgments of sentences")
-    judged = {(judgment.topic_id, judgment.document_id) for judgment in judgments}
-    return [
-        [candidate for candidate in ranking if (candidate.topic_id, candidate.document_id) in judged]
-        for ranking in chosen
-    ]
 
 
 def write_documents(ids: list[str], documents: Documents, stream: IO[bytes]) -> None:

@@ -5,69 +5,52 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from touche_llm.config import Config, load_config
-from touche_llm.data.files import RecordT, read_records
-from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, Objects, Reading, StanceReading, Topic
-from touche_llm.data.trec_runs import ParsedRun, read_run
+from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, Reading
+from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.judging.sentence_pairs import SEPARATOR
-from touche_llm.pipeline.candidates import Corpus, check_candidates, check_run_topics, choose_topics
-from touche_llm.pipeline.run_files import (
-    CANDIDATES,
-    COMPARISONS,
-    CONFIG,
-    JUDGMENTS,
-    METADATA,
-    OBJECTS,
-    RUN,
-    SENTENCE_JUDGMENTS,
-    STANCES,
-)
-from touche_llm.pipeline.run_folder import check_finished, read_failures, read_metadata
+from touche_llm.pipeline.context import RunContext
+from touche_llm.pipeline.corpora import Corpus
+from touche_llm.pipeline.judge import Judgments
+from touche_llm.pipeline.progress import SilentProgress
+from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.ranking.pointwise import rank_by_first_stage, rank_by_judgment
 from touche_llm.ranking.steps import JUDGE
 from touche_llm.report.overview import get_assessments
 from touche_llm.report.records import DocumentRow, DocumentView, LabelShares, RawAnswer, SentenceView
 from touche_llm.report.sources import Answers, open_run_answers, open_run_corpus
-from touche_llm.tasks import get_task
-from touche_llm.tasks.base import Task
 from touche_llm.text.passages import GAP_MARK
 
 
-def load_run_config(folder: Path) -> Config:
-    """Load the configuration of a run; raise DataError if the folder has none."""
-    if not (folder / CONFIG).is_file():
-        raise DataError(f"{folder / CONFIG}: not found; give the folder of a run")
-    return load_config(folder / CONFIG, {})
-
-
 @contextmanager
-def open_folder(folder: Path) -> Iterator[RunFolder]:
+def open_folder(path: Path) -> Iterator[RunFolder]:
     """Open a run folder with its corpus and its completions.
 
     Raises:
         DataError: A file of the run is missing or malformed, or a stage was interrupted.
         UsageError: The configuration of the run cannot be read.
     """
-    config = load_run_config(folder)
-    check_finished(folder, "rank")
-    task = get_task(config.task)
-    for name, stage in ((CANDIDATES, "retrieve"), (JUDGMENTS, "judge"), (RUN, "rank"), (METADATA, "rank")):
-        if not (folder / name).exists():
-            raise DataError(f"{folder / name}: not there; run `touche-llm {stage}` for this folder first")
-    run, first = read_run(folder / RUN, task.stances), read_run(folder / CANDIDATES)
-    topics = {topic.id: topic for topic in _topics(folder, config)}
-    check_run_topics(folder / RUN, run.rankings, config)
-    stages, notes = read_metadata(folder).stages, list[str]()
-    failures = read_failures(folder)
-    with open_run_corpus(config, task, stages, notes) as corpus, open_run_answers(config, notes) as answers:
-        yield RunFolder(folder, config, task, run, first, topics, stages, failures, corpus, answers, notes)
+    directory = RunDirectory(path)
+    config, notes = directory.read_config(), list[str]()
+    directory.check_finished("rank")
+    with RunContext(config, SilentProgress()) as context:
+        judgments, run = directory.read_judgments(context), directory.read_run(context.task)
+        stages = directory.read_metadata().stages
+        if "rank" not in stages:
+            raise DataError(f"{path}: no metadata of the run; run `touche-llm rank` for this folder first")
+        context.check_topics(directory.run_file, run.rankings)
+        failures = directory.read_failures()
+        with (
+            open_run_corpus(config, context.task, stages, notes) as corpus,
+            open_run_answers(config, notes) as answers,
+        ):
+            yield RunFolder(directory, context, run, judgments, stages, failures, corpus, answers, notes)
 
 
 @dataclass
@@ -75,12 +58,10 @@ class RunFolder:
     """The contents of a run folder.
 
     Attributes:
-        folder: Path of the folder.
-        config: Configuration of the run.
-        task: Task of the run.
+        directory: The folder.
+        context: Context of the run.
         run: Final rankings.
-        first: First-stage rankings.
-        topics: Topics by id, with the objects that the model extracted.
+        records: Candidates and judgments.
         stages: Metadata of each stage.
         failures: Failed requests, by file.
         corpus: Documents; None if unavailable.
@@ -89,12 +70,10 @@ class RunFolder:
         lost: Number of requested completions that the cache lacks.
     """
 
-    folder: Path
-    config: Config
-    task: Task
+    directory: RunDirectory
+    context: RunContext
     run: ParsedRun
-    first: ParsedRun
-    topics: Mapping[str, Topic]
+    records: Judgments
     stages: Mapping[str, Mapping[str, Any]]
     failures: Mapping[str, list[Failure]]
     corpus: Corpus | None
@@ -103,16 +82,17 @@ class RunFolder:
     lost: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.judgments: dict[str, dict[str, Judgment]] = defaultdict(dict)
-        for judgment in read_records(self.folder / JUDGMENTS, Judgment, "judgments"):
-            self.judgments[judgment.topic_id][judgment.document_id] = judgment
-        readings = _optional(self.folder / STANCES, StanceReading, "stances")
-        self.readings = {(reading.topic_id, reading.document_id): reading for reading in readings}
-        self.compared = summarize_comparisons(_optional(self.folder / COMPARISONS, Comparison, "comparisons"))
+        self.config, self.task = self.context.config, self.context.task
+        self.first = ParsedRun(dict(self.records.candidates.rankings), {})
+        # With the objects that the model extracted.
+        self.topics = {topic.id: topic for topic in self.records.candidates.topics}
+        self.judgments: Mapping[str, dict[str, Judgment]] = defaultdict(dict, self.records.by_document())
+        self.readings = {(reading.topic_id, reading.document_id): reading for reading in self.records.stances}
+        self.compared = summarize_comparisons(self.directory.read_comparisons())
         self.sentences: dict[tuple[str, str], Judgment] = {}
         if self.task.sentence_question is not None:
-            judged = read_records(self.folder / SENTENCE_JUDGMENTS, Judgment, "judgments of sentences")
-            self.sentences = {(sentence.topic_id, sentence.document_id): sentence for sentence in judged}
+            judged = self.directory.read_sentences()
+            self.sentences = {(judgment.topic_id, judgment.document_id): judgment for judgment in judged}
         self.failed: dict[tuple[str, str | None], list[Failure]] = defaultdict(list)
         for failure in (failure for of_file in self.failures.values() for failure in of_file):
             self.failed[failure.topic_id, failure.document_id].append(failure)
@@ -120,7 +100,7 @@ class RunFolder:
     def check_documents(self, rankings: Iterable[list[Candidate]]) -> None:
         """Raise DataError if the corpus is available and lacks one of these documents."""
         if self.corpus is not None:
-            check_candidates(self.folder / RUN, rankings, self.corpus.documents, self.corpus.name)
+            self.corpus.check(rankings, self.directory.run_file, ranked=True)
 
     def list_notes(self) -> list[str]:
         """Return the notes, with the number of completions missing so far."""
@@ -235,14 +215,3 @@ def summarize_comparisons(comparisons: Iterable[Comparison]) -> dict[tuple[str, 
 
 def _said(readings: Mapping[str, Reading]) -> list[LabelShares]:
     return [LabelShares(name, reading.shares, reading.off_label_mass) for name, reading in readings.items()]
-
-
-def _topics(folder: Path, config: Config) -> list[Topic]:
-    """Return the topics of the run, with the objects that the model extracted."""
-    found = {objects.topic_id: objects.objects for objects in _optional(folder / OBJECTS, Objects, "objects")}
-    return [replace(topic, objects=topic.objects or found.get(topic.id)) for topic in choose_topics(config)]
-
-
-def _optional(path: Path, record: type[RecordT], what: str) -> list[RecordT]:
-    """Read a file that only some runs have; empty if it is missing."""
-    return read_records(path, record, what) if path.exists() else []

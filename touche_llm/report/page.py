@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from touche_llm.data.files import open_atomic
-from touche_llm.pipeline.run_folder import GENERATOR
+from touche_llm.pipeline.run_directory import GENERATOR
 
 # The size of a page: small enough for an email and for the browser of a phone.
 MAX_BYTES = 5_000_000

@@ -13,10 +13,11 @@ from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.qrels import Qrels
+from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_files import CONFIG
 from touche_llm.regression.snapshot import run_settings
 from touche_llm.report.comparison_records import ComparedDocument, ComparedRun, ComparedTopic, Placement, RunComparison
-from touche_llm.report.folder import RunFolder, load_run_config, open_folder
+from touche_llm.report.folder import RunFolder, open_folder
 from touche_llm.report.measure_comparison import compare_measures
 from touche_llm.report.overview import (
     collect_assessor_labels,
@@ -70,7 +71,7 @@ def check_runs(runs: Sequence[NamedRun], task: Task) -> None:
                 f"{run.folder}: no {CONFIG} in this folder, so nothing is known of the run but its ranking; name "
                 "its run file"
             )
-        if (own := load_run_config(run.folder).task) != task.name:
+        if (own := RunDirectory(run.folder).read_config().task) != task.name:
             raise UsageError(f"{run.folder}: a run of the task {own}, not of {task.name}; leave it out")
 
 

@@ -56,7 +56,7 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int, *, run_topics: bo
             notes.append(f"Topics without a line in the run: {', '.join(missing)}.")
         if imputed := count_imputed_stances(opened.stages):
             notes.append(f"Imputed stances, for lack of a usable answer: {imputed:,}. They are counted below.")
-        prompts = load_run_prompts(opened.config, task, opened.stages, opened.notes)
+        prompts = load_run_prompts(opened.context, opened.stages, opened.notes)
         opened.check_documents(ranking[:top] for ranking in run.rankings.values())
         rows = {topic_id: opened.rows(topic_id, qrels) for topic_id in run.rankings}
         shown = [

@@ -9,11 +9,11 @@ from typing import Any
 
 from touche_llm.config import Config
 from touche_llm.data.records import Document, Topic
-from touche_llm.errors import PromptError, ToucheError, UsageError, Warn
+from touche_llm.errors import PromptError, ToucheError, UsageError
 from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.pipeline.candidates import Corpus, open_corpus
-from touche_llm.pipeline.common import load_prompts
+from touche_llm.pipeline.context import RunContext
+from touche_llm.pipeline.corpora import Corpus, open_corpus
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.tasks.base import Question, Task
 
@@ -53,10 +53,9 @@ def open_run_corpus(config: Config, task: Task, stages: Mapping[str, Any], notes
         notes.append(f"No document texts: {place} not found; {_FROM_HERE}.")
         yield None
         return
-    tell: Warn = notes.append
     with ExitStack() as stack:
         try:
-            corpus = stack.enter_context(open_corpus(config, task, tell))
+            corpus = stack.enter_context(open_corpus(config, task, notes.append))
         except ToucheError as error:
             if config.elasticsearch is None:
                 raise
@@ -88,11 +87,11 @@ def open_run_answers(config: Config, notes: list[str]) -> Iterator[Answers | Non
             yield text
 
 
-def load_run_prompts(config: Config, task: Task, stages: Mapping[str, Any], notes: list[str]) -> dict[str, Prompt]:
+def load_run_prompts(context: RunContext, stages: Mapping[str, Any], notes: list[str]) -> dict[str, Prompt]:
     """Load the document prompts of the run by name; add those that changed since the run to `notes`."""
     used: Mapping[str, str] = stages.get("judge", {}).get("prompts", {})
     try:
-        found = load_prompts(config, task, "judge", "sentence", "stance")
+        found = context.load_prompts("judge", "sentence", "stance")
     except (PromptError, UsageError) as error:
         notes.append(f"No prompts: {error}")
         return {}

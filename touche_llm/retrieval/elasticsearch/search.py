@@ -154,6 +154,10 @@ class ElasticIndex:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection, and delete the fetched documents."""
         self._fetched.close()
         self._server.close()
 

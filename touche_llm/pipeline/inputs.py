@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from touche_llm.config import Config, index_folder, load_config
+from touche_llm.config import Config, index_folder
 from touche_llm.corpus.store import hash_corpus
 from touche_llm.data.files import sha256
 from touche_llm.errors import UsageError
-from touche_llm.pipeline.common import load_prompts
-from touche_llm.pipeline.run_files import CONFIG, OUTPUTS
-from touche_llm.pipeline.run_folder import read_metadata
+from touche_llm.pipeline.context import RunContext
+from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.pipeline.run_files import OUTPUTS
 from touche_llm.pipeline.settings import OF_ENGINE, OF_JUDGE, OF_RETRIEVE, SettingChange, compare_settings
-from touche_llm.tasks import get_task
 
 # Key of the file hashes in a stage's facts, by setting; the hash of the corpus is in its description.
 INPUTS = "input files"
@@ -28,7 +26,7 @@ def hash_inputs(config: Config) -> dict[str, str]:
     return {name: sha256(file) for name, file in files.items() if file is not None and file.is_file()}
 
 
-def check_settings(folder: Path, config: Config, command: str, *, overwrite: bool) -> None:
+def check_settings(directory: RunDirectory, context: RunContext, command: str, *, overwrite: bool) -> None:
     """Raise an error if a command would replace outputs made with other settings or by another program.
 
     The same settings can name other inputs: prompts, corpus, topics and candidates are compared with what the finished
@@ -36,8 +34,8 @@ def check_settings(folder: Path, config: Config, command: str, *, overwrite: boo
     program is a difference, since the folder names every value; a setting that the program did not have then is none.
 
     Args:
-        folder: The run's folder.
-        config: The command's configuration; its model and context may still be unknown.
+        directory: The run's folder.
+        context: The command's context; its model and context length may still be unknown.
         command: run, retrieve or judge. Judging replaces no candidates: it may have its own settings until there are
             judgments.
         overwrite: Whether the user gave `--overwrite`.
@@ -46,24 +44,25 @@ def check_settings(folder: Path, config: Config, command: str, *, overwrite: boo
         UsageError: Names each changed setting with its old and new value; with `--overwrite`, each changed input.
         PromptError: A prompt of the run is missing or invalid.
     """
+    folder, config = directory.path, context.config
     if overwrite:
         if command == "judge":  # It replaces no candidates.
-            check_inputs(folder, config)
+            check_inputs(directory, config)
         return
     stages = list(OUTPUTS)[command == "judge" :]
-    if not (folder / CONFIG).exists():
+    if not directory.config_file.exists():
         for name in (name for stage in stages for name in OUTPUTS[stage]):
             if os.path.lexists(folder / name):
                 raise UsageError(
-                    f"{folder / name}: without a {CONFIG} beside it, this file was not written by this program; give "
-                    "another folder with --out, or replace it with --overwrite"
+                    f"{folder / name}: without a {directory.config_file.name} beside it, this file was not written by "
+                    "this program; give another folder with --out, or replace it with --overwrite"
                 )
         return
     try:
-        old = load_config(folder / CONFIG, {})
+        old = directory.read_config()
     except UsageError as error:
         raise UsageError(f"{error}; give another folder with --out, or replace it with --overwrite") from error
-    recorded = read_metadata(folder).stages
+    recorded = directory.read_metadata().stages
     made = {
         name: recorded.get(name, {})
         for name, files in OUTPUTS.items()
@@ -75,7 +74,7 @@ def check_settings(folder: Path, config: Config, command: str, *, overwrite: boo
         changes = [each for each in changes if each.setting not in OF_ENGINE]
         changes += [change for stage, facts in replaced.items() for change in _engine_changes(stage, facts, config)]
     changed = {each.setting for each in changes}
-    changes += [*_input_changes(made, config, changed), *_prompt_changes(made, config, changed)]
+    changes += [*_input_changes(made, config, changed), *_prompt_changes(made, context, changed)]
     if changes:
         raise UsageError(
             f"{folder}: holds a run with other settings or inputs; give another folder with --out, or replace it "
@@ -83,22 +82,22 @@ def check_settings(folder: Path, config: Config, command: str, *, overwrite: boo
         )
 
 
-def check_inputs(folder: Path, config: Config) -> None:
+def check_inputs(directory: RunDirectory, config: Config) -> None:
     """Raise an error if topics or documents are not those of the candidates: the model must see what was retrieved.
 
     Args:
-        folder: The run's folder.
-        config: What `judge` or `rank` goes by.
+        directory: The run's folder.
+        config: Configuration of `judge` or `rank`.
 
     Raises:
         UsageError: Names the setting of each file that changed.
         DataError: The metadata cannot be read.
     """
     # The folder has its own copy of the candidates.
-    changes = list(_input_changes(read_metadata(folder).stages, config, ("candidates",)))
+    changes = list(_input_changes(directory.read_metadata().stages, config, ("candidates",)))
     if changes:
         raise UsageError(
-            f"{folder}: the model would see other inputs than the first stage had; restore these "
+            f"{directory}: the model would see other inputs than the first stage had; restore these "
             "files, or repeat all stages with `touche-llm run --overwrite`:\n" + _listed(changes)
         )
 
@@ -142,14 +141,14 @@ def _engine_changes(stage: str, facts: Mapping[str, Any], config: Config) -> Ite
             yield SettingChange(setting, f"{before!s:.100} ({stage})", f"{now!s:.100}")
 
 
-def _prompt_changes(stages: Stages, config: Config, changed: Collection[str]) -> Iterator[SettingChange]:
+def _prompt_changes(stages: Stages, context: RunContext, changed: Collection[str]) -> Iterator[SettingChange]:
     before = {purpose: label for stage in stages for purpose, label in _section(stages, stage, "prompts").items()}
     if "prompts.folder" in changed:
         return
     asked = [purpose for purpose in before if f"prompts.{purpose}" not in changed]
     if not asked:
         return
-    for purpose, prompt in load_prompts(config, get_task(config.task), *asked).items():
+    for purpose, prompt in context.load_prompts(*asked).items():
         if prompt.label != before[purpose]:
             yield SettingChange(f"prompts.{purpose}", f"{before[purpose]!s:.100}", prompt.label)
 

@@ -1,0 +1,218 @@
+"""What the stages of one command share: configuration, task, topics, corpus, prompts, model and progress."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+from touche_llm.config import Config
+from touche_llm.data.records import Topic
+from touche_llm.data.topics import read_topics
+from touche_llm.data.trec_runs import read_candidates
+from touche_llm.errors import DataError, UsageError, shorten
+from touche_llm.judging.pointwise import RequestBuilder
+from touche_llm.llm.model import ModelClient
+from touche_llm.llm.request import Sampling
+from touche_llm.llm.settings import EngineConfig, SamplingConfig
+from touche_llm.pipeline.candidates import Candidates
+from touche_llm.pipeline.corpora import Corpus, open_corpus
+from touche_llm.pipeline.progress import Progress
+from touche_llm.prompts.prompt import Prompt, check_overlay, examples_path
+from touche_llm.prompts.purposes import load, purposes_of
+from touche_llm.ranking.steps import list_comparison_kinds
+from touche_llm.tasks import get_task
+
+
+class RunContext:
+    """What the stages of one command share; a context manager that closes the corpus.
+
+    Topics are read when the context is made; corpus and prompts are opened when a stage first needs them.
+
+    Attributes:
+        config: Configuration of the run; its model and context are known once `model` is set.
+        task: Task of the run.
+        file_topics: All topics of the file.
+        topics: Chosen topics, in the order of their file.
+        progress: Receives warnings and the progress of each stage.
+        model: Model client; None until one is opened, and for stages without requests.
+    """
+
+    def __init__(self, config: Config, progress: Progress, model: ModelClient | None = None) -> None:
+        """Read the topics.
+
+        Raises:
+            DataError: The topics cannot be read.
+            UsageError: A chosen topic is not in the file.
+        """
+        self.config, self.task, self.progress, self.model = config, get_task(config.task), progress, model
+        self.file_topics = read_topics(config.topics)
+        self.topics = choose_topics(self.file_topics, config)
+        self._prompts: dict[str, Prompt] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if "corpus" in self.__dict__:
+            self.corpus.close()
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        """Corpus of the run, opened at first use; stored first unless the store is up to date."""
+        return open_corpus(self.config, self.task, self.progress.warn)
+
+    @property
+    def builder(self) -> RequestBuilder:
+        """Builder of the requests to the model."""
+        assert self.model is not None
+        return make_request_builder(self.model, self.config.engine, self.config.sampling)
+
+    @contextmanager
+    def using(self, model: ModelClient) -> Iterator[Self]:
+        """Use a model while the block runs; the configuration takes its name and context, which only it may know."""
+        known = {"model": self.config.engine.model or model.engine_info.model, "context": model.engine_info.context}
+        self.config = self.config.model_copy(update={"engine": self.config.engine.model_copy(update=known)})
+        self.model = model
+        try:
+            yield self
+        finally:
+            self.model = None
+
+    def load_prompts(self, *names: str) -> dict[str, Prompt]:
+        """Return the prompts of the run by purpose, each loaded once.
+
+        Args:
+            names: Purposes; if none is given, all purposes that the run needs.
+
+        Raises:
+            PromptError: A prompt is missing or invalid.
+            UsageError: A folder of templates has none that the run needs, or an example's topic is a chosen one.
+        """
+        needed = needed_purposes(self.config, self.topics)
+        wanted = [name for name in purposes_of(self.task) if name in needed and (not names or name in names)]
+        if missing := [name for name in wanted if name not in self._prompts]:
+            prompts = load_prompts(self.config, missing)
+            for prompt in prompts.values():
+                check_examples(prompt, self.topics, self.config.topics, self.progress.warn)
+            self._prompts |= prompts
+        return {name: self._prompts[name] for name in wanted}
+
+    def read_candidates(self, path: Path, depth: int | None = None, *, are_pairs: bool = False) -> Candidates:
+        """Read the candidates of the chosen topics from a run file; the corpus is not opened.
+
+        Args:
+            path: Run file.
+            depth: Maximum number of candidates per topic; None for all.
+            are_pairs: Whether they are pairs of sentences.
+
+        Raises:
+            DataError: The file is malformed, or has topics that are not in the topics file.
+        """
+        found = read_candidates(path, depth or sys.maxsize)
+        self.check_topics(path, found)
+        rankings = {topic.id: found[topic.id] for topic in self.topics if topic.id in found}
+        return Candidates(self.task, self.topics, None, rankings, self.config.depth, str(path), are_pairs)
+
+    def check_topics(self, source: Path, topic_ids: Iterable[str]) -> None:
+        """Raise DataError if a run file has topics that are not in the topics file."""
+        known = {topic.id for topic in self.file_topics}
+        unknown = [topic_id for topic_id in topic_ids if topic_id not in known]
+        if unknown:
+            raise DataError(
+                f"{source}: {len(unknown)} of its topics are not in {self.config.topics}: {shorten(unknown)}"
+            )
+
+    def check_files(self) -> None:
+        """Raise an error if prompts, corpus or candidates are missing or cannot be read."""
+        self.load_prompts()
+        for path in (self.config.corpus, self.config.candidates):
+            if path is not None and not path.is_file():
+                raise DataError(f"{path}: no such file")
+
+
+def choose_topics(topics: list[Topic], config: Config) -> list[Topic]:
+    """Return the topics that the configuration selects, in the order of their file; raise UsageError if one lacks."""
+    if config.topic:
+        unknown = sorted(set(config.topic) - {topic.id for topic in topics})
+        if unknown:
+            raise UsageError(f"{config.topics}: no topic {', '.join(unknown)}")
+        topics = [topic for topic in topics if topic.id in config.topic]
+    return topics[: config.limit_topics]
+
+
+def make_request_builder(model: ModelClient, engine: EngineConfig, sampling: SamplingConfig) -> RequestBuilder:
+    """Make the builder of requests to a model."""
+    return RequestBuilder(
+        model=model,
+        sampling=Sampling(
+            temperature=sampling.temperature,
+            seed=sampling.seed,
+            max_tokens=sampling.max_tokens,
+            top_logprobs=sampling.top_logprobs,
+        ),
+        chat_template_kwargs=sampling.chat_template_kwargs,
+        concurrency=engine.concurrency,
+    )
+
+
+def needed_purposes(config: Config, topics: Iterable[Topic]) -> set[str]:
+    """Return the purposes that a run needs prompts for."""
+    needed = {"judge", *list_comparison_kinds(config.steps)}
+    if any(topic.objects is None for topic in topics):
+        needed.add("objects")
+    if config.sentences is not None:
+        needed.add("sentence")
+    if config.stance is not None and config.stance.depth:
+        needed.add("stance")
+    if config.expansion.use:
+        needed.add("queries")
+    return needed
+
+
+def load_prompts(config: Config, names: Iterable[str]) -> dict[str, Prompt]:
+    """Load the prompts of a configuration for these purposes.
+
+    Raises:
+        PromptError: A prompt is missing or invalid.
+        UsageError: The folder of templates has none that the task uses.
+    """
+    task, settings = get_task(config.task), config.prompts
+    purposes = purposes_of(task)
+    if settings.folder is not None:
+        # A template for a purpose whose prompt is given as a path is unused, but not a mistake.
+        given = {*purposes, *(getattr(settings, name) for name in purposes)}
+        check_overlay(settings.folder, task.name, {name for name in given if not name.endswith(".jinja")})
+    return {name: load(task, purposes[name], getattr(settings, name), settings.folder) for name in names}
+
+
+def check_examples(prompt: Prompt, topics: list[Topic], file: Path | None, warn: Callable[[str], None]) -> None:
+    """Raise UsageError if a few-shot example is about one of the topics: its result could not be measured.
+
+    Topics of different years share numbers, so titles decide; an equal number alone gives a warning.
+    """
+    by_title = {_normalise(topic.title): topic for topic in topics}
+    by_id = {topic.id: topic for topic in topics}
+    named = f" of {file}" if file is not None else ""
+    for number, example in enumerate(prompt.examples, start=1):
+        where = f"{examples_path(prompt.path)}: example {number} of the template {prompt.path}"
+        same = by_title.get(_normalise(example.topic.title))
+        if same is not None:
+            raise UsageError(
+                f"{where}: its topic {example.topic.id}, {example.topic.title!r:.120}, is topic {same.id}{named}, "
+                "a topic of this run; use an example of another topic, or leave this topic out (--topic)"
+            )
+        if example.topic.id in by_id:
+            title = by_id[example.topic.id].title
+            warn(
+                f"{where}: its topic {example.topic.id}, {example.topic.title!r:.120}, has the number of "
+                f"{title!r:.120}{f' in {file}' if file is not None else ''}; the titles differ, so it is used"
+            )
+
+
+def _normalise(title: str) -> str:
+    return " ".join(re.findall(r"\w+", title.casefold()))

@@ -1,0 +1,303 @@
+"""Corpora: the documents of a run, and the first stage that searches them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Self
+
+from touche_llm.config import Config, QueryField, RetrieverConfig, index_folder
+from touche_llm.corpus.store import DocumentStore, TextTable, ensure_store
+from touche_llm.data.records import Candidate, Topic
+from touche_llm.errors import DataError, UsageError, Warn, shorten
+from touche_llm.judging.pointwise import Documents
+from touche_llm.judging.sentence_pairs import PairDocuments
+from touche_llm.retrieval.base import FirstStage
+from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index, open_index
+from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments, ChatNoirSettings
+from touche_llm.retrieval.elasticsearch.search import ElasticIndex
+from touche_llm.retrieval.okapi import OkapiIndex
+from touche_llm.retrieval.sentences import SentenceSettings, retrieve_sentences
+from touche_llm.tasks.base import Task
+
+
+class Corpus(ABC):
+    """Documents of a run, with the first stage that searches them; a context manager that closes it.
+
+    Attributes:
+        task: Task of the corpus.
+        candidates: Units that the first stage retrieves: documents or, if pairs are made, sentences.
+        documents: Units that a run of the task ranks.
+        description: Description for the metadata.
+    """
+
+    task: Task
+    candidates: Documents
+    documents: Documents
+    description: Mapping[str, str | int]
+
+    @property
+    def name(self) -> str:
+        """Name of the corpus in messages."""
+        return str(self.description.get("file") or self.description["search engine"])
+
+    @abstractmethod
+    async def search(
+        self, topics: list[Topic], fields: tuple[QueryField, ...], depth: int, done: Callable[[], None]
+    ) -> list[list[Candidate]]:
+        """Return the candidates of each topic, best first.
+
+        Args:
+            topics: Topics to search for.
+            fields: Fields of a topic that make the query.
+            depth: Maximum number of documents per topic; if pairs are made, the settings limit the sentences instead.
+            done: Called after each topic.
+        """
+
+    @abstractmethod
+    def explain_empty(self) -> str:
+        """Return the error message for a search that found nothing for any topic."""
+
+    async def fetch(self, document_ids: Iterable[str]) -> None:  # noqa: B027, most corpora need not fetch
+        """Fetch documents from a search engine together, so that later stages do not wait for each."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the corpus."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def check(self, rankings: Iterable[list[Candidate]], source: object, *, ranked: bool = False) -> None:
+        """Raise DataError if the corpus lacks a document of these rankings.
+
+        Args:
+            rankings: Candidates of each topic.
+            source: Where the rankings come from, for the message.
+            ranked: Whether they hold the documents of a run (pairs) rather than of a first stage (sentences).
+        """
+        ids = [candidate.document_id for ranking in rankings for candidate in ranking]
+        unknown = (self.documents if ranked else self.candidates).find_unknown(ids)
+        if unknown:
+            raise DataError(
+                f"{source}: {len(unknown)} of its documents are not in the corpus {self.name}: {shorten(unknown)}"
+            )
+
+
+class LocalCorpus(Corpus):
+    """A corpus in a document store on disk, searched with BM25."""
+
+    def __init__(
+        self,
+        task: Task,
+        store: DocumentStore,
+        retriever: RetrieverConfig,
+        sentences: SentenceSettings | None,
+        build_index: Callable[[TextTable, Bm25Settings], FirstStage],
+    ) -> None:
+        """Take over an open store.
+
+        Args:
+            task: Task of the corpus.
+            store: The documents.
+            retriever: Method and parameters of BM25.
+            sentences: Settings of sentence retrieval; None if the task ranks documents.
+            build_index: Opens the index of documents or sentences, and may build it.
+        """
+        self.task, self.store = task, store
+        self._retriever, self.sentences, self._build_index = retriever, sentences, build_index
+        manifest = store.manifest
+        self.description = {
+            "file": manifest.corpus,
+            "sha256": manifest.sha256,
+            "documents": manifest.documents,
+            "bad lines": manifest.bad_lines,
+        }
+        self.candidates, self.documents = store, store
+        if task.sentence_question is not None:
+            self.candidates, self.documents = store.parts, PairDocuments(store.parts)
+            self.description |= {"sentences": manifest.parts}
+
+    async def search(
+        self, topics: list[Topic], fields: tuple[QueryField, ...], depth: int, done: Callable[[], None]
+    ) -> list[list[Candidate]]:
+        """Search the index, built first if it is missing; see the base class."""
+        candidates = []
+        for ranking in self._search(topics, fields, depth):
+            candidates.append(ranking)
+            done()
+        return candidates
+
+    def _search(self, topics: list[Topic], fields: tuple[QueryField, ...], depth: int) -> Iterator[list[Candidate]]:
+        stages = [self._open_first_stage(units) for units in list_units(self.store, self.task)]
+        if self.sentences is None:
+            return stages[0].retrieve(topics, fields=fields, depth=depth)
+        return retrieve_sentences(topics, stages[0], stages[1], self.store.parts, self.sentences, fields)
+
+    def _open_first_stage(self, units: TextTable) -> FirstStage:
+        settings = self._retriever
+        if settings.name == "okapi":
+            return OkapiIndex(units, k1=settings.k1, b=settings.b)
+        return self._build_index(units, settings.bm25)
+
+    def explain_empty(self) -> str:
+        """See the base class."""
+        short = "; or no sentence can stand alone (sentences.least_words, most_chars)" if self.sentences else ""
+        return (
+            "the first stage found nothing for any topic: no word of a query is in the corpus, or each is in more "
+            "than half of its documents and says nothing (--retriever okapi and --bm25-method lucene score those too)"
+            f"{short}"
+        )
+
+    def close(self) -> None:
+        """Close the store."""
+        self.store.close()
+
+
+class ElasticsearchCorpus(Corpus):
+    """A corpus in an Elasticsearch index."""
+
+    def __init__(self, task: Task, index: ElasticIndex, place: str) -> None:
+        """Take over an open index at `place`."""
+        self.task, self.candidates, self.documents = task, index, index
+        self.description = index.description
+        self._index, self._place = index, place
+
+    async def search(
+        self, topics: list[Topic], fields: tuple[QueryField, ...], depth: int, done: Callable[[], None]
+    ) -> list[list[Candidate]]:
+        """Search the index; see the base class."""
+        return await self._index.retrieve(topics, fields=fields, depth=depth, done=done)
+
+    async def fetch(self, document_ids: Iterable[str]) -> None:
+        """Fetch documents together; see the base class."""
+        await self._index.fetch(document_ids)
+
+    def explain_empty(self) -> str:
+        """See the base class."""
+        return f"{self._place}: no document has a word of any topic; see --query"
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._index.close()
+
+
+class ChatNoirCorpus(Corpus):
+    """Web documents found by ChatNoir, kept in a cache."""
+
+    def __init__(self, task: Task, settings: ChatNoirSettings, warn: Warn) -> None:
+        """Open the cache of documents."""
+        self._found = ChatNoirDocuments(settings)
+        self.task, self.candidates, self.documents = task, self._found, self._found
+        self.description = {"search engine": settings.base_url, "index": settings.index}
+        self._settings, self._warn = settings, warn
+
+    async def search(
+        self, topics: list[Topic], fields: tuple[QueryField, ...], depth: int, done: Callable[[], None]
+    ) -> list[list[Candidate]]:
+        """Search with ChatNoir; see the base class."""
+        # Imported here because the HTTP libraries are slow to load.
+        from touche_llm.retrieval.chatnoir.client import retrieve_chatnoir
+
+        return await retrieve_chatnoir(topics, self._settings, fields, depth, self._warn, done)
+
+    def explain_empty(self) -> str:
+        """See the base class."""
+        return f"{self._settings.base_url}: no page for any topic in {self._settings.index}; see --query"
+
+    def close(self) -> None:
+        """Close the cache of documents."""
+        self._found.close()
+
+
+def open_corpus(config: Config, task: Task, warn: Warn) -> Corpus:
+    """Open the corpus of a configuration; store it first unless the store is up to date."""
+    if config.chatnoir is not None:
+        return ChatNoirCorpus(task, config.chatnoir, warn)
+    if config.elasticsearch is not None:
+        k1, b = config.retriever.k1, config.retriever.b
+        place = f"{config.elasticsearch.url}, index {config.elasticsearch.index}"
+        return ElasticsearchCorpus(task, ElasticIndex(config.elasticsearch, k1=k1, b=b, warn=warn), place)
+    return open_local_corpus(
+        config.corpus,
+        config.index,
+        task,
+        skip_bad_lines=config.skip_bad_lines,
+        retriever=config.retriever,
+        sentences=config.sentences,
+        warn=warn,
+    )
+
+
+def open_local_corpus(
+    file: Path | None,
+    index: Path | None,
+    task: Task,
+    *,
+    skip_bad_lines: bool,
+    warn: Warn,
+    retriever: RetrieverConfig = RetrieverConfig(),  # noqa: B008, frozen
+    sentences: SentenceSettings | None = None,
+) -> LocalCorpus:
+    """Open a corpus file, stored first unless the store is up to date, or an index without its file.
+
+    Args:
+        file: Corpus as published; None to open an index without its corpus.
+        index: Folder of the store and its index; None for the default folder of the corpus.
+        task: Task of the corpus.
+        skip_bad_lines: Whether to leave out lines that are not documents.
+        warn: Receives warnings.
+        retriever: Method and parameters of BM25.
+        sentences: Settings of sentence retrieval; None for the defaults if the task ranks pairs of sentences.
+
+    Raises:
+        DataError: The corpus cannot be read, or belongs to another task.
+        UsageError: Neither a corpus nor an index is given.
+    """
+    if file is not None:
+        folder = index or index_folder(file)
+        store = ensure_store(file, folder, task.read_corpus, skip_bad_lines=skip_bad_lines, warn=warn)
+    elif index is not None:
+        store = DocumentStore(index)
+    else:
+        raise UsageError("corpus: missing; give the corpus file or the folder of its index")
+    manifest = store.manifest
+    if (task.sentence_question is not None) is not bool(manifest.parts):
+        store.close()
+        kind = "sentences of arguments" if manifest.parts else "documents without sentences"
+        raise DataError(
+            f"{store.folder}: holds {kind} of {manifest.corpus}, not a corpus of the task {task.name}; "
+            "give the corpus or the index of this task"
+        )
+    if task.sentence_question is not None:
+        sentences = sentences or SentenceSettings()
+
+    def build(units: TextTable, settings: Bm25Settings) -> FirstStage:
+        # Without its corpus file an index cannot be checked, so it is not built anew.
+        return open_index(units, settings) if file is None else ensure_index(units, settings, warn)
+
+    return LocalCorpus(task, store, retriever, sentences, build)
+
+
+def build_index(
+    task: Task, corpus: Path, folder: Path | None, settings: Bm25Settings, skip_bad_lines: bool, warn: Warn
+) -> DocumentStore:
+    """Store and index a corpus unless store and index are up to date."""
+    folder = folder or index_folder(corpus)
+    store = ensure_store(corpus, folder, task.read_corpus, skip_bad_lines=skip_bad_lines, warn=warn)
+    try:
+        for units in list_units(store, task):
+            ensure_index(units, settings, warn)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def list_units(store: DocumentStore, task: Task) -> list[TextTable]:
+    """Return the tables that the first stage searches: documents and, if pairs are made, sentences."""
+    return [store] if task.sentence_question is None else [store, store.parts]

@@ -1,0 +1,355 @@
+"""The folder of a run: the only reader and writer of its files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from touche_llm.config import Config, load_config, write_config
+from touche_llm.data.files import RecordT, open_atomic, read_records, write_records
+from touche_llm.data.records import Comparison, Failure, Judgment, Objects, StanceReading, Topic
+from touche_llm.data.trec_runs import ParsedRun, read_run
+from touche_llm.data.yaml_text import YamlError, read_yaml, to_yaml
+from touche_llm.errors import DataError, UsageError
+from touche_llm.llm.counts import translate_old_counts
+from touche_llm.pipeline import run_files
+from touche_llm.pipeline.candidates import Candidates
+from touche_llm.pipeline.context import RunContext
+from touche_llm.pipeline.judge import Judgments
+from touche_llm.pipeline.metadata import UNFINISHED, describe_run, measure_peak_memory
+from touche_llm.pipeline.rank import Ranking
+from touche_llm.pipeline.results import write_results
+from touche_llm.pipeline.run_files import OUTPUTS, STAGES
+from touche_llm.pipeline.run_lock import lock_run
+from touche_llm.tasks import TASKS, get_task
+from touche_llm.tasks.base import Task
+
+# Marks every page that this program writes, within its first bytes.
+GENERATOR = '<meta name="generator" content="touche-llm">'
+_HEAD_BYTES = 512
+
+
+class Metadata(NamedTuple):
+    """Stages in the metadata of a run's folder.
+
+    Attributes:
+        stages: Facts of each finished stage.
+        unfinished: The stage that has begun to replace its outputs, if one has.
+    """
+
+    stages: Mapping[str, Mapping[str, Any]]
+    unfinished: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """The folder of a run.
+
+    A stage calls `begin_stage`, writes its outputs, and calls `record_stage`. In between the metadata marks the stage
+    as unfinished, so that no reader mistakes a mix of old and new files for one run after an interruption.
+
+    Attributes:
+        path: The folder.
+    """
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def config_file(self) -> Path:
+        """Configuration that the outputs were made with."""
+        return self.path / run_files.CONFIG
+
+    @property
+    def run_file(self) -> Path:
+        """The run, in TREC format."""
+        return self.path / run_files.RUN
+
+    @property
+    def candidates_file(self) -> Path:
+        """Candidates to rank: documents or pairs."""
+        return self.path / run_files.CANDIDATES
+
+    @property
+    def judgments_file(self) -> Path:
+        """Judgments of the candidates."""
+        return self.path / run_files.JUDGMENTS
+
+    @property
+    def stances_file(self) -> Path:
+        """Answers to the stance prompt."""
+        return self.path / run_files.STANCES
+
+    def first_stage_file(self, task: Task) -> Path:
+        """Candidates of the first stage: documents, or sentences if pairs are made."""
+        return self.path / (run_files.CANDIDATES if task.sentence_question is None else run_files.SENTENCES)
+
+    def lock(self, command: str, warn: Callable[[str], None]) -> AbstractContextManager[None]:
+        """Lock the folder for a command while the block runs, see `lock_run`."""
+        return lock_run(self.path, command, warn)
+
+    def create(self) -> None:
+        """Create the folder unless it exists."""
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    # Configuration and metadata
+
+    def read_config(self) -> Config:
+        """Return the configuration of the run; raise DataError if the folder has none."""
+        if not self.config_file.is_file():
+            raise DataError(f"{self.config_file}: no such file; give the folder of a run")
+        return load_config(self.config_file, {})
+
+    def read_task(self) -> Task:
+        """Return the task of the run, without reading the other settings; raise DataError if it is not known."""
+        try:
+            return get_task(str(read_yaml(self.config_file)["task"]))
+        except (OSError, YamlError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{self.config_file}: cannot read the task of the run ({error!s:.200}); give --task"
+            ) from error
+
+    def read_metadata(self) -> Metadata:
+        """Return the stages from the metadata; no stages if the file is missing.
+
+        Raises:
+            DataError: The metadata cannot be read, or is not as this program writes it.
+        """
+        path = self.path / run_files.METADATA
+        try:
+            content = read_yaml(path)
+            stages = {str(name): translate_old_counts(facts) for name, facts in content["stages"].items()}
+            unfinished = content.get(UNFINISHED)
+            if unfinished is not None and unfinished not in OUTPUTS:
+                raise ValueError(f"{UNFINISHED}: {unfinished!r:.80} is no stage")
+        except FileNotFoundError:
+            return Metadata({}, None)
+        except OSError as error:
+            raise DataError(f"{path}: cannot read the metadata: {error.strerror}; make the file readable") from error
+        except (YamlError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(
+                f"{path}: not metadata that this program wrote ({error!s:.200}); delete it and run all stages"
+            ) from error
+        return Metadata(stages, unfinished)
+
+    def check_finished(self, stage: str) -> None:
+        """Raise an error if a stage up to this one was interrupted while it replaced its outputs.
+
+        A folder without metadata was assembled by hand and is trusted.
+
+        Args:
+            stage: The last stage whose outputs are to be read.
+
+        Raises:
+            DataError: The outputs may be inconsistent, or the metadata cannot be read; names the command to repeat.
+        """
+        unfinished = self.read_metadata().unfinished
+        if unfinished is not None and STAGES.index(unfinished) <= STAGES.index(stage):
+            config = f" --config {self.config_file}" if unfinished == "retrieve" else ""
+            raise DataError(
+                f"{self}: `touche-llm {unfinished}` was interrupted while it replaced its outputs, so these files do "
+                "not belong together; repeat the command that was interrupted, or run "
+                f"`touche-llm {unfinished}{config} --out {self}` (answers that are in the cache are not requested "
+                "again)"
+            )
+
+    def begin_stage(self, config: Config, stage: str) -> None:
+        """Remove the outputs of a stage and of later ones, and write the configuration that the new ones are made with.
+
+        The page of `report` is removed too if this program wrote it, since it describes the old run.
+
+        Raises:
+            DataError: The metadata is not as this program wrote it; nothing is removed.
+        """
+        self._write_metadata(config, self._stages_before(stage), unfinished=stage)
+        if is_page(self.path / run_files.REPORT):
+            (self.path / run_files.REPORT).unlink()
+        for later in reversed(STAGES[STAGES.index(stage) :]):
+            for name in OUTPUTS[later]:
+                (self.path / name).unlink(missing_ok=True)
+        write_config(config, self.config_file)
+
+    def record_stage(self, config: Config, stage: str, facts: Mapping[str, Any]) -> None:
+        """Record the facts of a stage after all of its outputs are written.
+
+        Args:
+            config: Configuration of the run.
+            stage: The stage.
+            facts: Plain values; the peak memory of this process so far, in MiB, is added.
+        """
+        recorded = {**facts, "peak memory MiB": measure_peak_memory()}
+        self._write_metadata(config, {**self._stages_before(stage), stage: recorded})
+
+    def _stages_before(self, stage: str) -> dict[str, Any]:
+        stages = self.read_metadata().stages
+        return {name: stages[name] for name in STAGES[: STAGES.index(stage)] if name in stages}
+
+    def _write_metadata(self, config: Config, stages: Mapping[str, Any], unfinished: str | None = None) -> None:
+        content = describe_run(config, self.path, stages, unfinished)
+        with open_atomic(self.path / run_files.METADATA) as stream:
+            stream.write(to_yaml(content))
+
+    # Outputs of the stages
+
+    def write_candidates(self, candidates: Candidates, config: Config) -> None:
+        """Write the outputs of the first stage."""
+        candidates.write(self.first_stage_file(candidates.task), tag=config.tag)
+        if config.expansion.use:
+            write_records(self.path / run_files.QUERIES, candidates.queries)
+            write_records(self.path / run_files.QUERY_FAILURES, candidates.failures)
+
+    def read_first_stage(self, context: RunContext) -> Candidates:
+        """Read the candidates of the first stage; raise DataError if they are missing or of other topics."""
+        self.check_finished("retrieve")
+        return context.read_candidates(self._require(self.first_stage_file(context.task), "retrieve"))
+
+    def write_judgments(self, judgments: Judgments, tag: str, purposes: Collection[str]) -> None:
+        """Write the outputs of the second stage.
+
+        Args:
+            judgments: Judgments to write.
+            tag: Tag of the run.
+            purposes: Purposes of the prompts that were used, which decide on the files.
+        """
+        if judgments.pairs is not None:
+            judgments.candidates.write(self.candidates_file, tag=tag)
+            write_records(self.path / run_files.SENTENCE_JUDGMENTS, judgments.pairs.sentences)
+        if "objects" in purposes:
+            write_records(self.path / run_files.OBJECTS, judgments.objects)
+        if "stance" in purposes:
+            write_records(self.stances_file, judgments.stances)
+        write_records(self.judgments_file, judgments.judgments)
+        write_records(self.path / run_files.FAILURES, judgments.failures)
+
+    def read_judgments(self, context: RunContext) -> Judgments:
+        """Read the candidates to rank and their judgments; the corpus is not opened.
+
+        Raises:
+            DataError: A file is missing or malformed, or a stage was interrupted while it replaced its outputs.
+        """
+        task = context.task
+        self.check_finished("judge")
+        made_by = "retrieve" if task.sentence_question is None else "judge"
+        file = self._require(self.candidates_file, made_by)
+        candidates = context.read_candidates(file, are_pairs=task.sentence_question is not None)
+        objects = self.read_objects()
+        candidates = replace(candidates, topics=add_objects(candidates.topics, objects))
+        judgments = read_records(self._require(self.judgments_file, "judge"), Judgment, "judgments")
+        for judgment in judgments:
+            if judgment.stance not in task.stances:
+                raise DataError(
+                    f"{self.judgments_file}: stance {judgment.stance!r}; expected {', '.join(task.stances)}"
+                )
+        return Judgments(candidates, judgments, self.read_stances(task), objects)
+
+    def read_objects(self) -> list[Objects]:
+        """Read the objects that the model found; empty if there is no file."""
+        return self._read_optional(run_files.OBJECTS, Objects, "objects")
+
+    def read_stances(self, task: Task) -> list[StanceReading]:
+        """Read the answers to the stance prompt; empty if there is no file, DataError if their labels are others."""
+        readings = self._read_optional(run_files.STANCES, StanceReading, "stances")
+        for reading in readings:
+            if set(reading.probabilities) != set(task.stances):
+                raise DataError(
+                    f"{self.stances_file}: topic {reading.topic_id}, document {reading.document_id}: labels other "
+                    f"than {', '.join(task.stances)}"
+                )
+        return readings
+
+    def read_sentences(self) -> list[Judgment]:
+        """Read the judgments of sentences; raise DataError if there is no file."""
+        return read_records(self.path / run_files.SENTENCE_JUDGMENTS, Judgment, "judgments of sentences")
+
+    def read_comparisons(self) -> list[Comparison]:
+        """Read the comparisons; empty if the ranking made none."""
+        return self._read_optional(run_files.COMPARISONS, Comparison, "comparisons")
+
+    def read_failures(self) -> dict[str, list[Failure]]:
+        """Read the failures of all stages, by file; raise DataError if a file is damaged."""
+        return {
+            name: read_records(self.path / name, Failure, "failures")
+            for name in run_files.ALL_FAILURES
+            if (self.path / name).exists()
+        }
+
+    def write_ranking(self, ranking: Ranking, *, compared: bool) -> None:
+        """Write the outputs of the last stage; the comparisons only if documents were compared."""
+        if compared:
+            write_records(self.path / run_files.COMPARISONS, ranking.comparisons)
+            write_records(self.path / run_files.COMPARISON_FAILURES, ranking.failures)
+        write_results(self.path / run_files.RESULTS, ranking.list_rows(), ranking.task)
+        ranking.write(self.run_file)
+
+    def read_run(self, task: Task) -> ParsedRun:
+        """Read the run; raise DataError if it is missing or its last stage did not finish."""
+        self.check_finished("rank")
+        return read_run(self._require(self.run_file, "rank"), task.stances)
+
+    def _require(self, path: Path, stage: str) -> Path:
+        if not path.exists():
+            raise DataError(f"{path}: no such file; run `touche-llm {stage}` for this folder first")
+        return path
+
+    def _read_optional(self, name: str, record: type[RecordT], what: str) -> list[RecordT]:
+        return read_records(self.path / name, record, what) if (self.path / name).exists() else []
+
+
+def add_objects(topics: list[Topic], found: Iterable[Objects]) -> list[Topic]:
+    """Return the topics with the objects that the model found for those that name none."""
+    objects = {record.topic_id: record.objects for record in found}
+    return [replace(topic, objects=topic.objects or objects.get(topic.id)) for topic in topics]
+
+
+def find_run_directory(path: Path) -> RunDirectory | None:
+    """Return the folder of a run of this program, given as the folder or as its run file; None for other run files.
+
+    Raises:
+        DataError: The folder has no run, or its last stage did not finish.
+    """
+    if path.is_dir():
+        directory = RunDirectory(path)
+        directory.check_finished("rank")
+        if not directory.run_file.exists():
+            raise DataError(
+                f"{path}: no {run_files.RUN} in this folder; run `touche-llm rank` for it, or name a run file"
+            )
+        return directory
+    directory = RunDirectory(path.parent)
+    if path.name != run_files.RUN or not directory.config_file.exists():
+        return None
+    directory.check_finished("rank")
+    return directory
+
+
+def find_run_file(path: Path) -> Path:
+    """Return the run file of a run's folder, or the file that was given; see `find_run_directory` for errors."""
+    directory = find_run_directory(path) if path.is_dir() else None
+    return path if directory is None else directory.run_file
+
+
+def find_task(name: str | None, runs: Iterable[Path]) -> Task:
+    """Return the task of this name, or without a name the task of the first run that is a folder of this program.
+
+    Raises:
+        UsageError: There is no such task, or no run says which it is.
+        DataError: See `find_run_directory`.
+    """
+    if name is not None:
+        return get_task(name)
+    for directory in filter(None, map(find_run_directory, runs)):
+        return directory.read_task()
+    raise UsageError(f"--task: missing; name the task of the runs ({', '.join(TASKS)})")
+
+
+def is_page(path: Path) -> bool:
+    """Return whether a file is a page that this program wrote."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        return GENERATOR.encode() in stream.read(_HEAD_BYTES)

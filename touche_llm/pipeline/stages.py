@@ -1,0 +1,226 @@
+"""The stages of a run: each reads the outputs of the one before, and writes and records its own."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Literal
+
+from touche_llm.data.records import Failure
+from touche_llm.errors import DataError, UsageError
+from touche_llm.llm.counts import Counts
+from touche_llm.llm.model import ModelClient
+from touche_llm.pipeline.candidates import Candidates
+from touche_llm.pipeline.context import RunContext
+from touche_llm.pipeline.inputs import INPUTS, hash_inputs
+from touche_llm.pipeline.judge import PURPOSES, Judgments, describe_judgments, judge_candidates
+from touche_llm.pipeline.metadata import DEPTH
+from touche_llm.pipeline.progress import Progress
+from touche_llm.pipeline.rank import Ranking, describe_ranking, rank_judgments
+from touche_llm.pipeline.retrieve import list_empty, retrieve_candidates
+from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.prompts.prompt import Prompt, prompts_folder
+from touche_llm.ranking.steps import list_comparison_kinds
+
+StageName = Literal["retrieve", "judge", "rank"]
+# A judgment has about 35 values and 740 bytes in its file, so this number stays a quarter below the limits of a file of
+# records (`MAX_RECORDS` and `MAX_VALUES` in files.py).
+MAX_JUDGMENTS = 150_000
+
+
+async def retrieve_stage(context: RunContext, directory: RunDirectory) -> Candidates:
+    """Write the candidates of each topic, retrieved or read from a run file of another tool."""
+    started, inputs = time.monotonic(), hash_inputs(context.config)
+    before = count_requests(context.model)
+    corpus, opened = context.corpus, time.monotonic()
+    candidates = await retrieve_candidates(context)
+    config, used = context.config, {}
+    if config.expansion.use:
+        used = _describe_model_use(context, ("queries",), before)
+        used["failures"] = count_by_kind(candidates.failures)
+    directory.create()
+    directory.begin_stage(config, "retrieve")
+    directory.write_candidates(candidates, config)
+    facts = {
+        "topics": len(context.topics),
+        DEPTH: config.first_stage_depth,
+        "candidates": sum(map(len, candidates.list_rankings())),
+        "topics without candidates": list_empty(candidates),
+        "corpus": dict(corpus.description),
+        INPUTS: inputs,
+        **used,
+        "seconds to store the corpus or open it": round(opened - started, 3),
+        "seconds": round(time.monotonic() - started, 3),
+    }
+    directory.record_stage(config, "retrieve", facts)
+    return candidates
+
+
+async def judge_stage(context: RunContext, directory: RunDirectory) -> Judgments:
+    """Judge the candidates of the run's folder; write judgments, stances and failures.
+
+    If the task ranks pairs, sentences are judged first, and the candidates are the pairs made of them.
+
+    Raises:
+        DataError: The first stage is missing, or was interrupted while it replaced its outputs; or no pair was made.
+        UsageError: More documents are to be judged than the first stage has.
+        ReplayMiss: The cache of a replay lacks an answer; nothing is written.
+    """
+    started, before = time.monotonic(), count_requests(context.model)
+    candidates = read_first_stage(context, directory)
+    judgments = await judge_candidates(context, candidates)
+    config, prompts = context.config, context.load_prompts(*PURPOSES)
+    seconds = time.monotonic() - started
+    directory.begin_stage(config, "judge")
+    directory.write_judgments(judgments, config.tag, prompts)
+    counts = describe_judgments(judgments)
+    use = _describe_model_use(context, PURPOSES, before)
+    judged = [topic for topic in judgments.candidates.topics if "objects" not in prompts or topic.objects is not None]
+    facts: dict[str, Any] = {**use}
+    if "objects" in prompts:
+        facts["objects found by the model"] = {found.topic_id: list(found.objects) for found in judgments.objects}
+    facts |= counts
+    if "stance" in prompts:
+        facts["documents asked for their stance"] = len(judgments.stances)
+    facts |= {
+        "failures": count_by_kind(judgments.failures),
+        "seconds": round(seconds, 3),
+        "judgments per second": round(counts["judgments"] / seconds, 2) if seconds else None,
+    }
+    spent = count_requests(context.model).since(before)
+    facts["requests per topic"] = round((spent.requests + spent.cache_hits) / max(len(judged), 1), 1)
+    directory.record_stage(config, "judge", facts)
+    if judgments.pairs is not None and not any(judgments.pairs.candidates):
+        raise DataError(
+            f"{directory}: no topic has two sentences on one side, so there is no pair; read the judgments of the "
+            "sentences there, or set pairs.no_side_above higher"
+        )
+    return judgments
+
+
+async def rank_stage(context: RunContext, directory: RunDirectory) -> Ranking:
+    """Rank the candidates of the run's folder; write run, results and comparisons.
+
+    Raises:
+        DataError: Outputs of earlier stages are missing, or a stage was interrupted while it replaced them.
+        ReplayMiss: The cache of a replay lacks an answer; nothing is written.
+    """
+    started, before = time.monotonic(), count_requests(context.model)
+    judgments = directory.read_judgments(context)
+    config, kinds = context.config, list_comparison_kinds(context.config.steps)
+    if config.stance is not None and config.stance.depth and not directory.stances_file.exists():
+        context.progress.warn(f"{directory.stances_file}: no such file; every stance is that of the judge prompt")
+    ranking = await rank_judgments(context, judgments)
+    facts: dict[str, Any] = {"steps": list(config.rank), "objective": config.objective, "weights": dict(config.weights)}
+    if kinds:
+        facts |= _describe_model_use(context, kinds, before)
+        facts["comparisons"] = dict(Counter(comparison.step for comparison in ranking.comparisons))
+        facts["failures"] = count_by_kind(ranking.failures)
+    directory.begin_stage(config, "rank")
+    directory.write_ranking(ranking, compared=bool(kinds))
+    facts |= describe_ranking(ranking, judgments)
+    facts["seconds"] = round(time.monotonic() - started, 3)
+    directory.record_stage(config, "rank", facts)
+    return ranking
+
+
+async def compute_stage(
+    stage: StageName, context: RunContext, directory: RunDirectory, earlier: Candidates | Judgments | None = None
+) -> Candidates | Judgments | Ranking:
+    """Run a stage without writing anything, for the requests that it makes.
+
+    Args:
+        stage: The stage.
+        context: What the stages share, with a model.
+        directory: Folder with the outputs of earlier stages.
+        earlier: Output of the stage before; None to read it from the folder.
+    """
+    match stage:
+        case "retrieve":
+            return await retrieve_candidates(context)
+        case "judge":
+            given = earlier if isinstance(earlier, Candidates) else read_first_stage(context, directory)
+            return await judge_candidates(context, given)
+        case "rank":
+            judged = earlier if isinstance(earlier, Judgments) else directory.read_judgments(context)
+            return await rank_judgments(context, judged)
+
+
+def read_first_stage(context: RunContext, directory: RunDirectory) -> Candidates:
+    """Read the candidates to judge; raise UsageError if there are too few or too many for the depth."""
+    candidates = directory.read_first_stage(context)
+    _check_depth(context, directory)
+    _check_count(context, directory, candidates)
+    return candidates
+
+
+def _check_depth(context: RunContext, directory: RunDirectory) -> None:
+    """Raise UsageError if the depth exceeds that of the first stage."""
+    found = directory.read_metadata().stages.get("retrieve", {}).get(DEPTH)
+    depth = context.config.first_stage_depth
+    if isinstance(found, int) and depth > found:
+        raise UsageError(
+            f"{directory}: the first stage has a depth of {found:,} documents per topic, and {depth:,} are to be "
+            f"judged; give --depth {found}, or repeat the first stage with `touche-llm retrieve --overwrite`"
+        )
+
+
+def _check_count(context: RunContext, directory: RunDirectory, candidates: Candidates) -> None:
+    """Raise UsageError if there are more documents than a file of judgments can hold."""
+    depth = context.config.first_stage_depth
+    per_topic = [len(ranking[:depth]) for ranking in candidates.list_rankings()]
+    if sum(per_topic) > MAX_JUDGMENTS:
+        raise UsageError(
+            f"{directory}: {sum(per_topic):,} documents to judge; a run holds at most {MAX_JUDGMENTS:,} judgments; "
+            f"give --depth {MAX_JUDGMENTS // len(per_topic)}, or divide the topics among several runs with --topic"
+        )
+
+
+def count_requests(model: ModelClient | None) -> Counts:
+    """Return a copy of the model's counts so far."""
+    return Counts() if model is None else replace(model.counts)
+
+
+def count_by_kind(failures: Iterable[Failure]) -> dict[str, int]:
+    """Count failures by kind."""
+    return dict(Counter(failure.kind for failure in failures))
+
+
+def describe_known_failures(count: int) -> str:
+    """Describe requests that failed before and were not repeated."""
+    return f"{count:,} had no usable answer before and were not sent again; --retry-failures sends them"
+
+
+def report_known_failures(progress: Progress, model: ModelClient, before: Counts) -> None:
+    """Warn of requests with only unusable answers in the cache, unless no engine is open."""
+    count = model.counts.since(before).known_failures
+    if count and model.engine is not None:
+        progress.warn(f"questions: {describe_known_failures(count)}")
+
+
+def _describe_model_use(context: RunContext, purposes: Iterable[str], before: Counts) -> dict[str, Any]:
+    """Return a stage's use of the model for the metadata, and warn of known failures."""
+    model, prompts = context.model, context.load_prompts(*purposes)
+    assert model is not None
+    report_known_failures(context.progress, model, before)
+    counts = model.counts.since(before)
+    return {
+        "model": model.engine_info.model,
+        "revision": model.engine_info.revision,
+        "engine": model.engine_info.engine,
+        "context": model.engine_info.context,
+        "prompts": {name: prompt.label for name, prompt in prompts.items()},
+        "templates": {
+            name: {"folder": _describe_folder(prompt), "examples": len(prompt.examples)}
+            for name, prompt in prompts.items()
+        },
+        "documents cut": counts.cut,
+        "requests": counts.as_dict(),
+    }
+
+
+def _describe_folder(prompt: Prompt) -> str:
+    own = prompt.path.parent.parent == prompts_folder()
+    return "the project's own" if own else str(prompt.path.parent)
