@@ -21,7 +21,7 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engines.base import Completion
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
-from touche_llm.pipeline import judge
+from touche_llm.pipeline import stages
 from touche_llm.pipeline.judge import Judgments
 
 Answer = Mapping[str, Label | Mapping[Label, float]]
@@ -334,10 +334,10 @@ async def test_the_judgments_do_not_depend_on_whether_the_stance_is_asked(tmp_pa
 async def test_more_documents_than_a_run_may_hold_judgments_are_refused_before_any_is_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(judge, "MAX_JUDGMENTS", 2)
+    monkeypatch.setattr(stages, "MAX_JUDGMENTS", 2)
     with pytest.raises(UsageError, match="--depth 2"):
         await judged(heating(tmp_path), tmp_path / "out", Judge(FIRST_PLEASE, FIRST_PLEASE))
     assert not (tmp_path / "out" / "judgments.jsonl").exists()
-    monkeypatch.setattr(judge, "MAX_JUDGMENTS", 3)
+    monkeypatch.setattr(stages, "MAX_JUDGMENTS", 3)
     outcome, _ = await judged(heating(tmp_path), tmp_path / "out", Judge(FIRST_PLEASE, FIRST_PLEASE))
     assert outcome.requested == 3

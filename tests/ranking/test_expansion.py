@@ -86,7 +86,7 @@ async def test_off_by_default_nothing_is_asked_and_what_was_found_before_is_remo
     config = config_for(tmp_path)
     assert not config.expansion.use
     # No engine is there that could be asked.
-    assert (await run_retrieve(config, out, Silent(), overwrite=True)).failures == []
+    assert (await run_retrieve(config, out, Silent(), overwrite=True)).failures == ()
     assert not (out / "queries.jsonl").exists() and not (out / "query_failures.jsonl").exists()
 
 

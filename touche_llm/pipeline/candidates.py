@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -44,7 +44,7 @@ class Candidates:
     source: str = "candidates"
     are_pairs: bool = False
     queries: Sequence[Queries] = ()
-    failures: Sequence[Failure] = field(default=())
+    failures: Sequence[Failure] = ()
 
     @property
     def documents(self) -> Documents:

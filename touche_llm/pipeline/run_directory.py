@@ -85,6 +85,11 @@ class RunDirectory:
         """Answers to the stance prompt."""
         return self.path / run_files.STANCES
 
+    @property
+    def sentences_file(self) -> Path:
+        """Judgments of sentences, if pairs are made."""
+        return self.path / run_files.SENTENCE_JUDGMENTS
+
     def first_stage_file(self, task: Task) -> Path:
         """Candidates of the first stage: documents, or sentences if pairs are made."""
         return self.path / (run_files.CANDIDATES if task.sentence_question is None else run_files.SENTENCES)
@@ -218,7 +223,7 @@ class RunDirectory:
         """
         if judgments.pairs is not None:
             judgments.candidates.write(self.candidates_file, tag=tag)
-            write_records(self.path / run_files.SENTENCE_JUDGMENTS, judgments.pairs.sentences)
+            write_records(self.sentences_file, judgments.pairs.sentences)
         if "objects" in purposes:
             write_records(self.path / run_files.OBJECTS, judgments.objects)
         if "stance" in purposes:
@@ -264,7 +269,7 @@ class RunDirectory:
 
     def read_sentences(self) -> list[Judgment]:
         """Read the judgments of sentences; raise DataError if there is no file."""
-        return read_records(self.path / run_files.SENTENCE_JUDGMENTS, Judgment, "judgments of sentences")
+        return read_records(self.sentences_file, Judgment, "judgments of sentences")
 
     def read_comparisons(self) -> list[Comparison]:
         """Read the comparisons; empty if the ranking made none."""

@@ -92,11 +92,7 @@ async def judge_stage(context: RunContext, directory: RunDirectory) -> Judgments
     spent = count_requests(context.model).since(before)
     facts["requests per topic"] = round((spent.requests + spent.cache_hits) / max(len(judged), 1), 1)
     directory.record_stage(config, "judge", facts)
-    if judgments.pairs is not None and not any(judgments.pairs.candidates):
-        raise DataError(
-            f"{directory}: no topic has two sentences on one side, so there is no pair; read the judgments of the "
-            "sentences there, or set pairs.no_side_above higher"
-        )
+    _check_pairs(judgments, directory)
     return judgments
 
 
@@ -142,7 +138,9 @@ async def compute_stage(
             return await retrieve_candidates(context)
         case "judge":
             given = earlier if isinstance(earlier, Candidates) else read_first_stage(context, directory)
-            return await judge_candidates(context, given)
+            judgments = await judge_candidates(context, given)
+            _check_pairs(judgments, directory)
+            return judgments
         case "rank":
             judged = earlier if isinstance(earlier, Judgments) else directory.read_judgments(context)
             return await rank_judgments(context, judged)
@@ -175,6 +173,15 @@ def _check_count(context: RunContext, directory: RunDirectory, candidates: Candi
         raise UsageError(
             f"{directory}: {sum(per_topic):,} documents to judge; a run holds at most {MAX_JUDGMENTS:,} judgments; "
             f"give --depth {MAX_JUDGMENTS // len(per_topic)}, or divide the topics among several runs with --topic"
+        )
+
+
+def _check_pairs(judgments: Judgments, directory: RunDirectory) -> None:
+    """Raise DataError if pairs were to be made and none was."""
+    if judgments.pairs is not None and not any(judgments.pairs.candidates):
+        raise DataError(
+            f"{directory.sentences_file}: no topic has two sentences on one side, so there is no pair; read the "
+            "judgments of the sentences there, or set pairs.no_side_above higher"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from touche_llm.evaluation.measures import CUTOFF, NDCG, estimate_grades
 from touche_llm.evaluation.qrels import Grades, Qrels
 from touche_llm.evaluation.significance import compare
 from touche_llm.evaluation.stance_measures import estimate_common_stances, estimate_stances
-from touche_llm.pipeline.judgments import MeanOffLabelMass
+from touche_llm.judging.grades import mean_off_label_mass
 from touche_llm.prompt_lab.draw import Sampled
 from touche_llm.prompt_lab.sample import ALL, CONFIRMED_BELOW, min_p_value
 from touche_llm.prompts.purposes import purposes_of
@@ -137,15 +137,8 @@ def measure_part(
         estimates,
         {(row["run"], row["measure"]): row for row in rows},
         compute_chance_ndcg(_useful(given)).value,
-        {variant: _outside(said.values()) for variant, said in judgments.items()},
+        {variant: mean_off_label_mass(said.values()) for variant, said in judgments.items()},
     )
-
-
-def _outside(judgments: Iterable[Judgment]) -> float | None:
-    mean = MeanOffLabelMass()
-    for judgment in judgments:
-        mean.add(judgment)
-    return mean.value
 
 
 def choose_winner(part: PartMeasures) -> str:
