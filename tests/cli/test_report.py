@@ -49,4 +49,4 @@ def test_wrong_judgments_and_options_are_told(
 
 def test_a_folder_without_a_run_is_told(touche: Touche, tmp_path: Path) -> None:
     done = touche("report", str(tmp_path))
-    assert done.returncode == 1 and "config.yaml: not found; give the folder of a run" in done.stderr
+    assert done.returncode == 1 and "config.yaml: no such file; give the folder of a run" in done.stderr

@@ -66,6 +66,11 @@ class RunDirectory:
         return self.path / run_files.CONFIG
 
     @property
+    def metadata_file(self) -> Path:
+        """Facts about the finished stages, in the ir_metadata format."""
+        return self.path / run_files.METADATA
+
+    @property
     def run_file(self) -> Path:
         """The run, in TREC format."""
         return self.path / run_files.RUN
@@ -125,7 +130,7 @@ class RunDirectory:
         Raises:
             DataError: The metadata cannot be read, or is not as this program writes it.
         """
-        path = self.path / run_files.METADATA
+        path = self.metadata_file
         try:
             content = read_yaml(path)
             stages = {str(name): translate_old_counts(facts) for name, facts in content["stages"].items()}
@@ -196,7 +201,7 @@ class RunDirectory:
 
     def _write_metadata(self, config: Config, stages: Mapping[str, Any], unfinished: str | None = None) -> None:
         content = describe_run(config, self.path, stages, unfinished)
-        with open_atomic(self.path / run_files.METADATA) as stream:
+        with open_atomic(self.metadata_file) as stream:
             stream.write(to_yaml(content))
 
     # Outputs of the stages
