@@ -208,7 +208,7 @@ readings = st.builds(
     Reading,
     answered=st.integers(-(2**53), 2**53) | st.text(),
     probabilities=st.none() | st.dictionaries(st.text(), numbers),
-    outside=st.none() | numbers,
+    off_label_mass=st.none() | numbers,
     shared=st.none() | numbers,
 )
 judgments = st.builds(

@@ -294,7 +294,7 @@ def _imputed(folder: Path) -> int:
     imputed = directory.read_metadata().stages.get("rank", {}).get("imputed stances")
     if type(imputed) is not int:
         raise DataError(
-            f"{directory.metadata_file}: lacks the number of imputed stances; run `touche-llm rank` for the folder again, "
-            "or name the run file itself"
+            f"{directory.metadata_file}: lacks the number of imputed stances; run `touche-llm rank` for the folder "
+            "again, or name the run file itself"
         )
     return imputed
