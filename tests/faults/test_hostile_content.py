@@ -30,8 +30,8 @@ TASK = get_task("comparative")
 
 def replay(path: Path) -> Cache:
     with Cache(path, CacheMode.REPLAY) as cache:
-        cache.counts()
-        list(cache.entries())
+        cache.count_entries()
+        list(cache.iterate_entries())
         return cache
 
 

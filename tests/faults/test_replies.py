@@ -21,7 +21,7 @@ from tests.faults.reply_kinds import KINDS, LABELS, Kind, Pieces, good, http
 from tests.faults.tally import Tally
 from touche_llm.data import transport
 from touche_llm.errors import EngineError
-from touche_llm.llm.answers import Answer, FailedRequest, build_schema, parse
+from touche_llm.llm.answers import Answer, FailedRequest, build_schema, parse_answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engines.base import EngineInfo
 from touche_llm.llm.engines.server import VllmServer
@@ -176,7 +176,7 @@ async def check_replay(cache: Path, facts: EngineInfo, numbers: list[int], resul
     """Check that the cache holds usable answers alone, and gives them again."""
     with Cache(cache, CacheMode.REPLAY) as stored:
         for entry in stored.find("answer"):
-            parse(entry.read(Answer).text, ComparativeJudgment)
+            parse_answer(entry.read(Answer).text, ComparativeJudgment)
         model = ModelClient(engine_info=facts, engine=None, cache=stored)
         for number, result in zip(numbers, results, strict=True):
             again = await model.request(request_for(number), ComparativeJudgment)

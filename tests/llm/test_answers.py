@@ -12,7 +12,7 @@ from pydantic import Field
 
 from touche_llm.data.records import Topic
 from touche_llm.data.topics import read_topics
-from touche_llm.llm.answers import AnswerModel, Unusable, build_schema, get_labels, parse
+from touche_llm.llm.answers import AnswerModel, Unusable, build_schema, get_labels, parse_answer
 from touche_llm.tasks.comparative import ComparativeJudgment, _Objects, objects_answer
 
 REAL = Path(__file__).parents[3] / "shared" / "data" / "comparative" / "topics.xml"
@@ -26,7 +26,7 @@ JSON = st.recursive(
 
 def assert_answer_or_typed_failure(text: str) -> None:
     try:
-        value = parse(text, ComparativeJudgment)
+        value = parse_answer(text, ComparativeJudgment)
     except Unusable as unusable:
         assert unusable.kind in ("not_json", "outside_schema")
         assert unusable.reason
@@ -49,7 +49,7 @@ def test_a_changed_field_is_an_answer_only_if_it_is_a_label(field: str, value: A
     labels = get_labels(ComparativeJudgment)[field]
     allowed = any(type(value) is type(label) and value == label for label in labels)
     try:
-        parse(json.dumps({**GOOD, field: value}), ComparativeJudgment)
+        parse_answer(json.dumps({**GOOD, field: value}), ComparativeJudgment)
     except Unusable:
         assert not allowed
     else:
@@ -59,7 +59,7 @@ def test_a_changed_field_is_an_answer_only_if_it_is_a_label(field: str, value: A
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"relevance":' + "9" * 10_000 + "}", "\ud800", "NaN", "\x00"])
 def test_hostile_text_is_not_json(text: str) -> None:
     with pytest.raises(Unusable) as caught:
-        parse(text, ComparativeJudgment)
+        parse_answer(text, ComparativeJudgment)
     assert caught.value.kind in ("not_json", "outside_schema")
 
 
@@ -104,8 +104,8 @@ def test_a_text_of_a_pattern_has_its_pattern_in_the_schema_and_no_labels() -> No
 
 
 def test_a_text_that_fits_its_pattern_is_taken_as_it_is() -> None:
-    assert parse('{"kind": "B", "code": "ab ca"}', Coded).model_dump() == {"kind": "B", "code": "ab ca"}
-    assert parse(r'{"kind": "B", "code": "\u0061b"}', Coded).code == "ab"
+    assert parse_answer('{"kind": "B", "code": "ab ca"}', Coded).model_dump() == {"kind": "B", "code": "ab ca"}
+    assert parse_answer(r'{"kind": "B", "code": "\u0061b"}', Coded).code == "ab"
 
 
 # The end of the pattern is the end of the text: other readers of patterns allow a line feed there.
@@ -114,7 +114,7 @@ def test_a_text_that_fits_its_pattern_is_taken_as_it_is() -> None:
 )
 def test_a_text_that_does_not_fit_its_pattern_is_a_typed_failure(code: Any) -> None:
     with pytest.raises(Unusable) as caught:
-        parse(json.dumps({"kind": "A", "code": code}), Coded)
+        parse_answer(json.dumps({"kind": "A", "code": code}), Coded)
     assert caught.value.kind == "outside_schema"
     assert caught.value.reason.startswith("code: ")
 
@@ -127,7 +127,7 @@ def test_any_value_of_a_pattern_gives_an_answer_or_a_typed_failure(value: Any) -
     except ValueError:
         expected = "not_json"
     try:
-        found = parse(json.dumps({"kind": "A", "code": value}), Coded)
+        found = parse_answer(json.dumps({"kind": "A", "code": value}), Coded)
     except Unusable as unusable:
         assert unusable.kind == expected
     else:
@@ -136,7 +136,7 @@ def test_any_value_of_a_pattern_gives_an_answer_or_a_typed_failure(value: Any) -
 
 def test_a_text_of_a_pattern_given_twice_is_no_answer() -> None:
     with pytest.raises(Unusable) as caught:
-        parse('{"kind": "A", "code": "ab", "code": "ab"}', Coded)
+        parse_answer('{"kind": "A", "code": "ab", "code": "ab"}', Coded)
     assert caught.value.kind == "outside_schema"
 
 
@@ -162,9 +162,9 @@ def test_every_pair_of_objects_that_the_organisers_name_is_two_objects() -> None
 def test_the_two_objects_are_words_of_the_title_and_differ() -> None:
     model = objects_answer(Topic("1", "Which is better, a steel knife or a ceramic knife?"))
     assert "ceramic knife" in build_schema(model)["properties"]["first"]["enum"]
-    found = parse(orjson.dumps({"first": "steel", "second": "ceramic knife"}).decode(), model)
+    found = parse_answer(orjson.dumps({"first": "steel", "second": "ceramic knife"}).decode(), model)
     assert found.model_dump() == {"first": "steel", "second": "ceramic knife"}
     for first, second in (("steel", "steel"), ("steel", "a steel knife"), ("Which is", "is"), ("steel", "bread")):
         with pytest.raises(Unusable) as caught:
-            parse(orjson.dumps({"first": first, "second": second}).decode(), model)
+            parse_answer(orjson.dumps({"first": first, "second": second}).decode(), model)
         assert caught.value.kind == "outside_schema"

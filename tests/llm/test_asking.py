@@ -154,7 +154,7 @@ def test_of_an_unusable_answer_so_much_is_kept_of_its_text_and_its_reason() -> N
     found = UnusableAnswer.create("not_json", "r" * 3000, "t" * 3000)
     assert (found.kind, found.reason, found.text) == ("not_json", "r" * 2000, "t" * 2000)
     assert (found.is_final, UnusableAnswer.create("server_error", "no").is_final) == (False, True)
-    attempt = found.attempt(2)
+    attempt = found.to_attempt(2)
     assert (attempt.sample, attempt.kind, attempt.reason, attempt.text) == (2, found.kind, found.reason, found.text)
 
 

@@ -69,13 +69,13 @@ def test_a_cassette_is_sorted_by_key_and_imports_to_the_same_entries(tmp_path: P
         for digit in "c", "a", "b":
             cache.put(entry(digit, text=f"{digit} é"), Answer)
         assert cache.export_cassette(tmp_path / "c.jsonl") == 3
-        exported = list(cache.entries())
+        exported = list(cache.iterate_entries())
     lines = (tmp_path / "c.jsonl").read_bytes().splitlines()
     assert [orjson.loads(line)["key"][0] for line in lines] == ["a", "b", "c"]
     with Cache(tmp_path / "d.sqlite") as cache:
         assert cache.import_cassette(tmp_path / "c.jsonl") == (3, 0)
         assert cache.import_cassette(tmp_path / "c.jsonl") == (0, 3)
-        assert list(cache.entries()) == exported
+        assert list(cache.iterate_entries()) == exported
         cache.export_cassette(tmp_path / "d.jsonl")
     assert (tmp_path / "d.jsonl").read_bytes() == (tmp_path / "c.jsonl").read_bytes()
 
@@ -112,7 +112,7 @@ def test_a_bad_cassette_line_is_named_and_nothing_is_imported(tmp_path: Path, li
     with Cache(tmp_path / "c.sqlite") as cache:
         with pytest.raises(DataError, match=f"c.jsonl:2: .*{problem}"):
             cache.import_cassette(tmp_path / "c.jsonl")
-        assert not list(cache.entries())
+        assert not list(cache.iterate_entries())
 
 
 def test_a_cassette_that_contradicts_the_cache_is_not_imported(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_several_processes_can_write_at_once(tmp_path: Path) -> None:
         writer.join(60)
     assert [writer.exitcode for writer in writers] == [0, 0, 0]
     with Cache(tmp_path / "c.sqlite") as cache:
-        assert len(list(cache.entries())) == 400
+        assert len(list(cache.iterate_entries())) == 400
 
 
 async def test_what_is_stored_in_one_turn_is_in_when_the_call_comes_back(tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ async def test_a_cache_that_is_deleted_while_it_is_used_is_noticed_at_the_next_a
     with pytest.raises(sqlite3.ProgrammingError):
         cache._database.execute("SELECT 1")
     with Cache(path) as again:
-        assert not list(again.entries())
+        assert not list(again.iterate_entries())
 
 
 def test_a_second_sample_that_another_process_stores_is_seen(tmp_path: Path) -> None:
@@ -370,7 +370,7 @@ def test_a_value_beyond_the_bound_is_not_read(tmp_path: Path) -> None:
     database.executescript("UPDATE entries SET value = zeroblob(33554433)")
     database.close()
     with Cache(tmp_path / "c.sqlite") as cache, pytest.raises(sqlite3.DataError):
-        list(cache.entries())
+        list(cache.iterate_entries())
 
 
 @pytest.mark.parametrize("value", ["NULL", "x'ff'", "'{'", f"'{'[' * 5_000}'"])

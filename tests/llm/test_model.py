@@ -308,7 +308,7 @@ async def test_a_cached_answer_that_cannot_be_used_is_an_error_that_names_it(tmp
     with Cache(tmp_path / "c.sqlite") as cache:
         model, _ = model_with(cache)
         await model.request(request, ComparativeJudgment)
-        (entry,) = cache.entries()
+        (entry,) = cache.iterate_entries()
         cache.forget([entry.key])
         # Probabilities exceed 1 in sum.
         tokens = [{**token, "top": [["2", -0.1], ["1", -0.1]]} for token in entry.value["tokens"]]

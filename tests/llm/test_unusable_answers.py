@@ -45,7 +45,7 @@ def seeds(server: FakeServer) -> list[int]:
 
 def kinds(path: Path) -> list[tuple[str, int]]:
     with Cache(path / "answers.sqlite", CacheMode.REPLAY) as cache:
-        return sorted((entry.kind, entry.sample) for entry in cache.entries())
+        return sorted((entry.kind, entry.sample) for entry in cache.iterate_entries())
 
 
 @pytest.mark.parametrize(("behaviour", "kind"), FAILING)
@@ -222,7 +222,7 @@ async def test_of_two_processes_the_first_outcome_stands(tmp_path: Path) -> None
 
     async def meanwhile(request: Any, body: Any) -> Any:
         with Cache(tmp_path / "answers.sqlite") as other, Cache(tmp_path / "theirs" / "answers.sqlite") as theirs:
-            for entry in theirs.entries():
+            for entry in theirs.iterate_entries():
                 other.put(entry, Answer)
         return await BAD(request, body)
 

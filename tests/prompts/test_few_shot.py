@@ -16,7 +16,7 @@ from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.config import Config
 from touche_llm.data.records import LabelledDocument, Topic
 from touche_llm.errors import PromptError, UsageError
-from touche_llm.llm.answers import build_schema, get_labels, parse
+from touche_llm.llm.answers import build_schema, get_labels, parse_answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engines.dry_run import DryEngine
 from touche_llm.llm.model import ModelClient
@@ -117,7 +117,7 @@ def test_the_answer_of_an_example_is_spelled_as_an_engine_answers(tmp_path: Path
     example = {"topic": {"id": "1", "title": "T"}, "document": "D", **names}
     prompt = loaded(tmp_path, "judge", [example | {"answer": dict(reversed(answer.items()))}], task)
     text = prompt.examples[0].answer
-    assert parse(text, model).model_dump() == answer and text == orjson.dumps(answer).decode()
+    assert parse_answer(text, model).model_dump() == answer and text == orjson.dumps(answer).decode()
 
 
 async def test_that_is_how_the_dry_engine_spells_too(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from touche_llm.data.records import Document, Topic
 from touche_llm.errors import PromptError
 from touche_llm.judging.pointwise import RequestBuilder
-from touche_llm.llm.answers import Unusable, build_schema, parse
+from touche_llm.llm.answers import Unusable, build_schema, parse_answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.concurrency import Slots
 from touche_llm.llm.engines.base import Completion, Rejected
@@ -143,13 +143,13 @@ def _closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def ordered(text: str, documents: int) -> Any:
-    return parse(orjson.dumps({"order": text}).decode(), build_order_answer(documents))
+    return parse_answer(orjson.dumps({"order": text}).decode(), build_order_answer(documents))
 
 
 def test_the_schema_of_the_best_lists_the_labels_shown() -> None:
     assert build_schema(build_best_answer(3))["properties"] == {"best": {"enum": ["A", "B", "C"]}}
     with pytest.raises(Unusable):
-        parse('{"best": "D"}', build_best_answer(3))
+        parse_answer('{"best": "D"}', build_best_answer(3))
 
 
 @pytest.mark.parametrize("documents", [2, 3, 4])

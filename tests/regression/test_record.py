@@ -74,7 +74,7 @@ def test_only_what_the_run_needs_is_kept(made: Path, tmp_path: Path) -> None:
     folder = tmp_path / "regress" / "name"
     assert contents(folder) == contents(tmp_path / "regress" / "alone")
     with Cache(tmp_path / "made" / "answers.sqlite", CacheMode.REPLAY) as cache:
-        assert len(list(cache.entries())) > len((folder / "cassette.jsonl").read_text().splitlines())
+        assert len(list(cache.iterate_entries())) > len((folder / "cassette.jsonl").read_text().splitlines())
     lines = [line.split() for line in (folder / "candidates.run.txt").read_text().splitlines()]
     documents = [json.loads(line)["id"] for line in (folder / "documents.jsonl").read_text().splitlines()]
     assert sorted(documents) == sorted({line[2] for line in lines})

@@ -86,7 +86,7 @@ async def pending_requests(
         if tokenizer is not None:
             counter = ChatTokenizer(tokenizer, config.sampling.chat_template_kwargs)
         facts = _known_facts(config, cache, counter)
-        engine = BatchEngine(Replies(), counter, importing=False)
+        engine = BatchEngine(Replies(), counter, is_import=False)
         model = make_model(config, facts, engine, cache)
         if sends_requests(stage, config):
             await run_stage(stage, config, folder, progress, model)

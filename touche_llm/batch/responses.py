@@ -62,7 +62,7 @@ async def import_replies(
     replies = read_replies(paths, batch.facts.model, logprobs=config.sampling.top_logprobs > 0)
     result = Import(repeated=list(replies.repeated))
     with OverlayCache(config.cache.file) as cache:
-        engine = BatchEngine(replies, None, importing=True, give_up=give_up)
+        engine = BatchEngine(replies, None, is_import=True, give_up=give_up)
         model = make_model(config, batch.facts, engine, cache)
         problem: ToucheError | None = None
         try:
@@ -70,7 +70,7 @@ async def import_replies(
         except ToucheError as error:
             problem = error  # Raised once the answers are stored.
         # The overlay iterates over its own entries only.
-        failed = {entry.key: entry.read(UnusableAnswer) for entry in cache.entries() if entry.kind == "unusable"}
+        failed = {entry.key: entry.read(UnusableAnswer) for entry in cache.iterate_entries() if entry.kind == "unusable"}
         unused = _count_unanswered(replies, engine, cache, failed, result)
         if unused and problem is None:
             raise DataError(

@@ -19,7 +19,7 @@ from touche_llm.data.scratch import BUILDING, open_scratch, remove_abandoned
 from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.llm.engines.batch_replies import read_replies
 from touche_llm.llm.engines.vllm_common import build_start_options, check_model_folder
-from touche_llm.llm.engines.vllm_process import find_vllm, flags, run_guarded
+from touche_llm.llm.engines.vllm_process import find_vllm, run_guarded, to_flags
 from touche_llm.llm.settings import EngineConfig, Runner
 
 TITLES = {Runner.VLLM: "vllm run-batch", Runner.RAY: "the Ray Data job"}
@@ -117,7 +117,7 @@ def run_batch(
     """Return the command that answers a file of requests with vLLM; `name` is the model's name in the requests."""
     command = ["vllm", "run-batch", "-i", str(requests), "-o", str(responses), "--model", model]
     command += ["--served-model-name", name]
-    return [*command, *flags(({} if context is None else {"max_model_len": context}) | dict(options))]
+    return [*command, *to_flags(({} if context is None else {"max_model_len": context}) | dict(options))]
 
 
 def _ray_job(engine: EngineConfig, requests: Path, responses: Path, folder: Path) -> list[str]:

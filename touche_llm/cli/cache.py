@@ -27,7 +27,7 @@ def stats(cache: CacheFile = _DEFAULT_CACHE, output: FormatOption = Format.TABLE
     o.existing(cache)
     names = ("kind", "model", "prompt", "version", "hash", "entries")
     with Cache(cache, CacheMode.REPLAY) as opened:
-        counts = opened.counts()
+        counts = opened.count_entries()
     if output is not Format.TABLE:
         print_rows(output, [dict(zip(names, row, strict=True)) for row in counts], names)
         return

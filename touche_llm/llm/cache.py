@@ -1,4 +1,4 @@
-"""The answer cache: one SQLite file, safe for several processes, each answer stored as it arrives."""
+"""Answer cache: one SQLite file, safe for several processes, durable per answer."""
 
 from __future__ import annotations
 
@@ -21,53 +21,52 @@ from touche_llm.errors import DataError, UsageError, describe_os_error
 from touche_llm.llm.answers import OUTCOMES
 from touche_llm.llm.cache_file import COLUMNS, Entry, EntryMetadata, ValueT, open_file
 
-# Kind and value; what a column of SQLite holds can be of any type.
+# Kind and value; a column of SQLite can hold values of any type.
 _Row = tuple[Any, Any]
-# How to read a value: a class, or one for each kind that an entry can have.
-Form = type[ValueT] | Mapping[str, type[ValueT]]
+# Type of a value, or the types by kind of entry.
+ValueType = type[ValueT] | Mapping[str, type[ValueT]]
 
-
-# Bytes of a cassette that is replayed, for which it is held in memory: some 100,000 answers.
+# Max bytes of a cassette that is replayed, since it is kept in memory: some 100,000 answers.
 MAX_CASSETTE = 2**27
 
 
 class CacheMode(StrEnum):
-    """How the cache is used."""
+    """Use of the cache."""
 
-    REUSE = "reuse"  # take what is there, ask for the rest and store it
-    REPLAY = "replay"  # take what is there; a miss is an error; no engine is needed
-    REFRESH = "refresh"  # ask for everything and store it in place of what is there
-    OFF = "off"  # neither read nor write
+    REUSE = "reuse"  # take answers from the cache; request the others and store them
+    REPLAY = "replay"  # take answers from the cache; a missing one is an error; no engine is needed
+    REFRESH = "refresh"  # request all answers and replace those in the cache
+    OFF = "off"  # neither read nor write the cache
 
 
 _SELECT = "SELECT kind, value FROM entries WHERE key = ?"
 _SAMPLE, _KIND = COLUMNS.index("sample"), COLUMNS.index("kind")
-_HOLDS_RESAMPLED = "SELECT EXISTS (SELECT 1 FROM entries WHERE sample > 0 AND kind = 'answer')"
+_HAS_RESAMPLES = "SELECT EXISTS (SELECT 1 FROM entries WHERE sample > 0 AND kind = 'answer')"
 
 
 class Cache:
-    """Entries by key. Use as a context manager, or call `close`."""
+    """Cache entries by key. Use as a context manager, or call `close`."""
 
     def __init__(self, path: Path, mode: CacheMode = CacheMode.REUSE) -> None:
-        """Open the cache in the SQLite file `path`, or a cassette (`.jsonl`) for replay alone.
+        """Open a cache: an SQLite file, or, for replay only, a cassette (`.jsonl`).
 
         Raises:
-            UsageError: a cassette with a mode that would write, or replay from a file that is not there.
-            DataError: the file is not a cache.
+            UsageError: A cassette with a mode that writes, or replay from a missing file.
+            DataError: The file is not a cache.
         """
         self.path, self.mode = path, mode
-        cassette = path.suffix == ".jsonl"
-        if cassette and mode is not CacheMode.REPLAY:
+        is_cassette = path.suffix == ".jsonl"
+        if is_cassette and mode is not CacheMode.REPLAY:
             raise UsageError(f"{path}: a cassette can only be replayed; import it into an .sqlite cache to add to it")
         if mode is CacheMode.REPLAY and not path.exists():
-            raise UsageError(f"{path}: no such cache to replay from")
-        if cassette and path.stat().st_size > MAX_CASSETTE:
+            raise UsageError(f"{path}: no such cache to replay; name one with --cache")
+        if is_cassette and path.stat().st_size > MAX_CASSETTE:
             raise UsageError(
-                f"{path}: {path.stat().st_size:,} bytes; a cassette of at most {MAX_CASSETTE:,} is replayed in memory; "
-                "put it into a file (touche-llm cache import CASSETTE --cache FILE.sqlite) and replay that"
+                f"{path}: {path.stat().st_size:,} bytes; a cassette to replay is kept in memory and may have at most "
+                f"{MAX_CASSETTE:,}; import it (touche-llm cache import CASSETTE --cache FILE.sqlite) and replay FILE"
             )
         try:
-            if cassette or mode is CacheMode.OFF:
+            if is_cassette or mode is CacheMode.OFF:
                 self._database = open_file(None)
             else:
                 self._database = open_file(path, read_only=mode is CacheMode.REPLAY)
@@ -77,9 +76,9 @@ class Cache:
         self._database.path = path
         self._opened = path.stat() if mode in (CacheMode.REUSE, CacheMode.REFRESH) else None
         self._resampled, self._seen_version = False, -1
-        # What is to be stored at the end of this turn of the event loop.
-        self._turn: list[tuple[tuple[Any, ...], asyncio.Future[_Row | None]]] = []
-        if cassette:
+        # Rows to store at the end of this turn of the event loop.
+        self._pending: list[tuple[tuple[Any, ...], asyncio.Future[_Row | None]]] = []
+        if is_cassette:
             self.import_cassette(path)
 
     def __enter__(self) -> Self:
@@ -89,125 +88,127 @@ class Cache:
         self.close()
 
     def close(self) -> None:
-        """Close the file, with all that was written in it: not in the log beside it, which copies leave behind."""
-        self._end_turn()
+        """Close the file and move the write-ahead log into it, since copies of the file leave the log behind."""
+        self._store_pending()
         with closing(self._database):
             self._check_file()
             if self._opened is not None and not self._database.in_transaction:
-                # Closing does this by itself unless somebody reads; passive, it waits for nobody.
+                # Closing does this too, unless another process is reading; a passive checkpoint waits for none.
                 self._database.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def _check_file(self) -> None:
-        """Raise DataError if the file was deleted or replaced since it was opened: what is stored would be lost."""
+        """Raise DataError if the file was deleted or replaced since it was opened: new entries would be lost."""
         if self._opened is not None and not (self.path.exists() and os.path.samestat(self._opened, self.path.stat())):
             raise DataError(
                 f"{self.path}: the cache was deleted or replaced while it was in use; run the same command again to "
-                "store the answers in the file that is there then"
+                "store the answers in the present file"
             )
 
-    def get(self, key: str, model: Form[ValueT], *, refreshed: bool = False) -> ValueT | None:
-        """The value under `key`, or None. In mode `off` always None, in `refresh` unless the caller put it there.
+    def get(self, key: str, model: ValueType[ValueT], *, refreshed: bool = False) -> ValueT | None:
+        """Return the value of an entry, or None if there is none.
+
+        In mode `off` there is none; in mode `refresh` only entries that the caller has stored count.
 
         Args:
-            key: of the entry.
-            model: what the value is, or what it is by the kind of the entry.
-            refreshed: whether the caller put it there.
+            key: Key of the entry.
+            model: Type of the value, or the types by kind of entry.
+            refreshed: Whether the caller has stored the entry.
         """
         if self.mode is CacheMode.OFF or (self.mode is CacheMode.REFRESH and not refreshed):
             return None
-        return self._stored(key, model)
+        return self._read(key, model)
 
     def has_resamples(self) -> bool:
-        """Whether there are answers of a second or third sample: they are few, and most caches have none."""
-        # Asked again only where another process has stored something since: this one notices what it stores itself.
+        """Return whether there are answers of a second or third sample, which most caches lack."""
+        # Query again only after another process has written: `_insert` notices resamples of this one.
         (version,) = self._database.execute("PRAGMA data_version").fetchone()
         if not self._resampled and version != self._seen_version:
-            (found,) = self._database.execute(_HOLDS_RESAMPLED).fetchone()
+            (found,) = self._database.execute(_HAS_RESAMPLES).fetchone()
             self._resampled, self._seen_version = bool(found), version
         return self._resampled
 
     def put(self, entry: Entry, model: type[ValueT]) -> ValueT:
-        """Store an entry at once and return the value that the cache now holds under its key.
+        """Store an entry at once, and return the value that the cache then has under its key.
 
-        That is the first one stored (another process may have been faster), so that what a run used is what a replay
-        finds. In mode `refresh` the new value takes its place.
+        The first value stored under a key stays, also if another process stored it, so that a replay finds what the run
+        used. In mode `refresh` the new value replaces it.
         """
         if self.mode is CacheMode.OFF:
             return entry.read(model)
         self._insert([entry.row])
         self._check_file()
-        stored = self._stored(entry.key, model)
+        stored = self._read(entry.key, model)
         assert stored is not None
         return stored
 
-    async def store(self, heading: EntryMetadata, value: ValueT, model: Form[ValueT] | None = None) -> ValueT:
-        """As `put`, in one transaction with all that is stored in the same turn of the event loop; back when it is in.
+    async def store(self, metadata: EntryMetadata, value: ValueT, model: ValueType[ValueT] | None = None) -> ValueT:
+        """Store an entry like `put`, in one transaction with the others of this turn of the event loop.
 
         Args:
-            heading: of the entry.
-            value: its value.
-            model: what a value is that is there already, as in `get`; None for the same as this one.
+            metadata: Metadata of the entry.
+            value: Value of the entry.
+            model: Type of a value that is already stored, as for `get`; None for that of `value`.
 
         Raises:
-            DataError: what is there already is of another form.
-            Exception: what kept this turn's values from being stored, all of them: mostly sqlite3.Error.
+            DataError: The value already stored has another type.
+            Exception: The reason, mostly an sqlite3.Error, why the values of this turn could not be stored.
         """
         if self.mode is CacheMode.OFF:
             return value
         loop = asyncio.get_running_loop()
-        if not self._turn:
-            loop.call_soon(self._end_turn)
-        stored: asyncio.Future[_Row | None] = loop.create_future()
-        self._turn.append(((*astuple(heading), value.to_json().decode()), stored))
-        there = await stored
-        return value if there is None else self._read(heading.key, there, model or type(value))
+        if not self._pending:
+            loop.call_soon(self._store_pending)
+        done: asyncio.Future[_Row | None] = loop.create_future()
+        self._pending.append(((*astuple(metadata), value.to_json().decode()), done))
+        stored = await done
+        return value if stored is None else self._parse(metadata.key, stored, model or type(value))
 
-    def _end_turn(self) -> None:
-        """Store what came in this turn of the event loop, and tell those who wait what else is there, if it was."""
-        turn, self._turn = self._turn, []
-        if not turn:
+    def _store_pending(self) -> None:
+        """Store the rows of this turn of the event loop; pass rows already stored to the tasks that wait."""
+        pending, self._pending = self._pending, []
+        if not pending:
             return
-        there: dict[str, _Row | None] = {}
+        stored: dict[str, _Row | None] = {}
         failed: Exception | None = None
         try:
             self._database.execute("BEGIN IMMEDIATE")
-            if self._insert([row for row, _ in turn]) < len(turn):
-                # Now, since another process may replace them as soon as the transaction has ended.
-                there = {key: self._row(key) for (key, *_), _ in turn}
+            if self._insert([row for row, _ in pending]) < len(pending):
+                # Read within the transaction: another process may replace the rows as soon as it has ended.
+                stored = {key: self._fetch_row(key) for (key, *_), _ in pending}
             self._database.execute("COMMIT")
             self._check_file()
-        # Whatever the error is, every waiting request must receive it.
+        # Whatever the error is, every waiting task must receive it.
         except Exception as error:
             failed = error
             # The error to report is why the answers could not be stored.
             with suppress(sqlite3.Error):
                 self._database.rollback()
-        for (key, *_), waiting in turn:
+        for (key, *_), waiting in pending:
             if waiting.done():
                 continue
             if failed is None:
-                waiting.set_result(there.get(key))
+                waiting.set_result(stored.get(key))
             else:
                 waiting.set_exception(failed)
 
     def forget(self, keys: Iterable[str], *, kind: str | None = None) -> None:
-        """Remove the entries under these keys; those of one kind, where one is given."""
+        """Remove the entries with these keys, or those of them with this kind."""
         rows = [(key, kind) for key in keys]
         self._database.executemany("DELETE FROM entries WHERE key = ?1 AND kind = coalesce(?2, kind)", rows)
 
     def find(self, kind: str, **columns: Any) -> list[Entry]:
-        """All entries of a kind with these columns, by key."""
+        """Return the entries of a kind whose columns have these values, by key."""
         where = " AND ".join(["kind = ?", *(f"{column} IS ?" for column in columns)])
         rows = self._database.execute(f"SELECT * FROM entries WHERE {where} ORDER BY key", (kind, *columns.values()))
-        return [self._entry(row) for row in rows]
+        return [self._to_entry(row) for row in rows]
 
-    def entries(self) -> Iterator[Entry]:
-        """All entries, by key."""
+    def iterate_entries(self) -> Iterator[Entry]:
+        """Yield all entries, by key."""
         for row in self._database.execute("SELECT * FROM entries ORDER BY key"):
-            yield self._entry(row)
+            yield self._to_entry(row)
 
-    def counts(self) -> list[tuple[str, str, str | None, int | None, str | None, int]]:
-        """`(kind, model, prompt, prompt version, prompt hash, number of entries)` for each combination."""
+    def count_entries(self) -> list[tuple[str, str, str | None, int | None, str | None, int]]:
+        """Return `(kind, model, prompt, prompt version, prompt hash, number of entries)` for each combination."""
         rows = self._database.execute(
             "SELECT kind, model, prompt, prompt_version, prompt_hash, count(*) FROM entries GROUP BY 1, 2, 3, 4, 5 "
             "ORDER BY 1, 2, 3, 4, 5"
@@ -215,24 +216,24 @@ class Cache:
         return list(rows)
 
     def export_cassette(self, path: Path) -> int:
-        """Write all entries as JSON Lines sorted by key; returns how many."""
+        """Write all entries as JSON Lines, sorted by key; return their number."""
         count = 0
         with open_atomic(path) as stream:
-            for entry in self.entries():
-                given = {column: value for column, value in asdict(entry).items() if value is not None}
-                stream.write(orjson.dumps(given, option=orjson.OPT_APPEND_NEWLINE))
+            for entry in self.iterate_entries():
+                columns = {column: value for column, value in asdict(entry).items() if value is not None}
+                stream.write(orjson.dumps(columns, option=orjson.OPT_APPEND_NEWLINE))
                 count += 1
         return count
 
     def import_cassette(self, path: Path) -> tuple[int, int]:
-        """Add the entries of a cassette, all or none; returns how many were new and how many were there already.
+        """Add the entries of a cassette, all or none; return how many were new and how many were stored already.
 
-        Under one key an answer wins over a stored failure, as when failures are sent again, and of two failures the
-        first stays, so that the caches of several machines can be merged. Of two different answers neither may be
-        dropped: a run was made with each.
+        Under one key an answer replaces a stored failure, as when failures are sent again, and the first of two
+        failures stays, so that the caches of several machines can be merged. Two different answers are an error, since
+        a run was made with each.
 
         Raises:
-            DataError: a line that is no entry, with file and line, or a key that is there with another value.
+            DataError: A line is not an entry, or a key is stored with another value.
         """
         new = known = 0
         self._database.execute("BEGIN IMMEDIATE")
@@ -249,7 +250,7 @@ class Cache:
                 known += 1
                 if entry.kind == "unusable" and kind in OUTCOMES:
                     continue
-                if kind != entry.kind or self._value(entry.key, value) != entry.value:
+                if kind != entry.kind or self._parse_json(entry.key, value) != entry.value:
                     raise DataError(
                         f"{path}: key {entry.key}: {self.path} holds another value; import into a new cache"
                     )
@@ -260,46 +261,46 @@ class Cache:
         return new, known
 
     def _insert(self, rows: Sequence[tuple[Any, ...]], conflict: str | None = None) -> int:
-        """Add rows, headings with the JSON of their values, and tell how many are there now."""
+        """Insert rows of metadata and JSON; return the number of rows that were inserted or replaced."""
         self._resampled = self._resampled or any(row[_SAMPLE] and row[_KIND] == "answer" for row in rows)
         conflict = conflict or ("REPLACE" if self.mode is CacheMode.REFRESH else "IGNORE")
         marks = ",".join("?" * len(COLUMNS))
         return self._database.executemany(f"INSERT OR {conflict} INTO entries VALUES ({marks})", rows).rowcount
 
-    def _entry(self, row: tuple[Any, ...]) -> Entry:
-        return Entry(**dict(zip(COLUMNS[:-1], row, strict=False)), value=self._value(row[0], row[-1]))
+    def _to_entry(self, row: tuple[Any, ...]) -> Entry:
+        metadata = dict(zip(COLUMNS[:-1], row, strict=False))
+        return Entry(**metadata, value=self._parse_json(row[0], row[-1]))
 
-    def _value(self, key: object, text: Any) -> Any:
+    def _parse_json(self, key: object, text: Any) -> Any:
         try:
             return orjson.loads(text)
         except orjson.JSONDecodeError as error:
-            raise DataError(f"{self.path}: entry {key!s:.64} holds no JSON: {error}; use another cache") from error
+            raise DataError(f"{self.path}: entry {key!s:.64} is not JSON: {error}; use another cache") from error
 
-    def _row(self, key: str) -> _Row | None:
+    def _fetch_row(self, key: str) -> _Row | None:
         row: _Row | None = self._database.execute(_SELECT, (key,)).fetchone()
         return row
 
-    def _stored(self, key: str, model: Form[ValueT]) -> ValueT | None:
-        row = self._row(key)
-        return None if row is None else self._read(key, row, model)
+    def _read(self, key: str, model: ValueType[ValueT]) -> ValueT | None:
+        row = self._fetch_row(key)
+        return None if row is None else self._parse(key, row, model)
 
-    def _read(self, key: str, row: _Row, model: Form[ValueT]) -> ValueT:
+    def _parse(self, key: str, row: _Row, model: ValueType[ValueT]) -> ValueT:
         kind, text = row
-        form = model.get(kind) if isinstance(model, Mapping) else model
-        if form is None:
-            raise DataError(f"{self.path}: entry {key} is of the kind {kind!r:.80}, which this program does not know")
+        value_type = model.get(kind) if isinstance(model, Mapping) else model
+        if value_type is None:
+            raise DataError(f"{self.path}: entry {key}: unknown kind {kind!r:.80}; use another cache")
         try:
             if not isinstance(text, str):
-                raise Malformed(f"a text was expected, not {type(text).__name__}")
-            return form.from_json(text)
+                raise Malformed(f"expected a text, not {type(text).__name__}")
+            return value_type.from_json(text)
         except Malformed as error:
-            raise DataError(f"{self.path}: entry {key} does not hold a valid {form.__name__}: {error}") from error
+            raise DataError(f"{self.path}: entry {key}: not a valid {value_type.__name__}: {error}") from error
 
 
 def describe_resume(path: Path, mode: CacheMode) -> str:
-    """Where the answers of a run that stops are and how to go on, for a message."""
+    """Return where the answers of a stopped run are and how to resume it, for a message."""
     if mode is CacheMode.OFF:
-        return "no answer is kept with --cache-mode off"
-    if mode is CacheMode.REFRESH:
-        return f"every answer so far is in {path}: go on with the same command and --cache-mode reuse"
-    return f"every answer so far is in {path}: go on with the same command"
+        return "no answer is stored with --cache-mode off"
+    flag = " and --cache-mode reuse" if mode is CacheMode.REFRESH else ""
+    return f"all answers so far are stored in {path}: resume with the same command{flag}"

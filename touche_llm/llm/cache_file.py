@@ -1,4 +1,4 @@
-"""The file of an answer cache: its entries and its table, and how it is opened."""
+"""Entries of an answer cache, and its SQLite file."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from touche_llm.errors import DataError
 
 # `PRAGMA user_version` of the file.
 SCHEMA_VERSION = 1
-# `PRAGMA application_id`, the bytes "tllm": tells our files from other SQLite files.
+# `PRAGMA application_id`, the bytes "tllm": distinguishes caches from other SQLite files.
 _APPLICATION = 0x746C6C6D
-# So that it is known at once whether there are any; older caches get it when they are opened to write.
+# Makes it cheap to check whether there are resamples; older caches get it when they are opened for writing.
 _INDEX_OF_SAMPLES = "CREATE INDEX IF NOT EXISTS samples ON entries (sample) WHERE sample > 0"
 
 ValueT = TypeVar("ValueT", bound=JsonRecord)
 
 
 class EntryMetadata(JsonStruct, frozen=True, kw_only=True):
-    """What an entry says beside its value: its key, what it is, and what it was asked for."""
+    """Key, kind and origin of a cache entry."""
 
     key: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
     kind: str
@@ -39,34 +39,34 @@ class EntryMetadata(JsonStruct, frozen=True, kw_only=True):
 
 
 class Entry(EntryMetadata, frozen=True, kw_only=True):
-    """One line of a cassette: something that an engine said, and what it was asked for."""
+    """Cache entry; a line of a cassette."""
 
     value: dict[str, Any]
 
     @property
     def row(self) -> tuple[Any, ...]:
-        """As it is stored."""
-        *heading, value = astuple(self)
-        return (*heading, _text(value))
+        """The entry as a row of the table."""
+        *metadata, value = astuple(self)
+        return (*metadata, _to_json(value))
 
     def read(self, model: type[ValueT]) -> ValueT:
-        """The value; raises DataError where it is none."""
+        """Return the value; raise DataError if it is not of this type."""
         try:
-            return model.from_json(_text(self.value))
+            return model.from_json(_to_json(self.value))
         except Malformed as error:
-            raise DataError(f"entry {self.key} does not hold a valid {model.__name__}: {error}") from error
+            raise DataError(f"entry {self.key}: not a valid {model.__name__}: {error}") from error
 
 
-# In their order in the table.
+# In the order of the table.
 COLUMNS = Entry.__struct_fields__
 
 
 def open_file(path: Path | None, read_only: bool = False) -> NamedDatabase:
-    """Open the cache in a file, which is made unless it is there; None for one in memory.
+    """Open the file of a cache; create it if it is missing. None opens a cache in memory.
 
     Raises:
-        DataError: the file is not a cache.
-        sqlite3.Error, OSError: it cannot be opened.
+        DataError: The file is not a cache.
+        sqlite3.Error, OSError: The file cannot be opened.
     """
     if path is None:
         database = connect(":memory:")
@@ -77,20 +77,22 @@ def open_file(path: Path | None, read_only: bool = False) -> NamedDatabase:
         database = connect(path.absolute().as_uri())
     try:
         if read_only:
-            if not _is_ours(database, path):
+            if not _is_cache(database, path):
                 raise DataError(f"{path}: not an answer cache of this program")
             return database
-        if not _is_ours(database, path):
-            # Looked at again with the file locked: another process may just have made the same cache.
+        if not _is_cache(database, path):
+            # Check again with the file locked: another process may have created the cache meanwhile.
             database.execute("BEGIN IMMEDIATE")
-            if not _is_ours(database, path):
+            if not _is_cache(database, path):
                 _create(database, path)
             database.execute("COMMIT")
         # With write-ahead logging a killed process loses nothing that it committed; only a crash of the machine could.
-        # The switch does not wait for other processes by itself.
-        lock_run = retry_if_exception(_is_busy)
+        # SQLite does not wait for other processes when it switches the mode.
         retrying = Retrying(
-            retry=lock_run, stop=stop_after_delay(LOCK_SECONDS), wait=wait_random(0.01, 0.1), reraise=True
+            retry=retry_if_exception(_is_busy),
+            stop=stop_after_delay(LOCK_SECONDS),
+            wait=wait_random(0.01, 0.1),
+            reraise=True,
         )
         retrying(database.execute, "PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = NORMAL")
@@ -105,11 +107,11 @@ def _is_busy(error: BaseException) -> bool:
     return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode == sqlite3.SQLITE_BUSY
 
 
-def _is_ours(database: sqlite3.Connection, path: Path | None) -> bool:
+def _is_cache(database: sqlite3.Connection, path: Path | None) -> bool:
     application = database.execute("PRAGMA application_id").fetchone()[0]
     version = database.execute("PRAGMA user_version").fetchone()[0]
     if application == _APPLICATION and version != SCHEMA_VERSION:
-        raise DataError(f"{path}: cache of version {version}, this program reads {SCHEMA_VERSION}")
+        raise DataError(f"{path}: a cache of version {version}; this program reads version {SCHEMA_VERSION}")
     if application != _APPLICATION:
         return False
     check_schema(database, "entries", COLUMNS, path)
@@ -123,8 +125,8 @@ def _create(database: sqlite3.Connection, path: Path | None) -> None:
     columns = ", ".join(
         f"{column} {'INTEGER' if column in ('prompt_version', 'sample') else 'TEXT'}" for column in COLUMNS[1:]
     )
-    # Rows in the order in which they come, with an index of their keys: keys are random, and rows between those that
-    # are there already would be twice the work.
+    # Rows in order of arrival, with an index of the keys: the keys are random, and storing rows in their order would
+    # take twice the work.
     database.execute(f"CREATE TABLE entries (key TEXT PRIMARY KEY, {columns})")
     database.execute("CREATE INDEX origins ON entries (topic, document)")
     database.execute(_INDEX_OF_SAMPLES)
@@ -132,5 +134,5 @@ def _create(database: sqlite3.Connection, path: Path | None) -> None:
     database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
-def _text(value: dict[str, Any]) -> str:
+def _to_json(value: dict[str, Any]) -> str:
     return msgspec.json.encode(value).decode()

@@ -1,4 +1,4 @@
-"""What asking costs, counted."""
+"""Counts of requests, reused answers, failures and tokens."""
 
 from __future__ import annotations
 
@@ -12,13 +12,24 @@ _OLD_NAMES = {"asked": "requests", "asked_again": "resamples"}
 
 @dataclass(slots=True)
 class Counts:
-    """What a stage cost. `problem` is the reason of the last retry; cached tokens are those of answers in the cache.
+    """Counts of a stage.
 
-    `unusable_records` counts unusable answers that the cache held, of whatever became of their questions;
-    `known_failures` counts the questions that failed on these alone, without a request.
-
-    `prefix_cached_tokens` are those of `prompt_tokens` that the engine took from its prefix cache, as far as it
-    reported them: `prefix_reports` is the number of replies with which it did.
+    Attributes:
+        cache_hits: Answers taken from the cache.
+        requests: Requests sent to the engine, including resamples but not retries.
+        retries: Retries after transient failures.
+        resamples: Requests for another sample after an unusable answer.
+        failures: Requests without a usable answer.
+        unusable_records: Unusable answers found in the cache, whether or not another sample was usable.
+        known_failures: Requests that failed because of unusable answers in the cache, without being sent.
+        cut: Truncated documents.
+        prompt_tokens: Prompt tokens of the requests sent.
+        completion_tokens: Completion tokens of the requests sent.
+        cached_prompt_tokens: Prompt tokens of the answers taken from the cache.
+        cached_completion_tokens: Completion tokens of the answers taken from the cache.
+        prefix_cached_tokens: Those of `prompt_tokens` that the engine reported as taken from its prefix cache.
+        prefix_reports: Replies that report such tokens.
+        problem: Reason of the last retry.
     """
 
     cache_hits: int = 0
@@ -38,18 +49,18 @@ class Counts:
     problem: str = ""
 
     def as_dict(self) -> dict[str, int | None]:
-        """The counts by name; the tokens from the prefix cache are None if the engine reported none."""
+        """Return the counts by name; `prefix_cached_tokens` is None if the engine reported none."""
         counts = {name: value for name, value in asdict(self).items() if name not in ("problem", "prefix_reports")}
         return counts | {"prefix_cached_tokens": self.prefix_cached_tokens if self.prefix_reports else None}
 
     def since(self, before: Counts) -> Counts:
-        """What was added to these counts after `before` was copied from them."""
-        numbers = {
-            each.name: getattr(self, each.name) - getattr(before, each.name)
-            for each in fields(self)
-            if each.name != "problem"
+        """Return the increase since `before`, an earlier copy, with the present `problem`."""
+        increase = {
+            field.name: getattr(self, field.name) - getattr(before, field.name)
+            for field in fields(self)
+            if field.name != "problem"
         }
-        return Counts(**numbers, problem=self.problem)
+        return Counts(**increase, problem=self.problem)
 
 
 def translate_old_counts(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The language model as the stages see it: engine, cache and retries behind one question, one answer."""
+"""Model client: answers from the cache or the engine, with retries and resampling."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from touche_llm.llm.answers import (
     Unusable,
     UnusableAnswer,
     get_labels,
-    parse,
+    parse_answer,
 )
 from touche_llm.llm.cache import CacheMode, describe_resume
 from touche_llm.llm.engines.base import Completion, Engine, Rejected, Transient
@@ -28,16 +28,23 @@ from touche_llm.llm.logprobs import check_logprobs, select_label_tokens
 from touche_llm.llm.misses import describe_misses
 from touche_llm.llm.prompt_tokens import TokenCountingClient, describe_entry
 from touche_llm.llm.request import Request
-from touche_llm.llm.request_log import log_requests
+from touche_llm.llm.request_log import log_result
 from touche_llm.text.passages import RankedPassages
 
-# An unusable answer is asked for again at most twice.
+# After an unusable answer, at most two more samples are requested.
 MAX_SAMPLES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class AnsweredRequest(Generic[AnswerT]):
-    """A usable answer: the parsed value, what was said, and the request it answers."""
+    """Request with a usable answer.
+
+    Attributes:
+        value: The parsed answer.
+        answer: The answer as it is cached.
+        key: Key of the sample in the cache.
+        sample: Index of the sample.
+    """
 
     value: AnswerT
     answer: Answer
@@ -47,32 +54,36 @@ class AnsweredRequest(Generic[AnswerT]):
 
 @dataclass(slots=True)
 class ModelClient(TokenCountingClient):
-    """One model behind one cache.
+    """Client of one model with one answer cache.
 
     Attributes:
-        resample_temperature: an unusable answer is asked for again at this temperature; at 0 it would come back.
-        retry_failures: send a question again of which the cache holds nothing but unusable answers.
+        resample_temperature: Temperature of the samples after an unusable answer, which would recur at 0.
+        retry_failures: Whether to send requests again for which the cache holds only unusable answers.
     """
 
     resample_temperature: float = 0.7
     retry_failures: bool = False
-    # What this run has forgotten to send it anew, or what failed in it: equal requests take what a replay will find.
+    # Keys whose cache entries this run has removed or stored: equal requests use what a replay will find.
     _settled: set[str] = field(default_factory=set)
     _in_flight: dict[str, asyncio.Future[AnsweredRequest[Any] | FailedRequest]] = field(default_factory=dict)
 
     async def request(self, request: Request, model: type[AnswerT]) -> AnsweredRequest[AnswerT] | FailedRequest:
-        """The answer to a request, from the cache or from the engine.
+        """Return the answer to a request, from the cache or from the engine.
 
-        Equal requests that are under way at the same time are asked once. A miss in replay is noted in `misses`.
+        Equal requests at the same time are sent once. A replay miss is added to `misses`.
+
+        Args:
+            request: Request to answer.
+            model: Answer model.
 
         Raises:
-            EngineError: the engine has not been listening for `retry_for` seconds, lets nobody in any more, or has left
-                many requests in a row without a reply.
+            EngineError: The engine was unreachable for `retry_for` seconds, refuses all requests, or left many requests
+                in a row without a reply.
         """
         key = request.key
-        under_way = self._in_flight.get(key)
-        if under_way is not None:
-            shared: AnsweredRequest[AnswerT] | FailedRequest = await asyncio.shield(under_way)
+        in_flight = self._in_flight.get(key)
+        if in_flight is not None:
+            shared: AnsweredRequest[AnswerT] | FailedRequest = await asyncio.shield(in_flight)
             if isinstance(shared, AnsweredRequest):
                 self.counts.cache_hits += 1
             elif shared.attempts:
@@ -84,61 +95,59 @@ class ModelClient(TokenCountingClient):
             future.set_result(result)
             return result
         except Exception as error:
-            # Those who wait for the same answer have the same error.
+            # Tasks that wait for the same answer get the same error.
             future.set_exception(error)
-            future.exception()  # nobody need have waited
+            future.exception()  # mark as retrieved: there may be no such task
             raise
         finally:
-            future.cancel()  # does nothing once there is a result
+            future.cancel()  # no effect if there is a result
             del self._in_flight[key]
 
     async def request_truncated(
-        self, request: Callable[[str], Request], document: str | RankedPassages, model: type[AnswerT]
+        self, build_request: Callable[[str], Request], document: str | RankedPassages, model: type[AnswerT]
     ) -> tuple[AnsweredRequest[AnswerT] | FailedRequest, Cut | None]:
-        """The answer to a request about a document, cut where the context does not hold all of it.
+        """Return the answer to a request about a document, truncated if it does not fit the context.
 
-        The document is measured in the model's tokens, and only where its bytes say that it could be too long (no
-        token is shorter than a byte). A text is cut at a sentence end where one is near; of excerpts, as many of
-        the best passages are shown as fit.
+        The engine counts tokens only if the number of bytes may be too large: no token is shorter than a byte. A text
+        is truncated at a sentence end if one is near; of ranked passages, as many of the best as fit are kept.
 
         Args:
-            request: makes the request from a text of the document.
-            document: the text, already as the prompt shows it, or its excerpts.
-            model: the answer model.
+            build_request: Builds the request from a text of the document.
+            document: Text as the prompt shows it, or ranked passages.
+            model: Answer model.
 
         Returns:
-            the answer, and what the model saw of the document, or None where it saw everything.
+            The answer, and the truncation, or None if the document is complete.
 
         Raises:
-            EngineError: as `request`.
-            PromptError: the prompt alone leaves no room for the document.
+            EngineError: As for `request`.
+            PromptError: The prompt alone leaves no room for the document.
         """
         complete = document if isinstance(document, str) else document.whole.text
-        whole = request(complete)
-        found = await self.truncate_document(
-            request, whole, document, self.engine_info.context - whole.sampling.max_tokens
-        )
-        if isinstance(found, FailedRequest):
-            return found, None
-        text, cut = found
-        return await self.request(whole if text == complete else request(text), model), cut
+        whole = build_request(complete)
+        room = self.engine_info.context - whole.sampling.max_tokens
+        fitted = await self.truncate_document(build_request, whole, document, room)
+        if isinstance(fitted, FailedRequest):
+            return fitted, None
+        text, cut = fitted
+        return await self.request(whole if text == complete else build_request(text), model), cut
 
     async def _request_samples(
         self, request: Request, model: type[AnswerT]
     ) -> AnsweredRequest[AnswerT] | FailedRequest:
         is_settled = request.key in self._settled
         if self.cache.mode is CacheMode.REFRESH and not is_settled:
-            # Or a replay would find an old first sample before the new second one.
+            # Otherwise a replay would find an old first sample before the new second one.
             self._forget(request)
         known: dict[int, UnusableAnswer] = {}
-        for sample in self._samples(request):
+        for sample in self._iterate_samples(request):
             stored = self.cache.get(sample.key, OUTCOMES, refreshed=is_settled)
             if isinstance(stored, Answer):
                 self.counts.cache_hits += 1
                 self.counts.cached_prompt_tokens += stored.prompt_tokens
                 self.counts.cached_completion_tokens += stored.completion_tokens
                 self.counts.unusable_records += len(known)
-                return _answered(stored, sample, model)
+                return _read_stored(stored, sample, model)
             if stored is not None:
                 known[sample.sample] = stored
             elif not self.cache.has_resamples():
@@ -150,83 +159,92 @@ class ModelClient(TokenCountingClient):
         self.counts.unusable_records += len(known)
         if has_failed:
             self.counts.known_failures += not is_settled
-            return self._failed([found.attempt(sample) for sample, found in known.items()])
+            return self._fail([unusable.to_attempt(sample) for sample, unusable in known.items()])
         if self.engine is None:
             self.misses.append(request)
             return FailedRequest([])
+        return await self._send_samples(self.engine, request, model, known)
+
+    async def _send_samples(
+        self, engine: Engine, request: Request, model: type[AnswerT], known: Mapping[int, UnusableAnswer]
+    ) -> AnsweredRequest[AnswerT] | FailedRequest:
+        """Send the samples that are not known to be unusable until one is usable."""
         attempts: list[Attempt] = []
-        for sample in self._samples(request):
+        for sample in self._iterate_samples(request):
             try:
-                found = known.get(sample.sample) or await self._send(self.engine, sample, model)
+                result = known.get(sample.sample) or await log_result(sample, self._send(engine, sample, model))
             except Transient as transient:
-                attempts.append(self._lost(transient, sample.sample))
+                attempts.append(self._record_lost(transient, sample.sample))
                 break
-            if isinstance(found, Answer):
-                return _answered(found, sample, model)
-            attempts.append(found.attempt(sample.sample))
-            if found.is_final:
+            if isinstance(result, Answer):
+                return _read_stored(result, sample, model)
+            attempts.append(result.to_attempt(sample.sample))
+            if result.is_final:
                 break
         self._settled.add(request.key)
-        return self._failed(attempts)
+        return self._fail(attempts)
 
     def _forget(self, request: Request, kind: str | None = None) -> None:
-        """Forget what the cache holds of all samples, once in a run."""
-        self.cache.forget((sample.key for sample in self._samples(request)), kind=kind)
+        """Remove the cache entries of all samples, once per run."""
+        self.cache.forget((sample.key for sample in self._iterate_samples(request)), kind=kind)
         self._settled.add(request.key)
 
-    @log_requests
     async def _send(self, engine: Engine, sample: Request, model: type[AnswerModel]) -> Answer | UnusableAnswer:
-        """Send the request of one sample, and store what comes back; raises Transient where nothing does."""
+        """Send the request of one sample and store the result; raise Transient if there is none."""
         self.counts.requests += 1
         self.counts.resamples += sample.sample > 0
-        found: Answer | UnusableAnswer
+        result: Answer | UnusableAnswer
         try:
-            completion = await self._retried(partial(engine.complete, sample))
+            completion = await self._retry(partial(engine.complete, sample))
             self.counts.prompt_tokens += completion.prompt_tokens
             self.counts.completion_tokens += completion.completion_tokens
             if completion.cached_tokens is not None:
                 self.counts.prefix_cached_tokens += completion.cached_tokens
                 self.counts.prefix_reports += 1
-            found = _usable(completion, model)
+            result = _read_completion(completion, model)
         except Unusable as unusable:
-            found = UnusableAnswer.create(unusable.kind, unusable.reason, unusable.text)
+            result = UnusableAnswer.create(unusable.kind, unusable.reason, unusable.text)
         except Rejected as rejected:
             if rejected.is_fatal:
                 raise EngineError(
-                    f"the engine does not serve this run any more ({rejected}); "
+                    f"the engine refuses all requests of this run ({rejected}); "
                     f"{describe_resume(self.cache.path, self.cache.mode)}"
                 ) from rejected
-            found = UnusableAnswer.create("server_error", str(rejected))
-        self._given_up = 0
-        kind = "answer" if isinstance(found, Answer) else "unusable"
-        return await self.cache.store(describe_entry(kind, sample, sample.key), found, OUTCOMES)
+            result = UnusableAnswer.create("server_error", str(rejected))
+        self._lost_in_a_row = 0
+        kind = "answer" if isinstance(result, Answer) else "unusable"
+        return await self.cache.store(describe_entry(kind, sample, sample.key), result, OUTCOMES)
 
-    def _samples(self, request: Request) -> Iterator[Request]:
+    def _iterate_samples(self, request: Request) -> Iterator[Request]:
         yield request
         for number in range(1, MAX_SAMPLES):
             yield request.resample(number, self.resample_temperature)
 
     def raise_on_misses(self) -> None:
-        """Raise ReplayMiss when replay asked for something that the cache does not hold."""
+        """Raise ReplayMiss if a replay needed answers that the cache lacks."""
         if self.misses:
             raise ReplayMiss(describe_misses(self.misses, self.cache))
 
 
 def _has_failed(known: Mapping[int, UnusableAnswer]) -> bool:
-    """Whether no other sample is to be requested after these unusable ones."""
+    """Return whether no more samples are requested after these unusable ones."""
     tried = [known[sample] for sample in takewhile(known.__contains__, range(MAX_SAMPLES))]
-    return len(tried) == MAX_SAMPLES or any(each.is_final for each in tried)
+    return len(tried) == MAX_SAMPLES or any(unusable.is_final for unusable in tried)
 
 
-def _answered(answer: Answer, request: Request, model: type[AnswerT]) -> AnsweredRequest[AnswerT]:
+def _read_stored(answer: Answer, request: Request, model: type[AnswerT]) -> AnsweredRequest[AnswerT]:
     try:
         check_logprobs(answer.text, answer.tokens)
-        return AnsweredRequest(parse(answer.text, model), answer, request.key, request.sample)
+        return AnsweredRequest(parse_answer(answer.text, model), answer, request.key, request.sample)
     except Unusable as error:
-        raise DataError(f"the cached answer {request.key} cannot be used ({error}); delete it or refresh") from error
+        raise DataError(
+            f"cache entry {request.key}: the answer is unusable ({error}); delete the entry, or request all answers "
+            "again with --cache-mode refresh"
+        ) from error
 
 
-def _usable(completion: Completion, model: type[AnswerModel]) -> Answer:
+def _read_completion(completion: Completion, model: type[AnswerModel]) -> Answer:
+    """Return a completion as an answer to store; raise Unusable if it is none."""
     if completion.refusal or completion.finish_reason == "content_filter":
         raise Unusable("refused", "the model refused", completion.refusal or completion.text)
     if completion.finish_reason == "length":
@@ -236,7 +254,7 @@ def _usable(completion: Completion, model: type[AnswerModel]) -> Answer:
         raise Unusable(
             "not_json", "the answer is empty and the reasoning is not: switch thinking off", completion.reasoning
         )
-    parse(completion.text, model)
+    parse_answer(completion.text, model)
     tokens = select_label_tokens(completion.text, completion.tokens, list(get_labels(model)))
     check_logprobs(completion.text, tokens)
     return Answer(

@@ -1,4 +1,4 @@
-"""Prompt tokens: how many a request has and how much of a document fits, counted by the engine and cached."""
+"""Prompt tokens of requests, counted by the engine and cached, and truncation."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ from touche_llm.text.passages import RankedPassages
 
 _ResultT = TypeVar("_ResultT")
 
-# So many requests in a row without an answer are the engine's fault, not theirs.
-_MOST_GIVEN_UP = 32
+# So many requests in a row without a reply are a fault of the server, not of the requests.
+_MAX_LOST_IN_A_ROW = 32
 
 
 @dataclass(slots=True)
 class TokenCountingClient:
-    """One model behind one cache, as far as it measures requests: the base of `ModelClient`.
+    """Client that counts prompt tokens and truncates documents; base of `ModelClient`.
 
     Attributes:
-        engine_info: the engine's; in replay those that the cache holds.
-        engine: None in replay.
-        retry_for: seconds after which a request that keeps failing is given up.
-        counts: what was requested, stored and spent.
-        misses: requests that a replay did not find.
+        engine_info: Description of the engine; in a replay, from the cache.
+        engine: Engine; None in a replay.
+        cache: Answer cache.
+        retry_for: Seconds after which a failing request is no longer retried.
+        counts: Counts of requests and tokens.
+        misses: Requests that a replay did not find in the cache.
     """
 
     engine_info: EngineInfo
@@ -45,99 +46,106 @@ class TokenCountingClient:
     retry_for: float = 600.0
     counts: Counts = field(default_factory=Counts)
     misses: list[Request] = field(default_factory=list)
-    # Requests in a row that were given up.
-    _given_up: int = 0
-    # Tokens of the chat template by the number of messages.
+    # Requests in a row without a reply.
+    _lost_in_a_row: int = 0
+    # Tokens of the chat template by number of messages.
     _overheads: dict[int, int] = field(default_factory=dict)
-    _counting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _overhead_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def truncate_document(
-        self, request: Callable[[str], Request], whole: Request, document: str | RankedPassages, room: int
+        self, build_request: Callable[[str], Request], whole: Request, document: str | RankedPassages, room: int
     ) -> tuple[str, Cut | None] | FailedRequest:
-        """The text of a document with which a request has at most `room` prompt tokens, and what that leaves out.
+        """Return the text of a document with which a request fits, and the truncation, or None if it is complete.
 
         Args:
-            request: makes the request from a text of the document.
-            whole: that of the whole document.
-            document: as `request_truncated`.
-            room: in tokens, the chat template's included.
+            build_request: Builds the request from a text of the document.
+            whole: Request with the complete document.
+            document: Text as the prompt shows it, or ranked passages.
+            room: Max prompt tokens, including those of the chat template.
 
         Raises:
-            EngineError, PromptError: as `request_truncated`.
+            EngineError: As for `ModelClient.request`.
+            PromptError: The prompt alone leaves no room for the document.
         """
-        most = await self.bound_tokens(whole)
-        if isinstance(most, FailedRequest):
-            return most
-        if most <= room:
+        bound = await self.bound_tokens(whole)
+        if isinstance(bound, FailedRequest):
+            return bound
+        if bound <= room:
             return apply_truncation(document, Truncation(prompt_tokens=0))
 
         async def fit(engine: Engine) -> Truncation:
             return await fit_document(
-                lambda messages: self._retried(partial(engine.count_tokens, messages)),
-                lambda text, tokens: self._retried(partial(engine.truncate, text, tokens)),
-                request,
+                lambda messages: self._retry(partial(engine.count_tokens, messages)),
+                lambda text, max_tokens: self._retry(partial(engine.truncate, text, max_tokens)),
+                build_request,
                 document,
                 room,
             )
 
-        # A number of passages means something only with the passages, and their order.
-        more = {} if isinstance(document, str) else {"passages": document.preference}
-        found = await self._measured(whole, fit, room=room, **more)
-        if isinstance(found, FailedRequest):
-            return found
-        self.counts.cut += not found.whole
-        return apply_truncation(document, found)
+        # A number of passages is meaningful only with the passages and their order.
+        passages = {} if isinstance(document, str) else {"passages": document.preference}
+        truncation = await self._measure(whole, fit, room=room, **passages)
+        if isinstance(truncation, FailedRequest):
+            return truncation
+        self.counts.cut += not truncation.is_complete
+        return apply_truncation(document, truncation)
 
     async def count_tokens(self, request: Request) -> int | FailedRequest:
-        """The number of prompt tokens of a request, as the engine counts them."""
+        """Return the number of prompt tokens of a request, as the engine counts them."""
 
         async def count(engine: Engine) -> Truncation:
-            return Truncation(prompt_tokens=await self._retried(partial(engine.count_tokens, request.messages)))
+            return Truncation(prompt_tokens=await self._retry(partial(engine.count_tokens, request.messages)))
 
-        found = await self._measured(request, count)
-        return found if isinstance(found, FailedRequest) else found.prompt_tokens
+        counted = await self._measure(request, count)
+        return counted if isinstance(counted, FailedRequest) else counted.prompt_tokens
 
-    async def _measured(
-        self, request: Request, measure: Callable[[Engine], Awaitable[Truncation]], **more: Any
+    async def _measure(
+        self, request: Request, measure: Callable[[Engine], Awaitable[Truncation]], **parameters: Any
     ) -> Truncation | FailedRequest:
-        """What was measured of a request, from the cache or by the engine; `more` is what it depends on beside it."""
+        """Return the measurement of a request from the cache or from the engine.
+
+        Args:
+            request: Request to measure.
+            measure: Measures it with the engine.
+            parameters: What the measurement depends on besides the request.
+        """
         key = hash_content(
             "fit",
             messages=[[message.role, message.content] for message in request.messages],
             model=request.model,
             revision=request.revision,
             chat_template_kwargs=request.chat_template_kwargs,
-            **more,
+            **parameters,
         )
-        known = self.cache.get(key, Truncation)
-        if known is not None:
-            return known
+        cached = self.cache.get(key, Truncation)
+        if cached is not None:
+            return cached
         if self.engine is None:
             self.misses.append(request)
             return FailedRequest([])
         try:
-            found = await measure(self.engine)
+            measured = await measure(self.engine)
         except Rejected as rejected:
-            return self._failed([Attempt(sample=0, kind="server_error", reason=str(rejected))])
+            return self._fail([Attempt(sample=0, kind="server_error", reason=str(rejected))])
         except Transient as transient:
-            return self._failed([self._lost(transient, 0)])
-        return await self.cache.store(describe_entry("fit", request, key), found)
+            return self._fail([self._record_lost(transient, 0)])
+        return await self.cache.store(describe_entry("fit", request, key), measured)
 
     async def bound_tokens(self, request: Request) -> int | FailedRequest:
-        """More prompt tokens than this a request cannot have: no token is shorter than a byte."""
-        overhead = await self._overhead(request)
+        """Return an upper bound of the prompt tokens of a request: no token is shorter than a byte."""
+        overhead = await self._count_overhead(request)
         if isinstance(overhead, FailedRequest):
             return overhead
         return overhead + sum(len(message.content.encode("utf-8", "replace")) for message in request.messages)
 
-    async def _overhead(self, request: Request) -> int | FailedRequest:
-        """What the chat template adds to a request: known for two messages, counted once for more."""
+    async def _count_overhead(self, request: Request) -> int | FailedRequest:
+        """Return the tokens that the chat template adds: known for two messages, counted once for more."""
         size = len(request.messages)
         if size <= 2:
             return self.engine_info.overhead
-        async with self._counting:
+        async with self._overhead_lock:
             if size not in self._overheads:
-                # Some templates refuse a message without text; for which topic it is asked does not matter.
+                # Some templates refuse empty messages. The overhead does not depend on the topic.
                 short = tuple(Message(message.role, "x") for message in request.messages)
                 origin = replace(request.origin, topic_id="", document_id=None)
                 counted = await self.count_tokens(replace(request, messages=short, origin=origin))
@@ -146,39 +154,39 @@ class TokenCountingClient:
                 self._overheads[size] = counted
             return self._overheads[size]
 
-    def _failed(self, attempts: list[Attempt]) -> FailedRequest:
+    def _fail(self, attempts: list[Attempt]) -> FailedRequest:
         self.counts.failures += 1
         return FailedRequest(attempts)
 
-    def _lost(self, transient: Transient, sample: int) -> Attempt:
-        """The attempt of a request that was given up; ends the run when too many were, one after the other."""
-        self._given_up += 1
-        if self._given_up >= _MOST_GIVEN_UP:
+    def _record_lost(self, transient: Transient, sample: int) -> Attempt:
+        """Return the attempt of a request without a reply; raise EngineError after too many in a row."""
+        self._lost_in_a_row += 1
+        if self._lost_in_a_row >= _MAX_LOST_IN_A_ROW:
             raise EngineError(
-                f"the last {self._given_up} requests were given up without a reply ({transient.reason}); "
-                f"see to the server; {describe_resume(self.cache.path, self.cache.mode)}"
+                f"{self._lost_in_a_row} requests in a row failed without a reply ({transient.reason}); "
+                f"check the server; {describe_resume(self.cache.path, self.cache.mode)}"
             )
         return Attempt(sample=sample, kind=transient.kind, reason=transient.reason)
 
-    async def _retried(self, call: Callable[[], Awaitable[_ResultT]]) -> _ResultT:
-        """Call the engine, again and again while its failures may pass."""
+    async def _retry(self, call: Callable[[], Awaitable[_ResultT]]) -> _ResultT:
+        """Call the engine, and retry transient failures."""
 
-        def note(problem: Transient) -> None:
+        def record(problem: Transient) -> None:
             self.counts.retries += 1
             self.counts.problem = str(problem)
             log_retry(problem)
 
         try:
-            return await retry(call, self.retry_for, Transient, note)
+            return await retry(call, self.retry_for, Transient, record)
         except Unreachable as error:
             raise EngineError(
-                f"the engine has not been reachable for {self.retry_for:g} s ({error.reason}); "
+                f"the engine was unreachable for {self.retry_for:g} s ({error.reason}); "
                 f"start the server; {describe_resume(self.cache.path, self.cache.mode)}"
             ) from error
 
 
 def describe_entry(kind: str, request: Request, key: str) -> EntryMetadata:
-    """Return the heading under which what came of a request is stored."""
+    """Return the metadata of the cache entry for the result of a request."""
     origin = request.origin
     return EntryMetadata(
         key=key,

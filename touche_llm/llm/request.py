@@ -1,4 +1,4 @@
-"""What is asked of an engine, and the key under which its answer is kept."""
+"""Requests to an engine, and the keys of their answers in the cache."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 import orjson
 
-# Raised whenever the meaning of a key changes, so that no answer is found under a key of another meaning.
+# Increased whenever the meaning of a key changes, so that no answer is found under a key with another meaning.
 KEY_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message."""
+    """Chat message."""
 
     role: str
     content: str
@@ -24,7 +24,14 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How an answer is drawn. `top_logprobs` is the number of alternatives a token, 0 for no log-probabilities."""
+    """Sampling parameters.
+
+    Attributes:
+        temperature: Temperature; 0 decodes greedily.
+        seed: Seed of the request.
+        max_tokens: Max completion tokens.
+        top_logprobs: Number of alternatives per token; 0 requests no log-probabilities.
+    """
 
     temperature: float = 0.0
     seed: int = 0
@@ -34,7 +41,15 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a request comes from. For people and messages; no part of the key."""
+    """Prompt, topic and document of a request, for messages and logs; not part of its key.
+
+    Attributes:
+        prompt: Name of the prompt.
+        prompt_version: Version of the prompt.
+        prompt_hash: Hash of the prompt.
+        topic_id: Id of the topic.
+        document_id: Id of the document, ids of several separated by spaces, or None for a topic alone.
+    """
 
     prompt: str
     prompt_version: int
@@ -42,10 +57,31 @@ class Origin:
     topic_id: str
     document_id: str | None
 
+    @property
+    def subject(self) -> str:
+        """Topic and document in words."""
+        return f"topic {self.topic_id}" + (f", document {self.document_id}" if self.document_id else "")
+
+    @property
+    def location(self) -> str:
+        """Prompt, topic and document in words: the location of an error."""
+        return f"prompt {self.prompt}, {self.subject}"
+
 
 @dataclass(frozen=True)
 class Request:
-    """One question to one model, complete: everything that can change the answer is in it."""
+    """Request to a model, with everything that can change the answer.
+
+    Attributes:
+        messages: Chat messages.
+        schema: JSON Schema that the answer must fit.
+        sampling: Sampling parameters.
+        model: Name of the model.
+        revision: The user's name for the version of the weights.
+        chat_template_kwargs: Switches of the chat template.
+        origin: Prompt, topic and document.
+        sample: Index of the sample; above 0 after unusable answers.
+    """
 
     messages: tuple[Message, ...]
     schema: Mapping[str, Any]
@@ -58,9 +94,9 @@ class Request:
 
     @cached_property
     def key(self) -> str:
-        """SHA-256 in hexadecimal over the canonical JSON of all that can change the answer.
+        """SHA-256 in hexadecimal over the canonical JSON of everything that can change the answer.
 
-        Retry counts, addresses and concurrency are left out, and so is `origin`.
+        Number of retries, addresses, concurrency and `origin` are not part of it.
         """
         return hash_content(
             "answer",
@@ -80,16 +116,19 @@ class Request:
 
     @property
     def logprob_fields(self) -> tuple[str, ...]:
-        """The fields of the answer whose probabilities are asked for."""
+        """Fields of the answer for which log-probabilities are requested."""
         return tuple(self.schema["properties"]) if self.sampling.top_logprobs else ()
 
     def resample(self, sample: int, temperature: float) -> Request:
-        """The same question for another sample: drawn at `temperature` with a seed of its own."""
+        """Return the request for another sample, drawn at `temperature` with a seed of its own."""
         sampling = replace(self.sampling, temperature=temperature, seed=self.sampling.seed + sample)
         return replace(self, sampling=sampling, sample=sample)
 
 
 def hash_content(kind: str, **parts: Any) -> str:
-    """SHA-256 in hexadecimal over the canonical JSON (sorted keys) of `parts`, `kind` and the key version."""
+    """Return the SHA-256, in hexadecimal, of the canonical JSON of `parts`, `kind` and the key version.
+
+    Canonical JSON has sorted keys.
+    """
     content = orjson.dumps({"version": KEY_VERSION, "kind": kind, **parts}, option=orjson.OPT_SORT_KEYS)
     return hashlib.sha256(content).hexdigest()

@@ -1,4 +1,4 @@
-"""The parts of a configuration that say what is asked, and how."""
+"""Settings of the engine and of sampling, sections of a configuration."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from touche_llm.llm.engines.vllm_common import model_name
+from touche_llm.llm.engines.vllm_common import get_model_name
 
-# vLLM queues what exceeds its batch, by default of 256 requests (1,024 from 70 GiB of GPU memory on).
+# vLLM queues requests beyond its batch, by default 256 (1,024 from 70 GiB of GPU memory on).
 DEFAULT_CONCURRENCY = 256
 
 
 class Section(BaseModel):
-    """A part of a configuration."""
+    """Section of a configuration."""
 
-    # What was given is not repeated in errors: it may be a key in the wrong place.
+    # Errors do not repeat the input: it may be an API key in the wrong place.
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
-def _without_password(url: str) -> str:
+def _check_url(url: str) -> str:
     if any(mark in url for mark in "@?#"):
         raise ValueError(
             "must not hold a password or a key (no @, ? or #), since it is written to files: "
@@ -31,10 +31,10 @@ def _without_password(url: str) -> str:
     return url
 
 
-def _engine_options(options: dict[str, Any]) -> dict[str, Any]:
+def _check_options(options: dict[str, Any]) -> dict[str, Any]:
     for name in options:
         if not name.isidentifier():
-            raise ValueError(f"{name!r} is no option of vLLM in the form of enforce_eager")
+            raise ValueError(f"{name!r} is not an option of vLLM, written like enforce_eager")
         if name in ("hf_token", "api_key"):
             raise ValueError(f"must not hold {name}, since it is written to files: set it in the environment")
         if name in ("model", "max_model_len", "served_model_name", "host", "port"):
@@ -43,28 +43,35 @@ def _engine_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 class Runner(StrEnum):
-    """What answers batch files: `vllm run-batch`, or a Ray Data job."""
+    """Program that answers batch files: `vllm run-batch`, or a Ray Data job."""
 
     VLLM = "vllm"
     RAY = "ray"
 
 
 class EngineConfig(Section):
-    """The engine: a vLLM `server` at `base_url`, one `managed` by the program for the run, or `batch` files.
+    """Settings of the engine: a vLLM `server`, a `managed` one of this run, or `batch` files.
 
-    For the latter two, `model` is a local folder, known by its last name, and `options` are additional options of
-    vLLM, as in `{tensor_parallel_size: 2}`; a server that runs already ignores them. Batch files are answered by the
-    `runner`, `vllm run-batch` or a Ray Data job, and need the `context`; for `ray`, `options` may also be those of
-    `ray.data.llm.vLLMEngineProcessorConfig`, as in `{concurrency: [4, 4]}` for four replicas.
-    Times are in seconds and are the server's alone; `context` is in tokens, the model's own where left out.
-    `concurrency` is the number of requests to a server at a time.
+    Attributes:
+        name: A running server at `base_url`, one that the program starts and stops, or batch files.
+        runner: Program that answers batch files, which also need the `context`.
+        base_url: Address of the server.
+        model: Name of the served model. For `managed` and `batch`, its local folder, whose last name is the model's.
+        options: Additional options of vLLM, as in `{tensor_parallel_size: 2}`, for `managed` and `batch`. For the
+            runner `ray` also those of `ray.data.llm.vLLMEngineProcessorConfig`, as in `{concurrency: [4, 4]}` for four
+            replicas.
+        revision: The user's name for the version of the weights.
+        context: Context in tokens; the model's own if None.
+        concurrency: Max number of requests to a server at a time.
+        request_timeout: Seconds that a server may take for a request, excluding its queue.
+        retry_for: Seconds after which a request that fails at a server is no longer retried.
     """
 
     name: Literal["server", "managed", "batch"] = "server"
     runner: Runner = Runner.VLLM
-    base_url: Annotated[str, AfterValidator(_without_password)] = "http://127.0.0.1:8000"
+    base_url: Annotated[str, AfterValidator(_check_url)] = "http://127.0.0.1:8000"
     model: str | None = None
-    options: Annotated[dict[str, Any], AfterValidator(_engine_options)] = {}
+    options: Annotated[dict[str, Any], AfterValidator(_check_options)] = {}
     revision: str = ""
     context: int | None = Field(None, ge=1)
     concurrency: int = Field(DEFAULT_CONCURRENCY, ge=1, le=65536)
@@ -73,22 +80,31 @@ class EngineConfig(Section):
 
     @property
     def model_name(self) -> str | None:
-        """The name that the model has in keys and files."""
-        return model_name(self.model) if self.model and self.name != "server" else self.model
+        """Name of the model in keys and files."""
+        return get_model_name(self.model) if self.model and self.name != "server" else self.model
 
 
 class SamplingConfig(Section):
-    """How answers are drawn: greedily, and an answer that cannot be used again with `resample_temperature`."""
+    """Settings of sampling.
+
+    Attributes:
+        temperature: Temperature of the first sample.
+        resample_temperature: Temperature of additional samples after an unusable answer.
+        seed: Seed of the first sample.
+        max_tokens: Max completion tokens.
+        logprobs: Whether log-probabilities are requested.
+        chat_template_kwargs: Switches of the chat template.
+    """
 
     temperature: float = Field(0.0, ge=0.0, le=2.0)
     resample_temperature: float = Field(0.7, ge=0.0, le=2.0)
     seed: int = Field(0, ge=0, lt=2**31)
     max_tokens: int = Field(64, ge=1, le=65536)
     logprobs: bool = True
-    # Qwen3, DeepSeek V3 and others look at one of these two; templates that know neither ignore them.
+    # Qwen3, DeepSeek V3 and others use one of these two; other templates ignore them.
     chat_template_kwargs: dict[str, Any] = {"enable_thinking": False, "thinking": False}
 
     @property
     def top_logprobs(self) -> int:
-        """Alternatives a token to ask for; 20 is the most that vLLM sends by default."""
+        """Number of alternatives per token; vLLM sends at most 20 by default."""
         return 20 if self.logprobs else 0

@@ -1,4 +1,4 @@
-"""A model's tokeniser without the model: counts and cuts as a server of the model would."""
+"""Tokenizer of a model without the model: counts and truncates like a server."""
 
 from __future__ import annotations
 
@@ -7,63 +7,65 @@ from pathlib import Path
 from typing import Any
 
 from touche_llm.errors import EngineError, UsageError
-from touche_llm.llm.engines.vllm_common import chat, match_prefix
+from touche_llm.llm.engines.vllm_common import match_prefix, to_chat
 from touche_llm.llm.request import Message
 
 
 class ChatTokenizer:
-    """The tokeniser and chat template of a local folder."""
+    """Tokenizer and chat template of a local folder."""
 
     def __init__(self, folder: Path, chat_template_kwargs: Mapping[str, Any]) -> None:
-        """Load it; no code of the folder is run.
+        """Load the tokenizer; no code from the folder is executed.
 
         Args:
-            folder: a model's, or as much of it as its tokeniser and chat template need.
-            chat_template_kwargs: the chat template's switches.
+            folder: Folder of a model, or only its tokenizer and chat template.
+            chat_template_kwargs: Switches of the chat template.
 
         Raises:
-            UsageError: the folder holds no tokeniser, or one without a chat template.
-            EngineError: the library for it is not installed.
+            UsageError: The folder holds no tokenizer, or one without a chat template.
+            EngineError: The transformers library is not installed.
         """
         if not (folder / "tokenizer_config.json").is_file():
-            raise UsageError(
-                f"{folder}: no tokeniser: a folder with tokenizer_config.json is needed (--tokenizer FOLDER)"
-            )
+            raise UsageError(f"{folder}: no tokenizer; give a folder with tokenizer_config.json (--tokenizer FOLDER)")
         try:
             from transformers import AutoTokenizer
         except ImportError as error:
-            raise EngineError("--tokenizer needs transformers, which vLLM brings: pip install transformers") from error
+            raise EngineError("--tokenizer: needs transformers, which vLLM brings: pip install transformers") from error
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=False, use_fast=True
             )
-        except Exception as error:  # of whatever library has to do with the file
-            raise UsageError(f"{folder}: the tokeniser cannot be loaded: {_said(error)}") from error
+        except Exception as error:  # depends on the library that reads the file
+            raise UsageError(f"{folder}: cannot load the tokenizer: {_describe(error)}") from error
         self._folder = folder
-        self._switches = dict(chat_template_kwargs)
+        self._chat_template_kwargs = dict(chat_template_kwargs)
         if not self._tokenizer.chat_template:
-            raise UsageError(f"{folder}: the tokeniser has no chat template")
+            raise UsageError(f"{folder}: the tokenizer has no chat template")
 
     def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        """Number of prompt tokens of a chat, template included; raises UsageError where the template refuses it."""
+        """Return the number of prompt tokens of a chat, template included.
+
+        Raises:
+            UsageError: The chat template refuses the messages.
+        """
         try:
             text = self._tokenizer.apply_chat_template(
-                chat(messages), tokenize=False, add_generation_prompt=True, **self._switches
+                to_chat(messages), tokenize=False, add_generation_prompt=True, **self._chat_template_kwargs
             )
-        except Exception as error:  # a template may raise anything
-            raise UsageError(f"{self._folder}: the chat template does not take the messages: {_said(error)}") from error
-        return len(self._encoded(text))
+        except Exception as error:  # templates can raise anything
+            raise UsageError(f"{self._folder}: the chat template refuses the messages: {_describe(error)}") from error
+        return len(self._encode(text))
 
     def truncate(self, text: str, max_tokens: int) -> str:
-        """The beginning of `text` that has about this many tokens; always a prefix of it."""
-        found = self._encoded(text)
-        return text if len(found) <= max_tokens else match_prefix(text, self._tokenizer.decode(found[:max_tokens]))
+        """Return a prefix of `text` with about this many tokens."""
+        tokens = self._encode(text)
+        return text if len(tokens) <= max_tokens else match_prefix(text, self._tokenizer.decode(tokens[:max_tokens]))
 
-    def _encoded(self, text: str) -> list[int]:
-        # The chat template writes the special tokens; longer texts than the model takes are what is looked for.
-        encoded: list[int] = self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
-        return encoded
+    def _encode(self, text: str) -> list[int]:
+        # The chat template writes the special tokens. The library would warn about texts longer than the context.
+        tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        return tokens
 
 
-def _said(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

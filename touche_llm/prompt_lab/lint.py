@@ -121,7 +121,7 @@ def detect_changed_text(prompt: Prompt, cache: Cache) -> list[Finding]:
     If it has answers to this text too, the other texts may be templates of other people or folders.
     """
     answers: dict[str, int] = {}
-    for kind, _, name, version, digest, entries in cache.counts():
+    for kind, _, name, version, digest, entries in cache.count_entries():
         if kind == "answer" and (name, version) == (prompt.name, prompt.header.version):
             answers[str(digest)] = answers.get(str(digest), 0) + entries
     if prompt.hash in answers:

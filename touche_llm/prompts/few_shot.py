@@ -22,7 +22,7 @@ from touche_llm.data.records import LabelledDocument, Topic
 from touche_llm.data.setting_problems import describe_problem
 from touche_llm.data.yaml_text import YamlError, parse_yaml
 from touche_llm.errors import DataError, PromptError
-from touche_llm.llm.answers import AnswerModel, Unusable, get_labels, parse
+from touche_llm.llm.answers import AnswerModel, Unusable, get_labels, parse_answer
 
 EXAMPLES_SUFFIX = ".examples.yaml"
 MAX_EXAMPLES = 20
@@ -151,7 +151,7 @@ def _spell_answer(where: str, value: Any, model: type[AnswerModel]) -> str:
             _parse_text(where, name, value[name])
     try:
         spelled = orjson.dumps({name: value[name] for name in fields}).decode()
-        parse(spelled, model)
+        parse_answer(spelled, model)
     except (Unusable, TypeError) as error:
         reason = error.reason.replace("Value error, ", "") if isinstance(error, Unusable) else error
         raise PromptError(f"{where}: {reason}") from error

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from touche_llm.config import Config
 from touche_llm.data.records import Cut
 from touche_llm.errors import ToucheError
-from touche_llm.llm.answers import Answer, AnswerT, FailedRequest, Unusable, parse
-from touche_llm.llm.cache import Cache, CacheMode, Form
+from touche_llm.llm.answers import Answer, AnswerT, FailedRequest, Unusable, parse_answer
+from touche_llm.llm.cache import Cache, CacheMode, ValueType
 from touche_llm.llm.cache_file import Entry, ValueT
 from touche_llm.llm.engines.base import EngineInfo
 from touche_llm.llm.model import AnsweredRequest, ModelClient
@@ -166,7 +166,7 @@ class _RecordingCache(Cache):
         super().__init__(path, mode)
         self.used: set[str] = set()
 
-    def get(self, key: str, model: Form[ValueT], *, refreshed: bool = False) -> ValueT | None:
+    def get(self, key: str, model: ValueType[ValueT], *, refreshed: bool = False) -> ValueT | None:
         """Return the value of a key and record the key."""
         value = super().get(key, model, refreshed=refreshed)
         if value is not None:
@@ -192,7 +192,7 @@ class _SubstitutingClient(ModelClient):
         for entry in self._find_similar("answer", request):
             answer = entry.read(Answer)
             try:
-                return AnsweredRequest(parse(answer.text, model), answer, request.key, request.sample)
+                return AnsweredRequest(parse_answer(answer.text, model), answer, request.key, request.sample)
             except Unusable:
                 continue  # an answer to another prompt
         return result

@@ -13,7 +13,7 @@ from pydantic import Field
 from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, EngineError
-from touche_llm.llm.answers import AnswerModel, FailedRequest, build_schema, get_labels, parse
+from touche_llm.llm.answers import AnswerModel, FailedRequest, build_schema, get_labels, parse_answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.counts import Counts
 from touche_llm.llm.engines.base import EngineInfo
@@ -171,7 +171,7 @@ async def test_without_log_probabilities_there_are_none() -> None:
     request = replace(request_for(ComparativeJudgment), sampling=Sampling(top_logprobs=0))
     completion = await DryEngine("first").complete(request)
     assert completion.tokens == []
-    parse(completion.text, ComparativeJudgment)
+    parse_answer(completion.text, ComparativeJudgment)
 
 
 async def test_requests_and_tokens_are_counted_by_prompt_and_what_is_shared_with_the_one_before() -> None:

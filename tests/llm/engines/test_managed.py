@@ -59,7 +59,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "vllm").chmod(0o755)
     (folder / "behaviour").write_text("serves")
     monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setattr(serving, "_ASK_EVERY", 0.05)
+    monkeypatch.setattr(serving, "_POLL_INTERVAL", 0.05)
     monkeypatch.setattr(vllm_process, "_STOP_SECONDS", 0.3)
     return folder
 

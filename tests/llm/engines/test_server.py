@@ -35,7 +35,7 @@ from touche_llm.llm.answers import Answer, FailedRequest, build_schema
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.cache_file import Entry
 from touche_llm.llm.engines.base import Transient
-from touche_llm.llm.engines.server import VllmServer, _possible_connections
+from touche_llm.llm.engines.server import VllmServer, _allow_connections
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.tasks.comparative import ComparativeJudgment
@@ -141,7 +141,7 @@ async def test_a_failure_that_lasts_is_typed_and_not_cached(
     assert reason in result.attempts[0].reason
     assert model.counts.failures == 1
     with Cache(tmp_path / "answers.sqlite") as cache:
-        assert not list(cache.entries())
+        assert not list(cache.iterate_entries())
 
 
 # How the alternatives of the relevance begin: what they hold is read later than the rest, and only there.
@@ -439,7 +439,7 @@ def test_no_more_connections_are_opened_than_the_limit_of_open_files_allows_once
     calls: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
     monkeypatch.setattr(resource, "setrlimit", lambda _, new: calls.append(new))
-    assert _possible_connections(wanted) == possible
+    assert _allow_connections(wanted) == possible
     assert calls == ([] if raised is None else [(raised, limits[1])])
 
 

@@ -1,4 +1,4 @@
-"""The engine protocol: what every way to a model offers, and how it says that it failed."""
+"""Engine protocol, completions and failures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from touche_llm.llm.request import Message, Request
 
 
 class EngineInfo(JsonModel):
-    """What is known of an engine. `context` is in tokens; `overhead` is what the chat template adds to two messages."""
+    """Description of an engine.
+
+    Attributes:
+        model: Name of the model.
+        revision: The user's name for the version of the weights.
+        context: Context in tokens.
+        overhead: Tokens that the chat template adds to two messages.
+        engine: Name and version of the software.
+    """
 
     model: str
     revision: str
@@ -23,9 +31,18 @@ class EngineInfo(JsonModel):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What came back for one request, before anything is believed of it.
+    """Unchecked result of one request.
 
-    `cached_tokens` are those prompt tokens that the engine took from its prefix cache, None where it does not tell.
+    Attributes:
+        text: Text of the answer.
+        finish_reason: Reason why generation ended.
+        prompt_tokens: Tokens of the prompt.
+        completion_tokens: Tokens of the completion, including reasoning.
+        tokens: Tokens of the answer, if requested.
+        refusal: Text with which the model refused, if it did.
+        reasoning: Text of the reasoning, if it is separate.
+        fingerprint: Fingerprint of the software, if reported.
+        cached_tokens: Prompt tokens taken from the prefix cache, None if not reported.
     """
 
     text: str
@@ -40,7 +57,7 @@ class Completion:
 
 
 class Transient(TransientFailure):
-    """A failure of an engine that may pass; `is_overload` says that fewer requests at a time would help."""
+    """Transient failure of an engine; `is_overload` if fewer concurrent requests would help."""
 
     def __init__(
         self,
@@ -56,17 +73,17 @@ class Transient(TransientFailure):
 
 
 class Unreachable(Transient):
-    """Nothing listens where the engine should be. When it lasts, the run stops instead of failing every request."""
+    """The engine is unreachable. If this persists, the run stops instead of failing every request."""
 
 
 class MissingLogprobs(Transient):
-    """An answer came without the log-probabilities that were requested; never stored, so that nothing hides it."""
+    """Answer without the log-probabilities requested; not stored, so that no replay uses it."""
 
 
 class Rejected(Exception):
-    """The engine does not accept this request; asking again would not help. `status` is the HTTP status.
+    """The engine rejects the request, so that a retry would not help; `status` is the HTTP status.
 
-    Unless it ends the run, it is stored as a failure of the request.
+    Stored as a failure of the request unless `is_fatal`.
     """
 
     def __init__(self, status: int, reason: str) -> None:
@@ -75,21 +92,21 @@ class Rejected(Exception):
 
     @property
     def is_fatal(self) -> bool:
-        """Whether every other request would end like this one: a redirect, a key that is not taken, no such place."""
+        """Whether every other request would be rejected too: a redirect, an invalid key, an unknown path."""
         return self.status < 400 or self.status in (401, 403, 404)
 
 
 class Engine(Protocol):
-    """A way to a model. Methods raise Transient or Rejected."""
+    """Access to a model. Methods raise Transient or Rejected."""
 
     async def complete(self, request: Request) -> Completion:
-        """Answer one request."""
+        """Return the completion of a request."""
         ...
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        """Number of prompt tokens of a chat, template included."""
+        """Return the number of prompt tokens of a chat, template included."""
         ...
 
     async def truncate(self, text: str, max_tokens: int) -> str:
-        """The beginning of `text` that has about this many tokens."""
+        """Return the beginning of `text` with about this many tokens."""
         ...

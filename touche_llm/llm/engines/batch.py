@@ -1,4 +1,4 @@
-"""Engine of an export or import: answers from files of responses, and a list of the requests without one."""
+"""Engine of batch exports and imports: answers from files of responses."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from touche_llm.llm.tokenizer import ChatTokenizer
 from touche_llm.text.passages import RankedPassages
 
 _ValueT = TypeVar("_ValueT")
-# Which status it was is in the reason.
-_REFUSED = 400
+# The status itself is in the reason.
+_REJECTED_STATUS = 400
 
 
 class _NoTokenizer(Exception):
-    """A text has to be measured without a tokeniser."""
+    """Tokens have to be counted without a tokenizer."""
 
 
 class BatchEngine:
-    """Answers requests from responses; one without a response is noted, and cancels the task that waits for it.
+    """Engine that answers from responses; a request without one is recorded, and the task that waits is cancelled.
 
     Attributes:
         pending: Requests without an answer.
@@ -40,28 +40,28 @@ class BatchEngine:
         replies: Replies,
         tokenizer: ChatTokenizer | None,
         *,
-        importing: bool,
+        is_import: bool,
         give_up: bool = False,
     ) -> None:
         """Initialise the engine.
 
         Args:
             replies: Responses by key.
-            tokenizer: The model's tokeniser, if there is one.
-            importing: Whether a text that cannot be measured waits for the next export; otherwise it is an error.
-            give_up: Whether a response without an answer fails its request; otherwise only a refusal does.
+            tokenizer: Tokenizer of the model, if given.
+            is_import: Whether counting without a tokenizer is left to the next export; otherwise it is an error.
+            give_up: Whether any response without an answer fails its request; otherwise only a rejection does.
         """
-        self._replies, self._tokenizer, self._importing, self._give_up = replies, tokenizer, importing, give_up
+        self._replies, self._tokenizer, self._is_import, self._give_up = replies, tokenizer, is_import, give_up
         self.pending: dict[str, Request] = {}
         self.taken: set[str] = set()
         self.fingerprint: str | None = None
 
     async def complete(self, request: Request) -> Completion:
-        """Answer a request; raise Rejected if its response holds no answer and it is not sent again."""
+        """Return the completion of a request; raise Rejected if its response has no answer and it is not sent again."""
         key = request.key
         problem = self._replies.problem(key)
-        if problem is not None and (problem.final or self._give_up):
-            raise Rejected(_REFUSED, problem.reason)
+        if problem is not None and (problem.is_final or self._give_up):
+            raise Rejected(_REJECTED_STATUS, problem.reason)
         reply = self._replies.answer(key)
         if reply is None:
             self.pending[key] = request
@@ -73,44 +73,42 @@ class BatchEngine:
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Return the number of prompt tokens of a chat, template included."""
-        return self._measured(lambda tokenizer: tokenizer.count_tokens(messages))
+        return self._measure(lambda tokenizer: tokenizer.count_tokens(messages))
 
     async def truncate(self, text: str, max_tokens: int) -> str:
         """Return the beginning of `text` that has about this many tokens."""
-        return self._measured(lambda tokenizer: tokenizer.truncate(text, max_tokens))
+        return self._measure(lambda tokenizer: tokenizer.truncate(text, max_tokens))
 
-    def _measured(self, measure: Callable[[ChatTokenizer], _ValueT]) -> _ValueT:
+    def _measure(self, measure: Callable[[ChatTokenizer], _ValueT]) -> _ValueT:
         if self._tokenizer is not None:
             return measure(self._tokenizer)
-        if self._importing:
-            raise asyncio.CancelledError  # the next export measures it
+        if self._is_import:
+            raise asyncio.CancelledError
         raise _NoTokenizer
 
 
 class BatchClient(ModelClient):
-    """A language model whose errors name the text that it could not measure."""
+    """Model client whose errors name the request whose tokens cannot be counted."""
 
     async def truncate_document(
-        self, request: Callable[[str], Request], whole: Request, document: str | RankedPassages, room: int
+        self, build_request: Callable[[str], Request], whole: Request, document: str | RankedPassages, room: int
     ) -> tuple[str, Cut | None] | FailedRequest:
-        """As that of the language model."""
+        """Truncate a document as `ModelClient` does."""
         try:
-            return await super().truncate_document(request, whole, document, room)
+            return await super().truncate_document(build_request, whole, document, room)
         except _NoTokenizer as error:
-            raise _unmeasured(whole, f"may have more than the {room:,} prompt tokens that it can have") from error
+            raise _build_error(whole, f"may have more than the {room:,} prompt tokens available") from error
 
     async def count_tokens(self, request: Request) -> int | FailedRequest:
-        """As that of the language model."""
+        """Count tokens as `ModelClient` does."""
         try:
             return await super().count_tokens(request)
         except _NoTokenizer as error:
-            raise _unmeasured(request, "the room for documents has to be counted") from error
+            raise _build_error(request, "the tokens left for documents have to be counted") from error
 
 
-def _unmeasured(request: Request, what: str) -> UsageError:
-    origin = request.origin
-    where = f"topic {origin.topic_id}" + (f", document {origin.document_id}" if origin.document_id else "")
+def _build_error(request: Request, problem: str) -> UsageError:
     return UsageError(
-        f"prompt {origin.prompt}, {where}: {what}: give a folder with the model's tokeniser (--tokenizer FOLDER) or "
-        "more room (--context; in comparisons --set ranking.document_tokens=…)"
+        f"{request.origin.location}: {problem}; give a folder with the model's tokenizer (--tokenizer FOLDER) or more "
+        "room (--context; in comparisons --set ranking.document_tokens=…)"
     )

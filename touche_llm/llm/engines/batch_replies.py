@@ -1,4 +1,4 @@
-"""Files of responses, as `vllm run-batch` writes them; they need not fit into memory."""
+"""Files of responses, as `vllm run-batch` writes them, of any size."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from touche_llm.errors import DataError, to_printable
 from touche_llm.llm.engines.base import Transient
 from touche_llm.llm.engines.chat_reply import CHAT_PATH, LOGPROBS_MISSING, ChatReply, read_completion
 
-# Responses that one import reads: each takes up to a kilobyte of memory.
+# Max responses of one import: each takes up to a kilobyte of memory.
 MAX_REPLIES = 300_000
-_LONGEST_REASON = 300
-_LONGEST_KIND = 40
-# Caused by the way to the model, not by the request.
+_MAX_REASON = 300
+_MAX_KIND = 40
+# Status codes that the request did not cause.
 _NOT_FINAL = (401, 403, 404, 408, 429)
 
 
@@ -30,7 +30,7 @@ class _Response(msgspec.Struct):
 
 
 class _Line(msgspec.Struct):
-    # The key of a request has 64 characters; some room is left to quote other ids whole.
+    # The key of a request has 64 characters; other ids are quoted completely up to this length.
     custom_id: Annotated[str, msgspec.Meta(max_length=256)]
     response: _Response | None
     error: Any = None
@@ -43,12 +43,12 @@ class Problem:
     Attributes:
         kind: Kind to count: `status_500`, `finish_abort`, `other_model` …
         reason: Message of the error.
-        final: Whether the engine refused the request itself, so that sending it again would not help.
+        is_final: Whether the engine rejected the request itself, so that sending it again would not help.
     """
 
     kind: str
     reason: str
-    final: bool = False
+    is_final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Replies:
-    """Responses by the key of their request, and the places of those that repeat another."""
+    """Responses by key of the request, and the places of repeated ones."""
 
     by_key: dict[str, Reply] = field(default_factory=dict)
     repeated: list[str] = field(default_factory=list)
@@ -85,14 +85,14 @@ class Replies:
             return None
         with reply.file.open("rb") as stream:
             stream.seek(reply.offset)
-            found_key, answer = _parsed(reply.file, reply.line, stream.readline(MAX_LINE + 1))
+            found_key, answer = _parse(reply.file, reply.line, stream.readline(MAX_LINE + 1))
         if found_key != key or isinstance(answer, Problem):
             raise DataError(f"{reply.place}: changed while it was read; import the file again")
         return answer
 
 
 def read_replies(paths: Sequence[Path], model: str, *, logprobs: bool) -> Replies:
-    """Read the responses of all files; of several to a request, the first with an answer counts, or else the first.
+    """Read the responses of all files; of several to a request, the first answer counts, or else the first problem.
 
     Args:
         paths: Files of responses.
@@ -100,7 +100,7 @@ def read_replies(paths: Sequence[Path], model: str, *, logprobs: bool) -> Replie
         logprobs: Whether log-probabilities were requested; an answer without any is a problem then.
 
     Raises:
-        DataError: A file cannot be read, or a line is no response; names file and line.
+        DataError: A file cannot be read, or a line is not a response.
     """
     replies = Replies()
     count = 0
@@ -112,11 +112,11 @@ def read_replies(paths: Sequence[Path], model: str, *, logprobs: bool) -> Replie
                     count += 1
                     if count > MAX_REPLIES:
                         raise DataError(
-                            f"{path}:{number}: more than {MAX_REPLIES:,} responses, the most that one import reads; "
-                            "import the files one after the other (batch export --shards makes several)"
+                            f"{path}:{number}: more than {MAX_REPLIES:,} responses, the max of one import; "
+                            "import the files one by one (batch export --shards writes several)"
                         )
-                    key, answer = _parsed(path, number, line)
-                    problem = answer if isinstance(answer, Problem) else _unfit(answer, model, logprobs)
+                    key, answer = _parse(path, number, line)
+                    problem = answer if isinstance(answer, Problem) else _find_mismatch(answer, model, logprobs)
                     reply = Reply(path, number, offset, problem)
                     before = replies.by_key.setdefault(key, reply)
                     if before is not reply and before.problem is not None and problem is None:
@@ -129,51 +129,51 @@ def read_replies(paths: Sequence[Path], model: str, *, logprobs: bool) -> Replie
     return replies
 
 
-def _parsed(path: Path, number: int, line: bytes) -> tuple[str, ChatReply | Problem]:
+def _parse(path: Path, number: int, line: bytes) -> tuple[str, ChatReply | Problem]:
     """Return the key of a line's request, and its answer or the problem."""
     place = f"{path}:{number}"
     if len(line) > MAX_LINE:
-        raise DataError(f"{place}: longer than {MAX_LINE:,} bytes; no response of a batch file")
+        raise DataError(f"{place}: longer than {MAX_LINE:,} bytes; not a response of a batch file")
     try:
         found = decode_json(line, _Line)
         response = found.response
         if response is None or response.status_code != 200 or found.error is not None:
-            return found.custom_id, _error(response, found.error)
+            return found.custom_id, _describe_error(response, found.error)
         reply = decode_json(response.body, ChatReply)
         reply.check()
     except Malformed as error:
-        raise DataError(f"{place}: no response of a batch file: {error}") from error
+        raise DataError(f"{place}: not a response of a batch file: {error}") from error
     try:
         read_completion(reply)
     except Transient as transient:
         kind = f"finish_{reply.choices[0].finish_reason}" if reply.choices else "no_choices"
-        return found.custom_id, Problem(to_printable(kind)[:_LONGEST_KIND], transient.reason)
+        return found.custom_id, Problem(to_printable(kind)[:_MAX_KIND], transient.reason)
     return found.custom_id, reply
 
 
-def _error(response: _Response | None, error: Any) -> Problem:
+def _describe_error(response: _Response | None, error: Any) -> Problem:
     if response is None:
-        return Problem("error", _said(error))
-    status, said = response.status_code, error if error is not None else decode_json(response.body, Any)
-    # Texts alone are errors of `vllm run-batch` itself, as of an address that it does not know.
-    final = 400 <= status < 500 and status not in _NOT_FINAL and isinstance(said, dict)
-    return Problem(f"status_{status}", f"HTTP {status} from {CHAT_PATH}: {_said(said)}", final)
+        return Problem("error", _extract_message(error))
+    status, body = response.status_code, error if error is not None else decode_json(response.body, Any)
+    # Errors that are strings are those of `vllm run-batch` itself, for instance for an unknown path.
+    is_final = 400 <= status < 500 and status not in _NOT_FINAL and isinstance(body, dict)
+    return Problem(f"status_{status}", f"HTTP {status} from {CHAT_PATH}: {_extract_message(body)}", is_final)
 
 
-def _unfit(reply: ChatReply, model: str, logprobs: bool) -> Problem | None:
+def _find_mismatch(reply: ChatReply, model: str, logprobs: bool) -> Problem | None:
     """Return why an answer does not fit its request, or None."""
     if reply.model != model:
-        reason = f"the answer is of the model {reply.model!r:.120}, not of {model}: see to --served-model-name"
+        reason = f"the answer is of the model {reply.model!r:.120}, not of {model}: check --served-model-name"
         return Problem("other_model", to_printable(reason))
     if logprobs and reply.lacks_logprobs:
         return Problem("no_logprobs", LOGPROBS_MISSING)
     return None
 
 
-def _said(error: Any) -> str:
+def _extract_message(error: Any) -> str:
     """Return the message of an error, shortened; its form differs between servers."""
     for name in ("error", "message"):
         if isinstance(error, dict) and error.get(name):
             error = error[name]
     text = error if isinstance(error, str) else json.dumps(error)
-    return to_printable(" ".join(text.split()))[:_LONGEST_REASON]
+    return to_printable(" ".join(text.split()))[:_MAX_REASON]

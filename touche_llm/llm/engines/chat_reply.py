@@ -1,4 +1,4 @@
-"""Chat requests to vLLM and their replies, over HTTP and as lines of batch files."""
+"""Chat requests to vLLM and its replies, over HTTP or in batch files."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from touche_llm.data.json_records import Count, Malformed, decode_json
 from touche_llm.data.transport import BROKEN_TRIES
 from touche_llm.llm.answers import Token
 from touche_llm.llm.engines.base import Completion, MissingLogprobs, Transient
-from touche_llm.llm.engines.vllm_common import chat
+from touche_llm.llm.engines.vllm_common import to_chat
 from touche_llm.llm.logprobs import LOGPROB_ROUNDING, find_value_spans, overlaps
 from touche_llm.llm.request import Request
 
 CHAT_PATH = "/v1/chat/completions"
-LOGPROBS_MISSING = "log-probabilities were requested and none came; use --no-logprobs where none can be had"
-# Alternatives below e^-25 change no probability that is stored; masked tokens have -9999.
+LOGPROBS_MISSING = "log-probabilities were requested, but none came; use --no-logprobs if the server sends none"
+# Alternatives below e^-25 change no stored probability; masked tokens have -9999.
 _MIN_LOGPROB = -25.0
 _WHITE_SPACE = b" \t\r\n"
 
@@ -32,7 +32,7 @@ class _Token(msgspec.Struct, gc=False):
     token: str
     logprob: float
     bytes: list[Annotated[int, msgspec.Meta(ge=0, le=255)]] | None = None
-    # Twenty for each token, and few tokens are those of labels.
+    # Decoded on demand: twenty per token, and few tokens belong to labels.
     top_logprobs: msgspec.Raw = msgspec.Raw(b"[]")
 
     @property
@@ -43,7 +43,8 @@ class _Token(msgspec.Struct, gc=False):
     @property
     def alternatives(self) -> list[tuple[str, float]]:
         """The most probable tokens at its place; raises Malformed."""
-        return [(each.token, each.logprob) for each in decode_json(self.top_logprobs, list[_Alternative])]
+        decoded = decode_json(self.top_logprobs, list[_Alternative])
+        return [(alternative.token, alternative.logprob) for alternative in decoded]
 
 
 class _Logprobs(msgspec.Struct, gc=False):
@@ -70,7 +71,7 @@ class _PromptDetails(msgspec.Struct, gc=False):
 class _Usage(msgspec.Struct, gc=False):
     prompt_tokens: Count = 0
     completion_tokens: Count = 0
-    # Only of a server with --enable-prompt-tokens-details.
+    # Sent by a server with --enable-prompt-tokens-details.
     prompt_tokens_details: _PromptDetails | None = None
 
     @property
@@ -83,7 +84,7 @@ class _Usage(msgspec.Struct, gc=False):
 
 
 class ChatReply(msgspec.Struct, gc=False):
-    """A chat completion, of which only what is used is looked at."""
+    """Chat completion; only the fields in use are decoded."""
 
     choices: list[_Choice]
     id: str | None = None
@@ -93,7 +94,7 @@ class ChatReply(msgspec.Struct, gc=False):
 
     @property
     def lacks_logprobs(self) -> bool:
-        """Whether it holds an answer, and no alternatives of any of its tokens."""
+        """Whether it is an answer without alternatives for any token."""
         choice = self.choices[0]
         if choice.finish_reason != "stop" or choice.message.refusal or not (choice.message.content or "").strip():
             return False
@@ -101,18 +102,18 @@ class ChatReply(msgspec.Struct, gc=False):
         return all(bytes(token.top_logprobs) == b"[]" for token in sent)
 
     def check(self) -> None:
-        """Look also at what is read where it is needed only; raises Malformed."""
+        """Decode also the alternatives, which are otherwise decoded on demand; raises Malformed."""
         for choice in self.choices:
             for token in (choice.logprobs and choice.logprobs.content) or ():
                 decode_json(token.top_logprobs, list[_Alternative])
 
 
 def build_chat_body(request: Request) -> dict[str, Any]:
-    """The body with which a request is sent to `CHAT_PATH`."""
+    """Return the body of a request to `CHAT_PATH`."""
     sampling = request.sampling
     body: dict[str, Any] = {
         "model": request.model,
-        "messages": chat(request.messages),
+        "messages": to_chat(request.messages),
         "temperature": sampling.temperature,
         "seed": sampling.seed,
         "max_tokens": sampling.max_tokens,
@@ -125,10 +126,11 @@ def build_chat_body(request: Request) -> dict[str, Any]:
 
 
 def read_completion(reply: ChatReply, fields: Collection[str] = ()) -> Completion:
-    """What a reply says, with the tokens that carry the values of `fields`; raises Transient for half a reply.
+    """Return the completion in a reply, with the tokens of the values of `fields`.
 
     Raises:
-        MissingLogprobs: `fields` are to be read, and no log-probabilities came.
+        Transient: The reply is incomplete.
+        MissingLogprobs: There are `fields`, but no log-probabilities.
     """
     if not reply.choices:
         raise Transient("server_error", "the reply has no choices", max_tries=BROKEN_TRIES)
@@ -143,7 +145,7 @@ def read_completion(reply: ChatReply, fields: Collection[str] = ()) -> Completio
     try:
         tokens = _align_tokens(sent, text, fields)
     except Malformed as error:
-        raise Transient("server_error", f"alternatives of another form: {error}", max_tries=BROKEN_TRIES) from error
+        raise Transient("server_error", f"malformed alternatives: {error}", max_tries=BROKEN_TRIES) from error
     return Completion(
         text=text,
         finish_reason=choice.finish_reason,
@@ -158,9 +160,9 @@ def read_completion(reply: ChatReply, fields: Collection[str] = ()) -> Completio
 
 
 def _align_tokens(sent: Sequence[_Token], text: str, fields: Collection[str]) -> list[Token]:
-    """Return the tokens of an answer that carry the values of fields, with their places in its text.
+    """Return the tokens of the values of fields, with their offsets in the answer.
 
-    White space is not compared: some tokenisers keep it in their tokens and lose it in the tokens' texts. Tokens before
+    White space is not compared: some tokenizers have it in their tokens but not in the tokens' texts. Tokens before
     the answer (reasoning), after it (the end token) and of white space alone are left out. A log-probability that
     rounding raised above 0 becomes 0; see `check_logprobs` for others.
 
@@ -184,14 +186,14 @@ def _align_tokens(sent: Sequence[_Token], text: str, fields: Collection[str]) ->
     for token, piece in zip(sent, pieces, strict=True):
         if piece and 0 <= at < len(places) and overlaps(places[at], token.token, spans):
             top = [
-                (alternative, logprob if logprob < 0.0 else _unrounded(logprob))
+                (alternative, logprob if logprob < 0.0 else _clip_rounding(logprob))
                 for alternative, logprob in token.alternatives
                 if logprob > _MIN_LOGPROB
             ]
-            found.append(Token(at=places[at], token=token.token, logprob=_unrounded(token.logprob), top=top))
+            found.append(Token(at=places[at], token=token.token, logprob=_clip_rounding(token.logprob), top=top))
         at += len(piece)
     return found
 
 
-def _unrounded(logprob: float) -> float:
+def _clip_rounding(logprob: float) -> float:
     return 0.0 if 0.0 < logprob <= LOGPROB_ROUNDING else logprob

@@ -1,4 +1,4 @@
-"""What a dry run asks instead of a model: an engine that sends nothing, and a cache that writes nothing."""
+"""Engine and cache of a dry run: nothing is sent, nothing is written."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from touche_llm.llm.answers import Token
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.cache_file import Entry
 from touche_llm.llm.engines.base import Completion
+from touche_llm.llm.logprobs import Label
 from touche_llm.llm.request import Message, Request
 
-# English text has about four characters a token.
+# Characters per token, about, in English text.
 _TOKEN_CHARS = 4
-
-Label = int | str
 
 
 @dataclass(slots=True)
 class Usage:
-    """What the requests of one prompt would cost, in tokens estimated at four characters each, chat template left out.
+    """Estimated usage of the requests of one prompt, without the chat template.
 
-    `shared_tokens` are those of `prompt_tokens` with which the request before it, of the same prompt, began too: about
-    what a prefix cache can save.
+    Attributes:
+        requests: Number of requests.
+        prompt_tokens: Tokens of the prompts.
+        shared_tokens: Those of `prompt_tokens` that are also the beginning of the prompt before, which are about the
+            tokens that a prefix cache can save.
     """
 
     requests: int = 0
@@ -39,83 +41,82 @@ class Usage:
 
 
 class DryEngine:
-    """Answers every request from its schema alone, and keeps account of what would have been sent.
+    """Engine that answers from the schema alone and records what would have been sent.
 
-    A question about one document, or about a topic alone, is answered with the same probability for every grade, and of
-    words twice as much for the first one: sentences that are on no side would make no pairs. One about several
-    documents is answered with certainty. The first label is the one written; a text is made from the field's name.
+    For one document, or a topic alone, all grades are equally probable, and the first of several words is twice as
+    probable as the others, since sentences without a side would form no pairs. Among several documents, one is certain.
+    The text of the answer has the first label; a free text is made of the field's name.
 
     Attributes:
-        answers: which of several documents is named as the best one, the first shown or the second; where the same
-            documents are shown again in another order, it is the same one. A field `order` gets the labels of the
-            documents (A, B, …) as they come ("first") or backwards ("second"). As the one that stands higher so far is
-            shown first, these two are the answers that change the ranking least and most.
-        spent: by the name of the prompt, in the order of first use.
+        answers: Whether the first or the second of several documents shown is the best; the same one if they are shown
+            again in another order. A field `order` lists the labels of the documents forwards or backwards. Since
+            documents are shown in the order of the ranking, "first" changes it least and "second" most.
+        usage: Usage by name of the prompt, in order of first use.
     """
 
     def __init__(self, answers: Literal["first", "second"]) -> None:
         self.answers = answers
         self.usage: dict[str, Usage] = {}
-        self._before: dict[str, str] = {}
+        self._last_text: dict[str, str] = {}
         self._chosen: dict[tuple[str, frozenset[str]], str] = {}
 
     async def complete(self, request: Request) -> Completion:
-        """An answer that fits the schema; raises EngineError for a pattern that no text is known for."""
-        text, tokens = _spelled(self._answer(request))
+        """Return an answer that fits the schema; raise EngineError if no text is known for a pattern."""
+        text, tokens = _spell(self._choose_labels(request))
         return Completion(
             text=text,
             finish_reason="stop",
-            prompt_tokens=self._account(request),
+            prompt_tokens=self._record(request),
             completion_tokens=_estimate(text),
             tokens=tokens if request.sampling.top_logprobs else [],
         )
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        """About how many prompt tokens a chat has."""
-        return _estimate(_joined(messages))
+        """Return the estimated number of prompt tokens of a chat."""
+        return _estimate(_join(messages))
 
     async def truncate(self, text: str, max_tokens: int) -> str:
-        """The beginning of `text` that has about this many tokens."""
+        """Return the beginning of `text` with about this many tokens."""
         return text[: max_tokens * _TOKEN_CHARS]
 
-    def _account(self, request: Request) -> int:
-        """Note a request; returns its number of prompt tokens."""
-        prompt, text = request.origin.prompt, _joined(request.messages)
-        spent = self.usage.setdefault(prompt, Usage())
+    def _record(self, request: Request) -> int:
+        """Record a request; return its number of prompt tokens."""
+        prompt, text = request.origin.prompt, _join(request.messages)
+        usage = self.usage.setdefault(prompt, Usage())
         tokens = _estimate(text)
-        spent.requests += 1
-        spent.prompt_tokens += tokens
-        spent.shared_tokens += _estimate(text[: _shared(self._before.get(prompt, ""), text)])
-        self._before[prompt] = text
+        usage.requests += 1
+        usage.prompt_tokens += tokens
+        usage.shared_tokens += _estimate(text[: _count_shared(self._last_text.get(prompt, ""), text)])
+        self._last_text[prompt] = text
         return tokens
 
-    def _answer(self, request: Request) -> dict[str, Sequence[Label]]:
-        """For each field the labels that are probable, the written one first."""
+    def _choose_labels(self, request: Request) -> dict[str, Sequence[Label]]:
+        """Return the probable labels of each field, that of the text first."""
         fields: Mapping[str, Any] = request.schema["properties"]
         documents = (request.origin.document_id or "").split()
         if not documents and list(fields) == ["first", "second"]:
-            return _two_objects(*(field["enum"] for field in fields.values()))
+            return _choose_objects(*(field["enum"] for field in fields.values()))
         answer: dict[str, Sequence[Label]] = {}
         for name, field in fields.items():
             if "pattern" in field:
-                answer[name] = [self._text(name, field["pattern"], len(documents))]
+                answer[name] = [self._write_text(name, field["pattern"], len(documents))]
             elif len(documents) > 1:
-                answer[name] = [field["enum"][documents.index(self._choose(request.origin.topic_id, documents))]]
+                answer[name] = [field["enum"][documents.index(self._choose_best(request.origin.topic_id, documents))]]
             else:
                 answer[name] = field["enum"]
         return answer
 
-    def _choose(self, topic_id: str, documents: list[str]) -> str:
-        chosen = documents[0 if self.answers == "first" else 1]
-        return self._chosen.setdefault((topic_id, frozenset(documents)), chosen)
+    def _choose_best(self, topic_id: str, documents: list[str]) -> str:
+        best = documents[0 if self.answers == "first" else 1]
+        return self._chosen.setdefault((topic_id, frozenset(documents)), best)
 
-    def _text(self, name: str, pattern: str, documents: int) -> str:
+    def _write_text(self, name: str, pattern: str, documents: int) -> str:
         if name == "order":
             labels = string.ascii_uppercase[:documents]
             text = " > ".join(labels if self.answers == "first" else reversed(labels))
         else:
             text = name.replace("_", "")
-        # An answer that does not fit would be asked for again, and the numbers of the dry run would be wrong.
+        # A text that does not fit would cause resamples, and the estimates would be wrong.
         if re.search(pattern, text) is None:
             raise EngineError(
                 f"dry run: no answer is known for the field {name!r} of {documents} documents: {text!r} does not fit "
@@ -125,24 +126,24 @@ class DryEngine:
 
 
 class OverlayCache(Cache):
-    """A cache that takes what a file holds and keeps what is new in memory: the file is neither made nor changed.
+    """Cache that reads a file and keeps new entries in memory; the file is neither created nor changed.
 
-    It is read as in a replay: SQLite may leave files of its own (`-wal`, `-shm`) beside it. `get` and `find` see both;
-    `entries`, `counts` and what is exported are those in memory.
+    The file is opened as for replay; SQLite may leave files of its own (`-wal`, `-shm`) beside it. `get` and `find`
+    return entries of both; `iterate_entries`, `count_entries` and `export_cassette` only those in memory.
 
     Attributes:
-        hidden: keys that were to be forgotten, each with the kind of entry, or None for any.
+        hidden: Keys of the file that were to be forgotten, with the kind of entry, or None for any.
     """
 
     def __init__(self, path: Path | None) -> None:
-        """Read the cache `path`, a SQLite file or a cassette (`.jsonl`), if one is given and there.
+        """Open the cache `path`, an SQLite file or a cassette (`.jsonl`), if it is given and exists.
 
         Raises:
-            DataError: the file is not a cache.
+            DataError: The file is not a cache.
         """
-        # An empty file is what a full disk or a kill leaves of a cache that was about to be made.
-        there = path is not None and path.exists() and path.stat().st_size > 0
-        self._file = Cache(path, CacheMode.REPLAY) if path is not None and there else None
+        # A full disk, or a kill while a cache is created, leaves an empty file.
+        exists = path is not None and path.exists() and path.stat().st_size > 0
+        self._file = Cache(path, CacheMode.REPLAY) if path is not None and exists else None
         self.hidden: dict[str, str | None] = {}
         # In this mode no file is opened, whatever its name.
         super().__init__(Path("dry run"), CacheMode.OFF)
@@ -155,43 +156,43 @@ class OverlayCache(Cache):
             self._file.close()
 
     def has_resamples(self) -> bool:
-        """Whether there are answers of a second or third sample."""
+        """Return whether there are answers of a second or third sample."""
         return super().has_resamples() or (self._file is not None and self._file.has_resamples())
 
     def forget(self, keys: Iterable[str], *, kind: str | None = None) -> None:
-        """Remove the entries under these keys; those of the file are hidden."""
-        found = list(keys)
-        super().forget(found, kind=kind)
-        self.hidden |= dict.fromkeys(found, kind)
+        """Remove the entries with these keys; those in the file are hidden."""
+        forgotten = list(keys)
+        super().forget(forgotten, kind=kind)
+        self.hidden |= dict.fromkeys(forgotten, kind)
 
     def find(self, kind: str, **columns: Any) -> list[Entry]:
-        """All entries of a kind with these columns, by key."""
+        """Return the entries of a kind whose columns have these values, by key."""
         found = {entry.key: entry for entry in (self._file.find(kind, **columns) if self._file else [])}
         found |= {entry.key: entry for entry in super().find(kind, **columns)}
         return [found[key] for key in sorted(found)]
 
-    def _row(self, key: str) -> tuple[Any, Any] | None:
-        new = super()._row(key)
+    def _fetch_row(self, key: str) -> tuple[Any, Any] | None:
+        new = super()._fetch_row(key)
         if new is not None or self._file is None:
             return new
-        there = self._file._row(key)
-        is_hidden = there is not None and key in self.hidden and self.hidden[key] in (None, there[0])
-        return None if is_hidden else there
+        stored = self._file._fetch_row(key)
+        is_hidden = stored is not None and key in self.hidden and self.hidden[key] in (None, stored[0])
+        return None if is_hidden else stored
 
 
-def _two_objects(firsts: Sequence[str], seconds: Sequence[str]) -> dict[str, Sequence[Label]]:
-    """The first label, and the last that shares no word with it: two objects of which none is in the other."""
+def _choose_objects(firsts: Sequence[str], seconds: Sequence[str]) -> dict[str, Sequence[Label]]:
+    """Return the first label, and the last that shares no word with it: objects of which none contains the other."""
     words = set(firsts[0].casefold().split())
-    apart = (each for each in reversed(seconds) if words.isdisjoint(each.casefold().split()))
-    return {"first": firsts[:1], "second": [next(apart, seconds[-1])]}
+    disjoint = (label for label in reversed(seconds) if words.isdisjoint(label.casefold().split()))
+    return {"first": firsts[:1], "second": [next(disjoint, seconds[-1])]}
 
 
-def _spelled(answer: Mapping[str, Sequence[Label]]) -> tuple[str, list[Token]]:
-    """The text of an answer, and of each field the token that carries the value, with all its labels."""
+def _spell(answer: Mapping[str, Sequence[Label]]) -> tuple[str, list[Token]]:
+    """Return the text of an answer, and for each field the token of its value, with all labels as alternatives."""
     text, tokens = "{", []
     for number, (name, labels) in enumerate(answer.items(), start=1):
         text += f"{orjson.dumps(name).decode()}:"
-        # With what follows the value no label begins another.
+        # Including the character after the value, no label is the beginning of another.
         values = [orjson.dumps(label).decode() + ("," if number < len(answer) else "}") for label in labels]
         shares = [1.0 + isinstance(label, str) * (place == 0) for place, label in enumerate(labels)]
         top = [(value, math.log(share / sum(shares))) for value, share in zip(values, shares, strict=True)]
@@ -200,22 +201,22 @@ def _spelled(answer: Mapping[str, Sequence[Label]]) -> tuple[str, list[Token]]:
     return text, tokens
 
 
-def _shared(one: str, other: str) -> int:
-    """How many characters two texts begin with alike, by halving: comparing characters one by one is far slower."""
-    low, high = 0, min(len(one), len(other))
+def _count_shared(text: str, other: str) -> int:
+    """Return the length of the common prefix of two texts; bisection is far faster than comparing characters."""
+    low, high = 0, min(len(text), len(other))
     while low < high:
         middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
+        if text[low:middle] == other[low:middle]:
             low = middle
         else:
             high = middle - 1
     return low
 
 
-def _joined(messages: Sequence[Message]) -> str:
+def _join(messages: Sequence[Message]) -> str:
     return "".join(message.content for message in messages)
 
 
 def _estimate(text: str) -> int:
-    """About how many tokens a text has."""
+    """Return the estimated number of tokens of a text."""
     return round(len(text) / _TOKEN_CHARS)

@@ -13,11 +13,12 @@ from typing import Any
 import aiohttp
 
 from touche_llm.errors import EngineError
-from touche_llm.llm.engines.vllm_common import build_start_options, model_name
-from touche_llm.llm.engines.vllm_process import find_vllm, flags, run_guarded
+from touche_llm.llm.engines.vllm_common import build_start_options, get_model_name
+from touche_llm.llm.engines.vllm_process import find_vllm, run_guarded, to_flags
 
 _HOST = "127.0.0.1"
-_ASK_EVERY = 0.5
+# In seconds.
+_POLL_INTERVAL = 0.5
 
 
 @asynccontextmanager
@@ -43,12 +44,12 @@ async def serve(
     """
     port = _free_port()
     arguments = build_start_options(options)
-    arguments |= {"served_model_name": model_name(folder), "host": _HOST, "port": port}
+    arguments |= {"served_model_name": get_model_name(folder), "host": _HOST, "port": port}
     arguments |= {} if context is None else {"max_model_len": context}
     command = [find_vllm(), "serve", str(folder), "--disable-uvicorn-access-log", "--enable-prompt-tokens-details"]
-    # Seconds; vLLM's default of 5 closes connections that the client is about to use again.
+    # In seconds; with vLLM's default of 5 it closes connections that the client is about to reuse.
     variables = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "120"}
-    async with run_guarded([*command, *flags(arguments)], log, variables) as (process, end_of_log):
+    async with run_guarded([*command, *to_flags(arguments)], log, variables) as (process, end_of_log):
         url = f"http://{_HOST}:{port}"
         await _wait_until_ready(process, f"{url}/health", end_of_log, ready_within)
         yield url
@@ -71,7 +72,7 @@ async def _wait_until_ready(
                     async with session.get(health) as response:
                         if response.status == 200:
                             return
-                await asyncio.sleep(_ASK_EVERY)
+                await asyncio.sleep(_POLL_INTERVAL)
     except TimeoutError as error:
         raise EngineError(f"vLLM did not start within {seconds:g} s; {end_of_log()}") from error
     raise EngineError(f"vLLM ended with code {process.returncode} before it was ready; {end_of_log()}")

@@ -1,4 +1,4 @@
-"""Shared parts of all deliveries to vLLM: options to start it, the model's name, messages, the start-up check."""
+"""Shared parts of all ways to vLLM: start options, model folder, start-up check."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _STRUCTURED_OUTPUTS = {"backend": "xgrammar", "disable_any_whitespace": True}
 _PROBE_WORD = "quokka-7351"
 
 
-def build_start_options(asked: Mapping[str, Any]) -> dict[str, Any]:
+def build_start_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a vLLM that the program starts: those that it needs, overridden by those of the user.
 
     If the environment switches torch.compile off, vLLM does not start without `enforce_eager`.
     """
     eager = {"enforce_eager": True} if os.environ.get("TORCHDYNAMO_DISABLE") == "1" else {}
-    return {"structured_outputs_config": _STRUCTURED_OUTPUTS, **eager, **asked}
+    return {"structured_outputs_config": _STRUCTURED_OUTPUTS, **eager, **options}
 
 
 def check_model_folder(model: str | None) -> Path:
@@ -42,32 +42,32 @@ def check_model_folder(model: str | None) -> Path:
     folder = Path(model)
     if not (folder / "config.json").is_file():
         raise UsageError(
-            f"{folder}: no model: a folder with config.json, weights and tokeniser is needed (--model FOLDER)"
+            f"{folder}: no model: a folder with config.json, weights and tokenizer is needed (--model FOLDER)"
         )
     return folder
 
 
-def model_name(folder: str | Path) -> str:
+def get_model_name(folder: str | Path) -> str:
     """Return the name under which a folder's model is served: the last part of its path."""
     return Path(os.path.abspath(folder)).name
 
 
-def chat(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Return messages as vLLM takes them."""
+def to_chat(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """Return messages in the form of a chat request."""
     return [{"role": message.role, "content": message.content} for message in messages]
 
 
 def match_prefix(text: str, decoded: str) -> str:
-    """Return the beginning of `text` that its first tokens, decoded, stand for.
+    """Return the prefix of `text` that corresponds to its first tokens, decoded.
 
-    A tokeniser that normalises does not return its input, but about as many characters.
+    The decoded text of a tokenizer that normalises differs from its input, but has about as many characters.
     """
     return text[: len(decoded.rstrip("\ufffd"))]
 
 
 async def verify_engine(
     engine: Engine,
-    where: str | Path,
+    location: str,
     *,
     model: str,
     revision: str,
@@ -76,12 +76,12 @@ async def verify_engine(
     chat_template_kwargs: Mapping[str, Any],
     top_logprobs: int,
 ) -> EngineInfo:
-    """Return the facts about an engine, once it has proved that it can do what the run needs.
+    """Verify that an engine can do what the run needs, and return its description.
 
     Args:
-        engine: An engine that answers already.
-        where: Its address or folder, for messages.
-        model: Its name.
+        engine: Engine that answers already.
+        location: Its address, for messages.
+        model: Name of the model.
         revision: The user's name for the version of the weights; part of the keys, since vLLM does not know it.
         context: Context length in tokens.
         version: Version of vLLM.
@@ -89,17 +89,17 @@ async def verify_engine(
         top_logprobs: Alternatives for each token that the run requests; 0 for none.
 
     Raises:
-        EngineError: Schemas are not enforced, or log-probabilities are missing or impossible. Says what to do.
+        EngineError: Schemas are not enforced, or log-probabilities are missing or impossible.
     """
     overhead = await engine.count_tokens((Message("system", ""), Message("user", "")))
-    await _check_answer(engine, where, model, chat_template_kwargs, top_logprobs)
+    await _check_answer(engine, location, model, chat_template_kwargs, top_logprobs)
     return EngineInfo(model=model, revision=revision, context=context, overhead=overhead, engine=f"vllm {version}")
 
 
 async def _check_answer(
-    engine: Engine, where: str | Path, model: str, chat_template_kwargs: Mapping[str, Any], top_logprobs: int
+    engine: Engine, location: str, model: str, chat_template_kwargs: Mapping[str, Any], top_logprobs: int
 ) -> None:
-    """Request an answer that only an enforced schema gives."""
+    """Request an answer that the model gives only if the schema is enforced."""
     schema = {
         "type": "object",
         "properties": {"word": {"enum": [_PROBE_WORD]}},
@@ -107,8 +107,8 @@ async def _check_answer(
         "additionalProperties": False,
     }
     no_logprobs = EngineError(
-        f"{where}: {model} sends no log-probabilities that spell its answer; grades would be coarse. "
-        "Use a server that does, or ask for plain grades with --no-logprobs"
+        f"{location}: {model} sends no log-probabilities that spell its answer; grades would be coarse; "
+        "use a server that does, or request plain grades with --no-logprobs"
     )
     request = Request(
         messages=(Message("user", "Say hello."),),
@@ -132,8 +132,8 @@ async def _check_answer(
         if not completion.text and completion.reasoning:
             hint = " (its reasoning was not empty: switch thinking off)"
         raise EngineError(
-            f"{where}: {model} does not enforce JSON schemas: asked for the word {_PROBE_WORD} alone, "
-            f"it answered {completion.text[:80]!r}{hint}; it must support `structured_outputs` (vLLM 0.11 on)"
+            f"{location}: {model} does not enforce JSON schemas: restricted to the word {_PROBE_WORD}, "
+            f"it answered {completion.text[:80]!r}{hint}; use a server with `structured_outputs` (vLLM 0.11 or later)"
         )
     if top_logprobs and not any(token.top for token in completion.tokens):
         raise no_logprobs
@@ -141,6 +141,6 @@ async def _check_answer(
         check_logprobs(completion.text, completion.tokens)
     except Unusable as error:
         raise EngineError(
-            f"{where}: {model} sends log-probabilities that cannot be: {error.reason}. Serve it with --logprobs-mode "
-            "raw_logprobs, the default of vLLM, or ask for plain grades with --no-logprobs"
+            f"{location}: {model} sends impossible log-probabilities: {error.reason}; serve it with --logprobs-mode "
+            "raw_logprobs, the default of vLLM, or request plain grades with --no-logprobs"
         ) from error

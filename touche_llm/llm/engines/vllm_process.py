@@ -1,4 +1,4 @@
-"""vLLM as another process: its program, its flags, and its end with the program that uses it."""
+"""vLLM in a process of its own, which ends with this one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import orjson
 from touche_llm.errors import EngineError
 from touche_llm.llm.engines import server_guard
 
-# Between SIGTERM and SIGKILL, in seconds: vLLM gives memory and semaphores back meanwhile.
+# Seconds between SIGTERM and SIGKILL, in which vLLM releases memory and semaphores.
 _STOP_SECONDS = 30.0
 _LAST_LINES, _LAST_BYTES = 15, 2**16
 
@@ -31,7 +31,7 @@ def find_vllm() -> str:
     """
     command = shutil.which("vllm", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
     if command is None:
-        raise EngineError("no `vllm` beside this Python or on PATH: pip install 'touche-llm[vllm]'")
+        raise EngineError("vllm: no such program beside this Python or on PATH: pip install 'touche-llm[vllm]'")
     return command
 
 
@@ -61,16 +61,16 @@ async def run_guarded(
             start_new_session=True,
         )
     try:
-        yield process, partial(_end_of, log, start)
+        yield process, partial(_read_end, log, start)
     finally:
         assert process.stdin is not None
         process.stdin.close()
         await asyncio.to_thread(process.wait)
 
 
-def flags(options: Mapping[str, Any]) -> list[str]:
-    """Return options as command-line flags; None leaves one out."""
-    found = []
+def to_flags(options: Mapping[str, Any]) -> list[str]:
+    """Return options as command-line flags; options with the value None are left out."""
+    found: list[str] = []
     for name, value in options.items():
         flag = name.replace("_", "-")
         if isinstance(value, bool):
@@ -82,8 +82,8 @@ def flags(options: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _end_of(log: Path, start: int) -> str:
-    """Return the last lines of a log, of what was written from the byte `start` on."""
+def _read_end(log: Path, start: int) -> str:
+    """Return the last lines of a log that were written after its first `start` bytes."""
     with log.open("rb") as stream:
         size = stream.seek(0, os.SEEK_END)
         stream.seek(max(start, size - _LAST_BYTES))
