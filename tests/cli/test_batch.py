@@ -192,7 +192,7 @@ def test_what_does_not_fit_is_one_line_that_says_what_to_do(touche: Touche, tmp_
     fails(2, "--k1: no option of `touche-llm judge`", *EXPORT, "--k1", "1")
     fails(2, "a stage before `judge` went by it", *EXPORT, "--set", "retriever.k1=1")
     fails(2, "--tokenizer FOLDER", *EXPORT, "--context", "1100")
-    fails(2, "nowhere: no tokeniser", *EXPORT, "--tokenizer", "nowhere")
+    fails(2, "nowhere: no tokenizer", *EXPORT, "--tokenizer", "nowhere")
     fails(
         1,
         "other: no such folder; run `touche-llm retrieve",
@@ -208,7 +208,7 @@ def test_what_does_not_fit_is_one_line_that_says_what_to_do(touche: Touche, tmp_
     (tmp_path / "r.jsonl").write_text("{}\n")
     fails(
         1,
-        "r.jsonl:1: no response of a batch file: Object missing required field `custom_id`",
+        "r.jsonl:1: not a response of a batch file: Object missing required field `custom_id`",
         "batch",
         "import",
         "r.jsonl",

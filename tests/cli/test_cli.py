@@ -160,7 +160,7 @@ async def test_a_run_with_failures_ends_with_3_and_ctrl_c_with_130(tmp_path: Pat
         run.send_signal(signal.SIGINT)
         _, errors = await run.communicate()
     assert run.returncode == 130
-    assert b"interrupted; every answer so far is in .touche-llm/answers.sqlite" in errors
+    assert b"interrupted" in errors and b".touche-llm/answers.sqlite" in errors
     assert b"Traceback" not in errors
 
 

@@ -532,7 +532,7 @@ def test_watching_goes_on_when_the_engine_was_away(
     monkeypatch.setattr(ScriptedEngine, "complete", failing)
     monkeypatch.setattr(prompts_try, "changes", lambda bench: changes())
     done = touche("prompts", "try", str(template), *ABOUT, *DATA, "--watch")
-    assert done.returncode == 0 and "error: the engine does not serve this run any more" in done.stdout, done.stderr
+    assert done.returncode == 0 and "error: the engine refuses all requests of this run" in done.stdout, done.stderr
     assert len(asked) == 2 and "relevance  2.61" in done.stdout
 
 

@@ -29,11 +29,11 @@ def entry(digit: str = "a", text: str = "{}", **columns: Any) -> Entry:
     )
 
 
-def heading(digit: str) -> EntryMetadata:
+def metadata(digit: str) -> EntryMetadata:
     return EntryMetadata(key=digit * 64, kind="answer", model="m")
 
 
-def test_what_is_put_is_there_for_the_next_process_at_once(tmp_path: Path) -> None:
+def test_an_entry_is_visible_to_other_processes_at_once(tmp_path: Path) -> None:
     with Cache(tmp_path / "c.sqlite") as one, Cache(tmp_path / "c.sqlite") as other:
         assert other.get("a" * 64, Answer) is None
         one.put(entry(), Answer)
@@ -46,7 +46,7 @@ def test_the_first_of_two_answers_stays_and_is_what_the_second_writer_gets(tmp_p
         assert other.put(entry(text="second"), Answer).text == "first"
 
 
-def test_refresh_asks_again_and_replaces(tmp_path: Path) -> None:
+def test_refresh_replaces_stored_values(tmp_path: Path) -> None:
     with Cache(tmp_path / "c.sqlite") as cache:
         cache.put(entry(text="old"), Answer)
     with Cache(tmp_path / "c.sqlite", CacheMode.REFRESH) as cache:
@@ -86,32 +86,28 @@ def test_a_cassette_can_be_replayed_as_it_is_and_nothing_else(tmp_path: Path) ->
         cache.export_cassette(tmp_path / "c.jsonl")
     with Cache(tmp_path / "c.jsonl", CacheMode.REPLAY) as cache:
         assert cache.get("a" * 64, Answer) == answer()
-    with pytest.raises(UsageError, match="can only be replayed"):
+    with pytest.raises(UsageError) as raised:
         Cache(tmp_path / "c.jsonl", CacheMode.REUSE)
+    assert raised.value.location == str(tmp_path / "c.jsonl")
 
 
 @pytest.mark.parametrize(
-    ("line", "problem"),
+    ("line", "field"),
     [
-        (b"{", "not one of the cache entries: Input data was truncated"),
-        (
-            b'{"key": "abc", "kind": "answer", "model": "m", "value": {}}',
-            r"Expected `str` matching regex .* at `\$.key`",
-        ),
-        (b'{"key": "%s\\n", "kind": "answer", "model": "m", "value": {}}' % (b"a" * 64), r"regex .* at `\$.key`"),
-        (b'{"key": "%s", "kind": "answer", "value": {}}' % (b"a" * 64), "Object missing required field `model`"),
-        (
-            b'{"key": "%s", "kind": "answer", "model": "m", "value": {}, "x": 1}' % (b"a" * 64),
-            "Object contains unknown field `x`",
-        ),
+        (b"{", ""),
+        (b'{"key": "abc", "kind": "answer", "model": "m", "value": {}}', "$.key"),
+        (b'{"key": "%s\\n", "kind": "answer", "model": "m", "value": {}}' % (b"a" * 64), "$.key"),
+        (b'{"key": "%s", "kind": "answer", "value": {}}' % (b"a" * 64), "`model`"),
+        (b'{"key": "%s", "kind": "answer", "model": "m", "value": {}, "x": 1}' % (b"a" * 64), "`x`"),
     ],
 )
-def test_a_bad_cassette_line_is_named_and_nothing_is_imported(tmp_path: Path, line: bytes, problem: str) -> None:
+def test_a_bad_cassette_line_is_named_and_nothing_is_imported(tmp_path: Path, line: bytes, field: str) -> None:
     good = entry("b").to_json()
     (tmp_path / "c.jsonl").write_bytes(good + b"\n" + line + b"\n")
     with Cache(tmp_path / "c.sqlite") as cache:
-        with pytest.raises(DataError, match=f"c.jsonl:2: .*{problem}"):
+        with pytest.raises(DataError) as raised:
             cache.import_cassette(tmp_path / "c.jsonl")
+        assert raised.value.location == f"{tmp_path / 'c.jsonl'}:2" and field in str(raised.value)
         assert not list(cache.iterate_entries())
 
 
@@ -119,21 +115,24 @@ def test_a_cassette_that_contradicts_the_cache_is_not_imported(tmp_path: Path) -
     (tmp_path / "c.jsonl").write_bytes(entry(text="other").to_json())
     with Cache(tmp_path / "c.sqlite") as cache:
         cache.put(entry(text="ours"), Answer)
-        with pytest.raises(DataError, match="holds another value"):
+        with pytest.raises(DataError, match="a" * 64) as raised:
             cache.import_cassette(tmp_path / "c.jsonl")
+        assert raised.value.location == str(tmp_path / "c.jsonl") and str(cache.path) in str(raised.value)
+        assert [each.value for each in cache.find("answer")] == [entry(text="ours").value]
 
 
 def test_a_file_that_is_no_cache_is_named(tmp_path: Path) -> None:
     (tmp_path / "c.sqlite").write_text("topics and passages, but not a database " * 10)
-    with pytest.raises(DataError, match="c.sqlite: not a cache"):
+    with pytest.raises(DataError) as raised:
         Cache(tmp_path / "c.sqlite")
+    assert raised.value.location == str(tmp_path / "c.sqlite")
 
 
 def test_a_cache_of_another_version_is_refused(tmp_path: Path) -> None:
     database = sqlite3.connect(tmp_path / "c.sqlite")
     database.executescript(f"PRAGMA application_id = {cache_file._APPLICATION}; PRAGMA user_version = 99;")
     database.close()
-    with pytest.raises(DataError, match="version 99"):
+    with pytest.raises(DataError, match="99"):
         Cache(tmp_path / "c.sqlite")
 
 
@@ -143,8 +142,9 @@ def test_another_programs_database_is_refused_and_left_alone(tmp_path: Path) -> 
     database.close()
     before = (tmp_path / "other.sqlite").read_bytes()
     for mode in (CacheMode.REUSE, CacheMode.REPLAY):
-        with pytest.raises(DataError, match="not an answer cache of this program"):
+        with pytest.raises(DataError) as raised:
             Cache(tmp_path / "other.sqlite", mode)
+        assert raised.value.location == str(tmp_path / "other.sqlite")
     assert (tmp_path / "other.sqlite").read_bytes() == before
 
 
@@ -153,27 +153,30 @@ def test_replay_writes_nothing(tmp_path: Path) -> None:
         cache.put(entry(), Answer)
     with Cache(tmp_path / "c.sqlite", CacheMode.REPLAY) as cache:
         assert cache.get("a" * 64, Answer) == answer()
-        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        with pytest.raises(sqlite3.OperationalError) as raised:
             cache.put(entry("b"), Answer)
+        assert raised.value.sqlite_errorcode == sqlite3.SQLITE_READONLY
 
 
-def test_a_place_where_no_file_can_be_is_named(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="file/c.sqlite: not a cache, or not writable"):
+    with pytest.raises(DataError) as raised:
         Cache(tmp_path / "file" / "c.sqlite")
+    assert raised.value.location == str(tmp_path / "file" / "c.sqlite")
 
 
-def test_replay_needs_a_cache_that_is_there(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no such cache"):
+def test_replay_needs_an_existing_cache(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--cache") as raised:
         Cache(tmp_path / "c.sqlite", CacheMode.REPLAY)
+    assert raised.value.location == str(tmp_path / "c.sqlite")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_value_of_another_form_is_named_by_its_key(tmp_path: Path) -> None:
+def test_a_value_of_another_type_is_named_by_its_key(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_bytes(replace(entry(), value={"text": 1}).to_json())
     with Cache(tmp_path / "c.sqlite") as cache:
         cache.import_cassette(tmp_path / "c.jsonl")
-        with pytest.raises(DataError, match=f"entry {'a' * 64} does not hold a valid Answer"):
+        with pytest.raises(DataError, match=f"{'a' * 64}.* Answer"):
             cache.get("a" * 64, Answer)
 
 
@@ -212,26 +215,24 @@ def test_several_processes_can_write_at_once(tmp_path: Path) -> None:
         assert len(list(cache.iterate_entries())) == 400
 
 
-async def test_what_is_stored_in_one_turn_is_in_when_the_call_comes_back(tmp_path: Path) -> None:
+async def test_values_of_one_turn_are_stored_when_the_calls_return(tmp_path: Path) -> None:
     path = tmp_path / "answers.sqlite"
     seen: list[list[bool]] = []
     with Cache(path) as cache, Cache(path) as other:
 
         async def store(digit: str) -> None:
             value = answer(text=digit)
-            assert await cache.store(heading(digit), value) is value
+            assert await cache.store(metadata(digit), value) is value
             seen.append([other.get(each * 64, Answer) is not None for each in "abc"])
 
         await asyncio.gather(*map(store, "abc"))
         assert seen == [[True, True, True]] * 3
-        # The first one stored stays, and is what comes back.
-        assert (await other.store(heading("a"), answer(text="late"))).text == "a"
+        # The first value stays and is returned.
+        assert (await other.store(metadata("a"), answer(text="late"))).text == "a"
 
 
 @pytest.mark.parametrize("denied", [("COMMIT",), ("COMMIT", "ROLLBACK")])
-async def test_what_cannot_be_committed_is_an_error_of_each_that_waits_for_it(
-    tmp_path: Path, denied: tuple[str, ...]
-) -> None:
+async def test_a_failed_commit_is_an_error_for_every_waiting_task(tmp_path: Path, denied: tuple[str, ...]) -> None:
     path = tmp_path / "answers.sqlite"
 
     def authorize(action: int, what: str | None, *_: object) -> int:
@@ -240,13 +241,13 @@ async def test_what_cannot_be_committed_is_an_error_of_each_that_waits_for_it(
     cache = Cache(path)
     cache._database.set_authorizer(authorize)
     results = await asyncio.wait_for(
-        asyncio.gather(*(cache.store(heading(digit), answer()) for digit in "ab"), return_exceptions=True), 30
+        asyncio.gather(*(cache.store(metadata(digit), answer()) for digit in "ab"), return_exceptions=True), 30
     )
     assert [type(each) for each in results] == [sqlite3.DatabaseError] * 2
     cache._database.set_authorizer(None)
     if denied == ("COMMIT",):
-        # What comes later is stored as ever.
-        await cache.store(heading("c"), answer())
+        # Later values are stored as usual.
+        await cache.store(metadata("c"), answer())
     cache.close()
     with Cache(path, CacheMode.REPLAY) as again:
         assert [again.get(each * 64, Answer) is not None for each in "abc"] == [False, False, denied == ("COMMIT",)]
@@ -258,16 +259,16 @@ async def test_a_cache_that_is_deleted_while_it_is_used_is_noticed_at_the_next_a
 ) -> None:
     path = tmp_path / "answers.sqlite"
     cache = Cache(path)
-    await cache.store(heading("a"), answer())
+    await cache.store(metadata("a"), answer())
     for each in tmp_path.iterdir():
         each.unlink()
     if replaced:
         Cache(path).close()
-    with pytest.raises(DataError, match="deleted or replaced"):
-        await cache.store(heading("b"), answer())
-    with pytest.raises(DataError, match="deleted or replaced"):
+    with pytest.raises(DataError, match=str(path)):
+        await cache.store(metadata("b"), answer())
+    with pytest.raises(DataError, match=str(path)):
         cache.put(entry("c"), Answer)
-    with pytest.raises(DataError, match="deleted or replaced"):
+    with pytest.raises(DataError, match=str(path)):
         cache.close()
     with pytest.raises(sqlite3.ProgrammingError):
         cache._database.execute("SELECT 1")
@@ -283,10 +284,10 @@ def test_a_second_sample_that_another_process_stores_is_seen(tmp_path: Path) -> 
         assert one.has_resamples() and other.has_resamples()
 
 
-async def test_what_was_stored_is_kept_when_the_cache_is_closed_in_the_same_turn(tmp_path: Path) -> None:
+async def test_closing_the_cache_in_the_same_turn_stores_what_is_pending(tmp_path: Path) -> None:
     path = tmp_path / "answers.sqlite"
     cache = Cache(path)
-    waiting = asyncio.create_task(cache.store(heading("a"), answer()))
+    waiting = asyncio.create_task(cache.store(metadata("a"), answer()))
     await asyncio.sleep(0)
     cache.close()
     await waiting
@@ -294,14 +295,14 @@ async def test_what_was_stored_is_kept_when_the_cache_is_closed_in_the_same_turn
         assert again.get("a" * 64, Answer) == answer()
 
 
-async def test_what_was_there_is_what_comes_back_though_the_cache_is_closed_or_it_is_forgotten_at_once(
+async def test_the_value_stored_first_is_returned_even_if_the_cache_is_closed_or_the_entry_removed(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "answers.sqlite"
     with Cache(path) as before:
         before.put(entry("a", text="first"), Answer)
     cache = Cache(path)
-    waiting = [asyncio.create_task(cache.store(heading(each), answer(text="late"))) for each in "ab"]
+    waiting = [asyncio.create_task(cache.store(metadata(each), answer(text="late"))) for each in "ab"]
     await asyncio.sleep(0)
     cache.close()
     with Cache(path, CacheMode.REFRESH) as other:
@@ -314,7 +315,7 @@ def test_a_damaged_value_is_named_by_its_key(tmp_path: Path) -> None:
         cache.put(entry(), Answer)
         for damaged in ("NULL", "7", "x'ff'"):
             cache._database.execute(f"UPDATE entries SET value = {damaged}")
-            with pytest.raises(DataError, match=f"entry {'a' * 64} does not hold a valid Answer"):
+            with pytest.raises(DataError, match=f"{'a' * 64}.* Answer"):
                 cache.get("a" * 64, Answer)
 
 
@@ -359,8 +360,9 @@ def test_a_cache_that_would_run_code_is_refused(tmp_path: Path, mode: CacheMode,
     database = sqlite3.connect(tmp_path / "c.sqlite")
     database.executescript(statement)
     database.close()
-    with pytest.raises(DataError, match=r"c\.sqlite: has views, triggers or columns that this program does not create"):
+    with pytest.raises(DataError) as raised:
         Cache(tmp_path / "c.sqlite", mode)
+    assert raised.value.location == str(tmp_path / "c.sqlite")
 
 
 def test_a_value_beyond_the_bound_is_not_read(tmp_path: Path) -> None:
@@ -374,7 +376,7 @@ def test_a_value_beyond_the_bound_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["NULL", "x'ff'", "'{'", f"'{'[' * 5_000}'"])
-def test_a_row_that_is_no_json_is_named_with_its_key(tmp_path: Path, value: str) -> None:
+def test_a_row_that_is_not_json_is_named_with_its_key(tmp_path: Path, value: str) -> None:
     with Cache(tmp_path / "c.sqlite") as cache:
         cache.put(entry(), Answer)
         cache.export_cassette(tmp_path / "c.jsonl")
@@ -382,9 +384,9 @@ def test_a_row_that_is_no_json_is_named_with_its_key(tmp_path: Path, value: str)
     database.executescript(f"UPDATE entries SET value = {value}")
     database.close()
     with Cache(tmp_path / "c.sqlite") as cache:
-        with pytest.raises(DataError, match=rf"c\.sqlite: entry {entry().key} holds no JSON"):
+        with pytest.raises(DataError, match=rf"c\.sqlite: .*{entry().key}"):
             cache.export_cassette(tmp_path / "new.jsonl")
-        with pytest.raises(DataError, match=rf"c\.sqlite: entry {entry().key} holds no JSON"):
+        with pytest.raises(DataError, match=rf"c\.sqlite: .*{entry().key}"):
             cache.import_cassette(tmp_path / "c.jsonl")
 
 

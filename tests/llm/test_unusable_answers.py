@@ -1,4 +1,4 @@
-"""What came back of an unusable answer is stored beside the answers: replayed, not sent again, retried on demand."""
+"""Unusable answers are stored: they are replayed, not requested again, and retried on demand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from tests.fake_server import Behaviour, FakeServer, hangs, says, status
-from tests.llm.engines.test_server import UNUSABLE, ask, model_of, question
+from tests.llm.engines.test_server import UNUSABLE, model_of, question, send_question
 from tests.scripted_engine import FACTS
 from touche_llm.data import transport
 from touche_llm.errors import DataError
@@ -39,7 +39,7 @@ async def replay(path: Path) -> tuple[AnsweredRequest[Any] | FailedRequest, Mode
 
 
 def seeds(server: FakeServer) -> list[int]:
-    """Which samples a server was asked for."""
+    """Return the samples requested from a server."""
     return [body["seed"] for body in server.asked]
 
 
@@ -52,32 +52,32 @@ def kinds(path: Path) -> list[tuple[str, int]]:
 async def test_a_failure_is_replayed_attempt_by_attempt_and_not_sent_again(
     behaviour: Behaviour, kind: str, tmp_path: Path
 ) -> None:
-    failed, first = await ask(FakeServer(rest=behaviour), tmp_path)
+    failed, first = await send_question(FakeServer(rest=behaviour), tmp_path)
     assert isinstance(failed, FailedRequest)
     records = 1 if kind == "server_error" else 3
     assert [(each.sample, each.kind) for each in failed.attempts] == [(number, kind) for number in range(records)]
     assert (first.counts.known_failures, first.counts.unusable_records) == (0, 0)
     replayed, offline = await replay(tmp_path / "answers.sqlite")
     server = FakeServer()
-    again, second = await ask(server, tmp_path)
+    again, second = await send_question(server, tmp_path)
     assert failed == replayed == again
     assert (server.asked, offline.misses) == ([], [])
     assert second.counts == offline.counts == Counts(failures=1, known_failures=1, unusable_records=records)
 
 
 @pytest.mark.parametrize("behaviour", [status(408), status(429), status(500), hangs])
-async def test_what_a_server_left_without_a_reply_is_not_stored(behaviour: Behaviour, tmp_path: Path) -> None:
-    await ask(FakeServer(rest=behaviour), tmp_path, request_timeout=0.2, retry_for=0.1)
+async def test_a_request_without_a_reply_is_not_stored(behaviour: Behaviour, tmp_path: Path) -> None:
+    await send_question(FakeServer(rest=behaviour), tmp_path, request_timeout=0.2, retry_for=0.1)
     assert kinds(tmp_path) == []
-    result, model = await ask(FakeServer(), tmp_path)
+    result, model = await send_question(FakeServer(), tmp_path)
     assert isinstance(result, AnsweredRequest) and model.counts.known_failures == 0
 
 
 async def test_an_answer_of_a_later_sample_counts_with_the_record_of_the_first(tmp_path: Path) -> None:
-    answered, _ = await ask(FakeServer([BAD]), tmp_path)
+    answered, _ = await send_question(FakeServer([BAD]), tmp_path)
     assert kinds(tmp_path) == [("answer", 1), ("unusable", 0)]
     server = FakeServer()
-    again, model = await ask(server, tmp_path, retry_failures=True)
+    again, model = await send_question(server, tmp_path, retry_failures=True)
     replayed, _ = await replay(tmp_path / "answers.sqlite")
     assert again == answered == replayed
     assert server.asked == []
@@ -86,20 +86,20 @@ async def test_an_answer_of_a_later_sample_counts_with_the_record_of_the_first(t
 
 @pytest.mark.parametrize("stopped_after", [1, 2])
 @pytest.mark.parametrize("retry_failures", [False, True])
-async def test_a_question_that_was_stopped_goes_on_with_the_next_sample(
+async def test_an_interrupted_request_resumes_with_the_next_sample(
     stopped_after: int, retry_failures: bool, tmp_path: Path
 ) -> None:
     server = FakeServer([BAD] * stopped_after, rest=hangs)
     async with server.running(), model_of(server, tmp_path) as model:
-        asking = asyncio.create_task(model.request(question(), ComparativeJudgment))
+        sending = asyncio.create_task(model.request(question(), ComparativeJudgment))
         while len(server.asked) <= stopped_after:
             await asyncio.sleep(0.01)
-        asking.cancel()
-        await asyncio.wait([asking])
+        sending.cancel()
+        await asyncio.wait([sending])
     missed, offline = await replay(tmp_path / "answers.sqlite")
     assert missed == FailedRequest([]) and len(offline.misses) == 1
     resumed = FakeServer(rest=BAD)
-    result, model = await ask(resumed, tmp_path, retry_failures=retry_failures)
+    result, model = await send_question(resumed, tmp_path, retry_failures=retry_failures)
     assert seeds(resumed) == list(range(stopped_after, 3))
     assert isinstance(result, FailedRequest) and [each.sample for each in result.attempts] == [0, 1, 2]
     assert (model.counts.requests, model.counts.resamples) == (3 - stopped_after, 3 - stopped_after)
@@ -107,12 +107,10 @@ async def test_a_question_that_was_stopped_goes_on_with_the_next_sample(
 
 
 @pytest.mark.parametrize("behaviour", [BAD, status(400)])
-async def test_failures_are_sent_again_on_demand_and_the_outcome_takes_their_place(
-    behaviour: Behaviour, tmp_path: Path
-) -> None:
-    await ask(FakeServer(rest=behaviour), tmp_path)
+async def test_failures_are_sent_again_on_demand_and_replaced(behaviour: Behaviour, tmp_path: Path) -> None:
+    await send_question(FakeServer(rest=behaviour), tmp_path)
     server = FakeServer([says("Still not")])
-    answered, model = await ask(server, tmp_path, retry_failures=True)
+    answered, model = await send_question(server, tmp_path, retry_failures=True)
     assert isinstance(answered, AnsweredRequest) and answered.sample == 1
     assert seeds(server) == [0, 1]
     assert kinds(tmp_path) == [("answer", 1), ("unusable", 0)]
@@ -122,7 +120,7 @@ async def test_failures_are_sent_again_on_demand_and_the_outcome_takes_their_pla
 
 async def test_a_failure_of_this_run_is_neither_sent_nor_counted_as_known_again(tmp_path: Path) -> None:
     server = FakeServer(rest=BAD)
-    await ask(server, tmp_path)
+    await send_question(server, tmp_path)
     async with server.running(), model_of(server, tmp_path, retry_failures=True) as model:
         results = [await model.request(question(), ComparativeJudgment) for _ in range(3)]
     assert seeds(server) == [0, 1, 2] * 2
@@ -131,20 +129,20 @@ async def test_a_failure_of_this_run_is_neither_sent_nor_counted_as_known_again(
 
 
 async def test_refresh_forgets_unusable_answers_and_off_stores_none(tmp_path: Path) -> None:
-    await ask(FakeServer(rest=BAD), tmp_path)
+    await send_question(FakeServer(rest=BAD), tmp_path)
     server = FakeServer()
-    refreshed, model = await ask(server, tmp_path, mode=CacheMode.REFRESH)
+    refreshed, model = await send_question(server, tmp_path, mode=CacheMode.REFRESH)
     assert isinstance(refreshed, AnsweredRequest) and refreshed.sample == 0
     assert (seeds(server), kinds(tmp_path)) == ([0], [("answer", 0)])
     assert model.counts.unusable_records == 0
     silent = FakeServer(rest=BAD)
-    failed, _ = await ask(silent, tmp_path / "off", mode=CacheMode.OFF)
+    failed, _ = await send_question(silent, tmp_path / "off", mode=CacheMode.OFF)
     assert isinstance(failed, FailedRequest) and len(failed.attempts) == 3
     assert not (tmp_path / "off").exists()
 
 
 async def test_a_cassette_carries_them(tmp_path: Path) -> None:
-    failed, _ = await ask(FakeServer(rest=BAD), tmp_path)
+    failed, _ = await send_question(FakeServer(rest=BAD), tmp_path)
     cassette = tmp_path / "cassette.jsonl"
     with Cache(tmp_path / "answers.sqlite") as cache:
         assert cache.export_cassette(cassette) == 3
@@ -156,9 +154,9 @@ async def test_a_cassette_carries_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("into", ["the answer", "the failure"])
-async def test_where_caches_are_merged_an_answer_wins_over_a_failure(tmp_path: Path, into: str) -> None:
-    answered, _ = await ask(FakeServer(), tmp_path / "the answer")
-    await ask(FakeServer(rest=BAD), tmp_path / "the failure")
+async def test_an_answer_replaces_a_failure_when_caches_are_merged(tmp_path: Path, into: str) -> None:
+    answered, _ = await send_question(FakeServer(), tmp_path / "the answer")
+    await send_question(FakeServer(rest=BAD), tmp_path / "the failure")
     (other,) = {"the answer", "the failure"} - {into}
     with Cache(tmp_path / other / "answers.sqlite", CacheMode.REPLAY) as cache:
         cache.export_cassette(tmp_path / "other.jsonl")
@@ -171,8 +169,8 @@ async def test_where_caches_are_merged_an_answer_wins_over_a_failure(tmp_path: P
 
 
 async def test_of_two_failures_the_first_stays(tmp_path: Path) -> None:
-    failed, _ = await ask(FakeServer(rest=BAD), tmp_path / "first")
-    await ask(FakeServer(rest=says("Otherwise")), tmp_path / "second")
+    failed, _ = await send_question(FakeServer(rest=BAD), tmp_path / "first")
+    await send_question(FakeServer(rest=says("Otherwise")), tmp_path / "second")
     with Cache(tmp_path / "second" / "answers.sqlite", CacheMode.REPLAY) as cache:
         cache.export_cassette(tmp_path / "second.jsonl")
     with Cache(tmp_path / "first" / "answers.sqlite") as cache:
@@ -180,8 +178,8 @@ async def test_of_two_failures_the_first_stays(tmp_path: Path) -> None:
     assert (await replay(tmp_path / "first" / "answers.sqlite"))[0] == failed
 
 
-async def test_a_failure_takes_the_place_of_nothing_but_an_outcome(tmp_path: Path) -> None:
-    await ask(FakeServer(rest=BAD), tmp_path)
+async def test_a_failure_replaces_no_other_kind_of_entry(tmp_path: Path) -> None:
+    await send_question(FakeServer(rest=BAD), tmp_path)
     with Cache(tmp_path / "answers.sqlite") as cache:
         cache.export_cassette(tmp_path / "failed.jsonl")
         key = cache.find("unusable")[0].key
@@ -192,8 +190,8 @@ async def test_a_failure_takes_the_place_of_nothing_but_an_outcome(tmp_path: Pat
 
 
 @pytest.mark.parametrize("field", ["text", "reason"])
-async def test_what_is_kept_is_bounded_also_when_it_is_read(field: str, tmp_path: Path) -> None:
-    failed, _ = await ask(FakeServer(rest=says("é" * 5000)), tmp_path)
+async def test_stored_texts_are_bounded_when_they_are_read_too(field: str, tmp_path: Path) -> None:
+    failed, _ = await send_question(FakeServer(rest=says("é" * 5000)), tmp_path)
     assert isinstance(failed, FailedRequest)
     assert failed.attempts[0].text == "é" * 2000
     cassette = tmp_path / "cassette.jsonl"
@@ -203,17 +201,17 @@ async def test_what_is_kept_is_bounded_also_when_it_is_read(field: str, tmp_path
     for entry in entries:
         entry["value"][field] = "x" * 2001
     cassette.write_bytes(b"\n".join(map(orjson.dumps, entries)) + b"\n")
-    with pytest.raises(DataError, match="does not hold a valid UnusableAnswer"):
+    with pytest.raises(DataError, match="UnusableAnswer"):
         await replay(cassette)
 
 
 async def test_an_entry_of_an_unknown_kind_is_an_error_that_names_it(tmp_path: Path) -> None:
-    await ask(FakeServer(), tmp_path)
+    await send_question(FakeServer(), tmp_path)
     cassette = tmp_path / "cassette.jsonl"
     with Cache(tmp_path / "answers.sqlite") as cache:
         cache.export_cassette(cassette)
     cassette.write_bytes(cassette.read_bytes().replace(b'"kind":"answer"', b'"kind":"later"'))
-    with pytest.raises(DataError, match="kind 'later'"):
+    with pytest.raises(DataError, match="'later'"):
         await replay(cassette)
 
 
@@ -227,9 +225,9 @@ async def test_of_two_processes_the_first_outcome_stands(tmp_path: Path) -> None
         return await BAD(request, body)
 
     (tmp_path / "theirs").mkdir()
-    expected, _ = await ask(FakeServer(), tmp_path / "theirs")
+    expected, _ = await send_question(FakeServer(), tmp_path / "theirs")
     assert isinstance(expected, AnsweredRequest)
-    result, model = await ask(FakeServer(rest=meanwhile), tmp_path)
+    result, model = await send_question(FakeServer(rest=meanwhile), tmp_path)
     assert result == expected
     assert (model.counts.requests, kinds(tmp_path)) == (1, [("answer", 0)])
 
@@ -244,17 +242,17 @@ async def test_a_failure_counts_as_known_only_in_later_runs(tmp_path: Path) -> N
 
 
 async def test_a_refusal_of_a_later_sample_alone_is_no_failure(tmp_path: Path) -> None:
-    await ask(FakeServer([BAD], rest=status(400)), tmp_path)
+    await send_question(FakeServer([BAD], rest=status(400)), tmp_path)
     with Cache(tmp_path / "answers.sqlite") as cache:
         cache.forget([question().key])
     assert kinds(tmp_path) == [("unusable", 1)]
     server = FakeServer()
-    result, _ = await ask(server, tmp_path)
+    result, _ = await send_question(server, tmp_path)
     assert isinstance(result, AnsweredRequest) and seeds(server) == [0]
 
 
 async def test_an_overlay_hides_what_is_forgotten_and_leaves_the_file_as_it_is(tmp_path: Path) -> None:
-    await ask(FakeServer(rest=BAD), tmp_path)
+    await send_question(FakeServer(rest=BAD), tmp_path)
     path, key = tmp_path / "answers.sqlite", question().key
     with OverlayCache(path) as overlay:
         overlay.forget([key], kind="answer")

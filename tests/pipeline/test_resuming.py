@@ -123,7 +123,7 @@ async def test_replay_wants_to_know_which_context_documents_were_cut_to(tmp_path
 
 async def test_a_server_that_never_answers_usefully_ends_the_run_and_nothing_is_lost(tmp_path: Path) -> None:
     config = config_for(tmp_path, depth=40, engine__retry_for=0.0)
-    with pytest.raises(EngineError, match="the last 32 requests were given up without a reply .HTTP 503: status 503"):
+    with pytest.raises(EngineError, match="32 .*HTTP 503: status 503"):
         await run_on(FakeServer(behaviours=[good] * 9, rest=status(503)), config, tmp_path / "out")
     with Cache(config.cache.file) as cache:
         assert len(cache.find("answer")) == 9
@@ -172,7 +172,7 @@ async def test_a_refreshed_run_is_what_a_replay_gives_also_where_passages_are_eq
 
 async def test_a_server_that_no_longer_lets_us_in_ends_the_run_at_once(tmp_path: Path) -> None:
     server = FakeServer(behaviours=[good] * 3, rest=status(401))
-    with pytest.raises(EngineError, match=r"does not serve this run any more \(HTTP 401"):
+    with pytest.raises(EngineError, match=r"HTTP 401"):
         await run_on(server, config_for(tmp_path, engine__concurrency=1), tmp_path / "out")
     assert len(server.asked) == 4
 

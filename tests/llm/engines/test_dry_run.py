@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import orjson
 import pytest
 from pydantic import Field
 
@@ -131,13 +132,19 @@ async def test_an_order_holds_each_document_once_as_they_come_or_backwards(
     assert (await answered(Order, "d1 d2 d3", answers)).value.order == order
 
 
+async def test_objects_that_all_share_a_word_are_the_first_and_the_last() -> None:
+    schema = {"properties": {"first": {"enum": ["green tea", "tea"]}, "second": {"enum": ["tea", "iced tea", "a tea"]}}}
+    completion = await DryEngine("first").complete(replace(request_for(ComparativeJudgment, None), schema=schema))
+    assert orjson.loads(completion.text) == {"first": "green tea", "second": "a tea"}
+
+
 async def test_queries_differ_and_fit_their_pattern() -> None:
     queries = (await answered(Queries, None)).value.model_dump()
     assert len(set(queries.values())) == 2
 
 
 async def test_a_pattern_that_no_text_is_known_for_is_an_error_and_not_an_answer_that_is_asked_for_again() -> None:
-    with pytest.raises(EngineError, match="no answer is known for the field 'order' of 5 documents: 'A > B > C > D"):
+    with pytest.raises(EngineError, match="'order'.* 5 .*'A > B > C > D"):
         await DryEngine("first").complete(request_for(Order, "d1 d2 d3 d4 d5"))
 
 
@@ -275,7 +282,7 @@ async def test_a_run_that_stores_answers_meanwhile_is_not_disturbed(tmp_path: Pa
 def test_a_file_that_is_no_cache_is_told(tmp_path: Path) -> None:
     path = tmp_path / "c.sqlite"
     path.write_text("something else")
-    with pytest.raises(DataError, match=r"c\.sqlite: not a"):
+    with pytest.raises(DataError, match=r"c\.sqlite: "):
         OverlayCache(path)
     assert path.read_text() == "something else"
 

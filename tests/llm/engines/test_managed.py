@@ -116,7 +116,7 @@ async def test_the_server_gets_its_options_and_leaves_nothing_behind(place: Path
 
 async def test_a_server_that_ends_at_once_gives_the_end_of_its_log(place: Path, tmp_path: Path) -> None:
     (place / "behaviour").write_text("fails")
-    with pytest.raises(EngineError, match=r"(?s)ended with code 1 .*server.log:.*not enough memory"):
+    with pytest.raises(EngineError, match=r"(?s)code 1 .*server.log:.*not enough memory"):
         async with serve(tmp_path / "tiny", {}, tmp_path / "server.log"):
             pass
     assert gone(place)
@@ -134,9 +134,9 @@ async def test_a_log_is_appended_to_and_an_error_shows_only_what_is_new(place: P
 
 
 @pytest.mark.slow
-async def test_a_server_that_is_never_ready_is_given_up_and_ended(place: Path, tmp_path: Path) -> None:
+async def test_a_server_that_is_never_ready_is_stopped(place: Path, tmp_path: Path) -> None:
     (place / "behaviour").write_text("slow")
-    with pytest.raises(EngineError, match=r"did not start within 1 s"):
+    with pytest.raises(EngineError, match=r"\b1 s\b"):
         async with serve(tmp_path / "tiny", {}, tmp_path / "server.log", ready_within=1):
             pass
     assert gone(place)
@@ -191,7 +191,7 @@ def test_a_signal_that_ends_the_program_ends_its_server(
     program.send_signal(ending)
     _, errors = program.communicate()
     assert program.returncode == (-ending if ending == signal.SIGKILL else 130)
-    assert (b"interrupted; every answer so far is in" in errors) == (ending != signal.SIGKILL)
+    assert (b"answers.sqlite" in errors) == (ending != signal.SIGKILL)
     assert b"Traceback" not in errors
     assert gone(place)
 
@@ -216,7 +216,7 @@ def test_a_signal_that_ends_the_guard_ends_server_and_program(
 
 async def test_without_vllm_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(EngineError, match="pip install"):
+    with pytest.raises(EngineError, match=r"vllm\]"):
         async with serve(tmp_path / "tiny", {}, tmp_path / "server.log"):
             pass
 
@@ -255,8 +255,8 @@ async def test_a_managed_engine_without_the_folder_of_a_model_starts_nothing(pla
 
 @pytest.mark.parametrize("model", ["tiny", "models/tiny", "models/tiny/", None])
 async def test_replay_takes_the_folder_or_the_name(model: str | None, tmp_path: Path) -> None:
-    facts = EngineInfo(model="tiny", revision="", context=512, overhead=30, engine="vllm 0.32.0")
+    info = EngineInfo(model="tiny", revision="", context=512, overhead=30, engine="vllm 0.32.0")
     with Cache(tmp_path / "answers.sqlite") as cache:
-        store_engine_info(facts, cache)
+        store_engine_info(info, cache)
     async with open_model(managed(tmp_path, model, CacheMode.REPLAY)) as opened:
-        assert opened.engine_info == facts
+        assert opened.engine_info == info

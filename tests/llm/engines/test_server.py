@@ -34,7 +34,7 @@ from touche_llm.errors import EngineError
 from touche_llm.llm.answers import Answer, FailedRequest, build_schema
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.cache_file import Entry
-from touche_llm.llm.engines.base import Transient
+from touche_llm.llm.engines.base import Rejected, Transient, Unreachable
 from touche_llm.llm.engines.server import VllmServer, _allow_connections
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Origin, Request, Sampling
@@ -53,10 +53,10 @@ async def model_of(
     async with VllmServer(
         server.url, concurrency=8, request_timeout=request_timeout, chat_template_kwargs={"enable_thinking": False}
     ) as engine:
-        facts = await engine.connect(None, "", 20)
+        info = await engine.connect(None, "", 20)
         with Cache(path / "answers.sqlite", options.get("mode", CacheMode.REUSE)) as cache:
             retry = options.get("retry_failures", False)
-            yield ModelClient(engine_info=facts, engine=engine, cache=cache, retry_for=retry_for, retry_failures=retry)
+            yield ModelClient(engine_info=info, engine=engine, cache=cache, retry_for=retry_for, retry_failures=retry)
 
 
 def question(text: str = "A question.") -> Request:
@@ -71,7 +71,7 @@ def question(text: str = "A question.") -> Request:
     )
 
 
-async def ask(
+async def send_question(
     server: FakeServer, path: Path, **options: Any
 ) -> tuple[AnsweredRequest[Any] | FailedRequest, ModelClient]:
     async with server.running(), model_of(server, path, **options) as model:
@@ -80,7 +80,7 @@ async def ask(
 
 async def test_the_request_carries_all_that_the_answer_depends_on(tmp_path: Path) -> None:
     server = FakeServer()
-    result, _ = await ask(server, tmp_path)
+    result, _ = await send_question(server, tmp_path)
     assert isinstance(result, AnsweredRequest)
     (body,) = server.asked
     assert body["structured_outputs"] == {"json": build_schema(ComparativeJudgment)}
@@ -96,14 +96,14 @@ async def test_the_request_carries_all_that_the_answer_depends_on(tmp_path: Path
 )
 async def test_a_failure_that_passes_is_retried_until_it_does(behaviour: Behaviour, tmp_path: Path) -> None:
     server = FakeServer([behaviour, behaviour])
-    result, model = await ask(server, tmp_path)
+    result, model = await send_question(server, tmp_path)
     assert isinstance(result, AnsweredRequest)
     assert result.sample == 0
     assert (len(server.asked), model.counts.retries, model.counts.failures) == (3, 2, 0)
 
 
 @pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("0", 0.0), ("soon", None), ("-3", None), (None, None)])
-async def test_the_wait_that_a_server_asks_for_is_read_from_its_header(
+async def test_the_wait_that_a_server_requests_is_read_from_its_header(
     header: str | None, seconds: float | None
 ) -> None:
     server = FakeServer(rest=status(429, **({} if header is None else {"Retry-After": header})))
@@ -114,8 +114,8 @@ async def test_the_wait_that_a_server_asks_for_is_read_from_its_header(
     assert caught.value.retry_after == seconds
 
 
-async def test_a_request_that_hangs_is_given_up_and_retried(tmp_path: Path) -> None:
-    result, model = await ask(FakeServer([hangs]), tmp_path, request_timeout=0.3)
+async def test_a_request_that_hangs_times_out_and_is_retried(tmp_path: Path) -> None:
+    result, model = await send_question(FakeServer([hangs]), tmp_path, request_timeout=0.3)
     assert isinstance(result, AnsweredRequest)
     assert model.counts.retries == 1
 
@@ -125,17 +125,17 @@ async def test_a_request_that_hangs_is_given_up_and_retried(tmp_path: Path) -> N
     [
         (status(500), "server_error", "HTTP 500: status 500"),
         (status(429), "server_error", "HTTP 429"),
-        (hangs, "timeout", "no answer within 0.2 s"),
-        (closes, "server_error", "the connection broke"),
-        (breaks_off, "server_error", "the connection broke"),
-        (half_json, "server_error", "another form"),
+        (hangs, "timeout", "0.2 s"),
+        (closes, "server_error", "ServerDisconnectedError"),
+        (breaks_off, "server_error", "ClientPayloadError"),
+        (half_json, "server_error", "/v1/chat/completions"),
         (says("", finish_reason="abort"), "server_error", "'abort'"),
     ],
 )
 async def test_a_failure_that_lasts_is_typed_and_not_cached(
     behaviour: Behaviour, kind: str, reason: str, tmp_path: Path
 ) -> None:
-    result, model = await ask(FakeServer(rest=behaviour), tmp_path, request_timeout=0.2, retry_for=0.1)
+    result, model = await send_question(FakeServer(rest=behaviour), tmp_path, request_timeout=0.2, retry_for=0.1)
     assert isinstance(result, FailedRequest)
     assert [attempt.kind for attempt in result.attempts] == [kind]
     assert reason in result.attempts[0].reason
@@ -171,10 +171,9 @@ async def test_a_reply_with_impossible_parts_is_tried_three_times_and_typed(
         return web.Response(body=sent.replace(old, new), content_type="application/json")
 
     server = FakeServer(rest=impossible)
-    result, _ = await ask(server, tmp_path)
+    result, _ = await send_question(server, tmp_path)
     assert isinstance(result, FailedRequest)
     assert [attempt.kind for attempt in result.attempts] == ["server_error"]
-    assert "another form" in result.attempts[0].reason
     assert len(server.asked) == 3
 
 
@@ -193,38 +192,37 @@ def cached(tokens: Any) -> dict[str, Any]:
         (cached(10), (10, 1)),
     ],
 )
-async def test_what_the_prefix_cache_saved_is_counted_where_the_server_tells_and_is_no_part_of_the_answer(
+async def test_tokens_from_the_prefix_cache_are_counted_if_reported_and_are_not_part_of_the_answer(
     usage: dict[str, Any], counted: tuple[int, int], tmp_path: Path
 ) -> None:
-    result, model = await ask(FakeServer(rest=says(GOOD, usage=usage)), tmp_path)
+    result, model = await send_question(FakeServer(rest=says(GOOD, usage=usage)), tmp_path)
     assert isinstance(result, AnsweredRequest)
     assert (model.counts.prefix_cached_tokens, model.counts.prefix_reports) == counted
     assert model.counts.prompt_tokens == 10
-    silent, _ = await ask(FakeServer(rest=says(GOOD)), tmp_path / "silent")
+    silent, _ = await send_question(FakeServer(rest=says(GOOD)), tmp_path / "silent")
     assert result == silent
 
 
-async def test_the_prefix_cache_saves_also_on_answers_that_cannot_be_used(tmp_path: Path) -> None:
+async def test_tokens_from_the_prefix_cache_are_counted_for_unusable_answers_too(tmp_path: Path) -> None:
     server = FakeServer([says("", usage=cached(4)), says(GOOD, usage=cached(8))])
-    _, model = await ask(server, tmp_path)
+    _, model = await send_question(server, tmp_path)
     assert (model.counts.prefix_cached_tokens, model.counts.prefix_reports, model.counts.prompt_tokens) == (12, 2, 20)
-    _, again = await ask(server, tmp_path)
+    _, again = await send_question(server, tmp_path)
     assert (again.counts.cache_hits, again.counts.prefix_cached_tokens, again.counts.prefix_reports) == (1, 0, 0)
 
 
 @pytest.mark.parametrize("usage", [*map(cached, [-1, 11, 2**63, "7", 7.0, True, [7]]), {"prompt_tokens_details": 7}])
 async def test_an_impossible_number_of_cached_tokens_is_a_broken_reply(usage: dict[str, Any], tmp_path: Path) -> None:
     server = FakeServer(rest=says(GOOD, usage=usage))
-    result, model = await ask(server, tmp_path)
+    result, model = await send_question(server, tmp_path)
     assert isinstance(result, FailedRequest)
     assert [attempt.kind for attempt in result.attempts] == ["server_error"]
-    assert "another form" in result.attempts[0].reason
     assert (len(server.asked), model.counts.prefix_reports) == (3, 0)
 
 
 async def test_a_rejected_request_is_not_sent_again(tmp_path: Path) -> None:
     server = FakeServer(rest=status(400))
-    result, model = await ask(server, tmp_path)
+    result, model = await send_question(server, tmp_path)
     assert isinstance(result, FailedRequest)
     assert (result.attempts[0].kind, result.attempts[0].reason) == (
         "server_error",
@@ -255,11 +253,11 @@ UNUSABLE = [
 
 
 @pytest.mark.parametrize(("behaviour", "kind"), UNUSABLE)
-async def test_an_unusable_answer_is_asked_for_twice_more_and_then_typed(
+async def test_after_an_unusable_answer_two_more_samples_are_requested(
     behaviour: Behaviour, kind: str, tmp_path: Path
 ) -> None:
     server = FakeServer(rest=behaviour)
-    result, model = await ask(server, tmp_path)
+    result, model = await send_question(server, tmp_path)
     assert isinstance(result, FailedRequest)
     assert [(attempt.sample, attempt.kind) for attempt in result.attempts] == [(0, kind), (1, kind), (2, kind)]
     assert [body["seed"] for body in server.asked] == [0, 1, 2]
@@ -271,11 +269,11 @@ async def test_an_unusable_answer_is_asked_for_twice_more_and_then_typed(
 async def test_the_second_sample_counts_when_it_is_usable_and_is_found_again(
     behaviour: Behaviour, kind: str, tmp_path: Path
 ) -> None:
-    first, model = await ask(FakeServer([behaviour]), tmp_path)
+    first, model = await send_question(FakeServer([behaviour]), tmp_path)
     assert isinstance(first, AnsweredRequest)
     assert (first.sample, model.counts.failures) == (1, 0)
     server = FakeServer(rest=behaviour)
-    again, model = await ask(server, tmp_path)
+    again, model = await send_question(server, tmp_path)
     assert again == first
     assert (server.asked, model.counts.cache_hits) == ([], 1)
 
@@ -306,7 +304,7 @@ def grade_token(logprob: float, *alternatives: tuple[str, float]) -> Behaviour:
     ],
 )
 async def test_impossible_log_probabilities_are_a_failure_and_no_grade(behaviour: Behaviour, tmp_path: Path) -> None:
-    result, model = await ask(FakeServer(rest=behaviour), tmp_path)
+    result, model = await send_question(FakeServer(rest=behaviour), tmp_path)
     assert isinstance(result, FailedRequest)
     assert [(attempt.sample, attempt.kind) for attempt in result.attempts] == [
         (number, "impossible_logprobs") for number in range(3)
@@ -338,17 +336,17 @@ async def test_an_answer_without_the_log_probabilities_requested_is_requested_ag
     alternatives: bool, tmp_path: Path
 ) -> None:
     behaviour = without_logprobs(alternatives)
-    result, model = await ask(FakeServer([behaviour, behaviour]), tmp_path / "one")
+    result, model = await send_question(FakeServer([behaviour, behaviour]), tmp_path / "one")
     assert isinstance(result, AnsweredRequest) and result.answer.tokens
     assert (model.counts.retries, model.counts.failures) == (2, 0)
-    result, model = await ask(FakeServer(rest=behaviour), tmp_path / "two")
+    result, model = await send_question(FakeServer(rest=behaviour), tmp_path / "two")
     assert isinstance(result, FailedRequest)
     assert [(attempt.sample, attempt.kind) for attempt in result.attempts] == [(0, "server_error")]
     assert "--no-logprobs" in result.attempts[0].reason
     with Cache(tmp_path / "two" / "answers.sqlite") as cache:
         assert not [*cache.find("answer"), *cache.find("unusable")]
     # The same request, where the server is as it should be again.
-    result, _ = await ask(FakeServer(), tmp_path / "two")
+    result, _ = await send_question(FakeServer(), tmp_path / "two")
     assert isinstance(result, AnsweredRequest) and result.answer.tokens
 
 
@@ -358,7 +356,7 @@ async def test_an_answer_stored_without_tokens_stays_readable(tmp_path: Path) ->
     with Cache(tmp_path / "answers.sqlite") as cache:
         cache.put(entry, Answer)
     server = FakeServer()
-    result, model = await ask(server, tmp_path)
+    result, model = await send_question(server, tmp_path)
     assert isinstance(result, AnsweredRequest) and result.answer.tokens == []
     assert (server.asked, model.counts.cache_hits) == ([], 1)
 
@@ -372,24 +370,24 @@ async def test_a_server_that_sends_logits_for_log_probabilities_is_refused_at_on
         await connect(FakeServer(probe=logits))
 
 
-async def test_log_probabilities_that_rounding_raised_are_taken(tmp_path: Path) -> None:
+async def test_log_probabilities_above_0_due_to_rounding_are_accepted(tmp_path: Path) -> None:
     behaviour = grade_token(0.003, ("2", 0.003), ("1", -5.2))
-    result, _ = await ask(FakeServer(rest=behaviour), tmp_path)
+    result, _ = await send_question(FakeServer(rest=behaviour), tmp_path)
     assert isinstance(result, AnsweredRequest)
     assert result.answer.tokens[0].top == [("2", 0.0), ("1", -5.2)]
 
 
-async def test_the_failure_keeps_what_came_back_but_not_endlessly(tmp_path: Path) -> None:
-    result, _ = await ask(FakeServer(rest=says("word " * 1_000)), tmp_path)
+async def test_a_failure_keeps_the_beginning_of_the_text(tmp_path: Path) -> None:
+    result, _ = await send_question(FakeServer(rest=says("word " * 1_000)), tmp_path)
     assert isinstance(result, FailedRequest)
     assert result.attempts[0].text == ("word " * 1_000)[:2000]
 
 
 async def test_a_reply_without_end_is_cut_off_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("touche_llm.llm.engines.server._MAX_BODY", 5000)
-    result, _ = await ask(FakeServer(rest=says("x" * 10_000)), tmp_path, retry_for=0.0)
+    result, _ = await send_question(FakeServer(rest=says("x" * 10_000)), tmp_path, retry_for=0.0)
     assert isinstance(result, FailedRequest)
-    assert "more than 5,000 bytes" in result.attempts[0].reason
+    assert "5,000" in result.attempts[0].reason
 
 
 @pytest.mark.parametrize(
@@ -443,7 +441,7 @@ def test_no_more_connections_are_opened_than_the_limit_of_open_files_allows_once
     assert calls == ([] if raised is None else [(raised, limits[1])])
 
 
-async def test_equal_requests_under_way_are_sent_once(tmp_path: Path) -> None:
+async def test_equal_requests_at_the_same_time_are_sent_once(tmp_path: Path) -> None:
     async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         await asyncio.sleep(0.1)
         return await good(request, body)
@@ -455,16 +453,17 @@ async def test_equal_requests_under_way_are_sent_once(tmp_path: Path) -> None:
     assert all(result == results[0] for result in results)
 
 
-async def test_a_server_that_is_gone_stops_the_run_with_what_to_do(tmp_path: Path) -> None:
+async def test_an_unreachable_server_stops_the_run_and_the_error_names_the_cache(tmp_path: Path) -> None:
     server = FakeServer()
     async with server.running():
         async with VllmServer(server.url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
-            facts = await engine.connect("fake", "", 20)
+            info = await engine.connect("fake", "", 20)
     with Cache(tmp_path / "answers.sqlite") as cache:
         async with VllmServer(server.url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
-            model = ModelClient(engine_info=facts, engine=engine, cache=cache, retry_for=0.1)
-            with pytest.raises(EngineError, match=r"not been reachable for 0.1 s .* go on with the same command"):
+            model = ModelClient(engine_info=info, engine=engine, cache=cache, retry_for=0.1)
+            with pytest.raises(EngineError) as raised:
                 await model.request(question(), ComparativeJudgment)
+    assert isinstance(raised.value.__cause__, Unreachable) and str(cache.path) in str(raised.value)
 
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
@@ -473,13 +472,14 @@ async def test_a_redirect_is_not_followed_and_ends_the_run(code: int, broken: bo
     other, server = FakeServer(), FakeServer()
     async with other.running(), server.running(), model_of(server, tmp_path) as model:
         server.rest = status(code, Location="http://[" if broken else f"{other.url}/v1/chat/completions")
-        with pytest.raises(EngineError, match="redirect"):
+        with pytest.raises(EngineError) as raised:
             await model.request(question(), ComparativeJudgment)
+    assert isinstance(raised.value.__cause__, Rejected) and raised.value.__cause__.status == code
     assert (len(server.asked), other.asked) == (1, [])
 
 
 async def test_a_redirect_at_the_start_up_check_is_an_error_that_says_so() -> None:
-    with pytest.raises(EngineError, match="redirect"):
+    with pytest.raises(EngineError, match="307.*--base-url"):
         await connect(FakeServer(probe=status(307, Location="http://[")))
 
 
@@ -501,32 +501,33 @@ async def connect(server: FakeServer, model: str | None = None, top_logprobs: in
             return await engine.connect(model, "r1", top_logprobs)
 
 
-async def test_facts_come_from_the_server() -> None:
-    facts = await connect(FakeServer())
-    assert (facts.model, facts.revision, facts.context, facts.overhead) == ("fake", "r1", 8192, 10)
-    assert facts.engine == "vllm 0.0-fake"
+async def test_the_engine_is_described_by_the_server() -> None:
+    info = await connect(FakeServer())
+    assert (info.model, info.revision, info.context, info.overhead) == ("fake", "r1", 8192, 10)
+    assert info.engine == "vllm 0.0-fake"
 
 
 @pytest.mark.parametrize(
     ("server", "model", "message"),
     [
-        (FakeServer(probe=says("Hello! How can I help?")), None, "does not enforce JSON schemas"),
-        (FakeServer(probe=says('{"word": "hello"}')), None, "does not enforce JSON schemas"),
-        (FakeServer(probe=says("", reasoning="hm")), None, "switch thinking off"),
-        (FakeServer(probe=status(400)), None, "refused the start-up check: HTTP 400"),
+        (FakeServer(probe=says("Hello! How can I help?")), None, "Hello! How can I help"),
+        (FakeServer(probe=says('{"word": "hello"}')), None, "hello"),
+        (FakeServer(probe=says("", reasoning="hm")), None, "thinking"),
+        (FakeServer(probe=status(400)), None, "HTTP 400"),
         (FakeServer(probe=status(401)), None, "VLLM_API_KEY"),
-        (FakeServer(probe=closes), None, "is the vLLM server running there"),
-        (FakeServer(), "other", "serves fake, not 'other'"),
-        (FakeServer(models=[{"id": "a"}, {"id": "b"}]), None, "choose one with --model"),
-        (FakeServer(models=[{"id": "a"}]), None, "does not tell the context length"),
-        (FakeServer(models=[]), None, "serves no model"),
+        (FakeServer(probe=closes), None, "--base-url"),
+        (FakeServer(), "other", "fake.*'other'.*--model"),
+        (FakeServer(models=[{"id": "a"}, {"id": "b"}]), None, "a, b.*--model"),
+        (FakeServer(models=[{"id": "a"}]), None, "context length of a"),
+        (FakeServer(models=[]), None, "--model"),
     ],
 )
-async def test_a_server_that_cannot_do_the_work_is_told_before_any_work(
+async def test_a_server_that_cannot_do_the_work_is_an_error_at_the_start(
     server: FakeServer, model: str | None, message: str
 ) -> None:
-    with pytest.raises(EngineError, match=message):
+    with pytest.raises(EngineError, match=message) as raised:
         await connect(server, model)
+    assert raised.value.location == server.url
 
 
 async def test_a_server_without_log_probabilities_is_refused_unless_they_are_not_wanted() -> None:
@@ -536,16 +537,17 @@ async def test_a_server_without_log_probabilities_is_refused_unless_they_are_not
             {"choices": [{"message": {"content": f'{{"word":"{word}"}}'}, "finish_reason": "stop", "logprobs": None}]}
         )
 
-    with pytest.raises(EngineError, match="sends no log-probabilities.*--no-logprobs"):
+    with pytest.raises(EngineError, match="--no-logprobs"):
         await connect(FakeServer(probe=silent))
     assert (await connect(FakeServer(probe=silent), top_logprobs=0)).model == "fake"
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://127.0.0.1:1/v1/", "127.0.0.1:8000", "http://"])
-async def test_an_address_where_nothing_is_gives_one_line(url: str) -> None:
+async def test_an_unreachable_address_is_named_with_the_option(url: str) -> None:
     async with VllmServer(url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
-        with pytest.raises(EngineError, match="is the vLLM server running there|not a URL"):
+        with pytest.raises(EngineError, match="--base-url") as raised:
             await engine.connect(None, "", 20)
+    assert raised.value.location == url.rstrip("/").removesuffix("/v1")
 
 
 async def test_the_key_comes_from_the_environment_and_goes_into_the_header_alone(
@@ -558,7 +560,7 @@ async def test_the_key_comes_from_the_environment_and_goes_into_the_header_alone
         return reply(GOOD)
 
     monkeypatch.setenv("VLLM_API_KEY", "s3cret")
-    await ask(FakeServer(rest=look), tmp_path)
+    await send_question(FakeServer(rest=look), tmp_path)
     assert seen == ["Bearer s3cret"]
     assert b"s3cret" not in (tmp_path / "answers.sqlite").read_bytes()
 
@@ -567,7 +569,7 @@ PAGE = "\n<!DOCTYPE html>\n<html><head><style>p {}</style><title>nginx &amp; mor
 
 
 @pytest.mark.parametrize("code", [200, 404, 405, 500])
-async def test_a_web_page_is_named_by_its_title_and_what_was_expected_is_said(code: int) -> None:
+async def test_a_web_page_is_named_by_its_title_and_the_option_is_named(code: int) -> None:
     async def page(_: web.Request) -> web.Response:
         return web.Response(text=PAGE, content_type="text/html", status=code)
 
@@ -583,7 +585,7 @@ async def test_a_web_page_is_named_by_its_title_and_what_was_expected_is_said(co
     assert "--base-url" in message and "<" not in message and len(message) < 300
 
 
-async def test_a_reply_of_any_other_form_is_quoted_in_bounds() -> None:
+async def test_any_other_reply_is_quoted_in_part() -> None:
     async def text(_: web.Request) -> web.Response:
         return web.Response(text="\x1b[2Jno " * 10_000, status=404)
 
