@@ -70,7 +70,9 @@ async def import_replies(
         except ToucheError as error:
             problem = error  # Raised once the answers are stored.
         # The overlay iterates over its own entries only.
-        failed = {entry.key: entry.read(UnusableAnswer) for entry in cache.iterate_entries() if entry.kind == "unusable"}
+        failed = {
+            entry.key: entry.read(UnusableAnswer) for entry in cache.iterate_entries() if entry.kind == "unusable"
+        }
         unused = _count_unanswered(replies, engine, cache, failed, result)
         if unused and problem is None:
             raise DataError(
