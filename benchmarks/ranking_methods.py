@@ -22,12 +22,12 @@ from statistics import fmean, stdev
 from typing import Any
 
 from tests.oracle_engine import Grades, OracleEngine, judge_with, mean_ndcg, rank_with, read_grades
-from touche_llm.config import RetrieverConfig
 from touche_llm.corpus.store import ensure_store
 from touche_llm.data.records import Comparison
 from touche_llm.data.topics import read_topics
 from touche_llm.errors import ToucheError
 from touche_llm.retrieval.bm25 import ensure_index
+from touche_llm.retrieval.settings import RetrieverConfig
 from touche_llm.tasks import get_task
 
 ERROR_RATES = (0.0, 0.1, 0.2, 0.3)

@@ -4,38 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    Field,
-    ValidationError,
-    field_serializer,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_serializer, model_validator
 from pydantic_core import ErrorDetails
 
 from touche_llm.data.files import open_atomic
 from touche_llm.data.setting_problems import describe_problem
+from touche_llm.data.settings import Option, Section, find_booleans, list_fields, set_values
 from touche_llm.data.yaml_text import YamlError, read_yaml, to_yaml
 from touche_llm.errors import UsageError
 from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.judging.stance import StanceSettings
-from touche_llm.llm.cache import CacheMode
-from touche_llm.llm.settings import DEFAULT_CONCURRENCY, EngineConfig, SamplingConfig, Section
+from touche_llm.llm.settings import DEFAULT_CONCURRENCY, CacheConfig, EngineConfig, SamplingConfig
+from touche_llm.prompts.settings import PromptsConfig
 from touche_llm.ranking.expansion import ExpansionSettings
-from touche_llm.ranking.steps import JUDGE, RankingSettings, Step, check_fusion, parse_steps
-from touche_llm.retrieval.bm25 import Bm25Settings
+from touche_llm.ranking.steps import BALANCE, FUSION, JUDGE, METHODS, RankingSettings, Step, check_fusion, parse_steps
 from touche_llm.retrieval.chatnoir.cache import ChatNoirSettings
 from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
 from touche_llm.retrieval.sentences import SentenceSettings
-from touche_llm.tasks import DEFAULT_TASK, get_task
-from touche_llm.tasks.base import Objective, Task
+from touche_llm.retrieval.settings import RetrieverConfig, to_texts
+from touche_llm.tasks import DEFAULT_TASK, TASKS, get_task
+from touche_llm.tasks.base import FIRST_STAGE, Objective, Task
 
 _INDEX_ROOT = Path(".touche-llm/index")
 # Old names of settings, and their current ones.
@@ -51,19 +44,10 @@ _RENAMED_VALUES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 }
 
 
-QueryField = Literal["title", "description", "narrative", "objects"]
-
-
 def _require_one_word(tag: str) -> str:
     if tag.split() != [tag] or not tag.isprintable():
         raise ValueError("must be one word: a run line has six columns")
     return tag
-
-
-def _texts(value: Any) -> Any:
-    """Return a tuple of texts for a list or a single value; YAML reads the topic id `2` as a number."""
-    values = value if isinstance(value, list | tuple) else [value]
-    return tuple(str(item) if isinstance(item, int) and not isinstance(item, bool) else item for item in values)
 
 
 def _steps(value: Any) -> Any:
@@ -73,59 +57,6 @@ def _steps(value: Any) -> Any:
 
 def _known_steps(texts: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(map(str, parse_steps(texts)))
-
-
-def _not_empty(fields: tuple[QueryField, ...]) -> tuple[QueryField, ...]:
-    if not fields:
-        raise ValueError("must name at least one field of the topic")
-    return fields
-
-
-class RetrieverConfig(Bm25Settings):
-    """Settings of the first stage; `method`, `k1` and `b` belong to the index."""
-
-    name: Literal["bm25", "okapi", "chatnoir", "elasticsearch"] = "bm25"
-    query: Annotated[tuple[QueryField, ...], BeforeValidator(_texts), AfterValidator(_not_empty)] = ("title",)
-
-    @property
-    def bm25(self) -> Bm25Settings:
-        """Settings of the index alone."""
-        return Bm25Settings(method=self.method, k1=self.k1, b=self.b)
-
-
-class PromptsConfig(Section):
-    """Names of the task's prompts, or paths of `.jinja` files.
-
-    Attributes:
-        folder: Folder of templates that replace the project's own, as `folder/task/name.jinja`.
-    """
-
-    folder: Path | None = None
-    judge: str = "judge"
-    objects: str = "objects"
-    sentence: str = "sentence"
-    stance: str = "stance"
-    best: str = "best"
-    order: str = "order"
-    queries: str = "queries"
-
-    @field_serializer("folder")
-    def _as_text(self, path: Path | None) -> str | None:
-        return None if path is None else str(path)
-
-
-def _mode(value: Any) -> Any:
-    """Restore the mode `off`, which YAML reads as false."""
-    return CacheMode.OFF if value is False else value
-
-
-class CacheConfig(Section):
-    """The answer cache."""
-
-    file: Path = Path(".touche-llm/answers.sqlite")
-    mode: Annotated[CacheMode, BeforeValidator(_mode)] = CacheMode.REUSE
-    # Not written to the run's folder, since it applies to this command alone and not to later stages.
-    retry_failures: bool = Field(False, exclude=True)
 
 
 class ActorConfig(Section):
@@ -142,25 +73,71 @@ class ActorConfig(Section):
 class Config(Section):
     """The complete configuration of a run."""
 
-    task: str
-    topics: Path
-    corpus: Path | None = None
+    task: Annotated[
+        str, Option("--task", f"Shared task: {', '.join(TASKS)}", "Input", is_common=True, metavar="NAME")
+    ] = DEFAULT_TASK
+    topics: Annotated[
+        Path,
+        Option("--topics", "topics.xml of the task, or queries.jsonl or .xml of TIRA", "Input", is_common=True),
+    ]
+    corpus: Annotated[
+        Path | None,
+        Option("--corpus", "Corpus as published: .jsonl, .csv (args.me), or .gz", "Input", is_common=True),
+    ] = None
     # None only if the first stage is a search engine, which stores the documents.
-    index: Path | None = None
-    candidates: Path | None = None
-    skip_bad_lines: bool = False
-    depth: int = Field(100, ge=1)
-    limit_topics: int | None = Field(None, ge=1)
-    topic: Annotated[tuple[str, ...], BeforeValidator(_texts)] = ()
+    index: Annotated[
+        Path | None, Option("--index", "Folder of the index (default: one per corpus in .touche-llm/index)", "Input")
+    ] = None
+    candidates: Annotated[
+        Path | None, Option("--candidates", "TREC run of any tool to use as first stage", "Input", metavar="FILE")
+    ] = None
+    skip_bad_lines: Annotated[
+        bool, Option("--skip-bad-lines", "Skip bad lines of the corpus, count and list them", "Input")
+    ] = False
+    depth: Annotated[int, Option("--depth", "Candidates per topic", "Retrieval", is_common=True)] = Field(100, ge=1)
+    limit_topics: Annotated[int | None, Option("--limit-topics", "Only the first N topics of the file", "Input")] = (
+        Field(None, ge=1)
+    )
+    topic: Annotated[
+        tuple[str, ...],
+        BeforeValidator(to_texts),
+        Option("--topic", "Only this topic; repeatable", "Input", is_common=True, metavar="ID"),
+    ] = ()
     retriever: RetrieverConfig = RetrieverConfig()
     engine: EngineConfig = EngineConfig()
     sampling: SamplingConfig = SamplingConfig()
     prompts: PromptsConfig = PromptsConfig()
-    # Criterion of the comparisons and of the default weights.
-    objective: Objective = "both"
-    # Weights of the grades and of the first-stage score; by default those of the task for the objective.
-    weights: dict[str, Annotated[float, Field(ge=0.0, allow_inf_nan=False)]]
-    rank: Annotated[tuple[str, ...], BeforeValidator(_steps), AfterValidator(_known_steps)] = (JUDGE,)
+    objective: Annotated[
+        Objective,
+        Option(
+            "--objective",
+            "Rank for relevance, quality or both: the default weights, and the criterion of comparisons",
+            "Ranking",
+            metavar="NAME",
+        ),
+    ] = "both"
+    # By default those of the task for the objective.
+    weights: Annotated[
+        dict[str, Annotated[float, Field(ge=0.0, allow_inf_nan=False)]],
+        Option("--weight-relevance", "Weight of relevance", "Ranking", key="relevance"),
+        Option("--weight-quality", "Weight of quality", "Ranking", key="quality"),
+        Option("--weight-coherence", "Weight of a pair's coherence", "Ranking", key="coherence"),
+        Option("--weight-first-stage", "Weight of the first stage's score", "Ranking", key=FIRST_STAGE),
+    ]
+    rank: Annotated[
+        tuple[str, ...],
+        BeforeValidator(_steps),
+        AfterValidator(_known_steps),
+        Option(
+            "--rank",
+            f"Steps, as judge,pairwise:10; each ranks the best N so far: {', '.join((JUDGE, *METHODS))}, "
+            f"{FUSION}, {BALANCE}",
+            "Ranking",
+            is_common=True,
+            metavar="STEPS",
+            is_text=True,
+        ),
+    ] = (JUDGE,)
     ranking: RankingSettings = RankingSettings()
     # Only for tasks in which a document may take no side.
     stance: StanceSettings | None = None
@@ -173,7 +150,11 @@ class Config(Section):
     # Only with Elasticsearch as first stage.
     elasticsearch: ElasticsearchSettings | None = None
     cache: CacheConfig = CacheConfig()
-    tag: Annotated[str, AfterValidator(_require_one_word)] = "touche-llm"
+    tag: Annotated[
+        str,
+        AfterValidator(_require_one_word),
+        Option("--tag", "Last column of the run, one word", "Output", is_common=True),
+    ] = "touche-llm"
     actor: ActorConfig = ActorConfig()
 
     @model_validator(mode="before")
@@ -290,7 +271,7 @@ def load_config(file: Path | None, flags: Mapping[str, Any], options: Mapping[st
     given = {name: value for name, value in flags.items() if value is not None and value != ()}
     stored_objective = values.get("objective")
     _drop_outdated(values, flags)
-    _apply_flags(values, given, source)
+    set_values(values, given, source)
     _complete_first_stage(values, source)
     try:
         task = get_task(str(values.setdefault("task", DEFAULT_TASK)))
@@ -303,7 +284,7 @@ def load_config(file: Path | None, flags: Mapping[str, Any], options: Mapping[st
     except ValidationError as error:
         problems = [_locate_problem(problem, source, given, options or {}) for problem in error.errors()]
         raise UsageError("; ".join(problems)) from error
-    if problems := list(_find_booleans(values, config.model_dump())):
+    if problems := list(find_booleans(values, config.model_dump())):
         raise UsageError("; ".join(f"{source}: {problem}" for problem in problems))
     return config
 
@@ -322,20 +303,6 @@ def _drop_outdated(values: dict[str, Any], flags: Mapping[str, Any]) -> None:
         if isinstance(engine, dict) and given and engine.get(name) not in (None, given):
             # The context length belongs to the other model or server.
             engine.pop("context", None)
-
-
-def _apply_flags(values: dict[str, Any], given: Mapping[str, Any], source: str) -> None:
-    """Set the values of the given flags, by dotted name."""
-    for name, value in given.items():
-        *sections, key = name.split(".")
-        target = values
-        for section in sections:
-            # A section that the task does not have is written as null.
-            target[section] = {} if target.get(section) is None else target[section]
-            target = target[section]
-            if not isinstance(target, dict):
-                raise UsageError(f"{source}: {section}: must hold names and values, since {name} is one of them")
-        target[key] = value
 
 
 def _complete_first_stage(values: dict[str, Any], source: str) -> None:
@@ -390,15 +357,6 @@ def _locate_problem(error: ErrorDetails, source: str, given: Mapping[str, Any], 
     return f"{'options' if is_flagged else source}: {problem}"
 
 
-def _find_booleans(given: Any, read: Any, place: str = "") -> Iterator[str]:
-    """Yield a problem for each true or false that pydantic read as 1 or 0."""
-    if isinstance(given, bool) and isinstance(read, int | float) and not isinstance(read, bool):
-        yield f"{place}: must be a number, not {str(given).lower()}"
-    elif isinstance(given, dict) and isinstance(read, dict):
-        for name in given.keys() & read.keys():
-            yield from _find_booleans(given[name], read[name], f"{place}.{name}" if place else str(name))
-
-
 def _find_weights(task: Task, objective: Any) -> Mapping[str, float]:
     """Return the default weights of an objective; those of `both` if it is missing or unknown."""
     return next((weights for name, weights in task.objectives.items() if name == objective), task.weights)
@@ -411,23 +369,11 @@ def _describe_error(error: ErrorDetails) -> str:
     if kind == "missing":
         return f"{where}: missing; give --{where} or name it in the configuration"
     if kind == "extra_forbidden":
-        known = _list_names(Config)
+        known = [name for name, _ in list_fields(Config)]
         near = get_close_matches(where, known, n=1) or [name for name in known if name.endswith(f".{place[-1]}")]
         return f"{where}: no such name" + (f", did you mean {near[0]}?" if near else "")
     message = describe_problem(error)
     return f"{where}: {message}" if where else message
-
-
-def _list_names(section: type[BaseModel], prefix: str = "") -> list[str]:
-    """List all dotted names of a configuration."""
-    names = []
-    for name, field in section.model_fields.items():
-        names.append(prefix + name)
-        # Includes optional sections, which only some tasks have.
-        for kind in (field.annotation, *get_args(field.annotation)):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                names += _list_names(kind, f"{prefix}{name}.")
-    return names
 
 
 def write_config(config: Config, path: Path) -> None:

@@ -189,8 +189,8 @@ def test_what_does_not_fit_is_one_line_that_says_what_to_do(touche: Touche, tmp_
     fails(1, "run `touche-llm batch export` for this folder first", "batch", "import", "r.jsonl", "--out", "run")
     fails(2, "--model NAME", *EXPORT[:7])
     fails(2, "--context N", *EXPORT[:7], "--model", "served")
-    fails(2, "--k1: no option of `touche-llm judge`", *EXPORT, "--k1", "1")
-    fails(2, "a stage before `judge` went by it", *EXPORT, "--set", "retriever.k1=1")
+    fails(2, "--k1: not an option of `touche-llm judge`", *EXPORT, "--k1", "1")
+    fails(2, "a stage before `judge` depends on it", *EXPORT, "--set", "retriever.k1=1")
     fails(2, "--tokenizer FOLDER", *EXPORT, "--context", "1100")
     fails(2, "nowhere: no tokenizer", *EXPORT, "--tokenizer", "nowhere")
     fails(

@@ -23,7 +23,7 @@ from rich.console import Console
 from tests.cli.conftest import Touche
 from tests.fake_server import FakeServer, says
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.cli.stages import asked
+from touche_llm.cli.stages import run_requests
 from touche_llm.config import load_config
 from touche_llm.errors import DataError
 from touche_llm.llm.counts import Counts
@@ -168,7 +168,7 @@ async def test_a_run_with_failures_ends_with_3_and_ctrl_c_with_130(tmp_path: Pat
 def test_a_signal_ends_what_asks_the_model_with_130(ending: signal.Signals) -> None:
     before = signal.getsignal(ending)
     with pytest.raises(typer.Exit) as ended:
-        asked(load_config(None, {"topics": SAMPLE, "corpus": SAMPLE}), _raising(ending))
+        run_requests(load_config(None, {"topics": SAMPLE, "corpus": SAMPLE}), _raising(ending))
     assert ended.value.exit_code == 130
     assert signal.getsignal(ending) is before
 
@@ -176,7 +176,7 @@ def test_a_signal_ends_what_asks_the_model_with_130(ending: signal.Signals) -> N
 def test_under_nohup_a_run_survives_its_terminal() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        assert asked(load_config(None, {"topics": SAMPLE, "corpus": SAMPLE}), _raising(signal.SIGHUP)) == "done"
+        assert run_requests(load_config(None, {"topics": SAMPLE, "corpus": SAMPLE}), _raising(signal.SIGHUP)) == "done"
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)

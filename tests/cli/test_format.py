@@ -23,8 +23,8 @@ from tests.sample_runs import Silent, run_lines
 from touche_llm.cli import app
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.cli.output import Format, print_rows
-from touche_llm.cli.prompts import fields_of
-from touche_llm.cli.stages import end
+from touche_llm.cli.prompts import describe_fields
+from touche_llm.cli.stages import report_failures
 from touche_llm.config import load_config
 from touche_llm.data.files import read_records, write_records
 from touche_llm.data.records import Attempt, Failure, Judgment
@@ -175,7 +175,12 @@ def listed(_: Path) -> list[Row]:
         assert each.loaded
         purpose, prompt = each.loaded
         row = {"task": "comparative", "name": each.name, "version": 1, "hash": prompt.hash, "answer": purpose.name}
-        row |= {"fields": fields_of(purpose), "purpose": prompt.header.purpose, "examples": 0, "path": str(prompt.path)}
+        row |= {
+            "fields": describe_fields(purpose),
+            "purpose": prompt.header.purpose,
+            "examples": 0,
+            "path": str(prompt.path),
+        }
         found.append(row | {"error": None})
     return found
 
@@ -347,7 +352,7 @@ def test_failures_are_told_elsewhere_and_end_with_code_three(
     said = []
     for output in (Format.TABLE, Format.JSON):
         with pytest.raises(typer.Exit) as ended:
-            end(output, tmp_path, [failure])
+            report_failures(output, tmp_path, [failure])
         assert ended.value.exit_code == 3
         said.append(capsys.readouterr())
     table, rows = said

@@ -189,7 +189,7 @@ def test_names_are_those_of_the_folder_of_templates(touche: Touche, engine: Engi
         (WORDINGS, "no qrels given"),
         ((*WORDINGS, "--stance", "stance"), "documents are drawn by their grades; give --relevance"),
         ((*WORDINGS, *QRELS, "--split", "none"), "none: cannot read the file"),
-        ((*"abcdefghi", *QRELS, "--html", "m.html"), "9 prompts do not fit side by side; name 8"),
+        ((*"abcdefghi", *QRELS, "--html", "m.html"), "--html: a page shows at most 8 prompts"),
         ((*WORDINGS, *QRELS, "--topic", "1", "--confirm"), "1 topics to choose on and 0 to confirm"),
     ],
 )

@@ -40,7 +40,7 @@ def test_a_folder_takes_the_place_of_the_project_s_templates(touche: Touche, fol
     done = touche(*RUN, "--prompts", "mine", "--overwrite")
     assert done.returncode == 1 and "comparative/judge" in done.stderr
     done = touche("rank", "--out", "o", "--set", "prompts.folder=mine")
-    assert done.returncode == 2 and "a stage before `rank` went by it" in done.stderr
+    assert done.returncode == 2 and "a stage before `rank` depends on it" in done.stderr
     done = touche(*RUN, "--prompts", "nowhere")
     assert done.returncode == 2 and "nowhere: no such folder of templates" in done.stderr
 

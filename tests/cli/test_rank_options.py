@@ -173,7 +173,7 @@ def test_what_earlier_stages_went_by_cannot_be_set_any_more(touche: Touche, demo
     for command, value in stages:
         done = touche(command, "--out", "o", "--set", value)
         assert done.returncode == 2
-        assert f"--set {value}: a stage before `{command}` went by it" in done.stderr
+        assert f"--set {value}: a stage before `{command}` depends on it" in done.stderr
     assert (demo / "config.yaml").read_bytes() == before
 
 
@@ -256,7 +256,7 @@ def test_a_question_of_any_stage_without_a_usable_answer_ends_with_3_and_names_i
     done = touche(*command, *stance)
     assert done.returncode == 3, done.stderr
     assert "failures: " in done.stdout and "outside_schema" in done.stdout
-    assert f"what came back each time is in o/{file}\n" in done.stdout
+    assert f"the answers of all attempts are in o/{file}\n" in done.stdout
     assert len((tmp_path / "o" / "run.txt").read_text().splitlines()) == 3
     # The stage alone ends so too.
     alone = {

@@ -12,13 +12,14 @@ import yaml
 
 from tests.fake_server import FakeServer
 from tests.sample_runs import Silent, config_for, run_on
-from touche_llm.config import Config, _list_names, load_config
+from touche_llm.config import Config, load_config
+from touche_llm.data.settings import list_fields
 from touche_llm.errors import ToucheError, UsageError
 from touche_llm.pipeline import inputs
 from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.settings import INCIDENTAL, OF_ENGINE, OF_JUDGE, OF_RETRIEVE
+from touche_llm.pipeline.settings import INCIDENTAL, OF_ENGINE, OF_JUDGE, OF_RANK, OF_RETRIEVE, OF_STAGE
 from touche_llm.prompts.prompt import prompts_folder
 from touche_llm.report.page import write_page
 from touche_llm.report.run_page import render_report
@@ -208,8 +209,8 @@ async def test_an_output_without_a_configuration_is_not_replaced(tmp_path: Path,
 
 
 def test_every_setting_that_is_named_exists() -> None:
-    known = set(_list_names(Config))
-    for names in (INCIDENTAL, OF_RETRIEVE, OF_JUDGE, OF_ENGINE):
+    known = {name for name, _ in list_fields(Config)}
+    for names in (INCIDENTAL, OF_RETRIEVE, OF_JUDGE, OF_RANK, OF_ENGINE, *OF_STAGE.values()):
         assert names and set(names) <= known
 
 

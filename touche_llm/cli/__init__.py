@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from touche_llm import __version__
-from touche_llm.cli.command import Command
+from touche_llm.cli.command import Command, Group, ParserError, describe_parser_error
 from touche_llm.cli.log import logged, take_options
 from touche_llm.cli.streams import open_streams
 from touche_llm.data.databases import describe_database_error
@@ -43,7 +43,7 @@ COMMANDS = {
 
 
 class _Loaded(Mapping[str, TyperCommand | TyperGroup]):
-    """The commands, each loaded when it is asked for: no command waits for the libraries of the others."""
+    """Commands that are loaded on first use, so that none waits for the libraries of the others."""
 
     def __init__(self) -> None:
         self._known: dict[str, TyperCommand | TyperGroup] = {}
@@ -66,17 +66,18 @@ class _Loaded(Mapping[str, TyperCommand | TyperGroup]):
 def _load(name: str, module: str) -> TyperCommand | TyperGroup:
     found = import_module(f"{__name__}.{module}")
     if hasattr(found, "app"):
-        for each in found.app.registered_commands:
-            each.cls = Command
+        found.app.info.cls, found.app.rich_markup_mode = Group, None
+        for command in found.app.registered_commands:
+            command.cls = Command
         group = typer.main.get_group(found.app)
         group.name = name
         return group
-    alone = typer.Typer(add_completion=False)
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
     alone.command(name, cls=Command)(getattr(found, name))
     return cast(TyperCommand, typer.main.get_command(alone))
 
 
-class _Program(TyperGroup):
+class _Program(Group):
     """The program with its commands."""
 
     def __init__(self, **settings: Any) -> None:
@@ -87,10 +88,13 @@ class _Program(TyperGroup):
 app = typer.Typer(
     cls=_Program,
     no_args_is_help=True,
+    # Plain help wraps what is long; rich cuts it.
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Argument retrieval for the Touché shared tasks with open-weight models served by vLLM.",
-    epilog="Exit codes: 0 done; 1 data, prompt or engine error; 2 wrong usage; 3 a run with failures; 130 stopped.",
+    epilog="These options can also follow the command. "
+    "Exit codes: 0 done; 1 data, prompt or engine error; 2 wrong usage; 3 a run with failures; 130 stopped.",
 )
 
 
@@ -102,22 +106,20 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _callback(
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error; also after the command.")
-    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     log_file: Annotated[
         Path | None,
-        typer.Option("--log-file", help="Append requests, retries and timings to this file; also after the command."),
+        typer.Option("--log-file", help="Log requests, retries and timings to this file."),
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Log on standard error; also after the command.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Log on standard error.")] = False,
     log_text: Annotated[
-        bool, typer.Option("--log-text", help="Log prompts and answers too, and so topics and documents.")
+        bool, typer.Option("--log-text", help="Log prompts and answers too, with topics and documents.")
     ] = False,
     show_version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """What stands before a command."""
+    """Options that come before a command."""
 
 
 def _lacks_memory(error: Exception) -> bool:
@@ -138,9 +140,11 @@ def main() -> None:
         name = next((argument for argument in arguments if argument in COMMANDS), "")
         with logged(log, name):
             try:
-                app(args=arguments)
+                # An error and an exit code are reported from here, all in one style.
+                code = app(args=arguments, standalone_mode=False)
+                if code:
+                    sys.exit(code)
             finally:
-                # Here, since an error is reported from here.
                 sys.stdout.flush()
     except ToucheError as error:
         if debug:
@@ -148,6 +152,14 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         for note in getattr(error, "__notes__", ()):
             print(note, file=sys.stderr)
+        sys.exit(error.exit_code)
+    except typer.Abort:
+        print("error: aborted", file=sys.stderr)
+        sys.exit(1)
+    except ParserError as error:
+        # A group without a command shows its help.
+        is_help = error.message.startswith("Usage:")
+        print(error.message if is_help else f"error: {describe_parser_error(error)}", file=sys.stderr)
         sys.exit(error.exit_code)
     except OSError as error:
         if debug:

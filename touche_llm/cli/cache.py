@@ -10,10 +10,10 @@ import typer
 from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, print_rows
 from touche_llm.cli.tables import Column, show_table
-from touche_llm.config import CacheConfig
 from touche_llm.data.files import check_output
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.settings import CacheConfig
 
 CacheFile = Annotated[Path, typer.Option("--cache", help="The cache.")]
 _DEFAULT_CACHE = CacheConfig().file
@@ -24,7 +24,7 @@ app = typer.Typer(no_args_is_help=True, help="Look into an answer cache, write a
 @app.command()
 def stats(cache: CacheFile = _DEFAULT_CACHE, output: FormatOption = Format.TABLE) -> None:
     """Count the entries by kind, model and prompt."""
-    o.existing(cache)
+    o.require_cache(cache)
     names = ("kind", "model", "prompt", "version", "hash", "entries")
     with Cache(cache, CacheMode.REPLAY) as opened:
         counts = opened.count_entries()
@@ -44,7 +44,7 @@ def export_(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Write all entries as JSON Lines sorted by key: a cassette, to be kept with a run or a test."""
-    o.existing(cache)
+    o.require_cache(cache)
     if out.suffix != ".jsonl":
         raise UsageError(f"{out}: a cassette ends in .jsonl")
     check_output(out, overwrite, [cache])
@@ -63,7 +63,7 @@ def import_(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Add the entries of a cassette to a cache: all of them, or none if one does not fit."""
-    o.existing(cassette)
+    o.require_cache(cassette)
     with Cache(cache) as opened:
         new, known = opened.import_cassette(cassette)
     if output is Format.TABLE:

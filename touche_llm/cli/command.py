@@ -1,32 +1,84 @@
-"""A command whose errors name options: all that are missing, and what would help."""
+"""Commands and groups with help in panels that cuts nothing, and errors of one line that name options."""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+import sys
+import textwrap
+from collections.abc import Mapping
+from copy import copy
+from typing import Annotated, Any, get_args
 
-from typer.core import TyperCommand
+import typer
+from typer.core import TyperCommand, TyperGroup
 
+from touche_llm.data.settings import Panel
 from touche_llm.errors import BadLine, UsageError
 
-# Commands that begin a run, and what these cannot do without unless a configuration has it; any one option gives it.
+# Error of the option parser; its class has no public name of its own.
+ParserError: Any = typer.BadParameter.__base__
+# Commands that begin a run, and what these need unless a configuration has it; any one option gives it.
 _BEGIN = ("run", "retrieve")
+_OF_CONFIGURATION = {"--topics": ("topics",), "--corpus": ("corpus", "index", "retriever__name")}
 _RENAMED = {
     "--aim": "--objective",
     "--expand": "--query-expansion",
     "--no-expand": "--no-query-expansion",
 }
-_OF_CONFIGURATION = {"--topics": ("topics",), "--corpus": ("corpus", "index", "retriever")}
+_OTHER_PANEL = "Options"
+# Longer names of options have their own line in the help.
+_MAX_NAME = 26
+_TYPE = re.compile(r"<([^<>]+)>")
+_TYPE_NAMES = {"str": "TEXT", "int": "N", "float": "NUMBER", "int range": "N", "list[str]": "TEXT"}
+_PANELS = ("Arguments", *get_args(Panel), _OTHER_PANEL)
+# Key of the context: whether the help lists all options.
+_ALL = f"{__name__}.all"
+
+
+def _show_all(context: typer.Context, is_given: bool) -> None:
+    if is_given:
+        context.meta[_ALL] = True
+        typer.echo(context.get_help())
+        raise typer.Exit()
+
+
+HelpAllOption = Annotated[
+    bool, typer.Option("--help-all", help="Show all options and exit.", is_eager=True, callback=_show_all)
+]
 
 
 class Command(TyperCommand):
-    """A command whose errors name all missing options, not the first one, and how to leave out bad lines."""
+    """Command whose errors name all missing options, not the first one, and how to leave out bad lines."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options by panel, required and common ones first; hidden ones only if all are requested."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for parameter in sorted(
+            self.get_params(ctx), key=lambda item: (not item.required, getattr(item, "hidden", False))
+        ):
+            if ctx.meta.get(_ALL):
+                parameter = copy(parameter)
+                parameter.hidden = False  # type: ignore[attr-defined]
+            record = parameter.get_help_record(ctx)
+            if record is None:
+                continue
+            if parameter.param_type_name == "argument":
+                panels.setdefault(_PANELS[0], []).append((parameter.metavar or str(parameter.name).upper(), record[1]))
+            else:
+                panel = getattr(parameter, "rich_help_panel", None) or _OTHER_PANEL
+                panels.setdefault(panel, []).append((_TYPE.sub(_name_type, record[0]), record[1]))
+        _write_panels(formatter, {panel: panels[panel] for panel in _PANELS if panel in panels})
+
+    def get_help(self, ctx: Any) -> str:
+        """Return the help, in characters that standard output can show."""
+        return _to_encodable(super().get_help(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments; raise UsageError where required ones are missing."""
+        """Parse the arguments; raise UsageError if required ones are missing or an option has another name now."""
         if not ctx.resilient_parsing:
             self._check_renamed(args)
             given, _, _ = self.make_parser(ctx).parse_args(list(args))
-            if not given.get("help"):
+            if not given.get("help") and not given.get("help_all"):
                 self._check(ctx.command_path, {name for name, value in given.items() if value not in (None, ())})
         return super().parse_args(ctx, args)
 
@@ -35,13 +87,12 @@ class Command(TyperCommand):
         try:
             return super().invoke(ctx)
         except BadLine as error:
-            if any("--skip-bad-lines" in each.opts for each in self.params):
+            if any("--skip-bad-lines" in parameter.opts for parameter in self.params):
                 error.add_note("--skip-bad-lines leaves such lines out, counts and lists them")
             raise
 
     def _check_renamed(self, args: list[str]) -> None:
-        """Raise UsageError for an option of an earlier version."""
-        known = {option for each in self.params for option in (*each.opts, *each.secondary_opts)}
+        known = {option for parameter in self.params for option in (*parameter.opts, *parameter.secondary_opts)}
         for argument in args:
             name = argument.partition("=")[0]
             if _RENAMED.get(name) in known:
@@ -49,9 +100,11 @@ class Command(TyperCommand):
 
     def _check(self, path: str, given: set[str]) -> None:
         missing = [
-            max(each.opts, key=len) if each.param_type_name == "option" else str(each.metavar or each.name)
-            for each in self.params
-            if each.required and each.name not in given
+            max(parameter.opts, key=len)
+            if parameter.param_type_name == "option"
+            else str(parameter.metavar or parameter.name)
+            for parameter in self.params
+            if parameter.required and parameter.name not in given
         ]
         if not missing:
             return
@@ -61,3 +114,64 @@ class Command(TyperCommand):
             missing += others
             hint = f"; --config FILE can hold {' and '.join(others)}" if others else ""
         raise UsageError(f"{self.name}: missing {', '.join(missing)}{hint}; see {path} --help")
+
+
+class Group(TyperGroup):
+    """Group of commands whose help lists the first sentence of each command in full."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands with what they do."""
+        rows = []
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            summary = " ".join((command.help or "").split("\n\n")[0].split()) if command else ""
+            rows.append((name, summary.split(". ")[0].removesuffix(".")))
+        _write_panels(formatter, {"Commands": rows})
+
+    def get_help(self, ctx: Any) -> str:
+        """Return the help, in characters that standard output can show."""
+        return _to_encodable(super().get_help(ctx))
+
+
+def _to_encodable(text: str) -> str:
+    # Typer's echo writes UTF-8 to a stream that is meant to be ASCII.
+    encoding = sys.stdout.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _name_type(match: re.Match[str]) -> str:
+    """Return the name of a value in the help: typer writes `<path>`, or `<json|tsv>` for choices."""
+    name = match[1]
+    return _TYPE_NAMES.get(name, name if "|" in name else name.upper())
+
+
+def _write_panels(formatter: Any, panels: Mapping[str, list[tuple[str, str]]]) -> None:
+    """Write rows of names and descriptions; a long name has its own line, and nothing is broken inside a word."""
+    names = [name for rows in panels.values() for name, _ in rows]
+    width = max((len(name) for name in names if len(name) <= _MAX_NAME), default=0)
+    for panel, rows in panels.items():
+        formatter.write(f"\n{panel}:\n")
+        for name, text in rows:
+            # A default stays on one line with its label.
+            text = " ".join(text.split()).replace("default: ", "default:\xa0")
+            lines = textwrap.wrap(text, formatter.width - width - 4, break_long_words=False, break_on_hyphens=False)
+            if len(name) > width:
+                lines.insert(0, "")
+            first, *others = lines or [""]
+            formatter.write(f"  {name:<{width}}  {first}".rstrip().replace("\xa0", " ") + "\n")
+            for line in others:
+                formatter.write(f"{'':<{width + 4}}{line}\n".replace("\xa0", " "))
+
+
+def describe_parser_error(error: Any) -> str:
+    """Return an error of the option parser as one line."""
+    command = error.ctx.command_path if error.ctx else "touche-llm"
+    parameter, option = getattr(error, "param", None), getattr(error, "option_name", None)
+    if option is not None and "such option" in error.format_message():
+        near = ", ".join(error.possibilities or ())
+        problem = f"{option}: no such option" + (f"; did you mean {near}" if near else "")
+    elif parameter is not None:
+        problem = f"{max(parameter.opts, key=len)}: {error.message}"
+    else:
+        problem = error.format_message()
+    return f"{problem.rstrip('.')}; see {command} --help"

@@ -51,7 +51,7 @@ def fuse(
     A document has the stance of the first run that gives it one.
     """
     known = get_task(task) if task is not None else None
-    settings = o.checked(FusionSettings, {"method": method, "k": k})
+    settings = o.validate(FusionSettings, {"method": method, "k": k}, "")
     weights = weight or [1.0] * len(runs)
     if len(runs) < 2:
         raise UsageError("one run alone cannot be fused; name two or more")

@@ -1,324 +1,321 @@
-"""The options that several commands share, and the way from flags to a configuration."""
+"""Options of commands: those of the settings, expanded into a command's signature, and those that commands share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from types import UnionType
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 from pydantic import BaseModel, ValidationError
 
+from touche_llm.cli.command import HelpAllOption
 from touche_llm.config import RENAMED_SETTINGS, Config, load_config
 from touche_llm.data.setting_problems import describe_problem
+from touche_llm.data.settings import Option, list_fields
 from touche_llm.data.yaml_text import YamlError, parse_yaml
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.stance import read_settings
 from touche_llm.llm.cache import CacheMode
 from touche_llm.pipeline.run_files import CONFIG
-from touche_llm.pipeline.settings import OF_JUDGE, OF_RETRIEVE, is_one_of
-from touche_llm.ranking.steps import METHODS
-from touche_llm.tasks import DEFAULT_TASK, TASKS
+from touche_llm.pipeline.settings import OF_JUDGE, OF_RETRIEVE, OF_STAGE, is_one_of
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+Command = Callable[..., None]
+# Settings given on the command line, by dotted name.
+Given = dict[str, Any]
+# Settings of all stages.
+OF_RUN = tuple(dict.fromkeys(name for names in OF_STAGE.values() for name in names))
+# A command with more options of settings lists the common ones in `--help`, and all of them in `--help-all`.
+_MAX_LISTED = 10
+_METAVARS = {int: "N", float: "NUMBER", Path: "PATH", str: "TEXT"}
+# Settings of the stages before a command; a change of them would make the configuration differ from what was done.
+_DONE_BEFORE = {"judge": OF_RETRIEVE, "rank": (*OF_RETRIEVE, *OF_JUDGE)}
 
-# Where each flag's value goes in the configuration, by parameter name; the others go under their own name.
-_PLACES = {
-    "retriever": "retriever.name",
-    "bm25_method": "retriever.method",
-    "k1": "retriever.k1",
-    "b": "retriever.b",
-    "query": "retriever.query",
-    "elasticsearch": "elasticsearch.url",
-    "elasticsearch_index": "elasticsearch.index",
-    "engine": "engine.name",
-    "base_url": "engine.base_url",
-    "model": "engine.model",
-    "revision": "engine.revision",
-    "context_tokens": "engine.context",
-    "concurrency": "engine.concurrency",
-    "request_timeout": "engine.request_timeout",
-    "retry_for": "engine.retry_for",
-    "temperature": "sampling.temperature",
-    "seed": "sampling.seed",
-    "max_tokens": "sampling.max_tokens",
-    "logprobs": "sampling.logprobs",
-    "prompts_folder": "prompts.folder",
-    "prompt": "prompts.judge",
-    "objects_prompt": "prompts.objects",
-    "sentence_prompt": "prompts.sentence",
-    "judge_pairs": "pairs.judged",
-    "both_orders": "pairs.both_orders",
-    "steps": "rank",
-    "stance_depth": "stance.depth",
-    "expand": "expansion.use",
-    "weight_relevance": "weights.relevance",
-    "weight_quality": "weights.quality",
-    "weight_coherence": "weights.coherence",
-    "weight_first_stage": "weights.first_stage",
-    "cache": "cache.file",
-    "cache_mode": "cache.mode",
-    "retry_failures": "cache.retry_failures",
-}
-_NOT_CONFIGURATION = ("out", "config", "thresholds", "values", "dry_run", "output", "overwrite")
-_BY_FILES = ("retrieve", "judge", "rank", "run")
-# Of a batch export: the stage's options are those of its own command.
-_OF_BATCH = ("stage", "requests", "shards", "tokenizer")
-
-TaskOption = Annotated[
-    str | None, typer.Option("--task", help=f"The shared task: {', '.join(TASKS)} (default: {DEFAULT_TASK}).")
+OutOption = Annotated[
+    Path, typer.Option("--out", metavar="FOLDER", help="Folder of the run.", rich_help_panel="Output")
 ]
-TopicsOption = Annotated[
-    Path | None, typer.Option("--topics", help="The topics.xml of the task, or TIRA's queries.jsonl or queries.xml.")
-]
-CorpusOption = Annotated[
-    Path | None,
-    typer.Option("--corpus", help="The corpus as published: .jsonl, or .csv for args.me; .gz as it is."),
-]
-IndexOption = Annotated[
-    Path | None,
-    typer.Option("--index", help="Folder of the index (default: one for each corpus, in .touche-llm/index)."),
-]
-SkipOption = Annotated[
-    bool | None, typer.Option("--skip-bad-lines", help="Leave bad lines of the corpus out, count and list them.")
-]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace what exists already.")]
-OutOption = Annotated[Path, typer.Option("--out", help="The run's folder.")]
-ConfigOption = Annotated[
-    Path | None, typer.Option("--config", help="YAML file with any of the values; flags override it.")
-]
-TagOption = Annotated[str | None, typer.Option("--tag", help="Last column of the run, one word (default: touche-llm).")]
-DepthOption = Annotated[int | None, typer.Option("--depth", help="Candidates for each topic (default: 100).")]
-LimitOption = Annotated[int | None, typer.Option("--limit-topics", help="Take only the first N topics of the file.")]
-TopicOption = Annotated[list[str] | None, typer.Option("--topic", help="Take only this topic; can be repeated.")]
-CandidatesOption = Annotated[
-    Path | None, typer.Option("--candidates", help="A TREC run of any tool to take as first stage.")
-]
-RetrieverOption = Annotated[
-    str | None,
-    typer.Option(
-        "--retriever", help="bm25 (index on disk, the default), okapi (rank-bm25), elasticsearch or chatnoir."
-    ),
-]
-ElasticsearchOption = Annotated[
-    str | None,
-    typer.Option("--elasticsearch", metavar="URL", help="Where Elasticsearch is (default: http://127.0.0.1:9200)."),
-]
-ElasticsearchIndexOption = Annotated[
-    str | None, typer.Option("--elasticsearch-index", help="Name of the index there (default: touche-llm).")
-]
-MethodOption = Annotated[str | None, typer.Option("--bm25-method", help="robertson (default), lucene or atire.")]
-K1Option = Annotated[float | None, typer.Option("--k1", help="Term frequency saturation of BM25 (default: 1.5).")]
-BOption = Annotated[float | None, typer.Option("--b", help="Length normalisation of BM25 (default: 0.75).")]
-QueryOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--query", help="Topic field of the query: title (default), description, narrative, objects; repeatable."
-    ),
-]
-EngineOption = Annotated[
-    str | None,
-    typer.Option(
-        "--engine",
-        help="server (default): one that runs; managed: one started and stopped for the run; batch: files, in rounds.",
-    ),
-]
-BaseUrlOption = Annotated[
-    str | None, typer.Option("--base-url", help="The vLLM server (default: http://127.0.0.1:8000).")
-]
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        help="Served name, not needed if the server has one model; the folder for --engine managed and batch.",
-    ),
-]
-RevisionOption = Annotated[str | None, typer.Option("--revision", help="Your name for the version of the weights.")]
-ContextOption = Annotated[
-    int | None, typer.Option("--context", help="Context in tokens that documents are cut to (default: the server's).")
-]
-ConcurrencyOption = Annotated[
-    int | None, typer.Option("--concurrency", help="Requests to the server at a time (default: 256).")
-]
-TimeoutOption = Annotated[
-    float | None,
-    typer.Option(
-        "--request-timeout", help="Seconds for a request, from its turn in the server's queue (default: 300)."
-    ),
-]
-RetryOption = Annotated[
-    float | None, typer.Option("--retry-for", help="Seconds after which a failing request is given up (default: 600).")
-]
-TemperatureOption = Annotated[float | None, typer.Option("--temperature", help="Sampling temperature (default: 0).")]
-SeedOption = Annotated[int | None, typer.Option("--seed", help="Sampling seed (default: 0).")]
-MaxTokensOption = Annotated[int | None, typer.Option("--max-tokens", help="Longest answer in tokens (default: 64).")]
-LogprobsOption = Annotated[
-    bool | None,
-    typer.Option("--logprobs/--no-logprobs", help="Read grades from probabilities (default) or as answered."),
-]
-PromptsOption = Annotated[
-    Path | None,
-    typer.Option("--prompts", help="Folder with templates, TASK/NAME.jinja, to take in place of the project's own."),
-]
-PromptOption = Annotated[
-    str | None, typer.Option("--prompt", help="Judge prompt: a name, or the path of a .jinja file (default: judge).")
-]
-ObjectsPromptOption = Annotated[
-    str | None, typer.Option("--objects-prompt", help="Prompt that finds a topic's objects (default: objects).")
-]
-SentencePromptOption = Annotated[
-    str | None, typer.Option("--sentence-prompt", help="Prompt that judges a sentence (default: sentence).")
-]
-JudgePairsOption = Annotated[
-    int | None,
-    typer.Option("--judge-pairs", help="Pairs for each topic that the model judges (default: 100); others inherit."),
-]
-BothOrdersOption = Annotated[
-    int | None,
-    typer.Option("--both-orders", help="Of those the best, asked in the other order of sentences too (default: 20)."),
-]
-StepsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--rank",
-        help=f"Steps of the ranking, each of the best N so far, as judge,pairwise:10 (default: judge): "
-        f"{', '.join(METHODS)}, fusion, balance.",
-    ),
-]
-ObjectiveOption = Annotated[
-    str | None,
-    typer.Option(
-        "--objective", help="Rank for relevance, quality or both (default): weights, and what comparisons ask."
-    ),
-]
-StanceDepthOption = Annotated[
-    int | None,
-    typer.Option("--stance-depth", help="Best documents asked for their stance by a prompt of its own (default: 20)."),
-]
-ThresholdsOption = Annotated[
-    Path | None, typer.Option("--thresholds", help="Thresholds of the stance, as `touche-llm calibrate` writes them.")
-]
-ExpandOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--query-expansion/--no-query-expansion", help="Search with three other queries of the model too (default: no)."
-    ),
-]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.", rich_help_panel="Output")]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Only say how many requests and about how many tokens would be sent.")
+    bool, typer.Option("--dry-run", help="Only estimate the requests and tokens.", rich_help_panel="Output")
 ]
-ValuesOption = Annotated[
+SetOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="NAME=VALUE", help="Any value of the configuration, as ranking.listwise.window=10; repeatable."
+        "--set",
+        metavar="NAME=VALUE",
+        help="Any setting, as ranking.listwise.window=10; repeatable.",
+        rich_help_panel="Input",
     ),
 ]
-RelevanceOption = Annotated[float | None, typer.Option("--weight-relevance", help="Weight of relevance (default: 1).")]
-QualityOption = Annotated[float | None, typer.Option("--weight-quality", help="Weight of quality (default: 0.5).")]
-CoherenceOption = Annotated[
-    float | None, typer.Option("--weight-coherence", help="Weight of a pair's coherence (default: 0.5).")
-]
-FirstStageOption = Annotated[
-    float | None, typer.Option("--weight-first-stage", help="Weight of the first stage's score (default: 0.05).")
-]
-CacheOption = Annotated[
+_ConfigOption = Annotated[
     Path | None,
-    typer.Option("--cache", help="Answer cache, or a .jsonl cassette to replay (default: .touche-llm/answers.sqlite)."),
-]
-CacheModeOption = Annotated[
-    CacheMode | None,
-    typer.Option("--cache-mode", help="reuse (default); replay: a miss is an error; refresh: ask again; off."),
-]
-RetryFailuresOption = Annotated[
-    bool | None,
-    typer.Option("--retry-failures", help="Send questions again of which the cache holds only unusable answers."),
+    typer.Option(
+        "--config", metavar="FILE", help="YAML file of settings; options override it.", rich_help_panel="Input"
+    ),
 ]
 
 
-def configure(context: typer.Context, *others: str) -> Config:
-    """The configuration that a command's parameters ask for; `others` are parameters that say nothing of it.
+@dataclass(frozen=True, slots=True)
+class SettingOption:
+    """Option of a setting.
 
-    Without `--config`, a folder that an earlier stage wrote gives its own configuration.
+    Attributes:
+        setting: Dotted name of the setting.
+        option: Declaration of the option.
+        kind: Type of a value; a repeatable option takes several.
+        is_repeatable: Whether the setting is a list.
+        default: Default of the setting, as text; empty if it has none.
     """
-    parameters = context.params
-    file: Path | None = parameters.get("config")
-    command = str(parameters.get("stage") or context.info_name)
-    if file is None and command in ("judge", "rank"):
-        written = parameters["out"] / CONFIG
-        if not written.exists():
-            raise DataError(f"{written}: not there; run `touche-llm retrieve` for this folder first, or give --config")
-        file = written
-    flags = {
-        _PLACES.get(name, name): tuple(value) if isinstance(value, list) else value
-        for name, value in parameters.items()
-        if name not in (*_NOT_CONFIGURATION, *_OF_BATCH, *others)
-    }
-    thresholds: Path | None = parameters.get("thresholds")
-    if thresholds is not None:
-        settings = read_settings(thresholds)
-        given = {"calibrated_on": list(settings.calibrated_on), "calibrated_for": settings.calibrated_for}
-        flags |= {f"stance.{name}": value for name, value in {"thresholds": settings.thresholds, **given}.items()}
-    given = set_values(parameters.get("values") or [], command)
-    names = {
-        _PLACES.get(each.name, each.name): max(each.opts, key=len)
-        for each in context.command.params
-        if each.name is not None and _PLACES.get(each.name, each.name) not in given
-    }
-    config = load_config(file, flags | given, names)
+
+    setting: str
+    option: Option
+    kind: type
+    is_repeatable: bool
+    default: str
+
+    @property
+    def flag(self) -> str:
+        """Name of the option, without its negation."""
+        return self.option.flag.partition("/")[0]
+
+    @property
+    def parameter_name(self) -> str:
+        """Name of the parameter of a command."""
+        return self.setting.replace(".", "__")
+
+    def to_parameter(self, *, hidden: bool) -> inspect.Parameter:
+        """Return the parameter that typer makes the option of; its default None means that it was not given."""
+        default = f" [default: {self.default}]" if self.default else ""
+        declared = typer.Option(
+            self.option.flag,
+            help=f"{self.option.help}.{default}",
+            metavar=None if self.kind is bool else self.option.metavar or _METAVARS[self.kind],
+            rich_help_panel=self.option.panel,
+            hidden=hidden,
+        )
+        kind: Any = list[self.kind] if self.is_repeatable else self.kind  # type: ignore[name-defined]
+        return _make_parameter(self.parameter_name, Annotated[kind | None, declared], None)
+
+
+def _list_options() -> Iterator[SettingOption]:
+    for name, field in list_fields(Config):
+        for option in field.metadata:
+            if isinstance(option, Option):
+                setting = f"{name}.{option.key}" if option.key else name
+                kind = Path if option.is_file else _find_kind(field.annotation)
+                is_repeatable = get_origin(field.annotation) is tuple and not option.is_text
+                default = "" if field.is_required() else _format_default(field.default, option)
+                yield SettingOption(setting, option, kind, is_repeatable, default)
+
+
+def _find_kind(annotation: Any) -> type:
+    """Return the type that typer parses a value into.
+
+    Names are texts, so that the configuration checks them and lists the valid ones.
+    """
+    origin, kinds = get_origin(annotation), get_args(annotation)
+    if origin is dict:
+        return _find_kind(get_args(kinds[1])[0])
+    if origin is not None and origin is not UnionType:
+        return str
+    kind: type = kinds[0] if kinds else annotation
+    return kind if kind in _METAVARS or kind is bool else str
+
+
+def _format_default(value: Any, option: Option) -> str:
+    match value:
+        case bool():
+            names = option.flag.split("/")
+            return names[not value].removeprefix("--") if len(names) > 1 else ""
+        case float():
+            return f"{value:g}"
+        case tuple():
+            return ",".join(value)
+        case None | dict():
+            return ""
+        case _:
+            return str(value)
+
+
+OPTIONS: Mapping[str, SettingOption] = {option.setting: option for option in _list_options()}
+
+
+def _make_parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def takes_settings(*settings: str, without: Collection[str] = ()) -> Callable[[Command], Command]:
+    """Return a decorator that adds the options of settings to a command.
+
+    The command receives the given values by dotted name as its first argument, and its own options by keyword.
+
+    Args:
+        settings: Dotted names of settings or sections.
+        without: Settings or sections among them whose options are left out.
+    """
+    options = [option for name, option in OPTIONS.items() if is_one_of(name, settings) and not is_one_of(name, without)]
+    is_long = len(options) > _MAX_LISTED
+
+    def decorate(command: Command) -> Command:
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        parameters = [option.to_parameter(hidden=is_long and not option.option.is_common) for option in options]
+        if is_long:
+            parameters.append(_make_parameter("help_all", HelpAllOption, False))
+
+        @wraps(command)
+        def expanded(**values: Any) -> None:
+            values.pop("help_all", None)
+            given = {option.setting: values.pop(option.parameter_name) for option in options}
+            command({name: value for name, value in given.items() if value is not None and value != []}, **values)
+
+        _set_signature(expanded, [*parameters, *own])
+        return expanded
+
+    return decorate
+
+
+Complete = Callable[[Given, Mapping[str, Any]], None]
+
+
+def configured(
+    *settings: str, without: Collection[str] = (), complete: Complete | None = None
+) -> Callable[[Command], Command]:
+    """Return a decorator that adds the options of settings, `--config` and `--set` to a command.
+
+    The command receives the loaded configuration as its first argument, and its own options by keyword.
+
+    Args:
+        settings: Dotted names of settings or sections.
+        without: Settings or sections among them whose options are left out.
+        complete: Called with the given values by dotted name, which it may change, and the command's own options.
+    """
+
+    def decorate(command: Command) -> Command:
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        has_context = any(parameter.name == "context" for parameter in own)
+
+        @wraps(command)
+        def loaded(given: Given, context: typer.Context, config: Path | None, values: list[str], **others: Any) -> None:
+            stage = str(others.get("stage") or context.info_name)
+            if config is None and stage in ("judge", "rank"):
+                config = _find_stage_config(others["out"])
+            if complete is not None:
+                complete(given, {**others, "config": config})
+            _replace_thresholds(given)
+            loaded_config = _load(config, given, set_values(values or [], stage))
+            if is_one_of("engine.name", settings) and not is_one_of("engine.name", without):
+                _check_batch(loaded_config, stage)
+            command(loaded_config, **others, **({"context": context} if has_context else {}))
+
+        first = inspect.Parameter("given", inspect.Parameter.POSITIONAL_ONLY)
+        context = [] if has_context else [_make_parameter("context", typer.Context, inspect.Parameter.empty)]
+        config = _make_parameter("config", _ConfigOption, None)
+        values = _make_parameter("values", SetOption, None)
+        _set_signature(loaded, [first, *context, *own, config, values])
+        return takes_settings(*settings, without=without)(loaded)
+
+    return decorate
+
+
+def _set_signature(command: Command, parameters: list[inspect.Parameter]) -> None:
+    """Set the signature that typer reads."""
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            parameter
+            if parameter.kind is inspect.Parameter.POSITIONAL_ONLY
+            else parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in parameters
+        ]
+    )
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+
+
+def _find_stage_config(folder: Path) -> Path:
+    """Return the configuration that an earlier stage wrote; raises DataError if there is none."""
+    written = folder / CONFIG
+    if not written.exists():
+        raise DataError(f"{written}: not there; run `touche-llm retrieve` for this folder first, or give --config")
+    return written
+
+
+def _replace_thresholds(given: Given) -> None:
+    """Replace the file of thresholds by the settings in it."""
+    if file := given.get("stance.thresholds"):
+        settings = read_settings(file)
+        given |= {
+            "stance.thresholds": settings.thresholds,
+            "stance.calibrated_on": list(settings.calibrated_on),
+            "stance.calibrated_for": settings.calibrated_for,
+        }
+
+
+def _load(file: Path | None, given: Mapping[str, Any], assigned: Mapping[str, Any]) -> Config:
+    flags = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    names = {name: option.flag for name, option in OPTIONS.items() if name not in assigned}
+    return load_config(file, flags | dict(assigned), names)
+
+
+def _check_batch(config: Config, command: str) -> None:
+    """Raise UsageError for the engine `batch` if a command sends requests one by one."""
     is_sent = config.engine.name == "batch" and config.cache.mode is not CacheMode.REPLAY
-    if is_sent and "engine" in parameters and command not in _BY_FILES:
+    if is_sent and command not in (*OF_STAGE, "run"):
         raise UsageError(
             f"--engine batch: `{command}` sends no batch files; give --engine server or managed, or replay answers "
             "with --cache-mode replay"
         )
-    return config
-
-
-# To set then what a stage before a command went by would make the configuration tell what was not done.
-_DONE_BEFORE = {"judge": OF_RETRIEVE, "rank": (*OF_RETRIEVE, *OF_JUDGE)}
 
 
 def set_values(given: list[str], command: str) -> dict[str, Any]:
-    """The values that `--set` names, read as in a configuration.
+    """Return the values of `--set` by dotted name, read as in a configuration.
 
     Raises:
-        UsageError: it is not `NAME=VALUE`, or what it names is done with before this command.
+        UsageError: A value is not `NAME=VALUE`, or a stage before this command depends on the setting.
     """
     values = {}
-    for each in given:
-        name, separator, text = each.partition("=")
+    for assignment in given:
+        where = f"--set {assignment:.80}"
+        name, separator, text = assignment.partition("=")
         if not separator or not all(part.isidentifier() for part in name.split(".")):
-            raise UsageError(f"--set {each:.80}: must be NAME=VALUE, as --set ranking.listwise.window=10")
+            raise UsageError(f"{where}: must be NAME=VALUE, as --set ranking.listwise.window=10")
         if name in RENAMED_SETTINGS:
-            raise UsageError(f"--set {each:.80}: renamed to {RENAMED_SETTINGS[name]}")
+            raise UsageError(f"{where}: renamed to {RENAMED_SETTINGS[name]}")
         if is_one_of(name, _DONE_BEFORE.get(command, ())):
-            raise UsageError(f"--set {each:.80}: a stage before `{command}` went by it; give it to `touche-llm run`")
+            raise UsageError(f"{where}: a stage before `{command}` depends on it; give it to `touche-llm run`")
         try:
             values[name] = parse_yaml(text)
         except YamlError as error:
-            raise UsageError(f"--set {each:.80}: the value is not YAML: {error}") from error
+            raise UsageError(f"{where}: the value is not YAML: {error}") from error
         if values[name] is None:
-            raise UsageError(f"--set {each:.80}: has no value; what is to have none is left out of a configuration")
+            raise UsageError(f"{where}: has no value; to unset it, leave it out of a configuration file")
     return values
 
 
-def checked(model: type[ModelT], values: Mapping[str, object], options: Mapping[str, str] | None = None) -> ModelT:
-    """A settings record of flag values; raises UsageError where one is out of range.
+def validate(model: type[ModelT], values: Mapping[str, Any], section: str) -> ModelT:
+    """Return a record of settings; raises UsageError, with the option's name, if a value is invalid.
 
     Args:
-        model: the record.
-        values: by the record's names.
-        options: Names of command-line options that are not those of the record.
+        model: Record.
+        values: Values by dotted name, of which those of the record's section are taken.
+        section: Dotted name of the section; empty for a record of a command's own options.
     """
+    prefix = section and f"{section}."
+    own = {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
     try:
-        return model.model_validate(values)
+        return model.model_validate(own)
     except ValidationError as error:
         first = error.errors()[0]
-        name = str(first["loc"][0])
-        raise UsageError(f"{(options or {}).get(name, f'--{name}')}: {describe_problem(first)}") from error
+        name = ".".join(map(str, first["loc"]))
+        known = OPTIONS.get(f"{prefix}{name}")
+        flag = known.flag if known else f"--set {prefix}{name}" if section else f"--{name}"
+        raise UsageError(f"{flag}: {describe_problem(first)}") from error
 
 
-def existing(cache: Path) -> None:
-    """Raise UsageError when there is no such cache, instead of making an empty one."""
+def require_cache(cache: Path) -> None:
+    """Raise UsageError if a cache does not exist, instead of creating it."""
     if not cache.is_file():
         raise UsageError(f"{cache}: no such cache; name one with --cache")

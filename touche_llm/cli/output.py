@@ -34,8 +34,9 @@ FormatOption = Annotated[
     Format,
     typer.Option(
         "--format",
-        help="table for people; json (a list of objects) or tsv for pandas: only these rows go to standard output, "
-        "everything else to standard error.",
+        metavar="NAME",
+        help="table; json or tsv print rows alone.",
+        rich_help_panel="Output",
     ),
 ]
 

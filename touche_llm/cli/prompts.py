@@ -1,9 +1,9 @@
-"""The commands about prompts: which there are, what is wrong with one, what it sends."""
+"""Commands about prompts: list, show, check, copy, render, try and compare them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,13 +15,12 @@ from touche_llm.cli import options as o
 from touche_llm.cli import prompts_compare, prompts_copy, prompts_render, prompts_try
 from touche_llm.cli.output import Format, FormatOption, plain, print_rows, say, show_table
 from touche_llm.cli.prompts_render import NameArgument, TokenizerOption
-from touche_llm.config import CacheConfig
 from touche_llm.data.records import Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.errors import UsageError, to_printable
 from touche_llm.llm.answers import get_labels
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.settings import SamplingConfig
+from touche_llm.llm.settings import CacheConfig, SamplingConfig
 from touche_llm.llm.tokenizer import ChatTokenizer
 from touche_llm.pipeline.context import check_examples
 from touche_llm.pipeline.corpora import LocalCorpus, open_local_corpus
@@ -36,7 +35,10 @@ from touche_llm.prompts.templates import read_text
 from touche_llm.tasks import DEFAULT_TASK, TASKS, get_task
 
 EveryTaskOption = Annotated[
-    str | None, typer.Option("--task", help=f"The shared task: {', '.join(TASKS)} (default: all).")
+    str | None,
+    typer.Option(
+        "--task", metavar="NAME", help=f"Shared task: {', '.join(TASKS)} (default: all).", rich_help_panel="Input"
+    ),
 ]
 _COLUMNS = ("task", "name", "version", "hash", "answer", "fields", "purpose", "examples", "path", "error")
 _DEFAULT_CACHE = CacheConfig().file
@@ -45,20 +47,22 @@ app = typer.Typer(no_args_is_help=True, help="See, check, render and try prompts
 
 
 @app.command("list")
+@o.takes_settings("prompts.folder")
 def list_(
+    given: o.Given,
     task: EveryTaskOption = None,
-    prompts_folder: o.PromptsOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Name the prompts of the tasks: the project's own, and in place of them those of a folder.
+    """List the prompts of the tasks: the project's own, or those of a folder that replace them.
 
-    Exit code 1 when one of them does not load.
+    Exit code 1 if one does not load.
     """
+    folder = given.get("prompts.folder")
     tasks = TASKS.values() if task is None else [get_task(task)]
-    found = [each for of_task in tasks for each in find_prompts(of_task, prompts_folder)]
-    _check_folder(prompts_folder, found)
+    found = [entry for task_ in tasks for entry in find_prompts(task_, folder)]
+    _check_folder(folder, found)
     if output is Format.TABLE:
-        table = Table("prompt", "version", "hash", "answer", "purpose", "lies in")
+        table = Table("prompt", "version", "hash", "answer", "purpose", "folder")
         for each in found:
             table.add_row(*(plain(cell) for cell in _cells(each)))
         show_table(table)
@@ -72,14 +76,10 @@ def list_(
 
 
 @app.command("show")
-def show_(
-    name: NameArgument,
-    task: o.TaskOption = None,
-    prompts_folder: o.PromptsOption = None,
-    output: FormatOption = Format.TABLE,
-) -> None:
-    """Print a prompt's template, and the files that it takes in."""
-    purpose, prompt = load_named(get_task(task or DEFAULT_TASK), name, prompts_folder)
+@o.takes_settings("task", "prompts.folder")
+def show_(given: o.Given, name: NameArgument, output: FormatOption = Format.TABLE) -> None:
+    """Print a prompt's template and the files that it includes."""
+    purpose, prompt = load_named(get_task(given.get("task", DEFAULT_TASK)), name, given.get("prompts.folder"))
     texts = {prompt.path: read_text(prompt.path)}
     texts |= {prompt.path.parent / part: text for part, text in prompt.files.texts.items()}
     if output is not Format.TABLE:
@@ -88,7 +88,7 @@ def show_(
         return
     header = prompt.header
     print(to_printable(f"{prompt.name}, version {header.version}, hash {prompt.hash}: {header.purpose}"))
-    print(to_printable(f"answer: {purpose.name}: {fields_of(purpose)}"))
+    print(to_printable(f"answer: {purpose.name}: {describe_fields(purpose)}"))
     if prompt.examples:
         print(to_printable(f"{len(prompt.examples)} examples: {examples_path(prompt.path)}"))
     for path, text in texts.items():
@@ -96,7 +96,9 @@ def show_(
 
 
 @app.command("check")
+@o.takes_settings("prompts.folder", "topics", "corpus", "index", "skip_bad_lines")
 def check_(
+    given: o.Given,
     names: Annotated[
         list[str] | None,
         typer.Argument(metavar="[NAME|PATH]...", help="Prompts, or paths of .jinja files (default: all)."),
@@ -105,70 +107,72 @@ def check_(
         str | None,
         typer.Option(
             "--task",
-            help=f"The shared task: {', '.join(TASKS)} (default: all; {DEFAULT_TASK} with names, topics or a corpus).",
+            metavar="NAME",
+            help=f"Shared task: {', '.join(TASKS)} (default: all; {DEFAULT_TASK} with names, topics or a corpus).",
+            rich_help_panel="Input",
         ),
     ] = None,
-    prompts_folder: o.PromptsOption = None,
-    topics: o.TopicsOption = None,
-    corpus: o.CorpusOption = None,
-    index: o.IndexOption = None,
-    skip_bad_lines: o.SkipOption = None,
     cache: Annotated[
         Path | None,
-        typer.Option("--cache", help=f"Answer cache to hold versions against (default: {_DEFAULT_CACHE}, if there)."),
+        typer.Option(
+            "--cache",
+            metavar="FILE",
+            help=f"Answer cache to compare versions with (default: {_DEFAULT_CACHE} if it exists).",
+            rich_help_panel="Model",
+        ),
     ] = None,
     tokenizer: TokenizerOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Check prompts without a model: do they load, name all labels, share what they can with other requests.
+    """Check prompts without a model: whether they load, name all labels and share what they can with other requests.
 
-    Without topics and a corpus, invented ones stand in. Exit code 1 when there are errors; warnings leave it at 0.
+    Without topics and a corpus, invented ones are used. Exit code 1 if there are errors; warnings leave it at 0.
     """
+    folder, topics, corpus, index = (given.get(name) for name in ("prompts.folder", "topics", "corpus", "index"))
     if task is None and not (names or topics or corpus or index):
         tasks = list(TASKS.values())
     else:
         tasks = [get_task(task or DEFAULT_TASK)]
     if cache is not None:
-        o.existing(cache)
-    count = _counter(tokenizer)
-    given = [] if topics is None else read_topics(topics)
-    progress = ConsoleProgress()
+        o.require_cache(cache)
+    count = _make_counter(tokenizer)
+    read = [] if topics is None else read_topics(topics)
+    warn = ConsoleProgress().warn
     if names:
-        found = [find_prompt(tasks[0], name, prompts_folder) for name in names]
+        found = [find_prompt(tasks[0], name, folder) for name in names]
     else:
-        found = [each for of_task in tasks for each in find_prompts(of_task, prompts_folder)]
-        _check_folder(prompts_folder, found)
+        found = [entry for task_ in tasks for entry in find_prompts(task_, folder)]
+        _check_folder(folder, found)
     with ExitStack() as stack:
         answers = None
         if cache is not None or _DEFAULT_CACHE.is_file():
             answers = stack.enter_context(Cache(cache or _DEFAULT_CACHE, CacheMode.REPLAY))
         opened = None
         if corpus is not None or index is not None:
-            opened = stack.enter_context(
-                open_local_corpus(corpus, index, tasks[0], skip_bad_lines=bool(skip_bad_lines), warn=progress.warn)
-            )
-        rows = [(each, _checked(each, given, topics, opened, count, answers, progress)) for each in found]
+            skip = given.get("skip_bad_lines", False)
+            opened = stack.enter_context(open_local_corpus(corpus, index, tasks[0], skip_bad_lines=skip, warn=warn))
+        rows = [(entry, _check_entry(entry, read, topics, opened, count, answers, warn)) for entry in found]
     _print_checks(output, rows, tokenizer)
     if any(checked.of("error") for _, checked in rows):
         raise typer.Exit(1)
 
 
 def _check_folder(folder: Path | None, found: Sequence[CatalogEntry]) -> None:
-    """Raise UsageError for a folder of templates that has none of these."""
+    """Raise UsageError if a folder of templates has none of the prompts."""
     if folder is not None and not any(each.path.is_relative_to(folder) for each in found):
         raise UsageError(
-            f"{folder}: no template is there; they lie in folders of the tasks, as {DEFAULT_TASK}/judge.jinja"
+            f"{folder}: no template found; put them in folders named like the tasks, as {DEFAULT_TASK}/judge.jinja"
         )
 
 
-def _checked(
+def _check_entry(
     found: CatalogEntry,
     topics: Sequence[Topic],
     file: Path | None,
     corpus: LocalCorpus | None,
     count: Count,
     answers: Cache | None,
-    progress: ConsoleProgress,
+    warn: Callable[[str], None],
 ) -> CheckedPrompt:
     if found.loaded is None:
         return CheckedPrompt([Finding("error", found.error)])
@@ -177,7 +181,7 @@ def _checked(
     checked = asyncio.run(check(found.task, purpose, prompt, material, count))
     if file is not None:
         try:
-            check_examples(prompt, list(topics), file, progress.warn)
+            check_examples(prompt, list(topics), file, warn)
         except UsageError as error:
             checked.findings.append(Finding("error", str(error)))
     if answers is not None:
@@ -185,7 +189,7 @@ def _checked(
     return checked
 
 
-def _counter(tokenizer: Path | None) -> Count:
+def _make_counter(tokenizer: Path | None) -> Count:
     if tokenizer is None:
         return estimate
     return ChatTokenizer(tokenizer, SamplingConfig().chat_template_kwargs).count_tokens
@@ -262,7 +266,7 @@ def _cells(found: CatalogEntry) -> tuple[str, ...]:
         return name, "", "", "does not load, see below", "", place
     purpose, prompt = found.loaded
     examples = f" ({len(prompt.examples)} examples)" if prompt.examples else ""
-    answer = f"{purpose.name}: {fields_of(purpose)}"
+    answer = f"{purpose.name}: {describe_fields(purpose)}"
     return name, str(prompt.header.version), prompt.hash, answer, prompt.header.purpose + examples, place
 
 
@@ -275,14 +279,14 @@ def _row(found: CatalogEntry) -> dict[str, Any]:
             "version": prompt.header.version,
             "hash": prompt.hash,
             "answer": purpose.name,
-            "fields": fields_of(purpose),
+            "fields": describe_fields(purpose),
         }
         row |= {"purpose": prompt.header.purpose, "examples": len(prompt.examples)}
     return row
 
 
-def fields_of(purpose: Purpose) -> str:
-    """The fields of the answer, with what each can be."""
+def describe_fields(purpose: Purpose) -> str:
+    """Describe the fields of the answer and their labels."""
     if purpose.depends_on == "documents":
         what = "a label" if purpose.name == "best" else "all labels"
         return f"{what} of the documents"
@@ -290,10 +294,12 @@ def fields_of(purpose: Purpose) -> str:
         return "first, second (words of the title)"
     model = purpose.answer_for(Topic("", ""), 1)
     labels = get_labels(model)
-    return ", ".join(f"{name} ({_told(labels[name])})" if name in labels else name for name in model.model_fields)
+    return ", ".join(
+        f"{name} ({_format_labels(labels[name])})" if name in labels else name for name in model.model_fields
+    )
 
 
-def _told(labels: Sequence[int | str]) -> str:
+def _format_labels(labels: Sequence[int | str]) -> str:
     if all(isinstance(label, int) for label in labels):
         return f"{labels[0]} to {labels[-1]}"
     return " ".join(map(str, labels))

@@ -1,9 +1,10 @@
-"""The command that holds wordings of a prompt against each other, by what people said."""
+"""The command that compares wordings of a prompt by their agreement with human judgments."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,11 +14,13 @@ import typer
 from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
-from touche_llm.cli.stages import FAILURES_EXIT, asked
+from touche_llm.cli.stages import FAILURES_EXIT, run_requests
 from touche_llm.cli.tables import Column, format_interval, format_value, show_table
+from touche_llm.config import Config
 from touche_llm.data.files import check_output
 from touche_llm.errors import UsageError, to_printable
 from touche_llm.pipeline.progress import ConsoleProgress
+from touche_llm.pipeline.settings import INPUTS
 from touche_llm.pipeline.stages import count_by_kind
 
 if TYPE_CHECKING:
@@ -25,112 +28,98 @@ if TYPE_CHECKING:
     from touche_llm.prompt_lab.comparison import PromptComparison
     from touche_llm.prompt_lab.measures import PartMeasures
 
-# Parameters that are none of the configuration's.
-_QRELS = ("relevance", "quality", "stance", "coherence")
-_OWN = ("templates", *_QRELS, "split", "confirm", "sample", "sample_seed", "sample_file", "html")
-_MOST_ON_PAGE = 8
+_MAX_ON_PAGE = 8
 _CHANGE = ("difference", "low", "high", "p", "p_holm", "wins", "ties", "losses")
+_OF_COMPARISON = (
+    *INPUTS,
+    *("skip_bad_lines", "limit_topics", "topic", "prompts.folder", "prompts.objects", "engine", "sampling", "cache"),
+)
+TemplatesArgument = Annotated[
+    list[str], typer.Argument(metavar="PROMPT...", help="Judge prompts: names, or paths of .jinja files.")
+]
+SplitOption = Annotated[
+    str,
+    typer.Option(
+        "--split",
+        metavar="NAME|FILE",
+        help="Topics to choose on: odd, even or all places, or the ids in a file; the others are held out.",
+    ),
+]
+ConfirmOption = Annotated[
+    bool,
+    typer.Option("--confirm", help="Compare the best with the first on the held-out topics; logged."),
+]
+SampleOption = Annotated[
+    int | None,
+    typer.Option(
+        "--sample",
+        min=1,
+        metavar="N",
+        help="Documents to judge, evenly over grades (default: 200).",
+    ),
+]
+SampleSeedOption = Annotated[
+    int | None, typer.Option("--sample-seed", metavar="N", help="Seed of the sample (default: 0).", hidden=True)
+]
+SampleFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--sample-file",
+        metavar="FILE",
+        help="Read the sample from this file, or write it there (default: in .touche-llm/samples).",
+        hidden=True,
+    ),
+]
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE", help="Also write a page with a row per document.", rich_help_panel="Output"),
+]
 
 
+def _check_files(given: o.Given, own: Mapping[str, Any]) -> None:
+    """Raise UsageError if the page cannot be written, before any input is read."""
+    html, prompts = own["html"], own["templates"]
+    if html is None:
+        return
+    if len(prompts) > _MAX_ON_PAGE:
+        raise UsageError(f"--html: a page shows at most {_MAX_ON_PAGE} prompts; name fewer than {len(prompts)}")
+    names = ("relevance", "quality", "stance", "coherence", "sample_file", "config")
+    inputs = (*(own[name] for name in names), given.get("topics"), given.get("corpus"))
+    check_output(html, own["overwrite"], filter(None, inputs))
+
+
+@o.configured(*_OF_COMPARISON, complete=_check_files)
 def compare(
-    context: typer.Context,
-    templates: Annotated[
-        list[str], typer.Argument(metavar="PROMPT...", help="Judge prompts: names, or paths of .jinja files.")
-    ],
-    task: o.TaskOption = None,
-    topics: o.TopicsOption = None,
-    corpus: o.CorpusOption = None,
-    index: o.IndexOption = None,
-    config: o.ConfigOption = None,
+    config: Config,
+    templates: TemplatesArgument,
     relevance: m.RelevanceOption = None,
     quality: m.QualityOption = None,
     stance: m.StanceOption = None,
     coherence: m.CoherenceOption = None,
-    split: Annotated[
-        str,
-        typer.Option(
-            "--split",
-            metavar="odd|even|all|FILE",
-            help="Topics to choose on: those at odd places among the judged ones of the topics' file, at even ones, "
-            "all, or the ids in a file, one a line. The others are held out.",
-        ),
-    ] = "odd",
-    confirm: Annotated[
-        bool,
-        typer.Option(
-            "--confirm",
-            help="Compare the best with the first on the topics held out too. Each such look is counted in a log "
-            "beside the answer cache, and the next one lists those before it.",
-        ),
-    ] = False,
-    sample: Annotated[
-        int | None,
-        typer.Option(
-            "--sample", min=1, help="Documents to judge, evenly over grades, 10 or more a topic (default: 200)."
-        ),
-    ] = None,
-    sample_seed: Annotated[
-        int | None, typer.Option("--sample-seed", help="Another one draws others (default: 0).")
-    ] = None,
-    sample_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--sample-file",
-            help="The sample: taken from this file, or drawn and written there (default: in .touche-llm/samples).",
-        ),
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option("--html", help="Write a page as well: a row for each document (matrix.html, say).")
-    ] = None,
-    limit_topics: o.LimitOption = None,
-    topic: o.TopicOption = None,
-    skip_bad_lines: o.SkipOption = None,
-    engine: o.EngineOption = None,
-    base_url: o.BaseUrlOption = None,
-    model: o.ModelOption = None,
-    revision: o.RevisionOption = None,
-    context_tokens: o.ContextOption = None,
-    cache: o.CacheOption = None,
-    cache_mode: o.CacheModeOption = None,
-    retry_failures: o.RetryFailuresOption = None,
-    prompts_folder: o.PromptsOption = None,
-    objects_prompt: o.ObjectsPromptOption = None,
-    concurrency: o.ConcurrencyOption = None,
-    request_timeout: o.TimeoutOption = None,
-    retry_for: o.RetryOption = None,
-    temperature: o.TemperatureOption = None,
-    seed: o.SeedOption = None,
-    max_tokens: o.MaxTokensOption = None,
-    logprobs: o.LogprobsOption = None,
-    values: o.ValuesOption = None,
+    split: SplitOption = "odd",
+    confirm: ConfirmOption = False,
+    sample: SampleOption = None,
+    sample_seed: SampleSeedOption = None,
+    sample_file: SampleFileOption = None,
+    html: HtmlOption = None,
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Judge one sample of judged documents with several prompts, and tell which agrees best with people.
+    """Compare prompts on a sample of documents with human judgments, by their agreement with them.
 
-    Variants are chosen by nDCG@5 on one half of the topics; nothing is sent about the other half.
-
-    `--confirm` compares the best with the first on the other half: once, when you have stopped trying wordings.
-
-    Only what changed is asked again: all else is in the answer cache, also of a comparison that was stopped.
-
-    Exit codes as those of `run`: 3 where some questions had no usable answer.
+    Variants are chosen by nDCG@5 on one half of the topics; nothing is sent about the other half. Give `--confirm`
+    once, when no wording is left to try. Answers in the cache are not requested again. Exit codes as for `run`.
     """
     from touche_llm.prompt_lab.comparison import compare_prompts
     from touche_llm.prompt_lab.sample import Plan
 
-    if html is not None and len(templates) > _MOST_ON_PAGE:
-        raise UsageError(f"{len(templates)} prompts do not fit side by side; name {_MOST_ON_PAGE}, or leave --html out")
     files = {"relevance": relevance, "quality": quality, "stance": stance, "coherence": coherence}
-    if html is not None:
-        check_output(html, overwrite, filter(None, (*files.values(), sample_file, topics, corpus, config)))
-    settings = o.configure(context, *_OWN)
-    qrels = m.given_qrels(settings.task, **files)
+    qrels = m.given_qrels(config.task, **files)
     progress = ConsoleProgress()
     for note in qrels.notes():
         progress.warn(note)
     plan = Plan(sample, sample_seed, sample_file, split, confirm, texts=html is not None)
-    found = asked(settings, compare_prompts(settings, templates, qrels, plan, progress))
+    found = run_requests(config, compare_prompts(config, templates, qrels, plan, progress))
     if output is Format.TABLE:
         for part in found.parts:
             _show(found, part)
@@ -139,14 +128,17 @@ def compare(
         print_rows(output, [row for part in found.parts for row in _rows(found, part)])
     say(output, f"sample: {found.sample_file} ({sum(len(part.sample) for part in found.parts):,} documents)")
     if html is not None:
-        from touche_llm.report.matrix import render_matrix
-        from touche_llm.report.page import write_page
-
-        judged_by = {name: path for name, path in files.items() if path is not None}
-        size = write_page(render_matrix(found, qrels, judged_by), html)
-        say(output, f"page: {html} ({size:,} bytes)")
+        _write_page(output, found, qrels, {name: path for name, path in files.items() if path is not None}, html)
     say(output, to_printable(found.verdict.sentence))
-    _end(output, found)
+    _report_failures(output, found)
+
+
+def _write_page(output: Format, found: PromptComparison, qrels: Qrels, files: Mapping[str, Path], html: Path) -> None:
+    from touche_llm.report.matrix import render_matrix
+    from touche_llm.report.page import write_page
+
+    size = write_page(render_matrix(found, qrels, dict(files)), html)
+    say(output, f"page: {html} ({size:,} bytes)")
 
 
 def _show(found: PromptComparison, part: PartMeasures) -> None:
@@ -188,25 +180,23 @@ def _show(found: PromptComparison, part: PartMeasures) -> None:
 
 
 def _short(measure: str) -> str:
-    """A measure's name for the head of a column; that of nDCG@5 is of one aspect only."""
+    """Return the name of a measure for a column's head, without the aspect."""
     return measure.split(" ", 1)[1] if measure.endswith(("@5", "macro-F1")) else measure
 
 
 def _explain(found: PromptComparison, qrels: Qrels) -> None:
     from touche_llm.prompt_lab.measures import describe_stance_measure
 
-    print("random order: nDCG@5 that the same documents have on average, in any order")
+    print("random order: mean nDCG@5 of the same documents over all orders")
     if qrels.stances:
         print(describe_stance_measure(found.task).removesuffix("."))
-    print("kappa: with quadratic weights, of whole grades; outside: mean probability that was on no label")
-    print(
-        "tokens: of the prompts, also where the answer was in the cache; requests: sent now; cached: answers from there"
-    )
-    print("p Holm: of a paired randomisation test over topics, corrected for the number of variants")
+    print("kappa: quadratic weights, rounded grades; outside: mean probability off the labels")
+    print("tokens: of all prompts, cached ones included; requests: sent now; cached: answers from the cache")
+    print("p Holm: paired randomisation test over topics, corrected for the number of variants")
 
 
 def _rows(found: PromptComparison, part: PartMeasures) -> list[dict[str, Any]]:
-    """A row for each variant: its figures, each with how it differs from the first variant's, and what it cost."""
+    """Return a row per variant: its measures, their differences from the first variant's, and its costs."""
     rows = []
     for variant in found.variants_in(part):
         prompt, said = variant.prompt, found.judged[part.name, variant.name]
@@ -225,7 +215,7 @@ def _rows(found: PromptComparison, part: PartMeasures) -> list[dict[str, Any]]:
         for measure, figure in part.estimates[variant.name].items():
             name = re.sub(r"\W+", "_", measure.lower())
             change = part.differences.get((variant.name, measure), {})
-            row |= {name: figure.value, **{f"{name}_{each}": change.get(each) for each in _CHANGE}}
+            row |= {name: figure.value, **{f"{name}_{key}": change.get(key) for key in _CHANGE}}
         row["random_ndcg_5"] = part.chance
         row["earlier_looks"] = None if found.earlier_looks is None else len(found.earlier_looks)
         row |= {
@@ -239,12 +229,12 @@ def _rows(found: PromptComparison, part: PartMeasures) -> list[dict[str, Any]]:
     return rows
 
 
-def _end(output: Format, found: PromptComparison) -> None:
-    """Say what failed, and exit with code 3 where something did."""
+def _report_failures(output: Format, found: PromptComparison) -> None:
+    """Print the failures; exit with code 3 if there are any."""
     failures = found.all_failures()
     if failures:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in count_by_kind(failures).items())
         reasons = Counter(failure.attempts[-1].reason for failure in failures)
         say(output, f"failures: {kinds}; most often: {to_printable(reasons.most_common(1)[0][0])}")
-        say(output, "documents without an answer are ranked last; the same command asks for them again")
+        say(output, "documents without an answer are ranked last; the same command requests them again")
         raise typer.Exit(FAILURES_EXIT)

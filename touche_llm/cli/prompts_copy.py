@@ -1,4 +1,4 @@
-"""The command that makes a prompt one's own."""
+"""The command that copies a prompt to change it."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from touche_llm.prompts.templates import read_text
 from touche_llm.tasks import DEFAULT_TASK, get_task
 
 
+@o.takes_settings("task", "prompts.folder")
 def copy(
+    given: o.Given,
     name: NameArgument,
     file: Annotated[
         Path | None, typer.Argument(metavar="[FILE]", help="The template to write (default: NAME.jinja, here).")
     ] = None,
-    task: o.TaskOption = None,
-    prompts_folder: o.PromptsOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Write a prompt as a file of your own to change, with the files that it takes in and its examples beside it.
+    """Write a prompt as a file of your own to change, with the files that it includes and its examples.
 
-    Nothing that is there is overwritten; the same command completes a copy that was interrupted.
+    No file is overwritten; the same command completes a copy that was interrupted.
     """
-    of_task = get_task(task or DEFAULT_TASK)
-    _, prompt = load_named(of_task, name, prompts_folder)
+    of_task = get_task(given.get("task", DEFAULT_TASK))
+    _, prompt = load_named(of_task, name, given.get("prompts.folder"))
     mine = file or Path(prompt.path.name)
     if mine.suffix != ".jinja":
         raise UsageError(f"{mine}: the name of a template ends in .jinja")
@@ -41,13 +41,13 @@ def copy(
     if prompt.examples:
         texts.append((examples_path(mine), read_text(examples_path(prompt.path))))
     for path in (path for path, _ in texts if path == mine):
-        raise UsageError(f"{path}: {prompt.path} takes in a file of this name; give the copy another")
+        raise UsageError(f"{path}: {prompt.path} includes a file of this name; give another FILE")
     there = [str(path) for path, text in texts if os.path.lexists(path) and not _holds(path, text)]
     if os.path.lexists(mine):
         there.insert(0, str(mine))
     if there:
-        raise UsageError(f"{', '.join(there)}: there already; give another FILE, in another folder if need be")
-    # The template last: where it is, all that it needs is.
+        raise UsageError(f"{', '.join(there)}: exists; give another FILE, or one in another folder")
+    # The template comes last, so that a copy that has it is complete.
     texts.append((mine, read_text(prompt.path)))
     for path, text in texts:
         try:

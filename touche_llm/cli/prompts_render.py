@@ -1,9 +1,9 @@
-"""The command that shows what a prompt sends, and which parts of it requests share."""
+"""The command that shows the messages of a prompt, and which parts of them requests share."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +23,7 @@ from touche_llm.llm.tokenizer import ChatTokenizer
 from touche_llm.pipeline.context import RunContext, make_request_builder
 from touche_llm.pipeline.engines import assume_engine_info
 from touche_llm.pipeline.progress import ConsoleProgress
+from touche_llm.pipeline.settings import DELIVERY, INPUTS
 from touche_llm.prompt_lab.prefix_sharing import (
     MeasuringEngine,
     PromptPart,
@@ -38,61 +39,64 @@ from touche_llm.prompts.prompt import Prompt
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME|PATH", help="A prompt's name, or the path of a .jinja file.")
 ]
-TopicOption = Annotated[str, typer.Option("--topic", help="The topic's id.")]
+TopicOption = Annotated[str, typer.Option("--topic", metavar="ID", help="Topic.", rich_help_panel="Input")]
 DocumentsOption = Annotated[
     list[str] | None,
-    typer.Option("--doc", metavar="ID", help="A document; repeatable. Prompts about a topic alone have none."),
+    typer.Option(
+        "--doc",
+        metavar="ID",
+        rich_help_panel="Input",
+        help="Document; repeatable; prompts about a topic alone take none.",
+    ),
 ]
 TokenizerOption = Annotated[
     Path | None,
-    typer.Option("--tokenizer", help="Folder with the model's tokeniser; without it, tokens are four characters each."),
+    typer.Option(
+        "--tokenizer",
+        metavar="FOLDER",
+        rich_help_panel="Model",
+        help="The model's tokeniser; without it, four characters count as a token.",
+    ),
 ]
-# Parameters of commands about one topic that say nothing of the configuration.
-OWN = ("name", "documents", "tokenizer", "tokens")
 _NAMES: dict[Shared, str] = {"all": "shared by all", "topic": "shared by the topic", "nobody": "this request alone"}
 _STYLES: dict[Shared, str] = {"all": "cyan", "topic": "green", "nobody": "yellow"}
 _COLUMNS = ("prompt", "topic", "documents", "message", "role", "shared", "characters", "tokens", "estimated", "text")
-# What stands for the place of documents where none are asked about.
+# Settings of commands that render or send one prompt.
+OF_TRIAL = (*INPUTS, "skip_bad_lines", "prompts.folder", "prompts.objects", "objective", "engine", "sampling", "cache")
+# Path of an index that is never opened, for prompts without documents.
 NO_INDEX = Path(".touche-llm/index/none")
 
 
+def complete(given: o.Given, own: Mapping[str, Any]) -> None:
+    """Add the topic to the settings; a prompt without documents needs no corpus."""
+    given["topic"] = (own["topic"],)
+    if not own["documents"] and own["config"] is None and not given.keys() & {"corpus", "index"}:
+        given["index"] = NO_INDEX
+
+
+@o.configured(*OF_TRIAL, without=(*DELIVERY, "sampling", "cache.mode", "cache.retry_failures"), complete=complete)
 def render(
-    context: typer.Context,
+    config: Config,
     name: NameArgument,
     topic: TopicOption,
     documents: DocumentsOption = None,
     tokens: Annotated[
         bool,
-        typer.Option("--tokens", help="Colour what requests share with all others, with those of the topic, or not."),
+        typer.Option("--tokens", help="Colour the parts shared with all requests, with those of the topic, or none."),
     ] = False,
     tokenizer: TokenizerOption = None,
-    task: o.TaskOption = None,
-    topics: o.TopicsOption = None,
-    corpus: o.CorpusOption = None,
-    index: o.IndexOption = None,
-    skip_bad_lines: o.SkipOption = None,
-    config: o.ConfigOption = None,
-    prompts_folder: o.PromptsOption = None,
-    objects_prompt: o.ObjectsPromptOption = None,
-    objective: o.ObjectiveOption = None,
-    model: o.ModelOption = None,
-    revision: o.RevisionOption = None,
-    context_tokens: o.ContextOption = None,
-    cache: o.CacheOption = None,
-    values: o.ValuesOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Print the messages as they would be sent about a topic and documents. Nothing is sent.
+    """Print the messages that would be sent about a topic and documents. Nothing is sent.
 
-    Documents are cut where the context is known, from --context or from the cache: as the engine measured it, where the
-    cache holds that, and else by the tokeniser or an estimate.
+    Documents are truncated if the context is known, from --context or the cache: as the engine measured them if the
+    cache holds the counts, otherwise by the tokeniser or an estimate.
     """
-    settings = configured(context)
-    counting = None if tokenizer is None else ChatTokenizer(tokenizer, settings.sampling.chat_template_kwargs)
+    counting = None if tokenizer is None else ChatTokenizer(tokenizer, config.sampling.chat_template_kwargs)
     progress = ConsoleProgress()
-    with RunContext(settings, progress) as run:
+    with RunContext(config, progress) as run:
         trial = TrialContext(run, name, tuple(documents or ()))
-        prompt, found = asyncio.run(_rendered(trial, counting, progress))
+        prompt, found = asyncio.run(_render(trial, counting, progress))
     rows: list[dict[str, Any]] = []
     for ids, parts in found:
         if output is Format.TABLE:
@@ -105,18 +109,10 @@ def render(
         print_rows(output, rows, _COLUMNS)
 
 
-def configured(context: typer.Context, *others: str) -> Config:
-    """The configuration of a command about one topic; without documents no corpus has to be named."""
-    given = context.params
-    if not given["documents"] and all(given[each] is None for each in ("corpus", "index", "config")):
-        given["index"] = NO_INDEX
-    return o.configure(context, *OWN, *others)
-
-
-async def _rendered(
+async def _render(
     context: TrialContext, tokenizer: ChatTokenizer | None, progress: ConsoleProgress
 ) -> tuple[Prompt, list[tuple[tuple[str, ...], list[PromptPart]]]]:
-    """The prompt, and for each request its documents and its parts."""
+    """Return the prompt, and for each request its documents and its parts."""
     config = context.run.config
     purpose, prompt = context.load()
     engine = DryEngine("first") if tokenizer is None else MeasuringEngine(tokenizer)
@@ -128,27 +124,27 @@ async def _rendered(
         builder = make_builder(ModelClient(engine_info=facts, engine=engine, cache=cache))
         how: dict[str, Any] = {"objective": config.objective, "document_tokens": config.ranking.document_tokens}
         mine, same_topic, other_topic = [
-            await render_requests(prompt, each, builder, **how)
-            for each in (subject, make_other_subject(subject, topic=False), make_other_subject(subject, topic=True))
+            await render_requests(prompt, variant, builder, **how)
+            for variant in (subject, make_other_subject(subject, topic=False), make_other_subject(subject, topic=True))
         ]
     if context.ids and not (facts.engine or config.engine.context):
-        progress.warn("the context is not known (--context, or a cache with answers), so no document is cut to it")
+        progress.warn("the context is not known (--context, or a cache with answers), so no document is truncated")
     found = []
     for (trial, messages), (_, same), (_, other) in zip(mine, same_topic, other_topic, strict=True):
         for document_id, cut in trial.cut.items():
-            progress.warn(f"document {document_id} is not shown whole: {describe_cut(cut)}")
+            progress.warn(f"document {document_id} is truncated: {describe_cut(cut)}")
         found.append((trial.ids, split_by_sharing(messages, same, other, count)))
     return prompt, found
 
 
 def describe_cut(cut: Cut) -> str:
-    """What of a document is shown."""
+    """Return how much of a document is shown."""
     pieces = f" in {len(cut.parts)} pieces" if cut.parts else ""
     return f"{cut.kept_chars:,} of {cut.of_chars:,} characters{pieces}"
 
 
 def print_messages(messages: Iterable[tuple[str, str]]) -> None:
-    """Print messages of a chat, each its role and its text."""
+    """Print the messages of a chat: roles and texts."""
     for role, text in messages:
         print(to_printable(f"── {role} ──\n{text.expandtabs()}\n"))
 

@@ -1,4 +1,4 @@
-"""The command that asks a prompt now, and asks again when its files are saved."""
+"""The command that tries a prompt: it sends requests now, and again when the prompt's files are saved."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, print_rows
 from touche_llm.cli.prompts_render import (
     NO_INDEX,
+    OF_TRIAL,
     DocumentsOption,
     NameArgument,
     TopicOption,
-    configured,
+    complete,
     describe_cut,
     print_messages,
 )
-from touche_llm.cli.stages import FAILURES_EXIT, asked
+from touche_llm.cli.stages import FAILURES_EXIT, run_requests
+from touche_llm.config import Config
 from touche_llm.data.records import Reading
 from touche_llm.errors import DataError, EngineError, PromptError, ReplayMiss, UsageError, to_printable
 from touche_llm.evaluation.qrels import STANCE, Qrels
@@ -37,69 +39,43 @@ from touche_llm.prompts.catalog import find_prompt
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import Purpose
 
-_QRELS = ("relevance", "quality", "stance", "coherence")
-# Of a label with all of the probability.
+# Width of the bar of probability 1.
 _BAR_CELLS = 8
 _EIGHTHS = " ▏▎▍▌▋▊▉"
-# An answer with more labels shows the most probable ones.
-_MOST_LABELS = 6
+# Only the most probable labels are shown.
+_MAX_LABELS = 6
 _COLUMNS = (
     *("prompt", "topic", "documents", "field", "value", "people", "probabilities", "outside"),
     *("answer", "failure", "cached", "prompt_tokens", "completion_tokens"),
 )
 
 
+@o.configured(*OF_TRIAL, complete=complete)
 def try_(
-    context: typer.Context,
+    config: Config,
     name: NameArgument,
     topic: TopicOption,
     documents: DocumentsOption = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Ask again whenever the template, or a file that it takes in, is saved.")
+        bool, typer.Option("--watch", help="Send again whenever the template, or a file that it includes, is saved.")
     ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the messages that are sent too.")] = False,
-    task: o.TaskOption = None,
-    topics: o.TopicsOption = None,
-    corpus: o.CorpusOption = None,
-    index: o.IndexOption = None,
-    skip_bad_lines: o.SkipOption = None,
-    config: o.ConfigOption = None,
-    prompts_folder: o.PromptsOption = None,
-    objects_prompt: o.ObjectsPromptOption = None,
-    objective: o.ObjectiveOption = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the messages as well.")] = False,
     relevance: m.RelevanceOption = None,
     quality: m.QualityOption = None,
     stance: m.StanceOption = None,
     coherence: m.CoherenceOption = None,
-    engine: o.EngineOption = None,
-    base_url: o.BaseUrlOption = None,
-    model: o.ModelOption = None,
-    revision: o.RevisionOption = None,
-    context_tokens: o.ContextOption = None,
-    concurrency: o.ConcurrencyOption = None,
-    request_timeout: o.TimeoutOption = None,
-    retry_for: o.RetryOption = None,
-    temperature: o.TemperatureOption = None,
-    seed: o.SeedOption = None,
-    max_tokens: o.MaxTokensOption = None,
-    logprobs: o.LogprobsOption = None,
-    cache: o.CacheOption = None,
-    cache_mode: o.CacheModeOption = None,
-    retry_failures: o.RetryFailuresOption = None,
-    values: o.ValuesOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Ask the model now, as a run would, and show its answers: grades, probabilities, and what people said.
+    """Send the requests of a run for a topic now, and show grades, probabilities and human judgments.
 
-    Answers go into the cache and come from it, as ever. Exit code 3 when one could not be used.
+    Answers are read from the cache and stored there, as in a run. Exit code 3 if one is unusable.
     """
     if watch and output is not Format.TABLE:
-        raise UsageError("--watch is for people: leave --format out")
-    settings = configured(context, "watch", "verbose", *_QRELS)
+        raise UsageError("--watch: prints for people only; leave --format out")
     files = {"relevance": relevance, "quality": quality, "stance": stance, "coherence": coherence}
     given = any(path is not None for path in files.values())
-    qrels = m.given_qrels(settings.task, **files) if given else None
-    with RunContext(settings, ConsoleProgress()) as run:
+    qrels = m.given_qrels(config.task, **files) if given else None
+    with RunContext(config, ConsoleProgress()) as run:
         trial = TrialContext(run, name, tuple(documents or ()))
         if watch:
             try:
@@ -107,10 +83,11 @@ def try_(
             except KeyboardInterrupt:
                 print("\nstopped watching")
             return
-        purpose, _ = _loaded(trial)  # raise errors of the files before the engine starts
+        purpose, _ = _load_prompt(trial)  # raise errors of the files before the engine starts
         if not documents and purpose.question is not None:
-            raise UsageError(f"the prompt for {purpose.name} asks about documents; {_suggestion(run, purpose)}")
-        tried = asked(settings, _once(trial))
+            how = _suggest_documents(run, purpose)
+            raise UsageError(f"--doc: missing, since the prompt for {purpose.name} is about documents; {how}")
+        tried = run_requests(config, _send_once(trial))
     if output is Format.TABLE:
         _show(*tried, qrels, verbose)
     else:
@@ -119,8 +96,8 @@ def try_(
         raise typer.Exit(FAILURES_EXIT)
 
 
-def _suggestion(run: RunContext, purpose: Purpose) -> str:
-    """What to give for documents that are missing: the best ones of the topic, where the corpus is known."""
+def _suggest_documents(run: RunContext, purpose: Purpose) -> str:
+    """Return how to name documents: the best ones of the topic, if the corpus is known."""
     if run.config.index == NO_INDEX:
         return "name one or more (--doc ID), and give --corpus, which also lists the best ones of the topic"
     try:
@@ -134,12 +111,12 @@ def _suggestion(run: RunContext, purpose: Purpose) -> str:
 
 
 def changes(context: TrialContext) -> AsyncIterator[None]:
-    """A step each time that the files of the prompt have been saved, from now on."""
+    """Return an iterator with a step whenever files of the prompt have been saved."""
     return FileChanges(find_prompt(context.run.task, context.name, context.run.config.prompts.folder).path)
 
 
-def _loaded(context: TrialContext) -> tuple[Purpose, Prompt]:
-    """The prompt, which must not give the answer away."""
+def _load_prompt(context: TrialContext) -> tuple[Purpose, Prompt]:
+    """Load the prompt; warn if its examples give the answer away."""
     purpose, prompt = context.load()
     check_examples(prompt, context.run.topics, context.run.config.topics, context.run.progress.warn)
     return purpose, prompt
@@ -148,11 +125,11 @@ def _loaded(context: TrialContext) -> tuple[Purpose, Prompt]:
 _Tried = tuple[Prompt, Subject, list[Trial]]
 
 
-async def _once(context: TrialContext) -> _Tried:
+async def _send_once(context: TrialContext) -> _Tried:
     config = context.run.config
     async with open_model(config) as model:
         builder = make_request_builder(model, config.engine, config.sampling)
-        purpose, prompt = _loaded(context)
+        purpose, prompt = _load_prompt(context)
         subject = await context.subject(purpose, builder)
         document_tokens = config.ranking.document_tokens
         trials = await ask(prompt, subject, builder, objective=config.objective, document_tokens=document_tokens)
@@ -160,7 +137,7 @@ async def _once(context: TrialContext) -> _Tried:
 
 
 async def _watch(context: TrialContext, qrels: Qrels | None, verbose: bool, saved: AsyncIterator[None]) -> None:
-    """Ask, and again after each change; an error is printed, and the next change is awaited."""
+    """Send the requests, now and after each change; errors are printed."""
     config = context.run.config
     how: dict[str, Any] = {"objective": config.objective, "document_tokens": config.ranking.document_tokens}
     before: _Tried | None = None
@@ -168,7 +145,7 @@ async def _watch(context: TrialContext, qrels: Qrels | None, verbose: bool, save
         builder = make_request_builder(model, config.engine, config.sampling)
         while True:
             try:
-                purpose, prompt = _loaded(context)
+                purpose, prompt = _load_prompt(context)
                 if before is not None and prompt.hash == before[0].hash:
                     print("saved, with the same text")
                 else:
@@ -176,7 +153,7 @@ async def _watch(context: TrialContext, qrels: Qrels | None, verbose: bool, save
                     tried = prompt, subject, await ask(prompt, subject, builder, **how)
                     _show(*tried, qrels, verbose)
                     if before is not None:
-                        print("\n".join(_differences(before, tried)))
+                        print("\n".join(_describe_changes(before, tried)))
                     before = tried
             except (PromptError, UsageError, DataError, ReplayMiss, EngineError) as error:
                 print(f"error: {error}")
@@ -188,8 +165,8 @@ async def _watch(context: TrialContext, qrels: Qrels | None, verbose: bool, save
             print()
 
 
-def _differences(before: _Tried, after: _Tried) -> list[str]:
-    """What changed in the answers, for people."""
+def _describe_changes(before: _Tried, after: _Tried) -> list[str]:
+    """Describe the changes of the answers."""
     lines = [f"changes, {before[0].label} → {after[0].label}:"]
     known = {trial.ids: trial for trial in before[2]}
     for trial in after[2]:
@@ -211,14 +188,14 @@ def _show(prompt: Prompt, subject: Subject, trials: list[Trial], qrels: Qrels | 
     for trial in trials:
         print()
         if verbose and trial.request is not None:
-            print_messages((each.role, each.content) for each in trial.request.messages)
-        print(to_printable("\n".join(_lines(trial, topic.id, qrels))))
+            print_messages((message.role, message.content) for message in trial.request.messages)
+        print(to_printable("\n".join(_describe_trial(trial, topic.id, qrels))))
 
 
-def _lines(trial: Trial, topic_id: str, qrels: Qrels | None) -> list[str]:
-    """What one answer says."""
+def _describe_trial(trial: Trial, topic_id: str, qrels: Qrels | None) -> list[str]:
+    """Describe one answer."""
     lines = [_about(trial)]
-    lines += [f"  {document_id} is not shown whole: {describe_cut(cut)}" for document_id, cut in trial.cut.items()]
+    lines += [f"  {document_id} is truncated: {describe_cut(cut)}" for document_id, cut in trial.cut.items()]
     if not isinstance(trial.result, AnsweredRequest):
         for attempt in trial.result.attempts:
             lines.append(f"  no usable answer ({attempt.kind}): {attempt.reason}")
@@ -228,14 +205,14 @@ def _lines(trial: Trial, topic_id: str, qrels: Qrels | None) -> list[str]:
     for name, value in trial.values.items():
         reading = trial.readings.get(name)
         parts = [f"  {name:<{width}}  {_value(value)}"]
-        people = _people(trial, topic_id, name, qrels)
+        people = _find_human_judgment(trial, topic_id, name, qrels)
         if qrels is not None and (name in qrels.grades or (name == STANCE and qrels.stances)):
             parts.append(f"people: {'not judged' if people is None else _value(people, 0)}")
         if reading is not None:
-            parts += [_bars(reading)] if reading.probabilities else ["no probabilities"]
+            parts += [_format_bars(reading)] if reading.probabilities else ["no probabilities"]
         lines.append("   ".join(parts))
     answer = trial.result.answer
-    outside = [each.off_label_mass for each in trial.readings.values() if each.off_label_mass is not None]
+    outside = [reading.off_label_mass for reading in trial.readings.values() if reading.off_label_mass is not None]
     facts = [f"outside of the labels: {max(outside):.2%} at most"] if outside else []
     facts.append(f"tokens: {answer.prompt_tokens:,} + {answer.completion_tokens:,}")
     facts.append("from the cache" if trial.cached else "asked now")
@@ -244,21 +221,21 @@ def _lines(trial: Trial, topic_id: str, qrels: Qrels | None) -> list[str]:
     return [*lines, f"  answer: {answer.text}", f"  {'; '.join(facts)}"]
 
 
-def _bars(reading: Reading) -> str:
-    """The labels with their probabilities, each as a bar."""
+def _format_bars(reading: Reading) -> str:
+    """Format the labels with their probabilities as bars."""
     shares = list((reading.probabilities or {}).items())
-    if len(shares) > _MOST_LABELS:
-        shares = sorted(shares, key=lambda item: -item[1])[:_MOST_LABELS]
-    return "  ".join(f"{label} {_bar(share)} {share:.0%}" for label, share in shares)
+    if len(shares) > _MAX_LABELS:
+        shares = sorted(shares, key=lambda item: -item[1])[:_MAX_LABELS]
+    return "  ".join(f"{label} {_format_bar(share)} {share:.0%}" for label, share in shares)
 
 
-def _bar(share: float) -> str:
+def _format_bar(share: float) -> str:
     eighths = round(share * _BAR_CELLS * 8)
     return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "") or "▏"
 
 
-def _people(trial: Trial, topic_id: str, name: str, qrels: Qrels | None) -> float | str | None:
-    """What people said, of an answer about one document."""
+def _find_human_judgment(trial: Trial, topic_id: str, name: str, qrels: Qrels | None) -> float | str | None:
+    """Return the human judgment of an answer about one document."""
     if qrels is None or len(trial.ids) != 1:
         return None
     judged: Mapping[str, Mapping[str, Any]] = qrels.stances if name == STANCE else qrels.grades.get(name, {})
@@ -286,7 +263,7 @@ def _rows(prompt: Prompt, subject: Subject, trials: list[Trial], qrels: Qrels | 
                 | {
                     "field": name,
                     "value": value,
-                    "people": _people(trial, subject.topic.id, name, qrels),
+                    "people": _find_human_judgment(trial, subject.topic.id, name, qrels),
                     "probabilities": orjson.dumps(reading.probabilities).decode() if reading and known else None,
                     "outside": reading.off_label_mass if reading else None,
                 }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from touche_llm.cli import measured_runs as m
+from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.data.scratch import recover
 from touche_llm.errors import UsageError
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
 _DEFAULT = Path("regress")
 DirOption = Annotated[Path, typer.Option("--dir", help="The folder of the recorded runs.")]
 NamesArgument = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Recorded runs (default: all).")]
-PromptsOption = Annotated[
-    Path | None,
-    typer.Option("--prompts", help="Folder with templates, TASK/NAME.jinja, used instead of the project's own."),
-]
 
 app = typer.Typer(no_args_is_help=True, help="Record runs, replay them offline, and compare.")
 
@@ -71,10 +68,11 @@ def record_(
 
 
 @app.command("check")
+@o.takes_settings("prompts.folder")
 def check_(
+    given: o.Given,
     names: NamesArgument = None,
     root: DirOption = _DEFAULT,
-    prompts: PromptsOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Replay recorded runs offline, with the current program and templates, and print what differs.
@@ -89,7 +87,7 @@ def check_(
     found: list[RunDifference] = []
 
     async def check() -> None:
-        async for checked in check_all(find_snapshots(root, names or []), prompts):
+        async for checked in check_all(find_snapshots(root, names or []), given.get("prompts.folder")):
             note = f"\n  note: {checked.note}" if checked.note else ""
             say(output, format_differences(checked.name, checked.differences) + note)
             found.extend(checked.differences)
@@ -102,13 +100,14 @@ def check_(
 
 
 @app.command("update")
+@o.takes_settings("prompts.folder")
 def update_(
+    given: o.Given,
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Recorded runs.")],
     root: DirOption = _DEFAULT,
     run: Annotated[
         Path | None, typer.Option("--run", help="The folder of a new run, if answers are missing; for one NAME.")
     ] = None,
-    prompts: PromptsOption = None,
     yes: Annotated[bool, typer.Option("--yes", help="Store without asking.")] = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -126,7 +125,7 @@ def update_(
         raise UsageError("--run: the new run of one recorded run; give a single NAME")
     found: list[RunDifference] = []
     runs = [open_snapshot(folder) for folder in find_snapshots(root, names)]
-    for snapshot, templates in zip(runs, choose_templates(runs, prompts), strict=True):
+    for snapshot, templates in zip(runs, choose_templates(runs, given.get("prompts.folder")), strict=True):
         with tempfile.TemporaryDirectory() as work:
             seen = asyncio.run(preview_update(snapshot, templates, run, Path(work)))
             found += seen.differences

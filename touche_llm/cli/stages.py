@@ -1,4 +1,4 @@
-"""The commands that make a run: the whole way, or one stage of it."""
+"""Commands that make a run: the whole pipeline, or one stage of it."""
 
 from __future__ import annotations
 
@@ -29,50 +29,40 @@ from touche_llm.pipeline.corpora import build_index
 from touche_llm.pipeline.dry_run import estimate_cost
 from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.pipeline.settings import OF_STAGE
 from touche_llm.pipeline.stages import StageName, count_by_kind
-from touche_llm.retrieval.bm25 import Bm25Settings
+from touche_llm.retrieval.settings import RetrieverConfig
 from touche_llm.tasks import DEFAULT_TASK, get_task
 
 FAILURES_EXIT = 3
 ResultT = TypeVar("ResultT")
 
 
-def index(
-    corpus: o.CorpusOption = None,
-    task: o.TaskOption = None,
-    folder: o.IndexOption = None,
-    retriever: o.RetrieverOption = None,
-    bm25_method: o.MethodOption = None,
-    k1: o.K1Option = None,
-    b: o.BOption = None,
-    elasticsearch: o.ElasticsearchOption = None,
-    elasticsearch_index: o.ElasticsearchIndexOption = None,
-    skip_bad_lines: o.SkipOption = None,
-    values: o.ValuesOption = None,
-    output: FormatOption = Format.TABLE,
-) -> None:
-    """Store a corpus and build its BM25 index. Does nothing where both are there and up to date.
+@o.takes_settings(
+    "task", "corpus", "index", "skip_bad_lines", "retriever", "elasticsearch", without=("retriever.query",)
+)
+def index(given: o.Given, values: o.SetOption = None, output: FormatOption = Format.TABLE) -> None:
+    """Store a corpus and build its BM25 index. Does nothing if both exist and are up to date.
 
-    With `--retriever elasticsearch` the corpus is loaded into an index there; a load that was stopped goes on.
+    With `--retriever elasticsearch` the corpus is loaded into an index there; a load that was stopped resumes.
     """
-    if corpus is None:
-        raise typer.BadParameter("give the corpus", param_hint="--corpus")
+    if "corpus" not in given:
+        raise UsageError("index: missing --corpus; see touche-llm index --help")
+    corpus, task = given["corpus"], get_task(given.get("task", DEFAULT_TASK))
+    retriever = given.get("retriever.name", "bm25")
+    is_elastic = any(name.startswith("elasticsearch.") for name in given)
     if retriever == "elasticsearch":
-        if folder is not None or bm25_method not in (None, "lucene"):
-            raise UsageError("--retriever elasticsearch: keeps its index itself and scores as --bm25-method lucene")
-        given = {"url": elasticsearch, "index": elasticsearch_index, "k1": k1, "b": b}
-        load_elasticsearch(corpus, task, given, values or [], bool(skip_bad_lines), output)
+        if "index" in given or given.get("retriever.method", "lucene") != "lucene":
+            raise UsageError("--retriever elasticsearch: stores the index itself and scores as --bm25-method lucene")
+        load_elasticsearch(corpus, task, given, values or [], output)
         return
-    if retriever not in (None, "bm25"):
-        raise UsageError(f"--retriever {retriever}: has no index to build here; bm25 and elasticsearch have")
-    if elasticsearch is not None or elasticsearch_index is not None or values:
+    if retriever != "bm25":
+        raise UsageError(f"--retriever {retriever}: needs no index; give bm25 or elasticsearch")
+    if is_elastic or values:
         raise UsageError("--elasticsearch, --elasticsearch-index, --set: only with --retriever elasticsearch")
-    given = {"method": bm25_method, "k1": k1, "b": b}
-    known_values = {name: value for name, value in given.items() if value is not None}
-    settings = o.checked(Bm25Settings, known_values, {"method": "--bm25-method"})
-    progress = ConsoleProgress()
-    known = get_task(task or DEFAULT_TASK)
-    with build_index(known, corpus, folder, settings, bool(skip_bad_lines), progress.warn) as store:
+    settings = o.validate(RetrieverConfig, given, "retriever").bm25
+    progress, skip = ConsoleProgress(), given.get("skip_bad_lines", False)
+    with build_index(task, corpus, given.get("index"), settings, skip, progress.warn) as store:
         documents, sentences = len(store), len(store.parts)
         if output is Format.TABLE:
             parts = f" and their {sentences:,} sentences" if sentences else ""
@@ -82,252 +72,117 @@ def index(
             print_rows(output, [row])
 
 
+@o.configured(*OF_STAGE["retrieve"])
 def retrieve(
-    context: typer.Context,
+    config: Config,
     out: o.OutOption,
-    topics: o.TopicsOption = None,
-    corpus: o.CorpusOption = None,
-    task: o.TaskOption = None,
-    config: o.ConfigOption = None,
-    index: o.IndexOption = None,
-    candidates: o.CandidatesOption = None,
-    depth: o.DepthOption = None,
-    limit_topics: o.LimitOption = None,
-    topic: o.TopicOption = None,
-    retriever: o.RetrieverOption = None,
-    bm25_method: o.MethodOption = None,
-    k1: o.K1Option = None,
-    b: o.BOption = None,
-    elasticsearch: o.ElasticsearchOption = None,
-    elasticsearch_index: o.ElasticsearchIndexOption = None,
-    query: o.QueryOption = None,
-    expand: o.ExpandOption = None,
-    prompts_folder: o.PromptsOption = None,
-    engine: o.EngineOption = None,
-    base_url: o.BaseUrlOption = None,
-    model: o.ModelOption = None,
-    revision: o.RevisionOption = None,
-    cache: o.CacheOption = None,
-    cache_mode: o.CacheModeOption = None,
-    retry_failures: o.RetryFailuresOption = None,
-    concurrency: o.ConcurrencyOption = None,
-    skip_bad_lines: o.SkipOption = None,
-    tag: o.TagOption = None,
     dry_run: o.DryRunOption = False,
     overwrite: o.OverwriteOption = False,
-    values: o.ValuesOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """First stage: write candidates.run.txt, the best documents of each topic; sentences.run.txt for pairs of them.
+    """Retrieve the candidates: candidates.run.txt, or sentences.run.txt for pairs of sentences.
 
-    Only `--query-expansion` asks the model.
+    Only `--query-expansion` needs the model.
     """
-    settings = o.configure(context)
     if dry_run:
-        show_cost(output, settings, None, ("retrieve",))
+        show_cost(output, config, None, ("retrieve",))
         return
-    _answer("retrieve", settings, out, overwrite=overwrite)
-    found = asked(settings, pipeline.run_retrieve(settings, out, ConsoleProgress(), overwrite=overwrite))
+    _answer("retrieve", config, out, overwrite=overwrite)
+    found = run_requests(config, pipeline.run_retrieve(config, out, ConsoleProgress(), overwrite=overwrite))
     file = RunDirectory(out).first_stage_file(found.task)
-    made(output, f"candidates: {file}", file, {"failures": len(found.failures)})
-    end(output, out, found.failures)
+    print_written(output, f"candidates: {file}", file, {"failures": len(found.failures)})
+    report_failures(output, out, found.failures)
 
 
+@o.configured(*OF_STAGE["judge"])
 def judge(
-    context: typer.Context,
+    config: Config,
     out: o.OutOption,
-    topics: o.TopicsOption = None,
-    corpus: o.CorpusOption = None,
-    task: o.TaskOption = None,
-    config: o.ConfigOption = None,
-    index: o.IndexOption = None,
-    engine: o.EngineOption = None,
-    depth: o.DepthOption = None,
-    base_url: o.BaseUrlOption = None,
-    model: o.ModelOption = None,
-    revision: o.RevisionOption = None,
-    context_tokens: o.ContextOption = None,
-    prompts_folder: o.PromptsOption = None,
-    prompt: o.PromptOption = None,
-    objects_prompt: o.ObjectsPromptOption = None,
-    sentence_prompt: o.SentencePromptOption = None,
-    stance_depth: o.StanceDepthOption = None,
-    judge_pairs: o.JudgePairsOption = None,
-    both_orders: o.BothOrdersOption = None,
-    cache: o.CacheOption = None,
-    cache_mode: o.CacheModeOption = None,
-    retry_failures: o.RetryFailuresOption = None,
-    concurrency: o.ConcurrencyOption = None,
-    request_timeout: o.TimeoutOption = None,
-    retry_for: o.RetryOption = None,
-    temperature: o.TemperatureOption = None,
-    seed: o.SeedOption = None,
-    max_tokens: o.MaxTokensOption = None,
-    logprobs: o.LogprobsOption = None,
     dry_run: o.DryRunOption = False,
     overwrite: o.OverwriteOption = False,
-    values: o.ValuesOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Second stage: the model judges the candidates of the run's folder. Exit code 3 when some could not be judged."""
-    settings = o.configure(context)
+    """Judge the candidates of a run with the model. Exit code 3 if some have no usable answer."""
     if dry_run:
-        show_cost(output, settings, out, ("judge",))
+        show_cost(output, config, out, ("judge",))
         return
-    _answer("judge", settings, out, overwrite=overwrite)
-    outcome = asked(settings, pipeline.run_judge(settings, out, ConsoleProgress(), overwrite=overwrite))
+    _answer("judge", config, out, overwrite=overwrite)
+    outcome = run_requests(config, pipeline.run_judge(config, out, ConsoleProgress(), overwrite=overwrite))
     file = out / run_files.JUDGMENTS
-    made(output, f"judgments: {file}", file, {"failures": len(outcome.failures)})
-    end(output, out, outcome.failures)
+    print_written(output, f"judgments: {file}", file, {"failures": len(outcome.failures)})
+    report_failures(output, out, outcome.failures)
 
 
+@o.configured(*OF_STAGE["rank"])
 def rank(
-    context: typer.Context,
-    out: o.OutOption,
-    topics: o.TopicsOption = None,
-    corpus: o.CorpusOption = None,
-    task: o.TaskOption = None,
-    config: o.ConfigOption = None,
-    index: o.IndexOption = None,
-    steps: o.StepsOption = None,
-    objective: o.ObjectiveOption = None,
-    weight_relevance: o.RelevanceOption = None,
-    weight_quality: o.QualityOption = None,
-    weight_coherence: o.CoherenceOption = None,
-    weight_first_stage: o.FirstStageOption = None,
-    thresholds: o.ThresholdsOption = None,
-    engine: o.EngineOption = None,
-    base_url: o.BaseUrlOption = None,
-    model: o.ModelOption = None,
-    revision: o.RevisionOption = None,
-    context_tokens: o.ContextOption = None,
-    cache: o.CacheOption = None,
-    cache_mode: o.CacheModeOption = None,
-    retry_failures: o.RetryFailuresOption = None,
-    concurrency: o.ConcurrencyOption = None,
-    request_timeout: o.TimeoutOption = None,
-    retry_for: o.RetryOption = None,
-    tag: o.TagOption = None,
-    dry_run: o.DryRunOption = False,
-    values: o.ValuesOption = None,
-    output: FormatOption = Format.TABLE,
+    config: Config, out: o.OutOption, dry_run: o.DryRunOption = False, output: FormatOption = Format.TABLE
 ) -> None:
-    """Last stage: write run.txt from candidates and judgments. Exit code 3 when some are missing.
+    """Write run.txt from the candidates and judgments of a run. Exit code 3 if some are missing.
 
-    Without a server, unless a step of `--rank` compares documents.
+    Needs the model only if a step of `--rank` compares documents.
     """
-    settings = o.configure(context)
     if dry_run:
-        show_cost(output, settings, out, ("rank",))
+        show_cost(output, config, out, ("rank",))
         return
-    _answer("rank", settings, out)
-    ranking = asked(settings, pipeline.run_rank(settings, out, ConsoleProgress()))
+    _answer("rank", config, out)
+    ranking = run_requests(config, pipeline.run_rank(config, out, ConsoleProgress()))
     file = out / run_files.RUN
     counts = {"imputed": ranking.imputed, "failures": len(ranking.failures)}
-    made(output, f"run: {file} ({len(ranking.lines):,} lines)", file, counts)
-    end(output, out, ranking.failures)
+    print_written(output, f"run: {file} ({len(ranking.lines):,} lines)", file, counts)
+    report_failures(output, out, ranking.failures)
     if ranking.imputed:
         raise typer.Exit(FAILURES_EXIT)
 
 
+@o.configured(*o.OF_RUN)
 def run(
-    context: typer.Context,
+    config: Config,
     out: o.OutOption,
-    topics: o.TopicsOption = None,
-    corpus: o.CorpusOption = None,
-    task: o.TaskOption = None,
-    config: o.ConfigOption = None,
-    engine: o.EngineOption = None,
-    base_url: o.BaseUrlOption = None,
-    model: o.ModelOption = None,
-    revision: o.RevisionOption = None,
-    context_tokens: o.ContextOption = None,
-    depth: o.DepthOption = None,
-    limit_topics: o.LimitOption = None,
-    topic: o.TopicOption = None,
-    tag: o.TagOption = None,
-    cache: o.CacheOption = None,
-    cache_mode: o.CacheModeOption = None,
-    retry_failures: o.RetryFailuresOption = None,
-    index: o.IndexOption = None,
-    candidates: o.CandidatesOption = None,
-    retriever: o.RetrieverOption = None,
-    bm25_method: o.MethodOption = None,
-    k1: o.K1Option = None,
-    b: o.BOption = None,
-    elasticsearch: o.ElasticsearchOption = None,
-    elasticsearch_index: o.ElasticsearchIndexOption = None,
-    query: o.QueryOption = None,
-    expand: o.ExpandOption = None,
-    skip_bad_lines: o.SkipOption = None,
-    prompts_folder: o.PromptsOption = None,
-    prompt: o.PromptOption = None,
-    objects_prompt: o.ObjectsPromptOption = None,
-    sentence_prompt: o.SentencePromptOption = None,
-    stance_depth: o.StanceDepthOption = None,
-    judge_pairs: o.JudgePairsOption = None,
-    both_orders: o.BothOrdersOption = None,
-    steps: o.StepsOption = None,
-    objective: o.ObjectiveOption = None,
-    weight_relevance: o.RelevanceOption = None,
-    weight_quality: o.QualityOption = None,
-    weight_coherence: o.CoherenceOption = None,
-    weight_first_stage: o.FirstStageOption = None,
-    thresholds: o.ThresholdsOption = None,
-    concurrency: o.ConcurrencyOption = None,
-    request_timeout: o.TimeoutOption = None,
-    retry_for: o.RetryOption = None,
-    temperature: o.TemperatureOption = None,
-    seed: o.SeedOption = None,
-    max_tokens: o.MaxTokensOption = None,
-    logprobs: o.LogprobsOption = None,
     dry_run: o.DryRunOption = False,
     overwrite: o.OverwriteOption = False,
-    values: o.ValuesOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """The whole way: retrieve, judge, rank. A run that was stopped goes on where it stopped when called again.
+    """Run the pipeline: retrieve, judge, rank. A stopped run resumes.
 
-    Exit codes: 0 all judged; 1 the data, the prompt or the engine is not as it should be; 2 wrong usage; 3 the run is
-    written, but some questions had no usable answer (they are in failures.jsonl); 130 interrupted.
+    Exit codes: 0 all judged; 1 data, prompt or engine error; 2 wrong usage; 3 some answers unusable, see
+    failures.jsonl; 130 interrupted.
     """
-    settings = o.configure(context)
     if dry_run:
-        show_cost(output, settings, None, ("retrieve", "judge", "rank"))
+        show_cost(output, config, None, ("retrieve", "judge", "rank"))
         return
-    run_stages = run_by_files if settings.engine.name == "batch" else pipeline.run_all
-    outcome = asked(settings, run_stages(settings, out, ConsoleProgress(), overwrite=overwrite))
+    run_stages = run_by_files if config.engine.name == "batch" else pipeline.run_all
+    outcome = run_requests(config, run_stages(config, out, ConsoleProgress(), overwrite=overwrite))
     file = out / run_files.RUN
     counts = {"judgments": outcome.judgments.requested, "failures": len(outcome.failures)}
-    made(output, f"run: {file} ({outcome.judgments.requested:,} judgments)", file, counts)
-    end(output, out, outcome.failures)
+    print_written(output, f"run: {file} ({outcome.judgments.requested:,} judgments)", file, counts)
+    report_failures(output, out, outcome.failures)
 
 
 def _answer(stage: StageName, config: Config, out: Path, *, overwrite: bool = False) -> None:
-    """With `--engine batch`, have batch files answer what a stage requests, before it reads the answers."""
+    """Answer the requests of a stage by batch files if the engine is `batch`, so that the stage finds the answers."""
     if config.engine.name == "batch":
-        asked(config, answer_stage(stage, config, out, ConsoleProgress(), overwrite=overwrite))
+        run_requests(config, answer_stage(stage, config, out, ConsoleProgress(), overwrite=overwrite))
 
 
 def show_cost(output: Format, config: Config, folder: Path | None, stages: tuple[StageName, ...]) -> None:
-    """Print what stages would send."""
-    print_cost(output, config, asked(config, estimate_cost(config, folder, stages, ConsoleProgress())), stages)
+    """Print an estimate of what stages would send."""
+    print_cost(output, config, run_requests(config, estimate_cost(config, folder, stages, ConsoleProgress())), stages)
 
 
-def made(output: Format, sentence: str, file: Path, counts: Mapping[str, int]) -> None:
-    """Say what a stage has written: in a sentence, or in a row with the file's lines and topics, and these counts."""
+def print_written(output: Format, sentence: str, file: Path, counts: Mapping[str, int]) -> None:
+    """Print what a stage has written: a sentence, or a row with the file's lines and topics, and these counts."""
     if output is Format.TABLE:
         print(sentence)
         return
     if file.name == run_files.JUDGMENTS:
-        lines: Mapping[str, int] = Counter(each.topic_id for each in read_records(file, Judgment, "judgments"))
+        lines: Mapping[str, int] = Counter(item.topic_id for item in read_records(file, Judgment, "judgments"))
     else:
         lines = {topic_id: len(ranking) for topic_id, ranking in read_run(file).rankings.items()}
     print_rows(output, [{"file": file, "lines": sum(lines.values()), "topics": len(lines), **counts}])
 
 
-def asked(config: Config, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Run what asks the model; Ctrl-C, SIGTERM and SIGHUP end it with exit code 130 and say where the answers are."""
+def run_requests(config: Config, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """Run work that sends requests; Ctrl-C, SIGTERM and SIGHUP end it with exit code 130 and a note on the cache."""
     return until_interrupted(work, lambda: describe_resume(config.cache.file, config.cache.mode))
 
 
@@ -335,7 +190,7 @@ def until_interrupted(work: Coroutine[Any, Any, ResultT], note: Callable[[], str
     """Run a coroutine; Ctrl-C, SIGTERM and SIGHUP end it with exit code 130 and print `note`."""
 
     def stop(*_: object) -> None:
-        # What is left then is to close, which a second Ctrl-C should not break.
+        # A second Ctrl-C should not interrupt closing.
         for number in before:
             signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
@@ -356,22 +211,22 @@ def until_interrupted(work: Coroutine[Any, Any, ResultT], note: Callable[[], str
 
 
 async def _quietly(work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """The same work; of the tasks that Ctrl-C stops, none tells on its own that it was stopped."""
+    """Await the work without messages of the single tasks that Ctrl-C cancels."""
 
-    def tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if not isinstance(context.get("exception"), KeyboardInterrupt):
             loop.default_exception_handler(context)
 
-    asyncio.get_running_loop().set_exception_handler(tell)
+    asyncio.get_running_loop().set_exception_handler(handle)
     return await work
 
 
-def end(output: Format, out: Path, failures: Sequence[Failure]) -> None:
-    """Say what failed, and exit with code 3 where something did."""
+def report_failures(output: Format, out: Path, failures: Sequence[Failure]) -> None:
+    """Print the failures; exit with code 3 if there are any."""
     if failures:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in count_by_kind(failures).items())
         reasons = Counter(failure.attempts[-1].reason for failure in failures)
         say(output, f"failures: {kinds}; most often: {to_printable(reasons.most_common(1)[0][0])}")
         files = [out / name for name in run_files.ALL_FAILURES if (out / name).exists() and (out / name).stat().st_size]
-        say(output, f"what came back each time is in {' and '.join(map(str, files))}")
+        say(output, f"the answers of all attempts are in {' and '.join(map(str, files))}")
         raise typer.Exit(FAILURES_EXIT)

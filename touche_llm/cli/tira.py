@@ -10,7 +10,7 @@ import typer
 
 from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption
-from touche_llm.cli.stages import asked, end, made
+from touche_llm.cli.stages import print_written, report_failures, run_requests
 from touche_llm.config import index_folder, load_config
 from touche_llm.errors import UsageError
 from touche_llm.integrations.tira import detect_input, list_corpus_names
@@ -30,7 +30,9 @@ _WRITES = {
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
 
+@o.takes_settings("prompts.folder", "cache.mode")
 def tira(
+    given: o.Given,
     input_folder: Annotated[
         Path | None, typer.Option("-i", "--input", envvar="TIRA_INPUT_DATASET", help="Folder with topics and corpus.")
     ] = None,
@@ -52,8 +54,6 @@ def tira(
             help="For index, answers, and vLLM's files and log (default: touche-llm in $XDG_CACHE_HOME or ~/.cache).",
         ),
     ] = None,
-    prompts_folder: o.PromptsOption = None,
-    cache_mode: o.CacheModeOption = None,
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -64,35 +64,34 @@ def tira(
     """
     if input_folder is None or output_folder is None:
         raise UsageError("give the folders: -i INPUT -o OUTPUT, or TIRA_INPUT_DATASET and TIRA_OUTPUT_DIR")
-    given = detect_input(input_folder)
+    found = detect_input(input_folder)
     cache = cache_folder or _cache_folder()
     flags: dict[str, Any] = {
-        "task": given.task.name,
-        "topics": given.topics,
-        "corpus": given.corpus,
-        "candidates": given.candidates,
-        "index": cache / "index" / index_folder(given.corpus).name if given.corpus else None,
+        "task": found.task.name,
+        "topics": found.topics,
+        "corpus": found.corpus,
+        "candidates": found.candidates,
+        "index": cache / "index" / index_folder(found.corpus).name if found.corpus else None,
         "engine.name": "managed",
         "engine.model": model,
-        "prompts.folder": prompts_folder,
         "cache.file": cache / "answers.sqlite",
-        "cache.mode": cache_mode,
+        **given,
     }
-    if given.corpus is None:
+    if found.corpus is None:
         if not os.environ.get(API_KEY_VARIABLE):
             known = ", ".join(list_corpus_names())
-            raise UsageError(f"{input_folder}: no corpus ({known}), and no key in {API_KEY_VARIABLE} to ask ChatNoir")
+            raise UsageError(f"{input_folder}: no corpus ({known}), and no key in {API_KEY_VARIABLE} for ChatNoir")
         flags |= {"retriever.name": "chatnoir", "chatnoir.cache": cache / "chatnoir.sqlite"}
     settings = load_config(config, flags)
     for name, place in _WRITES.items():
         os.environ.setdefault(name, str(cache.absolute() / place))
     for name, value in _OFFLINE.items():
         os.environ.setdefault(name, value)
-    outcome = asked(settings, pipeline.run_all(settings, output_folder, ConsoleProgress(), overwrite=overwrite))
+    outcome = run_requests(settings, pipeline.run_all(settings, output_folder, ConsoleProgress(), overwrite=overwrite))
     run = output_folder / run_files.RUN
     counts = {"judgments": outcome.judgments.requested, "failures": len(outcome.failures)}
-    made(output, f"run: {run} ({outcome.judgments.requested:,} judgments)", run, counts)
-    end(output, output_folder, outcome.failures)
+    print_written(output, f"run: {run} ({outcome.judgments.requested:,} judgments)", run, counts)
+    report_failures(output, output_folder, outcome.failures)
 
 
 def _cache_folder() -> Path:

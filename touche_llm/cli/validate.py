@@ -27,13 +27,11 @@ _MANY = 20
 _MOST = 100
 
 
+@o.takes_settings("topics", "corpus", "index", "skip_bad_lines")
 def validate(
+    given: o.Given,
     run: Annotated[Path, typer.Argument(help="A run file of this or any other program, or the folder of a run.")],
     task: m.TaskOption = None,
-    topics: o.TopicsOption = None,
-    corpus: o.CorpusOption = None,
-    index: o.IndexOption = None,
-    skip_bad_lines: o.SkipOption = None,
     every: Annotated[
         bool, typer.Option("--all", help="Print every problem, however many there are; json and tsv always do.")
     ] = False,
@@ -43,13 +41,14 @@ def validate(
 
     Prints the problems with their lines. Exit code 0 for a valid file, 1 for any other.
     """
+    topics, corpus, index = (given.get(name) for name in ("topics", "corpus", "index"))
     known, run = find_task(task, [run]), find_run_file(run)
     topic_ids = {topic.id for topic in read_topics(topics)} if topics else None
     if corpus is None and index is None:
         problems = validate_run(run, known, topic_ids=topic_ids)
     else:
         with open_local_corpus(
-            corpus, index, known, skip_bad_lines=bool(skip_bad_lines), warn=ConsoleProgress().warn
+            corpus, index, known, skip_bad_lines=given.get("skip_bad_lines", False), warn=ConsoleProgress().warn
         ) as opened:
             unknown = opened.documents.find_unknown
             problems = validate_run(run, known, topic_ids=topic_ids, unknown_documents=unknown)

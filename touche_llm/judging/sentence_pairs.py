@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from math import ceil
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from touche_llm.corpus.store import Parts
 from touche_llm.data.records import Candidate, Document, Judgment
+from touche_llm.data.settings import Option
 from touche_llm.errors import DataError
 from touche_llm.judging.grades import combine_grades
 
@@ -38,8 +40,13 @@ class PairSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    judged: int = Field(100, ge=0)
-    both_orders: int = Field(20, ge=0)
+    judged: Annotated[
+        int,
+        Option("--judge-pairs", "Pairs per topic that the model judges; the others inherit their grades", "Judging"),
+    ] = Field(100, ge=0)
+    both_orders: Annotated[
+        int, Option("--both-orders", "Best pairs per topic that are judged in the other order too", "Judging")
+    ] = Field(20, ge=0)
     most: int = Field(1000, ge=1)
     most_share: float = Field(0.1, gt=0.0, le=1.0)
     no_side_above: float = Field(0.5, ge=0.0, le=1.0)

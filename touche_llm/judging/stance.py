@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from touche_llm.data.files import open_atomic
 from touche_llm.data.setting_problems import describe_problem
+from touche_llm.data.settings import Option
 from touche_llm.data.yaml_text import YamlError, read_yaml, to_yaml
 from touche_llm.errors import UsageError
 from touche_llm.tasks.base import Task
@@ -43,9 +44,15 @@ class StanceSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    depth: int = Field(20, ge=0)
+    depth: Annotated[
+        int, Option("--stance-depth", "Best documents per topic that the stance prompt labels", "Judging")
+    ] = Field(20, ge=0)
     both_orders: bool = True
-    thresholds: Annotated[dict[str, Annotated[float, Field(ge=0.0, le=1.0)]], BeforeValidator(_restore_no)] = {}
+    thresholds: Annotated[
+        dict[str, Annotated[float, Field(ge=0.0, le=1.0)]],
+        BeforeValidator(_restore_no),
+        Option("--thresholds", "Stance thresholds, as written by `touche-llm calibrate`", "Ranking", is_file=True),
+    ] = {}
     calibrated_on: tuple[_TopicId, ...] = ()
     calibrated_for: str = ""
 

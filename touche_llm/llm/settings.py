@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
+from touche_llm.data.settings import Option, Section
+from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.engines.vllm_common import get_model_name
 
 # vLLM queues requests beyond its batch, by default 256 (1,024 from 70 GiB of GPU memory on).
 DEFAULT_CONCURRENCY = 256
-
-
-class Section(BaseModel):
-    """Section of a configuration."""
-
-    # Errors do not repeat the input: it may be an API key in the wrong place.
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 def _check_url(url: str) -> str:
@@ -67,16 +63,48 @@ class EngineConfig(Section):
         retry_for: Seconds after which a request that fails at a server is no longer retried.
     """
 
-    name: Literal["server", "managed", "batch"] = "server"
+    name: Annotated[
+        Literal["server", "managed", "batch"],
+        Option(
+            "--engine",
+            "server (one that runs), managed (started and stopped for the run) or batch (files, in rounds)",
+            "Model",
+            is_common=True,
+            metavar="NAME",
+        ),
+    ] = "server"
     runner: Runner = Runner.VLLM
-    base_url: Annotated[str, AfterValidator(_check_url)] = "http://127.0.0.1:8000"
-    model: str | None = None
+    base_url: Annotated[
+        str,
+        AfterValidator(_check_url),
+        Option("--base-url", "Address of vLLM", "Model", is_common=True, metavar="URL"),
+    ] = "http://127.0.0.1:8000"
+    model: Annotated[
+        str | None,
+        Option(
+            "--model",
+            "Name on the server, or folder if managed or batch",
+            "Model",
+            is_common=True,
+            metavar="NAME",
+        ),
+    ] = None
     options: Annotated[dict[str, Any], AfterValidator(_check_options)] = {}
-    revision: str = ""
-    context: int | None = Field(None, ge=1)
-    concurrency: int = Field(DEFAULT_CONCURRENCY, ge=1, le=65536)
-    request_timeout: float = Field(300.0, gt=0.0)
-    retry_for: float = Field(600.0, ge=0.0)
+    revision: Annotated[str, Option("--revision", "Your name for the version of the weights", "Model")] = ""
+    context: Annotated[
+        int | None,
+        Option("--context", "Context in tokens to which documents are truncated (default: the server's)", "Model"),
+    ] = Field(None, ge=1)
+    concurrency: Annotated[int, Option("--concurrency", "Concurrent requests to the server", "Model")] = Field(
+        DEFAULT_CONCURRENCY, ge=1, le=65536
+    )
+    request_timeout: Annotated[
+        float,
+        Option("--request-timeout", "Seconds per request, from its turn in the server's queue", "Model"),
+    ] = Field(300.0, gt=0.0)
+    retry_for: Annotated[
+        float, Option("--retry-for", "Seconds after which a failing request is abandoned", "Model")
+    ] = Field(600.0, ge=0.0)
 
     @property
     def model_name(self) -> str | None:
@@ -96,15 +124,48 @@ class SamplingConfig(Section):
         chat_template_kwargs: Switches of the chat template.
     """
 
-    temperature: float = Field(0.0, ge=0.0, le=2.0)
+    temperature: Annotated[float, Option("--temperature", "Sampling temperature", "Judging")] = Field(
+        0.0, ge=0.0, le=2.0
+    )
     resample_temperature: float = Field(0.7, ge=0.0, le=2.0)
-    seed: int = Field(0, ge=0, lt=2**31)
-    max_tokens: int = Field(64, ge=1, le=65536)
-    logprobs: bool = True
-    # Qwen3, DeepSeek V3 and others use one of these two; other templates ignore them.
+    seed: Annotated[int, Option("--seed", "Sampling seed", "Judging")] = Field(0, ge=0, lt=2**31)
+    max_tokens: Annotated[int, Option("--max-tokens", "Maximum length of an answer in tokens", "Judging")] = Field(
+        64, ge=1, le=65536
+    )
+    logprobs: Annotated[
+        bool, Option("--logprobs/--no-logprobs", "Read grades from probabilities, or as answered", "Judging")
+    ] = True
+    # Qwen3, DeepSeek V3 and others look at one of these two; templates that know neither ignore them.
     chat_template_kwargs: dict[str, Any] = {"enable_thinking": False, "thinking": False}
 
     @property
     def top_logprobs(self) -> int:
         """Number of alternatives per token; vLLM sends at most 20 by default."""
         return 20 if self.logprobs else 0
+
+
+def _restore_off(value: Any) -> Any:
+    """Restore the mode `off`, which YAML reads as false."""
+    return CacheMode.OFF if value is False else value
+
+
+class CacheConfig(Section):
+    """Settings of the answer cache."""
+
+    file: Annotated[
+        Path, Option("--cache", "Answer cache, or a .jsonl cassette to replay", "Model", is_common=True, metavar="FILE")
+    ] = Path(".touche-llm/answers.sqlite")
+    mode: Annotated[
+        CacheMode,
+        BeforeValidator(_restore_off),
+        Option(
+            "--cache-mode",
+            "reuse; replay: a missing answer is an error; refresh: request all answers again; off",
+            "Model",
+            metavar="NAME",
+        ),
+    ] = CacheMode.REUSE
+    # Not written to the run's folder, since it applies to this command alone and not to later stages.
+    retry_failures: Annotated[
+        bool, Option("--retry-failures", "Send requests again whose stored answers are all unusable", "Model")
+    ] = Field(False, exclude=True)

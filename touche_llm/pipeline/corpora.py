@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
-from touche_llm.config import Config, QueryField, RetrieverConfig, index_folder
+from touche_llm.config import Config, index_folder
 from touche_llm.corpus.store import DocumentStore, TextTable, ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.errors import DataError, UsageError, Warn, shorten
@@ -19,6 +19,7 @@ from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments, ChatNoirSetti
 from touche_llm.retrieval.elasticsearch.search import ElasticIndex
 from touche_llm.retrieval.okapi import OkapiIndex
 from touche_llm.retrieval.sentences import SentenceSettings, retrieve_sentences
+from touche_llm.retrieval.settings import QueryField, RetrieverConfig
 from touche_llm.tasks.base import Task
 
 

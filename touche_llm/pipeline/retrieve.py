@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from touche_llm.config import QueryField
 from touche_llm.data.records import Candidate, Failure, Queries, Topic
 from touche_llm.errors import DataError, shorten
 from touche_llm.judging.pointwise import RequestBuilder
@@ -16,6 +15,7 @@ from touche_llm.pipeline.progress import Progress
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.expansion import ExpansionSettings, find_queries, fuse_queries
 from touche_llm.retrieval.sentences import SentenceSettings, select_distinct
+from touche_llm.retrieval.settings import QueryField
 from touche_llm.text.analysis import Analyzer
 
 

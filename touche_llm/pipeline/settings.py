@@ -8,26 +8,39 @@ from typing import Any, NamedTuple
 
 from touche_llm.config import Config
 
+# How requests reach the engine.
+DELIVERY = (
+    *(f"engine.{name}" for name in ("name", "runner", "base_url", "options")),
+    *(f"engine.{name}" for name in ("concurrency", "request_timeout", "retry_for")),
+)
 # Settings that change neither an answer nor an output: locations, speed, names of people.
 # All other settings are compared, so a new setting is compared unless it is listed here.
 INCIDENTAL = (
     *("index", "cache", "actor"),
-    *(f"engine.{name}" for name in ("name", "runner", "base_url", "options")),
-    *(f"engine.{name}" for name in ("concurrency", "request_timeout", "retry_for")),
+    *DELIVERY,
     *(
         f"chatnoir.{name}"
         for name in ("base_url", "cache", "requests_per_second", "page_size", "request_timeout", "retry_for")
     ),
     *(f"elasticsearch.{name}" for name in ("url", "request_timeout", "retry_for")),
 )
+INPUTS = ("task", "topics", "corpus", "index")
 OF_RETRIEVE = (
-    *("task", "topics", "corpus", "index", "candidates", "skip_bad_lines", "limit_topics", "topic", "retriever"),
+    *INPUTS,
+    *("candidates", "skip_bad_lines", "limit_topics", "topic", "retriever"),
     *("expansion", "prompts.queries", "sentences", "chatnoir", "elasticsearch.index", "elasticsearch.shards"),
 )
 OF_JUDGE = (
     *("depth", "pairs", "sampling", "stance.depth", "stance.both_orders"),
     *(f"prompts.{name}" for name in ("folder", "judge", "objects", "sentence", "stance")),
 )
+OF_RANK = ("rank", "objective", "weights", "ranking", "stance.thresholds", "tag")
+# Settings that a stage can take from the command line; it may run with another server, or where files have moved.
+OF_STAGE: Mapping[str, tuple[str, ...]] = {
+    "retrieve": (*OF_RETRIEVE, "elasticsearch", "depth", "tag", "prompts.folder", "engine", "cache"),
+    "judge": (*INPUTS, *OF_JUDGE, "engine", "cache"),
+    "rank": (*INPUTS, *OF_RANK, "engine", "cache"),
+}
 # The ranking may use another model than the judgments.
 OF_ENGINE = ("engine.model", "engine.revision", "engine.context")
 _PATHS = ("topics", "corpus", "index", "candidates", "prompts")

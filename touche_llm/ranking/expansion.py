@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from touche_llm.data.records import Candidate, Failure, Queries, ScoredDocument, Topic
+from touche_llm.data.settings import Option
 from touche_llm.judging.pointwise import Done, RequestBuilder, make_failure
 from touche_llm.llm.answers import build_schema
 from touche_llm.llm.concurrency import map_in_order
@@ -28,7 +30,14 @@ class ExpansionSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    use: bool = False
+    use: Annotated[
+        bool,
+        Option(
+            "--query-expansion/--no-query-expansion",
+            "Search with three additional queries of the model too",
+            "Retrieval",
+        ),
+    ] = False
     weight: float = Field(0.5, gt=0.0, allow_inf_nan=False)
     k: float = Field(DEFAULT_K, ge=0.0, allow_inf_nan=False)
 

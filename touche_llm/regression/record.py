@@ -8,12 +8,13 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from touche_llm.config import CacheConfig, Config
+from touche_llm.config import Config
 from touche_llm.data.files import open_atomic, replace_folder
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.llm.cache import CacheMode
+from touche_llm.llm.settings import CacheConfig
 from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.corpora import LocalCorpus

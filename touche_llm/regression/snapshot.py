@@ -16,7 +16,7 @@ from typing import Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from touche_llm.config import CacheConfig, Config, PromptsConfig, RetrieverConfig, load_config, rename_settings
+from touche_llm.config import Config, load_config, rename_settings
 from touche_llm.data.files import open_atomic
 from touche_llm.data.scratch import remove_abandoned
 from touche_llm.data.setting_problems import describe_problem
@@ -24,10 +24,13 @@ from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.request import Request
+from touche_llm.llm.settings import CacheConfig
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_files import CANDIDATES, CONFIG, RUN, SENTENCES
 from touche_llm.pipeline.settings import INCIDENTAL, flatten, is_one_of
 from touche_llm.prompts.purposes import purposes_of
+from touche_llm.prompts.settings import PromptsConfig
+from touche_llm.retrieval.settings import RetrieverConfig
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 

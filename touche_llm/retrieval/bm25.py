@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from touche_llm.data.files import read_record, replace_folder, write_records
 from touche_llm.data.folder_files import BM25_FILES
 from touche_llm.data.json_records import JsonModel
 from touche_llm.data.scratch import recover
+from touche_llm.data.settings import Option
 from touche_llm.errors import DataError, Warn
 from touche_llm.retrieval.base import FirstStage
 from touche_llm.retrieval.postings import Block, read_postings
@@ -30,9 +31,16 @@ class Bm25Settings(BaseModel):
 
     # The variants of bm25s in which documents without a query term score 0. `robertson` ranks like rank-bm25
     # (tests/comparison), except for terms in more than half of the documents.
-    method: Literal["robertson", "lucene", "atire"] = "robertson"
-    k1: float = Field(default=1.5, ge=0.0, le=100.0)
-    b: float = Field(default=0.75, ge=0.0, le=1.0)
+    method: Annotated[
+        Literal["robertson", "lucene", "atire"],
+        Option("--bm25-method", "Variant of BM25: robertson, lucene or atire", "Retrieval", metavar="NAME"),
+    ] = "robertson"
+    k1: Annotated[float, Option("--k1", "Term frequency saturation of BM25", "Retrieval")] = Field(
+        default=1.5, ge=0.0, le=100.0
+    )
+    b: Annotated[float, Option("--b", "Length normalisation of BM25", "Retrieval")] = Field(
+        default=0.75, ge=0.0, le=1.0
+    )
 
 
 class Bm25Manifest(JsonModel):

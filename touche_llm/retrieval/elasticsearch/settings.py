@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from touche_llm.data.settings import Option
 from touche_llm.text.analysis import STOP_WORDS
 
 FORMAT = 1
@@ -37,8 +38,14 @@ class ElasticsearchSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    url: Annotated[str, AfterValidator(_address)] = "http://127.0.0.1:9200"
-    index: str = Field("touche-llm", pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=200)
+    url: Annotated[
+        str,
+        AfterValidator(_address),
+        Option("--elasticsearch", "Address of Elasticsearch", "Retrieval", metavar="URL"),
+    ] = "http://127.0.0.1:9200"
+    index: Annotated[
+        str, Option("--elasticsearch-index", "Name of the index in Elasticsearch", "Retrieval", metavar="NAME")
+    ] = Field("touche-llm", pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=200)
     shards: int | None = Field(None, ge=1, le=1024)
     request_timeout: float = Field(60.0, gt=0.0, allow_inf_nan=False)
     retry_for: float = Field(300.0, ge=0.0, allow_inf_nan=False)

@@ -1,0 +1,122 @@
+"""The help of every command, on a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from tests.cli.conftest import Touche
+from touche_llm import cli
+from touche_llm.cli.options import OPTIONS
+
+ROWS, COLUMNS = 24, 80
+# Two screens.
+MAX_LINES = 2 * ROWS
+MARK = "=====\n"
+
+
+def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    yield path, group
+    for name in group.list_commands(None) if hasattr(group, "list_commands") else ():
+        yield from commands(group.get_command(None, name), (*path, name))
+
+
+COMMANDS = dict(commands(get_command(cli.app)))
+IS_LONG = {path for path, command in COMMANDS.items() if any(item.name == "help_all" for item in command.params)}
+# All helps in one process, since it takes a second to start.
+SCRIPT = f"""
+import json, sys
+from touche_llm.cli import main
+for arguments in json.loads(sys.argv[1]):
+    sys.argv[1:] = arguments
+    try:
+        main()
+    except SystemExit as ended:
+        assert not ended.code, arguments
+    print({MARK!r}, end="", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def helps() -> dict[tuple[str, ...], str]:
+    """The help of each command as a terminal of 80 columns shows it, by its arguments."""
+    calls = [(*path, "--help") for path in COMMANDS] + [(*path, "--help-all") for path in sorted(IS_LONG)]
+    terminal, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    command = [sys.executable, "-c", SCRIPT, json.dumps(calls)]
+    shown = b""
+    with subprocess.Popen(command, stdin=end, stdout=end, stderr=end, env=environment) as child:
+        os.close(end)
+        while True:
+            try:
+                shown += os.read(terminal, 65536)
+            except OSError:  # the child has closed its end
+                break
+    os.close(terminal)
+    assert child.returncode == 0, shown.decode()
+    parts = shown.decode().replace("\r\n", "\n").split(MARK)
+    return dict(zip(calls, parts, strict=False))
+
+
+def test_the_help_of_a_command_fits_two_screens(helps: dict[tuple[str, ...], str]) -> None:
+    lengths = {path: len(helps[*path, "--help"].splitlines()) for path in COMMANDS}
+    assert {path: length for path, length in lengths.items() if length > MAX_LINES} == {}
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_no_name_metavar_or_default_is_cut(helps: dict[tuple[str, ...], str], path: tuple[str, ...]) -> None:
+    text = helps[*path, "--help-all" if path in IS_LONG else "--help"]
+    assert all(len(line) <= COLUMNS for line in text.splitlines()) and "…" not in text
+    words = text.split()
+    for parameter in COMMANDS[path].params:
+        if parameter.param_type_name == "option" and (path in IS_LONG or not parameter.hidden):
+            assert {*parameter.opts, *parameter.secondary_opts} <= {word.rstrip(",") for word in words}
+            assert parameter.metavar is None or parameter.metavar in words
+    flat = " ".join(words)
+    for option in OPTIONS.values():
+        if option.flag in words and option.default and f" {option.flag} " in flat and path in IS_LONG:
+            found = re.search(rf"^  {option.flag}\b.*?(?=^  -|^\w)", text, re.MULTILINE | re.DOTALL)
+            assert found is not None and f"[default: {option.default}]" in " ".join(found[0].split())
+
+
+def test_options_that_the_help_leaves_out_are_in_the_help_of_all(helps: dict[tuple[str, ...], str]) -> None:
+    assert IS_LONG >= {("run",), ("retrieve",), ("judge",), ("rank",), ("batch", "export"), ("prompts", "try")}
+    for path in IS_LONG:
+        short, long = (
+            set(re.findall(r"^  (--[\w-]+)", helps[*path, flag], re.MULTILINE)) for flag in ("--help", "--help-all")
+        )
+        assert short < long and {"--help-all", "--topics", "--model"} <= short
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--dpeth", "3"], "--dpeth: no such option; did you mean --depth"),
+        (["run", "--out", "o", "--depth", "many"], "--depth: "),
+        (["rank", "--out", "o", "--k1", "2"], "--k1: no such option"),
+        (["jduge"], "jduge"),
+        (["prompts", "shwo"], "shwo"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(touche: Touche, arguments: list[str], message: str) -> None:
+    done = touche(*arguments)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("error: ") and message in done.stderr
+
+
+def test_a_group_without_a_command_shows_its_help(touche: Touche) -> None:
+    done = touche("prompts")
+    assert done.returncode == 2 and "Commands:" in done.stdout + done.stderr

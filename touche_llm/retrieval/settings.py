@@ -1,0 +1,54 @@
+"""Settings of the first stage."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator
+
+from touche_llm.data.settings import Option
+from touche_llm.retrieval.bm25 import Bm25Settings
+
+QueryField = Literal["title", "description", "narrative", "objects"]
+
+
+def to_texts(value: Any) -> Any:
+    """Return a tuple of texts for a list or a single value; YAML reads the topic id `2` as a number."""
+    values = value if isinstance(value, list | tuple) else [value]
+    return tuple(str(item) if isinstance(item, int) and not isinstance(item, bool) else item for item in values)
+
+
+def _require_fields(fields: tuple[QueryField, ...]) -> tuple[QueryField, ...]:
+    if not fields:
+        raise ValueError("must name at least one field of the topic")
+    return fields
+
+
+class RetrieverConfig(Bm25Settings):
+    """Settings of the first stage; `method`, `k1` and `b` belong to the index."""
+
+    name: Annotated[
+        Literal["bm25", "okapi", "chatnoir", "elasticsearch"],
+        Option(
+            "--retriever",
+            "bm25 (index on disk), okapi (rank-bm25), elasticsearch or chatnoir",
+            "Retrieval",
+            metavar="NAME",
+        ),
+    ] = "bm25"
+    query: Annotated[
+        tuple[QueryField, ...],
+        BeforeValidator(to_texts),
+        AfterValidator(_require_fields),
+        Option(
+            "--query",
+            "Topic field of the query: title, description, narrative or objects; repeatable",
+            "Retrieval",
+            metavar="FIELD",
+        ),
+    ] = ("title",)
+
+    @property
+    def bm25(self) -> Bm25Settings:
+        """Settings of the index alone."""
+        return Bm25Settings(method=self.method, k1=self.k1, b=self.b)
