@@ -164,8 +164,7 @@ def takes_settings(*settings: str, without: Collection[str] = ()) -> Callable[[C
     def decorate(command: Command) -> Command:
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
         parameters = [option.to_parameter(hidden=is_long and not option.option.is_common) for option in options]
-        if is_long:
-            parameters.append(_make_parameter("help_all", HelpAllOption, False))
+        help_all = [_make_parameter("help_all", HelpAllOption, False)] if is_long else []
 
         @wraps(command)
         def expanded(**values: Any) -> None:
@@ -173,7 +172,7 @@ def takes_settings(*settings: str, without: Collection[str] = ()) -> Callable[[C
             given = {option.setting: values.pop(option.parameter_name) for option in options}
             command({name: value for name, value in given.items() if value is not None and value != []}, **values)
 
-        _set_signature(expanded, [*parameters, *own])
+        _set_signature(expanded, [*parameters, *own, *help_all])
         return expanded
 
     return decorate

@@ -35,7 +35,7 @@ _OF_COMPARISON = (
     *("skip_bad_lines", "limit_topics", "topic", "prompts.folder", "prompts.objects", "engine", "sampling", "cache"),
 )
 TemplatesArgument = Annotated[
-    list[str], typer.Argument(metavar="PROMPT...", help="Judge prompts: names, or paths of .jinja files.")
+    list[str], typer.Argument(metavar="PROMPT...", help="Judge prompts: names or .jinja files.")
 ]
 SplitOption = Annotated[
     str,
@@ -47,7 +47,7 @@ SplitOption = Annotated[
 ]
 ConfirmOption = Annotated[
     bool,
-    typer.Option("--confirm", help="Compare the best with the first on the held-out topics; logged."),
+    typer.Option("--confirm", help="Compare best and first on the held-out topics; logged."),
 ]
 SampleOption = Annotated[
     int | None,

@@ -83,7 +83,7 @@ class EngineConfig(Section):
         str | None,
         Option(
             "--model",
-            "Name on the server, or folder if managed or batch",
+            "Served name, if there are several, or a folder to serve",
             "Model",
             is_common=True,
             metavar="NAME",
