@@ -78,7 +78,7 @@ class Config(Section):
     ] = DEFAULT_TASK
     topics: Annotated[
         Path,
-        Option("--topics", "topics.xml of the task, or queries.jsonl or .xml of TIRA", "Input", is_common=True),
+        Option("--topics", "topics.xml, or queries.jsonl or queries.xml of TIRA", "Input", is_common=True),
     ]
     corpus: Annotated[
         Path | None,

@@ -83,7 +83,7 @@ class EngineConfig(Section):
         str | None,
         Option(
             "--model",
-            "Served name, if there are several, or a folder to serve",
+            "Served name, if several, or a folder to serve",
             "Model",
             is_common=True,
             metavar="NAME",
