@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.expect import raises_at
 from touche_llm.corpus.rerank import read_rerank_documents
 from touche_llm.data.records import Document
 from touche_llm.errors import BadLine, DataError
@@ -43,7 +44,7 @@ def test_each_document_comes_once_where_it_first_occurs(tmp_path: Path, pack: An
 def test_another_text_for_the_same_document_is_a_bad_line(tmp_path: Path) -> None:
     path = tmp_path / "rerank.jsonl"
     path.write_bytes(LINES[0] + LINES[1] + line("2", "a", "Text a ") + LINES[2])
-    with pytest.raises(BadLine, match=r"rerank\.jsonl:3: document a: another text than in line 1"):
+    with raises_at(BadLine, f"{path}:3", "document a", "line 1"):
         list(read_rerank_documents(path))
     collected: list[BadLine] = []
     assert [found.text for _, found in read_rerank_documents(path, collected.append)] == ["Text a", "Text b"]
@@ -78,5 +79,5 @@ def test_a_bad_first_line_of_a_document_does_not_hide_the_good_one(tmp_path: Pat
 def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "rerank.jsonl.gz"
     path.write_bytes(gzip.compress(b"".join(LINES))[:-8])
-    with pytest.raises(DataError, match="truncated gzip file"):
+    with raises_at(DataError, path, "gzip"):
         list(read_rerank_documents(path))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.expect import raises_at
 from touche_llm.data import files
 from touche_llm.data.files import (
     iterate_records,
@@ -91,17 +92,18 @@ def test_where_a_rename_fails_the_old_folder_is_in_its_place_and_nothing_else_is
     path.mkdir()
     (path / "old").write_text("kept")
     renamed: list[Path] = []
-    rename = Path.rename
+    rename, problem = Path.rename, OSError("the disk is full")
 
     def fails(self: Path, target: Path) -> Path:
         renamed.append(self)
         if len(renamed) == failing:
-            raise OSError("no such luck")
+            raise problem
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", fails)
-    with pytest.raises(OSError, match="no such luck"), replace_folder(path, ["*"]) as building:
+    with pytest.raises(OSError) as caught, replace_folder(path, ["*"]) as building:
         (building / "new").touch()
+    assert caught.value is problem
     assert len(renamed) >= failing
     assert sorted(tmp_path.rglob("*")) == [path, path / "old"]
     assert (path / "old").read_text() == "kept"
@@ -141,7 +143,7 @@ def test_a_line_that_is_no_such_record_is_named_with_its_problem(tmp_path: Path,
 
 
 def test_a_missing_file_is_named_with_what_it_should_hold(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"nowhere\.jsonl: cannot read the cuts: No such file"):
+    with raises_at(DataError, tmp_path / "nowhere.jsonl"):
         read_records(tmp_path / "nowhere.jsonl", Cut, "cuts")
 
 
@@ -189,7 +191,7 @@ def test_one_record_means_one(tmp_path: Path, count: int) -> None:
     path.write_bytes(GOOD)
     assert read_record(path, Cut, "cut") == Cut(kept_chars=1, of_chars=2, prompt_tokens=3)
     path.write_bytes(GOOD * count)
-    with pytest.raises(DataError, match="cut.json: .*, not one cut"):
+    with raises_at(DataError, path):
         read_record(path, Cut, "cut")
 
 
@@ -239,7 +241,7 @@ def test_a_judgment_with_a_grade_that_is_none_is_refused(tmp_path: Path, grade: 
         key="k",
     )
     (tmp_path / "judgments.jsonl").write_text(judgment.to_json().decode().replace("2.5", grade))
-    with pytest.raises(DataError, match="judgments.jsonl:1: "):
+    with raises_at(DataError, f"{tmp_path / 'judgments.jsonl'}:1"):
         read_records(tmp_path / "judgments.jsonl", Judgment, "judgments")
 
 
@@ -261,7 +263,7 @@ def test_written_judgments_read_back_the_same(folder: Path, records: list[Judgme
 def test_a_record_that_pydantic_reads_is_bounded(tmp_path: Path) -> None:
     path = tmp_path / "engine.json"
     path.write_bytes(b'{"name": "' + b"x" * 2**20 + b'"}')
-    with pytest.raises(DataError, match=r"engine\.json:1: not one of the engines: longer than 1,048,576 bytes"):
+    with raises_at(DataError, f"{path}:1", "1,048,576 bytes"):
         read_record(path, EngineInfo, "engine")
 
 
@@ -275,7 +277,7 @@ def test_a_folder_with_a_file_of_the_user_is_not_replaced(tmp_path: Path, name: 
         (building / "part" / "new").touch()
     (path / name).parent.mkdir(exist_ok=True)
     (path / name).write_text("mine")
-    with pytest.raises(UsageError, match=f"{path}: .*{name}; move them") as caught, replace_folder(path, own):
+    with raises_at(UsageError, path, name) as caught, replace_folder(path, own):
         pytest.fail("nothing is built")
     assert "part/new," not in str(caught.value)
     assert (path / name).read_text() == "mine"
@@ -293,7 +295,7 @@ def test_a_link_to_a_folder_is_a_file_of_the_user(tmp_path: Path) -> None:
     (tmp_path / "precious").mkdir()
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "link").symlink_to(tmp_path / "precious")
-    with pytest.raises(UsageError, match="link"), replace_folder(tmp_path / "folder", ["new"]):
+    with raises_at(UsageError, tmp_path / "folder", "link"), replace_folder(tmp_path / "folder", ["new"]):
         pass
 
 
@@ -313,10 +315,10 @@ def test_records_that_are_held_in_memory_are_bounded_in_bytes_and_values(
     path = tmp_path / "cuts.jsonl"
     path.write_bytes(GOOD * 3)
     assert len(read_records(path, Cut, "cuts", max_bytes=3 * len(GOOD))) == 3
-    with pytest.raises(DataError, match=r"cuts\.jsonl:3: too large"):
+    with raises_at(DataError, f"{path}:3", f"{3 * len(GOOD) - 1:,} bytes"):
         read_records(path, Cut, "cuts", max_bytes=3 * len(GOOD) - 1)
     monkeypatch.setattr(files, "MAX_VALUES", 3 * GOOD.count(b","))
     assert len(read_records(path, Cut, "cuts")) == 3
     monkeypatch.setattr(files, "MAX_VALUES", 3 * GOOD.count(b",") - 1)
-    with pytest.raises(DataError, match=r"cuts\.jsonl:3: too large"):
+    with raises_at(DataError, f"{path}:3", f"{3 * GOOD.count(b',') - 1} values"):
         read_records(path, Cut, "cuts")

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.expect import raises_at
 from touche_llm.data.records import Candidate, RunLine
 from touche_llm.data.trec_runs import make_strictly_decreasing, read_candidates, read_run, write_candidates, write_run
 from touche_llm.errors import DataError
@@ -247,12 +248,12 @@ def test_a_run_that_never_ends_is_refused(tmp_path: Path, name: str, monkeypatch
     (tmp_path / name).write_text("".join(lines[:5]))
     assert len(read_run(tmp_path / name).rankings["1"]) == 5
     (tmp_path / name).write_bytes(gzip.compress("".join(lines).encode()))
-    with pytest.raises(DataError, match=f"{name}: more than 5 lines"):
+    with raises_at(DataError, tmp_path / name, "5 lines"):
         read_run(tmp_path / name)
 
 
 def test_a_missing_run_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"nowhere\.run: cannot read the file: No such file"):
+    with raises_at(DataError, tmp_path / "nowhere.run"):
         read_candidates(tmp_path / "nowhere.run", 10)
 
 
@@ -317,7 +318,7 @@ def test_a_line_of_a_rerank_file_that_cannot_be_used_is_named(tmp_path: Path, ba
 
 
 def test_a_rerank_file_with_nothing_in_it_is_an_empty_run(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"rerank\.jsonl: an empty run"):
+    with raises_at(DataError, tmp_path / "rerank.jsonl"):
         read_candidates(rerank_file(tmp_path), 1)
 
 

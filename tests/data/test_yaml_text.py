@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.expect import raises_at
 from touche_llm.config import load_config
 from touche_llm.data.yaml_text import MAX_BYTES, MAX_DEPTH, MAX_NODES, YamlError, parse_yaml, read_yaml, to_yaml
 from touche_llm.errors import DataError, PromptError, UsageError
@@ -92,7 +93,7 @@ def test_what_is_no_yaml_at_all_is_an_error(content: bytes | str) -> None:
 
 def test_labels_of_answers_are_words_where_that_is_asked_for() -> None:
     assert parse_yaml("[NO, yes, 2024-01-31, 7]", words=True) == ["NO", "yes", "2024-01-31", 7]
-    with pytest.raises(YamlError, match=r"^line 2: the key 'NO' is in line 1"):
+    with pytest.raises(YamlError, match=r"^line 2: .*'NO'.*line 1\b"):
         parse_yaml("NO: 1\nNO: 2", words=True)
 
 
@@ -100,7 +101,7 @@ def test_a_file_is_read_no_further_than_its_bound(tmp_path: Path) -> None:
     path = tmp_path / "large.yaml"
     with path.open("wb") as stream:
         stream.truncate(2**40)
-    with pytest.raises(YamlError, match="longer than 1,048,576 bytes"):
+    with pytest.raises(YamlError, match="1,048,576 bytes"):
         read_yaml(path)
 
 
@@ -115,16 +116,16 @@ def test_what_the_program_writes_is_read_again(tmp_path: Path) -> None:
 def test_every_reader_of_yaml_refuses_it(tmp_path: Path, text: str) -> None:
     path = tmp_path / "ir-metadata.yml"
     path.write_text(text)
-    with pytest.raises(UsageError, match=r"ir-metadata\.yml: not YAML: line \d"):
+    with raises_at(UsageError, path, "line "):
         load_config(path, {})
-    with pytest.raises(UsageError, match=r"ir-metadata\.yml: not YAML: line \d"):
+    with raises_at(UsageError, path, "line "):
         read_settings(path)
-    with pytest.raises(DataError, match=r"ir-metadata\.yml: the published results are not YAML: line \d"):
+    with raises_at(DataError, path, "line "):
         read_boards(path)
-    with pytest.raises(DataError, match=r"ir-metadata\.yml: not metadata .*line \d"):
+    with raises_at(DataError, path, "line "):
         RunDirectory(tmp_path).read_metadata()
 
 
 def test_the_front_matter_of_a_prompt_counts_the_lines_of_its_file(tmp_path: Path) -> None:
-    with pytest.raises(PromptError, match="line 4: the key 'version' is in line 2 already"):
+    with pytest.raises(PromptError, match="line 4: .*'version'.*line 2"):
         read_header(tmp_path / "judge.jinja", "version: 1\nanswer: judgment\nversion: 2\n")

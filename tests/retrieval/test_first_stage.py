@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.expect import raises_at
 from touche_llm.corpus.json_lines import read_passages
 from touche_llm.corpus.store import DocumentStore, ensure_store
 from touche_llm.data.records import Candidate, Topic
@@ -175,7 +176,7 @@ def test_a_topic_without_objects_gives_nothing_by_objects(make_store: MakeStore,
 @both
 def test_a_corpus_without_words_is_a_data_error(make_store: MakeStore, retrieve: Retrieve) -> None:
     store = make_store({"a": "the of", "b": "?"})
-    with pytest.raises(DataError, match=r"corpus\.jsonl: no word to index"):
+    with pytest.raises(DataError, match=r"corpus\.jsonl"):
         retrieve(store, Topic("1", "laptop"))
 
 
@@ -239,39 +240,37 @@ def test_opening_an_index_of_other_settings_is_an_error_that_names_them(
 
 def test_opening_no_index_is_an_error_that_says_how_to_build_one(make_store: MakeStore) -> None:
     store = make_store(CORPUS)
-    with pytest.raises(DataError, match="no BM25 index; build one with `touche-llm index`"):
+    with raises_at(DataError, get_index_folder(store), "`touche-llm index`"):
         open_index(store, ANY)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "reason"),
+    ("old", "new"),
     [
-        (f'"bm25s":"{bm25s.__version__}"', '"bm25s":"0.0.1"', "another version"),
-        ('"format":1', '"format":99', "another version"),
-        ('"corpus_sha256":"', '"corpus_sha256":"0', "the corpus changed since"),
+        (f'"bm25s":"{bm25s.__version__}"', '"bm25s":"0.0.1"'),
+        ('"format":1', '"format":99'),
+        ('"corpus_sha256":"', '"corpus_sha256":"0'),
     ],
 )
-def test_an_index_made_from_or_by_something_else_is_not_used(
-    make_store: MakeStore, old: str, new: str, reason: str
-) -> None:
+def test_an_index_made_from_or_by_something_else_is_not_used(make_store: MakeStore, old: str, new: str) -> None:
     store = make_store(CORPUS)
     ensure_index(store, ANY, lambda message: None)
     manifest = get_index_folder(store) / "manifest.json"
     text = manifest.read_text()
     assert old in text
     manifest.write_text(text.replace(old, new))
-    with pytest.raises(DataError, match=reason):
+    with raises_at(DataError, get_index_folder(store), "`touche-llm index`"):
         open_index(store, ANY)
     notices: list[str] = []
     ensure_index(store, ANY, notices.append)
-    assert len(notices) == 1 and reason in notices[0]
+    assert len(notices) == 1 and str(get_index_folder(store)) in notices[0]
     assert manifest.read_text() == text
 
 
 def test_an_index_of_a_changed_corpus_is_gone(make_store: MakeStore) -> None:
     ensure_index(make_store(CORPUS), ANY, lambda message: None)
     changed = make_store({ident: text.replace("desktop", "tower") for ident, text in CORPUS.items()})
-    with pytest.raises(DataError, match="no BM25 index"):
+    with raises_at(DataError, get_index_folder(changed)):
         open_index(changed, ANY)
     assert [ids(each) for each in by_index(changed, Topic("1", "tower"), Topic("2", "desktop"))] == [["desk"], []]
 
@@ -297,7 +296,7 @@ def test_a_build_that_breaks_off_leaves_the_old_index_or_none(
     if there:
         assert list(open_index(store, ANY).retrieve([topic], fields=("title",), depth=10)) == expected
     else:
-        with pytest.raises(DataError, match="no BM25 index"):
+        with raises_at(DataError, get_index_folder(store)):
             open_index(store, ANY)
 
 

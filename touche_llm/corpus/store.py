@@ -146,14 +146,14 @@ class Parts(TextTable):
         )
         row = next(self._select(query, (part_id,), str, str, str), None)
         if row is None:
-            raise DataError(f"{part_id!r} is not a sentence of the corpus {self.manifest.corpus}")
+            raise DataError(f"{self.manifest.corpus}: {part_id!r} is not a sentence of this corpus")
         return Document(part_id, *row)
 
     def locate(self, part_id: str) -> tuple[int, int]:
         """Return the rows of a part's document and of the part; raises DataError if it is unknown."""
         found = next(self._select("SELECT document, row FROM parts WHERE id = ?", (part_id,), int, int), None)
         if found is None:
-            raise DataError(f"{part_id!r} is not a sentence of the corpus {self.manifest.corpus}")
+            raise DataError(f"{self.manifest.corpus}: {part_id!r} is not a sentence of this corpus")
         document, row = found
         return document, row
 

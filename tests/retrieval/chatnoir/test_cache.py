@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from pydantic import SecretStr, ValidationError
 
+from tests.expect import raises_at
 from tests.fake_chatnoir import KEY, FakeChatNoir, holds_key, results, search, search_again, settings_for
 from touche_llm.errors import DataError, UsageError
-from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments, ChatNoirSettings
+from touche_llm.retrieval.chatnoir.cache import API_KEY_VARIABLE, ChatNoirDocuments, ChatNoirSettings
 
 pytestmark = pytest.mark.usefixtures("chatnoir_alone")
 
@@ -55,12 +56,12 @@ async def test_searches_are_known_by_server_index_and_query(tmp_path: Path) -> N
     server = FakeChatNoir(results(3))
     await search(server, tmp_path)
     for changes in ({"index": "clueweb12"}, {"page_size": 7}):
-        with pytest.raises(UsageError, match="does not hold the search"):
+        with raises_at(UsageError, tmp_path / "chatnoir.sqlite", "'bottled water'", API_KEY_VARIABLE):
             await search_again(settings_for(server, tmp_path, api_key=None, **changes))
-    with pytest.raises(UsageError, match="does not hold the search 'other words'"):
+    with raises_at(UsageError, tmp_path / "chatnoir.sqlite", "'other words'", API_KEY_VARIABLE):
         await search_again(settings_for(server, tmp_path, api_key=None), query="other words")
     server.url = "http://127.0.0.1:9"
-    with pytest.raises(UsageError, match="does not hold the search"):
+    with raises_at(UsageError, tmp_path / "chatnoir.sqlite", "'bottled water'", API_KEY_VARIABLE):
         await search_again(settings_for(server, tmp_path, api_key=None))
 
 
@@ -83,21 +84,21 @@ def other_version(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "fragment"),
+    ("make", "value"),
     [
-        (foreign_text, "not a ChatNoir cache"),
-        (foreign_database, "a file of another program"),
-        (other_version, "format 99, this program reads 1"),
-        (Path.mkdir, "cannot open"),
+        (foreign_text, "ChatNoir cache"),
+        (foreign_database, "chatnoir.cache"),
+        (other_version, "format 99"),
+        (Path.mkdir, "ChatNoir cache"),
     ],
 )
 def test_a_file_that_is_no_cache_of_ours_is_refused_and_kept(
-    make: Callable[[Path], None], fragment: str, tmp_path: Path
+    make: Callable[[Path], None], value: str, tmp_path: Path
 ) -> None:
     settings = settings_for(FakeChatNoir(url="http://127.0.0.1:9"), tmp_path)
     make(settings.cache)
     before = settings.cache.read_bytes() if settings.cache.is_file() else None
-    with pytest.raises(DataError, match=f"chatnoir.sqlite: .*{fragment}"):
+    with raises_at(DataError, settings.cache, value):
         ChatNoirDocuments(settings)
     assert before == (settings.cache.read_bytes() if settings.cache.is_file() else None)
 
@@ -110,7 +111,7 @@ async def test_damaged_results_in_the_file_are_named(damage: str, tmp_path: Path
     database.execute(f"UPDATE searches SET page = {damage}")
     database.commit()
     database.close()
-    with pytest.raises(DataError, match="damaged: the results of 'bottled water' from 0"):
+    with raises_at(DataError, tmp_path / "chatnoir.sqlite", "'bottled water'", "from 0"):
         await search_again(settings_for(server, tmp_path))
 
 
@@ -122,5 +123,5 @@ def test_a_document_that_is_no_text_is_named(damage: str, tmp_path: Path) -> Non
     with closing(sqlite3.connect(settings.cache)) as database:
         database.execute(f"UPDATE documents SET {damage}")
         database.commit()
-    with ChatNoirDocuments(settings) as documents, pytest.raises(DataError, match=r"chatnoir\.sqlite: damaged.*'d1'"):
+    with ChatNoirDocuments(settings) as documents, raises_at(DataError, settings.cache, "'d1'"):
         documents.get("d1")

@@ -12,6 +12,7 @@ from aiohttp import web
 from chatnoir_api.v1.model import Request, SearchResponse
 from chatnoir_api.v1.requests import request_page
 
+from tests.expect import raises_at
 from tests.fake_chatnoir import (
     KEY,
     ONE,
@@ -114,7 +115,7 @@ async def test_no_page_reaches_beyond_what_chatnoir_can_page_to(
     server = FakeChatNoir(results(40))
     assert len(await search(server, tmp_path, 25, page_size=10)) == 25
     assert [(body["from"], body["size"]) for body in server.asked] == [(0, 10), (10, 10), (20, 5)]
-    with pytest.raises(UsageError, match="at most 25"):
+    with pytest.raises(UsageError, match=r"\b25\b.*\b26\b"):
         await search(server, tmp_path, 26)
 
 
@@ -130,7 +131,7 @@ async def test_a_document_that_comes_twice_counts_once_at_its_first_place(tmp_pa
 async def test_pages_that_repeat_are_an_error_and_not_stored(tmp_path: Path) -> None:
     server = FakeChatNoir(results(30))
     server.rest = first_page_only(server)
-    with pytest.raises(EngineError, match="'bottled water': the results from 10 on are those before"):
+    with pytest.raises(EngineError, match="'bottled water'.*from 10"):
         await search(server, tmp_path, 30, page_size=10)
     server.rest = None
     assert [hit.document_id for hit in await search(server, tmp_path, 30, page_size=10)] == ids(30)
@@ -147,7 +148,7 @@ async def test_results_without_a_trec_id_are_left_out_and_counted(
 
 @pytest.mark.parametrize("ident", ["", " ", "a b", "a\nb", "a\x1b[2J", "a\u2028b", "x" * 300])
 async def test_a_trec_id_that_is_no_word_is_an_error(ident: str, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="one short printable word") as caught:
+    with pytest.raises(EngineError, match="TREC id") as caught:
         await search(FakeChatNoir([result(ident, 1.0)]), tmp_path)
     assert str(caught.value).isprintable()
 
@@ -180,7 +181,7 @@ async def test_hostile_titles_and_snippets_are_never_looked_at(tmp_path: Path) -
 )
 async def test_a_reply_of_another_form_is_asked_for_again_and_then_an_error(body: Any, tmp_path: Path) -> None:
     server = FakeChatNoir([ONE], behaviours=[says(body)] * 3)
-    with pytest.raises(EngineError, match="search 'bottled water': a reply of another form"):
+    with pytest.raises(EngineError, match="'bottled water'"):
         await search(server, tmp_path)
     assert len(server.asked) == 3
 
@@ -191,15 +192,15 @@ async def test_two_replies_of_another_form_are_passed_over(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("body", "fragment"),
+    ("body", "value"),
     [
-        (answer([{**ONE, "index": "cw12"}]), "d1 is of index clueweb12"),
-        (json.dumps(answer([{**ONE, "score": float("nan")}])).encode(), "has the score nan"),
-        (answer(results(11)), "11 results in a page of 10"),
+        (answer([{**ONE, "index": "cw12"}]), "d1.* clueweb12"),
+        (json.dumps(answer([{**ONE, "score": float("nan")}])).encode(), r"\bnan\b"),
+        (answer(results(11)), r"\b11\b.*\b10\b"),
     ],
 )
-async def test_a_reply_that_was_not_asked_for_is_an_error(body: Any, fragment: str, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=fragment):
+async def test_a_reply_that_was_not_asked_for_is_an_error(body: Any, value: str, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=value):
         await search(FakeChatNoir(rest=says(body)), tmp_path, page_size=10)
 
 
@@ -250,7 +251,7 @@ async def test_a_document_without_usable_text_is_recorded(changes: Any, reason: 
     assert len(server.fetched) == 1
     with ChatNoirDocuments(settings_for(server, tmp_path)) as documents:
         assert documents.find_unknown(ids(1)) == ids(1)
-        with pytest.raises(DataError, match=f"{ids(1)[0]}.*{reason}"):
+        with raises_at(DataError, tmp_path / "chatnoir.sqlite", ids(1)[0], reason):
             documents.get(ids(1)[0])
 
 
@@ -262,7 +263,7 @@ async def test_the_longest_document_is_taken_whole(tmp_path: Path) -> None:
 
 async def test_a_document_that_always_fails_names_the_way_past_it(tmp_path: Path) -> None:
     server = FakeChatNoir(results(1), rest=status(500))
-    with pytest.raises(EngineError, match=f"document {ids(1)[0]}: HTTP 500.*chatnoir.leave_out"):
+    with pytest.raises(EngineError, match=f"{ids(1)[0]}.*HTTP 500.*chatnoir.leave_out"):
         await fetch(server, tmp_path, retry_for=0.0)
     asked = server.requests
     assert await fetch(server, tmp_path, leave_out=tuple(ids(1))) == MissingDocument("named in chatnoir.leave_out")
@@ -288,7 +289,7 @@ async def test_candidates_are_ranked_by_score_and_then_by_id(tmp_path: Path) -> 
         assert documents.find_unknown(ident for ident, _ in expected) == []
         assert documents.get("d-a") == Document("d-a", "Text of d-a.")
         assert documents.find_unknown(["z", "d-a", "y", "z"]) == ["z", "y"]
-        with pytest.raises(DataError, match="'z'.*chatnoir.sqlite.*retrieve"):
+        with raises_at(DataError, tmp_path / "chatnoir.sqlite", "'z'"):
             documents.get("z")
 
 
@@ -304,9 +305,9 @@ async def test_a_document_that_is_gone_leaves_its_candidate_out_with_topic_and_r
 
 async def test_a_topic_without_words_is_named(tmp_path: Path) -> None:
     async with FakeChatNoir().running() as server:
-        with pytest.raises(UsageError, match="topic 7: nothing to search for, its fields title"):
+        with raises_at(UsageError, "topic 7", "title"):
             await Retrieval()(settings_for(server, tmp_path), [Topic("7", " ")])
-        with pytest.raises(UsageError, match="must have words"):
+        with pytest.raises(UsageError):
             await search_again(settings_for(server, tmp_path), query=" \n")
     assert server.requests == 0
 

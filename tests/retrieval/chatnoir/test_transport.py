@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from tests.expect import raises_at
 from tests.fake_chatnoir import (
     KEY,
     ONE,
@@ -95,33 +96,33 @@ async def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
     server = FakeChatNoir()
     async with server.running():
         pass
-    with pytest.raises(EngineError, match=f"{server.url}/: search.*the connection broke"):
+    with raises_at(EngineError, f"{server.url}/", "'bottled water'"):
         await search_again(settings_for(server, tmp_path, retry_for=0.05))
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "kind", "fragment"),
+    ("behaviour", "kind", "pattern"),
     [
         (status(401, "Invalid API key."), UsageError, "HTTP 401: Invalid API key.*CHATNOIR_API_KEY.*chatnoir.api_key"),
         (status(403, "Remote IP not allowed."), EngineError, "HTTP 403: Remote IP not allowed.*CHATNOIR_API_KEY"),
-        (status(404), EngineError, "HTTP 404: no search here; see chatnoir.base_url"),
+        (status(404), EngineError, "HTTP 404.*chatnoir.base_url"),
         (status(400, "bad index"), EngineError, "HTTP 400: bad index"),
         (status(302, Location="/elsewhere"), EngineError, "HTTP 302"),
         (status(307, Location="/elsewhere"), EngineError, "HTTP 307"),
     ],
 )
 async def test_a_refusal_ends_at_once_and_says_what_to_do(
-    behaviour: Behaviour, kind: type[ToucheError], fragment: str, tmp_path: Path
+    behaviour: Behaviour, kind: type[ToucheError], pattern: str, tmp_path: Path
 ) -> None:
     server = FakeChatNoir(rest=behaviour)
-    with pytest.raises(kind, match=fragment):
+    with pytest.raises(kind, match=pattern):
         await search(server, tmp_path)
     assert len(server.asked) == 1
 
 
 async def test_a_wait_longer_than_is_retried_ends_at_once(tmp_path: Path) -> None:
     server = FakeChatNoir(rest=status(429, "quota", **{"Retry-After": "86400"}))
-    with pytest.raises(EngineError, match="HTTP 429: quota; ChatNoir requests a wait of 86,400 s.*retry_for"):
+    with pytest.raises(EngineError, match="HTTP 429: quota.*86,400 s.*chatnoir.retry_for"):
         await search(server, tmp_path)
     assert len(server.asked) == 1
 
@@ -216,7 +217,7 @@ async def test_a_search_that_is_not_stored_needs_a_key_and_says_where_to_get_one
 
 @pytest.mark.parametrize("key", ["short", f"{KEY} {KEY}", f"{KEY}\x00", f"{KEY}\u00e9"])
 def test_what_cannot_be_a_key_is_refused_unquoted(key: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="an invalid form") as caught:
+    with raises_at(UsageError, "chatnoir.api_key", "CHATNOIR_API_KEY") as caught:
         ChatNoir(settings_for(FakeChatNoir(url="http://127.0.0.1:9"), tmp_path, api_key=key), print)
     assert key not in str(caught.value)
     assert not (tmp_path / "chatnoir.sqlite").exists()

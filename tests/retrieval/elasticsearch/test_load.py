@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.expect import raises_at
 from tests.fake_elasticsearch import (
     Asked,
     Behaviour,
@@ -141,12 +142,12 @@ def test_a_load_that_stopped_is_not_complete_and_goes_on(
 ) -> None:
     server.behaviours["bulk"] = [None, stop]
     load = Loader(server, corpus_file(tmp_path, numbered(25)))
-    with pytest.raises(EngineError, match="documents of lines 11 to 20 of .*corpus.jsonl"):
+    with raises_at(EngineError, server.url, "lines 11 to 20", load.corpus):
         load(retry_for=0.0)
     there = len(texts_in(server))
     assert 10 <= there <= 20 and not complete(server)
-    with pytest.raises(
-        DataError, match="index touche-llm: not complete, the load of corpus.jsonl did not end; resume it with `touche"
+    with raises_at(
+        DataError, server.url, "index touche-llm", "corpus.jsonl", "`touche-llm index --retriever elasticsearch"
     ):
         opened(server).__enter__()
     before = len(server.asked)
@@ -212,7 +213,7 @@ def test_an_index_with_another_number_of_documents_is_not_complete(
         return usual()
 
     server.behaviours["refresh"] = [meddled]
-    with pytest.raises(EngineError, match=r"index touche-llm: \d documents are there, not 3; fewer: run"):
+    with raises_at(EngineError, server.url, "index touche-llm", "not 3"):
         Loader(server, corpus_file(tmp_path, SOME))()
     assert not complete(server)
 
@@ -223,7 +224,7 @@ def test_an_index_that_was_deleted_meanwhile_is_not_taken_for_ours(server: FakeE
         return usual()
 
     server.behaviours["bulk"] = [deletes]
-    with pytest.raises(UsageError, match="an index that `touche-llm index` did not make"):
+    with raises_at(UsageError, "touche-llm", "--elasticsearch-index"):
         Loader(server, corpus_file(tmp_path, SOME))()
     assert not complete(server)
 
@@ -237,7 +238,7 @@ def test_a_corpus_that_changes_while_it_is_read_is_not_complete(server: FakeElas
         return usual()
 
     server.behaviours["bulk"] = [None, changes]
-    with pytest.raises(DataError, match="changed while it was read; delete the index touche-llm or name another"):
+    with raises_at(DataError, corpus, "touche-llm"):
         Loader(server, corpus)()
     assert not complete(server)
 
@@ -259,15 +260,15 @@ def test_an_index_that_another_process_just_made_for_the_same_corpus_is_used(
 
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "value"),
     [
-        ({"k1": 0.9}, "has k1 1.5, not 0.9; delete that index, or load into one of another name"),
-        ({"b": 0.4}, "has b 0.75, not 0.4; delete that index"),
-        ({"corpus": {"d1": "Another text."}}, "holds corpus.jsonl in another state, or another corpus of that name"),
+        ({"k1": 0.9}, "k1 1.5, not 0.9"),
+        ({"b": 0.4}, "b 0.75, not 0.4"),
+        ({"corpus": {"d1": "Another text."}}, "corpus.jsonl"),
     ],
 )
 def test_an_index_of_another_corpus_or_other_settings_is_refused_and_left_alone(
-    server: FakeElasticsearch, tmp_path: Path, changes: dict[str, Any], message: str, half: bool
+    server: FakeElasticsearch, tmp_path: Path, changes: dict[str, Any], value: str, half: bool
 ) -> None:
     load = Loader(server, corpus_file(tmp_path, SOME))
     if half:
@@ -280,7 +281,7 @@ def test_an_index_of_another_corpus_or_other_settings_is_refused_and_left_alone(
     if "corpus" in given:
         corpus_file(tmp_path, given.pop("corpus"))
     before = len(server.asked)
-    with pytest.raises(UsageError, match=message):
+    with raises_at(UsageError, f"{server.url}, index touche-llm", value, "--elasticsearch-index"):
         load(**given)
     assert server.kinds()[before:] == ["info", "get"] and texts_in(server) == SOME
 
@@ -290,14 +291,14 @@ def test_an_index_of_another_program_is_refused(server: FakeElasticsearch, tmp_p
     mappings = {"properties": {}} if meta is None else {"_meta": meta, "properties": {}}
     server.indices["touche-llm"] = Index({}, mappings)
     for work in (Loader(server, corpus_file(tmp_path, SOME)), lambda: opened(server).__enter__()):
-        with pytest.raises(UsageError, match="did not make; name another one|has format 2, this program reads 1"):
+        with pytest.raises(UsageError, match="--elasticsearch-index|format 2.* 1"):
             work()
     assert "bulk" not in server.kinds()
 
 
 def test_a_name_that_stands_for_several_indices_is_refused(server: FakeElasticsearch, tmp_path: Path) -> None:
     server.behaviours["get"] = [says({"one": {}, "two": {}})]
-    with pytest.raises(UsageError, match="stands for 2 indices"):
+    with raises_at(UsageError, "touche-llm", "2 indices", "--elasticsearch-index"):
         Loader(server, corpus_file(tmp_path, SOME))()
 
 
@@ -305,26 +306,26 @@ def test_a_name_that_stands_for_several_indices_is_refused(server: FakeElasticse
 
 
 @pytest.mark.parametrize(
-    ("pairs", "line", "problem_said"),
+    ("pairs", "line", "values"),
     [
-        ([("a", "x"), ("a", "y")], 2, "document a: the id occurs already in line 1"),
-        ([*numbered(25).items(), ("d003", "y")], 26, "document d003: the id occurs already in line 4"),
-        ([("a", "x"), ("ü" * 257, "y")], 2, "document ü*: the id is longer than the 512 bytes"),
+        ([("a", "x"), ("a", "y")], 2, ["document a", "line 1"]),
+        ([*numbered(25).items(), ("d003", "y")], 26, ["document d003", "line 4"]),
+        ([("a", "x"), ("ü" * 257, "y")], 2, ["document üü", "512 bytes"]),
     ],
     ids=["in a batch", "in two", "long"],
 )
 def test_a_document_that_cannot_be_stored_is_a_bad_line(
-    server: FakeElasticsearch, tmp_path: Path, pairs: list[tuple[str, str]], line: int, problem_said: str
+    server: FakeElasticsearch, tmp_path: Path, pairs: list[tuple[str, str]], line: int, values: list[str]
 ) -> None:
     load = Loader(server, corpus_file(tmp_path, pairs))
-    with pytest.raises(BadLine, match=rf"corpus.jsonl:{line}: {problem_said}"):
+    with raises_at(BadLine, f"{load.corpus}:{line}", *values):
         load()
     assert not complete(server)
     # It goes on from there.
     manifest = load(skip_bad_lines=True)
     assert (manifest.documents, manifest.bad_lines) == (len(pairs) - 1, 1)
     assert texts_in(server) == dict(pairs[: line - 1])
-    with pytest.raises(UsageError, match="was loaded leaving out 1 bad lines, which this call does not allow"):
+    with raises_at(UsageError, f"{server.url}, index touche-llm", "1 bad lines", "--skip-bad-lines"):
         load()
     assert load(skip_bad_lines=True) == manifest
 
@@ -338,8 +339,7 @@ def test_a_document_that_the_server_does_not_take_is_a_bad_line(server: FakeElas
 
     load = Loader(server, corpus_file(tmp_path, SOME))
     server.behaviours["bulk"] = [picky, picky]
-    said = r"corpus.jsonl:2: document d2: Elasticsearch does not take it: document_parsing_exception: no room"
-    with pytest.raises(BadLine, match=said):
+    with raises_at(BadLine, f"{load.corpus}:2", "document d2", "document_parsing_exception", "no room"):
         load()
     assert load(skip_bad_lines=True).bad_lines == 1
     assert set(texts_in(server)) == {"d1", "d3"}
@@ -352,7 +352,7 @@ def test_lines_that_are_no_documents_are_left_out_where_that_is_allowed(
     with corpus.open("a") as stream:
         stream.write("no json\n" + json.dumps({"id": "d4", "contents": "x"}) + "\n" + "{}\n" * 20)
     load = Loader(server, corpus)
-    with pytest.raises(BadLine, match="corpus.jsonl:4: not JSON"):
+    with raises_at(BadLine, f"{corpus}:4", "JSON"):
         load()
     manifest = load(skip_bad_lines=True)
     assert (manifest.documents, manifest.bad_lines) == (4, 21)
@@ -364,9 +364,9 @@ def test_lines_that_are_no_documents_are_left_out_where_that_is_allowed(
 def test_a_corpus_without_documents_is_refused(server: FakeElasticsearch, tmp_path: Path, content: str) -> None:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text(content)
-    with pytest.raises(DataError, match="no usable document"):
+    with raises_at(DataError, corpus):
         Loader(server, corpus)(skip_bad_lines=True)
-    with pytest.raises(DataError, match="no such corpus file"):
+    with raises_at(DataError, tmp_path / "none.jsonl"):
         Loader(server, tmp_path / "none.jsonl")()
     assert not complete(server)
 
@@ -418,10 +418,8 @@ def test_other_replies_of_another_form_do_as_well(
 
 def test_a_refusal_says_what_was_asked_and_why(server: FakeElasticsearch, tmp_path: Path) -> None:
     server.behaviours["create"] = [lambda asked, usual: problem(400, "illegal_argument_exception", "no such filter")]
-    with pytest.raises(
-        EngineError, match="cannot make the index touche-llm: illegal_argument_exception: no such filter"
-    ):
+    with raises_at(EngineError, server.url, "index touche-llm", "illegal_argument_exception", "no such filter"):
         Loader(server, corpus_file(tmp_path, SOME))()
     server.behaviours["bulk"] = [refuses(413, "content_too_long", "too long")]
-    with pytest.raises(EngineError, match="documents of lines 1 to 3 of .*: HTTP 413: content_too_long: too long"):
+    with raises_at(EngineError, server.url, "lines 1 to 3", "HTTP 413", "content_too_long", "too long"):
         Loader(server, corpus_file(tmp_path, SOME))()

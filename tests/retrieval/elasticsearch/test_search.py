@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.expect import raises_at
 from tests.fake_elasticsearch import Asked, FakeElasticsearch, Reply, found, refuses, says
 from tests.retrieval.elasticsearch.elastic_corpus import SOME, Loader, corpus_file, numbered, opened, retrieve, texts_in
 from touche_llm.cli.demo import SAMPLES
@@ -98,7 +99,7 @@ def test_a_search_is_tried_again_and_given_up_with_the_topic_named(server: FakeE
     loaded(server, tmp_path, SOME)
     server.behaviours["search"] = [refuses(429), refuses(503), None, refuses(500, "search_phase_execution_exception")]
     assert search(server, "tea")
-    with pytest.raises(EngineError, match="search for topic 1: HTTP 500: search_phase_execution_exception"):
+    with raises_at(EngineError, server.url, "topic 1", "HTTP 500", "search_phase_execution_exception"):
         search(server, "tea")
 
 
@@ -108,13 +109,13 @@ HIT = {"_id": "d1", "_score": 1.5}
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
-        (found([HIT], timed_out=True), "topic 1: only a part of the index was searched"),
-        (found([HIT], failed=2), r"only a part of the index was searched \(2 shards failed\)"),
+        (found([HIT], timed_out=True), "topic 1: "),
+        (found([HIT], failed=2), "2 shards"),
         (found([HIT, HIT]), "2 results"),
         (found([{"_id": f"d{n}", "_score": 1.0} for n in range(11)]), "11 results.*requested 10"),
-        (found([{"_id": "two words", "_score": 1.0}]), "a document id that is no word"),
-        (found([{"_id": "", "_score": 1.0}]), "a document id that is no word"),
-        (found([{"_id": "a\x1b[2J", "_score": 1.0}]), "a document id that is no word"),
+        (found([{"_id": "two words", "_score": 1.0}]), "topic 1: .*document id"),
+        (found([{"_id": "", "_score": 1.0}]), "topic 1: .*document id"),
+        (found([{"_id": "a\x1b[2J", "_score": 1.0}]), "topic 1: .*document id"),
         (found([{"_id": "d1", "_score": None}]), "hits.hits.0._score"),
         (found([{"_id": "d1", "_score": "1.5"}]), "hits.hits.0._score"),
         (found([{"_id": 7, "_score": 1.5}]), "hits.hits.0._id"),
@@ -188,7 +189,7 @@ def test_a_document_is_requested_again_for_a_while(server: FakeElasticsearch, tm
         server.behaviours["mget"] = [refuses(503), refuses(429), None]
         assert index.get("d1").text == SOME["d1"]
         server.behaviours["mget"] = [refuses(503), None]
-    with opened(server, retry_for=0.0) as index, pytest.raises(EngineError, match="for 0 s"):
+    with opened(server, retry_for=0.0) as index, raises_at(EngineError, server.url, "0 s", "elasticsearch.retry_for"):
         index.get("d1")
 
 
@@ -208,39 +209,39 @@ def test_a_document_can_be_had_without_its_neighbours(server: FakeElasticsearch,
     loaded(server, tmp_path, SOME)
     with opened(server) as index:
         assert index.get("d2").text == SOME["d2"]
-        with pytest.raises(DataError, match="document 'none' is not in the index touche-llm of Elasticsearch"):
+        with raises_at(DataError, "touche-llm", "'none'"):
             index.get("none")
 
 
 @pytest.mark.parametrize(
-    ("reply", "message"),
+    ("reply", "value"),
     [
-        ({"docs": []}, "0 documents came"),
-        ({"docs": [{"_id": "d1", "found": True, "_source": {"text": "x"}}] * 2}, "2 documents came"),
-        ({"docs": [{"_id": "d2", "found": True, "_source": {"text": "x"}}]}, "another document came, 'd2'"),
+        ({"docs": []}, "0 documents"),
+        ({"docs": [{"_id": "d1", "found": True, "_source": {"text": "x"}}] * 2}, "2 documents"),
+        ({"docs": [{"_id": "d2", "found": True, "_source": {"text": "x"}}]}, "'d2'"),
         (
             {"docs": [{"_id": "d1", "error": {"type": "no_shard_available", "reason": "gone"}}]},
             "no_shard_available: gone",
         ),
         ({"docs": [{"_id": "d1", "found": True, "_source": {"text": 7}}]}, "docs.0._source.text"),
-        ({"docs": [{"_id": "d1", "found": True, "_source": {}}]}, "document d1: came without its text"),
-        ({"docs": [{"_id": "d1", "found": True, "_source": None}]}, "document d1: came without its text"),
-        ({"docs": [{"_id": "d1", "found": True}]}, "document d1: came without its text"),
+        ({"docs": [{"_id": "d1", "found": True, "_source": {}}]}, "document d1"),
+        ({"docs": [{"_id": "d1", "found": True, "_source": None}]}, "document d1"),
+        ({"docs": [{"_id": "d1", "found": True}]}, "document d1"),
         ({"docs": [{"_id": "d1", "found": "yes"}]}, "docs.0.found"),
         ({"docs": {"d1": "x"}}, "docs"),
         ({}, "docs"),
     ],
 )
 def test_a_document_that_did_not_come_is_not_taken_for_one_that_is_not_there(
-    server: FakeElasticsearch, tmp_path: Path, reply: Any, message: str
+    server: FakeElasticsearch, tmp_path: Path, reply: Any, value: str
 ) -> None:
     loaded(server, tmp_path, SOME)
     with opened(server) as index:
         server.behaviours["mget"] = [says(reply)]
-        with pytest.raises(EngineError, match=message):
+        with raises_at(EngineError, server.url, value):
             index.get("d1")
         server.behaviours["mget"] = [says(reply)]
-        with pytest.raises(EngineError, match=message):
+        with raises_at(EngineError, server.url, value):
             index.find_unknown(["d1"])
 
 
@@ -262,21 +263,18 @@ def test_what_is_searched_is_described(server: FakeElasticsearch, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "values"),
     [
-        (
-            {"index": "other"},
-            "index other: not there; load the corpus with `touche-llm index --retriever elasticsearch ",
-        ),
-        ({"k1": 0.9}, r"has k1 1.5, not 0.9; ask for the index's own \(--k1 1.5\), or load the corpus into another"),
-        ({"b": 0.1}, r"has b 0.75, not 0.1; ask for the index's own \(--b 0.75\)"),
+        ({"index": "other"}, ["index other", "`touche-llm index --retriever elasticsearch "]),
+        ({"k1": 0.9}, ["k1 1.5, not 0.9", "--k1 1.5"]),
+        ({"b": 0.1}, ["b 0.75, not 0.1", "--b 0.75"]),
     ],
 )
 def test_an_index_that_does_not_fit_says_what_to_do(
-    server: FakeElasticsearch, tmp_path: Path, given: dict[str, Any], message: str
+    server: FakeElasticsearch, tmp_path: Path, given: dict[str, Any], values: list[str]
 ) -> None:
     loaded(server, tmp_path, SOME)
-    with pytest.raises(DataError, match=message), opened(server, **given):
+    with raises_at(DataError, server.url, *values), opened(server, **given):
         pass
 
 
@@ -285,7 +283,7 @@ def test_an_index_of_another_analysis_is_refused(
 ) -> None:
     loaded(server, tmp_path, SOME)
     monkeypatch.setattr(elastic_search, "ANALYSIS", "another")
-    with pytest.raises(DataError, match="loaded by another version of this program"), opened(server):
+    with raises_at(DataError, server.url, "index touche-llm"), opened(server):
         pass
     assert texts_in(server) == SOME
 

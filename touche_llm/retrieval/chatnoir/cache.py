@@ -132,7 +132,7 @@ class ChatNoirDocuments:
         if isinstance(text, str):
             return Document(document_id, text)
         why = text.reason if text else "retrieve with ChatNoir again"
-        raise DataError(f"document {document_id!r} has no text in the ChatNoir cache {self.path}: {why}")
+        raise DataError(f"{self.path}: document {document_id!r} has no text in this cache: {why}")
 
     def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
         """Return the ids without text in the cache, in the given order."""

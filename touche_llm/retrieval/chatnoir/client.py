@@ -123,7 +123,7 @@ class ChatNoir:
         key = self._transport.key
         if key is None:
             raise UsageError(
-                f"{self._settings.cache} does not hold the search {query!r}, and there is no key for ChatNoir: "
+                f"{self._settings.cache}: the search {query!r} is not in this cache, and ChatNoir needs a key; "
                 + HOW_TO_GIVE_A_KEY
             )
         request = Request(

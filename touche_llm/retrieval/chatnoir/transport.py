@@ -198,7 +198,7 @@ def _read_key(settings: ChatNoirSettings) -> SecretStr | None:
     given = settings.api_key.get_secret_value() if settings.api_key else os.environ.get(API_KEY_VARIABLE, "")
     key = given.strip()
     if key and (len(key) < _MIN_KEY_CHARS or not key.isascii() or not key.isprintable() or " " in key):
-        raise UsageError(f"the key for ChatNoir has an invalid form: {HOW_TO_GIVE_A_KEY}")
+        raise UsageError(f"chatnoir.api_key: the key for ChatNoir has an invalid form; {HOW_TO_GIVE_A_KEY}")
     return SecretStr(key) if key else None
 
 

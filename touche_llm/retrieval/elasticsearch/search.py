@@ -195,7 +195,7 @@ class ElasticIndex:
         """Return the document of this id; raises DataError if there is none, and EngineError as `Server.request`."""
         text = self._text(document_id, [document_id])
         if text is None:
-            raise DataError(f"document {document_id!r} is not in the index {self._name} of Elasticsearch")
+            raise DataError(f"{self._name}: document {document_id!r} is not in this index of Elasticsearch")
         return Document(document_id, text)
 
     def _text(self, document_id: str, wanted: list[str]) -> str | None:
