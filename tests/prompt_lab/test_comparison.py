@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.expect import raises_at
 from tests.prompt_variants import asked_with, collection, config_of, opening, reader, wording
 from tests.report.reports import sample_run
 from tests.sample_runs import Silent
@@ -199,7 +200,7 @@ async def test_all_topics_are_one_where_none_is_held_out(bench: Bench, blunt: Pa
     (part,) = found.parts
     assert (part.name, len(part.topics)) == ("all", 16)
     assert "no topics were held out" in found.verdict.sentence
-    with pytest.raises(UsageError, match="--split all holds no topic out"):
+    with pytest.raises(UsageError, match="--split"):
         await bench.compare(blunt, sharp, split="all", confirm=True)
 
 
@@ -255,7 +256,7 @@ async def test_a_damaged_log_of_looks_is_an_error_before_any_request(
     bench: Bench, blunt: Path, sharp: Path, confirm: bool
 ) -> None:
     bench.log.write_text("{}\n")
-    with pytest.raises(DataError, match=r"hold_out_looks\.jsonl:1: "):
+    with raises_at(DataError, f"{bench.log}:1"):
         await bench.compare(blunt, sharp, confirm=confirm)
     assert bench.engine.requests == [] and bench.log.read_text() == "{}\n"
 
@@ -351,7 +352,7 @@ def test_the_chance_level_is_the_mean_over_all_orders() -> None:
 
 async def test_a_sample_without_a_relevant_document_is_refused(bench: Bench, blunt: Path, sharp: Path) -> None:
     bench.files["relevance"].write_text("1 0 1-0 0\n1 0 1-1 -2\n")
-    with pytest.raises(UsageError, match="no sampled document of these topics has a grade above 0"):
+    with pytest.raises(UsageError, match="--split"):
         await bench.compare(blunt, sharp)
     assert bench.engine.requests == []
 
@@ -375,7 +376,7 @@ async def test_a_sample_file_is_taken_again(bench: Bench, blunt: Path, sharp: Pa
     assert path.read_bytes() == content
     assert bench.engine.requests == []
     assert [part.sample for part in again.parts] == [part.sample for part in first.parts]
-    with pytest.raises(UsageError, match="exists and is used as it is"):
+    with raises_at(UsageError, path):
         await bench.compare(blunt, sharp, file=path, size=10)
 
 
@@ -384,7 +385,7 @@ async def test_an_example_of_a_sampled_topic_is_refused(bench: Bench, blunt: Pat
         "- topic: {id: '99', title: 'Is TEA 3 better than coffee'}\n  document: x\n  first: tea\n  second: coffee\n"
         "  answer: {relevance: 1, quality: 1, stance: NO}\n"
     )
-    with pytest.raises(UsageError, match="topic 3 of"):
+    with pytest.raises(UsageError, match="topic 99.*topic 3"):
         await bench.compare(blunt, sharp)
     assert bench.engine.requests == []
     # It is no sampled topic where it is not asked about.
@@ -393,18 +394,18 @@ async def test_an_example_of_a_sampled_topic_is_refused(bench: Bench, blunt: Pat
 
 
 @pytest.mark.parametrize(
-    ("names", "message"),
+    ("names", "pattern"),
     [
-        (["judge"], "alone cannot be compared"),
-        (["judge", "stance"], "is a prompt for 'stance'; only those for 'judge'"),
-        (["judge", "judge"], "is given twice"),
-        (["judge", "nothing"], "cannot read the prompt"),
+        (["judge"], "^judge "),
+        (["judge", "stance"], "^stance: .*'stance'.*'judge'"),
+        (["judge", "judge"], "^judge: "),
+        (["judge", "nothing"], r"nothing\.jinja: "),
     ],
 )
 async def test_what_cannot_be_compared_is_told_before_anything_is_asked(
-    bench: Bench, names: list[str], message: str
+    bench: Bench, names: list[str], pattern: str
 ) -> None:
-    with pytest.raises((UsageError, PromptError), match=message):
+    with pytest.raises((UsageError, PromptError), match=pattern):
         await bench.compare(*names)
     assert bench.engine.requests == []
 
@@ -413,7 +414,7 @@ async def test_halves_that_are_too_small_are_told_before_anything_is_asked(
     bench: Bench, blunt: Path, sharp: Path
 ) -> None:
     (bench.folder / "half").write_text("1\n")
-    with pytest.raises(UsageError, match="1 topics to choose on and 15 to confirm"):
+    with pytest.raises(UsageError, match=r"^1 topics.* 15 .*--split"):
         await bench.compare(blunt, sharp, split="half", confirm=True)
     assert bench.engine.requests == []
 
@@ -496,7 +497,7 @@ def test_pairs_of_sentences_are_compared_by_the_judge_of_pairs(tmp_path: Path, m
     (part,) = found.parts
     assert len(part.sample) == 40
     assert part.estimates["judge"]["coherence kappa"].value == 1.0 == part.estimates[str(copy)]["coherence kappa"].value
-    with pytest.raises(UsageError, match="only those for 'judge', which judge pairs of sentences one by one"):
+    with raises_at(UsageError, "sentence", "'judge'"):
         asyncio.run(compare_prompts(config, ["judge", "sentence"], qrels, Plan(), Silent()))
 
 
@@ -586,7 +587,7 @@ def test_only_documents_at_hand_of_topics_that_are_asked_about_are_drawn() -> No
         "topics without a judged document in the corpus: 9",
         "judged documents that are not in the corpus: 1 of 3",
     ]
-    with pytest.raises(DataError, match="none of the 1 documents"):
+    with pytest.raises(DataError, match="topics 2, 1, 9"):
         select_judged({"1": {"a": 1.0}}, topics, Some({"a"}))
 
 
@@ -597,24 +598,24 @@ def test_a_sample_comes_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "line", "values"),
     [
-        ("", "no document in this sample"),
-        ("topic\tdocument\tgrade\n", "no document in this sample"),
-        ("1\ta\t1\n", ":1: must be the header"),
-        ("topic\tdocument\tgrade\n1\ta\n", ":2: must have topic, document, grade"),
-        ("topic\tdocument\tgrade\n1\ta b\t1\n", ":2: must have topic"),
-        ("topic\tdocument\tgrade\n1\ta\t1\n1\ta\t1\n", ":3: topic 1, document a: is repeated"),
-        ("topic\tdocument\tgrade\n1\ta\t2\n", ":2: topic 1, document a: grade 2, but 1 in the qrels"),
-        ("topic\tdocument\tgrade\n1\tx\t1\n", ":2: topic 1, document x: not judged"),
-        ("topic\tdocument\tgrade\n\udcff\ta\t1\n", ":2: not UTF-8"),
-        ("topic\tdocument\tgrade\n" + "1" * 20_000, ":2: longer than 10,000 bytes"),
+        ("", "", []),
+        ("topic\tdocument\tgrade\n", "", []),
+        ("1\ta\t1\n", ":1", ["topic, document, grade"]),
+        ("topic\tdocument\tgrade\n1\ta\n", ":2", ["topic, document, grade"]),
+        ("topic\tdocument\tgrade\n1\ta b\t1\n", ":2", ["topic, document, grade"]),
+        ("topic\tdocument\tgrade\n1\ta\t1\n1\ta\t1\n", ":3", ["topic 1, document a"]),
+        ("topic\tdocument\tgrade\n1\ta\t2\n", ":2", ["topic 1, document a", "grade 2, but 1"]),
+        ("topic\tdocument\tgrade\n1\tx\t1\n", ":2", ["topic 1, document x"]),
+        ("topic\tdocument\tgrade\n\udcff\ta\t1\n", ":2", ["UTF-8"]),
+        ("topic\tdocument\tgrade\n" + "1" * 20_000, ":2", ["10,000 bytes"]),
     ],
 )
-def test_a_sample_that_is_none_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_a_sample_that_is_none_is_refused(tmp_path: Path, text: str, line: str, values: list[str]) -> None:
     path = tmp_path / "sample.tsv"
     path.write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(DataError, match=message):
+    with raises_at(DataError, f"{path}{line}", *values):
         read_sample(path, {"1": {"a": 1.0}})
 
 
@@ -626,10 +627,10 @@ def test_topics_are_parted_by_their_places_or_by_a_file(tmp_path: Path) -> None:
     path.write_text("5\n\n3\n77\n")
     assert split_topics(topics, str(path)) == (["3", "5"], ["7", "9", "1"])
     path.write_text("77\n")
-    with pytest.raises(UsageError, match="none of the judged topics"):
+    with raises_at(UsageError, tmp_path / "topics.txt", "7, 3, 9, 1, 5"):
         split_topics(topics, str(path))
     path.write_text("7 3\n")
-    with pytest.raises(DataError, match=":1: must be a topic id"):
+    with raises_at(DataError, f"{path}:1"):
         split_topics(topics, str(path))
-    with pytest.raises(DataError, match="cannot read"):
+    with raises_at(DataError, tmp_path / "none"):
         split_topics(topics, str(tmp_path / "none"))

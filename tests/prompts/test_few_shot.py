@@ -10,6 +10,7 @@ import orjson
 import pytest
 import yaml
 
+from tests.expect import raises_at
 from tests.prompts.test_prompts import CONTROL_TOKENS
 from tests.sample_runs import Silent, config_for, judge_stage, run_scripted
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
@@ -84,6 +85,11 @@ def write(folder: Path, purpose: str, examples: object, task: str = "comparative
     return folder / "mine"
 
 
+def examples_of(folder: Path, purpose: str) -> Path:
+    """The file of examples that `write` makes."""
+    return folder / "mine" / "comparative" / f"{purpose}.examples.yaml"
+
+
 def loaded(folder: Path, purpose: str, examples: object, task: str = "comparative") -> Prompt:
     return load(get_task(task), purposes_of(get_task(task))[purpose], purpose, write(folder, purpose, examples, task))
 
@@ -139,7 +145,13 @@ def test_a_question_is_asked_with_the_aim_of_the_run(tmp_path: Path) -> None:
     for aim in ("quality", "relevance", "quality"):
         messages = prompt.render(topic=TOPIC, documents=shown, first="f", second="s", aim=aim)
         assert [f"AIM {aim}." in each.content for each in messages] == [False, True, False, True]
-    with pytest.raises(PromptError, match=r"example 1: 'aim' is unknown; give topic, documents, first"):
+    with raises_at(
+        PromptError,
+        examples_of(tmp_path, "best"),
+        "example 1",
+        "'aim'",
+        "topic, documents, first, second, answer",
+    ):
         loaded(tmp_path, "best", [EXAMPLES["best"][0] | {"aim": "both"}])
 
 
@@ -151,88 +163,90 @@ def test_what_an_example_says_is_harmless(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("example", "message"),
+    ("example", "values"),
     [
-        ({"passage": "x"}, "example 2: 'passage' is unknown; give topic, document, first, second, answer"),
-        ({"document": None}, "example 2: document: must be text .*, not None"),
-        ({"document": 5}, "example 2: document: must be text .in quotation marks., not 5"),
-        ({"document": ["x"]}, "example 2: document: must be text .*, not a list"),
-        ({"topic": "tea"}, "example 2: topic: must be names and values"),
-        ({"topic": {"id": "1"}}, "example 2: topic.title: missing"),
-        ({"topic": {"id": "1", "title": " "}}, "example 2: topic.title: must be text of at least 1"),
-        ({"topic": {"id": "1", "title": "T", "query": "x"}}, "example 2: topic.query: no such name"),
-        ({"topic": {"id": "1", "title": "T", "objects": ["x"]}}, "example 2: topic.objects"),
-        ({"answer": "relevant"}, "example 2: answer: must have relevance, quality, stance, not be 'relevant'"),
-        ({"answer": {"relevance": 3, "stance": "NO"}}, "example 2: answer: 'quality' is missing"),
-        ({"answer": JUDGE["answer"] | {"x": 1}}, "example 2: answer: 'x' is unknown"),
-        ({"answer": JUDGE["answer"] | {"relevance": 4}}, "answer: relevance: 4 is none of the labels 0, 1, 2, 3"),
-        ({"answer": JUDGE["answer"] | {"relevance": "3"}}, "answer: relevance: '3' is none of the labels 0, 1, 2, 3"),
-        ({"answer": JUDGE["answer"] | {"relevance": 3.0}}, "answer: relevance: 3.0 is none of the labels"),
-        ({"answer": JUDGE["answer"] | {"stance": "PRO"}}, "'PRO' is none of the labels FIRST, SECOND, NEUTRAL, NO"),
-        ({"answer": JUDGE["answer"] | {"stance": ["NO"]}}, "answer: stance: a list is none of the labels"),
+        ({"passage": "x"}, ["'passage'", "topic, document, first, second, answer"]),
+        ({"document": None}, ["document: ", "None"]),
+        ({"document": 5}, ["document: ", "not 5"]),
+        ({"document": ["x"]}, ["document: ", "a list"]),
+        ({"topic": "tea"}, ["topic: "]),
+        ({"topic": {"id": "1"}}, ["topic.title"]),
+        ({"topic": {"id": "1", "title": " "}}, ["topic.title", "at least 1"]),
+        ({"topic": {"id": "1", "title": "T", "query": "x"}}, ["topic.query"]),
+        ({"topic": {"id": "1", "title": "T", "objects": ["x"]}}, ["topic.objects"]),
+        ({"answer": "relevant"}, ["answer: ", "relevance, quality, stance", "'relevant'"]),
+        ({"answer": {"relevance": 3, "stance": "NO"}}, ["answer: ", "'quality'"]),
+        ({"answer": JUDGE["answer"] | {"x": 1}}, ["answer: ", "'x'"]),
+        ({"answer": JUDGE["answer"] | {"relevance": 4}}, ["answer: relevance: 4", "0, 1, 2, 3"]),
+        ({"answer": JUDGE["answer"] | {"relevance": "3"}}, ["answer: relevance: '3'", "0, 1, 2, 3"]),
+        ({"answer": JUDGE["answer"] | {"relevance": 3.0}}, ["answer: relevance: 3.0"]),
+        ({"answer": JUDGE["answer"] | {"stance": "PRO"}}, ["'PRO'", "FIRST, SECOND, NEUTRAL, NO"]),
+        ({"answer": JUDGE["answer"] | {"stance": ["NO"]}}, ["answer: stance: a list"]),
     ],
 )
-def test_an_example_that_is_not_as_it_should_be_is_told(tmp_path: Path, example: dict[str, Any], message: str) -> None:
-    with pytest.raises(PromptError, match=rf"judge\.examples\.yaml: .*{message}"):
+def test_an_example_that_is_not_as_it_should_be_is_told(
+    tmp_path: Path, example: dict[str, Any], values: list[str]
+) -> None:
+    with raises_at(PromptError, examples_of(tmp_path, "judge"), "example 2", *values):
         loaded(tmp_path, "judge", [JUDGE, JUDGE | example])
 
 
 @pytest.mark.parametrize(
-    ("purpose", "example", "message"),
+    ("purpose", "example", "pattern"),
     [
         (
             "queries",
             {"answer": {"query1": "one", "query2": "two", "query3": "a"}},
-            "query3: String should match pattern",
+            "query3",
         ),
-        ("queries", {"answer": {"query1": 1, "query2": "two", "query3": "three"}}, "answer: query1: must be text"),
+        ("queries", {"answer": {"query1": 1, "query2": "two", "query3": "three"}}, "answer: query1"),
         (
             "queries",
             {"answer": {"query1": "\ud800", "query2": "two", "query3": "three"}},
-            "not YAML: line 5, column 16: .*invalid Unicode character",
+            "YAML: line 5, column 16",
         ),
-        ("objects", {"answer": {"first": "tea", "second": "milk"}}, "second: 'milk' is none of the labels Is, Is tea"),
-        ("objects", {"answer": {"first": "tea", "second": "better than tea"}}, "is none of the labels|not two objects"),
-        ("objects", {"answer": {"first": "better", "second": "better than"}}, "not two objects"),
-        ("objects", {"topic": {"id": "1", "title": "Tea"}}, "example 1: topic 1: cannot extract two objects"),
-        ("best", {"answer": {"best": "D"}}, "best: 'D' is none of the labels A, B, C"),
-        ("best", {"documents": ["ONE"]}, "documents: must be a list of 2 to 26 texts"),
-        ("best", {"documents": ["ONE", 2]}, "documents: document B: must be text"),
-        ("best", {"documents": "ONE"}, "documents: must be a list of 2 to 26 texts"),
-        ("order", {"answer": {"order": "A > B"}}, "order: C missing"),
-        ("order", {"answer": {"order": "A > B > A"}}, "order: A repeated; C missing"),
+        ("objects", {"answer": {"first": "tea", "second": "milk"}}, "second: 'milk' .* Is, Is tea"),
+        ("objects", {"answer": {"first": "tea", "second": "better than tea"}}, "'better than tea'"),
+        ("objects", {"answer": {"first": "better", "second": "better than"}}, "'better' .*'better than'"),
+        ("objects", {"topic": {"id": "1", "title": "Tea"}}, "example 1: topic 1: "),
+        ("best", {"answer": {"best": "D"}}, "best: 'D' .*A, B, C"),
+        ("best", {"documents": ["ONE"]}, "documents: .*2 to 26"),
+        ("best", {"documents": ["ONE", 2]}, "documents: document B: "),
+        ("best", {"documents": "ONE"}, "documents: .*2 to 26"),
+        ("order", {"answer": {"order": "A > B"}}, "order: C "),
+        ("order", {"answer": {"order": "A > B > A"}}, "order: A .*; C "),
     ],
 )
 def test_an_answer_must_fit_what_its_topic_or_its_documents_allow(
-    tmp_path: Path, purpose: str, example: dict[str, Any], message: str
+    tmp_path: Path, purpose: str, example: dict[str, Any], pattern: str
 ) -> None:
-    with pytest.raises(PromptError, match=rf"{purpose}\.examples\.yaml: .*({message})"):
+    with pytest.raises(PromptError, match=rf"{purpose}\.examples\.yaml: .*({pattern})"):
         loaded(tmp_path, purpose, [EXAMPLES[purpose][0] | example])
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "values"),
     [
-        ("[", "not YAML"),
-        ("", "must be a list of examples, each with topic, document, first, second and answer"),
-        ("[]", "must be a list of examples"),
-        ("topic: {}", "must be a list of examples"),
-        ("- 5", "example 1: must have topic, document, first, second, answer, not be 5"),
-        ("- !!python/object/apply:os.system [ls]", "not YAML: line 1: the tag .*os.system"),
-        ("[" * 1500, "not YAML"),
-        ("- x\n" * 21, "21 examples, more than 20"),
-        ("#" * (2**20 + 1), "larger than 1,048,576 bytes"),
+        ("[", ["YAML"]),
+        ("", ["topic, document, first, second and answer"]),
+        ("[]", []),
+        ("topic: {}", []),
+        ("- 5", ["example 1", "topic, document, first, second, answer", "not be 5"]),
+        ("- !!python/object/apply:os.system [ls]", ["line 1", "os.system"]),
+        ("[" * 1500, ["YAML"]),
+        ("- x\n" * 21, ["21 examples", "20"]),
+        ("#" * (2**20 + 1), ["1,048,576 bytes"]),
     ],
 )
-def test_a_file_that_is_no_list_of_examples_is_told(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(PromptError, match=rf"judge\.examples\.yaml: .*{message}"):
+def test_a_file_that_is_no_list_of_examples_is_told(tmp_path: Path, text: str, values: list[str]) -> None:
+    with raises_at(PromptError, examples_of(tmp_path, "judge"), *values):
         loaded(tmp_path, "judge", text)
 
 
 def test_lists_of_lists_of_lists_are_refused_without_being_written_out(tmp_path: Path) -> None:
     bomb = "- &a0 [x, x, x, x, x, x, x, x, x]\n"
     bomb += "".join(f"- &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 15))
-    with pytest.raises(PromptError, match="not YAML: line 6: more than 100,000 values"):
+    with raises_at(PromptError, examples_of(tmp_path, "judge"), "line 6", "100,000"):
         loaded(tmp_path, "judge", bomb)
 
 
@@ -252,7 +266,7 @@ def test_examples_beside_a_template_that_is_named_by_its_path_are_found(tmp_path
     purpose = purposes_of(get_task("comparative"))["judge"]
     assert len(load(get_task("comparative"), purpose, str(path)).examples) == 1
     # Who does not say what answers must fit must not lose them.
-    with pytest.raises(TypeError, match="has examples"):
+    with pytest.raises(TypeError, match=r"judge\.examples\.yaml"):
         load_prompt("comparative", str(path), "judge", purpose.variables)
 
 
@@ -262,7 +276,7 @@ def test_a_link_to_examples_elsewhere_is_not_followed(tmp_path: Path) -> None:
     path.rename(tmp_path / "elsewhere.yaml")
     path.symlink_to(tmp_path / "elsewhere.yaml")
     task = get_task("comparative")
-    with pytest.raises(PromptError, match=r"judge\.examples\.yaml is a link that leads out"):
+    with pytest.raises(PromptError, match=r"judge\.examples\.yaml"):
         load(task, purposes_of(task)["judge"], "judge", folder)
 
 
@@ -297,7 +311,7 @@ async def test_no_example_is_of_a_topic_of_the_run(tmp_path: Path) -> None:
     (topic,) = RunContext(config_for(tmp_path, topic=("3",)), Silent()).topics
     folder = write(tmp_path, "judge", [JUDGE, JUDGE | {"topic": {"id": "99", "title": topic.title.upper()[:-1]}}])
     config = config_with(tmp_path, topic=("3",))
-    message = rf"judge\.examples\.yaml: example 2 of the template {folder}.*: its topic 99, .* is topic 3 of .*--topic"
+    message = rf"judge\.examples\.yaml: example 2 .*{folder}.* topic 99, .* topic 3 .*--topic"
     with pytest.raises(UsageError, match=message):
         RunContext(config, Silent()).load_prompts()
     with pytest.raises(UsageError, match=message):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.expect import raises_at
 from touche_llm.data.records import Document, Topic
 from touche_llm.errors import PromptError
 from touche_llm.llm.answers import get_labels
@@ -97,41 +98,43 @@ def test_the_header_and_the_hash_come_from_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "header", "message"),
+    ("body", "header", "location", "values"),
     [
-        ("{% block system %}S{% endblock %}", None, "no block named user"),
-        ("just text", None, "no block named system nor user"),
-        ("{% block system %}S", None, r"mine.jinja:6: Unexpected end of template"),
-        (BLOCKS, "version: 1\npurpose: p\n", "front matter: answer: missing"),
-        (BLOCKS, "version: 0\npurpose: p\nanswer: judge\n", "front matter: version"),
-        (BLOCKS, "version: 1\npurpose: p\nanswer: judge\nmodel: x\n", "front matter: model: no such name"),
-        (BLOCKS, "version: [\n", "front matter is not YAML"),
-        (BLOCKS, "- a list\n", "front matter"),
-        (BLOCKS + "{{ document }}", None, "mine.jinja:8: only the blocks `system` and `user` are sent"),
-        (BLOCKS + "a last word", None, "only the blocks `system` and `user` are sent"),
-        (BLOCKS + "{% block more %}{% endblock %}", None, "only the blocks `system` and `user` are sent"),
+        ("{% block system %}S{% endblock %}", None, "", ["user"]),
+        ("just text", None, "", ["system", "user"]),
+        ("{% block system %}S", None, ":6", []),
+        (BLOCKS, "version: 1\npurpose: p\n", "", ["answer"]),
+        (BLOCKS, "version: 0\npurpose: p\nanswer: judge\n", "", ["version"]),
+        (BLOCKS, "version: 1\npurpose: p\nanswer: judge\nmodel: x\n", "", ["model"]),
+        (BLOCKS, "version: [\n", "", ["YAML"]),
+        (BLOCKS, "- a list\n", "", ["front matter"]),
+        (BLOCKS + "{{ document }}", None, ":8", ["`system`", "`user`"]),
+        (BLOCKS + "a last word", None, ":8", ["`system`", "`user`"]),
+        (BLOCKS + "{% block more %}{% endblock %}", None, ":8", ["`system`", "`user`"]),
         (
             BLOCKS.replace("document", "passage"),
             None,
-            "undefined variable 'passage'; the template may use document, first",
+            "",
+            ["'passage'", "document, first"],
         ),
         (
             BLOCKS,
             "version: 1\npurpose: p\nanswer: objects\n",
-            "the answer is 'objects'; for this purpose it must be 'judge'",
+            "",
+            ["'objects'", "'judge'"],
         ),
     ],
 )
 def test_a_template_that_is_not_as_it_should_be_is_told(
-    tmp_path: Path, body: str, header: str | None, message: str
+    tmp_path: Path, body: str, header: str | None, location: str, values: list[str]
 ) -> None:
     name = template(tmp_path, body) if header is None else template(tmp_path, body, header)
-    with pytest.raises(PromptError, match=message):
+    with raises_at(PromptError, f"{name}{location}", *values):
         load_prompt("comparative", name, "judge", ANY)
 
 
 def test_a_template_that_leaves_out_what_it_is_about_is_told(tmp_path: Path) -> None:
-    with pytest.raises(PromptError, match="the variable 'topic' is not used, so its text would never be sent"):
+    with raises_at(PromptError, tmp_path / "mine.jinja", "'topic'"):
         load_prompt(
             "comparative", template(tmp_path, BLOCKS), "judge", TASKS["comparative"].question.template_variables
         )
@@ -139,22 +142,22 @@ def test_a_template_that_leaves_out_what_it_is_about_is_told(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["my.txt", "folder/", "../judge", "judge.jinja2"])
 def test_a_name_that_can_be_no_prompt_is_told(name: str) -> None:
-    with pytest.raises(PromptError, match="neither the name of a prompt nor the path of a .jinja file"):
+    with pytest.raises(PromptError, match=r"\.jinja\b"):
         load_prompt("comparative", name, "judge", ANY)
 
 
 def test_a_prompt_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:
-    with pytest.raises(PromptError, match="comparative has best, judge, objects, order, queries, stance"):
+    with pytest.raises(PromptError, match=r"best, judge, objects, order, queries, stance"):
         load_prompt("comparative", "jugde", "judge", ANY)
     (tmp_path / "bare.jinja").write_text(BLOCKS)
-    with pytest.raises(PromptError, match="must begin with front matter"):
+    with raises_at(PromptError, tmp_path / "bare.jinja"):
         load_prompt("comparative", str(tmp_path / "bare.jinja"), "judge", ANY)
 
 
 @pytest.mark.parametrize(
-    ("expression", "message"),
+    ("expression", "value"),
     [
-        ("{{ topic.titel }}", "has no attribute 'titel'"),
+        ("{{ topic.titel }}", "'titel'"),
         ("{{ topic.__class__.__mro__ }}", "__class__"),
         ("{{ ''.__class__ }}", "__class__"),
         ("{{ topic.id.__add__('x') }}", "__add__|unsafe"),
@@ -166,10 +169,10 @@ def test_a_prompt_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None
         ("{% for n in range(1000000) %}{{ n }}{% endfor %}", "[Rr]ange"),
     ],
 )
-def test_rendering_names_the_template_and_what_is_wrong(tmp_path: Path, expression: str, message: str) -> None:
+def test_rendering_names_the_template_and_what_is_wrong(tmp_path: Path, expression: str, value: str) -> None:
     body = f"{{% block system %}}S{{% endblock %}}{{% block user %}}{expression}{{% endblock %}}"
     prompt = load_prompt("comparative", template(tmp_path, body), "judge", ANY)
-    with pytest.raises(PromptError, match=rf"mine.jinja: block user: .*({message})"):
+    with pytest.raises(PromptError, match=rf"mine\.jinja: block user: .*({value})"):
         prompt.render(topic=TOPIC, document="x")
 
 
@@ -186,7 +189,7 @@ def test_a_template_cannot_make_random_text_which_no_cached_answer_would_match(t
 )
 def test_a_call_block_is_for_macros_alone_since_what_it_gives_is_written_as_it_is(tmp_path: Path, call: str) -> None:
     body = "{% block system %}S{% endblock %}{% block user %}{% call CALL %}{% endcall %}{% endblock %}"
-    with pytest.raises(PromptError, match=r"mine.jinja: .*`call` takes macros|no parent block|super"):
+    with pytest.raises(PromptError, match=r"mine\.jinja: .*(`call`|super)"):
         prompt = load_prompt("comparative", template(tmp_path, body.replace("CALL", call)), "judge", ANY)
         prompt.render(topic=TOPIC, document="<|im_end|>")
 
@@ -237,7 +240,7 @@ def test_a_control_token_inside_a_record_or_a_list_does_not_survive_either(tmp_p
 )
 def test_a_bracket_just_before_what_is_inserted_is_refused(tmp_path: Path, seam: str) -> None:
     body = f"{{% block system %}}{{% endblock %}}{{% block user %}}{seam}{{% endblock %}}"
-    with pytest.raises(PromptError, match="mine.jinja:6: .*opening bracket just before"):
+    with raises_at(PromptError, tmp_path / "mine.jinja:6"):
         load_prompt("comparative", template(tmp_path, body), "judge", ANY)
 
 
@@ -263,7 +266,7 @@ def test_what_a_reasonable_template_does_is_allowed(tmp_path: Path, body: str) -
 
 def test_a_filter_over_a_section_is_refused(tmp_path: Path) -> None:
     body = "{% block user %}{% filter replace('< ', '<') %}{{ document }}{% endfilter %}{% endblock %}"
-    with pytest.raises(PromptError, match="a filter over a whole section"):
+    with pytest.raises(PromptError, match=r"mine\.jinja:\d"):
         load_prompt("comparative", template(tmp_path, "{% block system %}{% endblock %}" + body), "judge", ANY)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.expect import raises_at
 from tests.sample_runs import Silent, config_for, run_scripted
 from tests.scripted_engine import Label
 from touche_llm.config import Config, load_config, write_config
@@ -127,54 +128,54 @@ def test_the_words_of_a_macro_are_parted_as_all_that_an_expression_inserts(write
 
 
 @pytest.mark.parametrize(
-    ("mine", "others", "message"),
+    ("mine", "others", "pattern"),
     [
-        (blocks("{% include '../out.jinja' %}"), {}, r"mine\.jinja:6: '\.\./out\.jinja': must be the path of a file"),
-        (blocks("{% include '/etc/passwd' %}"), {}, r"mine\.jinja:6: '/etc/passwd': must be the path of a file"),
-        (blocks("{% include 'a/./b' %}"), {}, "must be the path of a file"),
-        (blocks(r"{% include 'a\\b' %}"), {}, "must be the path of a file"),
-        (blocks("{% include 'a\0b' %}"), {}, "must be the path of a file"),
-        (blocks(f"{{% include '{'a' * 999}' %}}"), {}, r"mine\.jinja:6: .*cannot read it|no such file"),
-        (blocks("\n{% include 'no.jinja' %}"), {}, r"mine\.jinja:7: .*t/no\.jinja: no such file"),
-        (blocks("{% include 'no.jinja' ignore missing %}"), {}, "no such file"),
-        (blocks("{% include topic.title %}"), {}, r"mine\.jinja:6: the name of a file must be a text in quotation"),
-        (blocks("{% include ['a.jinja', 'b.jinja'] %}"), {}, "must be a text in quotation"),
-        (HEADER + "{% extends 'a' ~ '.jinja' %}", {}, "must be a text in quotation"),
-        (blocks("{% import topic.id as m %}"), {}, "must be a text in quotation"),
-        (blocks("{% include 'mine.jinja' %}"), {}, "mine.jinja would include itself"),
+        (blocks("{% include '../out.jinja' %}"), {}, r"mine\.jinja:6: '\.\./out\.jinja'"),
+        (blocks("{% include '/etc/passwd' %}"), {}, r"mine\.jinja:6: '/etc/passwd'"),
+        (blocks("{% include 'a/./b' %}"), {}, r"mine\.jinja:6: 'a"),
+        (blocks(r"{% include 'a\\b' %}"), {}, r"mine\.jinja:6: 'a"),
+        (blocks("{% include 'a\0b' %}"), {}, r"mine\.jinja:6: 'a"),
+        (blocks(f"{{% include '{'a' * 999}' %}}"), {}, r"mine\.jinja:6: .*aaa"),
+        (blocks("\n{% include 'no.jinja' %}"), {}, r"mine\.jinja:7: .*t/no\.jinja"),
+        (blocks("{% include 'no.jinja' ignore missing %}"), {}, r"t/no\.jinja"),
+        (blocks("{% include topic.title %}"), {}, r"mine\.jinja:6: "),
+        (blocks("{% include ['a.jinja', 'b.jinja'] %}"), {}, r"mine\.jinja:6: "),
+        (HEADER + "{% extends 'a' ~ '.jinja' %}", {}, r"mine\.jinja:6: "),
+        (blocks("{% import topic.id as m %}"), {}, r"mine\.jinja:6: "),
+        (blocks("{% include 'mine.jinja' %}"), {}, r"mine\.jinja:6: .*mine\.jinja"),
         (blocks("{% include 'a.jinja' %}"), {"a": "\n{% include 'b.jinja' %}", "b": "{% include 'a.jinja' %}"},
-         r"b\.jinja:1: a\.jinja would include itself"),
-        (CHILD, {"base": "{% extends 'base.jinja' %}"}, "base.jinja would include itself"),
-        (CHILD + "words", {"base": BASE}, r"mine\.jinja:7: only the blocks `system` and `user` are sent"),
-        (CHILD + "{% block ruls %}{% endblock %}", {"base": BASE}, r"mine\.jinja:7: only the blocks"),
-        (CHILD, {"base": BASE + "\n{% block more %}{% endblock %}"}, r"base\.jinja:4: only the blocks"),
-        (CHILD, {"base": BASE.splitlines()[0]}, r"mine\.jinja: no block named user"),
+         r"b\.jinja:1: .*a\.jinja"),
+        (CHILD, {"base": "{% extends 'base.jinja' %}"}, r"base\.jinja"),
+        (CHILD + "words", {"base": BASE}, r"mine\.jinja:7: .*`system` and `user`"),
+        (CHILD + "{% block ruls %}{% endblock %}", {"base": BASE}, r"mine\.jinja:7: .*`system` and `user`"),
+        (CHILD, {"base": BASE + "\n{% block more %}{% endblock %}"}, r"base\.jinja:4: .*`system` and `user`"),
+        (CHILD, {"base": BASE.splitlines()[0]}, r"mine\.jinja: .*\buser\b"),
         (CHILD, {"base": BASE.replace("block user", "block user required").replace("<page>{{ document }}</page>", "")},
-         "no block named user"),
-        (HEADER + "{% if 1 %}{% extends 'base.jinja' %}{% endif %}", {"base": BASE}, "a file extends one other"),
-        (CHILD + "{% extends 'base.jinja' %}", {"base": BASE}, "a file extends one other"),
+         r"mine\.jinja: .*\buser\b"),
+        (HEADER + "{% if 1 %}{% extends 'base.jinja' %}{% endif %}", {"base": BASE}, r"mine\.jinja:\d"),
+        (CHILD + "{% extends 'base.jinja' %}", {"base": BASE}, r"mine\.jinja:\d"),
         (CHILD, {"base": BASE + "{{"}, r"base\.jinja:3: "),
-        (CHILD, {"base": BASE.replace("<page>", "<")}, r"base\.jinja:2: '<': an opening bracket just before"),
-        (blocks("{% include 'a.jinja' %}{{ document }}"), {"a": "\n\n["}, r"a\.jinja:3: '\[': an opening bracket"),
+        (CHILD, {"base": BASE.replace("<page>", "<")}, r"base\.jinja:2: '<'"),
+        (blocks("{% include 'a.jinja' %}{{ document }}"), {"a": "\n\n["}, r"a\.jinja:3: '\['"),
         (blocks("{% import 'm.jinja' as m %}{{ m.p(document) }}"), {"m": "\n{% macro p(x) %}[{{ x }}{% endmacro %}"},
-         r"m\.jinja:2: '\[': an opening bracket"),
-        (blocks("{% include 'a.jinja' %}"), {"a": "{% filter upper %}x{% endfilter %}"}, r"a\.jinja:1: a filter over"),
-        (blocks("{% include 'a.jinja' %}"), {"a": "{{ passage }}"}, r"a\.jinja: undefined variable 'passage'; the"),
-        (blocks("{% include 'a.jinja' without context %}"), {"a": "{{ document }}"}, "does not see it"),
+         r"m\.jinja:2: '\['"),
+        (blocks("{% include 'a.jinja' %}"), {"a": "{% filter upper %}x{% endfilter %}"}, r"a\.jinja:1: "),
+        (blocks("{% include 'a.jinja' %}"), {"a": "{{ passage }}"}, r"a\.jinja: .*'passage'"),
+        (blocks("{% include 'a.jinja' without context %}"), {"a": "{{ document }}"}, r"a\.jinja: .*'document'"),
         (blocks("{% import 'm.jinja' as m %}{{ m.p() }}"), {"m": "{% macro p() %}{{ document }}{% endmacro %}"},
-         r"m\.jinja: undefined variable 'document'; .* import the file `with context`"),
-        (blocks("{% import 'm.jinja' as m %}"), {"m": "\nwords"}, r"m\.jinja:1: only the macros of an imported file"),
-        (blocks("{% include 'a.jinja' %}"), {"a": HEADER + "x"}, r"mine\.jinja:6: .*a\.jinja has front matter"),
-        (blocks("{% include 'base.jinja' %}"), {"base": BASE}, r"base\.jinja:1: only a template and the files"),
-        (blocks("{% include 'a.jinja' %}"), {"a": "x" * (2**20 + 1)}, "larger than 1,048,576 bytes"),
-        (blocks("{{ " + "(" * 3000 + ")" * 3000 + " }}"), {}, "nested too deeply"),
-        (blocks("{% for a in [1] %}" * 30 + "{% endfor %}" * 30), {}, "nested too deeply"),
+         r"m\.jinja: .*'document'.*`with context`"),
+        (blocks("{% import 'm.jinja' as m %}"), {"m": "\nwords"}, r"m\.jinja:1: "),
+        (blocks("{% include 'a.jinja' %}"), {"a": HEADER + "x"}, r"mine\.jinja:6: .*a\.jinja"),
+        (blocks("{% include 'base.jinja' %}"), {"base": BASE}, r"base\.jinja:1: "),
+        (blocks("{% include 'a.jinja' %}"), {"a": "x" * (2**20 + 1)}, "1,048,576 bytes"),
+        (blocks("{{ " + "(" * 3000 + ")" * 3000 + " }}"), {}, r"mine\.jinja"),
+        (blocks("{% for a in [1] %}" * 30 + "{% endfor %}" * 30), {}, r"mine\.jinja"),
     ],
 )  # fmt: skip
 def test_what_a_template_must_not_pull_in_is_told_with_file_and_line(
-    write: Write, mine: str, others: dict[str, str], message: str
+    write: Write, mine: str, others: dict[str, str], pattern: str
 ) -> None:
-    with pytest.raises(PromptError, match=message):
+    with pytest.raises(PromptError, match=pattern):
         loaded(write(mine, **others))
 
 
@@ -182,12 +183,12 @@ def test_a_link_that_leads_out_of_the_folder_is_not_followed_and_one_within_is(w
     path = write(blocks("{% include 'a.jinja' %}"))
     (tmp_path / "secret.jinja").write_text("SECRET")
     (path.parent / "a.jinja").symlink_to(tmp_path / "secret.jinja")
-    with pytest.raises(PromptError, match=r"mine\.jinja:6: .*a\.jinja is a link that leads out of .*/t;"):
+    with pytest.raises(PromptError, match=r"mine\.jinja:6: .*a\.jinja .*/t;"):
         loaded(path)
     (path.parent / "a.jinja").unlink()
     (path.parent / "out").symlink_to(tmp_path)
     path.write_text(blocks("{% include 'out/secret.jinja' %}"))
-    with pytest.raises(PromptError, match="is a link that leads out"):
+    with pytest.raises(PromptError, match=r"mine\.jinja:6: .*out/secret\.jinja"):
         loaded(path)
     (path.parent / "b.jinja").write_text("HERE")
     (path.parent / "a.jinja").symlink_to("b.jinja")
@@ -195,24 +196,24 @@ def test_a_link_that_leads_out_of_the_folder_is_not_followed_and_one_within_is(w
     assert shown(path)[1] == "HERE"
     (path.parent / "a.jinja").unlink()
     (path.parent / "a.jinja").symlink_to("a.jinja")
-    with pytest.raises(PromptError, match="cannot read it|no such file"):
+    with pytest.raises(PromptError, match=r"mine\.jinja:6: .*a\.jinja"):
         loaded(path)
 
 
 def test_what_is_not_utf_8_or_no_file_is_told(write: Write) -> None:
     path = write(blocks("{% include 'a.jinja' %}"))
     (path.parent / "a.jinja").write_bytes(b"\xff")
-    with pytest.raises(PromptError, match=r"a\.jinja: not UTF-8"):
+    with pytest.raises(PromptError, match=r"a\.jinja: .*UTF-8"):
         loaded(path)
     (path.parent / "a.jinja").unlink()
     os.mkfifo(path.parent / "a.jinja")
-    with pytest.raises(PromptError, match="no such file"):
+    with pytest.raises(PromptError, match=r"mine\.jinja:6: .*a\.jinja"):
         loaded(path)
 
 
 def test_a_template_has_a_hundred_files_at_most(write: Write) -> None:
     many = {f"a{n}": "x" for n in range(100)}
-    with pytest.raises(PromptError, match="more than 100 files"):
+    with pytest.raises(PromptError, match="100 files"):
         loaded(write(blocks("".join(f"{{% include '{name}.jinja' %}}" for name in many)), **many))
 
 
@@ -224,25 +225,25 @@ def test_a_file_that_is_pulled_in_may_be_the_one_that_uses_a_variable(write: Wri
     # The base uses it, although in a block that is given anew.
     assert loaded(path, needed)
     write(blocks("{% import 'm.jinja' as m %}{{ m.p(1) }}"), m="{% macro p(topic) %}{{ topic }}{% endmacro %}")
-    with pytest.raises(PromptError, match=r"mine\.jinja: the variable 'document' is not used"):
+    with raises_at(PromptError, path, "'document'"):
         loaded(path, needed)
 
 
 @pytest.mark.parametrize(
-    ("body", "part", "message"),
+    ("body", "part", "pattern"),
     [
-        ("\n{{ topic.titel }}{% include 'a.jinja' %}", "x", r"mine\.jinja: block user: line 7: .*no attribute 'titel'"),
+        ("\n{{ topic.titel }}{% include 'a.jinja' %}", "x", r"mine\.jinja: block user: line 7: .*'titel'"),
         ("\n{% include 'a.jinja' %}", "\n\n{{ topic.titel }}", r"mine\.jinja: block user: .*/t/a\.jinja:3: .*'titel'"),
         ("{% import 'a.jinja' as m %}{{ m.p(1) }}", "\n{% macro p(x) %}\n{{ 1 / 0 }}{% endmacro %}",
          r"block user: .*/a\.jinja:3: ZeroDivisionError"),
         ("{% include 'a.jinja' %}", "{{ ''.__class__.__mro__ }}", r"a\.jinja:1: .*__class__"),
         ("{% import 'a.jinja' as m %}{{ m.q() }}", "{% macro p() %}{% endmacro %}", r"mine\.jinja: .*'q'"),
-        ("{{ super() }}{% include 'a.jinja' %}", "", r"no parent block called 'user'"),
+        ("{{ super() }}{% include 'a.jinja' %}", "", r"mine\.jinja: .*'user'"),
     ],
 )  # fmt: skip
-def test_an_error_of_rendering_names_the_file_and_the_line(write: Write, body: str, part: str, message: str) -> None:
+def test_an_error_of_rendering_names_the_file_and_the_line(write: Write, body: str, part: str, pattern: str) -> None:
     prompt = loaded(write(blocks(body), a=part))
-    with pytest.raises(PromptError, match=message):
+    with pytest.raises(PromptError, match=pattern):
         prompt.render(topic=TOPIC, document="x")
 
 
@@ -345,7 +346,7 @@ def test_a_path_is_taken_as_it_is_beside_a_folder(tmp_path: Path, folder: Path) 
 
 
 def test_a_name_that_is_nowhere_lists_the_templates_of_both_folders(tmp_path: Path, folder: Path) -> None:
-    with pytest.raises(PromptError, match=r"comparative has best, .*; .*prompts/comparative has base, judge"):
+    with pytest.raises(PromptError, match=r"best, .*; .*prompts/comparative has base, judge"):
         prompts_for(tmp_path, prompts__folder=folder, prompts__stance="stanse")
 
 
@@ -355,23 +356,21 @@ def test_a_folder_without_any_template_that_is_asked_for_is_told(tmp_path: Path,
     if made is not None:
         (folder / made).parent.mkdir(parents=True)
         (folder / made).write_text(BASE)
-    message = (
-        "no such folder" if made is None else r"none of comparative/best\.jinja, comparative/judge\.jinja, .*order"
-    )
-    with pytest.raises(UsageError, match=message):
+    values = [] if made is None else ["comparative/best.jinja", "comparative/judge.jinja", "comparative/order.jinja"]
+    with raises_at(UsageError, folder, *values):
         prompts_for(tmp_path, prompts__folder=folder)
 
 
 def test_a_link_to_a_template_that_is_gone_is_an_error_and_not_the_project_s_own(tmp_path: Path, folder: Path) -> None:
     (folder / "comparative" / "judge.jinja").unlink()
     (folder / "comparative" / "judge.jinja").symlink_to("gone.jinja")
-    with pytest.raises(PromptError, match=r"prompts/comparative/judge\.jinja: cannot read the prompt"):
+    with raises_at(PromptError, folder / "comparative" / "judge.jinja"):
         prompts_for(tmp_path, prompts__folder=folder)
 
 
 def test_examples_without_a_template_beside_them_are_told(tmp_path: Path, folder: Path) -> None:
     (folder / "comparative" / "stance.examples.yaml").write_text("[]")
-    with pytest.raises(UsageError, match=r"stance\.examples\.yaml: no template of this name beside it"):
+    with raises_at(UsageError, folder / "comparative" / "stance.examples.yaml"):
         prompts_for(tmp_path, prompts__folder=folder)
 
 

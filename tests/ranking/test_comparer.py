@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.expect import raises_at
 from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from touche_llm.data.records import Document, Topic
 from touche_llm.errors import PromptError
@@ -391,9 +392,7 @@ async def test_of_pages_excerpts_are_shown_that_fit() -> None:
 
 async def test_a_prompt_that_leaves_no_room_names_the_topic_the_step_and_what_to_do() -> None:
     comparer = comparer_for(StrictEngine(first_shown, await prompt_size()))
-    with pytest.raises(
-        PromptError, match=r"prompt comparative/order, topic 7: .*--context.* let listwise:20 compare fewer"
-    ):
+    with raises_at(PromptError, "prompt comparative/order, topic 7", "--context", "listwise:20"):
         await comparer.order(["a", "b", "c"])
 
 
@@ -439,16 +438,16 @@ async def test_random_numbers_depend_on_the_step_the_topic_and_the_names_alone()
 
 
 @pytest.mark.parametrize(
-    ("documents", "problem"),
+    "documents",
     [
-        ("{% for each in documents %}{{ each.text }} {% endfor %}", "each of `documents` with its `label`"),
-        ("{% for each in documents[:1] %}{{ each.label }}: {{ each.text }} {% endfor %}", "each of `documents`"),
-        ("{% for each in documents %}{{ each.text }}: {{ each.label }} {% endfor %}", "each of `documents`"),
-        ("{{ documents | length }}", "each of `documents`"),
+        "{% for each in documents %}{{ each.text }} {% endfor %}",
+        "{% for each in documents[:1] %}{{ each.label }}: {{ each.text }} {% endfor %}",
+        "{% for each in documents %}{{ each.text }}: {{ each.label }} {% endfor %}",
+        "{{ documents | length }}",
     ],
 )
 def test_a_template_that_does_not_show_every_document_under_its_label_is_refused(
-    documents: str, problem: str, tmp_path: Path
+    documents: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "mine.jinja"
     header = "---\nversion: 1\npurpose: to compare\nanswer: best\n---\n"
@@ -460,7 +459,7 @@ def test_a_template_that_does_not_show_every_document_under_its_label_is_refused
 
     good = "{% for each in documents %}{{ each.label }}: {{ each.text }} {% endfor %}"
     load("{{ topic.title }} " + good)
-    with pytest.raises(PromptError, match=problem):
+    with raises_at(PromptError, path, "`documents`"):
         load("{{ topic.title }} " + documents)
-    with pytest.raises(PromptError, match="nothing of `topic`"):
+    with raises_at(PromptError, path, "`topic`"):
         load("{% if topic %}" + good + "{% endif %}")

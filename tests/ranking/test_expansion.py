@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from tests.expect import raises_at
 from tests.fake_chatnoir import KEY
 from tests.pipeline.test_controversial import chatnoir_config, fake
 from tests.sample_runs import Silent, config_for, retrieve_stage, run_lines
@@ -141,7 +142,7 @@ async def test_chatnoir_is_asked_for_the_other_queries_too(tmp_path: Path, monke
 
 
 def test_candidates_of_another_tool_are_not_searched_for(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="options: expansion: the candidates come from a run, so there is no search"):
+    with raises_at(UsageError, "options", "expansion"):
         expanded(tmp_path, candidates=tmp_path / "run.txt")
 
 
@@ -150,7 +151,7 @@ def test_candidates_of_another_tool_are_not_searched_for(tmp_path: Path) -> None
 )
 def test_settings_that_make_no_sense_are_refused(name: str, value: object) -> None:
     flags = {"topics": Path("t.xml"), "corpus": Path("c.jsonl"), f"expansion.{name}": value}
-    with pytest.raises(UsageError, match=f"options: expansion.{name}: "):
+    with raises_at(UsageError, "options", f"expansion.{name}: "):
         load_config(None, flags)
 
 

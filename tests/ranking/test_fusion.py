@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from tests.expect import raises_at
 from touche_llm.data.records import Candidate, ScoredDocument
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError
@@ -145,30 +146,30 @@ def test_one_dominating_document_stays_first_for_every_constant() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
-    ("weights", "message"),
+    ("weights", "values"),
     [
-        ([1.0], "1 given for 2 rankings"),
-        ([1.0, 1.0, 1.0], "3 given for 2"),
-        ([1.0, -0.5], "of at least 0"),
-        ([1.0, float("nan")], "of at least 0"),
-        ([1.0, float("inf")], "of at least 0"),
-        ([0.0, 0.0], "all are 0"),
+        ([1.0], ["1 given", "2 rankings"]),
+        ([1.0, 1.0, 1.0], ["3 given", "2 rankings"]),
+        ([1.0, -0.5], ["1.0, -0.5"]),
+        ([1.0, float("nan")], ["1.0, nan"]),
+        ([1.0, float("inf")], ["1.0, inf"]),
+        ([0.0, 0.0], ["0"]),
     ],
 )
-def test_weights_that_mean_nothing_are_refused(method: Method, weights: list[float], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_weights_that_mean_nothing_are_refused(method: Method, weights: list[float], values: list[str]) -> None:
+    with raises_at(UsageError, "weights", *values):
         method([ranking("a"), ranking("b")], weights)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_document_twice_in_a_ranking_is_named(method: Method) -> None:
-    with pytest.raises(DataError, match="document a: twice in ranking 2"):
+    with raises_at(DataError, "document a", "ranking 2"):
         method([ranking("b"), ranking("a", "b", "a")], [1, 1])
 
 
 @pytest.mark.parametrize("k", [-1.0, float("nan"), float("inf")])
 def test_a_constant_that_is_no_number_from_0_on_is_refused(k: float) -> None:
-    with pytest.raises(UsageError, match="k: must be"):
+    with raises_at(UsageError, "k", f"{k}"):
         fuse_reciprocal_ranks([ranking("a")], [1], k)
     with pytest.raises(ValidationError):
         FusionSettings(k=k)
@@ -222,7 +223,7 @@ def test_no_q0_is_mixed_into_a_run_with_stances() -> None:
     assert stances("sentence_pairs") == ([("a", "PRO")], 0, 4)
     # What is left out takes no place, and what the depth cuts off is not counted.
     assert stances("sentence_pairs", 1) == ([("a", "PRO")], 0, 2)
-    with pytest.raises(UsageError, match=r"topic 1, document c: .*--task"):
+    with raises_at(UsageError, "topic 1, document c", "--task"):
         fuse_runs(runs, [1, 1], RRF, task=None, depth=10, tag="t")
 
 
@@ -236,5 +237,5 @@ def test_scores_of_a_fused_run_fall_strictly_and_ranks_count_on() -> None:
 
 
 def test_a_topic_that_only_runs_of_weight_nothing_have_is_named() -> None:
-    with pytest.raises(UsageError, match="topic 2: only runs of weight 0"):
+    with raises_at(UsageError, "topic 2"):
         fuse_runs([run({"1": ["a"]}), run({"1": ["a"], "2": ["b"]})], [1, 0], RRF, task=None, depth=9, tag="t")

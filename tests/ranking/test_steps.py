@@ -58,22 +58,22 @@ def test_steps_are_read_as_they_are_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("texts", "told"),
+    ("texts", "pattern"),
     [
-        ([], "must name a step"),
-        (["judge", "bubble:10"], "'bubble:10': no such step; .*judge.* pairwise, .* balance"),
-        ([""], "'': no such step"),
+        ([], "pairwise:10"),
+        (["judge", "bubble:10"], "'bubble:10': .*judge.* pairwise, .* balance"),
+        ([""], "'': "),
         (["judge:10"], "'judge:10'"),
-        (["pairwise:5", "judge"], "only be the first step"),
-        (["judge", "judge"], "only be the first step"),
+        (["pairwise:5", "judge"], "^judge "),
+        (["judge", "judge"], "^judge "),
         *(
-            ([f"pairwise{depth}"], f"'pairwise{depth[:40]}.*: needs the number of documents .*pairwise:10")
+            ([f"pairwise{depth}"], f"'pairwise{depth[:40]}.*: .* 2 to 200.*pairwise:10")
             for depth in ("", ":", ":1", ":0", ":-3", ":ten", ":10:5", ":²", ":٣", ":10001", ":" + "9" * 5000)
         ),
     ],
 )
-def test_steps_that_cannot_be_carried_out_are_refused(texts: list[str], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_steps_that_cannot_be_carried_out_are_refused(texts: list[str], pattern: str) -> None:
+    with pytest.raises(ValueError, match=pattern):
         parse_steps(texts)
 
 
@@ -186,7 +186,7 @@ async def test_fusion_puts_the_first_stage_and_every_step_together() -> None:
 def test_a_fusion_of_nothing_that_has_weight_is_refused_before_anything_is_asked(steps: str) -> None:
     parsed = parse_steps(steps.split(","))
     nothing = FusionStepSettings(weights={"first_stage": 0.0, "judge": 0.0})
-    with pytest.raises(ValueError, match="fusion.weights: .*all rankings before fusion:5 .* have weight 0"):
+    with pytest.raises(ValueError, match=r"fusion\.weights: .*fusion:5 .*first_stage"):
         check_fusion(parsed, nothing)
     check_fusion(parsed, FusionStepSettings(weights={"judge": 0.0, "fusion": 0.0}))
     check_fusion(parse_steps(["pairwise:3", "fusion:3"]), nothing)
@@ -217,7 +217,7 @@ async def test_a_fusion_weighs_rankings_by_the_names_of_their_steps() -> None:
             fusion={"weights": weights},
         )
         assert ids(ranking) == list(order)
-    with pytest.raises(ValueError, match=r"fusion.weights: judgments: no ranking of that name; known: first_stage"):
+    with pytest.raises(ValueError, match=r"fusion\.weights: judgments: .*first_stage"):
         RankingSettings.model_validate({"fusion": {"weights": {"judgments": 1.0}}})
 
 
