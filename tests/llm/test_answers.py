@@ -76,7 +76,7 @@ def test_the_schema_closes_the_object_and_lists_the_labels() -> None:
     }
 
 
-def test_a_field_that_not_every_backend_enforces_is_a_mistake_of_the_program() -> None:
+def test_a_field_that_not_every_backend_enforces_is_a_programming_error() -> None:
     class Free(AnswerModel):
         text: str
 
@@ -93,7 +93,7 @@ class Coded(AnswerModel):
     code: Annotated[str, Field(pattern="^[a-c]{2}( [a-c]{2})*$")]
 
 
-def test_a_text_of_a_pattern_has_its_pattern_in_the_schema_and_no_labels() -> None:
+def test_a_field_with_a_pattern_has_it_in_the_schema_and_no_labels() -> None:
     assert build_schema(Coded) == {
         "type": "object",
         "properties": {"kind": {"enum": ["A", "B"]}, "code": {"type": "string", "pattern": "^[a-c]{2}( [a-c]{2})*$"}},
@@ -103,7 +103,7 @@ def test_a_text_of_a_pattern_has_its_pattern_in_the_schema_and_no_labels() -> No
     assert get_labels(Coded) == {"kind": ("A", "B")}
 
 
-def test_a_text_that_fits_its_pattern_is_taken_as_it_is() -> None:
+def test_a_text_that_fits_its_pattern_is_unchanged() -> None:
     assert parse_answer('{"kind": "B", "code": "ab ca"}', Coded).model_dump() == {"kind": "B", "code": "ab ca"}
     assert parse_answer(r'{"kind": "B", "code": "\u0061b"}', Coded).code == "ab"
 
@@ -134,13 +134,13 @@ def test_any_value_of_a_pattern_gives_an_answer_or_a_typed_failure(value: Any) -
         assert found.code == value
 
 
-def test_a_text_of_a_pattern_given_twice_is_no_answer() -> None:
+def test_a_repeated_text_is_not_an_answer() -> None:
     with pytest.raises(Unusable) as caught:
         parse_answer('{"kind": "A", "code": "ab", "code": "ab"}', Coded)
     assert caught.value.kind == "outside_schema"
 
 
-def test_a_text_without_a_pattern_or_another_type_with_one_is_a_mistake_of_the_program() -> None:
+def test_a_text_without_a_pattern_or_another_type_with_one_is_a_programming_error() -> None:
     class Bounded(AnswerModel):
         text: Annotated[str, Field(max_length=3)]
 

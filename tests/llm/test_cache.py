@@ -40,7 +40,7 @@ def test_an_entry_is_visible_to_other_processes_at_once(tmp_path: Path) -> None:
         assert other.get("a" * 64, Answer) == answer()
 
 
-def test_the_first_of_two_answers_stays_and_is_what_the_second_writer_gets(tmp_path: Path) -> None:
+def test_the_first_of_two_answers_stays_and_is_returned_to_the_second_writer(tmp_path: Path) -> None:
     with Cache(tmp_path / "c.sqlite") as one, Cache(tmp_path / "c.sqlite") as other:
         one.put(entry(text="first"), Answer)
         assert other.put(entry(text="second"), Answer).text == "first"
@@ -80,7 +80,7 @@ def test_a_cassette_is_sorted_by_key_and_imports_to_the_same_entries(tmp_path: P
     assert (tmp_path / "d.jsonl").read_bytes() == (tmp_path / "c.jsonl").read_bytes()
 
 
-def test_a_cassette_can_be_replayed_as_it_is_and_nothing_else(tmp_path: Path) -> None:
+def test_a_cassette_can_only_be_replayed(tmp_path: Path) -> None:
     with Cache(tmp_path / "c.sqlite") as cache:
         cache.put(entry(), Answer)
         cache.export_cassette(tmp_path / "c.jsonl")
@@ -121,7 +121,7 @@ def test_a_cassette_that_contradicts_the_cache_is_not_imported(tmp_path: Path) -
         assert [each.value for each in cache.find("answer")] == [entry(text="ours").value]
 
 
-def test_a_file_that_is_no_cache_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_cache_is_named(tmp_path: Path) -> None:
     (tmp_path / "c.sqlite").write_text("topics and passages, but not a database " * 10)
     with pytest.raises(DataError) as raised:
         Cache(tmp_path / "c.sqlite")
@@ -136,7 +136,7 @@ def test_a_cache_of_another_version_is_refused(tmp_path: Path) -> None:
         Cache(tmp_path / "c.sqlite")
 
 
-def test_another_programs_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_the_database_of_another_program_is_refused_and_not_changed(tmp_path: Path) -> None:
     database = sqlite3.connect(tmp_path / "other.sqlite")
     database.execute("CREATE TABLE documents (id TEXT)")
     database.close()
@@ -192,7 +192,7 @@ def _open_many(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_several_processes_can_make_the_same_cache_at_once(tmp_path: Path) -> None:
+def test_several_processes_can_create_the_same_cache_at_once(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     openers = [context.Process(target=_open_many, args=(tmp_path,)) for _ in range(4)]
     for opener in openers:
@@ -328,7 +328,7 @@ def test_a_damaged_value_is_named_by_its_key(tmp_path: Path) -> None:
         ({"at": -1, "token": "1", "logprob": -0.5, "top": []}, False),
     ],
 )
-def test_a_stored_token_has_a_place_and_no_positive_logprob(
+def test_a_stored_token_has_an_offset_and_no_positive_logprob(
     tmp_path: Path, token: dict[str, object], is_possible: bool
 ) -> None:
     value = {"text": "1", "finish_reason": "stop", "tokens": [token], "prompt_tokens": 1, "completion_tokens": 1}

@@ -18,7 +18,7 @@ async def turns(count: int) -> None:
 
 @dataclass(frozen=True)
 class User:
-    """Comes after so many turns of the event loop, holds its slot for some, and may be cancelled at one of them."""
+    """Call that arrives after some turns of the event loop, holds its slot for some, and may be cancelled."""
 
     priority: int
     comes: int
@@ -42,7 +42,7 @@ USERS = st.lists(
 
 @given(USERS, st.integers(1, 3))
 @settings(deadline=None)
-async def test_never_more_slots_are_held_than_there_are_and_none_is_lost(users: list[User], most: int) -> None:
+async def test_no_more_slots_are_held_than_exist_and_none_is_lost(users: list[User], most: int) -> None:
     slots = Slots(most)
     held: set[int] = set()
     served: set[int] = set()
@@ -91,7 +91,7 @@ async def test_never_more_slots_are_held_than_there_are_and_none_is_lost(users: 
 
 @given(st.lists(st.integers(0, 3), max_size=12))
 @settings(deadline=None)
-async def test_a_slot_goes_to_the_first_who_came_of_the_lowest_priority_number(priorities: list[int]) -> None:
+async def test_a_free_slot_goes_to_the_earliest_call_with_the_lowest_priority_number(priorities: list[int]) -> None:
     slots = Slots(1)
     served: list[tuple[int, int]] = []
 
@@ -109,7 +109,7 @@ async def test_a_slot_goes_to_the_first_who_came_of_the_lowest_priority_number(p
     assert served == sorted(served) and len(served) == len(priorities)
 
 
-async def test_who_comes_with_a_lower_number_passes_those_who_wait_but_not_those_who_hold() -> None:
+async def test_a_call_with_a_lower_number_overtakes_waiting_calls_but_not_running_ones() -> None:
     slots = Slots(1)
     served: list[str] = []
     release = asyncio.Event()
@@ -149,7 +149,7 @@ def test_a_round_of_replies_adds_one_slot_up_to_the_initial_number() -> None:
     assert [seen.count(most) for most in range(5, 11)] == [4, 6, 7, 8, 9, 31]
 
 
-async def test_fewer_slots_are_handed_out_after_a_halving_and_more_after_growing() -> None:
+async def test_fewer_slots_are_granted_after_a_halving_and_more_after_growing() -> None:
     slots = BackoffSlots(4)
     held = 0
     events = [asyncio.Event() for _ in range(8)]
@@ -180,7 +180,7 @@ async def test_fewer_slots_are_handed_out_after_a_halving_and_more_after_growing
 
 @given(st.lists(st.integers(0, 5), max_size=10), st.integers(1, 4))
 @settings(deadline=None)
-async def test_results_stand_in_the_order_of_the_items_and_no_more_calls_run_than_allowed(
+async def test_results_are_in_the_order_of_the_items_and_concurrency_is_bounded(
     waits: list[int], concurrency: int
 ) -> None:
     running, most = 0, 0
@@ -199,7 +199,7 @@ async def test_results_stand_in_the_order_of_the_items_and_no_more_calls_run_tha
         assert most == min(concurrency, len(waits))
 
 
-async def test_calls_begin_in_the_order_of_the_items_and_one_that_waits_holds_up_no_other() -> None:
+async def test_calls_begin_in_the_order_of_the_items_and_a_slow_one_delays_no_other() -> None:
     begun: list[int] = []
     release = asyncio.Event()
 
@@ -236,11 +236,11 @@ async def test_the_first_exception_cancels_the_other_calls_and_is_raised_itself(
     with pytest.raises(KeyError, match="mine") as caught:
         await map_in_order(call, range(4), 3)
     assert isinstance(caught.value.__cause__, ValueError)
-    # The fourth was never begun.
+    # The fourth call never began.
     assert sorted(ended) == ["0 cancelled", "2 cancelled"]
 
 
-async def test_calls_under_way_end_before_an_exception_is_raised() -> None:
+async def test_calls_in_flight_end_before_an_exception_is_raised() -> None:
     ended: list[int] = []
     failed = asyncio.Event()
 
@@ -259,7 +259,7 @@ async def test_calls_under_way_end_before_an_exception_is_raised() -> None:
     assert sorted(ended) == [0, 2]
 
 
-async def test_an_exception_comes_through_several_levels_as_itself() -> None:
+async def test_an_exception_passes_several_levels_unchanged() -> None:
     async def fail(item: int) -> None:
         raise KeyError(item)
 
@@ -270,14 +270,14 @@ async def test_an_exception_comes_through_several_levels_as_itself() -> None:
         await map_in_order(inner, [1], 2)
 
 
-async def test_no_item_makes_no_call() -> None:
+async def test_without_items_there_are_no_calls() -> None:
     async def call(item: int) -> None:
         raise AssertionError
 
     assert await map_in_order(call, [], 4) == []
 
 
-async def test_a_call_that_ends_as_cancelled_lets_the_others_go_on_and_then_ends_the_whole() -> None:
+async def test_after_a_cancelled_call_the_others_continue_and_then_the_error_is_raised() -> None:
     done: list[int] = []
 
     async def call(item: int) -> None:
@@ -294,7 +294,7 @@ async def test_a_call_that_ends_as_cancelled_lets_the_others_go_on_and_then_ends
     assert sorted(done) == [1, 2, 4, 10, 11, 13, 14]
 
 
-async def test_who_is_cancelled_from_outside_begins_no_further_call() -> None:
+async def test_no_call_begins_after_a_cancellation_from_outside() -> None:
     begun: list[int] = []
 
     async def call(item: int) -> None:

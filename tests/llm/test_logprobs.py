@@ -1,4 +1,4 @@
-"""Label probabilities from recorded token lists: how tokenisers really split a constrained answer."""
+"""Label probabilities from recorded tokens of constrained answers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_grade_of_one_token() -> None:
     assert compute_expected_grade(reading) == pytest.approx(0.3 + 1.0 + 0.15)
 
 
-def test_what_is_on_no_label_is_outside_and_the_rest_is_renormalised() -> None:
+def test_probability_on_no_label_is_off_label_mass_and_the_rest_is_renormalised() -> None:
     shares = {"2": 0.4, "1": 0.4, "7": 0.1, "\n": 0.05}
     reading = read(['{"relevance":', ("2", shares), ',"quality":1,"stance":"NO"}'], "relevance", 2)
     assert reading.probabilities == pytest.approx({"0": 0.0, "1": 0.5, "2": 0.5, "3": 0.0})
@@ -54,26 +54,26 @@ def test_what_is_on_no_label_is_outside_and_the_rest_is_renormalised() -> None:
     assert reading.shared == pytest.approx(0.05)
 
 
-def test_a_grade_that_is_merged_with_what_stands_before_it() -> None:
+def test_a_grade_in_one_token_with_the_text_before_it() -> None:
     shares = {":2": 0.6, ":3": 0.3, ": 1": 0.1}
     reading = read(['{"relevance"', (":2", shares), ',"quality":1,"stance":"NO"}'], "relevance", 2)
     assert reading.probabilities == pytest.approx({"0": 0.0, "1": 0.1, "2": 0.6, "3": 0.3})
 
 
-def test_a_grade_that_is_merged_with_what_stands_behind_it() -> None:
+def test_a_grade_in_one_token_with_the_text_after_it() -> None:
     shares = {"2,": 0.7, "2": 0.1, "0,": 0.2}
     reading = read(['{"relevance": ', ("2,", shares), '"quality":1,"stance":"NO"}'], "relevance", 2)
     assert reading.probabilities == pytest.approx({"0": 0.2, "1": 0.0, "2": 0.8, "3": 0.0})
 
 
-def test_a_number_that_only_begins_like_a_grade_is_outside() -> None:
+def test_a_number_that_only_begins_like_a_grade_is_off_label_mass() -> None:
     shares = {"2": 0.5, "25": 0.3, "2.": 0.1, "2-": 0.1}
     reading = read(['{"relevance":', ("2", shares), ',"quality":1,"stance":"NO"}'], "relevance", 2)
     assert reading.probabilities == pytest.approx({"0": 0.0, "1": 0.0, "2": 1.0, "3": 0.0})
     assert reading.off_label_mass == pytest.approx(0.5)
 
 
-def test_two_tokens_of_one_text_add_up() -> None:
+def test_probabilities_of_tokens_with_the_same_text_add_up() -> None:
     """A byte token and a character token can both read `1`."""
     text = '{"relevance":2,"quality":1,"stance":"NO"}'
     top = [("2", math.log(0.4)), ("1", math.log(0.3)), ("1", math.log(0.3))]
@@ -103,7 +103,7 @@ def test_a_label_in_several_tokens_is_followed() -> None:
     assert reading.shared == 0.0
 
 
-def test_a_beginning_of_several_labels_that_was_not_written_is_split_evenly() -> None:
+def test_an_alternative_that_begins_several_labels_is_split_evenly() -> None:
     pieces: list[Piece] = ['{"relevance":1,"quality":1,"stance":"', ("FIRST", {"FIRST": 0.6, "N": 0.4}), '"}']
     reading = read(pieces, "stance", "FIRST")
     assert reading.probabilities == pytest.approx({"FIRST": 0.6, "SECOND": 0.0, "NEUTRAL": 0.2, "NO": 0.2})
@@ -134,13 +134,13 @@ def test_each_field_is_read_at_its_own_place() -> None:
         [Token(at=13, token="2", logprob=-0.1, top=[])],
     ],
 )
-def test_without_matching_log_probabilities_the_plain_value_is_taken_and_said_so(tokens: list[Token]) -> None:
+def test_without_matching_log_probabilities_there_are_no_probabilities(tokens: list[Token]) -> None:
     reading = read_label('{"relevance":2,"quality":1,"stance":"NO"}', tokens, "relevance", LABELS["relevance"], 2)
     assert reading == Reading(answered=2)
     assert (compute_expected_grade(reading), get_most_probable(reading)) == (2.0, "2")
 
 
-def test_all_white_space_may_come_before_a_label_and_nothing_else() -> None:
+def test_only_white_space_may_precede_a_label() -> None:
     spaces = {chr(code) for code in range(sys.maxunicode + 1) if chr(code).isspace()}
     for before in [*spaces, "", "x", "\u200b", "\ufeff"]:
         top = [("1", math.log(0.5)), (f"{before}2", math.log(0.25))]
@@ -150,7 +150,7 @@ def test_all_white_space_may_come_before_a_label_and_nothing_else() -> None:
         assert reading.off_label_mass == pytest.approx(0.25 if before in spaces or not before else 0.5)
 
 
-def test_no_grade_is_above_the_highest_though_shares_are_rounded_up() -> None:
+def test_no_expected_grade_exceeds_the_highest_grade_because_of_rounding() -> None:
     top = [("3", 0.0), ("2", math.log(5.000000344e-10))]
     reading = read_label(
         '{"relevance":3}', [Token(at=13, token="3", logprob=0.0, top=top)], "relevance", LABELS["relevance"], 3
@@ -159,12 +159,12 @@ def test_no_grade_is_above_the_highest_though_shares_are_rounded_up() -> None:
     assert compute_expected_grade(reading) == 3.0
 
 
-def test_the_most_probable_label_can_differ_from_the_one_written_but_a_tie_does_not_move_it() -> None:
+def test_the_most_probable_label_can_differ_from_the_answered_one_but_not_in_a_tie() -> None:
     assert get_most_probable(Reading(answered="NO", probabilities={"FIRST": 0.6, "NO": 0.4})) == "FIRST"
     assert get_most_probable(Reading(answered="NO", probabilities={"FIRST": 0.5, "NO": 0.5})) == "NO"
 
 
-def test_only_the_tokens_that_carry_labels_are_kept_and_they_are_enough() -> None:
+def test_the_tokens_of_labels_suffice_for_the_readings() -> None:
     pieces: list[Piece] = ["{", '"relevance', '":', ("2", {"2": 0.9, "1": 0.1}), ',"quality":', "1", ',"stance":"NO"}']
     text, tokens = tokens_of(pieces)
     kept = select_label_tokens(text, tokens, ["relevance"])
@@ -175,7 +175,7 @@ def test_only_the_tokens_that_carry_labels_are_kept_and_they_are_enough() -> Non
 
 @st.composite
 def split_answers(draw: st.DrawFn) -> tuple[str, list[Token], Mapping[str, int | str]]:
-    """An answer cut into tokens anywhere, with any alternatives of any probability."""
+    """Generate an answer split into tokens anywhere, with arbitrary alternatives and probabilities."""
     answered = {field: draw(st.sampled_from(labels)) for field, labels in LABELS.items()}
     text, _ = spell(answered)
     tokens, at = [], 0
@@ -208,14 +208,14 @@ def test_any_split_gives_a_distribution_over_the_labels(case: tuple[str, list[To
         assert reading.off_label_mass is not None and reading.off_label_mass >= 0
 
 
-def test_the_written_token_counts_by_its_own_probability_where_the_alternatives_lack_it() -> None:
+def test_a_token_missing_from_its_alternatives_counts_with_its_own_probability() -> None:
     token = Token(at=13, token="2", logprob=math.log(0.1), top=[("1", math.log(0.5)), ("0", math.log(0.2))])
     reading = read_label('{"relevance":2}', [token], "relevance", LABELS["relevance"], 2)
     assert reading.probabilities == pytest.approx({"0": 0.25, "1": 0.625, "2": 0.125, "3": 0.0})
     assert reading.off_label_mass == pytest.approx(0.2)
 
 
-def test_places_are_counted_in_bytes() -> None:
+def test_offsets_are_in_bytes() -> None:
     shares = {"2": 0.75, "1": 0.25}
     pieces: list[Piece] = ['{"reason":"äöü – 長い","relevance":', ("2", shares), ',"quality":', "1", "}"]
     reading = read(pieces, "relevance", 2)
@@ -225,19 +225,19 @@ def test_places_are_counted_in_bytes() -> None:
 
 
 @pytest.mark.parametrize("length", [10, 5000])
-def test_a_text_of_any_length_is_read_alike(length: int) -> None:
+def test_texts_of_any_length_have_the_same_reading(length: int) -> None:
     reading = read([f'{{"reason":"{"w" * length}","relevance":', ("2", {"2": 0.5, "3": 0.5}), "}"], "relevance", 2)
     assert reading.probabilities == pytest.approx({"0": 0.0, "1": 0.0, "2": 0.5, "3": 0.5})
 
 
-def test_a_field_that_is_there_twice_has_no_probabilities() -> None:
+def test_a_repeated_field_has_no_probabilities() -> None:
     pieces: list[Piece] = ['{"relevance":', ("2", {"2": 0.5, "3": 0.5}), ',"quality":', "1", ',"relevance":', "3", "}"]
     assert read(pieces, "relevance", 3) == Reading(answered=3)
     text, tokens = tokens_of(pieces)
     assert [token.token for token in select_label_tokens(text, tokens, ["relevance", "quality"])] == ["1"]
 
 
-def test_neighbours_of_a_value_are_not_kept_and_tokens_that_share_a_byte_with_it_are() -> None:
+def test_tokens_that_share_a_byte_with_a_value_are_selected_and_its_neighbours_are_not() -> None:
     for pieces, kept in (
         (['{"relevance":', "2", ',"quality":1}'], ["2"]),
         (['{"relevance"', ":2", ',"quality":1}'], [":2"]),
@@ -247,7 +247,7 @@ def test_neighbours_of_a_value_are_not_kept_and_tokens_that_share_a_byte_with_it
         assert [token.token for token in select_label_tokens(text, tokens, ["relevance"])] == kept
 
 
-def test_among_other_labels_of_the_highest_probability_the_first_is_taken() -> None:
+def test_the_first_of_several_other_most_probable_labels_is_returned() -> None:
     assert get_most_probable(
         Reading(answered="NO", probabilities={"FIRST": 0.1, "SECOND": 0.4, "NEUTRAL": 0.4, "NO": 0.1})
     ) == ("SECOND")

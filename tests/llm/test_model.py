@@ -1,4 +1,4 @@
-"""Cutting, counting, replaying: what the stages rely on beside the answers themselves."""
+"""Model client: truncation, token counts, replay, shared requests."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def request_about(document: str) -> Request:
 
 def model_with(cache: Cache, context: int = 32768, engine: bool = True) -> tuple[ModelClient, ScriptedEngine]:
     scripted = ScriptedEngine(lambda _: ANSWER)
-    facts = FACTS.model_copy(update={"context": context, "overhead": 0})
-    return ModelClient(engine_info=facts, engine=scripted if engine else None, cache=cache), scripted
+    info = FACTS.model_copy(update={"context": context, "overhead": 0})
+    return ModelClient(engine_info=info, engine=scripted if engine else None, cache=cache), scripted
 
 
 async def test_tokens_of_a_document_that_must_fit_are_not_counted(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ async def test_a_document_that_fits_after_counting_is_complete(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("context", [150, 333, 1000, 2000])
-async def test_a_long_document_is_cut_at_a_sentence_end_within_the_context(tmp_path: Path, context: int) -> None:
+async def test_a_long_document_is_truncated_at_a_sentence_end(tmp_path: Path, context: int) -> None:
     with Cache(tmp_path / "c.sqlite") as cache:
         model, engine = model_with(cache, context)
         _, cut = await model.request_truncated(request_about, SENTENCES, ComparativeJudgment)
@@ -85,7 +85,7 @@ async def test_a_long_document_is_cut_at_a_sentence_end_within_the_context(tmp_p
 
 
 class ComposingEngine(ScriptedEngine):
-    """Its tokeniser composes characters, as NFC normalisers do: text does not come back as it went in."""
+    """Its tokenizer normalises to NFC, so that decoding does not return the input."""
 
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         return sum(len(unicodedata.normalize("NFC", message.content)) for message in messages) // 4
@@ -94,7 +94,7 @@ class ComposingEngine(ScriptedEngine):
         return text[: len(unicodedata.normalize("NFC", text)[: max_tokens * 4])]
 
 
-async def test_a_text_that_the_tokeniser_normalises_is_cut_where_it_is_too_long(tmp_path: Path) -> None:
+async def test_a_text_that_the_tokenizer_normalises_is_truncated(tmp_path: Path) -> None:
     decomposed = unicodedata.normalize("NFD", "É un café. " * 800)
     with Cache(tmp_path / "c.sqlite") as cache:
         model, _ = model_with(cache, 1000)
@@ -119,7 +119,7 @@ async def test_refresh_forgets_old_samples_so_that_a_replay_finds_what_the_run_u
         assert await model_with(cache, engine=False)[0].request(request, ComparativeJudgment) == refreshed
 
 
-async def test_text_without_sentences_is_cut_at_a_word(tmp_path: Path) -> None:
+async def test_text_without_sentences_is_truncated_at_a_word(tmp_path: Path) -> None:
     words = "lorem ipsum dolor " * 500
     with Cache(tmp_path / "c.sqlite") as cache:
         model, engine = model_with(cache, 500)
@@ -172,7 +172,7 @@ async def test_an_argument_in_the_middle_of_a_long_page_is_kept_if_the_context_i
     assert isinstance(result, AnsweredRequest) and cut is not None and cut.parts is not None
     text = sent_about(engine)
     assert ARGUMENT in text and "Sitemap" not in text
-    # Line feeds of the page are line feeds in what is shown.
+    # Line feeds of the page are kept.
     assert [PAGE[start:end] for start, end in cut.parts] == [each.strip() for each in text.split("…") if each.strip()]
     assert (cut.kept_chars, cut.of_chars) == (sum(end - start for start, end in cut.parts), len(PAGE))
     assert cut.prompt_tokens == await engine.count_tokens(engine.requests[0].messages) <= context - 50
@@ -229,7 +229,7 @@ async def test_a_replay_keeps_the_same_passages_without_an_engine(tmp_path: Path
         again = rank_passages(PAGE, TOPIC, Analyzer())
         assert await model.request_truncated(request_about, again, ComparativeJudgment) == before
         model.raise_on_misses()
-        # What fits of a text, or of other passages of it, is another question.
+        # The truncation of a text, or of other passages of it, is cached under another key.
         for other in (document.whole.text, rank_passages(PAGE, TOPIC, Analyzer(), passage_chars=300)):
             await model.request_truncated(request_about, other, ComparativeJudgment)
         assert len(model.misses) == 2
@@ -246,7 +246,7 @@ async def test_passages_without_room_are_an_error(tmp_path: Path) -> None:
 
 
 class CountingEngine(ScriptedEngine):
-    """Its tokens depend on the number of passages alone, not always more for more of them."""
+    """Its token counts depend on the number of passages only, not necessarily monotonically."""
 
     def __init__(self, document: RankedPassages, tokens: Callable[[int], int]) -> None:
         super().__init__(lambda _: ANSWER)
@@ -348,7 +348,7 @@ async def test_the_first_error_stops_the_other_calls() -> None:
 
 
 class Held(ScriptedEngine):
-    """Answers when it is let."""
+    """Answers once `let` is set."""
 
     def __init__(self) -> None:
         super().__init__(lambda _: ANSWER)
@@ -431,7 +431,7 @@ async def test_passages_that_fill_the_room_exactly_are_kept(tmp_path: Path, coun
 
 
 async def test_a_beginning_that_fills_the_room_exactly_is_kept() -> None:
-    """A tokeniser of one token a word, so that the room can be filled to the last token."""
+    """With one token per word, the room can be filled to the last token."""
     words = " ".join(f"word{n}" for n in range(100))
 
     async def count(messages: tuple[Message, ...]) -> int:

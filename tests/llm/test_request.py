@@ -43,7 +43,7 @@ CHANGES: dict[str, list[Any]] = {
 CASES = [(name, value) for name, values in CHANGES.items() for value in values]
 
 
-def test_every_part_of_a_request_but_its_origin_is_tried() -> None:
+def test_every_part_of_a_request_except_its_origin_is_covered() -> None:
     assert set(CHANGES) == {field.name for field in fields(Request)} - {"origin"}
     assert {name for sampling in CHANGES["sampling"] for name in _changed(Sampling(), sampling)} == {
         field.name for field in fields(Sampling)
@@ -60,15 +60,15 @@ def test_changing_a_part_changes_the_key(name: str, value: Any) -> None:
     assert replace(BASE, **{name: value}).key != BASE.key
 
 
-def test_all_changes_have_keys_of_their_own() -> None:
+def test_all_changes_have_different_keys() -> None:
     assert len({replace(BASE, **{name: value}).key for name, value in CASES}) == len(CASES)
 
 
-def test_where_a_request_comes_from_is_no_part_of_the_key() -> None:
+def test_the_origin_is_not_part_of_the_key() -> None:
     assert replace(BASE, origin=Origin("other/prompt", 9, "xyz", "77", None)).key == BASE.key
 
 
-def test_the_order_of_names_in_a_mapping_is_no_part_of_the_key() -> None:
+def test_the_order_of_a_mapping_is_not_part_of_the_key() -> None:
     one = replace(BASE, chat_template_kwargs={"a": 1, "b": 2})
     assert one.key == replace(BASE, chat_template_kwargs={"b": 2, "a": 1}).key
 
@@ -79,13 +79,13 @@ def test_the_key_version_changes_every_key(monkeypatch: pytest.MonkeyPatch) -> N
     assert replace(BASE).key != before
 
 
-def test_keys_stay_what_they_were() -> None:
-    """Answers that people have paid for are found under these keys: a change needs a new KEY_VERSION."""
+def test_keys_are_stable() -> None:
+    """Existing caches use these keys: a change needs a new KEY_VERSION."""
     assert request_module.KEY_VERSION == 1
     assert BASE.key == "69d61420b7f5c2978414e9e5f1bad48d9bfea6c624815cd835d871a53c232f4e"
 
 
-def test_another_sample_has_its_own_seed_and_temperature() -> None:
+def test_a_resample_has_a_seed_and_a_temperature_of_its_own() -> None:
     again = BASE.resample(2, 0.7)
     assert (again.sample, again.sampling.seed, again.sampling.temperature) == (2, 2, 0.7)
     assert again.messages == BASE.messages

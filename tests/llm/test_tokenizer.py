@@ -1,4 +1,4 @@
-"""The tokeniser of a local folder."""
+"""Tokenizer of a local folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from touche_llm.llm.request import Message
 from touche_llm.llm.tokenizer import ChatTokenizer
 
 
-def test_a_tokeniser_is_loaded_from_a_folder_alone_and_runs_no_code(
+def test_a_tokenizer_is_loaded_from_a_folder_alone_and_runs_no_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UsageError, match="--tokenizer") as caught:

@@ -141,7 +141,7 @@ async def test_refresh_forgets_unusable_answers_and_off_stores_none(tmp_path: Pa
     assert not (tmp_path / "off").exists()
 
 
-async def test_a_cassette_carries_them(tmp_path: Path) -> None:
+async def test_a_cassette_holds_unusable_answers(tmp_path: Path) -> None:
     failed, _ = await send_question(FakeServer(rest=BAD), tmp_path)
     cassette = tmp_path / "cassette.jsonl"
     with Cache(tmp_path / "answers.sqlite") as cache:
@@ -215,8 +215,8 @@ async def test_an_entry_of_an_unknown_kind_is_an_error_that_names_it(tmp_path: P
         await replay(cassette)
 
 
-async def test_of_two_processes_the_first_outcome_stands(tmp_path: Path) -> None:
-    """Another process stores an answer while this one's is on its way."""
+async def test_the_result_of_the_faster_of_two_processes_stays(tmp_path: Path) -> None:
+    """Another process stores an answer while this one waits for its reply."""
 
     async def meanwhile(request: Any, body: Any) -> Any:
         with Cache(tmp_path / "answers.sqlite") as other, Cache(tmp_path / "theirs" / "answers.sqlite") as theirs:
@@ -251,7 +251,7 @@ async def test_a_refusal_of_a_later_sample_alone_is_no_failure(tmp_path: Path) -
     assert isinstance(result, AnsweredRequest) and seeds(server) == [0]
 
 
-async def test_an_overlay_hides_what_is_forgotten_and_leaves_the_file_as_it_is(tmp_path: Path) -> None:
+async def test_an_overlay_hides_forgotten_entries_and_does_not_change_the_file(tmp_path: Path) -> None:
     await send_question(FakeServer(rest=BAD), tmp_path)
     path, key = tmp_path / "answers.sqlite", question().key
     with OverlayCache(path) as overlay:

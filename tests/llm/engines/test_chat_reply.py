@@ -1,4 +1,4 @@
-"""What is taken from a chat completion."""
+"""Completions in chat replies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ USAGE: dict[str, Any] = {"prompt_tokens": 31, "completion_tokens": 7, "prompt_to
 
 
 def completion(**changes: Any) -> Completion:
-    """What is made of a reply with another message, or other parts."""
+    """Return the completion in a reply with these changes."""
     message = {"role": "assistant", "content": '{"relevance":2}'} | changes.pop("message", {})
     reply = {
         "model": "m",
@@ -26,7 +26,7 @@ def completion(**changes: Any) -> Completion:
     return read_completion(decode_json(orjson.dumps(reply | changes), ChatReply))
 
 
-def test_every_part_of_a_reply_has_its_place() -> None:
+def test_every_part_of_a_reply_is_in_the_completion() -> None:
     assert completion() == Completion(
         text='{"relevance":2}',
         finish_reason="stop",
@@ -38,19 +38,19 @@ def test_every_part_of_a_reply_has_its_place() -> None:
     )
 
 
-def test_what_a_server_leaves_out_is_nothing() -> None:
+def test_parts_that_a_server_leaves_out_are_none() -> None:
     bare = completion(message={"content": None}, usage={}, system_fingerprint=None)
     assert (bare.text, bare.prompt_tokens, bare.completion_tokens) == ("", 0, 0)
     assert (bare.fingerprint, bare.cached_tokens, bare.refusal, bare.reasoning) == (None, None, None, None)
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
-def test_reasoning_is_found_by_either_of_its_names(name: str) -> None:
+def test_reasoning_is_read_under_either_name(name: str) -> None:
     found = completion(message={"content": "", name: "Let me think.", "refusal": None})
     assert (found.text, found.reasoning, found.refusal) == ("", "Let me think.", None)
 
 
-def test_a_refusal_is_kept_apart_from_the_text() -> None:
+def test_a_refusal_is_separate_from_the_text() -> None:
     found = completion(message={"content": None, "refusal": "I will not."})
     assert (found.text, found.refusal, found.reasoning) == ("", "I will not.", None)
 

@@ -1,4 +1,4 @@
-"""A dry run: answers that fit every schema, an account of what would be sent, and a cache that stays as it is."""
+"""Dry run: answers that fit every schema, estimated usage, and a cache that is not changed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from touche_llm.tasks.sentence_pairs import PairJudgment, SentenceJudgment
 
 
 class Awkward(AnswerModel):
-    """Labels that begin each other, or hold what ends a value."""
+    """Labels that are prefixes of each other, or contain the end of a value."""
 
     grade: Literal[1, 10, 100]
     word: Literal["NO", "NONE", "N", "NO,NOT", 'a"quoted"é']
@@ -70,11 +70,11 @@ def dry_model(path: Path, answers: Literal["first", "second"] = "first", **facts
 async def answered(
     model: type[AnswerModel], document: str | None, answers: Literal["first", "second"] = "first"
 ) -> AnsweredRequest[Any]:
-    language_model, _ = dry_model(Path("nowhere.sqlite"), answers)
-    with language_model.cache:
-        result = await language_model.request(request_for(model, document), model)
+    client, _ = dry_model(Path("nowhere.sqlite"), answers)
+    with client.cache:
+        result = await client.request(request_for(model, document), model)
     assert isinstance(result, AnsweredRequest), result
-    assert (result.sample, language_model.counts.resamples) == (0, 0)
+    assert (result.sample, client.counts.resamples) == (0, 0)
     return result
 
 
@@ -94,7 +94,7 @@ MODELS = [ComparativeJudgment, ControversialJudgment, SentenceJudgment, PairJudg
 
 @pytest.mark.parametrize("document", ["d1", "s1,s2", None])
 @pytest.mark.parametrize("model", MODELS)
-async def test_a_question_about_one_document_has_equal_grades_and_leans_to_the_first_of_words(
+async def test_for_one_document_grades_are_equally_probable_and_the_first_word_is_twice_as_probable(
     model: type[AnswerModel], document: str | None
 ) -> None:
     result = await answered(model, document, "second")
@@ -107,7 +107,7 @@ async def test_a_question_about_one_document_has_equal_grades_and_leans_to_the_f
         assert first == pytest.approx(others[0] if isinstance(labels[0], int) else 2 * others[0])
 
 
-async def test_the_expected_grade_lies_in_the_middle() -> None:
+async def test_the_expected_grade_is_the_middle() -> None:
     result = await answered(ComparativeJudgment, "d1")
     reading = read_label(result.answer.text, result.answer.tokens, "quality", (0, 1, 2, 3), result.value.quality)
     assert compute_expected_grade(reading) == 1.5
@@ -115,7 +115,7 @@ async def test_the_expected_grade_lies_in_the_middle() -> None:
 
 @pytest.mark.parametrize(("answers", "place"), [("first", 0), ("second", 1)])
 @pytest.mark.parametrize("model", [Best, Awkward])
-async def test_a_question_about_several_documents_has_one_certain_answer(
+async def test_for_several_documents_one_label_is_certain(
     model: type[AnswerModel], answers: Literal["first", "second"], place: int
 ) -> None:
     result = await answered(model, "d1 d2 d3", answers)
@@ -126,7 +126,7 @@ async def test_a_question_about_several_documents_has_one_certain_answer(
 
 
 @pytest.mark.parametrize(("answers", "order"), [("first", "A > B > C"), ("second", "C > B > A")])
-async def test_an_order_holds_each_document_once_as_they_come_or_backwards(
+async def test_an_order_lists_the_documents_forwards_or_backwards(
     answers: Literal["first", "second"], order: str
 ) -> None:
     assert (await answered(Order, "d1 d2 d3", answers)).value.order == order
@@ -143,7 +143,7 @@ async def test_queries_differ_and_fit_their_pattern() -> None:
     assert len(set(queries.values())) == 2
 
 
-async def test_a_pattern_that_no_text_is_known_for_is_an_error_and_not_an_answer_that_is_asked_for_again() -> None:
+async def test_a_pattern_without_a_known_text_is_an_error_and_no_unusable_answer() -> None:
     with pytest.raises(EngineError, match="'order'.* 5 .*'A > B > C > D"):
         await DryEngine("first").complete(request_for(Order, "d1 d2 d3 d4 d5"))
 
@@ -165,11 +165,11 @@ async def test_two_objects_are_found_in_any_title_that_has_them(title: str) -> N
     assert result.value.first != result.value.second
 
 
-async def test_a_title_without_two_objects_costs_what_it_would_cost() -> None:
+async def test_a_title_without_two_objects_is_requested_three_times() -> None:
     model = objects_answer(Topic("1", "Vim vim"))
-    language_model, engine = dry_model(Path("nowhere.sqlite"))
-    with language_model.cache:
-        result = await language_model.request(request_for(model, None), model)
+    client, engine = dry_model(Path("nowhere.sqlite"))
+    with client.cache:
+        result = await client.request(request_for(model, None), model)
     assert isinstance(result, FailedRequest)
     assert engine.usage["comparative/judge"].requests == len(result.attempts) == 3
 
@@ -181,7 +181,7 @@ async def test_without_log_probabilities_there_are_none() -> None:
     parse_answer(completion.text, ComparativeJudgment)
 
 
-async def test_requests_and_tokens_are_counted_by_prompt_and_what_is_shared_with_the_one_before() -> None:
+async def test_requests_tokens_and_shared_prefixes_are_counted_by_prompt() -> None:
     engine = DryEngine("first")
     # With the system message's six characters: 40, 80 and 40, of which 30 and then 6 begin as before.
     for user in ("a" * 24 + "b" * 10, "a" * 24 + "c" * 50, "d" * 34):
@@ -192,7 +192,7 @@ async def test_requests_and_tokens_are_counted_by_prompt_and_what_is_shared_with
     assert engine.usage["comparative/best"] == Usage(requests=1, prompt_tokens=10, shared_tokens=0)
 
 
-async def test_an_equal_request_is_found_in_the_cache_and_costs_nothing(tmp_path: Path) -> None:
+async def test_an_equal_request_is_answered_from_the_cache(tmp_path: Path) -> None:
     model, engine = dry_model(tmp_path / "c.sqlite")
     request = request_for(ComparativeJudgment)
     with model.cache:
@@ -205,7 +205,7 @@ async def test_an_equal_request_is_found_in_the_cache_and_costs_nothing(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_what_a_stage_cost_is_what_was_added_since(tmp_path: Path) -> None:
+async def test_the_counts_of_a_stage_are_the_increase(tmp_path: Path) -> None:
     model, _ = dry_model(tmp_path / "c.sqlite")
     with model.cache:
         await model.request(request_for(ComparativeJudgment), ComparativeJudgment)
@@ -219,7 +219,7 @@ async def test_what_a_stage_cost_is_what_was_added_since(tmp_path: Path) -> None
     assert spent.prompt_tokens == model.counts.prompt_tokens - before.prompt_tokens > 0
 
 
-async def test_a_long_document_is_cut_in_estimated_tokens(tmp_path: Path) -> None:
+async def test_a_long_document_is_truncated_in_estimated_tokens(tmp_path: Path) -> None:
     model, engine = dry_model(tmp_path / "c.sqlite", context=500)
     text = "This is a sentence. " * 500
 
@@ -237,7 +237,7 @@ async def test_a_long_document_is_cut_in_estimated_tokens(tmp_path: Path) -> Non
 
 
 async def fill(path: Path) -> AnsweredRequest[Any]:
-    """A cache as a run leaves it, with one answer and what the engine said of itself."""
+    """Write a cache with one answer and the description of the engine."""
     engine = ScriptedEngine(lambda _: {"relevance": 3, "quality": 2, "stance": "NEUTRAL"})
     with Cache(path) as cache:
         result = await ModelClient(engine_info=FACTS, engine=engine, cache=cache).request(
@@ -252,7 +252,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", ["c.sqlite", "c.jsonl"])
-async def test_what_a_run_has_stored_is_found_and_stays_as_it_is(name: str, tmp_path: Path) -> None:
+async def test_stored_answers_are_found_and_not_changed(name: str, tmp_path: Path) -> None:
     stored = await fill(tmp_path / "c.sqlite")
     with Cache(tmp_path / "c.sqlite") as cache:
         cache.export_cassette(tmp_path / "c.jsonl")
@@ -279,7 +279,7 @@ async def test_a_run_that_stores_answers_meanwhile_is_not_disturbed(tmp_path: Pa
         assert overlay.find("answer")[0].key == stored.key
 
 
-def test_a_file_that_is_no_cache_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_cache_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "c.sqlite"
     path.write_text("something else")
     with pytest.raises(DataError, match=r"c\.sqlite: "):
@@ -287,7 +287,7 @@ def test_a_file_that_is_no_cache_is_told(tmp_path: Path) -> None:
     assert path.read_text() == "something else"
 
 
-def test_an_empty_file_is_a_cache_that_was_not_made_yet(tmp_path: Path) -> None:
+def test_an_empty_file_is_a_missing_cache(tmp_path: Path) -> None:
     path = tmp_path / "c.sqlite"
     path.touch()
     with OverlayCache(path) as overlay:
@@ -297,7 +297,7 @@ def test_an_empty_file_is_a_cache_that_was_not_made_yet(tmp_path: Path) -> None:
         assert cache.find("answer") == []
 
 
-def test_facts_of_an_engine_are_kept_in_memory_alone(tmp_path: Path) -> None:
+def test_the_description_of_an_engine_is_kept_in_memory_only(tmp_path: Path) -> None:
     with OverlayCache(tmp_path / "c.sqlite") as cache:
         store_engine_info(FACTS, cache)
         (entry,) = cache.find("engine")

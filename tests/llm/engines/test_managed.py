@@ -1,4 +1,4 @@
-"""Starting and stopping a server: a script stands for `vllm serve`, and has a child of its own."""
+"""Managed server, with a script and its child process in place of `vllm serve`."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ def seen(place: Path) -> dict[str, Any]:
 
 
 def gone(place: Path) -> bool:
-    """Whether server and child have ended, within ten seconds."""
+    """Return whether the server and its child end within ten seconds."""
     return all(ended(pid) for pid in seen(place)["pids"])
 
 
 def ended(pid: int) -> bool:
-    """Whether a process ends within ten seconds; one that its new parent has not buried yet has ended."""
+    """Return whether a process ends within ten seconds, or becomes a zombie."""
     for _ in range(500):
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -108,7 +108,7 @@ async def test_the_server_gets_its_options_and_leaves_nothing_behind(place: Path
     assert flags.pop("port") == url.rpartition(":")[2]
     assert flags == {"served-model-name": "tiny", "host": "127.0.0.1", "max-model-len": "512", "dtype": "float32"}
     assert found["alive"] == "120"
-    # Ctrl-C of the terminal is for the program, which ends the server in its order.
+    # Ctrl-C in the terminal reaches only the program, which then stops the server.
     assert found["session"] == found["guard"]
     assert "loading" in (tmp_path / "logs" / "server.log").read_text()
     assert gone(place)
@@ -166,7 +166,7 @@ def test_an_interrupt_ends_the_server(place: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def program(place: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A run with a server of its own, which has started and is not ready yet."""
+    """Run with a managed server that has started but is not ready."""
     (place / "behaviour").write_text("slow")
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "config.json").write_text("{}")
@@ -214,7 +214,7 @@ def test_a_signal_that_ends_the_guard_ends_server_and_program(
         os.kill(server["pids"][1], signal.SIGKILL)
 
 
-async def test_without_vllm_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_vllm_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(EngineError, match=r"vllm\]"):
         async with serve(tmp_path / "tiny", {}, tmp_path / "server.log"):

@@ -1,9 +1,8 @@
-"""The client against a real HTTP server that misbehaves: every answer ends in a retry or in a typed failure."""
+"""Client of a server that misbehaves: every reply ends in an answer, a retry or a typed failure."""
 
 from __future__ import annotations
 
 import asyncio
-import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -35,7 +34,7 @@ from touche_llm.llm.answers import Answer, FailedRequest, build_schema
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.cache_file import Entry
 from touche_llm.llm.engines.base import Rejected, Transient, Unreachable
-from touche_llm.llm.engines.server import VllmServer, _allow_connections
+from touche_llm.llm.engines.server import VllmServer
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.tasks.comparative import ComparativeJudgment
@@ -78,7 +77,7 @@ async def send_question(
         return await model.request(question(), ComparativeJudgment), model
 
 
-async def test_the_request_carries_all_that_the_answer_depends_on(tmp_path: Path) -> None:
+async def test_the_request_holds_everything_that_can_change_the_answer(tmp_path: Path) -> None:
     server = FakeServer()
     result, _ = await send_question(server, tmp_path)
     assert isinstance(result, AnsweredRequest)
@@ -279,7 +278,7 @@ async def test_the_second_sample_counts_when_it_is_usable_and_is_found_again(
 
 
 def grade_token(logprob: float, *alternatives: tuple[str, float]) -> Behaviour:
-    """Answer with these log-probabilities at the grade of the relevance."""
+    """Reply with these log-probabilities at the relevance grade."""
 
     async def behave(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
         sent = orjson.loads(reply(GOOD).body)  # type: ignore[arg-type]
@@ -316,7 +315,7 @@ async def test_impossible_log_probabilities_are_a_failure_and_no_grade(behaviour
 
 
 def without_logprobs(alternatives: bool) -> Behaviour:
-    """Answer well, without log-probabilities, or only without the alternatives."""
+    """Reply with a usable answer, but without log-probabilities or without the alternatives."""
 
     async def behave(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         sent = orjson.loads((await good(request, body)).body)  # type: ignore[attr-defined]
@@ -345,7 +344,7 @@ async def test_an_answer_without_the_log_probabilities_requested_is_requested_ag
     assert "--no-logprobs" in result.attempts[0].reason
     with Cache(tmp_path / "two" / "answers.sqlite") as cache:
         assert not [*cache.find("answer"), *cache.find("unusable")]
-    # The same request, where the server is as it should be again.
+    # The same request once the server sends them.
     result, _ = await send_question(FakeServer(), tmp_path / "two")
     assert isinstance(result, AnsweredRequest) and result.answer.tokens
 
@@ -417,28 +416,6 @@ def test_after_an_overload_half_as_many_requests_are_sent_at_a_time(behaviour: B
                 assert len(await answers) == 10
 
     run_jumping(main())
-
-
-@pytest.mark.parametrize(
-    ("limits", "wanted", "possible", "raised"),
-    [
-        ((1024, 1_048_576), 256, 256, None),
-        ((256, 1_048_576), 256, 256, 384),
-        ((256, resource.RLIM_INFINITY), 256, 256, 384),
-        ((256, resource.RLIM_INFINITY), 65_536, 10_112, 10_240),
-        ((256, 256), 256, 128, None),
-        ((64, 64), 256, 1, None),
-        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 65_536, 65_536, None),
-    ],
-)
-def test_no_more_connections_are_opened_than_the_limit_of_open_files_allows_once_it_is_raised(
-    limits: tuple[int, int], wanted: int, possible: int, raised: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[tuple[int, int]] = []
-    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
-    monkeypatch.setattr(resource, "setrlimit", lambda _, new: calls.append(new))
-    assert _allow_connections(wanted) == possible
-    assert calls == ([] if raised is None else [(raised, limits[1])])
 
 
 async def test_equal_requests_at_the_same_time_are_sent_once(tmp_path: Path) -> None:

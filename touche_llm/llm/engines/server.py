@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import html
 import os
-import resource
 from collections.abc import Mapping
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -20,7 +19,7 @@ from touche_llm.errors import EngineError
 from touche_llm.llm.concurrency import PRIORITY, BackoffSlots
 from touche_llm.llm.engines.base import Completion, EngineInfo, Rejected, Transient, Unreachable
 from touche_llm.llm.engines.chat_reply import CHAT_PATH, ChatReply, build_chat_body, read_completion
-from touche_llm.llm.engines.timeouts import QueueTimeout
+from touche_llm.llm.engines.connections import ConnectionPool, QueueTimeout, allow_connections
 from touche_llm.llm.engines.vllm_common import match_prefix, to_chat, verify_engine
 from touche_llm.llm.request import Message, Request
 
@@ -30,8 +29,6 @@ _MAX_BODY = 16 * 2**20
 _HINT = "is the vLLM server running there? Set its address with --base-url"
 # Max characters of a reply that an error quotes, and max bytes that are searched for the title of a web page.
 _MAX_QUOTED, _MAX_TITLE, _MAX_PAGE_START = 300, 100, 10_000
-# Open files besides the connections: the cache, the index, outputs. macOS allows at most OPEN_MAX.
-_OTHER_FILES, _OPEN_MAX = 128, 10_240
 
 ReplyT = TypeVar("ReplyT")
 
@@ -79,7 +76,7 @@ class VllmServer:
         """
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self.model = ""
-        self._slots = BackoffSlots(_allow_connections(concurrency))
+        self._slots = BackoffSlots(allow_connections(concurrency))
         self._timeout = QueueTimeout(request_timeout)
         self._chat_template_kwargs = dict(chat_template_kwargs)
         self._session: aiohttp.ClientSession | None = None
@@ -93,7 +90,7 @@ class VllmServer:
         if not (key.isascii() and key.isprintable()):
             raise EngineError(f"{API_KEY_VARIABLE}: the key has a character that HTTP headers cannot hold")
         self._session = aiohttp.ClientSession(
-            connector=_Connector(limit=0),
+            connector=ConnectionPool(limit=0),
             timeout=aiohttp.ClientTimeout(total=None, connect=min(30.0, self._timeout.seconds)),
             headers={"Authorization": f"Bearer {key}"} if key else {},
         )
@@ -256,33 +253,6 @@ class VllmServer:
                 "give the server's own address with --base-url",
             )
         return content
-
-
-class _Connector(aiohttp.TCPConnector):
-    """Connector that closes connections on which the server sends data without a request.
-
-    aiohttp would take the data for the reply to the next request (its issue 13656), and store the label of one document
-    for another.
-    """
-
-    async def _get(self, *args: Any) -> Any:
-        while (connection := await super()._get(*args)) is not None:
-            if connection.protocol is not None and not connection.protocol.should_close:
-                break
-            connection.close()
-        return connection
-
-
-def _allow_connections(wanted: int) -> int:
-    """Raise the limit of open files as far as `wanted` connections need; return how many connections it allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return wanted
-    files = min(wanted + _OTHER_FILES, _OPEN_MAX if hard == resource.RLIM_INFINITY else hard)
-    if soft < files:
-        soft = files
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return max(min(wanted, soft - _OTHER_FILES), 1)
 
 
 def _read(path: str, content: bytes, reply: type[ReplyT]) -> ReplyT:

@@ -1,8 +1,9 @@
-"""Time limits where requests queue: with a clock that jumps, so that minutes take no time."""
+"""Connections to a server: time limits of queued requests, with a clock that jumps, and limits of open files."""
 
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,14 @@ from tests.jumping_clock import run_jumping
 from tests.llm.engines.test_server import question
 from tests.sample_runs import config_for
 from touche_llm.llm.concurrency import map_in_order
-from touche_llm.llm.engines.timeouts import QueueTimeout
+from touche_llm.llm.engines.connections import QueueTimeout, allow_connections
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.pipeline.engines import open_model
 from touche_llm.tasks.comparative import ComparativeJudgment
 
 
 class OneAtATime(FakeServer):
-    """A server that answers one request after the other, each within `seconds`."""
+    """Server that answers one request at a time, each in `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(rest=self.serve)
@@ -62,7 +63,7 @@ Send = Callable[[float, float], Coroutine[Any, Any, float]]
 
 
 def times_of(seconds: float, main: Callable[[Send], Coroutine[Any, Any, list[float]]]) -> list[float]:
-    """The times at which requests end, rounded; negative for those that time out."""
+    """Return the times at which requests end, rounded; negative for those that time out."""
     timeout = QueueTimeout(seconds)
 
     async def send(at: float, lasts: float) -> float:
@@ -93,7 +94,7 @@ def times_of(seconds: float, main: Callable[[Send], Coroutine[Any, Any, list[flo
         ([(0, 99), (1, 99), (2, 99), (3, 99)], [-10, -11, -12, -13]),
     ],
 )
-def test_the_time_of_a_request_begins_when_its_turn_may_have_come(
+def test_the_time_of_a_request_restarts_with_replies_to_earlier_ones(
     requests: list[tuple[float, float]], ends: list[float]
 ) -> None:
     async def main(send: Send) -> list[float]:
@@ -111,3 +112,25 @@ def test_a_request_that_fails_or_is_cancelled_extends_no_other() -> None:
         return [await other]
 
     assert times_of(10.0, main) == [-10]
+
+
+@pytest.mark.parametrize(
+    ("limits", "wanted", "possible", "raised"),
+    [
+        ((1024, 1_048_576), 256, 256, None),
+        ((256, 1_048_576), 256, 256, 384),
+        ((256, resource.RLIM_INFINITY), 256, 256, 384),
+        ((256, resource.RLIM_INFINITY), 65_536, 10_112, 10_240),
+        ((256, 256), 256, 128, None),
+        ((64, 64), 256, 1, None),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 65_536, 65_536, None),
+    ],
+)
+def test_the_limit_of_open_files_is_raised_and_bounds_the_connections(
+    limits: tuple[int, int], wanted: int, possible: int, raised: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, new: calls.append(new))
+    assert allow_connections(wanted) == possible
+    assert calls == ([] if raised is None else [(raised, limits[1])])

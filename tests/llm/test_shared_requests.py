@@ -1,4 +1,4 @@
-"""Model client: what is counted, what equal requests share, and when a run of failures ends the run."""
+"""Model client: counts, shared requests, and the end of a run after many failures."""
 
 from __future__ import annotations
 
