@@ -33,6 +33,8 @@ COMMANDS = {
     "evaluate": "evaluate",
     "compare": "compare",
     "report": "report",
+    "show": "show",
+    "runs": "show",
     "tira": "tira",
     "demo": "demo",
     "cache": "cache",

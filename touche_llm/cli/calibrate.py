@@ -47,7 +47,9 @@ def calibrate(
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Fit thresholds for the labels that take no side, by cross-validation over topics; or measure thresholds.
+    """Fit the thresholds of stance labels that take no side, or measure them.
+
+    Thresholds are fitted by cross-validation over topics.
 
     Quote the held-out value: no document is labelled with thresholds that its own topic helped to fit.
     `--evaluate` refuses topics that the thresholds were fitted on.

@@ -43,7 +43,9 @@ def compare(
     ] = 20,
     overwrite: o.OverwriteOption = False,
 ) -> None:
-    """Compare runs with one of them: differences with 95 % intervals, tests, and topics won, tied and lost.
+    """Compare runs with a baseline: differences, intervals and tests.
+
+    The table has 95 % intervals, and the topics won, tied and lost.
 
     p is that of a two-sided paired randomisation test over topics.
 

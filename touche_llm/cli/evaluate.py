@@ -57,7 +57,7 @@ def evaluate(
     depth: m.DepthOption = None,
     run_topics: m.RunTopicsOption = False,
 ) -> None:
-    """Measure runs with qrels, with 95 % intervals from a bootstrap over topics.
+    """Measure runs with qrels, with 95 % bootstrap intervals.
 
     A judged topic that a run lacks counts 0. A run made with --limit-topics or --topic is measured by its own topics.
 

@@ -46,7 +46,7 @@ def fuse(
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Make one run of several by reciprocal rank fusion or by their scores.
+    """Fuse runs by reciprocal ranks or by scores.
 
     A document has the stance of the first run that gives it one.
     """

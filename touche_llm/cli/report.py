@@ -33,7 +33,7 @@ def report(
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Write a page about a run: measures, costs, and each document with the model's answers.
+    """Write an HTML page about a run: measures, costs, documents, answers.
 
     The page is one self-contained file. Without qrels, given here or to `evaluate` before, it has no measures.
     """

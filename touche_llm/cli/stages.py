@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from touche_llm.cli import options as o
 from touche_llm.cli.costs import print_cost
 from touche_llm.cli.elastic import load_elasticsearch
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
+from touche_llm.cli.show import show_summary
 from touche_llm.config import Config
 from touche_llm.data.files import read_records
 from touche_llm.data.records import Failure, Judgment
@@ -150,11 +152,13 @@ def run(
     if dry_run:
         show_cost(output, config, None, ("retrieve", "judge", "rank"))
         return
+    started = time.monotonic()
     run_stages = run_by_files if config.engine.name == "batch" else pipeline.run_all
     outcome = run_requests(config, run_stages(config, out, ConsoleProgress(), overwrite=overwrite))
     file = out / run_files.RUN
     counts = {"judgments": outcome.judgments.requested, "failures": len(outcome.failures)}
     print_written(output, f"run: {file} ({outcome.judgments.requested:,} judgments)", file, counts)
+    show_summary(output, out, time.monotonic() - started)
     report_failures(output, out, outcome.failures)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import IO
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
-from rich.text import Text
 
 from touche_llm.errors import to_printable
 
@@ -19,7 +20,7 @@ _DEFAULT_WIDTH = 140
 # A column of texts that would be narrower than this is dropped.
 _MIN_TEXT_WIDTH = 16
 _GAP = "  "
-_CUT = "\N{HORIZONTAL ELLIPSIS}"
+_ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,8 @@ class Column:
 
     Attributes:
         name: Its head.
-        drop: Place in the order in which columns are dropped if the terminal is too narrow: the highest number goes
-            first, 0 never.
+        drop: Place in the order in which columns get the room of a narrow terminal; columns of the same place are shown
+            together, and those of place 0 always.
         is_text: Whether cells are left-aligned.
         is_cut: Whether the column takes the width that the others leave, and cuts its cells at the end.
     """
@@ -54,7 +55,7 @@ def show_table(
 
     Args:
         columns: Columns; the first one is neither dropped nor cut.
-        rows: Cells of each row; a row without cells is a line between sections.
+        rows: Cells of each row; a row of one cell is a heading, and a row without cells a line between sections.
         title: Line above the table.
         below: Lines between title and table.
         file: Where to print; standard output if None.
@@ -62,7 +63,7 @@ def show_table(
     file = sys.stdout if file is None else file
     cells = [[to_printable(cell).replace("\n", " ") for cell in row] for row in rows]
     widths = [
-        max(cell_len(text) for text in (column.name, *(row[number] for row in cells if row)))
+        max(cell_len(text) for text in (column.name, *(row[number] for row in cells if len(row) > 1)))
         for number, column in enumerate(columns)
     ]
     room = Console(file=file).width if file.isatty() else None
@@ -71,9 +72,7 @@ def show_table(
     def print_row(row: Sequence[str]) -> None:
         fitted = []
         for number in kept:
-            text, width = row[number], widths[number]
-            if cell_len(text) > width:
-                text = set_cell_size(text, width - 1) + _CUT
+            text, width = _cut(row[number], widths[number]), widths[number]
             pad = " " * (width - cell_len(text))
             fitted.append(text + pad if columns[number].is_text else pad + text)
         print(_GAP.join(fitted).rstrip(), file=file)
@@ -84,34 +83,59 @@ def show_table(
     print_row([column.name for column in columns])
     print(line, file=file)
     for row in cells:
-        print_row(row) if row else print(line, file=file)
+        if len(row) > 1:
+            print_row(row)
+        else:
+            print(_cut(row[0], room or _DEFAULT_WIDTH) if row else line, file=file)
     if dropped := [column.name for number, column in enumerate(columns) if number not in kept]:
-        print(f"(no room for {', '.join(dropped)}; --format tsv has all columns)", file=file)
+        show_lines([f"(not shown in {room} columns: {', '.join(dropped)})"], file)
+
+
+def _cut(text: str, width: int) -> str:
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1) + _ELLIPSIS
 
 
 def _fit_columns(columns: Sequence[Column], widths: list[int], room: int | None) -> list[int]:
     """Return the columns that fit, by number; reduce the widths of those whose cells are cut."""
-    kept = list(range(len(columns)))
     cut = [number for number, column in enumerate(columns) if column.is_cut]
-    least = [min(width, _MIN_TEXT_WIDTH) if number in cut else width for number, width in enumerate(widths)]
-
-    def measure_rest() -> int:
-        return (room or _DEFAULT_WIDTH) - sum(least[number] for number in kept) - len(_GAP) * (len(kept) - 1)
-
-    while room is not None and measure_rest() < 0 and (droppable := [each for each in kept if columns[each].drop]):
-        kept.remove(max(droppable, key=lambda number: (columns[number].drop, number)))
+    needed = [min(width, _MIN_TEXT_WIDTH) if number in cut else width for number, width in enumerate(widths)]
+    kept: list[int] = []
+    rest = (room or _DEFAULT_WIDTH) + len(_GAP)
+    numbers = sorted(range(len(columns)), key=lambda number: columns[number].drop)
+    for drop, group in groupby(numbers, key=lambda number: columns[number].drop):
+        added = list(group)
+        width = sum(needed[number] + len(_GAP) for number in added)
+        if room is None or not drop or width <= rest:
+            kept += added
+            rest -= width
     for number in cut:
-        widths[number] = min(widths[number], least[number] + max(measure_rest(), 0))
-        least[number] = widths[number]
-    return kept
+        widths[number] = min(widths[number], needed[number] + max(rest, 0))
+        rest -= widths[number] - needed[number]
+    return sorted(kept)
 
 
-def show_lines(lines: Iterable[str], file: IO[str] | None = None) -> None:
-    """Print lines, on a terminal broken between words; an indented line, which is a command to copy, is not broken."""
+def show_lines(lines: Iterable[str], file: IO[str] | None = None, indent: int = 0) -> None:
+    """Print lines; a terminal gets them broken between words, apart from indented ones, which are commands to copy.
+
+    Args:
+        lines: The lines.
+        file: Where to print; standard output if None.
+        indent: Width by which the continuation of a broken line is indented.
+    """
     file = sys.stdout if file is None else file
-    console = Console(file=file, highlight=False)
-    for line in lines:
-        console.print(Text(to_printable(line)), soft_wrap=line.startswith(" ") or not file.isatty())
+    width = Console(file=file).width if file.isatty() else None
+    for line in map(to_printable, lines):
+        if width is None or cell_len(line) <= width or line.startswith(" "):
+            print(line, file=file)
+        else:
+            wrapped = textwrap.wrap(
+                line,
+                max(width - 1, indent + 20),
+                subsequent_indent=" " * indent,
+                break_on_hyphens=False,
+                break_long_words=False,
+            )
+            print("\n".join(wrapped), file=file)
 
 
 def format_value(value: float, *, sign: str = "", digits: int = 4) -> str:

@@ -37,7 +37,9 @@ def validate(
     ] = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Check a run file: columns, labels, ranks, scores, ties, duplicates, limits, topics, documents, tag.
+    """Check a run file.
+
+    Checks columns, labels, ranks, scores, ties, duplicates, limits, topics, documents and tag.
 
     Prints the problems with their lines. Exit code 0 for a valid file, 1 for any other.
     """

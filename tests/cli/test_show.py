@@ -1,0 +1,213 @@
+"""`show` and `runs`, the summary at the end of a run, and qrels that are known from an earlier evaluation."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cli.conftest import Touche
+from tests.report.reports import sample_run
+from tests.sample_runs import run_lines
+from touche_llm.cli.demo import SAMPLES
+from touche_llm.pipeline.run_overview import find_runs
+
+SAMPLE = SAMPLES / "comparative"
+REPLAY = ["--config", str(SAMPLE / "demo.yaml"), "--cache", str(SAMPLE / "cassette.jsonl"), "--cache-mode", "replay"]
+DATA = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl")]
+GRADED = ("--relevance", "relevance", "--quality", "quality")
+
+
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("touche_llm.evaluation.significance.RESAMPLES", 300)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    sample_run("comparative", folder).rename(folder / "first")
+    config = yaml.safe_load((folder / "first" / "config.yaml").read_text())
+    (folder / "first" / "config.yaml").write_text(yaml.safe_dump(config | {"index": str(folder / "first" / "index")}))
+    return folder / "first"
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Path:
+    """A run of the sample in `first`, and qrels for it."""
+    shutil.copytree(made, tmp_path / "first")
+    for aspect in ("relevance", "quality"):
+        lines = (f"{line.topic_id} 0 {line.document_id} {line.rank % 3}\n" for line in run_lines(made / "run.txt"))
+        (tmp_path / aspect).write_text("".join(lines))
+    return tmp_path / "first"
+
+
+def rows_of(touche: Touche, *arguments: str) -> list[dict[str, Any]]:
+    done = touche(*arguments, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    rows: list[dict[str, Any]] = json.loads(done.stdout)
+    return rows
+
+
+def test_a_run_is_shown_with_the_first_documents_of_each_topic(touche: Touche, run: Path) -> None:
+    rows = rows_of(touche, "show", "first")
+    expected = [
+        (line.topic_id, line.rank, line.document_id, line.stance)
+        for line in run_lines(run / "run.txt")
+        if line.rank <= 3
+    ]
+    assert [(row["topic"], row["rank"], row["document"], row["stance"]) for row in rows] == expected
+    assert all(0 <= row["relevance"] <= 3 and row["text"] and 0 <= row["p_NO"] <= 1 for row in rows)
+    assert len(rows_of(touche, "show", "first", "--top", "1")) == 4
+    shown = touche("show", "first").stdout
+    assert all(word in shown for word in ("complete", "written-for-the-demo", "pairwise:5", "116 judgments"))
+
+
+def test_a_topic_is_shown_with_its_whole_ranking(touche: Touche, run: Path) -> None:
+    rows = rows_of(touche, "show", "first", "--topic", "3")
+    expected = [line.document_id for line in run_lines(run / "run.txt") if line.topic_id == "3"]
+    assert [row["document"] for row in rows] == expected
+    assert sorted(row["first_stage_rank"] for row in rows) == list(range(1, len(rows) + 1))
+    assert {row["seen"] for row in rows} == {1.0}
+    shown = touche("show", "first", "--topic", "3").stdout
+    assert "objects: heat pump and gas boiler" in shown and expected[-1] in shown
+
+
+def test_texts_and_topics_are_left_out_where_they_are_missing(touche: Touche, run: Path) -> None:
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump(config | {"index": "nowhere", "topics": "nowhere.xml"}))
+    rows = rows_of(touche, "show", "first")
+    assert {(row["title"], row["text"]) for row in rows} == {(None, None)}
+    assert touche("show", "first", "--topic", "3").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(["nowhere"], 1), (["first", "--topic", "99"], 2), (["half", "--topic", "3"], 1)]
+)
+def test_what_cannot_be_shown_is_one_line(touche: Touche, run: Path, arguments: list[str], code: int) -> None:
+    interrupt(run, "half")
+    done = touche("show", *arguments)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1), done.stderr
+
+
+def interrupt(run: Path, name: str) -> None:
+    """Copy a run whose last stage did not finish."""
+    shutil.copytree(run, run.parent / name)
+    (run.parent / name / "run.txt").unlink()
+    (run.parent / name / "results.tsv").unlink()
+    with (run.parent / name / "ir-metadata.yml").open("a") as stream:
+        stream.write("unfinished: rank\n")
+
+
+def test_an_unfinished_run_is_shown_without_its_ranking(touche: Touche, run: Path) -> None:
+    interrupt(run, "half")
+    assert rows_of(touche, "show", "half") == []
+    assert "unfinished" in touche("show", "half").stdout
+
+
+def test_all_runs_are_listed_also_unfinished_and_damaged_ones(touche: Touche, run: Path) -> None:
+    interrupt(run, "half")
+    (run.parent / "deep" / "er").mkdir(parents=True)
+    for name in ("deep/er/damaged", "empty"):
+        shutil.copytree(run, run.parent / name)
+    (run.parent / "deep/er/damaged/ir-metadata.yml").write_text(": {")
+    for name in ("ir-metadata.yml", "run.txt", "judgments.jsonl"):
+        (run.parent / "empty" / name).unlink()
+    assert touche("evaluate", "first", *GRADED).returncode == 0
+    rows = {row["run"]: row for row in rows_of(touche, "runs")}
+    states = {name: row["state"] for name, row in rows.items()}
+    assert states == {"first": "complete", "half": "unfinished", "deep/er/damaged": "broken", "empty": "empty"}
+    first = rows["first"]
+    assert (first["model"], first["topics"], first["steps"]) == ("written-for-the-demo", 4, "judge,pairwise:5")
+    assert first["cached"] == 429 and first["relevance nDCG@5"] is not None and rows["half"]["stance macro-F1"] is None
+    assert [row["run"] for row in rows_of(touche, "runs", "deep")] == ["er/damaged"]
+    shown = touche("runs").stdout
+    assert "damaged" in shown and "unfinished" in shown
+    assert rows_of(touche, "runs", "first/index") == []
+    assert touche("runs", "nowhere").returncode == 1
+
+
+def test_the_search_for_runs_is_bounded_and_follows_no_links(run: Path) -> None:
+    for name in ("a/one", ".hidden/two", "b/c/d/e/f/g/h/deep"):
+        (run.parent / name).mkdir(parents=True)
+        (run.parent / name / "run.txt").touch()
+    (run.parent / "a" / "loop").symlink_to(run.parent, target_is_directory=True)
+    found = find_runs(run.parent)
+    assert (found.folders, found.is_complete) == ([run.parent / "a" / "one", run], False)
+    assert not find_runs(run.parent, max_folders=2).is_complete
+    assert find_runs(run.parent / "a").is_complete
+
+
+def test_a_run_ends_with_a_summary_and_the_next_command(touche: Touche, tmp_path: Path) -> None:
+    done = touche("run", *REPLAY, *DATA, "--out", "new")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "next: touche-llm show new"
+    first = run_lines(tmp_path / "new" / "run.txt")[0]
+    assert first.document_id in done.stdout and " 0 requests" in done.stdout
+    again = touche("run", *REPLAY, *DATA, "--out", "new", "--format", "json")
+    assert len(json.loads(again.stdout)) == 1 and "next: touche-llm show new" in again.stderr
+
+
+def test_qrels_that_were_given_once_are_used_again(touche: Touche, run: Path) -> None:
+    shutil.copytree(run, run.parent / "second")
+    given = rows_of(touche, "evaluate", "first", *GRADED)
+    again = touche("evaluate", "first", "--format", "json")
+    assert json.loads(again.stdout) == given
+    assert [line for line in again.stderr.splitlines() if "--relevance relevance --quality quality" in line]
+    assert rows_of(touche, "compare", "second", "--baseline", "first")
+    assert touche("report", "first").returncode == 0
+    page = (run / "report.html").read_text()
+    assert "nDCG@5" in page
+    # Qrels that are given replace them.
+    assert rows_of(touche, "evaluate", "first", "--quality", "quality") != given
+    assert {row["measure"].split()[0] for row in rows_of(touche, "evaluate", "first")} == {"quality"}
+
+
+def test_without_known_qrels_the_options_are_named(touche: Touche, run: Path) -> None:
+    for command in (["evaluate", "first"], ["compare", "first", "other", "--baseline", "first"]):
+        shutil.copytree(run, run.parent / "other", dirs_exist_ok=True)
+        done = touche(*command)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert "--relevance" in done.stderr and "--stance" in done.stderr
+
+
+@pytest.mark.parametrize("change", ["3 0 x 1\n", None])
+def test_qrels_that_changed_or_are_gone_are_named(touche: Touche, run: Path, change: str | None) -> None:
+    assert touche("evaluate", "first", *GRADED).returncode == 0
+    (run.parent / "quality").unlink()
+    if change is not None:
+        (run.parent / "quality").write_text(change)
+    for command in ("evaluate", "report"):
+        done = touche(command, "first")
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1) and "--quality" in done.stderr
+
+
+def test_runs_that_were_evaluated_with_different_qrels_need_them_named(touche: Touche, run: Path) -> None:
+    shutil.copytree(run, run.parent / "second")
+    assert touche("evaluate", "first", "--relevance", "relevance").returncode == 0
+    (run.parent / "relevance").write_text((run.parent / "relevance").read_text().replace(" 2\n", " 1\n"))
+    assert touche("evaluate", "second", "--relevance", "relevance").returncode == 0
+    done = touche("compare", "first", "second", "--baseline", "first")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+
+
+def test_measures_of_an_earlier_run_file_are_outdated_but_its_qrels_are_kept(touche: Touche, run: Path) -> None:
+    assert touche("evaluate", "first", *GRADED).returncode == 0
+    assert touche("rank", "--out", "first", "--rank", "judge").returncode == 0
+    (row,) = rows_of(touche, "runs", "first")
+    assert (row["state"], row["relevance nDCG@5"]) == ("complete", None)
+    assert rows_of(touche, "evaluate", "first")
+    (row,) = rows_of(touche, "runs", "first")
+    assert row["relevance nDCG@5"] is not None
+
+
+def test_a_damaged_evaluation_is_named(touche: Touche, run: Path) -> None:
+    (run / "evaluation.yaml").write_text("task: [")
+    done = touche("evaluate", "first")
+    assert done.returncode == 1 and "evaluation.yaml" in done.stderr
+    (row,) = rows_of(touche, "runs", "first")
+    assert row["state"] == "broken"

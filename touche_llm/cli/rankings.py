@@ -1,0 +1,103 @@
+"""Rankings of a run: rows for programs, and tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import IO, Any
+
+from touche_llm.cli.tables import Column, show_table
+from touche_llm.config import Config
+from touche_llm.data.records import Topic
+from touche_llm.data.topics import read_topics
+from touche_llm.errors import DataError
+from touche_llm.pipeline.run_directory import RunDirectory, add_objects
+from touche_llm.pipeline.run_overview import RankedDocument, read_results, read_texts
+from touche_llm.tasks.base import Task
+
+
+def read_run_topics(folder: Path, config: Config) -> dict[str, Topic]:
+    """Return the topics of a run by id, with the objects that the model found; empty if their file is missing."""
+    try:
+        topics = read_topics(config.topics)
+    except DataError:
+        return {}
+    return {topic.id: topic for topic in add_objects(topics, RunDirectory(folder).read_objects())}
+
+
+def list_rows(
+    folder: Path, config: Config, task: Task, topics: Mapping[str, Topic], top: int | None, only: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Return a row for each ranked document.
+
+    Args:
+        folder: Folder of the run.
+        config: Its configuration.
+        task: Its task.
+        topics: Topics by id, with the objects that the model found; empty if they cannot be read.
+        top: Number of documents of each topic; None for all.
+        only: Ids of the topics; all if empty.
+
+    Raises:
+        DataError: The results cannot be read.
+    """
+    lines = [line for line in read_results(folder, task) if not only or line.topic_id in only]
+    kept = [line for line in lines if top is None or line.rank <= top]
+    texts = read_texts(
+        config, task, ((topics.get(line.topic_id, Topic(line.topic_id, "")), line.document_id) for line in kept)
+    )
+    return [
+        _make_row(line, task, topics.get(line.topic_id), texts.get((line.topic_id, line.document_id))) for line in kept
+    ]
+
+
+def _make_row(line: RankedDocument, task: Task, topic: Topic | None, text: str | None) -> dict[str, Any]:
+    objects = dict(zip(task.stances, topic.objects or (), strict=False)) if topic is not None else {}
+    return {
+        "topic": line.topic_id,
+        "title": None if topic is None else topic.title,
+        "rank": line.rank,
+        "document": line.document_id,
+        "score": line.score,
+        "stance": line.stance,
+        "stance_source": line.source,
+        "object": objects.get(line.stance),
+        **line.grades,
+        **{f"p_{label}": share for label, share in line.probabilities.items()},
+        "text": text,
+    }
+
+
+def show_rankings(
+    rows: Sequence[Mapping[str, Any]],
+    task: Task,
+    topics: Mapping[str, Topic],
+    *,
+    has_grades: bool = True,
+    file: IO[str] | None = None,
+) -> None:
+    """Print the first documents of topics, below the title and the objects of each topic."""
+    grades = task.question.grades if has_grades else ()
+    # The id of a pair of sentences is longer than most terminals are wide.
+    columns = [Column("rank"), Column("document", drop=1, is_text=True), Column("stance", is_text=True)]
+    columns += [*map(Column, grades), Column("score", drop=3)]
+    columns += [Column("text", drop=2, is_text=True, is_cut=True)] * any(row["text"] for row in rows)
+    cells: list[Sequence[str]] = []
+    for name, group in groupby(rows, key=lambda row: row["topic"]):
+        of_topic = list(group)
+        topic = topics.get(name)
+        objects = zip(task.stances, topic.objects or (), strict=False) if topic is not None else ()
+        named = ", ".join(f"{label} ({each})" for label, each in objects)
+        cells.append((" ".join(filter(None, (of_topic[0]["topic"], of_topic[0]["title"]))),))
+        cells += [(f"  {named}",)] if named else []
+        for row in of_topic:
+            values = (format_grade(row[name]) for name in grades)
+            texts = (f"{row['score']:.4f}", row["text"] or "")
+            cells.append((str(row["rank"]), row["document"], row["stance"], *values, *texts)[: len(columns)])
+    show_table(columns, cells, file=file)
+
+
+def format_grade(value: float | None) -> str:
+    """Format a grade or a probability; a dash if it is unknown."""
+    return "–" if value is None else f"{value:.2f}"

@@ -1,0 +1,274 @@
+"""The commands that show runs in the terminal, and the summary at the end of a run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from touche_llm.cli.measured_runs import shorten_path
+from touche_llm.cli.output import Format, FormatOption, print_rows, say
+from touche_llm.cli.rankings import format_grade, list_rows, read_run_topics, show_rankings
+from touche_llm.cli.tables import Column, show_lines, show_table
+from touche_llm.config import Config
+from touche_llm.data.files import read_records
+from touche_llm.data.records import Judgment, Topic
+from touche_llm.data.trec_runs import read_run
+from touche_llm.errors import DataError, UsageError
+from touche_llm.pipeline.recorded_evaluation import RecordedEvaluation
+from touche_llm.pipeline.run_files import CANDIDATES, JUDGMENTS, RESULTS
+from touche_llm.pipeline.run_overview import (
+    COMPLETE,
+    MAX_DEPTH,
+    MAX_FOLDERS,
+    RunOverview,
+    find_runs,
+    read_overview,
+    read_seconds,
+    sum_usage,
+)
+from touche_llm.pipeline.stages import count_by_kind
+from touche_llm.tasks import get_task
+from touche_llm.tasks.base import Task
+
+# Measures of the last evaluation that are shown, with short names.
+_MEASURES = {
+    "relevance nDCG@5": "relevance",
+    "quality nDCG@5": "quality",
+    "coherence nDCG@5": "coherence",
+    "stance macro-F1": "stance",
+}
+# Counts in the facts of a stage that say what came out of it.
+_OUTPUTS = ("candidates", "judgments", "lines")
+_SUMMARY_TOPICS, _SUMMARY_RANKS = 2, 3
+
+
+def show(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    topic: Annotated[str | None, typer.Option("--topic", help="Show this topic with its whole ranking.")] = None,
+    top: Annotated[
+        int | None, typer.Option("--top", min=1, help="Documents per topic (default: 3; with --topic all).")
+    ] = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Show a run: settings, stages, failures, first documents.
+
+    With --topic: the topic's text, and its ranking with grades, stance probabilities and truncation. Texts of documents
+    are shown if the index of the run is available.
+    """
+    overview = read_overview(run)
+    config = overview.config
+    if config is None:
+        raise DataError(f"{run}: {overview.problem}; give the folder of a run")
+    task, topics = get_task(config.task), read_run_topics(run, config)
+    if topic is not None and overview.state != COMPLETE:
+        raise DataError(f"{run}: {overview.problem or overview.state}; finish the run to see its rankings")
+    rows: list[dict[str, Any]] = []
+    if (run / RESULTS).is_file():
+        shown_ranks = top or (None if topic is not None else _SUMMARY_RANKS)
+        rows = list_rows(run, config, task, topics, shown_ranks, [] if topic is None else [topic])
+    if topic is not None:
+        if not rows:
+            raise UsageError(f"--topic {topic}: not in the run; it has {', '.join(read_run(run / 'run.txt').rankings)}")
+        _add_details(rows, run)
+    if output is not Format.TABLE:
+        print_rows(output, rows)
+    elif topic is None:
+        _show_run(overview, config, task)
+        if rows:
+            show_rankings(rows, task, topics)
+            say(output, f"next: touche-llm show {run} --topic {rows[0]['topic']}")
+    else:
+        _show_topic(topics.get(topic), rows, task)
+
+
+def _show_run(overview: RunOverview, config: Config, task: Task) -> None:
+    problem = f" ({overview.problem})" if overview.problem else ""
+    print(f"{overview.directory}: {overview.state}{problem}, {overview.changed:%Y-%m-%d %H:%M}")
+    facts = dict(_list_facts(overview, config, task))
+    width = max(map(len, facts))
+    show_lines((f"{name:{width}}  {value}" for name, value in facts.items()), indent=width + 2)
+    print()
+    columns = [Column("stage", is_text=True), Column("seconds"), Column("requests"), Column("cached"), Column("failed")]
+    columns += [Column("tokens in", drop=1), Column("tokens out", drop=2), Column("result", is_text=True)]
+    rows = []
+    for name, facts_of_stage in overview.stages.items():
+        usage = sum_usage(facts_of_stage)
+        counts = (usage.requests, usage.cached, usage.failures, usage.prompt_tokens, usage.completion_tokens)
+        result = next((f"{facts_of_stage[name]:,} {name}" for name in _OUTPUTS if name in facts_of_stage), "")
+        rows.append((name, f"{read_seconds(facts_of_stage):,.1f}", *(f"{count:,}" for count in counts), result))
+    show_table(columns, rows)
+    print()
+
+
+def _list_facts(overview: RunOverview, config: Config, task: Task) -> Iterator[tuple[str, str]]:
+    """Yield the settings that matter, by name."""
+    prompts = [facts.get("prompts") for facts in overview.stages.values()]
+    labels = [str(label).partition("/")[2] for used in prompts if isinstance(used, Mapping) for label in used.values()]
+    chosen = f", the first {config.limit_topics}" if config.limit_topics is not None else ""
+    chosen += f", only {', '.join(config.topic)}" if config.topic else ""
+    first_stage = str(config.candidates or config.retriever.name)
+    if config.chatnoir is not None or config.elasticsearch is not None:
+        first_stage = "ChatNoir" if config.chatnoir is not None else "Elasticsearch"
+    yield "task", f"{task.name} ({task.title})"
+    yield "model", overview.model or config.engine.model or "not known yet"
+    if labels:
+        yield "prompts", ", ".join(labels)
+    yield (
+        "topics",
+        f"{'' if overview.topics is None else f'{overview.topics:,} of '}{shorten_path(config.topics)}{chosen}",
+    )
+    yield "first stage", f"{first_stage}, depth {config.depth}"
+    yield "ranking", f"{', '.join(config.rank)}; objective {config.objective}"
+    yield "tag", config.tag
+    failures = [failure for of_file in overview.directory.read_failures().values() for failure in of_file]
+    if failures:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in count_by_kind(failures).items())
+        yield "failures", kinds
+    if overview.evaluation is not None:
+        yield "measures", ", ".join(f"{name} {value:.4f}" for name, value in _list_measures(overview.evaluation))
+
+
+def _list_measures(evaluation: RecordedEvaluation) -> Iterator[tuple[str, float]]:
+    for name in _MEASURES:
+        if name in evaluation.measures and (value := evaluation.measures[name].value) is not None:
+            yield name, value
+
+
+def _add_details(rows: Sequence[dict[str, Any]], run: Path) -> None:
+    """Add the rank in the first stage and the share of the document that the model saw."""
+    topic = rows[0]["topic"]
+    first = {each.document_id: each.rank for each in read_run(run / CANDIDATES).rankings.get(topic, [])}
+    judgments = read_records(run / JUDGMENTS, Judgment, "judgments")
+    cuts = {each.document_id: each.cut for each in judgments if each.topic_id == topic}
+    for row in rows:
+        cut = cuts.get(row["document"])
+        row["first_stage_rank"] = first.get(row["document"])
+        row["seen"] = 1.0 if cut is None else round(cut.kept_chars / max(cut.of_chars, 1), 4)
+
+
+def _show_topic(topic: Topic | None, rows: Sequence[Mapping[str, Any]], task: Task) -> None:
+    if topic is not None:
+        objects = f"objects: {' and '.join(topic.objects)}" if topic.objects else ""
+        show_lines(filter(None, (f"{topic.id} {topic.title}", objects, topic.description, topic.narrative)))
+        print()
+    columns = [Column("rank"), Column("document", drop=1, is_text=True), Column("stance", is_text=True)]
+    columns += [*map(Column, task.question.grades), Column("seen", drop=2), Column("score", drop=3)]
+    columns += [Column("before", drop=4), *(Column(f"p {label}", drop=6) for label in task.stances)]
+    columns += [Column("text", drop=5, is_text=True, is_cut=True)]
+    cells = []
+    for row in rows:
+        share = row[f"p_{row['stance']}"]
+        stance = row["stance"] + ("" if share is None else f" {share:.2f}")
+        if row["stance_source"] not in ("judge", "stance"):
+            stance += f" {row['stance_source']}"
+        numbers = (format_grade(row[name]) for name in task.question.grades)
+        shares = (format_grade(row[f"p_{label}"]) for label in task.stances)
+        before = "–" if row["first_stage_rank"] is None else str(row["first_stage_rank"])
+        seen = "" if row["seen"] == 1.0 else f"{row['seen']:.0%}"
+        cells.append(
+            (*(str(row["rank"]), row["document"], stance, *numbers, seen, f"{row['score']:.4f}", before), *shares)
+            + (row["text"] or "",)
+        )
+    show_table(columns, cells)
+    show_lines(("seen: share of a truncated document that the model saw; before: rank in the first stage",))
+
+
+def runs(
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where to look for runs.")] = Path("."),
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """List the runs in a folder, with model, measures and costs.
+
+    Folders below are searched too; the latest run of each folder comes first.
+
+    The measures are those of the last `evaluate`. Unfinished and damaged runs are listed too.
+    """
+    found = find_runs(folder)
+    latest_first = sorted(map(read_overview, found.folders), key=lambda each: each.changed, reverse=True)
+    rows = [_make_row(each, folder) for each in sorted(latest_first, key=lambda each: each.directory.path.parent)]
+    if output is not Format.TABLE:
+        print_rows(output, rows, tuple(_make_row(None, folder)))
+    elif rows:
+        _show_runs(rows)
+    else:
+        print(f"{folder}: no runs")
+    if not found.is_complete:
+        say(
+            output,
+            f"not searched: more than {MAX_DEPTH} levels, {MAX_FOLDERS:,} folders, or unreadable ones; name a folder",
+        )
+
+
+def _make_row(overview: RunOverview | None, root: Path) -> dict[str, Any]:
+    """Return the row of a run; without a run, a row that has only the keys."""
+    usage = sum_usage({}) if overview is None else overview.usage
+    config = None if overview is None else overview.config
+    measures = {} if overview is None or overview.evaluation is None else dict(_list_measures(overview.evaluation))
+    return {
+        "run": None if overview is None else overview.directory.path.relative_to(root),
+        "state": None if overview is None else overview.state,
+        "problem": None if overview is None else overview.problem or None,
+        "task": None if config is None else config.task,
+        "model": None if overview is None else overview.model or None,
+        "prompt": None if overview is None else overview.prompt or None,
+        "steps": None if config is None else ",".join(config.rank),
+        "topics": None if overview is None else overview.topics,
+        **{name: measures.get(name) for name in _MEASURES},
+        **usage._asdict(),
+        "date": None if overview is None else overview.changed.isoformat(timespec="seconds"),
+    }
+
+
+def _show_runs(rows: Sequence[Mapping[str, Any]]) -> None:
+    measured = [name for name in _MEASURES if any(row[name] is not None for row in rows)]
+    has_states = any(row["state"] != COMPLETE for row in rows)
+    columns = [Column("run", is_text=True), *([Column("state", is_text=True)] * has_states)]
+    columns += [Column(_MEASURES[name], drop=min(number * 6, 6)) for number, name in enumerate(measured)]
+    columns += [Column("date", drop=1), Column("model", drop=2, is_text=True, is_cut=True)]
+    columns += [Column("prompt", drop=5, is_text=True), Column("topics", drop=4), Column("requests", drop=3)]
+    columns += [Column("tokens", drop=7), Column("steps", drop=8, is_text=True)]
+    cells: list[Sequence[str]] = []
+    for parent, group in groupby(rows, key=lambda row: row["run"].parent):
+        if parent != Path("."):
+            cells.append((f"{parent}/",))
+        for row in group:
+            name = f"{'' if parent == Path('.') else '  '}{row['run'].name or '.'}"
+            values = ("" if row[measure] is None else f"{row[measure]:.4f}" for measure in measured)
+            counts = (row["topics"], row["requests"], row["prompt_tokens"] + row["completion_tokens"])
+            numbers = ("" if count is None else f"{count:,}" for count in counts)
+            prompt = (row["prompt"] or "").rpartition("-")[0]
+            texts = (row["date"][:10], (row["model"] or "").rpartition("/")[2], prompt)
+            cells.append((name, *[row["state"]] * has_states, *values, *texts, *numbers, row["steps"] or ""))
+    show_table(columns, cells)
+    if measured:
+        show_lines(("nDCG@5 of the grades, macro-F1 of the stance, from the last evaluation",))
+    show_lines(f"{row['run']}: {row['problem']}" for row in rows if row["problem"])
+
+
+def show_summary(output: Format, folder: Path, seconds: float) -> None:
+    """Print the summary of a run that ended: time, costs, the first documents of two topics, and the next command.
+
+    Args:
+        output: Format of the command; beside rows for programs, the summary goes to standard error.
+        folder: Folder of the run.
+        seconds: Time that the command took.
+    """
+    overview = read_overview(folder)
+    if overview.config is None or overview.state != COMPLETE:
+        return
+    task, usage = get_task(overview.config.task), overview.usage
+    costs = f"{usage.requests:,} requests ({usage.cached:,} more answers from the cache)"
+    tokens = f"{usage.prompt_tokens:,} prompt and {usage.completion_tokens:,} answer tokens"
+    say(output, f"{seconds:,.1f} s, {costs}, {tokens}, {usage.failures:,} failures")
+    topics = read_run_topics(folder, overview.config)
+    rows = list_rows(folder, overview.config, task, topics, _SUMMARY_RANKS)
+    chosen = list(dict.fromkeys(row["topic"] for row in rows))[:_SUMMARY_TOPICS]
+    file = sys.stdout if output is Format.TABLE else sys.stderr
+    print(file=file)
+    show_rankings([row for row in rows if row["topic"] in chosen], task, topics, has_grades=False, file=file)
+    say(output, f"next: touche-llm show {folder}")

@@ -1,0 +1,263 @@
+"""Overviews of finished, unfinished and damaged runs, and the search for run folders."""
+
+from __future__ import annotations
+
+import csv
+import operator
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from touche_llm.config import Config, index_folder
+from touche_llm.corpus.store import DocumentStore
+from touche_llm.data.records import Topic
+from touche_llm.errors import DataError, ToucheError
+from touche_llm.judging.sentence_pairs import PairDocuments
+from touche_llm.pipeline.recorded_evaluation import RecordedEvaluation, read_evaluation
+from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.pipeline.run_files import BATCH, LOCK, METADATA, OUTPUTS, RESULTS, RUN
+from touche_llm.tasks.base import Task
+
+# Any of these files marks a folder as a run.
+_MARKS = frozenset((METADATA, LOCK, BATCH, *(name for names in OUTPUTS.values() for name in names)))
+# The search for runs goes no deeper, and looks at no more folders.
+MAX_DEPTH = 6
+MAX_FOLDERS = 20_000
+COMPLETE = "complete"
+BROKEN = "broken"
+EMPTY = "empty"
+UNFINISHED = "unfinished"
+# State of a run whose last finished stage is this one.
+_STATES = {"retrieve": "retrieved", "judge": "judged", "rank": COMPLETE}
+_TEXT_CHARS = 300
+
+
+class Usage(NamedTuple):
+    """Costs of a stage or of a run; tokens are those of requests, not of answers from the cache."""
+
+    requests: int = 0
+    cached: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    failures: int = 0
+
+    def add(self, other: Usage) -> Usage:
+        """Return the sum of two costs."""
+        return Usage._make(map(operator.add, self, other))
+
+
+@dataclass(frozen=True, slots=True)
+class RunOverview:
+    """State, settings and costs of a run.
+
+    Attributes:
+        directory: The run's folder.
+        state: "complete"; the last finished stage ("empty", "retrieved", "judged"); "unfinished" while a stage replaces
+            its outputs or after it was interrupted; or "broken".
+        problem: What is wrong with an unfinished or broken run.
+        config: Configuration; None if it cannot be read.
+        stages: Facts of each finished stage, from the metadata.
+        evaluation: Last evaluation of the present run file.
+        changed: When the metadata or, without it, the folder was last written.
+    """
+
+    directory: RunDirectory
+    state: str
+    problem: str
+    config: Config | None
+    stages: Mapping[str, Mapping[str, Any]]
+    evaluation: RecordedEvaluation | None
+    changed: datetime
+
+    @property
+    def model(self) -> str:
+        """Model of the judgments; empty if there are none."""
+        return str(self.stages.get("judge", {}).get("model", ""))
+
+    @property
+    def prompt(self) -> str:
+        """Judge prompt, as NAME@VERSION-HASH; empty before the judge stage."""
+        prompts = self.stages.get("judge", {}).get("prompts")
+        return str(prompts.get("judge", "")).partition("/")[2] if isinstance(prompts, Mapping) else ""
+
+    @property
+    def topics(self) -> int | None:
+        """Number of topics of the first stage."""
+        topics = self.stages.get("retrieve", {}).get("topics")
+        return topics if isinstance(topics, int) else None
+
+    @property
+    def usage(self) -> Usage:
+        """Costs of all finished stages."""
+        total = Usage()
+        for facts in self.stages.values():
+            total = total.add(sum_usage(facts))
+        return total
+
+
+def sum_usage(facts: Mapping[str, Any]) -> Usage:
+    """Return the costs of a stage from its metadata; 0 for unknown ones."""
+    counts, failures = facts.get("requests"), facts.get("failures")
+    counts = counts if isinstance(counts, Mapping) else {}
+    names = ("requests", "cache_hits", "prompt_tokens", "completion_tokens")
+    numbers = [value if isinstance(value := counts.get(name), int) else 0 for name in names]
+    kinds = failures.values() if isinstance(failures, Mapping) else ()
+    return Usage._make((*numbers, sum(count for count in kinds if isinstance(count, int))))
+
+
+def read_seconds(facts: Mapping[str, Any]) -> float:
+    """Return the duration of a stage from its metadata; 0 if unknown."""
+    seconds = facts.get("seconds")
+    return float(seconds) if isinstance(seconds, int | float) else 0.0
+
+
+def read_overview(folder: Path) -> RunOverview:
+    """Read the overview of a run; a damaged file makes the run "broken" instead of raising an error."""
+    directory = RunDirectory(folder)
+    state, problem, config = BROKEN, "", None
+    stages: Mapping[str, Mapping[str, Any]] = {}
+    evaluation = None
+    try:
+        metadata = directory.read_metadata()
+        stages = metadata.stages
+        config = directory.read_config()
+        state = next((_STATES[stage] for stage in reversed(list(OUTPUTS)) if stage in stages), EMPTY)
+        if metadata.unfinished is not None:
+            state, problem = UNFINISHED, f"`touche-llm {metadata.unfinished}` was interrupted or is running"
+        elif state == COMPLETE and not directory.run_file.is_file():
+            state, problem = BROKEN, f"no {RUN}"
+        evaluation = read_evaluation(folder)
+        if evaluation is not None and not evaluation.is_current(folder):
+            evaluation = None
+    except ToucheError as error:
+        state, problem = BROKEN, str(error)
+    except OSError as error:
+        state, problem = BROKEN, f"cannot be read: {error.strerror}"
+    marked = directory.metadata_file if directory.metadata_file.is_file() else folder
+    changed = datetime.fromtimestamp(marked.stat().st_mtime)
+    return RunOverview(directory, state, problem, config, stages, evaluation, changed)
+
+
+class FoundRuns(NamedTuple):
+    """Folders of runs.
+
+    Attributes:
+        folders: The folders, sorted.
+        is_complete: Whether no part of the tree was left out because of its size or depth.
+    """
+
+    folders: list[Path]
+    is_complete: bool
+
+
+def find_runs(root: Path, max_folders: int = MAX_FOLDERS) -> FoundRuns:
+    """Find the folders of runs in a folder and below, but not within runs, hidden folders and behind links.
+
+    Raises:
+        DataError: There is no such folder.
+    """
+    if not root.is_dir():
+        raise DataError(f"{root}: no such folder")
+    found, waiting, seen, is_complete = list[Path](), [(root, 0)], 0, True
+    while waiting:
+        folder, depth = waiting.pop()
+        seen += 1
+        if seen > max_folders:
+            is_complete = False
+            break
+        try:
+            with os.scandir(folder) as entries:
+                listed = list(entries)
+        except OSError:
+            is_complete = False
+            continue
+        if any(entry.name in _MARKS for entry in listed):
+            found.append(folder)
+            continue
+        below = [entry for entry in listed if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)]
+        if depth < MAX_DEPTH:
+            waiting += ((folder / entry.name, depth + 1) for entry in below)
+        elif below:
+            is_complete = False
+    return FoundRuns(sorted(found), is_complete)
+
+
+@dataclass(frozen=True, slots=True)
+class RankedDocument:
+    """A line of a run, with what is known of the document.
+
+    Attributes:
+        source: Source of the stance, as in results.tsv.
+        grades: Grades by name; None for a document without a judgment.
+        probabilities: Probabilities of the stance labels; None where they are unknown.
+    """
+
+    topic_id: str
+    document_id: str
+    rank: int
+    score: float
+    stance: str
+    source: str
+    grades: Mapping[str, float | None]
+    probabilities: Mapping[str, float | None]
+
+
+def read_results(folder: Path, task: Task) -> Iterator[RankedDocument]:
+    """Yield the lines of a run with grades and stances, in their order.
+
+    Raises:
+        DataError: The file is missing or was not written by this program.
+    """
+    path = folder / RESULTS
+    try:
+        with path.open(newline="", encoding="utf-8") as stream:
+            for row in csv.DictReader(stream, delimiter="\t", strict=True):
+                yield RankedDocument(
+                    *(row["topic"], row["document"], int(row["rank"]), float(row["score"])),
+                    *(row["stance"], row["stance_source"]),
+                    {name: _to_number(row[name]) for name in task.question.grades},
+                    {label: _to_number(row[f"p_{label}"]) for label in task.stances},
+                )
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file; run `touche-llm rank` for this folder first") from error
+    except (csv.Error, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: not results of this program ({error!s:.100}); run `touche-llm rank` again") from error
+
+
+def _to_number(text: str) -> float | None:
+    return float(text) if text else None
+
+
+def read_texts(config: Config, task: Task, documents: Iterable[tuple[Topic, str]]) -> dict[tuple[str, str], str]:
+    """Return the beginning of documents as the model saw them, by topic and document, from the local index of a run.
+
+    White space is collapsed. Documents that the index lacks are left out; without an index, all.
+
+    Args:
+        config: Configuration of the run.
+        task: Its task.
+        documents: Topics and document ids.
+    """
+    folder = config.index or (index_folder(config.corpus) if config.corpus is not None else None)
+    if folder is None or not (folder / "manifest.json").is_file():
+        return {}
+    requested, texts = list(documents), dict[tuple[str, str], str]()
+    try:
+        with DocumentStore(folder) as store:
+            source = store if task.sentence_question is None else PairDocuments(store.parts)
+            unknown = set(source.find_unknown(dict.fromkeys(name for _, name in requested)))
+            for topic, name in requested:
+                if name in unknown:
+                    continue
+                # The names of the objects are no part of the text.
+                known = replace(topic, objects=topic.objects or ("", ""))
+                seen = task.question.render(known, source.get(name)).document
+                text = seen if isinstance(seen, str) else seen.passage
+                texts[topic.id, name] = " ".join(text.split())[:_TEXT_CHARS]
+    except ToucheError:
+        # The texts are an extra; the commands that need the index report what is wrong with it.
+        return {}
+    return texts
