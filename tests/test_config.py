@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
+from tests.expect import raises_at
 from touche_llm.config import Config, index_folder, load_config, write_config
 from touche_llm.errors import UsageError
 from touche_llm.llm.cache import CacheMode
@@ -98,9 +99,9 @@ def test_an_index_is_enough_without_its_corpus() -> None:
 
 
 def test_neither_corpus_nor_index_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="options: .*--corpus.*--index"):
+    with raises_at(UsageError, "options", "--corpus", "--index"):
         load_config(None, {"topics": Path("t.xml")})
-    with pytest.raises(UsageError, match=r"config\.yaml: .*--corpus.*--index"):
+    with raises_at(UsageError, tmp_path / "config.yaml", "--corpus", "--index"):
         load_config(config_file(tmp_path, "topics: t.xml\n"), {})
 
 
@@ -269,13 +270,13 @@ def test_a_file_that_is_no_configuration_is_named(tmp_path: Path, content: str |
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"nowhere\.yaml: cannot read the configuration: No such file"):
+    with raises_at(UsageError, tmp_path / "nowhere.yaml"):
         load_config(tmp_path / "nowhere.yaml", NEEDED)
 
 
 def test_a_section_that_is_none_is_named_when_a_flag_goes_into_it(tmp_path: Path) -> None:
     file = config_file(tmp_path, BASE + "retriever: 3\n")
-    with pytest.raises(UsageError, match=r"config\.yaml: retriever: "):
+    with raises_at(UsageError, file, "retriever: "):
         load_config(file, {"retriever.k1": 2.0})
 
 
@@ -284,12 +285,12 @@ def test_a_section_that_is_none_is_named_when_a_flag_goes_into_it(tmp_path: Path
     [({"depth": 1001}, "depth"), ({"tag": "my run"}, "tag"), ({"retriever.b": 2.0}, "retriever.b"), ({"no": 1}, "no")],
 )
 def test_a_bad_flag_is_named_without_a_file(flags: dict[str, Any], key: str) -> None:
-    with pytest.raises(UsageError, match=f"^options: {key}: "):
+    with raises_at(UsageError, "options", f"{key}: "):
         load_config(None, NEEDED | flags)
 
 
 def test_what_is_missing_is_named() -> None:
-    with pytest.raises(UsageError, match="options: topics: missing; give --topics"):
+    with raises_at(UsageError, "options", "topics: ", "--topics"):
         load_config(None, {"corpus": Path("p.jsonl")})
 
 
@@ -306,7 +307,7 @@ def test_one_weight_above_zero_is_enough() -> None:
     flags = {"weights.relevance": 0.0, "weights.quality": 0.0}
     weights = load_config(None, NEEDED | flags).weights
     assert (weights["relevance"], weights["quality"]) == (0.0, 0.0)
-    with pytest.raises(UsageError, match="weights: .*all 0"):
+    with pytest.raises(UsageError, match="weights: .*0"):
         load_config(None, NEEDED | flags | {"weights.first_stage": 0.0})
 
 
@@ -397,9 +398,7 @@ def test_no_is_a_label_also_where_yaml_reads_it_as_false(tmp_path: Path) -> None
 
 
 def test_a_value_inside_one_that_is_no_section_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        UsageError, match="^options: depth: must hold names and values, since depth.deeper is one of them"
-    ):
+    with raises_at(UsageError, "options", "depth: ", "depth.deeper"):
         load_config(None, NEEDED | {"depth": 3, "depth.deeper": 3})
 
 
@@ -407,7 +406,7 @@ def test_a_section_that_is_written_as_null_can_be_given_values(tmp_path: Path) -
     file = config_file(tmp_path, BASE + "stance: null\npairs: null\n")
     config = load_config(file, {"stance.depth": 3})
     assert config.stance is not None and config.stance.depth == 3
-    with pytest.raises(UsageError, match="sentences, pairs: comparative does not rank pairs of sentences"):
+    with pytest.raises(UsageError, match="sentences, pairs: comparative"):
         load_config(file, {"pairs.judged": 3})
 
 
@@ -483,5 +482,5 @@ def test_an_old_name_of_a_setting_is_read_as_the_current_one(tmp_path: Path) -> 
     assert (config.objective, config.weights) == ("quality", get_task("comparative").objectives["quality"])
     values = config.model_dump(mode="json")
     assert Config.model_validate(values | {"aim": values.pop("objective")}) == config
-    with pytest.raises(UsageError, match="aim: no such name"):
+    with pytest.raises(UsageError, match="aim: "):
         load_config(config_file(tmp_path, BASE + "aim: quality\nobjective: both\n"), {})

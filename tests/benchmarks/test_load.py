@@ -15,6 +15,7 @@ from benchmarks.figures import Figure
 from benchmarks.judge_rate import BARE, GENERATOR, OURS, Measured, figures
 from benchmarks.load import possible_hits, read_metrics, read_result
 from benchmarks.serving import real_size
+from tests.expect import raises_at
 from touche_llm.errors import DataError, EngineError
 
 INFO = 'vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="%d",num_gpu_blocks="100"} 1.0\n'
@@ -67,7 +68,7 @@ def test_metrics_are_summed_over_the_engines_of_a_server() -> None:
 
 @pytest.mark.parametrize("text", ["", "<html></html>", INFO % 0, COUNTERS % (0, "1.0", 0, "0.0")])
 def test_metrics_without_a_prefix_cache_are_an_error(text: str) -> None:
-    with pytest.raises(DataError, match="prefix cache"):
+    with raises_at(DataError, "/metrics"):
         read_metrics(text)
 
 
@@ -75,7 +76,7 @@ def test_the_seconds_of_the_load_generator_count_where_all_was_answered(tmp_path
     file = tmp_path / "result.json"
     file.write_text(json.dumps({"duration": 12.5, "completed": 20, "failed": 0, "request_throughput": 1.6}))
     assert read_result(file, 20) == 12.5
-    with pytest.raises(EngineError, match="20 of 21"):
+    with raises_at(EngineError, file, "20 of 21"):
         read_result(file, 21)
 
 
@@ -83,7 +84,7 @@ def test_the_seconds_of_the_load_generator_count_where_all_was_answered(tmp_path
 def test_a_file_that_is_no_result_of_the_load_generator_is_an_error(content: str, tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     file.write_text(content)
-    with pytest.raises(DataError, match=r"result\.json"):
+    with raises_at(DataError, file):
         read_result(file, 20)
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from tests.expect import raises_at
 from touche_llm.data.files import write_records
 from touche_llm.data.records import Judgment, Reading, StanceReading
 from touche_llm.errors import DataError, UsageError
@@ -166,7 +167,7 @@ def test_each_topic_is_held_out_once_and_as_a_whole(topics: int, folds: int, see
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibration, "GRID", GRID[::8])
         if topics < folds:
-            with pytest.raises(DataError, match=f"{topics} judged topics are too few for {folds} folds"):
+            with pytest.raises(DataError, match=rf"\b{topics}\b.*\b{folds}\b"):
                 cross_validate(examples, TASK, folds, seed)
             return
         report = cross_validate(examples, TASK, folds, seed)
@@ -226,17 +227,17 @@ def test_the_seed_deals_the_topics_and_nothing_else_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "problem"),
+    ("call", "pattern"),
     [
-        (lambda: fit_thresholds([], TASK), "no judged document to fit"),
-        (lambda: measure_thresholds([], {}, TASK), "no judged document to measure"),
-        (lambda: cross_validate([], TASK, 2, 0), "0 judged topics are too few for 2 folds"),
-        (lambda: cross_validate(gated(3), TASK, 1, 0), "1 folds: cross-validation needs at least 2"),
-        (lambda: fit_thresholds(gated(1), get_task("sentence_pairs")), "sentence_pairs: all its stances take a side"),
+        (lambda: fit_thresholds([], TASK), "thresholds"),
+        (lambda: measure_thresholds([], {}, TASK), "thresholds"),
+        (lambda: cross_validate([], TASK, 2, 0), r"\b0\b.*\b2\b"),
+        (lambda: cross_validate(gated(3), TASK, 1, 0), r"\b1\b.*\b2\b"),
+        (lambda: fit_thresholds(gated(1), get_task("sentence_pairs")), "^sentence_pairs: "),
     ],
 )
-def test_what_cannot_be_fitted_is_told(call: Callable[[], object], problem: str) -> None:
-    with pytest.raises((DataError, UsageError), match=problem):
+def test_what_cannot_be_fitted_is_told(call: Callable[[], object], pattern: str) -> None:
+    with pytest.raises((DataError, UsageError), match=pattern):
         call()
 
 
@@ -302,37 +303,35 @@ def test_topics_can_be_chosen(tmp_path: Path) -> None:
     truth = {topic: {"a": "NO"} for topic in ("1", "2", "3")}
     examples = read_calibration_set(tmp_path / "j", tmp_path / "s", truth, TASK, ("3", "1"))
     assert [each.topic_id for each in examples.used] == ["1", "3"]
-    with pytest.raises(UsageError, match=r"topic 4, 5: no judged document with probabilities in .*j"):
+    with raises_at(UsageError, "topic 4, 5", tmp_path / "j"):
         read_calibration_set(tmp_path / "j", tmp_path / "s", truth, TASK, ("5", "1", "4"))
 
 
 @pytest.mark.parametrize(
-    ("probabilities", "problem"),
+    ("probabilities", "values"),
     [
-        ({"PRO": 0.5, "CON": 0.5}, "probabilities of PRO, CON, not of FIRST, SECOND, NEUTRAL, NO"),
-        (shares(0.0, 0.0, 0.0, 0.0), "the probabilities sum to 0"),
-        (shares(1.0, 1.0, 0.0, 0.0), "the probabilities sum to 2"),
-        (shares(-0.5, 0.5, 0.5, 0.5), "or one is negative"),
+        ({"PRO": 0.5, "CON": 0.5}, ["PRO, CON", "FIRST, SECOND, NEUTRAL, NO"]),
+        (shares(0.0, 0.0, 0.0, 0.0), ["sum to 0"]),
+        (shares(1.0, 1.0, 0.0, 0.0), ["sum to 2"]),
+        (shares(-0.5, 0.5, 0.5, 0.5), ["sum to 1"]),
     ],
 )
 def test_probabilities_that_are_none_are_told_with_topic_and_document(
-    tmp_path: Path, probabilities: dict[str, float], problem: str
+    tmp_path: Path, probabilities: dict[str, float], values: list[str]
 ) -> None:
     write_records(tmp_path / "j", [judgment("1", "a", probabilities)])
-    with pytest.raises(DataError, match=f"j: topic 1, document a: .*{problem}"):
+    with raises_at(DataError, tmp_path / "j", "topic 1, document a", *values):
         read_calibration_set(tmp_path / "j", tmp_path / "s", {"1": {"a": "NO"}}, TASK)
 
 
 def test_a_run_without_a_judged_document_is_told(tmp_path: Path) -> None:
     write_records(tmp_path / "j", [judgment("1", "a", JUDGED)])
-    with pytest.raises(DataError, match="no document is both judged and has probabilities"):
+    with raises_at(DataError, tmp_path / "j"):
         read_calibration_set(tmp_path / "j", tmp_path / "s", {"2": {"a": "NO"}}, TASK)
 
 
 def test_a_bad_line_of_the_stances_is_told_with_its_number(tmp_path: Path) -> None:
     write_records(tmp_path / "j", [judgment("1", "a", JUDGED)])
     (tmp_path / "s").write_text('{"topic_id": "1"}\n')
-    with pytest.raises(
-        DataError, match=r"s:1: not one of the stance readings: Object missing required field `document_id`"
-    ):
+    with raises_at(DataError, f"{tmp_path / 's'}:1", "`document_id`"):
         read_calibration_set(tmp_path / "j", tmp_path / "s", {"1": {"a": "NO"}}, TASK)

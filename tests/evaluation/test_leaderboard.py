@@ -9,6 +9,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.expect import raises_at
 from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.leaderboard import (
     DIGITS,
@@ -149,14 +150,14 @@ def test_of_each_team_the_best_run_is_left() -> None:
 
 @pytest.mark.parametrize("value", [-0.001, 1.001, float("nan"), float("inf")])
 def test_a_value_that_is_none_has_no_place(value: float) -> None:
-    with pytest.raises(UsageError, match="between 0 and 1"):
+    with pytest.raises(UsageError, match=f"{value}.*quality.*comparative"):
         find_place("comparative", "quality", value)
 
 
 def test_an_unknown_task_or_measure_is_answered_with_those_that_there_are() -> None:
-    with pytest.raises(UsageError, match="'chess'; known: comparative, controversial, sentence_pairs"):
+    with pytest.raises(UsageError, match="'chess'.*comparative, controversial, sentence_pairs"):
         list_standings("chess", "relevance")
-    with pytest.raises(UsageError, match="'coherence'; known: relevance, quality, stance"):
+    with pytest.raises(UsageError, match="'coherence'.*relevance, quality, stance"):
         find_table("comparative", "coherence")
 
 
@@ -210,9 +211,9 @@ def test_a_file_with_a_mistake_is_refused_with_its_place(how: str, tmp_path: Pat
 def test_what_is_no_data_file_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "boards.yaml"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(DataError, match="boards.yaml"):
+    with raises_at(DataError, path):
         read_boards(path)
-    with pytest.raises(DataError, match="cannot read"):
+    with raises_at(DataError, tmp_path / "missing.yaml"):
         read_boards(tmp_path / "missing.yaml")
 
 

@@ -143,16 +143,16 @@ CASES = {
 }
 
 ERRORS = {
-    "a document twice": ("1 Q0 a 1 3 t\n1 Q0 a 2 2 t\n", QRELS, r"run\.txt:2: topic 1, document a: already in line 1"),
-    "rank against score": ("1 Q0 a 1 1 t\n1 Q0 b 2 2 t\n", QRELS, r"run\.txt:2: .*make the ranks and the scores agree"),
+    "a document twice": ("1 Q0 a 1 3 t\n1 Q0 a 2 2 t\n", QRELS, r"run\.txt:2: topic 1, document a: .*line 1"),
+    "rank against score": ("1 Q0 a 1 1 t\n1 Q0 b 2 2 t\n", QRELS, r"run\.txt:2: topic 1, document b: rank 2 .*rank 1"),
     "one rank twice": (
         "1 Q0 b 1 2 t\n1 Q0 a 1 2 t\n",
         QRELS,
-        r"document b: rank 1 and score 2 are .*line 2, so their order",
+        r"document b: rank 1 and score 2 .*line 2",
     ),
-    "no ranks, and scores tied": ("1 Q0 b 0 1 t\n1 Q0 a 0 1 t\n", QRELS, r"rank 0 and score 1 are .*line 2"),
+    "no ranks, and scores tied": ("1 Q0 b 0 1 t\n1 Q0 a 0 1 t\n", QRELS, r"rank 0 and score 1 .*line 2"),
     "two grades for a document": ("1 Q0 a 1 3 t\n", QRELS + "1 0 a 0\n", r"qrels\.txt:4: .*0\.0, but 2\.0 in line 1"),
-    "no topic of the run is judged": ("7 Q0 a 1 3 t\n", QRELS, r"run's topics \(7\) is in the relevance qrels \(1\)"),
+    "no topic of the run is judged": ("7 Q0 a 1 3 t\n", QRELS, r"\(7\) .*relevance.* \(1\)"),
 }
 
 documents = st.sampled_from([f"d{number:02}" for number in range(20)])
@@ -172,8 +172,8 @@ def test_each_edge_case_has_its_value(tmp_path: Path, case: str) -> None:
 
 @pytest.mark.parametrize("case", ERRORS)
 def test_what_cannot_be_evaluated_is_an_error(tmp_path: Path, case: str) -> None:
-    run, qrels, problem = ERRORS[case]
-    with pytest.raises(DataError, match=problem):
+    run, qrels, pattern = ERRORS[case]
+    with pytest.raises(DataError, match=pattern):
         evaluated(tmp_path, run, qrels)
 
 
@@ -262,7 +262,7 @@ def test_recall_is_at_the_longest_ranking_unless_told() -> None:
     table = evaluate(run, qrels, name="mine").set_index("measure")["value"]
     assert table["relevance R@3"] == 1.0
     assert evaluate(run, qrels, depth=2).set_index("measure")["value"]["relevance R@2"] == 0.5
-    with pytest.raises(UsageError, match="recall at 0 documents"):
+    with pytest.raises(UsageError, match=r"\b0\b.*\b1\b"):
         evaluate(run, qrels, depth=0)
 
 

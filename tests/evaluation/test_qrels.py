@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import raises_at
 from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.qrels import Gap, Grades, Qrels, read_grades, read_qrels
 from touche_llm.tasks import get_task
@@ -38,23 +39,23 @@ def test_a_packed_file_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("grade", ["-3", "4", "3.001", "1.2345", "nan", "inf", "1e0", "1_0", "٢", "NO", ".", "--1"])
 def test_what_is_no_grade_is_told_with_its_line(tmp_path: Path, grade: str) -> None:
-    with pytest.raises(DataError, match=r"qrels\.txt:2: topic 1, document b: '.*' is no grade: a number from -2 to 3"):
+    with raises_at(DataError, f"{tmp_path / 'qrels.txt'}:2", "topic 1, document b", "-2 to 3"):
         grades_of(tmp_path, f"1 0 a 1\n1 0 b {grade}\n")
 
 
 @pytest.mark.parametrize(
-    ("content", "problem"),
+    ("content", "line", "values"),
     [
-        ("1 0 a\n", r":1: 3 columns, qrels have four: qid 0 doc grade"),
-        ("1 0 a 1\n1 0 a 0\n", r":2: topic 1, document a: 0\.0, but 1\.0 in line 1; leave one of them out"),
-        ("1 0 a\0b 1\n", r":1: .*: an id must be one printable word"),
-        ("1 0 " + "a" * 20_000 + " 1\n", r":1: longer than 10,000 bytes"),
-        (b"1 0 \xff 1\n", r":1: not UTF-8"),
-        ("", r"no grade in this file"),
+        ("1 0 a\n", ":1", ["3 columns", "qid 0 doc grade"]),
+        ("1 0 a 1\n1 0 a 0\n", ":2", ["topic 1, document a", "0.0, but 1.0 in line 1"]),
+        ("1 0 a\0b 1\n", ":1", ["document 'a"]),
+        ("1 0 " + "a" * 20_000 + " 1\n", ":1", ["10,000 bytes"]),
+        (b"1 0 \xff 1\n", ":1", ["UTF-8"]),
+        ("", "", ["qid 0 doc grade"]),
     ],
 )
-def test_a_bad_line_is_told_with_its_number(tmp_path: Path, content: str | bytes, problem: str) -> None:
-    with pytest.raises(DataError, match=rf"qrels\.txt.*{problem}"):
+def test_a_bad_line_is_told_with_its_number(tmp_path: Path, content: str | bytes, line: str, values: list[str]) -> None:
+    with raises_at(DataError, f"{tmp_path / 'qrels.txt'}{line}", *values):
         grades_of(tmp_path, content)
 
 
@@ -95,7 +96,7 @@ def test_what_one_file_lacks_and_another_has_is_told(tmp_path: Path) -> None:
 def test_a_file_that_never_ends_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("touche_llm.data.lines.MAX_TABLE_LINES", 5)
     (tmp_path / "qrels.gz").write_bytes(gzip.compress(b"1 0 a 1" + b"\n" * 6))
-    with pytest.raises(DataError, match="qrels.gz: more than 5 lines"):
+    with raises_at(DataError, tmp_path / "qrels.gz", "5 lines"):
         read_grades(tmp_path / "qrels.gz")
 
 
@@ -108,11 +109,9 @@ def test_long_lists_are_cut_in_messages(tmp_path: Path) -> None:
 def test_an_aspect_that_the_task_does_not_have_is_told(tmp_path: Path) -> None:
     (tmp_path / "qrels.txt").write_text("1 0 a,b 1\n")
     assert read_qrels({"coherence": tmp_path / "qrels.txt"}, PAIRS).grades == {"coherence": {"1": {"a,b": 1.0}}}
-    with pytest.raises(
-        UsageError, match="comparative has no judgments of coherence, but of relevance, quality, stance"
-    ):
+    with pytest.raises(UsageError, match="comparative.*coherence.*relevance, quality, stance"):
         read_qrels({"coherence": tmp_path / "qrels.txt"}, TASK)
-    with pytest.raises(UsageError, match="no qrels given"):
+    with pytest.raises(UsageError, match="relevance, quality, stance"):
         read_qrels({}, TASK)
 
 

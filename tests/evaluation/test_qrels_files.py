@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import raises_at
 from touche_llm.errors import DataError
 from touche_llm.evaluation.qrels import read_stances
 from touche_llm.tasks import get_task
@@ -39,26 +40,26 @@ def test_a_line_that_is_there_twice_says_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "problem"),
+    ("content", "line", "values"),
     [
-        ("12 0 d1 NO\n12 0 d2\n", r":2: 3 columns, qrels have four"),
-        ("12 0 d1 NO extra\n", r":1: 5 columns"),
-        ("12 0 d1 1\n", r":1: topic 12, document d1: '1' is no stance of comparative \(FIRST, SECOND, NEUTRAL, NO\)"),
-        ("12 0 d1 no\n", r":1: topic 12, document d1: 'no' is no stance"),
-        ("12 0 d1 NO\n\n12 0 d1 FIRST\n", r":3: topic 12, document d1: FIRST, but NO in line 1"),
-        (b"12 0 d1 NO\n12 0 d\xff NO\n", r":2: not UTF-8"),
-        ("12 0 d1 NO\n12 0 " + "d" * 20_000 + " NO\n", r":2: longer than 10,000 bytes"),
-        ("\n \n", r": no stance in this file"),
-        (gzip.compress(b"12 0 d2 NO\n" * 100, mtime=0)[:-9], r"gzip"),
+        ("12 0 d1 NO\n12 0 d2\n", ":2", ["3 columns", "qid 0 doc label"]),
+        ("12 0 d1 NO extra\n", ":1", ["5 columns"]),
+        ("12 0 d1 1\n", ":1", ["topic 12, document d1", "'1'", "FIRST, SECOND, NEUTRAL, NO"]),
+        ("12 0 d1 no\n", ":1", ["topic 12, document d1", "'no'"]),
+        ("12 0 d1 NO\n\n12 0 d1 FIRST\n", ":3", ["topic 12, document d1", "FIRST, but NO in line 1"]),
+        (b"12 0 d1 NO\n12 0 d\xff NO\n", ":2", ["UTF-8"]),
+        ("12 0 d1 NO\n12 0 " + "d" * 20_000 + " NO\n", ":2", ["10,000 bytes"]),
+        ("\n \n", "", ["qid 0 doc label"]),
+        (gzip.compress(b"12 0 d2 NO\n" * 100, mtime=0)[:-9], "", ["gzip"]),
     ],
 )
-def test_a_bad_line_is_told_with_its_number(tmp_path: Path, content: str | bytes, problem: str) -> None:
-    with pytest.raises(DataError, match=rf"qrels\.txt.*{problem}"):
+def test_a_bad_line_is_told_with_its_number(tmp_path: Path, content: str | bytes, line: str, values: list[str]) -> None:
+    with raises_at(DataError, f"{tmp_path / 'qrels.txt'}{line}", *values):
         stances_of(tmp_path, content)
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"none\.txt: cannot read the file: No such file"):
+    with raises_at(DataError, tmp_path / "none.txt"):
         read_stances(tmp_path / "none.txt", TASK)
 
 

@@ -142,11 +142,11 @@ def test_only_topics_of_both_runs_are_compared() -> None:
 
 def test_what_cannot_be_compared_is_told() -> None:
     estimates = {"m": means(0.5, 0.6)}
-    with pytest.raises(UsageError, match="baseline 'x' is none of the runs: a, b"):
+    with pytest.raises(UsageError, match="'x'.*: a, b"):
         compare("x", {"a": estimates, "b": estimates})
-    with pytest.raises(UsageError, match="give another run"):
+    with pytest.raises(UsageError, match="'a'"):
         compare("a", {"a": estimates})
-    with pytest.raises(UsageError, match="run 'b' has the measures R@9.*one depth"):
+    with pytest.raises(UsageError, match="'b'.*R@9"):
         compare("a", {"a": estimates, "b": {"R@9": means(0.5, 0.6)}})
 
 

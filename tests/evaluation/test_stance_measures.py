@@ -5,6 +5,7 @@ import math
 import pytest
 
 from tests.evaluation.judged_runs import TASK, qrels_of, run_of
+from tests.expect import raises_at
 from touche_llm.errors import DataError
 from touche_llm.evaluation.measures import evaluate_run
 from touche_llm.evaluation.stance_measures import count_confusion, estimate_labels, estimate_stances, summarize_labels
@@ -78,5 +79,5 @@ def test_a_run_without_labels_has_no_value() -> None:
 
 def test_a_label_of_another_task_is_an_error() -> None:
     run = run_of({"1": ["a"]}, {("1", "a"): "PRO"})
-    with pytest.raises(DataError, match=r"topic 1, document a: the run has the stance 'PRO', not one of FIRST, SECOND"):
+    with raises_at(DataError, "topic 1, document a", "'PRO'", "FIRST, SECOND, NEUTRAL, NO"):
         estimate_stances(run, QRELS, 5)

@@ -7,6 +7,7 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
+from tests.expect import raises_at
 from touche_llm.data.files import read_records, write_records
 from touche_llm.data.records import Attempt, Comparison, Cut, Failure, Judgment, Reading
 from touche_llm.data.trec_runs import read_run
@@ -157,7 +158,7 @@ def test_a_run_that_is_not_finished_names_the_stage_to_run(
 ) -> None:
     run = copied(comparative, tmp_path)
     (run / name).unlink()
-    with pytest.raises(DataError, match=rf"{name}: .*`touche-llm {stage}`"):
+    with raises_at(DataError, run / name, f"`touche-llm {stage}`"):
         gather_report(run, None, 1)
 
 
@@ -165,14 +166,14 @@ def test_a_document_that_is_no_candidate_is_an_error(comparative: Path, tmp_path
     run = copied(comparative, tmp_path)
     lines = (run / "candidates.run.txt").read_text().splitlines(keepends=True)
     (run / "candidates.run.txt").write_text("".join(lines[1:]))
-    with pytest.raises(DataError, match="topic 3: document .* is not a candidate"):
+    with raises_at(DataError, "topic 3", "document sample-"):
         gather_report(run, None, 1)
 
 
 def test_metadata_of_another_program_is_an_error(comparative: Path, tmp_path: Path) -> None:
     run = copied(comparative, tmp_path)
     (run / "ir-metadata.yml").write_text("- a list\n")
-    with pytest.raises(DataError, match="ir-metadata.yml: not metadata that this program wrote"):
+    with raises_at(DataError, run / "ir-metadata.yml"):
         gather_report(run, None, 1)
 
 
