@@ -38,7 +38,7 @@ def test_the_demo_prints_ranks_with_stances_and_says_what_it_is(touche: Touche, 
     done = touche("demo")
     assert done.returncode == 0, done.stderr
     assert "Which is better" in done.stdout and "FIRST (heat" in done.stdout
-    assert "no served model gave them" in done.stdout
+    assert "no model gave them" in done.stdout
     assert " run --task comparative --topics " in done.stdout
     assert touche("validate", "runs/demo/comparative/run.txt", "--task", "comparative", *DATA).returncode == 0
     again = touche("demo")

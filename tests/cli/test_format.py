@@ -329,7 +329,7 @@ def test_rows_stand_alone_and_the_command_ends_as_ever(
 def test_the_demo_shows_the_first_documents_of_each_topic_in_rows(touche: Touche, tmp_path: Path) -> None:
     done = touche("demo", "--format", "json")
     rows = json.loads(done.stdout)
-    assert (done.returncode, "no served model gave them" in done.stderr) == (0, True)
+    assert (done.returncode, "no model gave them" in done.stderr) == (0, True)
     assert {tuple(row) for row in rows} == {
         ("task", "topic", "title", "rank", "document", "stance", "object", "relevance", "quality", "coherence", "text")
     }

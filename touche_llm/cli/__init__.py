@@ -127,12 +127,31 @@ def _callback(
 def _lacks_memory(error: Exception) -> bool:
     """Return whether an error comes from a lack of memory: Python has no type for threads and libraries."""
     texts = ("can't start new thread", "failed to map segment", "Cannot allocate memory", "cannot allocate memory")
-    return isinstance(error, MemoryError) or any(text in str(error) for text in texts)
+    is_known = isinstance(error, ImportError | RuntimeError) and any(text in str(error) for text in texts)
+    return is_known or isinstance(error, MemoryError)
+
+
+def _describe_error(error: Exception) -> str | None:
+    """Return the message of an expected error; None for a bug."""
+    match error:
+        case ToucheError():
+            return "\n".join((str(error), *getattr(error, "__notes__", ())))
+        case OSError():
+            return to_printable(describe_os_error(error))
+        case UnicodeEncodeError():
+            # Arguments were checked; what is left are names in folders, and of the current folder.
+            return to_printable(f"{error.object:.200}: not UTF-8; rename the file or folder")
+        case sqlite3.Error():
+            return to_printable(f"{describe_database_error(error)}; what was stored before is kept")
+        case _ if _lacks_memory(error):
+            return "out of memory; close other programs or raise the limit (`ulimit -v`), and run the command again"
+        case _:
+            return None
 
 
 def main() -> None:
-    """Run the command line; errors of ours end it with one line and their exit code."""
-    # Accepted anywhere, since one adds it to the end of the command that failed.
+    """Run the command line; an expected error ends it with one line and an exit code."""
+    # Accepted anywhere, since users add it to the end of the command that failed.
     debug = "--debug" in sys.argv
     open_streams()
     try:
@@ -142,49 +161,22 @@ def main() -> None:
         name = next((argument for argument in arguments if argument in COMMANDS), "")
         with logged(log, name):
             try:
-                # An error and an exit code are reported from here, all in one style.
+                # All errors are reported below, in one style.
                 code = app(args=arguments, standalone_mode=False)
                 if code:
                     sys.exit(code)
             finally:
                 sys.stdout.flush()
-    except ToucheError as error:
-        if debug:
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        for note in getattr(error, "__notes__", ()):
-            print(note, file=sys.stderr)
-        sys.exit(error.exit_code)
-    except typer.Abort:
-        print("error: aborted", file=sys.stderr)
-        sys.exit(1)
     except ParserError as error:
         # A group without a command shows its help.
         is_help = error.message.startswith("Usage:")
         print(error.message if is_help else f"error: {describe_parser_error(error)}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except OSError as error:
-        if debug:
+    except typer.Abort:
+        sys.exit("error: aborted")
+    except Exception as error:
+        message = None if debug else _describe_error(error)
+        if message is None:
             raise
-        print(to_printable(f"error: {describe_os_error(error)}"), file=sys.stderr)
-        sys.exit(1)
-    except (MemoryError, ImportError, RuntimeError) as error:
-        if debug or not _lacks_memory(error):
-            raise
-        print(
-            "error: out of memory; close other programs or raise the limit (`ulimit -v`), then run the same command "
-            "again",
-            file=sys.stderr,
-        )
-        sys.exit(1)
-    except UnicodeEncodeError as error:
-        # Arguments were checked; what is left are names in folders, and of the current folder.
-        if debug:
-            raise
-        print(to_printable(f"error: {error.object:.200}: not UTF-8; rename the file or folder"), file=sys.stderr)
-        sys.exit(1)
-    except sqlite3.Error as error:
-        if debug:
-            raise
-        print(to_printable(f"error: {describe_database_error(error)}; what was stored before is kept"), file=sys.stderr)
-        sys.exit(1)
+        print(f"error: {message}", file=sys.stderr)
+        sys.exit(getattr(error, "exit_code", 1))

@@ -23,14 +23,12 @@ if TYPE_CHECKING:
     from touche_llm.evaluation.measures import Evaluation
 
 
+@o.takes_qrels
 def compare(
+    qrels_files: o.QrelsFiles,
     runs: m.RunsArgument,
     baseline: Annotated[Path, typer.Option("--baseline", help="The run that the others are compared with.")],
     task: m.TaskOption = None,
-    relevance: m.RelevanceOption = None,
-    quality: m.QualityOption = None,
-    stance: m.StanceOption = None,
-    coherence: m.CoherenceOption = None,
     output: FormatOption = Format.TABLE,
     depth: m.DepthOption = None,
     run_topics: m.RunTopicsOption = False,
@@ -62,7 +60,7 @@ def compare(
     if len(runs) < 2:
         raise UsageError(f"{baseline} alone cannot be compared; name another run")
     known = find_task(task, runs)
-    files = m.find_qrels_files(known, runs, relevance=relevance, quality=quality, stance=stance, coherence=coherence)
+    files = m.find_qrels_files(known, runs, qrels_files)
     qrels = m.require_qrels(known, files)
     given = m.given_runs(runs, qrels, known)
     kept = [each for each in given if not each.first_stage]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import sys
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.cli.rankings import list_rows, read_run_topics, show_rankings
@@ -24,14 +24,14 @@ from touche_llm.tasks import TASKS, get_task
 
 SAMPLES = Path(__file__).parent.parent / "samples"
 _SHOWN_RANKS = 3
-# Of all tasks.
+# Grades of all tasks.
 _GRADES = tuple(dict.fromkeys(name for task in TASKS.values() for name in task.question.grades))
 _COLUMNS = ("topic", "title", "rank", "document", "stance", "object", *_GRADES, "text")
 
 
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for the demo's runs.")] = Path("runs/demo"),
-    task: Annotated[str | None, typer.Option("--task", help="Show only this task.")] = None,
+    task: Annotated[str | None, typer.Option("--task", metavar="NAME", help="Show only this task.")] = None,
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -51,13 +51,13 @@ def demo(
         rows += ({"task": name} | {column: row.get(column) for column in _COLUMNS} for row in ranked)
     if output is not Format.TABLE:
         print_rows(output, rows)
-    # The lines can be copied: the command may be in an environment that is not active.
-    command = "touche-llm" if shutil.which("touche-llm") else _short(Path(sys.argv[0]))
+    # The path, so that the lines can be copied even if the environment is not active.
+    command = "touche-llm" if shutil.which("touche-llm") else m.shorten_path(Path(sys.argv[0]))
     name = names[0]
     config = sample_config(name, out / name, {})
-    topics, corpus = _short(config.topics), _short(config.corpus or config.topics)
+    topics, corpus = m.shorten_path(config.topics), m.shorten_path(config.corpus or config.topics)
     for line in (
-        "The answers above were invented for this demo, no served model gave them, and no figure follows from them.",
+        "The answers above were invented for this demo; no model gave them, and nothing follows from them.",
         "Each run is a file; check one with",
         f"    {command} validate {out / name / run_files.RUN} --task {name} --topics {topics}",
         "For answers of a model, serve one with vLLM and run",
@@ -68,7 +68,7 @@ def demo(
 
 
 def sample_config(task: str, out: Path, flags: Mapping[str, Any]) -> Config:
-    """The configuration of a sample's run in replay; `flags` go before it."""
+    """Return the configuration of a sample's run in replay, overridden by `flags`."""
     sample = detect_input(SAMPLES / task)
     given: dict[str, Any] = {
         "task": task,
@@ -79,8 +79,3 @@ def sample_config(task: str, out: Path, flags: Mapping[str, Any]) -> Config:
         "cache.mode": "replay",
     }
     return load_config(SAMPLES / task / "demo.yaml", {**given, **flags})
-
-
-def _short(path: Path) -> str:
-    """The shorter way to write a path from here."""
-    return min(os.path.relpath(path), os.path.abspath(path), key=len)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from touche_llm.cli import measured_runs as m
+from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption
 from touche_llm.cli.standings import show_standings, standings
 from touche_llm.cli.tables import Column, format_interval, format_value, show_table
@@ -33,13 +34,11 @@ _NO_FIRST_STAGE = (
 )
 
 
+@o.takes_qrels
 def evaluate(
+    qrels_files: o.QrelsFiles,
     runs: m.RunsArgument,
     task: m.TaskOption = None,
-    relevance: m.RelevanceOption = None,
-    quality: m.QualityOption = None,
-    stance: m.StanceOption = None,
-    coherence: m.CoherenceOption = None,
     output: FormatOption = Format.TABLE,
     per_topic: Annotated[
         bool, typer.Option("--per-topic", help="A row for each topic instead, a column for each measure.")
@@ -69,7 +68,7 @@ def evaluate(
     if per_topic + leaderboard + confusion > 1:
         raise UsageError("--per-topic, --leaderboard, --confusion: each prints its own table; give one of them")
     known = find_task(task, runs)
-    files = m.find_qrels_files(known, runs, relevance=relevance, quality=quality, stance=stance, coherence=coherence)
+    files = m.find_qrels_files(known, runs, qrels_files)
     qrels = m.require_qrels(known, files)
     if confusion and not qrels.stances:
         raise UsageError("--confusion: needs true stances; give their qrels with --stance")

@@ -23,7 +23,7 @@ from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.recorded_evaluation import find_known_qrels
 from touche_llm.pipeline.run_directory import RunDirectory, find_run_directory, find_run_file
 from touche_llm.pipeline.run_files import RUN
-from touche_llm.tasks import TASKS, get_task
+from touche_llm.tasks import TASKS
 from touche_llm.tasks.base import Task
 
 # Functions that need the measures, and pandas with them, import these: wrong usage is reported without loading them.
@@ -45,13 +45,6 @@ RunsArgument = Annotated[
 TaskOption = Annotated[
     str | None, typer.Option("--task", help=f"{', '.join(TASKS)} (default: the task of the first run's folder).")
 ]
-RelevanceOption = Annotated[
-    Path | None,
-    typer.Option("--relevance", help="Relevance qrels: qid 0 doc grade (default: those of the last evaluation)."),
-]
-QualityOption = Annotated[Path | None, typer.Option("--quality", help="Quality qrels.")]
-StanceOption = Annotated[Path | None, typer.Option("--stance", help="Stance qrels: qid 0 doc LABEL.")]
-CoherenceOption = Annotated[Path | None, typer.Option("--coherence", help="Coherence qrels, for pairs of sentences.")]
 DepthOption = Annotated[
     int | None,
     typer.Option(
@@ -68,17 +61,11 @@ RunTopicsOption = Annotated[
 ]
 
 
-def given_qrels(task: str, **files: Path | None) -> Qrels:
-    """Read the qrels of the files that are given, by aspect."""
-    return read_qrels({aspect: path for aspect, path in files.items() if path is not None}, get_task(task))
-
-
-def find_qrels_files(task: Task, runs: Iterable[Path], **files: Path | None) -> dict[str, Path]:
+def find_qrels_files(task: Task, runs: Iterable[Path], given: Mapping[str, Path]) -> Mapping[str, Path]:
     """Return the qrels files that were given, else those of the runs' last evaluation; empty if there are none.
 
     Qrels of the last evaluation are named on standard error.
     """
-    given = {aspect: path for aspect, path in files.items() if path is not None}
     if given:
         return given
     known = find_known_qrels((found.path for run in runs if (found := find_run_directory(run)) is not None), task)

@@ -28,6 +28,8 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 Command = Callable[..., None]
 # Settings given on the command line, by dotted name.
 Given = dict[str, Any]
+# Qrels files given on the command line, by aspect.
+QrelsFiles = Mapping[str, Path]
 # Settings of all stages.
 OF_RUN = tuple(dict.fromkeys(name for names in OF_STAGE.values() for name in names))
 # A command with more options of settings lists the common ones in `--help`, and all of them in `--help-all`.
@@ -58,6 +60,14 @@ _ConfigOption = Annotated[
         "--config", metavar="FILE", help="YAML file of settings; options override it.", rich_help_panel="Input"
     ),
 ]
+
+
+_QRELS = {
+    "relevance": "Relevance qrels: qid 0 doc grade.",
+    "quality": "Quality qrels.",
+    "stance": "Stance qrels: qid 0 doc LABEL.",
+    "coherence": "Coherence qrels, for pairs of sentences.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +188,22 @@ def takes_settings(*settings: str, without: Collection[str] = ()) -> Callable[[C
     return decorate
 
 
+def takes_qrels(command: Command) -> Command:
+    """Add the options of qrels files to a command, which receives those given by aspect, as `qrels_files`."""
+    own = [item for item in inspect.signature(command, eval_str=True).parameters.values() if item.name != "qrels_files"]
+
+    @wraps(command)
+    def expanded(*arguments: Any, **values: Any) -> None:
+        given = {aspect: values.pop(aspect) for aspect in _QRELS}
+        command(*arguments, qrels_files={name: path for name, path in given.items() if path is not None}, **values)
+
+    for aspect, help_ in _QRELS.items():
+        option = typer.Option(f"--{aspect}", metavar="FILE", help=help_, rich_help_panel="Input")
+        own.append(_make_parameter(aspect, Annotated[Path | None, option], None))
+    _set_signature(expanded, own)
+    return expanded
+
+
 Complete = Callable[[Given, Mapping[str, Any]], None]
 
 
@@ -224,12 +250,7 @@ def configured(
 def _set_signature(command: Command, parameters: list[inspect.Parameter]) -> None:
     """Set the signature that typer reads."""
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            parameter
-            if parameter.kind is inspect.Parameter.POSITIONAL_ONLY
-            else parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for parameter in parameters
-        ]
+        [item if item.kind is item.POSITIONAL_ONLY else item.replace(kind=item.KEYWORD_ONLY) for item in parameters]
     )
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
 

@@ -19,12 +19,12 @@ from touche_llm.cli.tables import Column, format_interval, format_value, show_ta
 from touche_llm.config import Config
 from touche_llm.data.files import check_output
 from touche_llm.errors import UsageError, to_printable
+from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.settings import INPUTS
 from touche_llm.pipeline.stages import count_by_kind
 
 if TYPE_CHECKING:
-    from touche_llm.evaluation.qrels import Qrels
     from touche_llm.prompt_lab.comparison import PromptComparison
     from touche_llm.prompt_lab.measures import PartMeasures
 
@@ -89,13 +89,11 @@ def _check_files(given: o.Given, own: Mapping[str, Any]) -> None:
 
 
 @o.configured(*_OF_COMPARISON, complete=_check_files)
+@o.takes_qrels
 def compare(
     config: Config,
+    qrels_files: o.QrelsFiles,
     templates: TemplatesArgument,
-    relevance: m.RelevanceOption = None,
-    quality: m.QualityOption = None,
-    stance: m.StanceOption = None,
-    coherence: m.CoherenceOption = None,
     split: SplitOption = "odd",
     confirm: ConfirmOption = False,
     sample: SampleOption = None,
@@ -113,8 +111,7 @@ def compare(
     from touche_llm.prompt_lab.comparison import compare_prompts
     from touche_llm.prompt_lab.sample import Plan
 
-    files = {"relevance": relevance, "quality": quality, "stance": stance, "coherence": coherence}
-    qrels = m.given_qrels(config.task, **files)
+    qrels = read_qrels(qrels_files, config.task)
     progress = ConsoleProgress()
     for note in qrels.notes():
         progress.warn(note)
@@ -128,7 +125,7 @@ def compare(
         print_rows(output, [row for part in found.parts for row in _rows(found, part)])
     say(output, f"sample: {found.sample_file} ({sum(len(part.sample) for part in found.parts):,} documents)")
     if html is not None:
-        _write_page(output, found, qrels, {name: path for name, path in files.items() if path is not None}, html)
+        _write_page(output, found, qrels, qrels_files, html)
     say(output, to_printable(found.verdict.sentence))
     _report_failures(output, found)
 

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, print_rows
 from touche_llm.cli.prompts_render import (
@@ -27,7 +26,7 @@ from touche_llm.cli.stages import FAILURES_EXIT, run_requests
 from touche_llm.config import Config
 from touche_llm.data.records import Reading
 from touche_llm.errors import DataError, EngineError, PromptError, ReplayMiss, UsageError, to_printable
-from touche_llm.evaluation.qrels import STANCE, Qrels
+from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.pipeline.context import RunContext, check_examples, make_request_builder
 from touche_llm.pipeline.engines import open_model
@@ -51,8 +50,10 @@ _COLUMNS = (
 
 
 @o.configured(*OF_TRIAL, complete=complete)
+@o.takes_qrels
 def try_(
     config: Config,
+    qrels_files: o.QrelsFiles,
     name: NameArgument,
     topic: TopicOption,
     documents: DocumentsOption = None,
@@ -60,10 +61,6 @@ def try_(
         bool, typer.Option("--watch", help="Send again whenever the template, or a file that it includes, is saved.")
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the messages as well.")] = False,
-    relevance: m.RelevanceOption = None,
-    quality: m.QualityOption = None,
-    stance: m.StanceOption = None,
-    coherence: m.CoherenceOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Send the requests of a run for a topic now, and show grades, probabilities and human judgments.
@@ -72,9 +69,7 @@ def try_(
     """
     if watch and output is not Format.TABLE:
         raise UsageError("--watch: prints for people only; leave --format out")
-    files = {"relevance": relevance, "quality": quality, "stance": stance, "coherence": coherence}
-    given = any(path is not None for path in files.values())
-    qrels = m.given_qrels(config.task, **files) if given else None
+    qrels = read_qrels(qrels_files, config.task) if qrels_files else None
     with RunContext(config, ConsoleProgress()) as run:
         trial = TrialContext(run, name, tuple(documents or ()))
         if watch:

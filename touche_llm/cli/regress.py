@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.data.scratch import recover
 from touche_llm.errors import UsageError
+from touche_llm.evaluation.qrels import read_qrels
 
 if TYPE_CHECKING:
     from touche_llm.regression.differences import RunDifference
@@ -28,16 +28,14 @@ app = typer.Typer(no_args_is_help=True, help="Record runs, replay them offline, 
 
 
 @app.command("record")
+@o.takes_qrels
 def record_(
+    qrels_files: o.QrelsFiles,
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a finished run.")],
     name: Annotated[
         str | None, typer.Argument(help="Name of the recorded run (default: the name of the folder).")
     ] = None,
     root: DirOption = _DEFAULT,
-    relevance: m.RelevanceOption = None,
-    quality: m.QualityOption = None,
-    stance: m.StanceOption = None,
-    coherence: m.CoherenceOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Store a finished run with everything that a replay needs, in DIR/NAME.
@@ -55,9 +53,7 @@ def record_(
             "what would change and replaces it"
         )
     config = load_finished_run(run_dir)
-    files = {"relevance": relevance, "quality": quality, "stance": stance, "coherence": coherence}
-    given = any(path is not None for path in files.values())
-    qrels = m.given_qrels(config.task, **files) if given else None
+    qrels = read_qrels(qrels_files, config.task) if qrels_files else None
     made = asyncio.run(record(config, run_dir, target, qrels))
     if output is Format.TABLE:
         say(output, _describe(target, made))

@@ -19,12 +19,10 @@ from touche_llm.tasks import get_task
 _TOP = 20
 
 
+@o.takes_qrels
 def report(
+    qrels_files: o.QrelsFiles,
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run.")],
-    relevance: m.RelevanceOption = None,
-    quality: m.QualityOption = None,
-    stance: m.StanceOption = None,
-    coherence: m.CoherenceOption = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help=f"The page to write (default: {REPORT} in the run's folder).")
     ] = None,
@@ -42,13 +40,12 @@ def report(
     from touche_llm.report.run_page import render_report
     from touche_llm.report.run_report import gather_report
 
-    files = {"relevance": relevance, "quality": quality, "stance": stance, "coherence": coherence}
     target = out or run_dir / REPORT
     # The page that an earlier call wrote into the run's folder is one of the run's own files.
     if target != run_dir / REPORT or not is_page(target):
-        check_output(target, overwrite, filter(None, files.values()))
+        check_output(target, overwrite, qrels_files.values())
     task = get_task(RunDirectory(run_dir).read_config().task)
-    known = m.find_qrels_files(task, [run_dir], **files)
+    known = m.find_qrels_files(task, [run_dir], qrels_files)
     qrels = m.require_qrels(task, known) if known else None
     found = gather_report(run_dir, qrels, top, run_topics=run_topics)
     for note in found.notes:
