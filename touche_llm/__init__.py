@@ -1,41 +1,29 @@
 """Zero-shot argument retrieval for the Touché shared tasks, with open-weight models served by vLLM.
 
-from touche_llm import evaluate, read_qrels, read_run
+    import touche_llm as tl
 
-qrels = read_qrels({"relevance": "qrels.txt"}, "comparative")
-table = evaluate(read_run("run.txt"), qrels)
+    topics = tl.read_topics("topics.xml")
+    corpus = tl.open_corpus("passages.jsonl.gz", task="comparative")
+    candidates = tl.retrieve(topics, corpus, depth=100)
+    with tl.LanguageModel("http://127.0.0.1:8000", cache="answers.sqlite") as model:
+        judgments = tl.judge(candidates, model)
+        ranking = tl.rank(candidates, judgments, steps=["judge", "pairwise:10"], model=model)
+    ranking.write("run.txt", tag="mine")
+    tl.evaluate(ranking, tl.read_qrels({"relevance": "qrels.txt"}, "comparative"))
+
+The names in `__all__` are the public interface. Functions that end in `_async` are awaited; the others also work where
+an event loop runs, as in Jupyter.
 """
 
-from __future__ import annotations
-
 import logging
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from touche_llm.data.trec_runs import read_run
-    from touche_llm.evaluation import evaluate
-    from touche_llm.evaluation.qrels import read_qrels
-    from touche_llm.tasks import get_task
+import lazy_loader
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
-# What is sent and answered: logged for those alone who set its level.
+# Prompts and answers: logged only if the level of this logger is set.
 logging.getLogger(f"{__name__}.text").setLevel(logging.CRITICAL)
 
-# The one place of the version, so that a checkout on the path knows it without being installed.
+# The only place of the version, so that a checkout on the path knows it without being installed.
 __version__ = "0.1.0"
-__all__ = ["evaluate", "get_task", "read_qrels", "read_run"]
-
-_HOMES = {
-    "evaluate": "touche_llm.evaluation",
-    "get_task": "touche_llm.tasks",
-    "read_qrels": "touche_llm.evaluation.qrels",
-    "read_run": "touche_llm.data.trec_runs",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Loaded on first use: every command imports this package, and most need none of these modules.
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# The public names are those of __init__.pyi, imported at first use: every command imports this package.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

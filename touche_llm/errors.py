@@ -47,6 +47,10 @@ class ToucheError(Exception):
         return location if separator else ""
 
 
+class ToucheWarning(UserWarning):
+    """What a user of the library should know of a result; the command line prints it as a note."""
+
+
 class DataError(ToucheError):
     """Invalid or unreadable input file."""
 

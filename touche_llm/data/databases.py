@@ -42,7 +42,15 @@ class NamedDatabase(sqlite3.Connection):
 def connect(location: str) -> NamedDatabase:
     """Open a database by path or URI, in autocommit mode."""
     uri = location.startswith("file:")
-    database = sqlite3.connect(location, timeout=LOCK_SECONDS, isolation_level=None, uri=uri, factory=NamedDatabase)
+    # The library opens corpora in the caller's thread and uses them in another; SQLite serialises the calls.
+    database = sqlite3.connect(
+        location,
+        timeout=LOCK_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,
+        uri=uri,
+        factory=NamedDatabase,
+    )
     database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE)
     return database
 

@@ -30,7 +30,7 @@ _MAX_OBJECTS_CHARS = 10_000
 _Fields = dict[str, Any]
 
 
-def read_topics(path: Path) -> list[Topic]:
+def read_topics(path: Path | str) -> list[Topic]:
     """Read the topics of a Touché `topics.xml`, or of TIRA's `queries.xml` or `queries.jsonl`.
 
     The format is detected by content. White space is collapsed, unknown elements are ignored. TIRA stores the fields of
@@ -43,6 +43,7 @@ def read_topics(path: Path) -> list[Topic]:
         DataError: The file cannot be read or parsed or has no topic; or a topic lacks its number or title, repeats a
             number or an element, or does not name exactly two objects.
     """
+    path = Path(path)
     try:
         with path.open("rb") as stream:
             content = stream.read(_MAX_BYTES + 1)

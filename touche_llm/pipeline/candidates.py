@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from touche_llm.data.records import Candidate, Failure, Queries, Topic
+from touche_llm.data.records import Candidate, Failure, Objects, Queries, Topic
 from touche_llm.data.trec_runs import make_strictly_decreasing, read_candidates, write_candidates
 from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.judging.pointwise import Documents
@@ -122,3 +122,9 @@ def normalise_rankings(rankings: Iterable[list[Candidate]]) -> dict[str, list[Ca
             normalised = Candidate(candidate.topic_id, candidate.document_id, rank, score)
             result.setdefault(candidate.topic_id, []).append(normalised)
     return result
+
+
+def add_objects(topics: list[Topic], found: Iterable[Objects]) -> list[Topic]:
+    """Return the topics with the objects that the model found for those that name none."""
+    objects = {record.topic_id: record.objects for record in found}
+    return [replace(topic, objects=topic.objects or objects.get(topic.id)) for topic in topics]

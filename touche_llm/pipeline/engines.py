@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from touche_llm.config import Config
+from touche_llm.config import CacheConfig
 from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.cache_file import Entry
@@ -23,8 +23,27 @@ LOG = "vllm.log"
 _ENDLESS = 2**30
 
 
+class ModelSettings(Protocol):
+    """The settings of a model; a `Config` has them too."""
+
+    @property
+    def engine(self) -> EngineConfig:
+        """Engine that answers requests."""
+        ...
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        """Sampling parameters of the requests."""
+        ...
+
+    @property
+    def cache(self) -> CacheConfig:
+        """Cache of the answers."""
+        ...
+
+
 @asynccontextmanager
-async def open_model(config: Config) -> AsyncIterator[ModelClient]:
+async def open_model(config: ModelSettings) -> AsyncIterator[ModelClient]:
     """Open the language model of a configuration.
 
     A replay needs no engine, nor do batch files: `batch.rounds` has stored their answers in the cache.
@@ -96,7 +115,7 @@ def store_engine_info(facts: EngineInfo, cache: Cache) -> None:
     cache.put(Entry(key=key, kind="engine", model=facts.model, value=facts.model_dump()), EngineInfo)
 
 
-def assume_engine_info(config: Config, cache: Cache) -> EngineInfo:
+def assume_engine_info(config: ModelSettings, cache: Cache) -> EngineInfo:
     """Return the facts about the engine without a request: from the cache, else from the configuration.
 
     For an unknown engine `engine` is empty, as is the model if the configuration names none; a context that is not
@@ -110,7 +129,7 @@ def assume_engine_info(config: Config, cache: Cache) -> EngineInfo:
     return EngineInfo(model=model, revision=asked.revision, context=context, overhead=0, engine="")
 
 
-def _replayed_facts(config: Config, cache: Cache) -> EngineInfo:
+def _replayed_facts(config: ModelSettings, cache: Cache) -> EngineInfo:
     asked = config.engine
     fitting = _known_facts(config, cache)
     if not fitting:
@@ -121,7 +140,7 @@ def _replayed_facts(config: Config, cache: Cache) -> EngineInfo:
     return _one_of(fitting, cache)
 
 
-def _known_facts(config: Config, cache: Cache) -> list[EngineInfo]:
+def _known_facts(config: ModelSettings, cache: Cache) -> list[EngineInfo]:
     """Return the cached facts about engines that fit the configuration."""
     asked = config.engine
     known = [_facts(entry, cache) for entry in cache.find("engine")]

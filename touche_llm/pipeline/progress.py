@@ -21,6 +21,7 @@ from touche_llm.llm.counts import Counts
 
 _LOG = logging.getLogger(__name__)
 _PLAIN_SECONDS = 10.0
+_NOTEBOOK_SECONDS = 0.25
 # The rate is that of the last half minute, so that answers from the cache do not promise what the engine cannot hold.
 _RATE_SECONDS = 30.0
 # Below this width the bar keeps to what matters.
@@ -96,22 +97,48 @@ class ConsoleProgress:
                 yield step
             state.log()
             return
-        # A thread, since a line is due also while nothing advances: that is when one wants to know why.
-        ended = threading.Event()
-
-        def tell() -> None:
-            while not ended.wait(_PLAIN_SECONDS):
-                self.console.print(state.line(), markup=False)
-
-        teller = threading.Thread(target=tell, daemon=True)
-        teller.start()
-        try:
+        with _show_regularly(state, _PLAIN_SECONDS, lambda: self.console.print(state.line(), markup=False)):
             yield state.advance
-        finally:
-            ended.set()
-            teller.join()
-        self.console.print(state.line(), markup=False)
-        state.log()
+
+
+class NotebookProgress:
+    """Progress in the output of a Jupyter cell: one line per stage, updated in place."""
+
+    def warn(self, message: str) -> None:
+        """Print a line."""
+        print(to_printable(f"note: {message}"))
+
+    @contextmanager
+    def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[Callable[[], None]]:
+        """Show a stage of `total` steps."""
+        # Only in Jupyter, which has it.
+        from IPython.display import display
+
+        state = _Stage(title, total, counts)
+        handle = display({"text/plain": state.line()}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        with _show_regularly(state, _NOTEBOOK_SECONDS, lambda: handle.update({"text/plain": state.line()}, raw=True)):
+            yield state.advance
+
+
+@contextmanager
+def _show_regularly(state: _Stage, seconds: float, show: Callable[[], None]) -> Iterator[None]:
+    """Show a stage every few seconds while the block runs, and at its end if it succeeds."""
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(seconds):
+            show()
+
+    # A thread, since a line is also due while nothing advances.
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    show()
+    state.log()
 
 
 class _Stage:

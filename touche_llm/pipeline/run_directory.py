@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 from touche_llm.config import Config, load_config, write_config
 from touche_llm.data.files import RecordT, open_atomic, read_records, write_records
-from touche_llm.data.records import Comparison, Failure, Judgment, Objects, StanceReading, Topic
+from touche_llm.data.records import Comparison, Failure, Judgment, Objects, StanceReading
 from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.data.yaml_text import YamlError, read_yaml, to_yaml
 from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.counts import translate_old_counts
 from touche_llm.pipeline import run_files
-from touche_llm.pipeline.candidates import Candidates
+from touche_llm.pipeline.candidates import Candidates, add_objects
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.metadata import UNFINISHED, describe_run, measure_peak_memory
@@ -74,6 +74,11 @@ class RunDirectory:
     def run_file(self) -> Path:
         """The run, in TREC format."""
         return self.path / run_files.RUN
+
+    @property
+    def results_file(self) -> Path:
+        """Run lines with grades and stances."""
+        return self.path / run_files.RESULTS
 
     @property
     def candidates_file(self) -> Path:
@@ -293,7 +298,7 @@ class RunDirectory:
         if compared:
             write_records(self.path / run_files.COMPARISONS, ranking.comparisons)
             write_records(self.path / run_files.COMPARISON_FAILURES, ranking.failures)
-        write_results(self.path / run_files.RESULTS, ranking.list_rows(), ranking.task)
+        write_results(self.results_file, ranking.list_rows(), ranking.task)
         ranking.write(self.run_file)
 
     def read_run(self, task: Task) -> ParsedRun:
@@ -308,12 +313,6 @@ class RunDirectory:
 
     def _read_optional(self, name: str, record: type[RecordT], what: str) -> list[RecordT]:
         return read_records(self.path / name, record, what) if (self.path / name).exists() else []
-
-
-def add_objects(topics: list[Topic], found: Iterable[Objects]) -> list[Topic]:
-    """Return the topics with the objects that the model found for those that name none."""
-    objects = {record.topic_id: record.objects for record in found}
-    return [replace(topic, objects=topic.objects or objects.get(topic.id)) for topic in topics]
 
 
 def find_run_directory(path: Path) -> RunDirectory | None:

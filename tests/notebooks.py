@@ -1,0 +1,62 @@
+"""Notebooks of the library's use, executed in a Jupyter kernel."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbclient import NotebookClient
+
+import touche_llm
+
+# The first cells of a user's notebook; `given` is replaced by the test.
+CELLS = (
+    """
+    import touche_llm as tl
+    topics = tl.read_topics({topics!r})
+    corpus = tl.open_corpus({corpus!r}, task="comparative", index={index!r})
+    candidates = tl.retrieve(topics, corpus, depth={depth})
+    candidates.to_frame()
+    """,
+    """
+    with tl.LanguageModel({url!r}, cache={cache!r}, cache_mode={cache_mode!r}) as model:
+        judgments = tl.judge(candidates, model, prompt={prompt!r}, stance=tl.StanceSettings(depth={stance_depth}))
+        ranking = tl.rank(candidates, judgments, steps=["judge", "pairwise:5"], model=model)
+    ranking.write({run!r}, tag="mine")
+    ranking.to_frame()
+    """,
+    """
+    qrels = tl.read_qrels({{"relevance": {qrels!r}}}, "comparative")
+    tl.evaluate(ranking, qrels, per_topic=True)
+    """,
+    """
+    async with tl.LanguageModel({url!r}, cache={cache!r}, cache_mode={cache_mode!r}) as model:
+        again = await tl.judge_async(
+            candidates, model, prompt={prompt!r}, stance=tl.StanceSettings(depth={stance_depth})
+        )
+    again.judgments == judgments.judgments
+    """,
+)
+
+
+def run_notebook(folder: Path, values: Mapping[str, Any]) -> list[list[Any]]:
+    """Execute the cells; return the outputs of each."""
+    notebook = nbformat.v4.new_notebook()  # type: ignore[no-untyped-call]
+    for cell in CELLS:
+        lines = cell.format(**values).strip("\n").splitlines()
+        source = "\n".join(line.removeprefix("    ") for line in lines).rstrip()
+        cell_of = nbformat.v4.new_code_cell(source)  # type: ignore[no-untyped-call]
+        notebook.cells.append(cell_of)
+    # The kernel runs in another folder, but has to import this checkout.
+    environment = os.environ | {"PYTHONPATH": str(Path(touche_llm.__file__).parent.parent)}
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}}).execute(env=environment)
+    return [cell.outputs for cell in notebook.cells]
+
+
+def last_text(outputs: list[Any]) -> str:
+    """The plain text of a cell's result."""
+    (result,) = [output for output in outputs if output.output_type == "execute_result"]
+    return str(result.data["text/plain"])

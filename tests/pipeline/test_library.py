@@ -1,0 +1,213 @@
+"""The library: the same runs as the command line, in scripts, notebooks and running event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import touche_llm as tl
+from tests.fake_server import FakeServer
+from tests.sample_runs import Silent, config_for
+from touche_llm.cli.demo import SAMPLES, sample_config
+from touche_llm.config import Config
+from touche_llm.data.records import Candidate
+from touche_llm.integrations.tira import detect_input
+from touche_llm.pipeline.run_all import run_all
+from touche_llm.tasks import TASKS
+
+
+def replayed(task: str) -> tl.LanguageModel:
+    return tl.LanguageModel(cache=SAMPLES / task / "cassette.jsonl", cache_mode="replay")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Iterator[Any]:
+    with tl.open_corpus(SAMPLES / "comparative/passages.jsonl", task="comparative", index=tmp_path / "index") as opened:
+        yield opened
+
+
+@pytest.fixture
+def topics() -> list[tl.Topic]:
+    return tl.read_topics(SAMPLES / "comparative/topics.xml")
+
+
+def run_library(task: str, config: Config, index: Path) -> tl.Ranking:
+    """The demo of a task, as a notebook would make it."""
+    sample = detect_input(SAMPLES / task)
+    with (
+        tl.open_corpus(sample.corpus, task=task, index=index) as corpus,
+        replayed(task) as model,
+    ):
+        candidates = tl.retrieve(tl.read_topics(sample.topics), corpus, depth=config.depth)
+        judgments = tl.judge(candidates, model, stance=config.stance, pairs=config.pairs)
+        options = tl.RankOptions(settings=config.ranking)
+        return tl.rank(candidates, judgments, steps=config.rank, model=model, options=options)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.filterwarnings("ignore::touche_llm.errors.ToucheWarning")
+def test_the_library_makes_the_run_of_the_command_line(task: str, tmp_path: Path) -> None:
+    config = sample_config(task, tmp_path / "out", {})
+    asyncio.run(run_all(config, tmp_path / "out", Silent()))
+    ranking = run_library(task, config, tmp_path / "index")
+    ranking.write(tmp_path / "run.txt", tag=config.tag)
+    assert (tmp_path / "run.txt").read_bytes() == (tmp_path / "out/run.txt").read_bytes()
+    opened = tl.Run.open(tmp_path / "out")
+    pd.testing.assert_frame_equal(ranking.to_frame(), opened.results, check_dtype=False)
+    assert opened.ranking.rankings == ranking.rankings and opened.ranking.stances == ranking.stances
+    assert len(opened.comparisons) == len(ranking.comparisons) > 0
+    assert len(opened.judgments) > 0 and set(opened.candidates["topic"]) == set(ranking.rankings)
+
+
+async def test_sync_functions_work_inside_a_running_event_loop_and_equal_their_twins(
+    topics: list[tl.Topic], corpus: Any
+) -> None:
+    candidates = tl.retrieve(topics, corpus)
+    stance = tl.StanceSettings(depth=100)
+    with replayed("comparative") as model:
+        judged = tl.judge(candidates, model, stance=stance)
+        ranked = tl.rank(candidates, judged, steps=["judge", "pairwise:5"], model=model)
+    async with replayed("comparative") as model:
+        again = await tl.retrieve_async(topics, corpus)
+        twin = await tl.judge_async(again, model, stance=stance)
+        ranked_twin = await tl.rank_async(again, twin, steps=["judge", "pairwise:5"], model=model)
+    assert again.rankings == candidates.rankings
+    assert twin.judgments == judged.judgments and len(judged.judgments) > 0
+    assert ranked_twin.lines == ranked.lines and ranked_twin.comparisons == ranked.comparisons
+
+
+def test_frames_of_topics_and_candidates_go_both_ways(topics: list[tl.Topic], corpus: Any, tmp_path: Path) -> None:
+    assert tl.from_frame(tl.to_frame(topics), tl.Topic) == topics
+    candidates = tl.retrieve(topics, corpus, depth=5)
+    frame = candidates.to_frame()
+    shuffled = frame.sample(frac=1, random_state=1)
+    assert tl.Candidates.from_frame(shuffled, topics, corpus).rankings == candidates.rankings
+    assert tl.Candidates.from_frame(shuffled.drop(columns="rank"), topics, corpus).rankings == candidates.rankings
+    candidates.write(tmp_path / "first.txt", tag="first")
+    assert tl.Candidates.from_run(tmp_path / "first.txt", topics, corpus).rankings == candidates.rankings
+    by_rank = tl.Candidates.from_frame(frame.drop(columns="score"), topics, corpus).rankings
+    documents = {topic: [each.document_id for each in ranking] for topic, ranking in candidates.rankings.items()}
+    assert {topic: [each.document_id for each in ranking] for topic, ranking in by_rank.items()} == documents
+
+
+@pytest.mark.parametrize(
+    ("change", "location"),
+    [
+        (lambda frame: frame.drop(columns="document"), "frame"),
+        (lambda frame: frame.drop(columns=["rank", "score"]), "frame"),
+        (lambda frame: pd.concat([frame, frame]), "frame"),
+        (lambda frame: frame.assign(rank="first"), "frame"),
+        (lambda frame: frame.assign(score=float("nan")), "frame"),
+        (lambda frame: frame.assign(topic="99"), "frame"),
+    ],
+)
+def test_a_malformed_frame_of_candidates_is_refused(
+    change: Any, location: str, topics: list[tl.Topic], corpus: Any
+) -> None:
+    frame = tl.retrieve(topics, corpus, depth=3).to_frame()
+    with pytest.raises(tl.DataError) as caught:
+        tl.Candidates.from_frame(change(frame), topics, corpus)
+    assert caught.value.location == location
+
+
+def test_a_frame_without_a_required_field_names_the_row() -> None:
+    with pytest.raises(tl.DataError) as caught:
+        tl.from_frame(pd.DataFrame([{"id": "1", "title": "a"}, {"id": "2"}]), tl.Topic)
+    assert caught.value.location == "row 1"
+    assert tl.from_frame(pd.DataFrame([{"id": "1", "title": "a", "other": 3}]), tl.Topic) == [tl.Topic("1", "a")]
+
+
+def test_candidates_that_the_corpus_lacks_are_refused_before_any_request(topics: list[tl.Topic], corpus: Any) -> None:
+    frame = pd.DataFrame([{"topic": topics[0].id, "document": "nowhere", "rank": 1}])
+    candidates = tl.Candidates.from_frame(frame, topics, corpus)
+    with replayed("comparative") as model, pytest.raises(tl.DataError, match="nowhere"):
+        tl.judge(candidates, model)
+
+
+def test_wrong_use_is_named(topics: list[tl.Topic], corpus: Any) -> None:
+    candidates = tl.retrieve(topics, corpus, depth=3)
+    with pytest.raises(tl.UsageError):
+        tl.judge(candidates, replayed("comparative"))
+    with replayed("comparative") as model:
+        judgments = tl.judge(candidates, model, stance=tl.StanceSettings(depth=0))
+        for options, location in (
+            ({"steps": ["judge", "pairwise:5"]}, "model"),
+            ({"steps": ["guess"]}, "steps"),
+            ({"options": tl.RankOptions(weights={"beauty": 1.0})}, "weights"),
+            ({"steps": ["pairwise:5"], "model": model, "prompts": {"worst": "mine.jinja"}}, "prompts"),
+        ):
+            with pytest.raises(tl.UsageError) as caught:
+                tl.rank(candidates, judgments, **options)
+            assert caught.value.location == location
+    with pytest.raises(tl.UsageError) as caught:
+        tl.LanguageModel(cache_mode="sometimes")
+    assert caught.value.location == "cache_mode"
+    with pytest.raises(tl.UsageError):
+        tl.open_corpus(task="comparative")
+    with pytest.raises(ValueError):
+        tl.rank(candidates, judgments).write("nowhere.txt", tag="two words")
+
+
+def test_another_prompt_misses_in_a_replay(topics: list[tl.Topic], corpus: Any, tmp_path: Path) -> None:
+    own = tmp_path / "mine.jinja"
+    source = (Path(tl.__file__).parent.parent / "prompts/comparative/judge.jinja").read_text()
+    assert "passage" in source
+    own.write_text(source.replace("passage", "text"))
+    candidates = tl.retrieve(topics, corpus, depth=2)
+    with replayed("comparative") as model, pytest.raises(tl.ReplayMiss):
+        tl.judge(candidates, model, prompt=str(own))
+
+
+def test_unjudged_documents_give_a_typed_warning(topics: list[tl.Topic], corpus: Any) -> None:
+    candidates = tl.retrieve(topics, corpus, depth=4)
+    with replayed("comparative") as model:
+        judgments = tl.judge(candidates, model, stance=tl.StanceSettings(depth=0))
+    some = tl.Candidates.from_frame(tl.retrieve(topics, corpus, depth=6).to_frame(), topics, corpus)
+    with pytest.warns(tl.ToucheWarning):
+        ranking = tl.rank(some, judgments)
+    assert ranking.imputed == len(ranking.lines) - len(judgments.judgments) > 0
+
+
+def test_evaluation_of_a_ranking_warns_of_unjudged_documents(
+    topics: list[tl.Topic], corpus: Any, tmp_path: Path
+) -> None:
+    candidates = tl.retrieve(topics, corpus, depth=4)
+    with replayed("comparative") as model:
+        ranking = tl.rank(candidates, tl.judge(candidates, model, stance=tl.StanceSettings(depth=0)))
+    first: Candidate = ranking.rankings[topics[0].id][0]
+    (tmp_path / "qrels.txt").write_text(f"{topics[0].id} 0 {first.document_id} 2\n")
+    qrels = tl.read_qrels({"relevance": tmp_path / "qrels.txt"}, "comparative")
+    with pytest.warns(tl.ToucheWarning):
+        table = tl.evaluate(ranking, qrels)
+    value = table.set_index("measure").loc["relevance nDCG@5", "value"]
+    assert value == pytest.approx(1.0)
+    with pytest.warns(tl.ToucheWarning):
+        by_topic = tl.evaluate(ranking, qrels, per_topic=True)
+    assert set(by_topic["topic"]) == {topics[0].id}
+
+
+async def test_a_server_is_asked_from_another_event_loop(tmp_path: Path) -> None:
+    config = config_for(tmp_path, depth=2, topic=("3",))
+    server = FakeServer()
+    async with server.running():
+        topics = [topic for topic in tl.read_topics(config.topics) if topic.id == "3"]
+        with tl.open_corpus(config.corpus, task="comparative", index=tmp_path / "index") as corpus:
+            candidates = await tl.retrieve_async(topics, corpus, depth=2)
+            async with tl.LanguageModel(server.url, cache=tmp_path / "answers.sqlite") as model:
+                judgments = await tl.judge_async(candidates, model, stance=tl.StanceSettings(depth=0))
+    assert len(judgments.judgments) == 2 and not judgments.failures
+    assert (tmp_path / "answers.sqlite").is_file()
+
+
+def test_every_public_name_can_be_imported_and_is_documented() -> None:
+    assert set(tl.__all__) <= set(dir(tl))
+    for name in tl.__all__:
+        found = getattr(tl, name)
+        assert found.__doc__, name
+        assert importlib.import_module(found.__module__)

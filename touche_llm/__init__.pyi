@@ -1,0 +1,44 @@
+# The public interface: `touche_llm.__init__` imports these names at first use.
+
+from .config import RetrieverConfig as RetrieverConfig
+from .data.records import Topic as Topic
+from .data.topics import read_topics as read_topics
+from .data.trec_runs import read_run as read_run
+from .errors import DataError as DataError
+from .errors import EngineError as EngineError
+from .errors import PromptError as PromptError
+from .errors import ReplayMiss as ReplayMiss
+from .errors import ToucheError as ToucheError
+from .errors import ToucheWarning as ToucheWarning
+from .errors import UsageError as UsageError
+from .evaluation import evaluate as evaluate
+from .evaluation.qrels import read_qrels as read_qrels
+from .judging.sentence_pairs import PairSettings as PairSettings
+from .judging.stance import StanceSettings as StanceSettings
+from .llm.settings import EngineConfig as EngineConfig
+from .llm.settings import SamplingConfig as SamplingConfig
+from .pipeline.candidates import Candidates as Candidates
+from .pipeline.frames import from_frame as from_frame
+from .pipeline.frames import to_frame as to_frame
+from .pipeline.judge import Judgments as Judgments
+from .pipeline.language_model import LanguageModel as LanguageModel
+from .pipeline.library import RankOptions as RankOptions
+from .pipeline.library import judge as judge
+from .pipeline.library import judge_async as judge_async
+from .pipeline.library import open_corpus as open_corpus
+from .pipeline.library import rank as rank
+from .pipeline.library import rank_async as rank_async
+from .pipeline.library import retrieve as retrieve
+from .pipeline.library import retrieve_async as retrieve_async
+from .pipeline.progress import ConsoleProgress as ConsoleProgress
+from .pipeline.progress import NotebookProgress as NotebookProgress
+from .pipeline.progress import SilentProgress as SilentProgress
+from .pipeline.rank import Ranking as Ranking
+from .pipeline.run import Run as Run
+from .ranking.steps import RankingSettings as RankingSettings
+from .retrieval.chatnoir.cache import ChatNoirSettings as ChatNoirSettings
+from .retrieval.elasticsearch.settings import ElasticsearchSettings as ElasticsearchSettings
+from .tasks import get_task as get_task
+
+__version__: str
+__all__: list[str]

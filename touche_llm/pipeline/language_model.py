@@ -1,0 +1,113 @@
+"""A language model for the library: engine, answer cache and sampling, as a context manager."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from touche_llm.config import CacheConfig
+from touche_llm.errors import UsageError
+from touche_llm.judging.pointwise import RequestBuilder
+from touche_llm.llm.cache import CacheMode
+from touche_llm.llm.engines.base import EngineInfo
+from touche_llm.llm.model import ModelClient
+from touche_llm.llm.settings import EngineConfig, SamplingConfig
+from touche_llm.pipeline import event_loop
+from touche_llm.pipeline.context import make_request_builder
+from touche_llm.pipeline.engines import open_model
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """Settings of the model, as `open_model` takes them."""
+
+    engine: EngineConfig
+    sampling: SamplingConfig
+    cache: CacheConfig
+
+
+class LanguageModel:
+    """A model behind an OpenAI-compatible server, with an answer cache.
+
+    A context manager, also an asynchronous one: it connects at the start of the block, and closes at its end. Answers
+    are stored as they arrive, so an interrupted program resumes where it stopped.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        name: str | None = None,
+        cache: Path | str = Path(".touche-llm/answers.sqlite"),
+        cache_mode: CacheMode | str = CacheMode.REUSE,
+        engine: EngineConfig | None = None,
+        sampling: SamplingConfig | None = None,
+    ) -> None:
+        """Set up the model without connecting.
+
+        Args:
+            url: Base URL of the server; None for that of `engine`, by default http://127.0.0.1:8000.
+            name: Served name of the model; not needed if the server has only one.
+            cache: File of the answers (`.sqlite`), or a cassette to replay (`.jsonl`).
+            cache_mode: `reuse`; `replay` sends nothing, and a missing answer is an error; `refresh` sends everything
+                again; `off`.
+            engine: All other settings of the engine, such as revision, context, concurrency and timeouts.
+            sampling: Sampling parameters.
+
+        Raises:
+            UsageError: The cache mode is unknown.
+        """
+        engine = engine or EngineConfig()
+        given = {"base_url": url, "model": name}
+        values = engine.model_dump(exclude_unset=True) | {
+            key: value for key, value in given.items() if value is not None
+        }
+        try:
+            mode = CacheMode(cache_mode)
+        except ValueError as error:
+            raise UsageError(f"cache_mode: {cache_mode!r:.40}; expected one of {', '.join(CacheMode)}") from error
+        self._settings = _Settings(
+            EngineConfig.model_validate(values), sampling or SamplingConfig(), CacheConfig(file=Path(cache), mode=mode)
+        )
+        self._stack: AsyncExitStack | None = None
+        self._client: ModelClient | None = None
+
+    @property
+    def info(self) -> EngineInfo:
+        """Name, revision and context of the model, as the server reports them."""
+        return self.builder.model.engine_info
+
+    @property
+    def builder(self) -> RequestBuilder:
+        """Builder of the requests; raises UsageError unless the model is open."""
+        if self._client is None:
+            raise UsageError("the model is not open; use it in a block: `with LanguageModel(...) as model:`")
+        return make_request_builder(self._client, self._settings.engine, self._settings.sampling)
+
+    def __enter__(self) -> Self:
+        event_loop.run(self._open())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        event_loop.run(self._close())
+
+    async def __aenter__(self) -> Self:
+        await event_loop.run_async(self._open())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await event_loop.run_async(self._close())
+
+    async def _open(self) -> None:
+        if self._stack is not None:
+            raise UsageError("the model is open already; use another LanguageModel")
+        async with AsyncExitStack() as stack:
+            self._client = await stack.enter_async_context(open_model(self._settings))
+            self._stack = stack.pop_all()
+
+    async def _close(self) -> None:
+        stack, self._stack, self._client = self._stack, None, None
+        if stack is not None:
+            await stack.aclose()

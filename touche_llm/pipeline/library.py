@@ -1,0 +1,298 @@
+"""The library: the stages as functions for notebooks and scripts, synchronous and asynchronous."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from touche_llm.config import QueryField, RetrieverConfig
+from touche_llm.data.records import Topic
+from touche_llm.errors import ToucheWarning, UsageError
+from touche_llm.judging.sentence_pairs import PairSettings
+from touche_llm.judging.stance import StanceSettings
+from touche_llm.pipeline import event_loop
+from touche_llm.pipeline import judge as judging
+from touche_llm.pipeline import rank as ranking
+from touche_llm.pipeline import retrieve as retrieval
+from touche_llm.pipeline.candidates import Candidates
+from touche_llm.pipeline.context import check_examples
+from touche_llm.pipeline.corpora import ChatNoirCorpus, Corpus, ElasticsearchCorpus, open_local_corpus
+from touche_llm.pipeline.judge import Judgments
+from touche_llm.pipeline.language_model import LanguageModel
+from touche_llm.pipeline.progress import ConsoleProgress, NotebookProgress, Progress, SilentProgress
+from touche_llm.pipeline.rank import Ranking
+from touche_llm.prompts.prompt import Prompt
+from touche_llm.prompts.purposes import load, purposes_of
+from touche_llm.ranking.expansion import ExpansionSettings
+from touche_llm.ranking.steps import RankingSettings, check_fusion, list_comparison_kinds, parse_steps
+from touche_llm.ranking.topics import ComparisonResources, RankingPlan
+from touche_llm.retrieval.chatnoir.cache import ChatNoirSettings
+from touche_llm.retrieval.elasticsearch.search import ElasticIndex
+from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
+from touche_llm.tasks import get_task
+from touche_llm.tasks.base import Objective, Task
+
+P = ParamSpec("P")
+ResultT = TypeVar("ResultT")
+
+
+class RankOptions(BaseModel):
+    """Options of a ranking.
+
+    Attributes:
+        objective: Criterion of the comparisons and of the default weights.
+        weights: Weights of grades and first-stage score that differ from those of the objective.
+        settings: Settings of the steps.
+        stance: Thresholds of the stance.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    objective: Objective = "both"
+    weights: Mapping[str, float] = {}
+    settings: RankingSettings = RankingSettings()
+    stance: StanceSettings = StanceSettings()
+
+
+def open_corpus(
+    file: Path | str | None = None,
+    *,
+    task: str,
+    index: Path | str | None = None,
+    skip_bad_lines: bool = False,
+    retriever: RetrieverConfig | None = None,
+    search_engine: ChatNoirSettings | ElasticsearchSettings | None = None,
+    progress: Progress | None = None,
+) -> Corpus:
+    """Open a corpus; a file is stored and indexed first unless that was done before.
+
+    Args:
+        file: Corpus as published; None to open an index without its corpus, or a search engine.
+        task: Name of the task.
+        index: Folder of the store and its index; None for the default folder of the corpus.
+        skip_bad_lines: Whether to leave out lines that are not documents, with a warning.
+        retriever: Method and parameters of BM25; None for the defaults.
+        search_engine: Search engine that holds the documents instead.
+        progress: Receives what is stored, indexed or left out; None for a line in a terminal or notebook.
+
+    Raises:
+        DataError: The corpus cannot be read, or belongs to another task.
+        UsageError: None of corpus, index and search engine is given, or more than one kind of them.
+    """
+    found, retriever = get_task(task), retriever or RetrieverConfig()
+    warn = (progress or _default_progress()).warn
+    if search_engine is not None and (file is not None or index is not None):
+        raise UsageError("search_engine: it holds the documents itself; leave out file and index")
+    if isinstance(search_engine, ChatNoirSettings):
+        return ChatNoirCorpus(found, search_engine, warn)
+    if search_engine is not None:
+        opened = ElasticIndex(search_engine, k1=retriever.k1, b=retriever.b, warn=warn)
+        return ElasticsearchCorpus(found, opened, f"{search_engine.url}, index {search_engine.index}")
+    return open_local_corpus(
+        None if file is None else Path(file),
+        None if index is None else Path(index),
+        found,
+        skip_bad_lines=skip_bad_lines,
+        retriever=retriever,
+        warn=warn,
+    )
+
+
+async def _retrieve(
+    topics: list[Topic],
+    corpus: Corpus,
+    *,
+    depth: int = 100,
+    fields: Sequence[QueryField] = ("title",),
+    expand_with: LanguageModel | None = None,
+    prompt: str | None = None,
+    progress: Progress | None = None,
+) -> Candidates:
+    """Retrieve the candidates of each topic.
+
+    Args:
+        topics: Topics to search for.
+        corpus: Corpus to search.
+        depth: Maximum number of documents per topic; for sentence pairs, the number of sentences judged at a time.
+        fields: Fields of a topic that make the query: title, description, narrative, objects.
+        expand_with: Model that expands the queries; None to search with the topics' own queries only.
+        prompt: Prompt of the expansion: a name or the path of a `.jinja` file.
+        progress: Display of the progress; None for a bar in a terminal or notebook.
+
+    Raises:
+        DataError: No topic has a candidate.
+        PromptError: The prompt is missing or invalid.
+    """
+    assert progress is not None
+    expander = None
+    if expand_with is not None:
+        prompts = _load_prompts(corpus.task, ("queries",), {} if prompt is None else {"queries": prompt})
+        _check_prompts(prompts, topics, progress)
+        settings = ExpansionSettings(use=True)
+        expander = retrieval.QueryExpander(settings, prompts["queries"], expand_with.builder)
+    return await retrieval.retrieve(topics, corpus, progress, depth=depth, fields=tuple(fields), expander=expander)
+
+
+async def _judge(
+    candidates: Candidates,
+    model: LanguageModel,
+    *,
+    prompt: str | None = None,
+    prompts: Mapping[str, str] | None = None,
+    stance: StanceSettings | None = None,
+    pairs: PairSettings | None = None,
+    progress: Progress | None = None,
+) -> Judgments:
+    """Judge candidates; of sentences, make pairs and judge these.
+
+    Args:
+        candidates: Candidates of `retrieve`, of a frame or of a run file.
+        model: Open model.
+        prompt: Judge prompt: a name or the path of a `.jinja` file; None for the task's own.
+        prompts: Prompts of other purposes: objects, sentence, stance.
+        stance: Settings of the stance prompt; None for the defaults, `StanceSettings(depth=0)` to leave it out.
+        pairs: Settings of sentence pairs; None for the defaults.
+        progress: Display of the progress; None for a bar in a terminal or notebook.
+
+    Raises:
+        PromptError: A prompt is missing or invalid.
+        UsageError: A few-shot example is about one of the topics.
+        EngineError: The engine failed; answers so far are in the cache.
+        ReplayMiss: The cache of a replay lacks an answer.
+    """
+    assert progress is not None
+    task = candidates.task
+    stance = stance or StanceSettings()
+    needed = ["judge"]
+    if task.objects_answer is not None and any(topic.objects is None for topic in candidates.topics):
+        needed.append("objects")
+    if task.sentence_question is not None:
+        needed.append("sentence")
+    if task.stance_question is not None and stance.depth:
+        needed.append("stance")
+    given = {**(prompts or {}), **({} if prompt is None else {"judge": prompt})}
+    loaded = _load_prompts(task, needed, given)
+    _check_prompts(loaded, candidates.topics, progress)
+    return await judging.judge(candidates, loaded, model.builder, progress, stance=stance, pairs=pairs)
+
+
+async def _rank(
+    candidates: Candidates,
+    judgments: Judgments,
+    *,
+    steps: Sequence[str] = ("judge",),
+    model: LanguageModel | None = None,
+    prompts: Mapping[str, str] | None = None,
+    options: RankOptions | None = None,
+    progress: Progress | None = None,
+) -> Ranking:
+    """Rank candidates by their judgments, and the best of them by comparisons.
+
+    Args:
+        candidates: Candidates to rank; for sentence pairs, the pairs of the judgments are ranked instead.
+        judgments: Judgments of the candidates.
+        steps: Steps in order: `judge`, then others with a number of documents, such as `pairwise:10`.
+        model: Open model; required if a step compares documents.
+        prompts: Prompts of the comparisons: best, order.
+        options: Objective, weights, settings of the steps, and thresholds of the stance.
+        progress: Display of the progress; None for a bar in a terminal or notebook.
+
+    Raises:
+        UsageError: A step or weight is unknown, or a step needs a model.
+        DataError: There is no candidate to rank.
+        ReplayMiss: The cache of a replay lacks an answer.
+    """
+    assert progress is not None
+    task, options = candidates.task, options or RankOptions()
+    try:
+        parsed = parse_steps(steps)
+        check_fusion(parsed, options.settings.fusion)
+    except ValueError as error:
+        raise UsageError(f"steps: {error}") from error
+    weights = {**task.objectives[options.objective], **options.weights}
+    if unknown := [name for name in weights if name not in task.weight_names]:
+        raise UsageError(f"weights: no {', '.join(unknown)}; {task.name} has {', '.join(task.weight_names)}")
+    if judgments.pairs is None:
+        judgments = judgments.of_candidates(candidates)
+    resources = None
+    if kinds := list_comparison_kinds(parsed):
+        if model is None:
+            raise UsageError(f"model: missing; the steps {', '.join(steps)} compare documents")
+        loaded = _load_prompts(task, kinds, prompts or {})
+        _check_prompts(loaded, candidates.topics, progress)
+        resources = ComparisonResources(model.builder, loaded, judgments.candidates.documents, options.objective)
+    plan = RankingPlan(task, weights, parsed, options.settings, "touche-llm")
+    return await ranking.rank(judgments, plan, progress, stance=options.stance, resources=resources)
+
+
+def _load_prompts(task: Task, names: Sequence[str], given: Mapping[str, str]) -> dict[str, Prompt]:
+    purposes = purposes_of(task)
+    if unknown := [name for name in given if name not in purposes]:
+        raise UsageError(f"prompts: no purpose {', '.join(unknown)}; {task.name} has {', '.join(purposes)}")
+    return {name: load(task, purposes[name], given.get(name, name), None) for name in names}
+
+
+def _check_prompts(prompts: Mapping[str, Prompt], topics: list[Topic], progress: Progress) -> None:
+    for prompt in prompts.values():
+        check_examples(prompt, topics, None, progress.warn)
+
+
+class _LibraryProgress:
+    """A display whose warnings become Python warnings of the calling line."""
+
+    def __init__(self, display: Progress) -> None:
+        self.stage = display.stage
+        self._messages: list[str] = []
+
+    def warn(self, message: str) -> None:
+        self._messages.append(message)
+
+    def emit(self) -> None:
+        """Emit the warnings for the caller of the library."""
+        for message in self._messages:
+            warnings.warn(message, ToucheWarning, stacklevel=4)
+
+
+def _default_progress() -> Progress:
+    if "ipykernel" in sys.modules:
+        return NotebookProgress()
+    return ConsoleProgress() if sys.stderr.isatty() else SilentProgress()
+
+
+def _make_sync(function: Callable[P, Coroutine[Any, Any, ResultT]]) -> Callable[P, ResultT]:
+    @wraps(function)
+    def call(*arguments: P.args, **options: P.kwargs) -> ResultT:
+        progress = _LibraryProgress(options.get("progress") or _default_progress())  # type: ignore[arg-type]
+        options["progress"] = progress
+        try:
+            return event_loop.run(function(*arguments, **options))
+        finally:
+            progress.emit()
+
+    call.__name__ = call.__qualname__ = function.__name__.removeprefix("_")
+    return call
+
+
+def _make_async(function: Callable[P, Coroutine[Any, Any, ResultT]]) -> Callable[P, Coroutine[Any, Any, ResultT]]:
+    @wraps(function)
+    async def call(*arguments: P.args, **options: P.kwargs) -> ResultT:
+        progress = _LibraryProgress(options.get("progress") or _default_progress())  # type: ignore[arg-type]
+        options["progress"] = progress
+        try:
+            return await event_loop.run_async(function(*arguments, **options))
+        finally:
+            progress.emit()
+
+    call.__name__ = call.__qualname__ = f"{function.__name__.removeprefix('_')}_async"
+    return call
+
+
+retrieve, retrieve_async = _make_sync(_retrieve), _make_async(_retrieve)
+judge, judge_async = _make_sync(_judge), _make_async(_judge)
+rank, rank_async = _make_sync(_rank), _make_async(_rank)
