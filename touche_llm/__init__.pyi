@@ -1,6 +1,5 @@
 # The public interface: `touche_llm.__init__` imports these names at first use.
 
-from .config import RetrieverConfig as RetrieverConfig
 from .data.records import Topic as Topic
 from .data.topics import read_topics as read_topics
 from .data.trec_runs import read_run as read_run
@@ -38,6 +37,7 @@ from .pipeline.run import Run as Run
 from .ranking.steps import RankingSettings as RankingSettings
 from .retrieval.chatnoir.cache import ChatNoirSettings as ChatNoirSettings
 from .retrieval.elasticsearch.settings import ElasticsearchSettings as ElasticsearchSettings
+from .retrieval.settings import RetrieverConfig as RetrieverConfig
 from .tasks import get_task as get_task
 
 __version__: str

@@ -362,7 +362,8 @@ def test_the_command_gives_the_values_of_the_independent_implementation(touche: 
 
 def test_python_gets_the_rows_of_the_command(touche: Touche, judged: Path) -> None:
     qrels = read_qrels({aspect: judged / aspect for aspect in ("relevance", "quality")}, get_task("comparative"))
-    table = touche_llm.evaluate(read_run(judged / "other"), qrels, name="other")
+    with pytest.warns(touche_llm.ToucheWarning):
+        table = touche_llm.evaluate(read_run(judged / "other"), qrels, name="other")
     files = {aspect: str(judged / aspect) for aspect in ("relevance", "quality")}
     assert touche_llm.read_qrels(files, "comparative") == qrels
     assert touche_llm.read_run(str(judged / "other")) == read_run(judged / "other")

@@ -12,7 +12,8 @@ from touche_llm.config import Config
 from touche_llm.data.records import Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.errors import DataError
-from touche_llm.pipeline.run_directory import RunDirectory, add_objects
+from touche_llm.pipeline.candidates import add_objects
+from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_overview import RankedDocument, read_results, read_texts
 from touche_llm.tasks.base import Task
 

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from touche_llm.config import CacheConfig
 from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.cache_file import Entry
@@ -15,7 +14,7 @@ from touche_llm.llm.engines.base import Engine, EngineInfo
 from touche_llm.llm.engines.vllm_common import check_model_folder
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import hash_content
-from touche_llm.llm.settings import EngineConfig, SamplingConfig
+from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
 
 # Log of a vLLM server that the program starts, beside the answer cache.
 LOG = "vllm.log"

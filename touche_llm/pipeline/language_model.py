@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from touche_llm.config import CacheConfig
 from touche_llm.errors import UsageError
 from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.engines.base import EngineInfo
 from touche_llm.llm.model import ModelClient
-from touche_llm.llm.settings import EngineConfig, SamplingConfig
+from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
 from touche_llm.pipeline import event_loop
 from touche_llm.pipeline.context import make_request_builder
 from touche_llm.pipeline.engines import open_model

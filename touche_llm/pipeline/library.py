@@ -11,7 +11,6 @@ from typing import Any, ParamSpec, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from touche_llm.config import QueryField, RetrieverConfig
 from touche_llm.data.records import Topic
 from touche_llm.errors import ToucheWarning, UsageError
 from touche_llm.judging.sentence_pairs import PairSettings
@@ -35,6 +34,7 @@ from touche_llm.ranking.topics import ComparisonResources, RankingPlan
 from touche_llm.retrieval.chatnoir.cache import ChatNoirSettings
 from touche_llm.retrieval.elasticsearch.search import ElasticIndex
 from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
+from touche_llm.retrieval.settings import QueryField, RetrieverConfig
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Objective, Task
 
