@@ -76,7 +76,7 @@ class BatchEngine:
         return self._measure(lambda tokenizer: tokenizer.count_tokens(messages))
 
     async def truncate(self, text: str, max_tokens: int) -> str:
-        """Return the beginning of `text` that has about this many tokens."""
+        """Return the beginning of `text` with about this many tokens."""
         return self._measure(lambda tokenizer: tokenizer.truncate(text, max_tokens))
 
     def _measure(self, measure: Callable[[ChatTokenizer], _ValueT]) -> _ValueT:

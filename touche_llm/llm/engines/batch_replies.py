@@ -38,7 +38,7 @@ class _Line(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a response holds no answer.
+    """Reason why a response has no answer.
 
     Attributes:
         kind: Kind to count: `status_500`, `finish_abort`, `other_model` …
@@ -53,7 +53,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Place of a response, and its problem if it holds no answer."""
+    """Place of a response, and its problem if it has no answer."""
 
     file: Path
     line: int
@@ -74,7 +74,7 @@ class Replies:
     repeated: list[str] = field(default_factory=list)
 
     def problem(self, key: str) -> Problem | None:
-        """Return why the response to a request holds no answer; None if it holds one, or none came."""
+        """Return why the response to a request has no answer; None if it has one or there is no response."""
         reply = self.by_key.get(key)
         return reply.problem if reply is not None else None
 

@@ -1,4 +1,4 @@
-"""A vLLM server that the program starts and stops itself."""
+"""Managed vLLM server, which the program starts and stops."""
 
 from __future__ import annotations
 
@@ -74,5 +74,5 @@ async def _wait_until_ready(
                             return
                 await asyncio.sleep(_POLL_INTERVAL)
     except TimeoutError as error:
-        raise EngineError(f"vLLM did not start within {seconds:g} s; {end_of_log()}") from error
-    raise EngineError(f"vLLM ended with code {process.returncode} before it was ready; {end_of_log()}")
+        raise EngineError(f"vllm serve: not ready within {seconds:g} s; {end_of_log()}") from error
+    raise EngineError(f"vllm serve: ended with code {process.returncode} before it was ready; {end_of_log()}")

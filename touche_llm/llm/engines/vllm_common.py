@@ -15,15 +15,15 @@ from touche_llm.llm.engines.base import Engine, EngineInfo, MissingLogprobs
 from touche_llm.llm.logprobs import check_logprobs
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 
-# A grammar that allows white space between tokens lets weak models write it without end; the switch exists for this
-# backend, and one backend must hold for all requests.
+# With white space allowed between tokens, weak models write it endlessly. Only this backend has the switch, and all
+# requests must use the same backend.
 _STRUCTURED_OUTPUTS = {"backend": "xgrammar", "disable_any_whitespace": True}
-# No free model answers with this word.
+# No model answers with this word unless the schema is enforced.
 _PROBE_WORD = "quokka-7351"
 
 
 def build_start_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a vLLM that the program starts: those that it needs, overridden by those of the user.
+    """Return the options to start vLLM with: those that the program needs, overridden by those of the user.
 
     If the environment switches torch.compile off, vLLM does not start without `enforce_eager`.
     """
@@ -41,9 +41,7 @@ def check_model_folder(model: str | None) -> Path:
         raise UsageError("engine.model: give the folder of the model (--model FOLDER, for tira also TOUCHE_LLM_MODEL)")
     folder = Path(model)
     if not (folder / "config.json").is_file():
-        raise UsageError(
-            f"{folder}: no model: a folder with config.json, weights and tokenizer is needed (--model FOLDER)"
-        )
+        raise UsageError(f"{folder}: no model; give a folder with config.json, weights and tokenizer (--model FOLDER)")
     return folder
 
 

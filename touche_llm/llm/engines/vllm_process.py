@@ -31,7 +31,7 @@ def find_vllm() -> str:
     """
     command = shutil.which("vllm", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
     if command is None:
-        raise EngineError("vllm: no such program beside this Python or on PATH: pip install 'touche-llm[vllm]'")
+        raise EngineError("vllm: no such program beside this Python or on PATH; pip install 'touche-llm[vllm]'")
     return command
 
 
