@@ -1,8 +1,9 @@
-"""The layers of the package: a module imports from its own layer and those below, and modules never in a circle."""
+"""The structure of the package: imports point downwards and never in a circle, and class names are unique."""
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -77,3 +78,13 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     graph = {module: set(imports_of(module)) - {module} for module in MODULES if module not in TOP}
     order = list(TopologicalSorter(graph).static_order())  # raises CycleError
     assert set(order) >= set(graph)
+
+
+def test_no_class_name_is_used_twice() -> None:
+    names = Counter(
+        node.name
+        for path in MODULES.values()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in names.items() if count > 1] == []

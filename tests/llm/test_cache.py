@@ -130,7 +130,7 @@ def test_a_file_that_is_not_a_cache_is_named(tmp_path: Path) -> None:
 
 def test_a_cache_of_another_version_is_refused(tmp_path: Path) -> None:
     database = sqlite3.connect(tmp_path / "c.sqlite")
-    database.executescript(f"PRAGMA application_id = {cache_file._APPLICATION}; PRAGMA user_version = 99;")
+    database.executescript(f"PRAGMA application_id = {cache_file._FORMAT.application}; PRAGMA user_version = 99;")
     database.close()
     with pytest.raises(DataError, match="99"):
         Cache(tmp_path / "c.sqlite")

@@ -36,7 +36,7 @@ class LogOptions(NamedTuple):
     with_text: bool = False
 
 
-class _Line(logging.Formatter):
+class _LineFormatter(logging.Formatter):
     """One bounded line for each record, without API keys and without characters that a terminal acts on."""
 
     def __init__(self, longest: int) -> None:
@@ -59,7 +59,7 @@ def _escaped(character: str) -> str:
     return character if character.isprintable() else character.encode("unicode_escape").decode()
 
 
-class _File(logging.FileHandler):
+class _LogFile(logging.FileHandler):
     """A log file; a run outlives it."""
 
     _has_failed = False
@@ -124,12 +124,12 @@ def logged(options: LogOptions, command: str) -> Iterator[None]:
     if options.file is None and not options.verbose:
         yield
         return
-    handlers: list[logging.Handler] = [_File(options.file, encoding="utf-8")] if options.file else []
+    handlers: list[logging.Handler] = [_LogFile(options.file, encoding="utf-8")] if options.file else []
     handlers += [_Stderr()] if options.verbose else []
     program, text = logging.getLogger(PROGRAM), logging.getLogger(TEXT)
     before = program.level, text.level
     for handler in handlers:
-        handler.setFormatter(_Line(_LONGEST_WITH_TEXT if options.with_text else _LONGEST))
+        handler.setFormatter(_LineFormatter(_LONGEST_WITH_TEXT if options.with_text else _LONGEST))
         program.addHandler(handler)
     program.setLevel(logging.DEBUG)
     if options.with_text:

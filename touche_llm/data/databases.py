@@ -1,11 +1,12 @@
-"""SQLite connections whose errors name the file and the cause."""
+"""SQLite files: connections whose errors name the file and the cause, and checks of their format."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,25 @@ _DESCRIPTORS = 3
 LOCK_SECONDS = 60.0
 # Max bytes of a value, since the file may be untrusted: the longest document has 16 MiB.
 MAX_VALUE = 2**25
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseFormat:
+    """Format of a kind of SQLite file of this program.
+
+    Attributes:
+        noun: Kind of file, for messages.
+        application: `PRAGMA application_id`, which distinguishes the files from those of other programs.
+        version: `PRAGMA user_version` that this program reads.
+        tables: Columns of each table.
+        statements: Statements that create the tables and indexes.
+    """
+
+    noun: str
+    application: int
+    version: int
+    tables: Mapping[str, Sequence[str]]
+    statements: Sequence[str]
 
 
 class NamedDatabase(sqlite3.Connection):
@@ -61,6 +81,41 @@ def check_schema(database: sqlite3.Connection, table: str, columns: Sequence[str
     found = [(name, hidden) for _, name, *_, hidden in database.execute(f"PRAGMA table_xinfo({table})")]
     if programs or found != [(column, 0) for column in columns]:
         raise DataError(f"{path}: has views, triggers or columns that this program does not create; use another file")
+
+
+def has_format(database: sqlite3.Connection, form: DatabaseFormat, path: Path | None) -> bool:
+    """Return whether a database has a format; False if it is empty.
+
+    Raises:
+        DataError: It is a file of another program or version, or as `check_schema`.
+    """
+    (application,) = database.execute("PRAGMA application_id").fetchone()
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if application != form.application:
+        if database.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
+            raise DataError(f"{path}: not {form.noun} of this program; use another file")
+        return False
+    if version != form.version:
+        raise DataError(
+            f"{path}: {form.noun} of version {version}, but this program reads version {form.version}; use another file"
+        )
+    for table, columns in form.tables.items():
+        check_schema(database, table, columns, path)
+    return True
+
+
+def create_if_empty(database: sqlite3.Connection, form: DatabaseFormat, path: Path | None) -> None:
+    """Check that a database has a format; create its tables if it is empty. Errors are those of `has_format`."""
+    if has_format(database, form, path):
+        return
+    database.execute("BEGIN IMMEDIATE")
+    # Checked again with the file locked: another process may have created the tables meanwhile.
+    if not has_format(database, form, path):
+        for statement in form.statements:
+            database.execute(statement)
+        database.execute(f"PRAGMA application_id = {form.application}")
+        database.execute(f"PRAGMA user_version = {form.version}")
+    database.execute("COMMIT")
 
 
 def connect_read_only(path: Path) -> NamedDatabase:

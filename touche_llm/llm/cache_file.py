@@ -10,14 +10,18 @@ import msgspec
 from msgspec.structs import astuple
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 
-from touche_llm.data.databases import LOCK_SECONDS, NamedDatabase, check_schema, connect, connect_read_only
+from touche_llm.data.databases import (
+    LOCK_SECONDS,
+    DatabaseFormat,
+    NamedDatabase,
+    connect,
+    connect_read_only,
+    create_if_empty,
+    has_format,
+)
 from touche_llm.data.json_records import Count, JsonRecord, JsonStruct, Malformed
 from touche_llm.errors import DataError
 
-# `PRAGMA user_version` of the file.
-SCHEMA_VERSION = 1
-# `PRAGMA application_id`, the bytes "tllm": distinguishes caches from other SQLite files.
-_APPLICATION = 0x746C6C6D
 # Makes it cheap to check whether there are resamples; older caches get it when they are opened for writing.
 _INDEX_OF_SAMPLES = "CREATE INDEX IF NOT EXISTS samples ON entries (sample) WHERE sample > 0"
 
@@ -59,6 +63,22 @@ class Entry(EntryMetadata, frozen=True, kw_only=True):
 
 # In the order of the table.
 COLUMNS = Entry.__struct_fields__
+_TYPED_COLUMNS = ", ".join(
+    f"{column} {'INTEGER' if column in ('prompt_version', 'sample') else 'TEXT'}" for column in COLUMNS[1:]
+)
+_FORMAT = DatabaseFormat(
+    noun="an answer cache",
+    application=0x746C6C6D,  # "tllm"
+    version=1,
+    tables={"entries": COLUMNS},
+    statements=(
+        # Rows in order of arrival, with an index of the keys: the keys are random, and storing rows in their order
+        # would take twice the work.
+        f"CREATE TABLE entries (key TEXT PRIMARY KEY, {_TYPED_COLUMNS})",
+        "CREATE INDEX origins ON entries (topic, document)",
+        _INDEX_OF_SAMPLES,
+    ),
+)
 
 
 def open_file(path: Path | None, read_only: bool = False) -> NamedDatabase:
@@ -77,15 +97,10 @@ def open_file(path: Path | None, read_only: bool = False) -> NamedDatabase:
         database = connect(path.absolute().as_uri())
     try:
         if read_only:
-            if not _is_cache(database, path):
-                raise DataError(f"{path}: not an answer cache of this program")
+            if not has_format(database, _FORMAT, path):
+                raise DataError(f"{path}: empty, not {_FORMAT.noun}; use another file")
             return database
-        if not _is_cache(database, path):
-            # Check again with the file locked: another process may have created the cache meanwhile.
-            database.execute("BEGIN IMMEDIATE")
-            if not _is_cache(database, path):
-                _create(database, path)
-            database.execute("COMMIT")
+        create_if_empty(database, _FORMAT, path)
         # With write-ahead logging a killed process loses nothing that it committed; only a crash of the machine could.
         # SQLite does not wait for other processes when it switches the mode.
         retrying = Retrying(
@@ -105,33 +120,6 @@ def open_file(path: Path | None, read_only: bool = False) -> NamedDatabase:
 
 def _is_busy(error: BaseException) -> bool:
     return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode == sqlite3.SQLITE_BUSY
-
-
-def _is_cache(database: sqlite3.Connection, path: Path | None) -> bool:
-    application = database.execute("PRAGMA application_id").fetchone()[0]
-    version = database.execute("PRAGMA user_version").fetchone()[0]
-    if application == _APPLICATION and version != SCHEMA_VERSION:
-        raise DataError(f"{path}: a cache of version {version}; this program reads version {SCHEMA_VERSION}")
-    if application != _APPLICATION:
-        return False
-    check_schema(database, "entries", COLUMNS, path)
-    return True
-
-
-def _create(database: sqlite3.Connection, path: Path | None) -> None:
-    (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    if tables:
-        raise DataError(f"{path}: not an answer cache of this program")
-    columns = ", ".join(
-        f"{column} {'INTEGER' if column in ('prompt_version', 'sample') else 'TEXT'}" for column in COLUMNS[1:]
-    )
-    # Rows in order of arrival, with an index of the keys: the keys are random, and storing rows in their order would
-    # take twice the work.
-    database.execute(f"CREATE TABLE entries (key TEXT PRIMARY KEY, {columns})")
-    database.execute("CREATE INDEX origins ON entries (topic, document)")
-    database.execute(_INDEX_OF_SAMPLES)
-    database.execute(f"PRAGMA application_id = {_APPLICATION}")
-    database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
 def _to_json(value: dict[str, Any]) -> str:

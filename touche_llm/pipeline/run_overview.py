@@ -35,7 +35,7 @@ _STATES = {"retrieve": "retrieved", "judge": "judged", "rank": COMPLETE}
 _TEXT_CHARS = 300
 
 
-class Usage(NamedTuple):
+class RunUsage(NamedTuple):
     """Costs of a stage or of a run; tokens are those of requests, not of answers from the cache."""
 
     requests: int = 0
@@ -44,9 +44,9 @@ class Usage(NamedTuple):
     completion_tokens: int = 0
     failures: int = 0
 
-    def add(self, other: Usage) -> Usage:
+    def add(self, other: RunUsage) -> RunUsage:
         """Return the sum of two costs."""
-        return Usage._make(map(operator.add, self, other))
+        return RunUsage._make(map(operator.add, self, other))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,22 +90,22 @@ class RunOverview:
         return topics if isinstance(topics, int) else None
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> RunUsage:
         """Costs of all finished stages."""
-        total = Usage()
+        total = RunUsage()
         for facts in self.stages.values():
             total = total.add(sum_usage(facts))
         return total
 
 
-def sum_usage(facts: Mapping[str, Any]) -> Usage:
+def sum_usage(facts: Mapping[str, Any]) -> RunUsage:
     """Return the costs of a stage from its metadata; 0 for unknown ones."""
     counts, failures = facts.get("requests"), facts.get("failures")
     counts = counts if isinstance(counts, Mapping) else {}
     names = ("requests", "cache_hits", "prompt_tokens", "completion_tokens")
     numbers = [value if isinstance(value := counts.get(name), int) else 0 for name in names]
     kinds = failures.values() if isinstance(failures, Mapping) else ()
-    return Usage._make((*numbers, sum(count for count in kinds if isinstance(count, int))))
+    return RunUsage._make((*numbers, sum(count for count in kinds if isinstance(count, int))))
 
 
 def read_seconds(facts: Mapping[str, Any]) -> float:

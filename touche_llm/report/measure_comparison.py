@@ -40,7 +40,7 @@ class BaselineDifference:
 
 
 @dataclass(frozen=True, slots=True)
-class RunResult:
+class MeasureResult:
     """The value of one measure for one run.
 
     Attributes:
@@ -71,7 +71,7 @@ class MeasureComparison:
 
     name: str
     headline: bool
-    runs: list[RunResult]
+    runs: list[MeasureResult]
     by_topic: list[dict[str, float]]
 
     @property
@@ -93,7 +93,7 @@ def compare_measures(evaluations: Sequence[Evaluation], differences: DataFrame) 
     measures = []
     for name in tables[0]:
         figures = [
-            RunResult(
+            MeasureResult(
                 read_value(table[name]),
                 table[name]["n"],
                 changes.get((evaluation.name, name)),

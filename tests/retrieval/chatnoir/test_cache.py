@@ -87,8 +87,8 @@ def other_version(path: Path) -> None:
     ("make", "value"),
     [
         (foreign_text, "ChatNoir cache"),
-        (foreign_database, "chatnoir.cache"),
-        (other_version, "format 99"),
+        (foreign_database, "ChatNoir cache"),
+        (other_version, "version 99"),
         (Path.mkdir, "ChatNoir cache"),
     ],
 )

@@ -14,19 +14,26 @@ from chatnoir_api.constants import BASE_URL
 from chatnoir_api.model import Index, index_id
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
-from touche_llm.data.databases import check_schema, connect
+from touche_llm.data.databases import DatabaseFormat, connect, create_if_empty
 from touche_llm.data.json_records import MAX_MODEL, Malformed
 from touche_llm.data.records import Document
 from touche_llm.errors import DataError
 
 API_KEY_VARIABLE = "CHATNOIR_API_KEY"
-_TABLES = {
-    "searches": ("base_url", "place", "query", "start", "size", "page"),
-    "documents": ("place", "id", "text", "reason"),
-}
-FORMAT = 1  # `PRAGMA user_version` of the cache file
-# `PRAGMA application_id`, the bytes "tlcn": identifies our SQLite files.
-_APPLICATION = 0x746C636E
+_FORMAT = DatabaseFormat(
+    noun="a ChatNoir cache",
+    application=0x746C636E,  # "tlcn"
+    version=1,
+    tables={
+        "searches": ("base_url", "place", "query", "start", "size", "page"),
+        "documents": ("place", "id", "text", "reason"),
+    },
+    statements=(
+        "CREATE TABLE searches (base_url TEXT, place TEXT, query TEXT, start INTEGER, size INTEGER, "
+        "page TEXT NOT NULL, PRIMARY KEY (base_url, place, query, start, size)) WITHOUT ROWID",
+        "CREATE TABLE documents (place TEXT, id TEXT, text TEXT, reason TEXT, PRIMARY KEY (place, id))",
+    ),
+)
 
 
 def _address(url: str) -> str:
@@ -107,8 +114,7 @@ class ChatNoirDocuments:
         except (sqlite3.Error, OSError) as error:
             raise DataError(f"{self.path}: cannot open the ChatNoir cache: {error}") from error
         try:
-            if not self._is_ours():
-                self._create()
+            create_if_empty(self._database, _FORMAT, self.path)
         except sqlite3.Error as error:
             self.close()
             raise DataError(f"{self.path}: not a ChatNoir cache, or not writable: {error}") from error
@@ -179,33 +185,3 @@ class ChatNoirDocuments:
             "INSERT OR REPLACE INTO searches VALUES (?, ?, ?, ?, ?, ?)",
             (self._base_url, self._index, query, start, size, page.model_dump_json()),
         )
-
-    def _is_ours(self) -> bool:
-        (application,) = self._database.execute("PRAGMA application_id").fetchone()
-        (version,) = self._database.execute("PRAGMA user_version").fetchone()
-        if application == _APPLICATION and version != FORMAT:
-            raise DataError(f"{self.path}: ChatNoir cache of format {version}, this program reads {FORMAT}; delete it")
-        if application != _APPLICATION:
-            return False
-        for table, columns in _TABLES.items():
-            check_schema(self._database, table, columns, self.path)
-        return True
-
-    def _create(self) -> None:
-        self._database.execute("BEGIN IMMEDIATE")
-        if not self._is_ours():  # another process may have created it meanwhile
-            (tables,) = self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            if tables:
-                raise DataError(
-                    f"{self.path}: a file of another program, not a ChatNoir cache; give another chatnoir.cache"
-                )
-            self._database.execute(
-                "CREATE TABLE searches (base_url TEXT, place TEXT, query TEXT, start INTEGER, size INTEGER, "
-                "page TEXT NOT NULL, PRIMARY KEY (base_url, place, query, start, size)) WITHOUT ROWID"
-            )
-            self._database.execute(
-                "CREATE TABLE documents (place TEXT, id TEXT, text TEXT, reason TEXT, PRIMARY KEY (place, id))"
-            )
-            self._database.execute(f"PRAGMA application_id = {_APPLICATION}")
-            self._database.execute(f"PRAGMA user_version = {FORMAT}")
-        self._database.execute("COMMIT")
