@@ -20,6 +20,7 @@ from typer.main import get_command
 from tests.cli.conftest import Touche
 from touche_llm import cli
 from touche_llm.cli.options import OPTIONS
+from touche_llm.pipeline.settings import OF_STAGE, is_one_of
 
 ROWS, COLUMNS = 24, 80
 # Two screens.
@@ -120,3 +121,15 @@ def test_a_wrong_argument_is_one_line(touche: Touche, arguments: list[str], mess
 def test_a_group_without_a_command_shows_its_help(touche: Touche) -> None:
     done = touche("prompts")
     assert done.returncode == 2 and "Commands:" in done.stdout + done.stderr
+
+
+def test_an_option_belongs_to_one_setting() -> None:
+    flags = [flag for option in OPTIONS.values() for flag in option.option.flag.split("/")]
+    assert len(flags) == len(set(flags)) > 40
+
+
+@pytest.mark.parametrize("stage", OF_STAGE)
+def test_a_stage_takes_the_options_of_its_settings(stage: str) -> None:
+    flags = {option.flag for name, option in OPTIONS.items() if is_one_of(name, OF_STAGE[stage])}
+    taken = {parameter.opts[0] for parameter in COMMANDS[stage,].params}
+    assert flags < taken and not {option.flag for option in OPTIONS.values()} & (taken - flags)

@@ -13,9 +13,6 @@ from typing import Annotated, Any
 
 import orjson
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from touche_llm.cli.streams import write_as_utf8
 from touche_llm.cli.tables import show_lines
@@ -78,16 +75,3 @@ def _value(value: Any) -> Any:
             return None
         case _:
             return value
-
-
-def show_table(table: Table) -> None:
-    """Print a table in the width of the terminal, or in 140 columns where there is none; what may wrap is not cut."""
-    for column in table.columns:
-        if not column.no_wrap:
-            column.overflow = "fold"
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
-
-
-def plain(text: str) -> Text:
-    """A table cell that shows text from outside as it is: no markup, no control characters."""
-    return Text(to_printable(text))

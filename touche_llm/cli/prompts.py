@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from touche_llm.cli import options as o
 from touche_llm.cli import prompts_compare, prompts_copy, prompts_render, prompts_try
-from touche_llm.cli.output import Format, FormatOption, plain, print_rows, say, show_table
+from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.cli.prompts_render import NameArgument, TokenizerOption
+from touche_llm.cli.tables import Column, show_table
 from touche_llm.data.records import Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.errors import UsageError, to_printable
@@ -41,6 +41,14 @@ EveryTaskOption = Annotated[
     ),
 ]
 _COLUMNS = ("task", "name", "version", "hash", "answer", "fields", "purpose", "examples", "path", "error")
+_LIST = (
+    Column("prompt", is_text=True),
+    Column("version", drop=1),
+    Column("hash", drop=2, is_text=True),
+    Column("answer", is_text=True, is_cut=True),
+    Column("purpose", drop=3, is_text=True, is_cut=True),
+    Column("folder", drop=4, is_text=True),
+)
 _DEFAULT_CACHE = CacheConfig().file
 
 app = typer.Typer(no_args_is_help=True, help="See, check, render and try prompts, and compare them.")
@@ -62,16 +70,13 @@ def list_(
     found = [entry for task_ in tasks for entry in find_prompts(task_, folder)]
     _check_folder(folder, found)
     if output is Format.TABLE:
-        table = Table("prompt", "version", "hash", "answer", "purpose", "folder")
-        for each in found:
-            table.add_row(*(plain(cell) for cell in _cells(each)))
-        show_table(table)
+        show_table(_LIST, [_cells(entry) for entry in found])
     else:
-        print_rows(output, [_row(each) for each in found], _COLUMNS)
-    wrong = [each for each in found if each.error]
-    for each in wrong:
-        say(output, to_printable(f"error: {each.error}"))
-    if wrong:
+        print_rows(output, [_row(entry) for entry in found], _COLUMNS)
+    invalid = [entry for entry in found if entry.error]
+    for entry in invalid:
+        say(output, to_printable(f"error: {entry.error}"))
+    if invalid:
         raise typer.Exit(1)
 
 
@@ -200,17 +205,23 @@ def _print_checks(output: Format, rows: Sequence[tuple[CatalogEntry, CheckedProm
         print_rows(output, [_check_row(found, checked, tokenizer) for found, checked in rows])
         return
     estimated = "" if tokenizer else "about "
-    table = Table(
-        "prompt", "version and hash", f"{estimated}tokens", "two topics share", "two documents share", "result"
-    )
+    columns = [
+        Column("prompt", is_text=True),
+        Column("version and hash", drop=3, is_text=True),
+        Column(f"{estimated}tokens"),
+        Column("two topics share", drop=1),
+        Column("two documents share", drop=2),
+        Column("result", is_text=True),
+    ]
+    table = []
     for found, checked in rows:
         errors, warnings = len(checked.of("error")), len(checked.of("warning"))
         tokens = "" if checked.tokens is None else f"{checked.tokens:,}"
         shares = (_share(checked.between_topics), _share(checked.between_documents))
         result = ", ".join([f"{errors} errors"] * bool(errors) + [f"{warnings} warnings"] * bool(warnings)) or "good"
         name, version = (found.name, "") if found.loaded is None else _named(found.loaded[1])
-        table.add_row(*(plain(cell) for cell in (name, version, tokens, *shares, result)))
-    show_table(table)
+        table.append((name, version, tokens, *shares, result))
+    show_table(columns, table)
     print("tokens: of the longest topic's prompt, documents left out" + ("" if tokenizer else _ESTIMATED))
     for found, checked in rows:
         for finding in checked.findings:
@@ -236,7 +247,7 @@ def _check_row(found: CatalogEntry, checked: CheckedPrompt, tokenizer: Path | No
         **_share_row("documents", documents),
         "errors": len(checked.of("error")),
         "warnings": len(checked.of("warning")),
-        "problems": "; ".join(f"{each.level}: {each.message}" for each in checked.findings) or None,
+        "problems": "; ".join(f"{finding.level}: {finding.message}" for finding in checked.findings) or None,
     }
 
 
