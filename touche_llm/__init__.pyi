@@ -35,7 +35,7 @@ from .pipeline.progress import SilentProgress as SilentProgress
 from .pipeline.rank import Ranking as Ranking
 from .pipeline.run import Run as Run
 from .ranking.steps import RankingSettings as RankingSettings
-from .retrieval.chatnoir.cache import ChatNoirSettings as ChatNoirSettings
+from .retrieval.chatnoir.settings import ChatNoirSettings as ChatNoirSettings
 from .retrieval.elasticsearch.settings import ElasticsearchSettings as ElasticsearchSettings
 from .retrieval.settings import RetrieverConfig as RetrieverConfig
 from .tasks import get_task as get_task

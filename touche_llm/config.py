@@ -23,7 +23,7 @@ from touche_llm.llm.settings import DEFAULT_CONCURRENCY, CacheConfig, EngineConf
 from touche_llm.prompts.settings import PromptsConfig
 from touche_llm.ranking.expansion import ExpansionSettings
 from touche_llm.ranking.steps import BALANCE, FUSION, JUDGE, METHODS, RankingSettings, Step, check_fusion, parse_steps
-from touche_llm.retrieval.chatnoir.cache import ChatNoirSettings
+from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
 from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
 from touche_llm.retrieval.sentences import SentenceSettings
 from touche_llm.retrieval.settings import RetrieverConfig, to_texts

@@ -19,7 +19,8 @@ import pytest
 from tests.faults.hostile_files import CASES, CHATNOIR, LOOK, MIB, topic
 from tests.faults.tally import Tally
 from touche_llm.data.topics import read_topics
-from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments, ChatNoirSettings, Hit, Page
+from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments, Hit, Page
+from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
 
 REPOSITORY = Path(__file__).parents[2]
 SAMPLE = REPOSITORY / "touche_llm" / "samples" / "comparative"

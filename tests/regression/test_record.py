@@ -39,7 +39,8 @@ from touche_llm.regression.check import check_snapshot
 from touche_llm.regression.record import MissingReplies, Recording, load_finished_run, record
 from touche_llm.regression.snapshot import open_snapshot
 from touche_llm.regression.writing import write_arguments, write_topics
-from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments, ChatNoirSettings
+from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments
+from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
 
 
 def recorded(run: Path, target: Path) -> Recording:

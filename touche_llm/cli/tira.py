@@ -17,7 +17,7 @@ from touche_llm.integrations.tira import detect_input, list_corpus_names
 from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline import run_files
 from touche_llm.pipeline.progress import ConsoleProgress
-from touche_llm.retrieval.chatnoir.cache import API_KEY_VARIABLE
+from touche_llm.retrieval.chatnoir.settings import API_KEY_VARIABLE
 
 # Where vLLM and its libraries write by default, and what keeps them from using the network.
 _WRITES = {

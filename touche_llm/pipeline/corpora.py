@@ -15,7 +15,8 @@ from touche_llm.judging.pointwise import Documents
 from touche_llm.judging.sentence_pairs import PairDocuments
 from touche_llm.retrieval.base import FirstStage
 from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index, open_index
-from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments, ChatNoirSettings
+from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments
+from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
 from touche_llm.retrieval.elasticsearch.search import ElasticIndex
 from touche_llm.retrieval.okapi import OkapiIndex
 from touche_llm.retrieval.sentences import SentenceSettings, retrieve_sentences

@@ -31,7 +31,7 @@ from touche_llm.prompts.purposes import load, purposes_of
 from touche_llm.ranking.expansion import ExpansionSettings
 from touche_llm.ranking.steps import RankingSettings, check_fusion, list_comparison_kinds, parse_steps
 from touche_llm.ranking.topics import ComparisonResources, RankingPlan
-from touche_llm.retrieval.chatnoir.cache import ChatNoirSettings
+from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
 from touche_llm.retrieval.elasticsearch.search import ElasticIndex
 from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
 from touche_llm.retrieval.settings import QueryField, RetrieverConfig

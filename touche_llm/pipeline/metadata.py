@@ -21,8 +21,6 @@ from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 from touche_llm.text import analysis
 
-# Key of the stage that is replacing its outputs; removed once they are recorded.
-UNFINISHED = "unfinished"
 # Key of the first stage's depth in its facts.
 DEPTH = "depth"
 _LIBRARIES = ("bm25s", "rank-bm25", "PyStemmer", "sentencex", "jinja2", "pydantic", "aiohttp")
@@ -35,16 +33,13 @@ def measure_peak_memory() -> int:
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit)
 
 
-def describe_run(
-    config: Config, folder: Path, stages: Mapping[str, Any], unfinished: str | None = None
-) -> dict[str, Any]:
+def describe_run(config: Config, folder: Path, stages: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata of a run.
 
     Args:
         config: Configuration of the run.
         folder: Folder of the run.
         stages: Facts of each finished stage.
-        unfinished: The stage that replaces its outputs, if one does.
     """
     task = get_task(config.task)
     return {
@@ -75,7 +70,6 @@ def describe_run(
             **_method(config, task, stages),
         },
         "stages": stages,
-        **({} if unfinished is None else {UNFINISHED: unfinished}),
     }
 
 

@@ -6,9 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from touche_llm.config import Config, load_config, write_config
 from touche_llm.data.files import RecordT, open_atomic, read_records, write_records
 from touche_llm.data.records import Comparison, Failure, Judgment, Objects, StanceReading
 from touche_llm.data.trec_runs import ParsedRun, read_run
@@ -16,16 +15,23 @@ from touche_llm.data.yaml_text import YamlError, read_yaml, to_yaml
 from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.counts import translate_old_counts
 from touche_llm.pipeline import run_files
-from touche_llm.pipeline.candidates import Candidates, add_objects
-from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.judge import Judgments
-from touche_llm.pipeline.metadata import UNFINISHED, describe_run, measure_peak_memory
-from touche_llm.pipeline.rank import Ranking
-from touche_llm.pipeline.results import write_results
 from touche_llm.pipeline.run_files import OUTPUTS, STAGES
 from touche_llm.pipeline.run_lock import lock_run
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.base import Task
+
+if TYPE_CHECKING:
+    from touche_llm.config import Config
+    from touche_llm.pipeline.candidates import Candidates
+    from touche_llm.pipeline.context import RunContext
+    from touche_llm.pipeline.judge import Judgments
+    from touche_llm.pipeline.rank import Ranking
+
+# The modules of configuration and stages are imported in the methods that need them: `evaluate` and others only look
+# for the files of a run, and these modules take longer to import than all runs to read.
+
+# Metadata key of the stage that is replacing its outputs; removed once they are recorded.
+UNFINISHED = "unfinished"
 
 # Marks every page that this program writes, within its first bytes.
 GENERATOR = '<meta name="generator" content="touche-llm">'
@@ -118,6 +124,8 @@ class RunDirectory:
         """Return the configuration of the run; raise DataError if the folder has none."""
         if not self.config_file.is_file():
             raise DataError(f"{self.config_file}: no such file; give the folder of a run")
+        from touche_llm.config import load_config
+
         return load_config(self.config_file, {})
 
     def read_task(self) -> Task:
@@ -181,6 +189,8 @@ class RunDirectory:
         Raises:
             DataError: The metadata is not as this program wrote it; nothing is removed.
         """
+        from touche_llm.config import write_config
+
         self._write_metadata(config, self._stages_before(stage), unfinished=stage)
         if is_page(self.path / run_files.REPORT):
             (self.path / run_files.REPORT).unlink()
@@ -197,6 +207,8 @@ class RunDirectory:
             stage: The stage.
             facts: Plain values; the peak memory of this process so far, in MiB, is added.
         """
+        from touche_llm.pipeline.metadata import measure_peak_memory
+
         recorded = {**facts, "peak memory MiB": measure_peak_memory()}
         self._write_metadata(config, {**self._stages_before(stage), stage: recorded})
 
@@ -205,7 +217,11 @@ class RunDirectory:
         return {name: stages[name] for name in STAGES[: STAGES.index(stage)] if name in stages}
 
     def _write_metadata(self, config: Config, stages: Mapping[str, Any], unfinished: str | None = None) -> None:
-        content = describe_run(config, self.path, stages, unfinished)
+        from touche_llm.pipeline.metadata import describe_run
+
+        content = describe_run(config, self.path, stages)
+        if unfinished is not None:
+            content[UNFINISHED] = unfinished
         with open_atomic(self.metadata_file) as stream:
             stream.write(to_yaml(content))
 
@@ -247,6 +263,9 @@ class RunDirectory:
         Raises:
             DataError: A file is missing or malformed, or a stage was interrupted while it replaced its outputs.
         """
+        from touche_llm.pipeline.candidates import add_objects
+        from touche_llm.pipeline.judge import Judgments
+
         task = context.task
         self.check_finished("judge")
         made_by = "retrieve" if task.sentence_question is None else "judge"
@@ -298,6 +317,8 @@ class RunDirectory:
         if compared:
             write_records(self.path / run_files.COMPARISONS, ranking.comparisons)
             write_records(self.path / run_files.COMPARISON_FAILURES, ranking.failures)
+        from touche_llm.pipeline.results import write_results
+
         write_results(self.results_file, ranking.list_rows(), ranking.task)
         ranking.write(self.run_file)
 

@@ -1,25 +1,20 @@
-"""Settings of ChatNoir, and the cache of its replies."""
+"""Cache of ChatNoir's replies."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
-from urllib.parse import urlsplit
 from uuid import UUID
 
-from chatnoir_api.constants import BASE_URL
-from chatnoir_api.model import Index, index_id
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from touche_llm.data.databases import DatabaseFormat, connect, create_if_empty
 from touche_llm.data.json_records import MAX_MODEL, Malformed
 from touche_llm.data.records import Document
 from touche_llm.errors import DataError
+from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
 
-API_KEY_VARIABLE = "CHATNOIR_API_KEY"
 _FORMAT = DatabaseFormat(
     noun="a ChatNoir cache",
     application=0x746C636E,  # "tlcn"
@@ -34,35 +29,6 @@ _FORMAT = DatabaseFormat(
         "CREATE TABLE documents (place TEXT, id TEXT, text TEXT, reason TEXT, PRIMARY KEY (place, id))",
     ),
 )
-
-
-def _address(url: str) -> str:
-    parts = urlsplit(url)
-    if "@" in url or parts.query or parts.fragment:
-        raise ValueError(f"must not hold a key, since it is written to files: give the key in {API_KEY_VARIABLE}")
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
-        raise ValueError("must be an address like https://chatnoir.eu/")
-    return url.rstrip("/") + "/"
-
-
-class ChatNoirSettings(BaseModel):
-    """Settings of ChatNoir; times are in seconds.
-
-    `api_key` overrides the environment variable CHATNOIR_API_KEY and is never written to a file. `leave_out` lists
-    documents that are not fetched because ChatNoir cannot deliver them.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-    base_url: Annotated[str, AfterValidator(_address)] = BASE_URL
-    index: Index = "clueweb22/b"
-    cache: Path = Path(".touche-llm/chatnoir.sqlite")
-    requests_per_second: float = Field(2.0, gt=0.0, le=1000.0)
-    page_size: int = Field(100, ge=1, le=1000)
-    request_timeout: float = Field(60.0, gt=0.0)
-    retry_for: float = Field(300.0, ge=0.0)
-    leave_out: tuple[str, ...] = ()
-    api_key: SecretStr | None = Field(None, exclude=True, repr=False)
 
 
 class Hit(BaseModel):
@@ -106,7 +72,7 @@ class ChatNoirDocuments:
     def __init__(self, settings: ChatNoirSettings) -> None:
         """Open or create `settings.cache`; raises DataError if it is a file of another program."""
         self.path = settings.cache
-        self._base_url, self._index = settings.base_url, index_id(settings.index)
+        self._base_url, self._index = settings.base_url, settings.index_id
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._database = connect(self.path.absolute().as_uri())

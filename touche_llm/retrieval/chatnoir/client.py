@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from chatnoir_api.model import index_id
 from chatnoir_api.v1.model import Request, SearchResponse
 from pydantic import ValidationError
 
@@ -17,7 +16,8 @@ from touche_llm.data.topics import build_query
 from touche_llm.data.transport import BROKEN_TRIES, TransientFailure
 from touche_llm.errors import UsageError, Warn
 from touche_llm.llm.concurrency import map_in_order
-from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments, ChatNoirSettings, Hit, MissingDocument, Page
+from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments, Hit, MissingDocument, Page
+from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
 from touche_llm.retrieval.chatnoir.transport import HOW_TO_GIVE_A_KEY, HttpReply, Transport
 
 MAX_DOCUMENT_BYTES = 4 * 2**20
@@ -113,7 +113,7 @@ class ChatNoir:
             _decode_text,
             limit=MAX_DOCUMENT_BYTES,
             # Without the key: documents are public.
-            params={"uuid": str(hit.uuid), "index": index_id(self._settings.index), "raw": "true", "plain": "true"},
+            params={"uuid": str(hit.uuid), "index": self._settings.index_id, "raw": "true", "plain": "true"},
             hint="; name it in chatnoir.leave_out to go on without it",
         )
         self._documents.put_text(hit.document_id, found)

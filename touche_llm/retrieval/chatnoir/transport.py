@@ -17,7 +17,7 @@ from pydantic import SecretStr
 
 from touche_llm.data.transport import TransientFailure, parse_retry_after, read_body, retry
 from touche_llm.errors import EngineError, UsageError, Warn
-from touche_llm.retrieval.chatnoir.cache import API_KEY_VARIABLE, ChatNoirSettings
+from touche_llm.retrieval.chatnoir.settings import API_KEY_VARIABLE, ChatNoirSettings
 
 HOW_TO_GIVE_A_KEY = (
     f"give it in the environment variable {API_KEY_VARIABLE}, or as chatnoir.api_key in the configuration; "

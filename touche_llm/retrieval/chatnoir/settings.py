@@ -1,0 +1,56 @@
+"""Settings of ChatNoir."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, cast, get_args
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
+
+API_KEY_VARIABLE = "CHATNOIR_API_KEY"
+
+
+def _check_index(name: str) -> str:
+    # Imported here because the client is slow to load, and every command reads these settings.
+    from chatnoir_api.model import Index
+
+    if name not in get_args(Index):
+        raise ValueError(f"must be one of {', '.join(get_args(Index))}")
+    return name
+
+
+def _address(url: str) -> str:
+    parts = urlsplit(url)
+    if "@" in url or parts.query or parts.fragment:
+        raise ValueError(f"must not hold a key, since it is written to files: give the key in {API_KEY_VARIABLE}")
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+        raise ValueError("must be an address like https://chatnoir.eu/")
+    return url.rstrip("/") + "/"
+
+
+class ChatNoirSettings(BaseModel):
+    """Settings of ChatNoir; times are in seconds.
+
+    `api_key` overrides the environment variable CHATNOIR_API_KEY and is never written to a file. `leave_out` lists
+    documents that are not fetched because ChatNoir cannot deliver them.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    base_url: Annotated[str, AfterValidator(_address)] = "https://chatnoir.eu/"
+    index: Annotated[str, AfterValidator(_check_index)] = "clueweb22/b"
+    cache: Path = Path(".touche-llm/chatnoir.sqlite")
+    requests_per_second: float = Field(2.0, gt=0.0, le=1000.0)
+    page_size: int = Field(100, ge=1, le=1000)
+    request_timeout: float = Field(60.0, gt=0.0)
+    retry_for: float = Field(300.0, ge=0.0)
+    leave_out: tuple[str, ...] = ()
+    api_key: SecretStr | None = Field(None, exclude=True, repr=False)
+
+    @property
+    def index_id(self) -> str:
+        """Id of the index in requests."""
+        from chatnoir_api.model import Index, index_id
+
+        return index_id(cast(Index, self.index))
