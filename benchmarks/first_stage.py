@@ -3,18 +3,16 @@
     python -m benchmarks.first_stage [--passages 868655] [--sentences 6100000] [--topics 50] [--depth 1000]
                                      [--peer-topics 10] [--keep FOLDER]
 
-Each measurement runs in processes of its own. Memory of indexing is the most that the process and those it started held
-together, mapped files counted once (Linux); looked at five times a second, and no less than the most that one of them
-ever held. The peer is rank-bm25 over the same terms of the same passages; it holds
-the corpus in memory, 3 GB of it at the real size. A size of 0 leaves a corpus out; the sizes default to those of the
-targets. `benchmarks.synthetic` says what the corpora are like.
+Each measurement runs in processes of its own. Memory of indexing is the peak of the process and those it started
+together, mapped files counted once (Linux), sampled five times a second. The peer is rank-bm25 over the same terms of
+the same passages; it holds the corpus in memory, 3 GB at the real size. A size of 0 leaves a corpus out; the sizes
+default to those of the targets. `benchmarks.synthetic` describes the corpora.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import multiprocessing
 import os
 import random
 import shutil
@@ -22,16 +20,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import yaml
 
-from benchmarks.figures import Figure, peak_gib, show
+from benchmarks.figures import Figure, show
+from benchmarks.processes import read_status, run_alone
 from benchmarks.sizes import at_least
 from benchmarks.synthetic import PASSAGES, SENTENCES, write_arguments, write_passages, write_topics
 from touche_llm.corpus.store import DocumentStore, TextTable, ensure_store
@@ -43,7 +40,6 @@ from touche_llm.retrieval.okapi import OkapiIndex
 from touche_llm.retrieval.sentences import SentenceSettings, retrieve_sentences
 from touche_llm.tasks import get_task
 
-ResultT = TypeVar("ResultT")
 TaskName = Literal["comparative", "sentence_pairs"]
 
 _BY_ID = 1_000
@@ -130,7 +126,7 @@ def searched(place: Place) -> Searched:
             before = time.perf_counter()
             next(again)
             seconds.append(time.perf_counter() - before)
-        held = _status(Path("/proc/self/status"))
+        held = read_status(Path("/proc/self/status"))
     return Searched(opened - started, done - opened, seconds, held["RssAnon"] / 2**10, held["RssFile"] / 2**10)
 
 
@@ -149,9 +145,9 @@ def compared(place: Place, count: int) -> Compared:
     topics = read_topics(place.topics)[:count]
     with DocumentStore(place.index) as store:
         index = open_index(store, Bm25Settings())
-        before = _status(Path("/proc/self/status"))["VmRSS"]
+        before = read_status(Path("/proc/self/status"))["VmRSS"]
         peer = OkapiIndex(store, k1=1.5, b=0.75)
-        gib = (_status(Path("/proc/self/status"))["VmRSS"] - before) / 2**20
+        gib = (read_status(Path("/proc/self/status"))["VmRSS"] - before) / 2**20
         # Otherwise each of the two waits now and then until Python has looked through the millions of objects.
         gc.collect()
         gc.freeze()
@@ -167,7 +163,7 @@ def timed_rankings(stage: FirstStage, topics: list[Topic], depth: int) -> tuple[
     started = time.perf_counter()
     found = list(stage.retrieve(topics, fields=("title",), depth=depth))
     seconds = time.perf_counter() - started
-    return seconds, [[(each.document_id, each.score) for each in ranking] for ranking in found]
+    return seconds, [[(candidate.document_id, candidate.score) for candidate in ranking] for ranking in found]
 
 
 def chosen_ids(place: Place) -> list[str]:
@@ -182,8 +178,8 @@ def read_by_id(place: Place, ids: list[str]) -> float:
     started = time.perf_counter()
     with DocumentStore(place.index) as store:
         held: Any = store if place.task == "comparative" else store.parts
-        for each in ids:
-            held.get(each)
+        for unit_id in ids:
+            held.get(unit_id)
     return time.perf_counter() - started
 
 
@@ -191,7 +187,7 @@ def command(place: Place) -> tuple[float, float]:
     """Seconds of `touche-llm retrieve` over the index, and those of them before its stage began."""
     out = place.folder / f"run-{place.task}"
     flags = {"task": place.task, "topics": place.topics, "corpus": place.corpus, "index": place.index, "out": out}
-    given = [str(each) for name, value in flags.items() for each in (f"--{name}", value)]
+    given = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
     # The same folder serves searches for other topics.
     given += ["--depth", str(place.depth), "--overwrite"]
     if place.task == "sentence_pairs":
@@ -208,41 +204,6 @@ def command(place: Place) -> tuple[float, float]:
         raise SystemExit(done.stderr + done.stdout)
     stage = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["retrieve"]
     return seconds, seconds - stage["seconds"]
-
-
-@dataclass(frozen=True)
-class Used:
-    """What a process and those it started used: GiB held at once at most, and seconds of all cores together."""
-
-    peak: float
-    cpu: float
-
-    def __str__(self) -> str:
-        return f"{self.cpu:.1f} s of the cores, peak {self.peak:.2f} GiB"
-
-
-def alone(function: Callable[..., ResultT], *arguments: Any) -> tuple[ResultT, Used]:
-    """The result of a function in a process of its own, and what that used."""
-    peak = 0.0
-    before = os.times()
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        future = pool.submit(_with_most, function, *arguments)
-        (process,) = [each.pid for each in multiprocessing.active_children() if each.pid]
-        while not future.done():
-            peak = max(peak, _held_kib(_tree(process)) / 2**20)
-            time.sleep(0.2)
-        result, most = future.result()
-    after = os.times()
-    cpu = after.children_user + after.children_system - before.children_user - before.children_system
-    return result, Used(max(peak, most), cpu)
-
-
-def _with_most(function: Callable[..., ResultT], *arguments: Any) -> tuple[ResultT, float]:
-    """The result, and the most that this process, which does nothing else, or one that it started ever held, in GiB."""
-    result = function(*arguments)
-    # The most of a process includes what the one that started it held then: not its own, so not `ru_maxrss` of that.
-    most = _status(Path("/proc/self/status"))["VmHWM"] / 2**20
-    return result, max(most, peak_gib())
 
 
 def forget(folder: Path) -> None:
@@ -263,47 +224,13 @@ def same(ours: list[tuple[str, float]], theirs: list[tuple[str, float]]) -> bool
     ordered = all(above >= below * (1 - _TOLERANCE) for above, below in zip(scores, scores[1:], strict=False))
     left_out = set(reference) - {name for name, _ in ours}
     return (
-        len(ours) == len(theirs) and ordered and all(reference[each] <= lowest * (1 + _TOLERANCE) for each in left_out)
+        len(ours) == len(theirs) and ordered and all(reference[name] <= lowest * (1 + _TOLERANCE) for name in left_out)
     )
 
 
-def _tree(process: int) -> Iterator[int]:
-    yield process
-    for children in Path(f"/proc/{process}/task").glob("*/children"):
-        with _gone_is_nothing():
-            for child in children.read_text().split():
-                yield from _tree(int(child))
-
-
-def _held_kib(processes: Iterable[int]) -> int:
-    """What processes hold for themselves, and the mapped files of that which maps most: they map the same ones."""
-    own, mapped = 0, [0]
-    for process in processes:
-        with _gone_is_nothing():
-            # Not smaps_rollup, which would be exact: reading it stops the process while its pages are counted.
-            held = _status(Path(f"/proc/{process}/status"))
-            own += held["RssAnon"] + held["RssShmem"]
-            mapped.append(held["RssFile"])
-    return own + max(mapped)
-
-
-def _status(path: Path) -> dict[str, int]:
-    lines = (line.split() for line in path.read_text().splitlines())
-    return {words[0].rstrip(":"): int(words[1]) for words in lines if words[-1] == "kB"}
-
-
-@contextmanager
-def _gone_is_nothing() -> Iterator[None]:
-    """A process can end while it is looked at."""
-    try:
-        yield
-    except (FileNotFoundError, ProcessLookupError, KeyError):
-        pass
-
-
 def _megabytes(*paths: Path) -> float:
-    files = [each for path in paths for each in (path.rglob("*") if path.is_dir() else [path])]
-    return sum(each.stat().st_size for each in files if each.is_file()) / 1e6
+    files = [file for path in paths for file in (path.rglob("*") if path.is_dir() else [path])]
+    return sum(file.stat().st_size for file in files if file.is_file()) / 1e6
 
 
 def measured(place: Place, size: int, real: int, limits: tuple[int, int], peer_topics: int) -> Iterator[Figure]:
@@ -314,9 +241,9 @@ def measured(place: Place, size: int, real: int, limits: tuple[int, int], peer_t
     def held(reached: bool) -> bool | None:
         return reached if targets else None
 
-    storing, used = alone(stored, place)
+    storing, used = run_alone(stored, place)
     yield Figure("store the corpus", f"{storing:.1f} s ({used})")
-    indexing, used_to_index = alone(indexed, place)
+    indexing, used_to_index = run_alone(indexed, place)
     yield Figure("tokenise and index", f"{indexing:.1f} s ({used_to_index})")
     total, peak = storing + indexing, max(used.peak, used_to_index.peak)
     yield Figure("both", f"{total:.1f} s", f"< {index_limit} s", holds=held(total < index_limit))
@@ -329,9 +256,9 @@ def measured(place: Place, size: int, real: int, limits: tuple[int, int], peer_t
     )
 
     # It reads all that searching needs, so that no row but those that say so waits for the disk.
-    alone(searched, place)
-    result, _ = alone(searched, place)
-    (seconds, before), used = alone(command, place)
+    run_alone(searched, place)
+    result, _ = run_alone(searched, place)
+    (seconds, before), used = run_alone(command, place)
     count = len(result.second_round)
     yield Figure(
         f"touche-llm retrieve, {count} topics, {place.depth:,} each, index in the page cache",
@@ -343,13 +270,13 @@ def measured(place: Place, size: int, real: int, limits: tuple[int, int], peer_t
     yield Figure("  open the index, in another process", f"{result.opening:.2f} s")
     yield Figure("  find the candidates, in that process", f"{result.first_round:.2f} s")
     mean = sum(result.second_round) / count
-    yield Figure("queries per second, topics asked again", f"{1 / mean:,.0f} ({1000 * mean:.2f} ms each)")
+    yield Figure("queries per second, topics searched again", f"{1 / mean:,.0f} ({1000 * mean:.2f} ms each)")
     memory = result.anonymous + result.mapped
     yield Figure("memory after the queries", f"{memory:,.0f} MiB", "< 1,024 MiB", holds=held(memory < 1024))
     yield Figure("  its own", f"{result.anonymous:,.0f} MiB")
     yield Figure("  mapped files: pages of the system's cache", f"{result.mapped:,.0f} MiB")
     forget(place.index)
-    (seconds, _), _ = alone(command, place)
+    (seconds, _), _ = run_alone(command, place)
     yield Figure(
         "touche-llm retrieve with no file of the index in the page cache",
         f"{seconds:.2f} s",
@@ -357,25 +284,25 @@ def measured(place: Place, size: int, real: int, limits: tuple[int, int], peer_t
         holds=held(seconds < start_limit),
     )
     if peer_topics and place.task == "comparative":
-        asked = min(peer_topics, count)
-        both, _ = alone(compared, place, asked)
+        searches = min(peer_topics, count)
+        both, _ = run_alone(compared, place, searches)
         ratio = both.theirs / both.ours
         yield Figure(
-            f"queries per second, {asked} topics",
+            f"queries per second, {searches} topics",
             f"{1 / both.ours:,.0f} ({1000 * both.ours:.2f} ms each), {ratio:,.0f} times the peer's",
             ">= 500 times",
             f"rank-bm25: {1 / both.theirs:.2f} ({both.theirs:.2f} s each), {both.gib:.1f} GiB",
             held(ratio >= 500),
         )
-        yield Figure("rankings equal to the peer's", f"{both.equal} of {asked}", "all", holds=both.equal == asked)
+        yield Figure("rankings equal to the peer's", f"{both.equal} of {searches}", "all", holds=both.equal == searches)
 
-    ids, _ = alone(chosen_ids, place)
+    ids, _ = run_alone(chosen_ids, place)
     what = "passages" if place.task == "comparative" else "sentences"
-    alone(read_by_id, place, ids)
+    run_alone(read_by_id, place, ids)
     for where in ("index in the page cache", "no file of the index in the page cache"):
         if where.startswith("no"):
             forget(place.index)
-        seconds, _ = alone(read_by_id, place, ids)
+        seconds, _ = run_alone(read_by_id, place, ids)
         yield Figure(
             f"open the store, {_BY_ID:,} random {what} by id, {where}",
             f"{seconds:.3f} s",

@@ -26,8 +26,9 @@ import numpy as np
 
 from benchmarks import judging
 from benchmarks.figures import Figure, machine, peak_gib, show
-from benchmarks.first_stage import Place, alone, command, indexed, made, stored
+from benchmarks.first_stage import Place, command, indexed, made, stored
 from benchmarks.lines import Line, draw, memory_gib
+from benchmarks.processes import run_alone
 from benchmarks.sizes import at_least
 from benchmarks.synthetic import PASSAGES, write_passages, write_topics
 
@@ -155,8 +156,8 @@ def judged(topics: int, depth: int, passages: int) -> tuple[int, float, float]:
     """Judge so many documents with the engine of `benchmarks.judging` that answers at once; requests, seconds, GiB."""
     with tempfile.TemporaryDirectory() as name:
         # Writing the corpus takes more memory than judging.
-        alone(judging.prepare, Path(name), topics, depth, passages)
-        (found, gib), _ = alone(_judge, Path(name), depth)
+        run_alone(judging.prepare, Path(name), topics, depth, passages)
+        (found, gib), _ = run_alone(_judge, Path(name), depth)
     return int(found["requests"]), found["seconds"], gib
 
 
@@ -164,7 +165,7 @@ def _judge(folder: Path, depth: int) -> tuple[dict[str, float], float]:
     return judging.judge("in process", folder, depth, None), peak_gib(resource.RUSAGE_SELF)
 
 
-def asked(place: Place) -> dict[str, int]:
+def count_requests(place: Place) -> dict[str, int]:
     """What `touche-llm run --dry-run` counts for the topics, all prompts together."""
     flags = {"task": place.task, "topics": place.topics, "corpus": place.corpus, "index": place.index}
     flags |= {"out": place.folder / "none", "cache": place.folder / "none.sqlite"}
@@ -181,21 +182,21 @@ def measured(folder: Path, options: argparse.Namespace) -> tuple[dict[int, First
     """Measure every number of passages, and every number of topics."""
     folder.mkdir(parents=True, exist_ok=True)
     for count in options.topics:
-        alone(write_topics, folder / f"topics-{count}.xml", count)
+        run_alone(write_topics, folder / f"topics-{count}.xml", count)
     stages, counted = {}, {}
     for size in options.passages:
         place = Place("comparative", made(folder / f"passages-{size}"), options.depth)
         if not place.corpus.exists():
-            alone(write_passages, place.corpus, size)
-        seconds, used = alone(prepared, place)
+            run_alone(write_passages, place.corpus, size)
+        seconds, used = run_alone(prepared, place)
         disk = sum(each.stat().st_size for each in place.index.rglob("*") if each.is_file())
         searches = {}
         for count in options.topics:
             shutil.copyfile(folder / f"topics-{count}.xml", place.topics)
-            (took, gib), _ = alone(retrieved, place)
+            (took, gib), _ = run_alone(retrieved, place)
             searches[count] = (took, gib)
             if size == options.passages[-1]:
-                counted[count] = asked(place)
+                counted[count] = count_requests(place)
         stages[size] = FirstStage(seconds, used.cpu, used.peak, disk, searches)
     judges = {}
     for count in options.topics:

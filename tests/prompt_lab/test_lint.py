@@ -77,13 +77,13 @@ def test_a_good_prompt_of_one_s_own_has_no_findings(tmp_path: Path) -> None:
 )
 def test_a_label_or_field_that_is_not_named_is_an_error(tmp_path: Path, answer: str, problem: str) -> None:
     found = checked(template(tmp_path, RULES + answer, SHOWN + "{{ document }}")).of("error")
-    assert any(problem in each for each in found), found
+    assert any(problem in message for message in found), found
 
 
 def test_labels_that_only_topic_or_document_hold_are_not_named(tmp_path: Path) -> None:
     path = template(tmp_path, RULES + ANSWER.replace("SECOND", "the other"), SHOWN + "{{ document }}")
     topic = Topic("1", "FIRST or SECOND?", "SECOND", "", ("SECOND", "one"))
-    assert any("does not name SECOND" in each for each in checked(path, topic).of("error"))
+    assert any("does not name SECOND" in message for message in checked(path, topic).of("error"))
 
 
 @pytest.mark.parametrize("grades", ["0, 1, 2 or 3", "0-3", "0–3", "0..3", "3 = best, 2, 1, 0 = worst"])
@@ -110,7 +110,7 @@ def test_what_cannot_be_shared_since_it_stands_too_late_is_warned_of(
     tmp_path: Path, system: str, user: str, warning: str
 ) -> None:
     result = checked(template(tmp_path, system, user))
-    assert result.of("error") == [] and [warning in each for each in result.of("warning")] == [True]
+    assert result.of("error") == [] and [warning in message for message in result.of("warning")] == [True]
 
 
 def test_a_document_or_topic_that_is_used_and_not_shown_is_an_error(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_objects_that_labels_speak_of_and_that_are_not_shown_are_an_error(tmp_pa
         found.level == "error" and f"nothing of the object `{name}`" in found.message and name.upper() in found.message
     )
     used = words + "{% if " + name + " %}A question.{% endif %}\n{{ document }}"
-    assert [each.level for each in checked(template(tmp_path, RULES + ANSWER, used)).findings] == ["error"]
+    assert [finding.level for finding in checked(template(tmp_path, RULES + ANSWER, used)).findings] == ["error"]
     # The objects of a topic are the same two.
     shown = words + "{{ topic.objects[0] }} or {{ topic.objects[1] }}\n{{ document }}"
     assert checked(template(tmp_path, RULES + ANSWER, shown)).findings == []
@@ -160,7 +160,7 @@ def test_a_template_that_fails_for_some_topic_is_an_error_that_names_it(tmp_path
     fails = SHOWN + "{{ 1 // (topic.title | length - NUMBER) }}\n{{ document }}"
     path = template(tmp_path, RULES + ANSWER, fails.replace("NUMBER", "4"))
     found = checked(path, Topic("7", "Four"), Topic("8", "Others"), Topic("9", "More"))
-    assert [each[:8] for each in found.of("error")] == ["topic 7:", "topic 9:"] and found.longest_topic == "8"
+    assert [message[:8] for message in found.of("error")] == ["topic 7:", "topic 9:"] and found.longest_topic == "8"
     # Also for one that stands in for others.
     (other,) = checked(template(tmp_path, RULES + ANSWER, fails.replace("NUMBER", "9"))).of("error")
     assert "with other texts: " in other and "ZeroDivisionError" in other
@@ -215,7 +215,7 @@ def test_a_copy_is_told_that_the_answers_are_to_the_project_s_own_text_and_not_t
 
 def cassette(folder: Path, entries: Iterable[Entry]) -> Path:
     path = folder / "some.jsonl"
-    path.write_text("".join(each.to_json().decode() + "\n" for each in entries))
+    path.write_text("".join(entry.to_json().decode() + "\n" for entry in entries))
     return path
 
 
@@ -314,7 +314,7 @@ def test_a_file_that_others_take_in_is_no_prompt_and_one_that_does_not_load_is_f
     (folder / "parts.jinja").write_text("{{ document }}")
     (folder / "bad.jinja").write_text("{{ document }}")
     (folder / "other.jinja").write_text(own.replace("answer: judge", "answer: sentence"))
-    found = {each.name: each for each in find_prompts(get_task("comparative"), tmp_path)}
+    found = {found.name: found for found in find_prompts(get_task("comparative"), tmp_path)}
     assert set(found) == {"bad", "best", "judge", "objects", "order", "other", "queries", "stance"}
     assert found["judge"].loaded and not found["judge"].is_builtin and found["best"].is_builtin
     assert found["judge"].loaded[1].hash != find_prompt(get_task("comparative"), "judge").loaded[1].hash  # type: ignore[index]

@@ -50,7 +50,7 @@ def test_looks_at_other_topics_are_logged_and_not_counted(tmp_path: Path) -> Non
     path = tmp_path / "looks"
     for topics in (["1", "3"], ["4"], ["2", "4", "6"]):
         record_look(path, look(topics=topics))
-    assert [each.topics for each in record_look(path, look(topics=["2", "1"]))] == [["1", "3"], ["2", "4", "6"]]
+    assert [past.topics for past in record_look(path, look(topics=["2", "1"]))] == [["1", "3"], ["2", "4", "6"]]
 
 
 def test_judgments_are_the_same_in_any_order() -> None:
@@ -84,8 +84,8 @@ def test_processes_that_append_at_a_time_lose_no_look(tmp_path: Path) -> None:
     started = [
         subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True) for _ in range(3)
     ]
-    counted = [int(line) for each in started for line in each.communicate()[0].splitlines()]
-    assert [each.returncode for each in started] == [0, 0, 0]
+    counted = [int(line) for process in started for line in process.communicate()[0].splitlines()]
+    assert [process.returncode for process in started] == [0, 0, 0]
     # No two of them saw as many before.
     assert sorted(counted) == list(range(120)) and len(read_looks(path)) == 120
 

@@ -1,0 +1,87 @@
+"""Time and memory of a function in a process of its own, with the processes that it starts."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from benchmarks.figures import peak_gib
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
+class Used:
+    """Peak memory of a process and those it started, in GiB, and their processor seconds together."""
+
+    peak: float
+    cpu: float
+
+    def __str__(self) -> str:
+        return f"{self.cpu:.1f} s of the cores, peak {self.peak:.2f} GiB"
+
+
+def run_alone(function: Callable[..., ResultT], *arguments: Any) -> tuple[ResultT, Used]:
+    """Run a function in a process of its own; return its result and what the process used."""
+    peak = 0.0
+    before = os.times()
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        future = pool.submit(_run_with_peak, function, *arguments)
+        (process,) = [child.pid for child in multiprocessing.active_children() if child.pid]
+        while not future.done():
+            peak = max(peak, _sum_kib(_list_processes(process)) / 2**20)
+            time.sleep(0.2)
+        result, most = future.result()
+    after = os.times()
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    return result, Used(max(peak, most), cpu)
+
+
+def _run_with_peak(function: Callable[..., ResultT], *arguments: Any) -> tuple[ResultT, float]:
+    """Return the result, and the peak memory of this process or of one that it started, in GiB."""
+    result = function(*arguments)
+    # Not `ru_maxrss`: it includes the memory of the parent at the start of the process.
+    most = read_status(Path("/proc/self/status"))["VmHWM"] / 2**20
+    return result, max(most, peak_gib())
+
+
+def _list_processes(process: int) -> Iterator[int]:
+    yield process
+    for children in Path(f"/proc/{process}/task").glob("*/children"):
+        with _ignoring_ended():
+            for child in children.read_text().split():
+                yield from _list_processes(int(child))
+
+
+def _sum_kib(processes: Iterable[int]) -> int:
+    """Return the KiB that processes hold themselves, with the largest mapping of files: all map the same files."""
+    own, mapped = 0, [0]
+    for process in processes:
+        with _ignoring_ended():
+            # Not the exact smaps_rollup: reading it stops the process while its pages are counted.
+            held = read_status(Path(f"/proc/{process}/status"))
+            own += held["RssAnon"] + held["RssShmem"]
+            mapped.append(held["RssFile"])
+    return own + max(mapped)
+
+
+def read_status(path: Path) -> dict[str, int]:
+    """Return the values in KiB of a `/proc/…/status` file, by name."""
+    lines = (line.split() for line in path.read_text().splitlines())
+    return {words[0].rstrip(":"): int(words[1]) for words in lines if words[-1] == "kB"}
+
+
+@contextmanager
+def _ignoring_ended() -> Iterator[None]:
+    """Ignore that a process has ended meanwhile."""
+    try:
+        yield
+    except (FileNotFoundError, ProcessLookupError, KeyError):
+        pass

@@ -1,0 +1,153 @@
+"""The sample of a prompt comparison: how it is drawn, stored and divided by topics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from tests.expect import raises_at
+from touche_llm.data.records import Document, Topic
+from touche_llm.errors import DataError, UsageError
+from touche_llm.evaluation.qrels import Grades
+from touche_llm.prompt_lab.draw import Sampled, draw_sample
+from touche_llm.prompt_lab.sample import read_sample, select_judged, split_topics, write_sample
+
+
+class IncompleteDocuments:
+    """Documents without texts, some of them missing."""
+
+    def __init__(self, missing: set[str]) -> None:
+        self.missing = missing
+
+    def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
+        return [document_id for document_id in document_ids if document_id in self.missing]
+
+    def get(self, document_id: str) -> Document:
+        raise AssertionError("no text is needed")
+
+
+def pool_of(*sizes: int, topics: int = 5) -> Grades:
+    """So many documents of the grades 0, 1, … in each topic."""
+    return {
+        str(topic): {f"{topic}-{grade}-{n}": float(grade) for grade, size in enumerate(sizes) for n in range(size)}
+        for topic in range(topics)
+    }
+
+
+@pytest.mark.parametrize(
+    ("sizes", "size", "expected"),
+    [((20, 20, 20), 60, [20, 20, 20]), ((50, 2, 9), 100, [45, 10, 45]), ((1, 1, 1), 100, [5, 5, 5])],
+)
+def test_the_sample_is_as_even_over_grades_as_possible(sizes: tuple[int, ...], size: int, expected: list[int]) -> None:
+    sample = draw_sample(pool_of(*sizes), size, 0)
+    assert [Counter(item.grade for item in sample)[grade] for grade in range(3)] == expected
+    assert len({(item.topic_id, item.document_id) for item in sample}) == sum(expected)
+
+
+def test_the_sample_is_even_over_topics_too() -> None:
+    sample = draw_sample(pool_of(20, 20, 20), 60, 0)
+    assert set(Counter((item.topic_id, item.grade) for item in sample).values()) == {4}
+
+
+def test_few_topics_with_10_documents_are_drawn_rather_than_many_with_fewer() -> None:
+    sample = draw_sample(pool_of(30, 3, 4, topics=50), 200, 0)
+    assert list(Counter(item.topic_id for item in sample).values()) == [10] * 20
+    assert Counter(item.grade for item in sample) == {0.0: 70, 1.0: 60, 2.0: 70}
+
+
+def test_topics_with_enough_judgments_are_drawn_first() -> None:
+    enough = {f"enough {topic}": judged for topic, judged in pool_of(10, 10, topics=3).items()}
+    few = {f"few {topic}": judged for topic, judged in pool_of(1, 3, topics=40).items()}
+    nothing = {f"nothing {topic}": judged for topic, judged in pool_of(30, topics=40).items()}
+    for seed in range(5):
+        assert {item.topic_id for item in draw_sample(nothing | few | enough, 30, seed)} == set(enough)
+    # No topic has a part of its documents only.
+    assert len(draw_sample(few, 50, 0)) == 12 * 4
+    assert len(draw_sample(enough, 4, 0)) == 4
+
+
+def test_grades_are_even_where_topics_have_few_of_them() -> None:
+    low = {f"low {topic}": judged for topic, judged in pool_of(20, 20).items()}
+    high = {f"high {topic}": judged for topic, judged in pool_of(0, 20, 20).items()}
+    counts = Counter(item.grade for item in draw_sample(low | high, 100, 0))
+    assert sorted(counts.values()) == [33, 33, 34]
+
+
+def test_the_sample_depends_on_the_seed_and_not_on_the_order_of_the_file() -> None:
+    pool = pool_of(20, 20, 20)
+    turned = {topic: dict(reversed(judged.items())) for topic, judged in pool.items()}
+    assert draw_sample(pool, 30, 1) == draw_sample(turned, 30, 1)
+    assert draw_sample(pool, 30, 1) != draw_sample(pool, 30, 2)
+
+
+def test_grades_are_rounded_for_drawing() -> None:
+    pool = {"1": {"a": -2.0, "b": 0.0, "c": 0.333, "d": 1.667, "e": 2.0, "f": 2.4}}
+    assert Counter(item.grade < 1 for item in draw_sample(pool, 2, 0)) == {True: 1, False: 1}
+
+
+def test_the_order_of_the_sample_does_not_reveal_the_grade() -> None:
+    sample = draw_sample(pool_of(30, 30, topics=1), 60, 0)
+    first = Counter(item.grade for item in sample[:30])
+    assert min(first.values()) > 5
+
+
+def test_only_documents_in_the_corpus_of_chosen_topics_are_drawn() -> None:
+    topics = [Topic("2", "two"), Topic("1", "one"), Topic("9", "nine")]
+    pool, notes = select_judged(
+        {"1": {"a": 1.0, "b": 0.0}, "2": {"c": 1.0}, "3": {"d": 2.0}}, topics, IncompleteDocuments({"b"})
+    )
+    assert list(pool.items()) == [("2", {"c": 1.0}), ("1", {"a": 1.0})]
+    assert notes == [
+        "topics without a judged document in the corpus: 9",
+        "judged documents that are not in the corpus: 1 of 3",
+    ]
+    with pytest.raises(DataError, match="topics 2, 1, 9"):
+        select_judged({"1": {"a": 1.0}}, topics, IncompleteDocuments({"a"}))
+
+
+def test_a_written_sample_reads_back_the_same(tmp_path: Path) -> None:
+    sample = [Sampled("2", "b", -2.0), Sampled("1", "a", 1.5)]
+    write_sample(tmp_path / "sample.tsv", sample)
+    assert read_sample(tmp_path / "sample.tsv", {"1": {"a": 1.5}, "2": {"b": -2.0}}) == sample
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "values"),
+    [
+        ("", "", []),
+        ("topic\tdocument\tgrade\n", "", []),
+        ("1\ta\t1\n", ":1", ["topic, document, grade"]),
+        ("topic\tdocument\tgrade\n1\ta\n", ":2", ["topic, document, grade"]),
+        ("topic\tdocument\tgrade\n1\ta b\t1\n", ":2", ["topic, document, grade"]),
+        ("topic\tdocument\tgrade\n1\ta\t1\n1\ta\t1\n", ":3", ["topic 1, document a"]),
+        ("topic\tdocument\tgrade\n1\ta\t2\n", ":2", ["topic 1, document a", "grade 2, but 1"]),
+        ("topic\tdocument\tgrade\n1\tx\t1\n", ":2", ["topic 1, document x"]),
+        ("topic\tdocument\tgrade\n\udcff\ta\t1\n", ":2", ["UTF-8"]),
+        ("topic\tdocument\tgrade\n" + "1" * 20_000, ":2", ["10,000 bytes"]),
+    ],
+)
+def test_an_invalid_sample_is_refused(tmp_path: Path, text: str, line: str, values: list[str]) -> None:
+    path = tmp_path / "sample.tsv"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with raises_at(DataError, f"{path}{line}", *values):
+        read_sample(path, {"1": {"a": 1.0}})
+
+
+def test_topics_are_split_by_position_or_by_a_file(tmp_path: Path) -> None:
+    topics = ["7", "3", "9", "1", "5"]
+    assert split_topics(topics, "odd") == (["7", "9", "5"], ["3", "1"])
+    assert split_topics(topics, "even") == (["3", "1"], ["7", "9", "5"])
+    path = tmp_path / "topics.txt"
+    path.write_text("5\n\n3\n77\n")
+    assert split_topics(topics, str(path)) == (["3", "5"], ["7", "9", "1"])
+    path.write_text("77\n")
+    with raises_at(UsageError, tmp_path / "topics.txt", "7, 3, 9, 1, 5"):
+        split_topics(topics, str(path))
+    path.write_text("7 3\n")
+    with raises_at(DataError, f"{path}:1"):
+        split_topics(topics, str(path))
+    with raises_at(DataError, tmp_path / "none"):
+        split_topics(topics, str(tmp_path / "none"))
