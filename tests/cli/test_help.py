@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
-import pty
 import re
-import struct
-import subprocess
-import sys
-import termios
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.main import get_command
 
 from tests.cli.conftest import Touche
+from tests.cli.terminal import ROWS, run_on_terminal
 from touche_llm import cli
 from touche_llm.cli.options import OPTIONS
 from touche_llm.pipeline.settings import OF_STAGE, is_one_of
 
-ROWS, COLUMNS = 24, 80
+COLUMNS = 80
 # Two screens.
 MAX_LINES = 2 * ROWS
-MARK = "=====\n"
 
 
 def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -36,40 +29,13 @@ def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
 
 COMMANDS = dict(commands(get_command(cli.app)))
 IS_LONG = {path for path, command in COMMANDS.items() if any(item.name == "help_all" for item in command.params)}
-# All helps in one process, since it takes a second to start.
-SCRIPT = f"""
-import json, sys
-from touche_llm.cli import main
-for arguments in json.loads(sys.argv[1]):
-    sys.argv[1:] = arguments
-    try:
-        main()
-    except SystemExit as ended:
-        assert not ended.code, arguments
-    print({MARK!r}, end="", flush=True)
-"""
 
 
 @pytest.fixture(scope="module")
 def helps() -> dict[tuple[str, ...], str]:
     """The help of each command as a terminal of 80 columns shows it, by its arguments."""
     calls = [(*path, "--help") for path in COMMANDS] + [(*path, "--help-all") for path in sorted(IS_LONG)]
-    terminal, end = pty.openpty()
-    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    command = [sys.executable, "-c", SCRIPT, json.dumps(calls)]
-    shown = b""
-    with subprocess.Popen(command, stdin=end, stdout=end, stderr=end, env=environment) as child:
-        os.close(end)
-        while True:
-            try:
-                shown += os.read(terminal, 65536)
-            except OSError:  # the child has closed its end
-                break
-    os.close(terminal)
-    assert child.returncode == 0, shown.decode()
-    parts = shown.decode().replace("\r\n", "\n").split(MARK)
-    return dict(zip(calls, parts, strict=False))
+    return dict(zip(calls, run_on_terminal(calls, COLUMNS, Path.cwd()), strict=True))
 
 
 def test_the_help_of_a_command_fits_two_screens(helps: dict[tuple[str, ...], str]) -> None:

@@ -51,6 +51,8 @@ def compare(
 
     If --limit-topics or --topic limited a run, only topics that all runs have count; otherwise a missing one counts 0.
 
+    Without qrels, those of the last evaluation are used.
+
     Stances are compared over the documents that both runs label. Notes on standard error are those of `evaluate`.
     """
     from touche_llm.evaluation.measures import compare_runs

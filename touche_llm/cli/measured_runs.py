@@ -43,7 +43,10 @@ RunsArgument = Annotated[
     ),
 ]
 TaskOption = Annotated[
-    str | None, typer.Option("--task", help=f"{', '.join(TASKS)} (default: the task of the first run's folder).")
+    str | None,
+    typer.Option(
+        "--task", help=f"{', '.join(TASKS)} (default: the task of the first run's folder).", rich_help_panel="Input"
+    ),
 ]
 DepthOption = Annotated[
     int | None,

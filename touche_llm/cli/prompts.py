@@ -14,7 +14,7 @@ from touche_llm.cli import options as o
 from touche_llm.cli import prompts_compare, prompts_copy, prompts_render, prompts_try
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.cli.prompts_render import NameArgument, TokenizerOption
-from touche_llm.cli.tables import Column, show_table
+from touche_llm.cli.tables import TEXT_WIDTH, Column, show_lines, show_table
 from touche_llm.data.records import Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.errors import UsageError, to_printable
@@ -45,8 +45,8 @@ _LIST = (
     Column("prompt", is_text=True),
     Column("version", drop=1),
     Column("hash", drop=2, is_text=True),
-    Column("answer", is_text=True, is_cut=True),
-    Column("purpose", drop=3, is_text=True, is_cut=True),
+    Column("answer", is_text=True, cut=TEXT_WIDTH),
+    Column("purpose", drop=3, is_text=True, cut=TEXT_WIDTH),
     Column("folder", drop=4, is_text=True),
 )
 _DEFAULT_CACHE = CacheConfig().file
@@ -222,7 +222,7 @@ def _print_checks(output: Format, rows: Sequence[tuple[CatalogEntry, CheckedProm
         name, version = (found.name, "") if found.loaded is None else _named(found.loaded[1])
         table.append((name, version, tokens, *shares, result))
     show_table(columns, table)
-    print("tokens: of the longest topic's prompt, documents left out" + ("" if tokenizer else _ESTIMATED))
+    show_lines(["tokens: of the longest topic's prompt, documents left out" + ("" if tokenizer else _ESTIMATED)])
     for found, checked in rows:
         for finding in checked.findings:
             print(to_printable(f"{finding.level}: {found.task.name} {found.name}: {finding.message}"))

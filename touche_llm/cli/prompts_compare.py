@@ -15,7 +15,7 @@ from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.cli.stages import FAILURES_EXIT, run_requests
-from touche_llm.cli.tables import Column, format_interval, format_value, show_table
+from touche_llm.cli.tables import TEXT_WIDTH, Column, format_interval, format_value, show_table
 from touche_llm.config import Config
 from touche_llm.data.files import check_output
 from touche_llm.errors import UsageError, to_printable
@@ -170,7 +170,7 @@ def _show(found: PromptComparison, part: PartMeasures) -> None:
                 f"{change['wins']}/{change['ties']}/{change['losses']}",
             ]
             changes.append((named(measure), variant.name, *cells))
-    columns = [Column("measure", is_text=True), Column("variant", is_text=True, is_cut=True)]
+    columns = [Column("measure", is_text=True), Column("variant", is_text=True, cut=TEXT_WIDTH)]
     columns += [Column("change"), Column("95 % interval"), Column("p Holm"), Column("+/=/-", drop=1)]
     show_table(columns, m.blank_repeats(changes), title=f"change from {found.variants[0].name}")
     print()

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
 
-from touche_llm.cli.tables import Column, show_table
+from touche_llm.cli.tables import TEXT_WIDTH, Column, show_table
 from touche_llm.config import Config
 from touche_llm.data.records import Topic
 from touche_llm.data.topics import read_topics
@@ -83,7 +83,7 @@ def show_rankings(
     # The id of a pair of sentences is longer than most terminals are wide.
     columns = [Column("rank"), Column("document", drop=1, is_text=True), Column("stance", is_text=True)]
     columns += [*map(Column, grades), Column("score", drop=3)]
-    columns += [Column("text", drop=2, is_text=True, is_cut=True)] * any(row["text"] for row in rows)
+    columns += [Column("text", drop=2, is_text=True, cut=TEXT_WIDTH)] * any(row["text"] for row in rows)
     cells: list[Sequence[str]] = []
     for name, group in groupby(rows, key=lambda row: row["topic"]):
         of_topic = list(group)

@@ -13,7 +13,7 @@ import typer
 from touche_llm.cli.measured_runs import shorten_path
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.cli.rankings import format_grade, list_rows, read_run_topics, show_rankings
-from touche_llm.cli.tables import Column, show_lines, show_table
+from touche_llm.cli.tables import TEXT_WIDTH, Column, show_lines, show_table
 from touche_llm.config import Config
 from touche_llm.data.files import read_records
 from touche_llm.data.records import Judgment, Topic
@@ -159,7 +159,7 @@ def _show_topic(topic: Topic | None, rows: Sequence[Mapping[str, Any]], task: Ta
     columns = [Column("rank"), Column("document", drop=1, is_text=True), Column("stance", is_text=True)]
     columns += [*map(Column, task.question.grades), Column("seen", drop=2), Column("score", drop=3)]
     columns += [Column("before", drop=4), *(Column(f"p {label}", drop=6) for label in task.stances)]
-    columns += [Column("text", drop=5, is_text=True, is_cut=True)]
+    columns += [Column("text", drop=5, is_text=True, cut=TEXT_WIDTH)]
     cells = []
     for row in rows:
         share = row[f"p_{row['stance']}"]
@@ -229,7 +229,7 @@ def _show_runs(rows: Sequence[Mapping[str, Any]]) -> None:
     has_states = any(row["state"] != COMPLETE for row in rows)
     columns = [Column("run", is_text=True), *([Column("state", is_text=True)] * has_states)]
     columns += [Column(_MEASURES[name], drop=min(number * 6, 6)) for number, name in enumerate(measured)]
-    columns += [Column("date", drop=1), Column("model", drop=2, is_text=True, is_cut=True)]
+    columns += [Column("date", drop=1), Column("model", drop=2, is_text=True, cut=TEXT_WIDTH)]
     columns += [Column("prompt", drop=5, is_text=True), Column("topics", drop=4), Column("requests", drop=3)]
     columns += [Column("tokens", drop=7), Column("steps", drop=8, is_text=True)]
     cells: list[Sequence[str]] = []

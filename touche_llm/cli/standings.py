@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import nan
 from typing import TYPE_CHECKING, Any
 
-from touche_llm.cli.tables import Column, format_interval, format_value, show_lines, show_table
+from touche_llm.cli.tables import TEXT_WIDTH, Column, format_interval, format_value, show_lines, show_table
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.leaderboard import PublishedRun, Table, find_board, find_place
 from touche_llm.evaluation.measures import describe_coverage
@@ -92,7 +92,7 @@ def _reach(task: str, table: Table, evaluation: Evaluation) -> dict[str, float]:
 
 def show_standings(task: str, places: DataFrame, evaluations: Sequence[Evaluation]) -> None:
     """Print each table around the runs, with the source; published values have three decimals."""
-    columns = [Column("place"), Column("run", is_text=True, is_cut=True), Column("value"), Column("95 % interval")]
+    columns = [Column("place"), Column("run", is_text=True, cut=TEXT_WIDTH), Column("value"), Column("95 % interval")]
     columns += [Column("n", drop=1), Column("if judged", drop=2)]
     for table in find_board(task).tables:
         ours = list(places[places["measure"] == _ours(table)].sort_values("value", ascending=False).itertuples())

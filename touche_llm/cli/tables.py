@@ -17,8 +17,8 @@ from touche_llm.errors import to_printable
 
 # Width of a table with cut texts where the output is not a terminal.
 _DEFAULT_WIDTH = 140
-# A column of texts that would be narrower than this is dropped.
-_MIN_TEXT_WIDTH = 16
+# Usual least width of a column of texts.
+TEXT_WIDTH = 16
 _GAP = "  "
 _ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 
@@ -32,13 +32,14 @@ class Column:
         drop: Place in the order in which columns get the room of a narrow terminal; columns of the same place are shown
             together, and those of place 0 always.
         is_text: Whether cells are left-aligned.
-        is_cut: Whether the column takes the width that the others leave, and cuts its cells at the end.
+        cut: Least width of a column that takes the width that the others leave and cuts its cells at the end; 0 for
+            columns that are not cut.
     """
 
     name: str
     drop: int = 0
     is_text: bool = False
-    is_cut: bool = False
+    cut: int = 0
 
 
 def show_table(
@@ -97,8 +98,8 @@ def _cut(text: str, width: int) -> str:
 
 def _fit_columns(columns: Sequence[Column], widths: list[int], room: int | None) -> list[int]:
     """Return the columns that fit, by number; reduce the widths of those whose cells are cut."""
-    cut = [number for number, column in enumerate(columns) if column.is_cut]
-    needed = [min(width, _MIN_TEXT_WIDTH) if number in cut else width for number, width in enumerate(widths)]
+    cut = [number for number, column in enumerate(columns) if column.cut]
+    needed = [min(width, column.cut or width) for width, column in zip(widths, columns, strict=True)]
     kept: list[int] = []
     rest = (room or _DEFAULT_WIDTH) + len(_GAP)
     numbers = sorted(range(len(columns)), key=lambda number: columns[number].drop)
