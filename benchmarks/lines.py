@@ -35,7 +35,7 @@ class Line:
 
     @property
     def slope_and_intercept(self) -> tuple[float, float]:
-        """TextTable for each x more, and units at 0."""
+        """Slope in units per x, and the value at x = 0."""
         xs, ys = zip(*self.points, strict=True)
         slope, intercept = np.polyfit(xs, ys, 1)
         return float(slope), float(intercept)
