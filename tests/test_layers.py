@@ -1,4 +1,4 @@
-"""The structure of the package: imports point downwards and never in a circle, and class names are unique."""
+"""The structure of the package: layers, unique class names, functions that fit a screen."""
 
 from __future__ import annotations
 
@@ -88,3 +88,21 @@ def test_no_class_name_is_used_twice() -> None:
         if isinstance(node, ast.ClassDef)
     )
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_functions_fit_a_screen_and_take_few_arguments() -> None:
+    checked, too_long, too_many = 0, [], []
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                checked += 1
+                arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                count = sum(argument.arg not in ("self", "cls") for argument in arguments)
+                assert node.end_lineno is not None
+                if node.end_lineno - node.lineno >= 80:
+                    too_long.append(f"{module}.{node.name}")
+                # The parameters of a command are its options.
+                if count > 8 and not module.startswith("touche_llm.cli."):
+                    too_many.append(f"{module}.{node.name}")
+    assert checked > 1500
+    assert (too_long, too_many) == ([], [])
