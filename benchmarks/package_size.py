@@ -61,12 +61,11 @@ def main() -> None:
         totals.append(total)
         codes.append(code)
     print(f"{'package':<16}" + "".join(f"{version or 'now':>12.10} {'code':>7}" for version in versions))
-    for package in [*sorted(set().union(*totals)), None]:
-        row = f"{package or 'all':<16}"
-        for total, code in zip(totals, codes, strict=True):
-            counts = (sum(total.values()), sum(code.values())) if package is None else (total[package], code[package])
-            row += f"{counts[0]:>12,} {counts[1]:>7,}"
-        print(row)
+    for counter in (*totals, *codes):
+        counter["all"] = sum(counter.values())
+    for package in [*sorted(set().union(*totals) - {"all"}), "all"]:
+        counts = zip(totals, codes, strict=True)
+        print(f"{package:<16}" + "".join(f"{total[package]:>12,} {code[package]:>7,}" for total, code in counts))
 
 
 if __name__ == "__main__":
