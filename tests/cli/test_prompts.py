@@ -226,7 +226,7 @@ def test_a_copy_is_the_same_prompt_with_all_that_it_takes_in(touche: Touche, fol
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        (["judge", "mine.txt"], "mine.txt: the name of a template ends in .jinja"),
+        (["judge", "mine.txt"], "mine.txt: not the name of a template"),
         (["jugde"], "cannot read the prompt"),
         (["judge", "a-file/mine.jinja"], "a-file/mine.jinja: cannot write it"),
     ],

@@ -259,7 +259,7 @@ def _find_stage_config(folder: Path) -> Path:
     """Return the configuration that an earlier stage wrote; raises DataError if there is none."""
     written = folder / CONFIG
     if not written.exists():
-        raise DataError(f"{written}: not there; run `touche-llm retrieve` for this folder first, or give --config")
+        raise DataError(f"{written}: missing; run `touche-llm retrieve` for this folder first, or give --config")
     return written
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ import typer
 from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
-from touche_llm.cli.stages import FAILURES_EXIT, run_requests
+from touche_llm.cli.stages import exit_with_failures, run_requests
 from touche_llm.cli.tables import TEXT_WIDTH, Column, format_interval, format_value, show_table
 from touche_llm.config import Config
 from touche_llm.data.files import check_output
@@ -22,7 +21,6 @@ from touche_llm.errors import UsageError, to_printable
 from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.settings import INPUTS
-from touche_llm.pipeline.stages import count_by_kind
 
 if TYPE_CHECKING:
     from touche_llm.prompt_lab.comparison import PromptComparison
@@ -127,7 +125,9 @@ def compare(
     if html is not None:
         _write_page(output, found, qrels, qrels_files, html)
     say(output, to_printable(found.verdict.sentence))
-    _report_failures(output, found)
+    if failures := found.all_failures():
+        note = "documents without an answer are ranked last; the same command requests them again"
+        exit_with_failures(output, failures, note)
 
 
 def _write_page(output: Format, found: PromptComparison, qrels: Qrels, files: Mapping[str, Path], html: Path) -> None:
@@ -224,14 +224,3 @@ def _rows(found: PromptComparison, part: PartMeasures) -> list[dict[str, Any]]:
         }
         rows.append(row)
     return rows
-
-
-def _report_failures(output: Format, found: PromptComparison) -> None:
-    """Print the failures; exit with code 3 if there are any."""
-    failures = found.all_failures()
-    if failures:
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in count_by_kind(failures).items())
-        reasons = Counter(failure.attempts[-1].reason for failure in failures)
-        say(output, f"failures: {kinds}; most often: {to_printable(reasons.most_common(1)[0][0])}")
-        say(output, "documents without an answer are ranked last; the same command requests them again")
-        raise typer.Exit(FAILURES_EXIT)

@@ -36,7 +36,7 @@ def copy(
     _, prompt = load_named(of_task, name, given.get("prompts.folder"))
     mine = file or Path(prompt.path.name)
     if mine.suffix != ".jinja":
-        raise UsageError(f"{mine}: the name of a template ends in .jinja")
+        raise UsageError(f"{mine}: not the name of a template; end it in .jinja")
     texts = [(mine.parent / part, text) for part, text in prompt.files.texts.items()]
     if prompt.examples:
         texts.append((examples_path(mine), read_text(examples_path(prompt.path))))

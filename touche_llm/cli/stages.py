@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import typer
 
@@ -226,11 +226,16 @@ async def _quietly(work: Coroutine[Any, Any, ResultT]) -> ResultT:
 
 
 def report_failures(output: Format, out: Path, failures: Sequence[Failure]) -> None:
-    """Print the failures; exit with code 3 if there are any."""
+    """Print the failures of a run and their files; exit with code 3 if there are any."""
     if failures:
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in count_by_kind(failures).items())
-        reasons = Counter(failure.attempts[-1].reason for failure in failures)
-        say(output, f"failures: {kinds}; most often: {to_printable(reasons.most_common(1)[0][0])}")
         files = [out / name for name in run_files.ALL_FAILURES if (out / name).exists() and (out / name).stat().st_size]
-        say(output, f"the answers of all attempts are in {' and '.join(map(str, files))}")
-        raise typer.Exit(FAILURES_EXIT)
+        exit_with_failures(output, failures, f"the answers of all attempts are in {' and '.join(map(str, files))}")
+
+
+def exit_with_failures(output: Format, failures: Sequence[Failure], note: str) -> NoReturn:
+    """Print the failures by kind, with the most frequent reason and a note; exit with code 3."""
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in count_by_kind(failures).items())
+    reasons = Counter(failure.attempts[-1].reason for failure in failures)
+    say(output, f"failures: {kinds}; most often: {to_printable(reasons.most_common(1)[0][0])}")
+    say(output, note)
+    raise typer.Exit(FAILURES_EXIT)

@@ -63,7 +63,9 @@ def tira(
     Exit codes as `run`.
     """
     if input_folder is None or output_folder is None:
-        raise UsageError("give the folders: -i INPUT -o OUTPUT, or TIRA_INPUT_DATASET and TIRA_OUTPUT_DIR")
+        raise UsageError(
+            "tira: missing folders; give -i INPUT -o OUTPUT, or set TIRA_INPUT_DATASET and TIRA_OUTPUT_DIR"
+        )
     found = detect_input(input_folder)
     cache = cache_folder or _cache_folder()
     flags: dict[str, Any] = {
@@ -80,7 +82,9 @@ def tira(
     if found.corpus is None:
         if not os.environ.get(API_KEY_VARIABLE):
             known = ", ".join(list_corpus_names())
-            raise UsageError(f"{input_folder}: no corpus ({known}), and no key in {API_KEY_VARIABLE} for ChatNoir")
+            raise UsageError(
+                f"{input_folder}: no corpus ({known}); add one, or set {API_KEY_VARIABLE} to search ChatNoir"
+            )
         flags |= {"retriever.name": "chatnoir", "chatnoir.cache": cache / "chatnoir.sqlite"}
     settings = load_config(config, flags)
     for name, place in _WRITES.items():
@@ -99,4 +103,4 @@ def _cache_folder() -> Path:
     try:
         return (Path(place) if place else Path.home() / ".cache") / "touche-llm"
     except RuntimeError as error:
-        raise UsageError(f"no place for the cache ({error}); give --cache-folder or TOUCHE_LLM_CACHE") from error
+        raise UsageError(f"--cache-folder: no default ({error}); give a folder, or set TOUCHE_LLM_CACHE") from error
