@@ -3,7 +3,7 @@
     python -m benchmarks.evaluation [--topics 50] [--depth 1000] [--judged 80]
 
 Run and judgments are random: the figures say what the command costs, the start of Python and its libraries included.
-Targets, which one run alone has, are held against the median of three times; the fastest and the slowest are beside it.
+Targets, which only single runs have, are compared with the median of three times, beside the fastest and the slowest.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def write_input(folder: Path, topics: int, depth: int, judged: int) -> list[str]
 
 
 def figure(what: str, seconds: Sequence[float], target: float | None, real_size: bool) -> Figure:
-    """Repeated measurements beside the target, if there is one, which their median is held against."""
+    """Repeated measurements and their target, if any, which is compared with their median."""
     median = statistics.median(seconds)
     value = f"{median:.2f} s ({min(seconds):.2f} to {max(seconds):.2f})"
     if target is None:

@@ -12,7 +12,7 @@ depends on nothing else), serves it and judges synthetic passages for synthetic 
 instead, a folder or a name that vLLM downloads, and `--url` a server that runs already: with VLLM_SERVER_DEV_MODE=1,
 so that its prefix cache can be emptied between the clients, or else for one round. Any option of `vllm serve` goes in
 with `--option`. Run it with the Python that vLLM is installed for (`pip install -e '.[vllm]' pandas`); `--cpu` takes
-the CPU build in `.venv-vllm`, as the tests do, and leaves the rows of the GPU empty. Targets are held against figures
+the CPU build in `.venv-vllm`, as the tests do, and leaves the rows of the GPU empty. Targets are compared with figures
 of a GPU alone, at the sizes that are the defaults or more.
 """
 
@@ -40,7 +40,7 @@ _GIB = 2**30
 
 
 def gpus() -> list[tuple[str, float, float]]:
-    """Name, memory in use and memory of each GPU, in GiB, as nvidia-smi tells; none where that is not installed."""
+    """Name, memory in use and memory of each GPU, in GiB, from nvidia-smi; empty if it is not installed."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return []
@@ -97,7 +97,7 @@ def main() -> None:
 
 
 def real_size(options: argparse.Namespace, found: Measured) -> bool:
-    """Whether the size is the target's: on a GPU, and as many requests as were asked for."""
+    """Whether the size is the target's: on a GPU, and with all requests."""
     enough = options.topics >= _TOPICS and options.depth >= _DEPTH and options.rounds >= _ROUNDS
     return enough and not options.cpu and found.requests == options.topics * options.depth
 

@@ -271,7 +271,7 @@ def grids(stages: dict[int, FirstStage], judges: dict[int, Judged], lines: dict[
         [
             [
                 line.what,
-                line.told(),
+                line.describe(),
                 f"{line.slope_and_intercept[0]:.4g} {line.unit} a {line.by}",
                 f"{line.slope_and_intercept[1]:.4g} {line.unit}",
                 f"{line.off:.0%}",
@@ -347,7 +347,7 @@ def _sizes(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None
 
 
 def main() -> None:
-    """Measure, fit, print, and write where asked to."""
+    """Measure, fit, print, and write if requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--topics", type=int, nargs="+", default=[1, 10, 50])
     parser.add_argument("--passages", type=int, nargs="+", default=[10_000, 100_000, PASSAGES])

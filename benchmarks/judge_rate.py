@@ -5,7 +5,7 @@ cache; `touche-llm judge` runs in a process of its own, as for users, once for e
 peers send as many requests at a time as the first setting allows.
 
 The load generator has its answers streamed, which costs it and the server more than a whole reply does; the bare loop
-asks exactly as the judge stage does. So the judge stage's share is told of both, against the same target.
+sends exactly the requests of the judge stage. So both are compared with the same target.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def measure(
         topics: of the comparative task.
         corpus: its passages.
         url: of a server; where its prefix cache cannot be emptied, only one round is measured, and only where nothing
-            of the kind was asked before are its figures those of a cold cache.
+            of the kind was sent before are its figures those of a cold cache.
         limit: topics.
         depth: passages for each.
         concurrency: Requests at a time of the judge stage; its peers send as many as the first value.
@@ -187,7 +187,7 @@ def measure(
 
 
 def figures(found: Measured, real_size: bool) -> list[Figure]:
-    """The rows of the table; targets are held against them only at their real size."""
+    """The rows of the table; they are compared with targets only at the real size."""
     settings = [name for name in found.rates if name.startswith(OURS)]
     turns = statistics.median(found.rates[settings[0]]) / found.requests  # a second
     served, possible = found.hits / found.prompt_tokens, found.possible / found.prompt_tokens
@@ -243,7 +243,7 @@ def _range(values: Sequence[float], form: str) -> str:
 
 
 def _own_seconds() -> float:
-    """Processor seconds of this process and of those that it has started and that have ended."""
+    """Processor seconds of this process and of its children that have ended."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 

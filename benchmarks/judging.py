@@ -130,17 +130,17 @@ class _AtOnce:
 
 
 def serve(port: multiprocessing.Queue[int]) -> None:
-    """A server that has its answers ready; tells its port."""
+    """A server with prepared answers; reports its port."""
     answers = cycle(replies())
     probe = orjson.loads(replies()[0])
     word = "quokka-7351"
     spelled = _sent(json.dumps({"word": word}, separators=(",", ":")), random.Random(0))
     probe["choices"][0]["message"]["content"] = spelled["token"]
     probe["choices"][0]["logprobs"]["content"] = [spelled]
-    asked = 0
+    count = 0
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        nonlocal asked
+        nonlocal count
         await request.read()
         if request.path == "/v1/models":
             return web.json_response({"data": [{"id": _FACTS.model, "max_model_len": _FACTS.context}]})
@@ -148,8 +148,8 @@ def serve(port: multiprocessing.Queue[int]) -> None:
             return web.json_response({"version": "0"})
         if request.path == "/tokenize":
             return web.json_response({"count": _FACTS.overhead, "tokens": [0] * _FACTS.overhead})
-        asked += 1
-        content = orjson.dumps(probe) if asked == 1 else next(answers)
+        count += 1
+        content = orjson.dumps(probe) if count == 1 else next(answers)
         return web.Response(body=content, content_type="application/json")
 
     async def run() -> None:
@@ -247,10 +247,10 @@ def judge(part: str, folder: Path, depth: int, profile: Path | None) -> dict[str
             return time.perf_counter() - started
 
     if part == "HTTP":
-        told: multiprocessing.Queue[int] = multiprocessing.get_context("spawn").Queue()
-        server = multiprocessing.get_context("spawn").Process(target=serve, args=(told,), daemon=True)
+        port: multiprocessing.Queue[int] = multiprocessing.get_context("spawn").Queue()
+        server = multiprocessing.get_context("spawn").Process(target=serve, args=(port,), daemon=True)
         server.start()
-        work = run_http(f"http://127.0.0.1:{told.get(timeout=60)}")
+        work = run_http(f"http://127.0.0.1:{port.get(timeout=60)}")
     else:
         work = run(_AtOnce())
     cores = os.sched_getaffinity(0)

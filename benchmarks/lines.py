@@ -54,7 +54,7 @@ class Line:
         """How far the line is from a measured point at most, as a share of what was measured there."""
         return max(abs(self.at(x) - y) / y for x, y in self.points)
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """What the line comes to at its goal, in words."""
         if self.slope_and_intercept[0] <= 0:
             return f"does not rise with the {self.by}s measured"

@@ -101,7 +101,7 @@ def possible_hits(prompts: Iterable[Sequence[int]], block: int) -> int:
     last token, which vLLM always computes (vllm/v1/core/kv_cache_manager.py, get_computed_blocks).
 
     Args:
-        prompts: the token ids of each, in the order in which they are asked.
+        prompts: the token ids of each, in the order of sending.
         block: tokens in a block.
     """
     known: set[int] = set()
@@ -119,8 +119,8 @@ def possible_hits(prompts: Iterable[Sequence[int]], block: int) -> int:
 async def token_ids(url: str, bodies: Sequence[Body], concurrency: int = 16) -> list[list[int]]:
     """The token ids of each prompt, chat template included, as the server makes them."""
     kept = ("model", "messages", "chat_template_kwargs")
-    asked = [orjson.dumps({name: body[name] for name in kept}) for body in bodies]
-    return [orjson.loads(reply)["tokens"] for reply in await _posted(f"{url}/tokenize", asked, concurrency)]
+    requests = [orjson.dumps({name: body[name] for name in kept}) for body in bodies]
+    return [orjson.loads(reply)["tokens"] for reply in await _posted(f"{url}/tokenize", requests, concurrency)]
 
 
 def bare_loop(url: str, bodies: Sequence[Body], concurrency: int, salt: str) -> float:
@@ -128,13 +128,13 @@ def bare_loop(url: str, bodies: Sequence[Body], concurrency: int, salt: str) -> 
 
     Args:
         url: the server's.
-        bodies: what is asked.
+        bodies: Bodies of the requests.
         concurrency: requests at a time.
         salt: no block of the prefix cache is shared with requests of another salt.
     """
-    asked = [orjson.dumps(body | {"cache_salt": salt}) for body in bodies]
+    requests = [orjson.dumps(body | {"cache_salt": salt}) for body in bodies]
     started = time.perf_counter()
-    asyncio.run(_posted(f"{url}{CHAT_PATH}", asked, concurrency, keep=False))
+    asyncio.run(_posted(f"{url}{CHAT_PATH}", requests, concurrency, keep=False))
     return time.perf_counter() - started
 
 
@@ -146,7 +146,7 @@ def load_generator(url: str, bodies: Sequence[Body], concurrency: int, salt: str
 
     Args:
         url: the server's.
-        bodies: what is asked; they differ in their messages alone.
+        bodies: Bodies of the requests, which differ only in their messages.
         concurrency: requests at a time.
         salt: as `bare_loop`.
         folder: for its input and its result.

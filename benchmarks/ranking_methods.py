@@ -1,4 +1,4 @@
-"""nDCG@5 and requests of each way of ranking, with an engine that answers from people's judgments and errs as told.
+"""nDCG@5 and requests of each way of ranking, with an engine that answers from people's judgments with given errors.
 
     python -m benchmarks.ranking_methods [../shared/data/comparative] [--pool 50] [--seeds 3]
 
@@ -114,9 +114,9 @@ async def measure(rankings: Mapping[str, Sequence[str]], grades: Grades, seeds: 
                     engine.requests.clear()
                     outcome = await rank_with(engine, rankings, steps, settings, judgments)
                     assert not outcome.ranked.failures
-                    asked = outcome.requests + judging * steps.startswith("judge")
+                    requests = outcome.requests + judging * steps.startswith("judge")
                     ways[name].ndcg.setdefault(cell, []).append(mean_ndcg(outcome.rankings, grades))
-                    ways[name].requests.setdefault(cell, []).append(asked / len(rankings))
+                    ways[name].requests.setdefault(cell, []).append(requests / len(rankings))
                     if name == OF_PAIRS:
                         wrong.setdefault(cell, []).append(share_wrong(outcome.ranked.comparisons, grades))
     return _report(ways, wrong)

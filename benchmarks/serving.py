@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def real_size(options: argparse.Namespace, found: Measured, real: bool) -> bool:
-    """Whether the size is the target's: the real data, and as many requests of it as were asked for."""
+    """Whether the size is the target's: the real data, and with all requests."""
     enough = options.topics >= _TOPICS and options.depth >= _DEPTH and options.rounds >= _ROUNDS
     return real and enough and found.requests == options.topics * options.depth
 

@@ -66,8 +66,8 @@ def show_requests(stage: dict[str, Any]) -> None:
     requests = stage["requests"]
     print(f"    requests sent {requests['requests']:,}, cache hits {requests['cache_hits']:,}")
     print(f"    documents cut {stage['documents cut']}, failures {sum(stage['failures'].values())}")
-    told, prompt = requests["prefix_cached_tokens"], requests["prompt_tokens"]
-    share = f" ({told / prompt:.1%} of them from the prefix cache)" if told is not None and prompt else ""
+    cached, prompt = requests["prefix_cached_tokens"], requests["prompt_tokens"]
+    share = f" ({cached / prompt:.1%} of them from the prefix cache)" if cached is not None and prompt else ""
     print(f"    prompt tokens {prompt:,}{share}, answer tokens {requests['completion_tokens']:,}")
 
 

@@ -101,7 +101,7 @@ class FakeChatNoir:
     behaviours: list[Behaviour | None] = field(default_factory=list)
     rest: Behaviour | None = None
     page_limit: int = 10_000
-    asked: list[dict[str, Any]] = field(default_factory=list)
+    searches: list[dict[str, Any]] = field(default_factory=list)
     fetched: list[str] = field(default_factory=list)
     document_queries: list[Mapping[str, str]] = field(default_factory=list)
     url: str = ""
@@ -111,20 +111,20 @@ class FakeChatNoir:
     @property
     def requests(self) -> int:
         """All requests so far, redirects not counted."""
-        return len(self.asked) + len(self.fetched)
+        return len(self.searches) + len(self.fetched)
 
     async def search(self, request: web.Request) -> web.StreamResponse:
         body = orjson.loads(await request.read())
         # What the server knows: `from`, and indices by their short names. `start` it ignores.
         indices = {parse_index(each) for each in body["index"]}
-        asked = Request.model_validate({**body, "index": indices, "start": body.get("from", 0)})
-        self.asked.append(body)
+        search = Request.model_validate({**body, "index": indices, "start": body.get("from", 0)})
+        self.searches.append(body)
         if (behaviour := self._behaviour()) is not None:
             return await behaviour(request, body)
-        if asked.apikey != KEY:
+        if search.apikey != KEY:
             return problem(401, "Invalid API key.")
-        assert asked.start is not None and asked.size is not None
-        page = self.results[asked.start : asked.start + min(asked.size, self.page_limit)]
+        assert search.start is not None and search.size is not None
+        page = self.results[search.start : search.start + min(search.size, self.page_limit)]
         reply = orjson.dumps(answer(page, len(self.results)))
         SearchResponse.model_validate_json(reply)
         return web.Response(body=reply, content_type="application/json")
@@ -208,7 +208,7 @@ def says(body: Any) -> Behaviour:
 
 
 def first_page_only(server: FakeChatNoir) -> Behaviour:
-    """Answer a search with the first page of the results, whatever page was asked for."""
+    """Answer a search with the first page of the results, whatever page is requested."""
 
     async def behave(_: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         return web.json_response(answer(server.results[: body["size"]], len(server.results)))
@@ -239,7 +239,7 @@ async def fetch(server: FakeChatNoir, folder: Path, **changes: Any) -> str | Mis
 
 
 class Retrieval:
-    """Retrieves and keeps what it was told."""
+    """Retrieves, and keeps the warnings."""
 
     def __init__(self) -> None:
         self.notices: list[str] = []

@@ -26,7 +26,7 @@ from touche_llm.text.analysis import STOP_WORDS, Analyzer
 
 
 @dataclass
-class Asked:
+class ElasticRequest:
     """A request: the kind of call (`bulk`, `search`, …), the parameters of the address, and the body."""
 
     kind: str
@@ -45,7 +45,7 @@ class Reply:
 
 
 # Answers one request instead of the server's usual way, which it gets as a function.
-Behaviour = Callable[[Asked, Callable[[], Reply]], Reply]
+Behaviour = Callable[[ElasticRequest, Callable[[], Reply]], Reply]
 
 
 def problem(status: int, kind: str, reason: str = "for a reason") -> Reply:
@@ -74,17 +74,17 @@ class FakeElasticsearch:
     product: str = "Elasticsearch"
     indices: dict[str, Index] = field(default_factory=dict)
     behaviours: dict[str, list[Behaviour | None]] = field(default_factory=dict)
-    asked: list[Asked] = field(default_factory=list)
+    requests: list[ElasticRequest] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     url: str = ""
 
     def kinds(self) -> list[str]:
         """The kinds of the requests so far."""
-        return [each.kind for each in self.asked]
+        return [each.kind for each in self.requests]
 
-    def of(self, kind: str) -> list[Asked]:
+    def of(self, kind: str) -> list[ElasticRequest]:
         """The requests of a kind so far."""
-        return [each for each in self.asked if each.kind == kind]
+        return [each for each in self.requests if each.kind == kind]
 
     @contextmanager
     def running(self) -> Iterator[FakeElasticsearch]:
@@ -107,8 +107,8 @@ class FakeElasticsearch:
         place = [unquote(each) for each in parts.path.split("/") if each]
         params = {name: values[0] for name, values in parse_qs(parts.query).items()}
         kind = place[1].lstrip("_") if len(place) > 1 else {"GET": "get", "PUT": "create"}[method] if place else "info"
-        asked = Asked(kind, params, _parsed(headers.get("content-type", ""), content))
-        self.asked.append(asked)
+        request = ElasticRequest(kind, params, _parsed(headers.get("content-type", ""), content))
+        self.requests.append(request)
 
         def usual() -> Reply:
             found = re.search(r"compatible-with=(\d+)", headers.get("accept", ""))
@@ -116,12 +116,12 @@ class FakeElasticsearch:
                 return problem(400, "media_type_header_exception", "Invalid media-type value on headers [Accept]")
             if self._wanted_login() not in ("", headers.get("authorization")):
                 return problem(401, "security_exception", "unable to authenticate")
-            return getattr(self, f"_{kind}")(place[0] if place else "", asked)  # type: ignore[no-any-return]
+            return getattr(self, f"_{kind}")(place[0] if place else "", request)  # type: ignore[no-any-return]
 
         waiting = self.behaviours.get(kind, [])
         behaviour = waiting.pop(0) if waiting else None
         try:
-            return usual() if behaviour is None else behaviour(asked, usual)
+            return usual() if behaviour is None else behaviour(request, usual)
         except Exception as error:  # a test that fails should say why
             self.problems.append(f"{method} {target}: {error!r}")
             return problem(500, "fake_exception", repr(error))
@@ -132,22 +132,22 @@ class FakeElasticsearch:
         user = f"elastic:{self.password}".encode()
         return f"Basic {base64.b64encode(user).decode()}" if self.password else ""
 
-    def _info(self, _: str, __: Asked) -> Reply:
+    def _info(self, _: str, __: ElasticRequest) -> Reply:
         version = {"number": self.version, "build_flavor": "default", "lucene_version": "10.2.2"}
         return Reply(200, {"name": "n", "cluster_name": "c", "version": version, "tagline": "You Know, for Search"})
 
-    def _get(self, name: str, _: Asked) -> Reply:
+    def _get(self, name: str, _: ElasticRequest) -> Reply:
         index = self.indices.get(name)
         if index is None:
             return problem(404, "index_not_found_exception", f"no such index [{name}]")
         return Reply(200, {name: {"aliases": {}, "mappings": index.mappings, "settings": index.settings}})
 
-    def _create(self, name: str, asked: Asked) -> Reply:
+    def _create(self, name: str, request: ElasticRequest) -> Reply:
         if name in self.indices:
             return problem(400, "resource_already_exists_exception", f"index [{name}] already exists")
-        index, mappings = asked.body["settings"]["index"], asked.body["mappings"]
+        index, mappings = request.body["settings"]["index"], request.body["mappings"]
         fields = mappings["properties"]
-        assert set(asked.body) == {"settings", "mappings"} and mappings["dynamic"] == "strict"
+        assert set(request.body) == {"settings", "mappings"} and mappings["dynamic"] == "strict"
         analyzer = index["analysis"]["analyzer"][fields["text"]["analyzer"]]
         assert analyzer["type"] == "custom"
         tokenizer = index["analysis"]["tokenizer"][analyzer["tokenizer"]]
@@ -158,18 +158,18 @@ class FakeElasticsearch:
         assert set(stop["stopwords"]) == STOP_WORDS and stem == {"type": "snowball", "language": "English"}
         assert index["similarity"][fields["text"]["similarity"]]["type"] == "BM25"
         assert (fields["id"]["type"], fields["line"]["type"]) == ("keyword", "long")
-        self.indices[name] = Index(asked.body["settings"], mappings)
+        self.indices[name] = Index(request.body["settings"], mappings)
         return Reply(200, {"acknowledged": True, "shards_acknowledged": True, "index": name})
 
-    def _mapping(self, name: str, asked: Asked) -> Reply:
-        assert set(asked.body) == {"_meta"}
-        self.indices[name].mappings = {**self.indices[name].mappings, **asked.body}
+    def _mapping(self, name: str, request: ElasticRequest) -> Reply:
+        assert set(request.body) == {"_meta"}
+        self.indices[name].mappings = {**self.indices[name].mappings, **request.body}
         return Reply(200, {"acknowledged": True})
 
-    def _bulk(self, name: str, asked: Asked) -> Reply:
+    def _bulk(self, name: str, request: ElasticRequest) -> Reply:
         # As action.auto_create_index says by default.
         index = self.indices.setdefault(name, Index({}, {"properties": {"id": {}, "text": {}, "line": {}}}))
-        lines, items = asked.body, []
+        lines, items = request.body, []
         assert lines and len(lines) % 2 == 0
         for action, source in zip(lines[::2], lines[1::2], strict=True):
             ident = action["create"]["_id"]
@@ -182,20 +182,20 @@ class FakeElasticsearch:
                 index.documents[ident] = source
             items.append({"create": item})
         body = {"took": 3, "errors": any("error" in each["create"] for each in items), "items": items}
-        return Reply(200, _only(body, asked.params.get("filter_path", "").split(",")))
+        return Reply(200, _only(body, request.params.get("filter_path", "").split(",")))
 
-    def _refresh(self, name: str, _: Asked) -> Reply:
+    def _refresh(self, name: str, _: ElasticRequest) -> Reply:
         self.indices[name].seen = dict(self.indices[name].documents)
         return Reply(200, {"_shards": {"total": 2, "successful": 1, "failed": 0}})
 
-    def _count(self, name: str, _: Asked) -> Reply:
+    def _count(self, name: str, _: ElasticRequest) -> Reply:
         shards = {"total": 1, "successful": 1, "skipped": 0, "failed": 0}
         return Reply(200, {"count": len(self.indices[name].seen), "_shards": shards})
 
-    def _mget(self, name: str, asked: Asked) -> Reply:
-        documents, fields = self.indices[name].documents, asked.params["_source"].split(",")
+    def _mget(self, name: str, request: ElasticRequest) -> Reply:
+        documents, fields = self.indices[name].documents, request.params["_source"].split(",")
         docs = []
-        for ident in asked.body["ids"]:
+        for ident in request.body["ids"]:
             found = documents.get(ident)
             item: dict[str, Any] = {"_index": name, "_id": ident, "found": found is not None}
             if found is not None:
@@ -203,9 +203,9 @@ class FakeElasticsearch:
             docs.append(item)
         return Reply(200, {"docs": docs})
 
-    def _search(self, name: str, asked: Asked) -> Reply:
-        assert asked.params == {"search_type": "dfs_query_then_fetch", "allow_partial_search_results": "false"}
-        body, index = asked.body, self.indices[name]
+    def _search(self, name: str, request: ElasticRequest) -> Reply:
+        assert request.params == {"search_type": "dfs_query_then_fetch", "allow_partial_search_results": "false"}
+        body, index = request.body, self.indices[name]
         assert body["size"] <= 10_000  # index.max_result_window
         (by_score, by_id), (query,) = body["sort"], body["query"].values()
         assert (by_score, by_id, body["track_scores"]) == ({"_score": "desc"}, {"id": "asc"}, True)
@@ -244,18 +244,18 @@ def bm25(query: str, index: Index) -> dict[str, float]:
 
 def refuses(status: int, kind: str = "some_exception", reason: str = "for a reason") -> Behaviour:
     """Answer with an error."""
-    return lambda asked, usual: problem(status, kind, reason)
+    return lambda request, usual: problem(status, kind, reason)
 
 
 def says(body: Any, **headers: str) -> Behaviour:
     """Answer with this body: bytes as they are, else as JSON."""
-    return lambda asked, usual: Reply(200, body, headers)
+    return lambda request, usual: Reply(200, body, headers)
 
 
 def breaks(*, after: bool) -> Behaviour:
     """Break the connection, before or after the request was carried out."""
 
-    def behave(_: Asked, usual: Callable[[], Reply]) -> Reply:
+    def behave(_: ElasticRequest, usual: Callable[[], Reply]) -> Reply:
         reply = usual() if after else Reply(200, {})
         reply.cut = 0
         return reply
@@ -266,11 +266,11 @@ def breaks(*, after: bool) -> Behaviour:
 def takes_only(count: int, status: int = 429, kind: str = "es_rejected_execution_exception") -> Behaviour:
     """Of a bulk request take so many documents, and have no room for the others."""
 
-    def behave(asked: Asked, usual: Callable[[], Reply]) -> Reply:
-        lines = asked.body
-        asked.body = lines[: 2 * count]
+    def behave(request: ElasticRequest, usual: Callable[[], Reply]) -> Reply:
+        lines = request.body
+        request.body = lines[: 2 * count]
         items = usual().body["items"] if count else []
-        asked.body = lines
+        request.body = lines
         left = [action["create"]["_id"] for action in lines[2 * count :: 2]]
         items += [{"create": refused_item("", ident, status, kind)} for ident in left]
         return Reply(200, {"items": items})

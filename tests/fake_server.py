@@ -53,7 +53,7 @@ class FakeServer:
     rest: Behaviour = good
     probe: Behaviour = good
     models: list[dict[str, Any]] = field(default_factory=lambda: [{"id": "fake", "max_model_len": 8192}])
-    asked: list[dict[str, Any]] = field(default_factory=list)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
     url: str = ""
     tokenized: int = 0
     open_now: int = 0
@@ -63,7 +63,7 @@ class FakeServer:
         body = orjson.loads(await request.read())
         if list(body["structured_outputs"]["json"]["properties"]) == ["word"]:
             return await self.probe(request, body)
-        self.asked.append(body)
+        self.bodies.append(body)
         behaviour = self.behaviours.pop(0) if self.behaviours else self.rest
         self.open_now += 1
         self.most_open = max(self.most_open, self.open_now)

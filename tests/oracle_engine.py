@@ -38,7 +38,7 @@ class OracleEngine(ScriptedEngine):
 
     In each question each document is misread with probability `error_rate`, independently: its grade is taken for
     another one of its topic's grades, each as likely. What is misread depends on seed, topic, kind of question and the
-    documents in the order shown alone, so that a question asked again is answered the same; asked in another order it
+    documents in the order shown alone, so that a repeated request has the same answer; in another order it
     is another question. A question about one document is thus answered wrongly at this very rate, one about more of
     them more or less often, as their grades are.
 
@@ -99,7 +99,7 @@ Judgments = Mapping[str, Mapping[str, Judgment]]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The documents of each topic, best first, the number of questions asked, and what else came out."""
+    """The documents of each topic, best first, the number of requests, and other results."""
 
     rankings: dict[str, list[str]]
     requests: int

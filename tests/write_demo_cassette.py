@@ -94,7 +94,7 @@ def script_with_queries(task: str) -> Script:
 
 
 def compared(kind: str, answers: list[Answer]) -> Mapping[str, Label | Mapping[Label, float]]:
-    """The answer about several documents, made of those about each by a rule, with a liking for what stands first."""
+    """The answer about several documents, derived from the answers about each, with a bias for the first."""
     worth = [
         sum(grade * share for field in ("relevance", "quality") for grade, share in enumerate(answer[field]))
         for answer in answers
@@ -121,7 +121,7 @@ def is_swapped(request: Request, first: str) -> bool:
 
 
 def of_a_pair(document: str, one: Answer, other: Answer) -> Answer:
-    """The answer about a pair, made of those about its sentences by a rule: coherent is a claim before its support."""
+    """The answer about a pair, derived from those about its sentences: a claim before its support is coherent."""
     grades = {
         field: [(first + second) / 2 for first, second in zip(one[field], other[field], strict=True)]
         for field in ("relevance", "quality")

@@ -45,7 +45,7 @@ FLAGS: Mapping[str, Mapping[str, Any]] = {
 
 
 async def make_run(task: str, folder: Path, script: Script | None = None, **more: Any) -> Path:
-    """A run of a sample, with the answers written for the demo or others, in `folder/run`; its cache lies beside it."""
+    """A run of a sample in `folder/run`, with the answers of the demo or others; its cache is in `folder`."""
     flags = {**FLAGS[task], "cache.file": folder / "answers.sqlite", "cache.mode": CacheMode.REUSE, "tag": "regress"}
     config = sample_config(task, folder, {**flags, **{name.replace("__", "."): each for name, each in more.items()}})
     facts = FACTS.model_copy(update={"context": config.engine.context or FACTS.context})

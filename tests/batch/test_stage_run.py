@@ -176,7 +176,7 @@ async def test_an_unusable_answer_leads_to_another_sample(waiting: Waiting, kind
     assert stored_keys(config) == {request.key for request in requests[1:]}
     (again,) = (await export_stage(config, out)).requests
     assert again == requests[0].resample(1, config.sampling.resample_temperature)
-    # Told again, the same reply is a repeated one.
+    # Imported again, the same response is a repeated one.
     repeated = await import_files(out, out / "r.jsonl")
     assert (repeated.stored, repeated.unusable, len(repeated.repeated)) == (0, {}, 4)
     assert (await import_files(out, b.write(out / "s.jsonl", b.answers([again], COMPARATIVE)))).done
@@ -236,7 +236,7 @@ async def test_documents_are_truncated_as_by_an_engine_with_this_tokeniser(
 async def test_an_import_needs_no_tokeniser_even_if_the_next_export_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The objects are found first; the documents, which have to be measured, are asked about afterwards.
+    # The objects are found first; the documents, which have to be measured, are judged afterwards.
     config = short_config(tmp_path, topic=("20",), depth=3, expansion__use=False, engine__context=700)
     out = tmp_path / "out"
     await retrieve_stage(config, out, Silent())

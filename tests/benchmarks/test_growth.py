@@ -30,12 +30,12 @@ def test_the_largest_deviation_is_a_share_of_the_point_measured() -> None:
 
 
 def test_hours_are_told_where_seconds_are_many() -> None:
-    assert line((1, 72), (2, 144)).told() == "7,200 s, 2.0 h at 100 passages"
-    assert line((1, 0.01), (2, 0.02)).told() == "1 s at 100 passages"
+    assert line((1, 72), (2, 144)).describe() == "7,200 s, 2.0 h at 100 passages"
+    assert line((1, 0.01), (2, 0.02)).describe() == "1 s at 100 passages"
 
 
 def test_a_line_that_falls_is_not_followed() -> None:
-    assert line((1, 1.4), (10, 1.3)).told() == "does not rise with the passages measured"
+    assert line((1, 1.4), (10, 1.3)).describe() == "does not rise with the passages measured"
     assert line((1, 1.4), (10, 1.3)).reaches(24) == float("inf")
 
 

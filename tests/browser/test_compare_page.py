@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import Open
-from tests.browser.test_report import FAINT, LEFT, OPEN_ALL, told
+from tests.browser.test_report import FAINT, LEFT, OPEN_ALL, read_count
 from tests.report.reports import ATTACKS
 from touche_llm.data.trec_runs import read_run
 from touche_llm.evaluation.measures import compare_runs, evaluate_run
@@ -77,7 +77,7 @@ def test_filters_leave_what_the_runs_disagree_about(three: Path, opened: Open) -
     with opened(three) as found:
         page = found.page
         count = page.locator(".doc").count()
-        assert told(page) == said_of_all(page)
+        assert read_count(page) == said_of_all(page)
         judged = [left_after(page, "#judged", value) for value in ("p1", "p0")]
         assert sum(judged) == count and all(judged)
         for value in ("stance", "top"):
@@ -102,7 +102,7 @@ def test_a_topic_of_the_figure_leads_to_its_place_with_the_keyboard_too(three: P
         link.focus()
         page.keyboard.press("Enter")
         expect(page.locator(target)).to_have_attribute("open", "")
-        # What says which letter is which stays at the top, and nothing lies below it.
+        # What says which letter is which stays at the top, and covers nothing.
         legend, topic = page.locator(".which").bounding_box(), page.locator(f"{target} > summary").bounding_box()
         assert legend and topic and 0 <= legend["y"] and topic["y"] >= legend["y"] + legend["height"] - 1
         page.focus(f"{target} .doc > summary")

@@ -43,7 +43,7 @@ def shown(page: Page) -> int:
     return int(page.evaluate(f"{SHOWN}.length"))
 
 
-def told(page: Page) -> str:
+def read_count(page: Page) -> str:
     return page.inner_text("#found")
 
 
@@ -59,7 +59,7 @@ def test_the_page_asks_for_nothing_and_has_no_error(sample: Path, opened: Open) 
 def test_filters_leave_what_fits_and_can_be_put_together(sample: Path, opened: Open) -> None:
     with opened(sample) as found:
         page = found.page
-        assert told(page) == "80 of 80 documents, 4 of 4 topics" and shown(page) == 80
+        assert read_count(page) == "80 of 80 documents, 4 of 4 topics" and shown(page) == 80
         page.select_option("#stance", label="FIRST")
         first = shown(page)
         assert 0 < first < 80
@@ -72,10 +72,10 @@ def test_filters_leave_what_fits_and_can_be_put_together(sample: Path, opened: O
         page.select_option("#topic", "t2")
         assert 0 < shown(page) < first
         assert page.evaluate("[...document.querySelectorAll('.topic:not([hidden])')].map(each => each.id)") == ["t2"]
-        assert told(page).endswith("1 of 4 topics")
+        assert read_count(page).endswith("1 of 4 topics")
         page.click("button[type=reset]")
         expect(page.locator(LEFT)).to_have_count(80)
-        assert told(page) == "80 of 80 documents, 4 of 4 topics"
+        assert read_count(page) == "80 of 80 documents, 4 of 4 topics"
 
 
 def test_the_search_finds_all_words_in_texts_ids_and_answers(sample: Path, opened: Open) -> None:

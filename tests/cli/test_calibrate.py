@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from tests.cli.conftest import Touche
-from tests.evaluation.test_calibration import ASKED, gated, judgment, stance_reading
+from tests.evaluation.test_calibration import READ, gated, judgment, stance_reading
 from touche_llm.data.files import write_records
 
 TOPICS = 8
@@ -69,7 +69,7 @@ def test_topics_that_yaml_read_as_numbers_are_refused_too(judged: Path, touche: 
 def test_what_the_stance_prompt_said_is_used(judged: Path, touche: Touche) -> None:
     assert touche(*FIT, "--out", "before.yaml").returncode == 0
     lines = [line.split() for line in (judged / "qrels.txt").read_text().splitlines()]
-    write_records(judged / "run/stances.jsonl", [stance_reading(each[0], each[2], ASKED) for each in lines])
+    write_records(judged / "run/stances.jsonl", [stance_reading(each[0], each[2], READ) for each in lines])
     done = touche(*FIT, "--out", "after.yaml")
     assert done.returncode == 0
     assert (judged / "before.yaml").read_text() != (judged / "after.yaml").read_text()

@@ -150,10 +150,10 @@ async def test_a_run_with_failures_ends_with_3_and_ctrl_c_with_130(tmp_path: Pat
         out, _ = await run.communicate()
         assert (run.returncode, b"failures: 4 not_json; most often: Invalid JSON" in out) == (3, True)
         assert (await _code(tmp_path, "rank", "--out", "o")) == 3
-        server.asked.clear()
+        server.bodies.clear()
         command += ["--concurrency", "1", "--overwrite"]
         run = await asyncio.create_subprocess_exec(*command, **pipes)  # type: ignore[arg-type]
-        while not server.asked:
+        while not server.bodies:
             await asyncio.sleep(0.01)
             assert run.returncode is None
         run.send_signal(signal.SIGINT)

@@ -33,9 +33,9 @@ class Misbehaving(FakeServer):
 
     async def misbehave(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         quoted = f"{body['messages'][-1]['content']} {request.headers['Authorization']}"
-        if len(self.asked) % 7 == 0:
+        if len(self.bodies) % 7 == 0:
             return web.json_response({"error": {"message": quoted[-290:]}}, status=503)
-        return reply(quoted) if len(self.asked) % 9 == 0 else await good(request, body)
+        return reply(quoted) if len(self.bodies) % 9 == 0 else await good(request, body)
 
 
 async def run(folder: Path, *more: str) -> tuple[int | None, str]:

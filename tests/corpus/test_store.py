@@ -101,8 +101,8 @@ def test_more_ids_than_one_query_takes(tmp_path: Path, stores: Stores) -> None:
     store = stores.ensure(many(tmp_path, 1203))
     rows = list(range(1202, -1, -1))
     assert store.get_ids(rows) == [f"d{row}" for row in rows]
-    asked = [f"d{n}" for n in range(1199, 1801)] + [f"d{n}" for n in range(600)]
-    assert store.find_unknown(asked) == [f"d{n}" for n in range(1203, 1801)]
+    wanted = [f"d{n}" for n in range(1199, 1801)] + [f"d{n}" for n in range(600)]
+    assert store.find_unknown(wanted) == [f"d{n}" for n in range(1203, 1801)]
 
 
 HOSTILE = ["'", '"', "';DROP/**/TABLE/**/documents;--", "?", "%s", "../..", "\u00e9\U0001f600", "NULL"]

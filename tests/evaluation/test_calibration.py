@@ -43,7 +43,7 @@ def gated(topics: int, seed: int = 0) -> list[CalibrationExample]:
     """Documents of a model that says NO too readily and NEUTRAL too rarely.
 
     Those that are NO have 0.8 or more of it, the others up to 0.7; of what is left, NEUTRAL ones have 0.3 to 0.4 and
-    the others up to 0.2: all are told apart by thresholds between, and only by these.
+    the others up to 0.2: only thresholds between these separate all.
     """
     draw = random.Random(seed)
     found = []
@@ -259,7 +259,7 @@ def stance_reading(topic: str, document: str, probabilities: dict[str, float]) -
     )
 
 
-JUDGED, ASKED = shares(0.1, 0.2, 0.3, 0.4), shares(0.4, 0.3, 0.2, 0.1)
+JUDGED, READ = shares(0.1, 0.2, 0.3, 0.4), shares(0.4, 0.3, 0.2, 0.1)
 
 
 def test_where_the_stance_prompt_was_asked_the_judge_is_not_looked_at(tmp_path: Path) -> None:
@@ -268,18 +268,18 @@ def test_where_the_stance_prompt_was_asked_the_judge_is_not_looked_at(tmp_path: 
     examples = read_calibration_set(tmp_path / "j", tmp_path / "s", truth, TASK)
     assert examples.used == [CalibrationExample("1", "a", JUDGED, "NO"), CalibrationExample("1", "b", JUDGED, "FIRST")]
     assert (examples.without, examples.elsewhere) == (["1 c"], 0)
-    write_records(tmp_path / "s", [stance_reading("1", "b", ASKED), stance_reading("1", "c", ASKED)])
+    write_records(tmp_path / "s", [stance_reading("1", "b", READ), stance_reading("1", "c", READ)])
     examples = read_calibration_set(tmp_path / "j", tmp_path / "s", truth, TASK)
-    assert examples.used == [CalibrationExample("1", "b", ASKED, "FIRST"), CalibrationExample("1", "c", ASKED, "NO")]
+    assert examples.used == [CalibrationExample("1", "b", READ, "FIRST"), CalibrationExample("1", "c", READ, "NO")]
     assert (examples.without, examples.elsewhere) == ([], 1)
 
 
 def test_readings_without_probabilities_are_not_fitted_on(tmp_path: Path) -> None:
     write_records(tmp_path / "j", [judgment("1", "a", JUDGED)])
     certain = replace(stance_reading("1", "a", shares(0, 0, 0, 1)), source="value")
-    write_records(tmp_path / "s", [certain, stance_reading("1", "b", ASKED)])
+    write_records(tmp_path / "s", [certain, stance_reading("1", "b", READ)])
     examples = read_calibration_set(tmp_path / "j", tmp_path / "s", {"1": {"a": "NO", "b": "FIRST"}}, TASK)
-    assert (examples.used, examples.without) == ([CalibrationExample("1", "b", ASKED, "FIRST")], ["1 a"])
+    assert (examples.used, examples.without) == ([CalibrationExample("1", "b", READ, "FIRST")], ["1 a"])
 
 
 def test_documents_that_cannot_be_used_are_counted_and_named(tmp_path: Path) -> None:

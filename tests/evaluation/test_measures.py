@@ -333,7 +333,7 @@ def test_ours_and_ir_measures_agree_where_they_define_the_same(both: tuple[Grade
     assert ours("official_ndcg@5") == pytest.approx({topic: expected[topic] for topic in counted})
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason=f"the real judgments are not at hand: {REAL}")
+@pytest.mark.skipif(not REAL.is_dir(), reason=f"the real judgments are missing: {REAL}")
 def test_real_judgments_give_the_values_of_the_independent_implementation() -> None:
     aspects = ("relevance", "quality")
     qrels = read_qrels({aspect: REAL / f"qrels-{aspect}.txt" for aspect in aspects}, TASK)

@@ -63,7 +63,7 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
         read_stances(tmp_path / "none.txt", TASK)
 
 
-@pytest.mark.skipif(not REAL.is_file(), reason=f"the real judgments are not at hand: {REAL}")
+@pytest.mark.skipif(not REAL.is_file(), reason=f"the real judgments are missing: {REAL}")
 def test_every_line_of_the_real_judgments_is_read() -> None:
     stances = read_stances(REAL, TASK)
     lines = [line.split() for line in REAL.read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""A server that sends what it is told to send, byte for byte, over real connections."""
+"""A server that sends given bytes over real connections."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ CONTEXT = 8192
 
 def honest(path: str, body: bytes) -> bytes:
     """Return the JSON of every endpoint but that of completions."""
-    asked = orjson.loads(body) if body else {}
+    request = orjson.loads(body) if body else {}
     if path == "/v1/models":
         return orjson.dumps({"data": [{"id": "fake", "max_model_len": CONTEXT}]})
     if path == "/version":
         return b'{"version": "0.0-fake"}'
-    if path == "/tokenize" and "messages" in asked:
-        return orjson.dumps({"count": 10 + sum(len(each["content"]) for each in asked["messages"]) // 4, "tokens": []})
+    if path == "/tokenize" and "messages" in request:
+        return orjson.dumps(
+            {"count": 10 + sum(len(each["content"]) for each in request["messages"]) // 4, "tokens": []}
+        )
     if path == "/tokenize":
-        return orjson.dumps({"count": len(asked["prompt"]), "tokens": list(asked["prompt"].encode())})
+        return orjson.dumps({"count": len(request["prompt"]), "tokens": list(request["prompt"].encode())})
     if path == "/detokenize":
-        return orjson.dumps({"prompt": bytes(asked["tokens"]).decode(errors="replace")})
+        return orjson.dumps({"prompt": bytes(request["tokens"]).decode(errors="replace")})
     return b"vllm:num_requests_waiting 0\nvllm:num_requests_running 1\n"
 
 

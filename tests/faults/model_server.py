@@ -48,8 +48,8 @@ def _drawn(fields: dict[str, Any], seed: str) -> dict[str, Any]:
 
 def digest(body: dict[str, Any]) -> str:
     """The identity of a request, however often it is sent."""
-    asked = {name: value for name, value in body.items() if name != "request_id"}
-    return hashlib.sha256(orjson.dumps(asked, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    content = {name: value for name, value in body.items() if name != "request_id"}
+    return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 class Model:
@@ -81,5 +81,5 @@ class Model:
 
     def take(self) -> Counter[str]:
         """Return how often each request came since the last time."""
-        asked, self.server.asked = self.server.asked, []
-        return Counter(map(digest, asked))
+        content, self.server.bodies = self.server.bodies, []
+        return Counter(map(digest, content))

@@ -63,7 +63,7 @@ def json_lines(record: st.SearchStrategy[Any]) -> st.SearchStrategy[bytes]:
 
 
 def columns(*kinds: st.SearchStrategy[str]) -> st.SearchStrategy[bytes]:
-    """Files of lines with these columns, parted by spaces or something else."""
+    """Files of lines with these columns, separated by spaces or something else."""
     line = st.tuples(st.sampled_from([" ", "  ", "\t", "\u00a0"]), st.tuples(*kinds)).map(
         lambda pair: pair[0].join(pair[1])
     )

@@ -1,4 +1,4 @@
-"""Commands that are killed or starved: no file is half-written, nothing is asked twice, one line says what is wrong,
+"""Commands that are killed or starved: no file is half-written, no request is sent twice, one line names the problem,
 the same command resumes, and the next stage refuses or gives what it gives undisturbed."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.faults.tally import Tally
 from tests.faults.trials import Trial, Undisturbed, plan_kill, plan_want, prepare, try_fault
 from tests.faults.workplace import Workplace
 
-# Of each scenario, twice as many where the model is asked: so many that 1,000 commands die of it.
+# Trials per scenario, twice as many with requests to a model: enough to kill 1,000 commands.
 _KILLS = 27
 # Of each scenario: each kind once.
 _WANTS = 7

@@ -231,7 +231,7 @@ async def mixed(folder: Path, seed: int, rounds: int, tally: Tally) -> None:
 
 
 async def strays(folder: Path, seed: int, rounds: int, tally: Tally) -> None:
-    """A reply that nobody asked for never becomes the answer to another request."""
+    """An unrequested reply never becomes the answer to another request."""
     documents = {number: [STRAY] for number in range(20 * rounds)}
     results = await trial(folder, Fuzz(seed, documents), tally, retry_for=30.0)
     assert all(isinstance(result, AnsweredRequest) for result in results)

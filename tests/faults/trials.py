@@ -69,7 +69,7 @@ class Trial:
         kind: As in the counts.
         fault: What happens to the command, or None where it is a process of its own, killed from outside ...
         seconds: ... after so many seconds.
-        space: Bytes that the disk has in addition to what is there, or None for as much as there is.
+        space: Free bytes on the disk, or None for no limit.
     """
 
     kind: str
@@ -170,7 +170,7 @@ def _written(undisturbed: Undisturbed) -> list[int]:
 def try_fault(
     place: Workplace, scenario: Scenario, undisturbed: Undisturbed, trial: Trial, chance: random.Random
 ) -> Iterator[str]:
-    """Disturb the command, look at what is there, resume; yield the outcome, then what does not hold."""
+    """Disturb the command, check the files, resume; yield the outcome, then the violations."""
     place.restore(scenario.name, trial.space)
     place.model.take()
     if trial.fault is not None:

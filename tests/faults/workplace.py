@@ -223,15 +223,15 @@ def lasting(found: Snapshot) -> Snapshot:
 
 def differences(found: Snapshot, wanted: Snapshot) -> list[str]:
     """The files that differ, each with how."""
-    told = []
+    found_problems = []
     for path in sorted({*found, *wanted}):
         if path not in wanted:
-            told.append(f"{path}: is left over")
+            found_problems.append(f"{path}: is left over")
         elif path not in found:
-            told.append(f"{path}: is missing")
+            found_problems.append(f"{path}: is missing")
         elif found[path] != wanted[path]:
-            told.append(f"{path}: differs: {_difference(found[path], wanted[path])}")
-    return told
+            found_problems.append(f"{path}: differs: {_difference(found[path], wanted[path])}")
+    return found_problems
 
 
 def _difference(found: Any, wanted: Any) -> str:

@@ -40,7 +40,7 @@ async def replay(path: Path) -> tuple[AnsweredRequest[Any] | FailedRequest, Mode
 
 def seeds(server: FakeServer) -> list[int]:
     """Return the samples requested from a server."""
-    return [body["seed"] for body in server.asked]
+    return [body["seed"] for body in server.bodies]
 
 
 def kinds(path: Path) -> list[tuple[str, int]]:
@@ -61,7 +61,7 @@ async def test_a_failure_is_replayed_attempt_by_attempt_and_not_sent_again(
     server = FakeServer()
     again, second = await send_question(server, tmp_path)
     assert failed == replayed == again
-    assert (server.asked, offline.misses) == ([], [])
+    assert (server.bodies, offline.misses) == ([], [])
     assert second.counts == offline.counts == Counts(failures=1, known_failures=1, unusable_records=records)
 
 
@@ -80,7 +80,7 @@ async def test_an_answer_of_a_later_sample_counts_with_the_record_of_the_first(t
     again, model = await send_question(server, tmp_path, retry_failures=True)
     replayed, _ = await replay(tmp_path / "answers.sqlite")
     assert again == answered == replayed
-    assert server.asked == []
+    assert server.bodies == []
     assert (model.counts.cache_hits, model.counts.unusable_records, model.counts.known_failures) == (1, 1, 0)
 
 
@@ -92,7 +92,7 @@ async def test_an_interrupted_request_resumes_with_the_next_sample(
     server = FakeServer([BAD] * stopped_after, rest=hangs)
     async with server.running(), model_of(server, tmp_path) as model:
         sending = asyncio.create_task(model.request(question(), ComparativeJudgment))
-        while len(server.asked) <= stopped_after:
+        while len(server.bodies) <= stopped_after:
             await asyncio.sleep(0.01)
         sending.cancel()
         await asyncio.wait([sending])

@@ -113,7 +113,7 @@ async def test_requests_go_out_topic_by_topic_and_no_more_at_a_time_than_allowed
         server, config_for(tmp_path, topic=("3", "7", "12"), depth=12, engine__concurrency=4), tmp_path / "out"
     )
     assert server.most_open == 4
-    titles = [body["messages"][1]["content"].splitlines()[0] for body in server.asked]
+    titles = [body["messages"][1]["content"].splitlines()[0] for body in server.bodies]
     changes = [n for n in range(1, len(titles)) if titles[n] != titles[n - 1]]
     # Within the four that are under way the order is the network's.
     assert len(titles) == 36 and all(min(abs(n - 12), abs(n - 24)) < 4 for n in changes)
@@ -195,7 +195,7 @@ async def test_without_wanted_probabilities_none_are_used(tmp_path: Path) -> Non
     config = config_for(tmp_path, topic=("3",), depth=2, sampling__logprobs=False)
     server = FakeServer()
     await run_on(server, config, tmp_path / "out")
-    assert len(server.asked) >= 2 and all("logprobs" not in body for body in server.asked)
+    assert len(server.bodies) >= 2 and all("logprobs" not in body for body in server.bodies)
     judgments = read_records(tmp_path / "out" / "judgments.jsonl", Judgment, "judgments")
     assert {each.source for each in judgments} == {"value"}
 

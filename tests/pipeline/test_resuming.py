@@ -41,7 +41,7 @@ async def test_a_run_that_is_killed_goes_on_and_asks_only_for_what_is_missing(tm
     server = FakeServer(rest=slow)
     async with server.running():
         process = await start(server, tmp_path, "killed", "--concurrency", "4")
-        while len(server.asked) < 40:
+        while len(server.bodies) < 40:
             await asyncio.sleep(0.01)
             assert process.returncode is None
         process.send_signal(signal.SIGKILL)
@@ -50,13 +50,13 @@ async def test_a_run_that_is_killed_goes_on_and_asks_only_for_what_is_missing(tm
             stored = len(cache.find("answer"))
         assert stored > 0
         assert not (tmp_path / "killed" / "run.txt").exists()
-        server.asked.clear()
+        server.bodies.clear()
         again = await start(server, tmp_path, "killed", "--concurrency", "4")
         _, errors = await again.communicate()
         assert again.returncode == 0, errors
         with Cache(tmp_path / "answers.sqlite") as cache:
             total = len(cache.find("answer"))
-        assert 0 < len(server.asked) == total - stored
+        assert 0 < len(server.bodies) == total - stored
         first = (tmp_path / "killed" / "run.txt").read_bytes()
         whole = await start(server, tmp_path, "whole", "--cache", str(tmp_path / "other.sqlite"))
         await whole.communicate()
@@ -130,7 +130,7 @@ async def test_a_server_that_never_answers_usefully_ends_the_run_and_nothing_is_
     server = FakeServer()
     await run_on(server, config, tmp_path / "out")
     with Cache(config.cache.file) as cache:
-        assert len(server.asked) == len(cache.find("answer")) - 9
+        assert len(server.bodies) == len(cache.find("answer")) - 9
 
 
 async def test_requests_that_the_server_refuses_do_not_end_a_run_however_many_and_it_can_be_repeated(
@@ -174,7 +174,7 @@ async def test_a_server_that_no_longer_lets_us_in_ends_the_run_at_once(tmp_path:
     server = FakeServer(behaviours=[good] * 3, rest=status(401))
     with pytest.raises(EngineError, match=r"HTTP 401"):
         await run_on(server, config_for(tmp_path, engine__concurrency=1), tmp_path / "out")
-    assert len(server.asked) == 4
+    assert len(server.bodies) == 4
 
 
 FAILING_FILES = ("run.txt", "judgments.jsonl", "failures.jsonl", "comparisons.jsonl", "comparison_failures.jsonl")
@@ -195,11 +195,11 @@ async def test_a_run_with_failures_is_replayed_whole_and_sends_them_again_only_o
 
     async def run(out: str, *more: str) -> tuple[str, int]:
         """What a run says, and how many requests it sends."""
-        server.asked.clear()
+        server.bodies.clear()
         process = await start(server, tmp_path, out, *options, *more)
         written, errors = await process.communicate()
         assert process.returncode == 3, errors
-        return (written + errors).decode(), len(server.asked)
+        return (written + errors).decode(), len(server.bodies)
 
     async with server.running():
         said, sent = await run("first")

@@ -96,7 +96,7 @@ async def test_the_same_settings_go_through_wherever_and_however_fast_the_server
     other = {"engine__retry_for": 3.0, "engine__request_timeout": 9.0, "engine__concurrency": 2}
     server = FakeServer()
     await run_on(server, short(tmp_path, **other, actor__name="me"), out)
-    assert server.asked == []
+    assert server.bodies == []
     assert contents(out)["run.txt"] == before["run.txt"]
     replayed = short(tmp_path, cache__mode="replay", engine__context=8192)
     await pipeline.run_all(replayed, out, Silent())
@@ -109,7 +109,7 @@ async def test_a_server_that_serves_another_model_now_is_noticed_before_anything
     server = FakeServer(models=[{"id": "another", "max_model_len": 8192}])
     with pytest.raises(UsageError) as caught:
         await run_on(server, short(tmp_path), out)
-    assert (changes(caught.value), server.asked) == (["engine.model"], [])
+    assert (changes(caught.value), server.bodies) == (["engine.model"], [])
     assert contents(out) == before
 
 
@@ -257,7 +257,7 @@ async def test_a_template_that_was_edited_is_a_change_with_its_old_and_new_hash(
         await run_on(server, short(tmp_path, **own), out)
     (line,) = str(caught.value).splitlines()[1:]
     name, _, values = line.strip().partition(": ")
-    assert (name, values.split(" → ")[0], server.asked) == ("prompts.judge", old, [])
+    assert (name, values.split(" → ")[0], server.bodies) == ("prompts.judge", old, [])
     for command in ("retrieve", "judge"):
         with pytest.raises(UsageError) as caught:
             check_settings(out, short(tmp_path, **own), command, overwrite=False)
@@ -313,7 +313,7 @@ async def test_ranking_compares_no_other_topics_or_documents_than_those_judged(t
         comparing = short(tmp_path, **own, rank=("judge", "pairwise:2"), engine__base_url=server.url)
         with pytest.raises(UsageError) as caught:
             await pipeline.run_rank(comparing, out, Silent())
-    assert (changes(caught.value), server.asked, contents(out)) == ([name], [], before)
+    assert (changes(caught.value), server.bodies, contents(out)) == ([name], [], before)
     # Other weights need neither texts nor titles.
     ranking = await pipeline.run_rank(short(tmp_path, **own, weights__quality=3.0), out, Silent())
     assert len(ranking.lines) == 3
@@ -378,7 +378,7 @@ async def test_judging_deeper_than_the_first_stage_is_refused_and_less_deep_is_r
         deeper = short(tmp_path, depth=5, engine__base_url=server.url)
         with pytest.raises(UsageError, match="--depth 4"):
             await pipeline.run_judge(deeper, out, Silent())
-        assert server.asked == []
+        assert server.bodies == []
         fewer = short(tmp_path, depth=2, engine__base_url=server.url)
         assert (await pipeline.run_judge(fewer, out, Silent())).requested == 2
         assert (out / "candidates.run.txt").read_bytes() == found

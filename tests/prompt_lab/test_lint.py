@@ -192,7 +192,7 @@ def test_a_text_changed_without_a_new_version_is_detected_in_the_cache(tmp_path:
         (found,) = detect_changed_text(prompt, cache)
         assert found.level == "warning" and "raise the version" in found.message
         assert "2 answers" in found.message and "not the project's own (hash before)" in found.message
-        # Both are asked from now on, such as two people's prompts of one name.
+        # Both texts have answers from now on, such as two people's prompts of one name.
         cache.import_cassette(cassette(tmp_path, [entry("a", 1, prompt.hash)]))
         assert detect_changed_text(prompt, cache) == []
 

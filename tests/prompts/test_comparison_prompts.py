@@ -152,7 +152,7 @@ def test_two_comparisons_share_everything_up_to_the_first_text_in_which_they_dif
     one, other = (render(task, name, "SHARED", text, "LAST") for text in ("x", "y"))
     assert one[0] == other[0]
     assert os.path.commonprefix([one[1], other[1]]) == one[1][: one[1].index("\nx\n") + 1]
-    # Also where a set is smaller than the other: its size is told after the documents.
+    # Also where a set is smaller than the other: its size is given after the documents.
     small = render(task, name, "SHARED", "x")[1]
     assert os.path.commonprefix([one[1], small]).endswith("\nx\n\n")
 

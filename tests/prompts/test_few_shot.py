@@ -108,7 +108,7 @@ def test_an_example_is_a_question_and_an_answer_between_the_instructions_and_the
     assert (system, user) == own.render(**variables)
     assert [each.role for each in turns] == ["user", "assistant"] * 2 and turns[:2] == turns[2:]
     assert turns[1].content == spelled
-    # The example is asked as a question about it would be.
+    # The example is rendered like a request about it.
     documents = [LabelledDocument(label, text) for label, text in zip("ABC", ["ONE", "TWO", "THREE"], strict=True)]
     of_example = {"topic": Topic("1", "Is tea better than coffee?"), "document": "Tea has less of it."}
     of_example |= {"documents": documents, "first": "tea", "second": "coffee", "aim": "quality"}

@@ -18,7 +18,7 @@ from touche_llm.ranking.comparer import Comparer, Kind
 from touche_llm.tasks import get_task
 
 Shown = tuple[str, ...]
-# The probability of each document to be the best of those shown, or None for no answer.
+# Probability of each shown document to be the best, or None for no answer.
 Best = Callable[[Shown], Mapping[str, float] | None]
 # Those shown from best to worst, or None.
 Order = Callable[[Shown], Sequence[str] | None]
@@ -27,7 +27,7 @@ Order = Callable[[Shown], Sequence[str] | None]
 class FakeComparer(Comparer):
     """Answers from functions, after a number of turns of the event loop that `seed` draws, so in any order.
 
-    `asked` are the documents of each question in the order in which they were asked, `answered` those with an answer.
+    `compared` has the documents of each request in order, `answered` those with an answer.
     A question that `held` holds waits for `release`.
     """
 
@@ -55,11 +55,11 @@ class FakeComparer(Comparer):
         self.best_of, self.order_of, self.held = best, order, held
         self.turns = random.Random(seed) if seed is not None else None
         self.release = asyncio.Event()
-        self.asked: list[Shown] = []
+        self.compared: list[Shown] = []
         self.answered: list[Shown] = []
 
     async def _request_comparison(self, kind: Kind, documents: Shown) -> Comparison | None:
-        self.asked.append(documents)
+        self.compared.append(documents)
         for _ in range(self.turns.randrange(6) if self.turns else 1):
             await asyncio.sleep(0)
         if self.held(documents):

@@ -37,7 +37,7 @@ TEXTS = {"a": "About tea.", "b": "About coffee.", "c": "About both.", "long": LO
 
 
 class Held:
-    """Documents in memory; those that were asked for are in `got`."""
+    """Documents in memory; `got` has the requested ids."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         self.texts, self.got = texts, list[str]()
@@ -184,7 +184,7 @@ def test_an_order_is_read_as_it_is_written() -> None:
 def test_a_label_that_is_repeated_or_missing_or_unknown_is_a_typed_failure_that_names_it(documents: int) -> None:
     labels = list(LABELS[:documents])
     repeated = [*labels[:1], *labels[:-1]]
-    for wrong, told in (
+    for wrong, problem in (
         (repeated, f"A repeated; {labels[-1]} missing"),
         (labels[1:], "A missing"),
         ([*labels[:-1], "Z"], f"{labels[-1]} missing; Z unknown"),
@@ -194,7 +194,7 @@ def test_a_label_that_is_repeated_or_missing_or_unknown_is_a_typed_failure_that_
         with pytest.raises(Unusable) as caught:
             ordered(" > ".join(wrong), documents)
         assert caught.value.kind == "outside_schema"
-        assert caught.value.reason.startswith("order: ") and caught.value.reason.endswith(told)
+        assert caught.value.reason.startswith("order: ") and caught.value.reason.endswith(problem)
 
 
 @pytest.mark.parametrize(
@@ -300,13 +300,13 @@ async def test_questions_of_an_earlier_topic_go_first() -> None:
     engine = StrictEngine(first_shown)
     engine.turns = lambda request: 30
     slots = Slots(1)
-    asked = list(permutations(["a", "b", "c"], 2))
+    pairs = list(permutations(["a", "b", "c"], 2))
     late = comparer_for(engine, position=5, slots=slots, topic=Topic("late", "?", objects=("x", "y")))
     early = comparer_for(engine, position=2, slots=slots, topic=Topic("early", "?", objects=("x", "y")))
-    first = asyncio.create_task(late.run_all(late.estimate_best, asked))
+    first = asyncio.create_task(late.run_all(late.estimate_best, pairs))
     while not engine.sizes:
         await asyncio.sleep(0)
-    await asyncio.gather(early.run_all(early.estimate_best, asked), first)
+    await asyncio.gather(early.run_all(early.estimate_best, pairs), first)
     # The one that was under way is not taken back.
     assert [request.origin.topic_id for request in engine.requests] == ["late", *["early"] * 6, *["late"] * 5]
 
@@ -379,7 +379,7 @@ async def test_a_document_is_cut_once_for_all_questions_that_show_it() -> None:
 
 async def test_of_pages_excerpts_are_shown_that_fit() -> None:
     topic = Topic("9", "Should tea be drunk?")
-    filler = " ".join(f"Line {number} is about nothing that is asked here." for number in range(200))
+    filler = " ".join(f"Line {number} is about nothing of interest here." for number in range(200))
     texts = {"p": f"{filler} Tea should be drunk, since tea is good for you. {filler}", "q": "Tea is good."}
     engine = StrictEngine(first_shown, 16000)
     comparer = comparer_for(engine, texts, task="controversial", topic=topic, tokens=2000)
@@ -412,7 +412,7 @@ async def test_what_cannot_be_measured_is_a_failure_of_each_question_that_needs_
         async def count_tokens(self, messages: tuple[Message, ...]) -> int:
             raise Rejected(400, "no such route")
 
-    # The share of each document cannot be told, or only the long document cannot be measured.
+    # The share of each document is unknown, or only the long document cannot be measured.
     for context, failing in ((await prompt_size() + 500, ["a b", "a long"]), (32768, ["a long"])):
         engine = Unmeasured(first_shown, context)
         comparer = comparer_for(engine)

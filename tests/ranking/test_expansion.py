@@ -63,10 +63,10 @@ def candidates(out: Path, topic: str, name: str = "candidates.run.txt") -> list[
 
 async def test_a_document_that_only_another_query_finds_comes_in(tmp_path: Path) -> None:
     await retrieve_stage(expanded(tmp_path, expansion__use=False), tmp_path / "own", Silent())
-    _, asked = await retrieved(expanded(tmp_path), tmp_path / "out", answers())
+    _, sent = await retrieved(expanded(tmp_path), tmp_path / "out", answers())
     own, more = candidates(tmp_path / "own", "3"), candidates(tmp_path / "out", "3")
     assert set(own) < set(more)
-    assert [request.origin.topic_id for request in asked] == ["3", "7"]
+    assert [request.origin.topic_id for request in sent] == ["3", "7"]
     found = read_records(tmp_path / "out" / "queries.jsonl", Queries, "queries")
     assert [(each.topic_id, each.queries) for each in found] == [
         (topic, tuple(QUERIES.values())) for topic in ("3", "7")
@@ -75,26 +75,26 @@ async def test_a_document_that_only_another_query_finds_comes_in(tmp_path: Path)
     assert stage["requests"]["requests"] == 2 and stage["failures"] == {} and list(stage["prompts"]) == ["queries"]
 
 
-async def test_there_are_no_more_candidates_than_asked_for(tmp_path: Path) -> None:
+async def test_expansion_keeps_the_depth(tmp_path: Path) -> None:
     await retrieved(expanded(tmp_path, depth=4), tmp_path / "out", answers())
     assert len(candidates(tmp_path / "out", "3")) == len(candidates(tmp_path / "out", "7")) == 4
 
 
-async def test_off_by_default_nothing_is_asked_and_what_was_found_before_is_removed(tmp_path: Path) -> None:
+async def test_without_expansion_nothing_is_sent_and_earlier_queries_are_removed(tmp_path: Path) -> None:
     out = tmp_path / "out"
     await retrieved(expanded(tmp_path), out, answers(bad=("7",)))
     assert (out / "queries.jsonl").exists() and (out / "query_failures.jsonl").exists()
     config = config_for(tmp_path)
     assert not config.expansion.use
-    # No engine is there that could be asked.
+    # There is no engine to send requests to.
     assert (await run_retrieve(config, out, Silent(), overwrite=True)).failures == ()
     assert not (out / "queries.jsonl").exists() and not (out / "query_failures.jsonl").exists()
 
 
 async def test_a_topic_whose_queries_cannot_be_used_keeps_its_own_and_the_failure_is_told(tmp_path: Path) -> None:
     await retrieve_stage(expanded(tmp_path, expansion__use=False), tmp_path / "own", Silent())
-    failures, asked = await retrieved(expanded(tmp_path), tmp_path / "out", answers(bad=("7",)))
-    assert len(asked) == 1 + 3
+    failures, sent = await retrieved(expanded(tmp_path), tmp_path / "out", answers(bad=("7",)))
+    assert len(sent) == 1 + 3
     (failure,) = failures
     assert (failure.topic_id, failure.document_id, failure.kind) == ("7", None, "outside_schema")
     assert "site:evil.example" in failure.attempts[0].text
@@ -107,8 +107,8 @@ async def test_a_topic_whose_queries_cannot_be_used_keeps_its_own_and_the_failur
 async def test_a_replay_finds_the_same_candidates_and_says_what_is_missing(tmp_path: Path) -> None:
     await retrieved(expanded(tmp_path), tmp_path / "one", answers())
     replay = expanded(tmp_path, cache__mode=CacheMode.REPLAY)
-    _, asked = await retrieved(replay, tmp_path / "two", answers())
-    assert asked == []
+    _, sent = await retrieved(replay, tmp_path / "two", answers())
+    assert sent == []
     for name in ("candidates.run.txt", "queries.jsonl"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     with pytest.raises(ReplayMiss, match=r"prompt comparative/queries .*topic 20"):
@@ -130,13 +130,13 @@ async def test_sentences_are_searched_for_with_the_other_queries_too(tmp_path: P
     assert len(more) <= 60 and own != more
 
 
-async def test_chatnoir_is_asked_for_the_other_queries_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_chatnoir_searches_for_expanded_queries_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHATNOIR_API_KEY", KEY)
     server = fake()
     async with server.running():
         config = chatnoir_config(tmp_path, server, expansion__use=True, limit_topics=1)
         await retrieved(config, tmp_path / "out", answers())
-    searched = [body["query"] for body in server.asked]
+    searched = [body["query"] for body in server.searches]
     assert len(searched) == 4 and set(QUERIES.values()) < set(searched)
     assert len(run_lines(tmp_path / "out" / "candidates.run.txt")) == 5
 

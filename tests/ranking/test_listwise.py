@@ -42,7 +42,7 @@ async def test_windows_go_from_the_end_to_the_beginning_and_overlap_by_what_the_
 ) -> None:
     comparer = FakeComparer(order=lambda shown: shown)
     await rerank(names(size), comparer, ListwiseSettings(window=window, stride=stride))
-    assert comparer.asked == [tuple(names(size)[start:end]) for start, end in places]
+    assert comparer.compared == [tuple(names(size)[start:end]) for start, end in places]
 
 
 @given(st.integers(2, 30), st.integers(2, 8), st.data())
@@ -84,20 +84,20 @@ async def test_shuffles_show_the_same_documents_in_several_orders_the_first_time
     comparer = FakeComparer(order=at_random(1)[1])
     chosen = ListwiseSettings(window=8, stride=4, shuffles=4)
     await rerank(names(8), comparer, chosen)
-    assert sorted(comparer.asked)[0] == tuple(names(8))
-    assert len(set(comparer.asked)) == 4
-    assert {frozenset(shown) for shown in comparer.asked} == {frozenset(names(8))}
+    assert sorted(comparer.compared)[0] == tuple(names(8))
+    assert len(set(comparer.compared)) == 4
+    assert {frozenset(shown) for shown in comparer.compared} == {frozenset(names(8))}
     again, other = FakeComparer(order=at_random(1)[1]), FakeComparer(order=at_random(1)[1])
     await rerank(names(8), again, chosen)
-    assert again.asked == comparer.asked
+    assert again.compared == comparer.compared
     await rerank(names(8), other, chosen.model_copy(update={"seed": 1}))
-    assert other.asked != comparer.asked
+    assert other.compared != comparer.compared
 
 
 async def test_a_shuffle_that_is_an_order_asked_already_is_not_asked_again() -> None:
     comparer = FakeComparer(order=lambda shown: sorted(shown), seed=3)
     await rerank(["a", "b"], comparer, ListwiseSettings(window=2, stride=1, shuffles=9))
-    assert len(comparer.asked) == len(set(comparer.asked)) <= 2
+    assert len(comparer.compared) == len(set(comparer.compared)) <= 2
 
 
 async def test_shuffles_without_an_answer_leave_the_ranking_to_the_others() -> None:
@@ -109,7 +109,7 @@ async def test_shuffles_without_an_answer_leave_the_ranking_to_the_others() -> N
 
 
 async def test_several_shuffles_undo_a_liking_for_the_first_places() -> None:
-    # The first two documents shown always come first, the others in their true order; nine orders are asked.
+    # The first two documents shown always come first, the others in their true order; nine orders are requested.
     def order(shown: Shown) -> Sequence[str]:
         return [*shown[:2], *sorted(shown[2:], reverse=True)]
 

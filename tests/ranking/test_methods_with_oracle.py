@@ -135,7 +135,7 @@ def test_fewer_errors_give_a_better_ranking() -> None:
     [
         ("pairwise:10", {}, 10 * 9),
         ("pairwise:10", {"pairwise": {"both_orders": False}}, 10 * 9 // 2),
-        # The first stage is right: nothing moves, and the second pass asks what the first has asked already.
+        # The first stage is right: nothing moves, and the second pass repeats the comparisons of the first.
         ("sliding:10", {"sliding": {"passes": 2, "both_orders": True}}, 2 * 9),
         # A heap of 13 with three children: four nodes have any; nothing moves while it is built.
         ("setwise:13", {"setwise": {"top": 1}}, 4),

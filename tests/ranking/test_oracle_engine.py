@@ -27,7 +27,7 @@ def compared(engine: OracleEngine, documents: list[str], steps: str = "pairwise:
 
 
 def shares(engine: OracleEngine, documents: list[str]) -> dict[tuple[str, ...], float]:
-    """For each pair asked, the probability of the one shown first."""
+    """Probability of the document shown first, for each compared pair."""
     found = {}
     for each in compared(engine, documents):
         assert each.best is not None and each.best.probabilities is not None

@@ -23,14 +23,14 @@ async def test_every_pair_is_asked_once_in_each_order_or_with_the_better_one_fir
     both, one = FakeComparer(first_wins), FakeComparer(first_wins)
     await rerank(documents, both, BOTH)
     await rerank(documents, one, ONE)
-    assert sorted(both.asked) == sorted((a, b) for a in documents for b in documents if a != b)
-    assert sorted(one.asked) == [(a, b) for a in documents for b in documents if a < b]
+    assert sorted(both.compared) == sorted((a, b) for a in documents for b in documents if a != b)
+    assert sorted(one.compared) == [(a, b) for a in documents for b in documents if a < b]
 
 
 async def test_questions_that_begin_with_the_same_document_follow_on_each_other() -> None:
     comparer = FakeComparer(first_wins, concurrency=1)
     await rerank(names(5), comparer, BOTH)
-    first = [shown[0] for shown in comparer.asked]
+    first = [shown[0] for shown in comparer.compared]
     assert first == sorted(first)
 
 

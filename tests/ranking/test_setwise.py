@@ -75,9 +75,9 @@ async def test_a_question_shows_one_document_and_at_most_so_many_children(rerank
     for children in (1, 3, 19):
         comparer = FakeComparer(at_random(1)[0])
         await rerank(names(30), comparer, SetwiseSettings(children=children, top=4))
-        assert max(len(shown) for shown in comparer.asked) == children + 1
-        assert min(len(shown) for shown in comparer.asked) >= 2
-        assert all(len(set(shown)) == len(shown) for shown in comparer.asked)
+        assert max(len(shown) for shown in comparer.compared) == children + 1
+        assert min(len(shown) for shown in comparer.compared) >= 2
+        assert all(len(set(shown)) == len(shown) for shown in comparer.compared)
 
 
 def test_no_more_children_than_an_engine_tells_the_probabilities_of() -> None:
@@ -88,7 +88,7 @@ def test_no_more_children_than_an_engine_tells_the_probabilities_of() -> None:
 async def test_building_a_heap_asks_once_for_each_node_with_children_where_all_is_right_already() -> None:
     comparer = FakeComparer(by_worth(worth_of(names(13)))[0])
     await setwise.rerank(names(13), comparer, SetwiseSettings(children=3, top=1))
-    assert sorted(comparer.asked) == [
+    assert sorted(comparer.compared) == [
         ("d00", "d01", "d02", "d03"),
         ("d01", "d04", "d05", "d06"),
         ("d02", "d07", "d08", "d09"),
@@ -113,7 +113,7 @@ async def test_among_equals_the_document_that_stood_above_stays_above() -> None:
 async def test_insertion_asks_once_a_block_where_nothing_beats_the_last_of_the_best() -> None:
     comparer = FakeComparer(by_worth(worth_of(names(10)))[0])
     assert ids(await insertion.rerank(names(10), comparer, SetwiseSettings(children=3, top=4))) == names(10)
-    assert [shown for shown in comparer.asked if set(shown) - set(names(4))] == [
+    assert [shown for shown in comparer.compared if set(shown) - set(names(4))] == [
         ("d03", "d04", "d05", "d06"),
         ("d03", "d07", "d08", "d09"),
     ]
@@ -125,7 +125,7 @@ async def test_insertion_finds_the_place_of_a_document_by_halving() -> None:
     ranking = await insertion.rerank(names(9), comparer, SetwiseSettings(children=1, top=8))
     assert ids(ranking) == ["d08", *names(8)]
     # d07 drops out; the seven left need three questions.
-    assert [shown for shown in comparer.asked if "d08" in shown] == [
+    assert [shown for shown in comparer.compared if "d08" in shown] == [
         ("d07", "d08"),
         ("d03", "d08"),
         ("d01", "d08"),
@@ -138,8 +138,8 @@ async def test_insertion_asks_again_about_the_rest_of_a_block_of_which_one_moved
     comparer = FakeComparer(by_worth(worth)[0])
     ranking = await insertion.rerank(list("abcde"), comparer, SetwiseSettings(children=3, top=2))
     assert ids(ranking) == ["d", "a", "b", "c", "e"]
-    # d goes up and b drops out; then a, the last of the best, is asked about with what is left of the block.
-    assert ("b", "c", "d", "e") in comparer.asked and ("a", "c", "e") in comparer.asked
+    # d goes up and b drops out; then a, the last of the best, is compared with the rest of the block.
+    assert ("b", "c", "d", "e") in comparer.compared and ("a", "c", "e") in comparer.compared
 
 
 async def test_insertion_keeps_the_place_below_where_halving_gets_no_answer() -> None:

@@ -46,14 +46,14 @@ async def test_a_pass_takes_one_question_for_each_pair_of_neighbours_that_it_can
     worth = {each: float(place) for place, each in enumerate(names(6))}
     comparer = FakeComparer(by_worth(worth)[0])
     await rerank(names(6), comparer, SlidingSettings(passes=3, both_orders=False))
-    assert len(comparer.asked) == len(set(comparer.asked)) == 5 + 4 + 3
+    assert len(comparer.compared) == len(set(comparer.compared)) == 5 + 4 + 3
 
 
 async def test_in_a_ranking_that_is_right_already_later_passes_ask_nothing_new() -> None:
     worth = {each: float(-place) for place, each in enumerate(names(6))}
     comparer = FakeComparer(by_worth(worth)[0])
     assert ids(await rerank(names(6), comparer, SlidingSettings(passes=3, both_orders=False))) == names(6)
-    assert sorted(comparer.asked) == list(zip(names(6), names(6)[1:], strict=False))
+    assert sorted(comparer.compared) == list(zip(names(6), names(6)[1:], strict=False))
 
 
 async def test_both_orders_need_more_than_a_liking_for_a_place_to_move_a_document() -> None:

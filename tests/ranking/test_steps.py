@@ -121,8 +121,8 @@ async def test_a_method_sees_the_best_so_far_in_their_order_and_no_others(method
 
     judged = scored(names(9)[::-1])
     ranking = await rank(f"judge,{method}:4", scored(names(9)), judged, comparer)
-    (asked,) = comparers
-    assert {each for shown in asked.asked for each in shown} == {"d08", "d07", "d06", "d05"}
+    (used,) = comparers
+    assert {each for shown in used.compared for each in shown} == {"d08", "d07", "d06", "d05"}
     assert ids(ranking)[4:] == ["d04", "d03", "d02", "d01", "d00"]
 
 
@@ -167,9 +167,9 @@ async def test_each_step_has_the_settings_of_its_name() -> None:
         insertion={"children": 2, "top": 3},
         tournament={"rounds": 5, "group": 9},
     )
-    assert max(len(shown) for shown in comparers["setwise"].asked) == 9
-    assert max(len(shown) for shown in comparers["insertion"].asked) == 3
-    assert len(comparers["tournament"].asked) == 5
+    assert max(len(shown) for shown in comparers["setwise"].compared) == 9
+    assert max(len(shown) for shown in comparers["insertion"].compared) == 3
+    assert len(comparers["tournament"].compared) == 5
 
 
 async def test_fusion_puts_the_first_stage_and_every_step_together() -> None:
@@ -201,7 +201,7 @@ async def test_where_a_topic_has_nothing_that_has_weight_its_order_stays() -> No
 
 async def test_fusion_of_the_best_leaves_the_others_where_they_were() -> None:
     ranking = await rank("judge,fusion:2", scored(list("abcd")), scored(list("dcba")))
-    # In the first stage c stands above d, in the judgments below: equal sums are parted by what was found last.
+    # In the first stage c stands above d, in the judgments below: the last ranking breaks ties of the sum.
     assert ids(ranking) == ["d", "c", "b", "a"]
 
 

@@ -23,14 +23,14 @@ async def test_one_group_is_a_ranking_by_one_answer_a_round() -> None:
     assert ids(ranking) == names(6)[::-1]
     # The first has all points that can be had, each next one a sixth less.
     assert [each.score for each in ranking] == pytest.approx([1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6])
-    assert len(comparer.asked) == 1
+    assert len(comparer.compared) == 1
 
 
 async def test_a_stage_won_is_a_point_and_the_place_in_the_last_group_a_part_of_one() -> None:
     comparer = FakeComparer(order=by_worth(worth(8))[1])
     ranking = await rerank(names(8), comparer, TournamentSettings(group=4, rounds=1))
     # The groups are 0, 2, 4, 6 and 1, 3, 5, 7; 4, 5, 6 and 7 have won a point, then 1, 3/4, 2/4, 1/4 in the last one.
-    assert [set(shown) for shown in comparer.asked] == [
+    assert [set(shown) for shown in comparer.compared] == [
         {"d00", "d02", "d04", "d06"},
         {"d01", "d03", "d05", "d07"},
         {"d04", "d05", "d06", "d07"},
@@ -44,9 +44,9 @@ async def test_points_of_all_rounds_are_added() -> None:
     # Only what is shown first wins, so each round has a winner of its own.
     comparer = FakeComparer(order=lambda shown: shown)
     ranking = await rerank(names(4), comparer, TournamentSettings(group=4, rounds=3))
-    assert len(comparer.asked) == 3
+    assert len(comparer.compared) == 3
     points = Counter[str]()
-    for shown in comparer.asked:
+    for shown in comparer.compared:
         points.update({each: 4 - place for place, each in enumerate(shown)})
     most = max(points.values())
     assert {each.document_id: each.score for each in ranking} == pytest.approx(
@@ -65,7 +65,7 @@ async def test_whatever_is_answered_it_ends_with_each_document_once_and_is_the_s
     ranking = await rerank(names(size), one, chosen)
     check_scores(ranking, names(size))
     assert ranking == await rerank(names(size), other, chosen)
-    assert all(2 <= len(shown) <= group for shown in one.asked)
+    assert all(2 <= len(shown) <= group for shown in one.compared)
 
 
 @given(st.permutations(names(17)), st.integers(2, 9))
@@ -84,7 +84,7 @@ async def test_groups_are_shown_shuffled_and_another_way_in_each_round_and_for_e
     for seed in (0, 0, 1):
         comparer = FakeComparer(order=order)
         await rerank(names(10), comparer, TournamentSettings(group=10, rounds=2, seed=seed))
-        shown.append(comparer.asked)
+        shown.append(comparer.compared)
     assert shown[0] == shown[1] != shown[2]
     assert len({tuple(names(10)), *shown[0], *shown[2]}) == 5
 
@@ -117,7 +117,7 @@ async def test_one_document_and_none_are_ranked_without_a_question() -> None:
     for documents in (["a"], []):
         comparer = FakeComparer()
         assert ids(await rerank(documents, comparer, TournamentSettings())) == documents
-        assert not comparer.asked
+        assert not comparer.compared
 
 
 def test_groups_have_at_least_two_documents_and_at_most_as_many_as_there_are_labels() -> None:

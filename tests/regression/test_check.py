@@ -225,7 +225,7 @@ def test_an_answer_that_is_not_there_is_told_with_topic_and_document(copy_of: Co
     (folder / "cassette.jsonl").write_text("".join(line for line in lines if line != gone))
     entry = json.loads(gone)
     differences = checked(folder)
-    # What is asked after it depends on it.
+    # Later requests depend on it.
     assert differences[0] == RunDifference("comparative", "missing", "judge", entry["topic"], entry["document"])
     assert set() < {each.name for each in differences[1:]} <= {"order", "best"}
     assert f"answers missing: 1 of judge: topic {entry['topic']} document {entry['document']}" in format_differences(
@@ -257,9 +257,9 @@ def test_changed_sampling_is_reported_as_a_setting_and_as_request_parameters(cop
         stream.write("sampling: {max_tokens: 96}\n")
     found = group_by_kind(checked(folder))
     assert [(each.name, each.old, each.new) for each in found["setting"]] == [("sampling.max_tokens", 64, 96)]
-    asked = {each.name: (each.old, each.new) for each in found["request"]}
-    assert asked["sentence.sampling.max_tokens"] == (64, 96) and asked["best.sampling.max_tokens"] == (64, 96)
-    assert "prompt" not in found and len(found["missing"]) > len(asked)
+    changes = {each.name: (each.old, each.new) for each in found["request"]}
+    assert changes["sentence.sampling.max_tokens"] == (64, 96) and changes["best.sampling.max_tokens"] == (64, 96)
+    assert "prompt" not in found and len(found["missing"]) > len(changes)
 
 
 def test_a_changed_schema_is_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,12 +53,12 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.slow
 def test_the_same_run_gives_the_same_bytes(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = recorded(made, tmp_path / "one" / "name")
+    snapshot = recorded(made, tmp_path / "one" / "name")
     monkeypatch.chdir(tmp_path)
-    assert recorded(made, Path("two/name")) == told
+    assert recorded(made, Path("two/name")) == snapshot
     files = contents(tmp_path / "one" / "name")
     assert contents(tmp_path / "two" / "name") == files
-    assert (told.files, told.size) == (len(files), sum(map(len, files.values())))
+    assert (snapshot.files, snapshot.size) == (len(files), sum(map(len, files.values())))
     assert [path.name for path in (tmp_path / "one").iterdir()] == ["name"]
 
 
@@ -164,12 +164,12 @@ def test_a_run_with_unusable_answers_is_recorded_and_checked_with_them(made: Pat
     kinds = {each.kind for name in ALL_FAILURES[1:] for each in read_records(run / name, Failure, "failures")}
     assert kinds == {"outside_schema"}
     target = tmp_path / "regress" / "failing"
-    told = recorded(run, target)
+    snapshot = recorded(run, target)
     entries = [json.loads(line) for line in (target / "cassette.jsonl").read_text().splitlines()]
     unusable = [each for each in entries if each["kind"] == "unusable"]
     failures = sum(len(read_records(run / name, Failure, "failures")) for name in ALL_FAILURES[1:])
     assert len(unusable) == MOST_SAMPLES * failures > MOST_SAMPLES
-    assert told.answers == len(entries)
+    assert snapshot.answers == len(entries)
     (tmp_path / "answers.sqlite").unlink()
     assert checked(target) == []
     # One of them less is a question that nobody has asked.

@@ -107,8 +107,8 @@ def test_costs_are_those_of_the_metadata_and_none_where_it_does_not_tell() -> No
     found = extract_costs(
         {"seconds": 1.5, "documents cut": 0, "requests": {"requests": 3, "prompt_tokens": None, "other": 1}}
     )
-    told = {name: value for name, value in found.items() if value is not None}
-    assert told == {"seconds": 1.5, "documents cut": 0, "requests": 3}
+    known = {name: value for name, value in found.items() if value is not None}
+    assert known == {"seconds": 1.5, "documents cut": 0, "requests": 3}
     assert set(extract_costs({})) == set(found) and set(
         extract_costs({"requests": "many", "seconds": "long"}).values()
     ) == {None}

@@ -1,4 +1,4 @@
-"""With one slow answer nothing else waits: what does not depend on it is asked and answered meanwhile."""
+"""One slow answer holds up nothing that does not depend on it."""
 
 from __future__ import annotations
 

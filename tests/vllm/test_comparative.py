@@ -39,9 +39,9 @@ def data(inputs: Callable[[str], TaskInput]) -> TaskInput:
 
 
 def arguments(data: TaskInput, url: str, out: Path) -> list[object]:
-    asked = ["run", *data.options, "--model", "tiny", "--base-url", url, "--out", out, "--depth", DEPTH]
+    command = ["run", *data.options, "--model", "tiny", "--base-url", url, "--out", out, "--depth", DEPTH]
     # One question a document.
-    return [*asked, "--cache", out.parent / "answers.sqlite", "--stance-depth", 0]
+    return [*command, "--cache", out.parent / "answers.sqlite", "--stance-depth", 0]
 
 
 def run(data: TaskInput, url: str, out: Path, *more: object) -> str:
@@ -69,7 +69,7 @@ def test_all_topics_are_judged_and_replay_needs_no_server(
 ) -> None:
     before = finished_requests(vllm_url)
     tell(run(data, vllm_url, tmp_path / "asked"))
-    asked = finished_requests(vllm_url) - before
+    sent = finished_requests(vllm_url) - before
     too_long = those_that_do_not_fit(data, vllm_url, tmp_path)
     judgments = read_records(tmp_path / "asked" / "judgments.jsonl", Judgment, "judgments")
     stages = yaml.safe_load((tmp_path / "asked" / "ir-metadata.yml").read_text())["stages"]
@@ -92,7 +92,7 @@ def test_all_topics_are_judged_and_replay_needs_no_server(
     tell(run(data, "http://127.0.0.1:1", tmp_path / "replayed", "--cache-mode", "replay"))
     for name in ("run.txt", "judgments.jsonl"):
         assert (tmp_path / "replayed" / name).read_bytes() == (tmp_path / "asked" / name).read_bytes()
-    assert asked == stages["judge"]["requests"]["requests"] + PROBES
+    assert sent == stages["judge"]["requests"]["requests"] + PROBES
 
 
 def test_a_run_killed_half_way_asks_only_for_what_was_missing(
@@ -121,7 +121,7 @@ def test_a_run_killed_half_way_asks_only_for_what_was_missing(
         f"{stored} answers were stored when the run was killed; the second run sent {sent} for {total - stored} missing"
     )
     assert sent == total - stored + PROBES
-    # Asked anew, the engine may differ in the last digits, as its batches do: the cache makes a run repeatable.
+    # With new requests, the engine may differ in the last digits, as its batches do: the cache makes a run repeatable.
     run(data, "http://127.0.0.1:1", tmp_path / "replayed", "--limit-topics", "20", "--cache-mode", "replay")
     assert (tmp_path / "replayed" / "run.txt").read_bytes() == (out / "run.txt").read_bytes()
 
@@ -131,8 +131,8 @@ def test_topics_without_objects_get_two_from_their_titles(data: TaskInput, vllm_
     topics = "".join(f"<topic><number>{n}</number><title>{title}</title></topic>" for n, title in titles.items())
     (tmp_path / "topics.xml").write_text(f"<topics>{topics}</topics>")
     out = tmp_path / "out"
-    asked = arguments(replace(data, topics=tmp_path / "topics.xml"), vllm_url, out)
-    command = [sys.executable, "-m", "touche_llm", *map(str, asked), "--depth", "1", "--query", "title"]
+    given = arguments(replace(data, topics=tmp_path / "topics.xml"), vllm_url, out)
+    command = [sys.executable, "-m", "touche_llm", *map(str, given), "--depth", "1", "--query", "title"]
     done = subprocess.run(command, capture_output=True)
     judge = yaml.safe_load((out / "ir-metadata.yml").read_text())["stages"]["judge"]
     found = judge["objects found by the model"]

@@ -89,9 +89,9 @@ def test_a_prompt_is_tried_watched_and_counted_as_the_server_counts_it(
         assert sum(json.loads(row["probabilities"]).values()) == pytest.approx(1.0)
         assert row["cached"] is False
     # Two, and one that checks whether the server enforces schemas.
-    asked = finished_requests(vllm_url) - before
+    sent = finished_requests(vllm_url) - before
     assert rows(tmp_path, *asks) == [{**row, "cached": True} for row in found]
-    assert finished_requests(vllm_url) - before - asked == asked - 2
+    assert finished_requests(vllm_url) - before - sent == sent - 2
 
     # The parts of a prompt have as many tokens as the server says that the prompt has.
     render = arguments(tmp_path, "render", str(template), "--tokenizer", str(tiny_model), "--format", "json")

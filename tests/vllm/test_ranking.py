@@ -158,7 +158,7 @@ def test_a_ranking_sends_what_the_dry_run_said_and_is_replayed_to_the_byte(
     sent = total(out, "requests")
     tell(f"{name_of(case)}: {least} to {most} requests said, {sent} sent, {found['rank']['seconds']} s")
     assert finished == sent + PROBES
-    # Labels that the schema does not allow, or repeats, would have been asked about again.
+    # Labels that the schema does not allow, or repeats, would have been requested again.
     assert total(out, "resamples") == 0
     assert least <= sent <= most
     assert (least < most) is case.depends

@@ -52,7 +52,7 @@ def test_a_run_with_the_default_settings_ends_without_a_timeout_at_half_a_reques
                 )
                 seconds = asyncio.get_running_loop().time() - begun
         assert all(isinstance(each, AnsweredRequest) for each in found)
-        assert (server.most_open, len(server.asked)) == (config.engine.concurrency, requests)
+        assert (server.most_open, len(server.bodies)) == (config.engine.concurrency, requests)
         assert (model.counts.retries, model.counts.failures) == (0, 0)
         assert seconds >= requests * server.seconds
 

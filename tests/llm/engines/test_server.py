@@ -81,7 +81,7 @@ async def test_the_request_holds_everything_that_can_change_the_answer(tmp_path:
     server = FakeServer()
     result, _ = await send_question(server, tmp_path)
     assert isinstance(result, AnsweredRequest)
-    (body,) = server.asked
+    (body,) = server.bodies
     assert body["structured_outputs"] == {"json": build_schema(ComparativeJudgment)}
     assert (body["temperature"], body["seed"], body["max_tokens"]) == (0.0, 0, 64)
     assert body["chat_template_kwargs"] == {"enable_thinking": False}
@@ -98,7 +98,7 @@ async def test_a_failure_that_passes_is_retried_until_it_does(behaviour: Behavio
     result, model = await send_question(server, tmp_path)
     assert isinstance(result, AnsweredRequest)
     assert result.sample == 0
-    assert (len(server.asked), model.counts.retries, model.counts.failures) == (3, 2, 0)
+    assert (len(server.bodies), model.counts.retries, model.counts.failures) == (3, 2, 0)
 
 
 @pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("0", 0.0), ("soon", None), ("-3", None), (None, None)])
@@ -173,7 +173,7 @@ async def test_a_reply_with_impossible_parts_is_tried_three_times_and_typed(
     result, _ = await send_question(server, tmp_path)
     assert isinstance(result, FailedRequest)
     assert [attempt.kind for attempt in result.attempts] == ["server_error"]
-    assert len(server.asked) == 3
+    assert len(server.bodies) == 3
 
 
 def cached(tokens: Any) -> dict[str, Any]:
@@ -216,7 +216,7 @@ async def test_an_impossible_number_of_cached_tokens_is_a_broken_reply(usage: di
     result, model = await send_question(server, tmp_path)
     assert isinstance(result, FailedRequest)
     assert [attempt.kind for attempt in result.attempts] == ["server_error"]
-    assert (len(server.asked), model.counts.prefix_reports) == (3, 0)
+    assert (len(server.bodies), model.counts.prefix_reports) == (3, 0)
 
 
 async def test_a_rejected_request_is_not_sent_again(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ async def test_a_rejected_request_is_not_sent_again(tmp_path: Path) -> None:
         "server_error",
         "HTTP 400 from /v1/chat/completions: status 400",
     )
-    assert (len(server.asked), model.counts.retries) == (1, 0)
+    assert (len(server.bodies), model.counts.retries) == (1, 0)
 
 
 UNUSABLE = [
@@ -259,8 +259,8 @@ async def test_after_an_unusable_answer_two_more_samples_are_requested(
     result, model = await send_question(server, tmp_path)
     assert isinstance(result, FailedRequest)
     assert [(attempt.sample, attempt.kind) for attempt in result.attempts] == [(0, kind), (1, kind), (2, kind)]
-    assert [body["seed"] for body in server.asked] == [0, 1, 2]
-    assert [body["temperature"] > 0 for body in server.asked] == [False, True, True]
+    assert [body["seed"] for body in server.bodies] == [0, 1, 2]
+    assert [body["temperature"] > 0 for body in server.bodies] == [False, True, True]
     assert (model.counts.resamples, model.counts.failures) == (2, 1)
 
 
@@ -274,7 +274,7 @@ async def test_the_second_sample_counts_when_it_is_usable_and_is_found_again(
     server = FakeServer(rest=behaviour)
     again, model = await send_question(server, tmp_path)
     assert again == first
-    assert (server.asked, model.counts.cache_hits) == ([], 1)
+    assert (server.bodies, model.counts.cache_hits) == ([], 1)
 
 
 def grade_token(logprob: float, *alternatives: tuple[str, float]) -> Behaviour:
@@ -357,7 +357,7 @@ async def test_an_answer_stored_without_tokens_stays_readable(tmp_path: Path) ->
     server = FakeServer()
     result, model = await send_question(server, tmp_path)
     assert isinstance(result, AnsweredRequest) and result.answer.tokens == []
-    assert (server.asked, model.counts.cache_hits) == ([], 1)
+    assert (server.bodies, model.counts.cache_hits) == ([], 1)
 
 
 async def test_a_server_that_sends_logits_for_log_probabilities_is_refused_at_once() -> None:
@@ -426,7 +426,7 @@ async def test_equal_requests_at_the_same_time_are_sent_once(tmp_path: Path) -> 
     server = FakeServer(rest=slow)
     async with server.running(), model_of(server, tmp_path) as model:
         results = await asyncio.gather(*(model.request(question(), ComparativeJudgment) for _ in range(5)))
-    assert len(server.asked) == 1
+    assert len(server.bodies) == 1
     assert all(result == results[0] for result in results)
 
 
@@ -452,7 +452,7 @@ async def test_a_redirect_is_not_followed_and_ends_the_run(code: int, broken: bo
         with pytest.raises(EngineError) as raised:
             await model.request(question(), ComparativeJudgment)
     assert isinstance(raised.value.__cause__, Rejected) and raised.value.__cause__.status == code
-    assert (len(server.asked), other.asked) == (1, [])
+    assert (len(server.bodies), other.bodies) == (1, [])
 
 
 async def test_a_redirect_at_the_start_up_check_is_an_error_that_says_so() -> None:

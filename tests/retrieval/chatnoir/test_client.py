@@ -41,7 +41,7 @@ from touche_llm.retrieval.chatnoir.client import ChatNoir
 pytestmark = pytest.mark.usefixtures("chatnoir_alone")
 
 
-# What is asked and what comes back.
+# Requests and replies.
 
 
 async def test_the_fake_speaks_what_chatnoir_api_speaks_whose_paging_gets_lost() -> None:
@@ -61,7 +61,7 @@ async def test_the_fake_speaks_what_chatnoir_api_speaks_whose_paging_gets_lost()
             request_page, request, SearchResponse, "_search", retries=0, url_for_request=url
         )
     assert response.meta.total_results == 5
-    # The reason for a transport of our own: results 3 and 4 were asked for. Once this fails, look at it again.
+    # The reason for a transport of our own: results 3 and 4 were requested. If this fails, reconsider it.
     assert [each.trec_id for each in response.results] == ids(2)
 
 
@@ -69,7 +69,7 @@ async def test_a_search_carries_query_place_and_key(tmp_path: Path) -> None:
     server = FakeChatNoir(results(3))
     async with server.running():
         await search_again(settings_for(server, tmp_path), query=" Ist\n Gr\u00fcn \U0001f600 besser? ")
-    (body,) = server.asked
+    (body,) = server.searches
     assert (body["query"], body["index"], body["from"], body["size"]) == (
         "Ist Gr\u00fcn \U0001f600 besser?",
         ["cw22"],
@@ -99,13 +99,13 @@ async def test_pages_are_asked_for_until_there_are_enough_or_no_more(
     hits = await search(server, tmp_path, depth, page_size=page_size)
     assert [hit.document_id for hit in hits] == ids(min(there, depth))
     assert [hit.score for hit in hits] == [1000.5 - n for n in range(min(there, depth))]
-    assert [body["from"] for body in server.asked] == starts
+    assert [body["from"] for body in server.searches] == starts
 
 
 async def test_a_server_with_smaller_pages_than_asked_for_is_read_to_the_end(tmp_path: Path) -> None:
     server = FakeChatNoir(results(25), page_limit=7)
     assert [hit.document_id for hit in await search(server, tmp_path, 100)] == ids(25)
-    assert [body["from"] for body in server.asked] == [0, 7, 14, 21]
+    assert [body["from"] for body in server.searches] == [0, 7, 14, 21]
 
 
 async def test_no_page_reaches_beyond_what_chatnoir_can_page_to(
@@ -114,7 +114,7 @@ async def test_no_page_reaches_beyond_what_chatnoir_can_page_to(
     monkeypatch.setattr(chatnoir, "MAX_DEPTH", 25)
     server = FakeChatNoir(results(40))
     assert len(await search(server, tmp_path, 25, page_size=10)) == 25
-    assert [(body["from"], body["size"]) for body in server.asked] == [(0, 10), (10, 10), (20, 5)]
+    assert [(body["from"], body["size"]) for body in server.searches] == [(0, 10), (10, 10), (20, 5)]
     with pytest.raises(UsageError, match=r"\b25\b.*\b26\b"):
         await search(server, tmp_path, 26)
 
@@ -183,7 +183,7 @@ async def test_a_reply_of_another_form_is_asked_for_again_and_then_an_error(body
     server = FakeChatNoir([ONE], behaviours=[says(body)] * 3)
     with pytest.raises(EngineError, match="'bottled water'"):
         await search(server, tmp_path)
-    assert len(server.asked) == 3
+    assert len(server.searches) == 3
 
 
 async def test_two_replies_of_another_form_are_passed_over(tmp_path: Path) -> None:
@@ -265,9 +265,9 @@ async def test_a_document_that_always_fails_names_the_way_past_it(tmp_path: Path
     server = FakeChatNoir(results(1), rest=status(500))
     with pytest.raises(EngineError, match=f"{ids(1)[0]}.*HTTP 500.*chatnoir.leave_out"):
         await fetch(server, tmp_path, retry_for=0.0)
-    asked = server.requests
+    requests = server.requests
     assert await fetch(server, tmp_path, leave_out=tuple(ids(1))) == MissingDocument("named in chatnoir.leave_out")
-    assert server.requests == asked
+    assert server.requests == requests
 
 
 # The way through.
@@ -283,7 +283,7 @@ async def test_candidates_are_ranked_by_score_and_then_by_id(tmp_path: Path) -> 
         assert ranking == [
             Candidate(topic.id, ident, rank, score) for rank, (ident, score) in enumerate(expected, start=1)
         ]
-    assert [body["query"] for body in server.asked] == [topic.title for topic in TOPICS]
+    assert [body["query"] for body in server.searches] == [topic.title for topic in TOPICS]
     assert (retrieval.steps, retrieval.notices) == (2, [])
     with ChatNoirDocuments(settings_for(server, tmp_path, api_key=None)) as documents:
         assert documents.find_unknown(ident for ident, _ in expected) == []
@@ -320,7 +320,7 @@ async def test_a_second_run_needs_neither_server_nor_key(tmp_path: Path) -> None
     offline = settings_for(server, tmp_path, page_size=10, api_key=None, retry_for=0.0)
     retrieval = Retrieval()
     assert await retrieval(offline, depth=25) == first
-    assert len(retrieval.notices) == 2, "what is missing is told again"
+    assert len(retrieval.notices) == 2, "missing documents are reported again"
     async with ChatNoir(offline, print) as engine:
         hits = await engine.search(TOPICS[0].title, 12)
         assert [hit.document_id for hit in hits] == ids(12)
@@ -337,7 +337,7 @@ async def test_a_run_that_was_stopped_asks_only_for_the_rest(tmp_path: Path) -> 
 
     async with server.running():
         settings = settings_for(server, tmp_path)
-        # The first document that hangs is not asked for before one of those in flight is stored.
+        # The first document that hangs is not requested before one of those in flight is stored.
         server.behaviours = [None] * (1 + chatnoir._CONCURRENCY)
         server.rest = stop
         task = asyncio.create_task(Retrieval()(settings))
@@ -350,11 +350,11 @@ async def test_a_run_that_was_stopped_asks_only_for_the_rest(tmp_path: Path) -> 
         assert stored
         server.rest = None
         server.behaviours = []
-        server.asked.clear()
+        server.searches.clear()
         server.fetched.clear()
         rankings = await Retrieval()(settings)
     assert [len(ranking) for ranking in rankings] == [10, 10]
-    assert [body["query"] for body in server.asked] == [TOPICS[1].title]
+    assert [body["query"] for body in server.searches] == [TOPICS[1].title]
     assert not set(server.fetched) & stored
     assert len(server.fetched) == 10 - len(stored)
 

@@ -58,7 +58,7 @@ PASSING = [
 async def test_a_failure_of_a_search_that_passes_is_retried(behaviour: Behaviour, tmp_path: Path) -> None:
     server = FakeChatNoir(results(3), behaviours=[behaviour, behaviour])
     assert [hit.document_id for hit in await search(server, tmp_path)] == ids(3)
-    assert len(server.asked) == 3
+    assert len(server.searches) == 3
 
 
 @pytest.mark.parametrize("behaviour", PASSING[:-1])
@@ -117,14 +117,14 @@ async def test_a_refusal_ends_at_once_and_says_what_to_do(
     server = FakeChatNoir(rest=behaviour)
     with pytest.raises(kind, match=pattern):
         await search(server, tmp_path)
-    assert len(server.asked) == 1
+    assert len(server.searches) == 1
 
 
 async def test_a_wait_longer_than_is_retried_ends_at_once(tmp_path: Path) -> None:
     server = FakeChatNoir(rest=status(429, "quota", **{"Retry-After": "86400"}))
     with pytest.raises(EngineError, match="HTTP 429: quota.*86,400 s.*chatnoir.retry_for"):
         await search(server, tmp_path)
-    assert len(server.asked) == 1
+    assert len(server.searches) == 1
 
 
 # Pace: with a clock that only moves while one sleeps.
@@ -186,11 +186,11 @@ async def test_every_request_waits_its_turn_retries_too(tmp_path: Path, monkeypa
     assert len(set(turns)) == 1, "one pace for all requests"
 
 
-@pytest.mark.parametrize("asked", ["3", formatdate(103.0, usegmt=True)], ids=["seconds", "date"])
+@pytest.mark.parametrize("wait", ["3", formatdate(103.0, usegmt=True)], ids=["seconds", "date"])
 async def test_retry_after_holds_all_requests_back(
-    asked: str, tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
+    wait: str, tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server = FakeChatNoir(results(3), behaviours=[status(429, "too fast", **{"Retry-After": asked})])
+    server = FakeChatNoir(results(3), behaviours=[status(429, "too fast", **{"Retry-After": wait})])
     assert len(await search(server, tmp_path)) == 3
     assert clock.now == 103.0
     assert "HTTP 429: too fast; waiting for 3 s" in capsys.readouterr().out
@@ -251,12 +251,12 @@ async def test_a_key_that_the_server_sends_back_is_told_nowhere(
     with pytest.raises(ToucheError) as caught:
         await search(FakeChatNoir(rest=behaviour), tmp_path, retry_for=0.0)
     output = capsys.readouterr()
-    told = [str(caught.value), repr(caught.value), "".join(traceback.format_exception(caught.value))]
+    texts = [str(caught.value), repr(caught.value), "".join(traceback.format_exception(caught.value))]
     context: BaseException | None = caught.value
     while context is not None:
-        told.append(f"{context!r} {context}")
+        texts.append(f"{context!r} {context}")
         context = context.__cause__ or context.__context__
-    for text in (*told, output.out, output.err, caplog.text):
+    for text in (*texts, output.out, output.err, caplog.text):
         assert not holds_key(text), text
     for file in tmp_path.iterdir():
         assert not holds_key(file.read_bytes().decode("latin-1"))

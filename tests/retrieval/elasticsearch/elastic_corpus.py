@@ -31,7 +31,7 @@ def numbered(count: int) -> dict[str, str]:
 
 
 class Loader:
-    """Loads a corpus and keeps what it was told."""
+    """Loads a corpus, and keeps the warnings."""
 
     def __init__(self, server: FakeElasticsearch, corpus: Path) -> None:
         self.server, self.corpus = server, corpus

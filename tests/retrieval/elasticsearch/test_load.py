@@ -12,8 +12,8 @@ import pytest
 
 from tests.expect import raises_at
 from tests.fake_elasticsearch import (
-    Asked,
     Behaviour,
+    ElasticRequest,
     FakeElasticsearch,
     Index,
     Reply,
@@ -88,7 +88,7 @@ def test_texts_come_through_as_they_are(server: FakeElasticsearch, tmp_path: Pat
 def test_a_corpus_that_is_there_is_not_sent_again(server: FakeElasticsearch, tmp_path: Path) -> None:
     load = Loader(server, corpus_file(tmp_path, SOME))
     first = load()
-    before = len(server.asked)
+    before = len(server.requests)
     assert load() == first
     assert server.kinds()[before:] == ["info", "get"]
 
@@ -150,10 +150,10 @@ def test_a_load_that_stopped_is_not_complete_and_goes_on(
         DataError, server.url, "index touche-llm", "corpus.jsonl", "`touche-llm index --retriever elasticsearch"
     ):
         opened(server).__enter__()
-    before = len(server.asked)
+    before = len(server.requests)
     assert load().documents == 25
     assert texts_in(server) == numbered(25) and complete(server)
-    assert sum(len(each.body) // 2 for each in server.asked[before:] if each.kind == "bulk") == 25 - there
+    assert sum(len(each.body) // 2 for each in server.requests[before:] if each.kind == "bulk") == 25 - there
     assert any("an earlier load did not end; going on" in notice for notice in load.notices)
     assert load.notices[-1] == f"{there} of the documents were there from an earlier load"
 
@@ -203,7 +203,7 @@ def test_an_index_whose_end_failed_is_not_complete(server: FakeElasticsearch, tm
 def test_an_index_with_another_number_of_documents_is_not_complete(
     server: FakeElasticsearch, tmp_path: Path, change: dict[str, Any]
 ) -> None:
-    def meddled(_: Asked, usual: Callable[[], Reply]) -> Reply:
+    def meddled(_: ElasticRequest, usual: Callable[[], Reply]) -> Reply:
         documents = server.indices["touche-llm"].documents
         for ident, source in change.items():
             if source is None:
@@ -219,7 +219,7 @@ def test_an_index_with_another_number_of_documents_is_not_complete(
 
 
 def test_an_index_that_was_deleted_meanwhile_is_not_taken_for_ours(server: FakeElasticsearch, tmp_path: Path) -> None:
-    def deletes(_: Asked, usual: Callable[[], Reply]) -> Reply:
+    def deletes(_: ElasticRequest, usual: Callable[[], Reply]) -> Reply:
         del server.indices["touche-llm"]
         return usual()
 
@@ -232,7 +232,7 @@ def test_an_index_that_was_deleted_meanwhile_is_not_taken_for_ours(server: FakeE
 def test_a_corpus_that_changes_while_it_is_read_is_not_complete(server: FakeElasticsearch, tmp_path: Path) -> None:
     corpus = corpus_file(tmp_path, numbered(25))
 
-    def changes(_: Asked, usual: Callable[[], Reply]) -> Reply:
+    def changes(_: ElasticRequest, usual: Callable[[], Reply]) -> Reply:
         with corpus.open("a") as stream:
             stream.write('{"id": "later", "contents": "x"}\n')
         return usual()
@@ -249,7 +249,7 @@ def test_a_corpus_that_changes_while_it_is_read_is_not_complete(server: FakeElas
 def test_an_index_that_another_process_just_made_for_the_same_corpus_is_used(
     server: FakeElasticsearch, tmp_path: Path
 ) -> None:
-    def made(_: Asked, usual: Callable[[], Reply]) -> Reply:
+    def made(_: ElasticRequest, usual: Callable[[], Reply]) -> Reply:
         usual()
         return usual()  # the second time it exists
 
@@ -280,7 +280,7 @@ def test_an_index_of_another_corpus_or_other_settings_is_refused_and_left_alone(
     given = dict(changes)
     if "corpus" in given:
         corpus_file(tmp_path, given.pop("corpus"))
-    before = len(server.asked)
+    before = len(server.requests)
     with raises_at(UsageError, f"{server.url}, index touche-llm", value, "--elasticsearch-index"):
         load(**given)
     assert server.kinds()[before:] == ["info", "get"] and texts_in(server) == SOME
@@ -331,7 +331,7 @@ def test_a_document_that_cannot_be_stored_is_a_bad_line(
 
 
 def test_a_document_that_the_server_does_not_take_is_a_bad_line(server: FakeElasticsearch, tmp_path: Path) -> None:
-    def picky(asked: Asked, usual: Callable[[], Reply]) -> Reply:
+    def picky(request: ElasticRequest, usual: Callable[[], Reply]) -> Reply:
         items = usual().body["items"]
         server.indices["touche-llm"].documents.pop("d2", None)
         refused = {"create": refused_item("", "d2", 400, "document_parsing_exception", "no room")}
@@ -417,7 +417,7 @@ def test_other_replies_of_another_form_do_as_well(
 
 
 def test_a_refusal_says_what_was_asked_and_why(server: FakeElasticsearch, tmp_path: Path) -> None:
-    server.behaviours["create"] = [lambda asked, usual: problem(400, "illegal_argument_exception", "no such filter")]
+    server.behaviours["create"] = [lambda request, usual: problem(400, "illegal_argument_exception", "no such filter")]
     with raises_at(EngineError, server.url, "index touche-llm", "illegal_argument_exception", "no such filter"):
         Loader(server, corpus_file(tmp_path, SOME))()
     server.behaviours["bulk"] = [refuses(413, "content_too_long", "too long")]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.expect import raises_at
-from tests.fake_elasticsearch import Asked, FakeElasticsearch, Reply, found, refuses, says
+from tests.fake_elasticsearch import ElasticRequest, FakeElasticsearch, Reply, found, refuses, says
 from tests.retrieval.elasticsearch.elastic_corpus import SOME, Loader, corpus_file, numbered, opened, retrieve, texts_in
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.corpus.json_lines import read_passages
@@ -167,7 +167,7 @@ async def test_the_event_loop_goes_on_while_elasticsearch_is_slow(server: FakeEl
     await asyncio.to_thread(Loader(server, corpus))
     released = threading.Event()
 
-    def slow(_: Asked, usual: Callable[[], Reply]) -> Reply:
+    def slow(_: ElasticRequest, usual: Callable[[], Reply]) -> Reply:
         assert released.wait(10.0)
         return usual()
 

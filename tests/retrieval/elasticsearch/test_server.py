@@ -1,4 +1,4 @@
-"""How Elasticsearch is reached: logging in, other servers, failures that last, nothing secret told."""
+"""Connections to Elasticsearch: login, other servers, lasting failures, no leak of secrets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from tests.expect import raises_at
 from tests.fake_elasticsearch import (
-    Asked,
+    ElasticRequest,
     FakeElasticsearch,
     Reply,
     breaks,
@@ -73,7 +73,7 @@ def test_a_server_that_does_not_let_us_in_says_how_to_log_in(
     log_in(monkeypatch, **given)
     with raises_at(UsageError, server.url, "HTTP 401", "ELASTICSEARCH_API_KEY", "ELASTICSEARCH_PASSWORD") as raised:
         greet(server)
-    assert "wrong" not in str(raised.value) and len(server.asked) == 1
+    assert "wrong" not in str(raised.value) and len(server.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_half_a_login_or_two_are_refused_before_anything_is_sent(
     log_in(monkeypatch, **given)
     with raises_at(UsageError, "Elasticsearch", "ELASTICSEARCH_API_KEY", "ELASTICSEARCH_PASSWORD"):
         greet(server)
-    assert not server.asked
+    assert not server.requests
 
 
 @pytest.mark.parametrize("status", [200, 400, 401, 403, 404, 500])
@@ -105,7 +105,7 @@ def test_what_a_server_echoes_is_told_without_the_secret(
     with Server(settings_for(server), print) as there:
         sent = there._client._headers["authorization"].split()[1]
 
-    def echoes(_: Asked, __: object) -> Reply:
+    def echoes(_: ElasticRequest, __: object) -> Reply:
         said = f"{PASSWORD} {KEY} {sent}"
         return Reply(status, {"error": {"type": said, "reason": said}, "version": {"number": ["x", said]}})
 
@@ -203,10 +203,10 @@ def test_a_redirect_is_not_followed_with_the_password(
 ) -> None:
     log_in(monkeypatch, user="elastic", password=PASSWORD)
     with FakeElasticsearch().running() as other:
-        server.behaviours["info"] = [lambda asked, usual: Reply(302, {}, {"Location": other.url})]
+        server.behaviours["info"] = [lambda request, usual: Reply(302, {}, {"Location": other.url})]
         with pytest.raises(EngineError, match="HTTP 302"):
             greet(server)
-        assert not other.asked
+        assert not other.requests
 
 
 # Failures.
@@ -222,7 +222,7 @@ def test_a_failure_that_lasts_is_an_error_that_says_for_how_long(server: FakeEla
 
 
 def test_a_server_that_does_not_answer_is_waited_for_so_long_only(server: FakeElasticsearch) -> None:
-    def sleeps(_: Asked, __: object) -> Reply:
+    def sleeps(_: ElasticRequest, __: object) -> Reply:
         time.sleep(0.3)
         return Reply(200, {})
 
@@ -233,7 +233,7 @@ def test_a_server_that_does_not_answer_is_waited_for_so_long_only(server: FakeEl
 
 def test_a_reply_that_is_cut_off_is_asked_for_again(server: FakeElasticsearch, tmp_path: Path) -> None:
     Loader(server, corpus_file(tmp_path, SOME))()
-    server.behaviours["mget"] = [lambda asked, usual: Reply(200, usual().body, cut=20), breaks(after=True)]
+    server.behaviours["mget"] = [lambda request, usual: Reply(200, usual().body, cut=20), breaks(after=True)]
     with opened(server) as index:
         assert index.find_unknown(["d1", "none"]) == ["none"]
     assert len(server.of("mget")) == 3
@@ -250,7 +250,7 @@ def test_what_the_server_warns_of_is_told_once(server: FakeElasticsearch) -> Non
 
 
 def test_errors_hold_no_more_than_a_line_of_what_the_server_said(server: FakeElasticsearch) -> None:
-    server.behaviours["info"] = [lambda asked, usual: problem(400, "x" * 10_000, "y\n" * 10_000)]
+    server.behaviours["info"] = [lambda request, usual: problem(400, "x" * 10_000, "y\n" * 10_000)]
     with pytest.raises(EngineError) as raised:
         greet(server)
     assert len(str(raised.value)) < 600 and "\n" not in str(raised.value)
