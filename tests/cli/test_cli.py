@@ -300,8 +300,8 @@ def test_validate_sums_up_many_problems_by_kind(touche: Touche, tmp_path: Path) 
     done = touche("validate", "run.txt", "--task", "comparative").stdout.splitlines()
     assert done[-4:-1] == [
         "by kind:",
-        "        30 × stance … is none of FIRST, SECOND, NEUTRAL, NO",
-        "         1 × topic … score … ties with line … evaluators break ties by id",
+        "30 × stance … is none of FIRST, SECOND, NEUTRAL, NO",
+        "1 × topic … score … ties with line … evaluators break ties by id",
     ]
     assert done[-1].startswith("31 problems") and len([line for line in done if line.startswith("run.txt:")]) == 31
 

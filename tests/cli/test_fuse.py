@@ -41,7 +41,7 @@ def test_the_judged_run_and_its_first_stage_make_a_valid_run(touche: Touche, tmp
         assert {(line.topic_id, line.document_id, line.stance) for line in judged} <= {
             (line.topic_id, line.document_id, line.stance) for line in both
         }
-        assert f"documents that no run has a stance for: {len(both) - len(judged)} (imputed: NO)" in done.stdout
+        assert f"documents without a stance (imputed: NO): {len(both) - len(judged)}" in done.stdout
         checked = touche("validate", "fused.txt", "--task", "comparative", *DATA)
         assert checked.returncode == 0, checked.stdout
 
@@ -51,9 +51,9 @@ def test_what_is_special_about_the_runs_is_said(touche: Touche, runs: Path) -> N
     done = touche("fuse", *files, "--out", "new/run.txt", "--task", "comparative", "--tag", "mine")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "topics not in every run, fused from those that have them: 1 (2)",
-        "documents whose stance the runs disagree on: 1 (the first run that has one is heard)",
-        "documents that no run has a stance for: 1 (imputed: NO)",
+        "topics that some runs lack (2): 1",
+        "documents with different stances (the first run's counts): 1",
+        "documents without a stance (imputed: NO): 1",
         "run: new/run.txt (5 lines, 2 topics)",
     ]
     found = run_lines(runs / "new" / "run.txt")
@@ -92,7 +92,7 @@ def test_documents_are_left_out_and_counted_where_the_task_has_no_label_for_them
     (runs / "stage").write_text("1 Q0 s5,s6 1 2 t\n1 Q0 s1,s2 2 1 t\n")
     done = touche("fuse", "pairs", "stage", "--out", "out", "--task", "sentence_pairs")
     assert done.returncode == 0, done.stderr
-    assert "documents that no run has a stance for: 1 (left out" in done.stdout
+    assert "documents without a stance, left out" in done.stdout
     assert [line.document_id for line in run_lines(runs / "out")] == ["s1,s2", "s3,s4"]
 
 
@@ -110,7 +110,7 @@ def test_documents_are_left_out_and_counted_where_the_task_has_no_label_for_them
             2,
             "--method: must be 'rrf' or 'interpolation', not",
         ),
-        (["one", "two", "--out", "o", "--tag", "my run"], 2, "--tag: must be one word"),
+        (["one", "two", "--out", "o", "--tag", "my run"], 2, "not one word"),
         (["one", "two", "--out", "o", "--depth", "0"], 2, "--depth"),
         (["one", "two", "--out", "o", "--depth", "1001", "--task", "comparative"], 2, "at most 1000"),
         (["one", "two", "--out", "o", "--task", "chess"], 2, "no task 'chess'"),

@@ -211,3 +211,18 @@ def test_a_damaged_evaluation_is_named(touche: Touche, run: Path) -> None:
     assert done.returncode == 1 and "evaluation.yaml" in done.stderr
     (row,) = rows_of(touche, "runs", "first")
     assert row["state"] == "broken"
+
+
+def test_text_from_outside_cannot_act_on_the_terminal(touche: Touche, run: Path, tmp_path: Path) -> None:
+    hostile = "\x1b[31m[bold]evil\u202e"
+    topics = (SAMPLE / "topics.xml").read_text()
+    title = topics.split("<title>")[1].split("</title>")[0]
+    (tmp_path / "topics.xml").write_text(topics.replace(title, "[bold]evil\u202e"))
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump(config | {"topics": "topics.xml", "tag": "t"}))
+    metadata = yaml.safe_load((run / "ir-metadata.yml").read_text())
+    metadata["stages"]["judge"]["model"] = hostile
+    (run / "ir-metadata.yml").write_text(yaml.safe_dump(metadata))
+    for command in (["show", "first"], ["show", "first", "--topic", "3"], ["runs"]):
+        shown = touche(*command).stdout
+        assert "[bold]evil" in shown and all(character.isprintable() for character in shown.replace("\n", ""))

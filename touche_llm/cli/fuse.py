@@ -1,4 +1,4 @@
-"""The command that makes one run of several."""
+"""The command that fuses runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.data.files import check_output
 from touche_llm.data.lines import is_word
 from touche_llm.data.trec_runs import read_run, write_run
-from touche_llm.errors import UsageError, shorten, to_printable
+from touche_llm.errors import UsageError, shorten
 from touche_llm.pipeline.run_directory import find_run_file
 from touche_llm.ranking.fusion import DEFAULT_K, FusionSettings, check_weights, fuse_runs
 from touche_llm.tasks import TASKS, get_task
@@ -39,7 +39,7 @@ def fuse(
         str | None,
         typer.Option(
             "--task",
-            help=f"Whose labels and limits hold: {', '.join(TASKS)}. Needed where some documents have a stance and "
+            help=f"Task with the labels and limits: {', '.join(TASKS)}. Needed where some documents have a stance and "
             "others none: those get the task's label for an unknown stance, or are left out where it has none.",
         ),
     ] = None,
@@ -54,12 +54,14 @@ def fuse(
     settings = o.validate(FusionSettings, {"method": method, "k": k}, "")
     weights = weight or [1.0] * len(runs)
     if len(runs) < 2:
-        raise UsageError("one run alone cannot be fused; name two or more")
+        raise UsageError(f"{runs[0]}: one run cannot be fused; name two or more")
     check_weights(weights, len(runs))
     if not is_word(tag):
-        raise UsageError("--tag: must be one word: a run line has six columns")
+        raise UsageError(f"--tag {tag!r:.40}: not one word; a run line has six columns")
     if known is not None and depth > known.max_per_topic:
-        raise UsageError(f"--depth: {known.name} takes at most {known.max_per_topic} documents a topic")
+        raise UsageError(
+            f"--depth {depth}: {known.name} allows at most {known.max_per_topic} documents per topic; give less"
+        )
     runs = [find_run_file(run) for run in runs]
     check_output(out, overwrite, runs)
     labels = known.stances if known is not None else None
@@ -67,22 +69,20 @@ def fuse(
     found = {label for run in read for label in run.stances.values()}
     every = {label for each in TASKS.values() for label in each.stances}
     if found <= every and not any(found <= set(each.stances) for each in TASKS.values()):
-        raise UsageError(f"the runs are of several tasks: no task has the labels {', '.join(sorted(found))} together")
+        raise UsageError(f"{runs[0]}, …: no task has the labels {', '.join(sorted(found))}; fuse runs of one task")
     fused = fuse_runs(read, weights, settings, task=known, depth=depth, tag=tag)
     write_run(out, fused.lines)
     topics = {line.topic_id for line in fused.lines}
-    if fused.partial:
-        names = shorten(fused.partial)
-        partial = f"topics not in every run, fused from those that have them: {len(fused.partial):,} ({names})"
-        say(output, to_printable(partial))
-    if fused.disagreeing:
-        disagreeing = f"documents whose stance the runs disagree on: {fused.disagreeing:,}"
-        say(output, f"{disagreeing} (the first run that has one is heard)")
-    if fused.imputed and known is not None:
-        say(output, f"documents that no run has a stance for: {fused.imputed:,} (imputed: {known.unknown_stance})")
-    if fused.left_out:
-        left_out = f"documents that no run has a stance for: {fused.left_out:,}"
-        say(output, f"{left_out} (left out: the task has no label for that)")
+    label = known.unknown_stance if known is not None else ""
+    counts = {
+        f"topics that some runs lack ({shorten(fused.partial)})": len(fused.partial),
+        "documents with different stances (the first run's counts)": fused.disagreeing,
+        f"documents without a stance (imputed: {label})": fused.imputed,
+        "documents without a stance, left out, since the task has no label for it": fused.left_out,
+    }
+    for what, count in counts.items():
+        if count:
+            say(output, f"{what}: {count:,}")
     if output is Format.TABLE:
         print(f"run: {out} ({len(fused.lines):,} lines, {len(topics):,} topics)")
         return

@@ -14,7 +14,7 @@ from touche_llm.data.topics import read_topics
 from touche_llm.errors import DataError
 from touche_llm.pipeline.candidates import add_objects
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.run_overview import RankedDocument, read_results, read_texts
+from touche_llm.pipeline.run_overview import read_results, read_texts
 from touche_llm.tasks.base import Task
 
 
@@ -43,31 +43,17 @@ def list_rows(
     Raises:
         DataError: The results cannot be read.
     """
-    lines = [line for line in read_results(folder, task) if not only or line.topic_id in only]
-    kept = [line for line in lines if top is None or line.rank <= top]
-    texts = read_texts(
-        config, task, ((topics.get(line.topic_id, Topic(line.topic_id, "")), line.document_id) for line in kept)
-    )
-    return [
-        _make_row(line, task, topics.get(line.topic_id), texts.get((line.topic_id, line.document_id))) for line in kept
-    ]
-
-
-def _make_row(line: RankedDocument, task: Task, topic: Topic | None, text: str | None) -> dict[str, Any]:
-    objects = dict(zip(task.stances, topic.objects or (), strict=False)) if topic is not None else {}
-    return {
-        "topic": line.topic_id,
-        "title": None if topic is None else topic.title,
-        "rank": line.rank,
-        "document": line.document_id,
-        "score": line.score,
-        "stance": line.stance,
-        "stance_source": line.source,
-        "object": objects.get(line.stance),
-        **line.grades,
-        **{f"p_{label}": share for label, share in line.probabilities.items()},
-        "text": text,
-    }
+    rows = [row for row in read_results(RunDirectory(folder), task) if not only or row["topic"] in only]
+    kept = [row for row in rows if top is None or row["rank"] <= top]
+    known = {row["topic"]: topics.get(row["topic"], Topic(row["topic"], "")) for row in kept}
+    texts = read_texts(config, task, ((known[row["topic"]], row["document"]) for row in kept))
+    made = []
+    for row in kept:
+        topic = known[row["topic"]]
+        objects = dict(zip(task.stances, topic.objects or (), strict=False))
+        found = {"object": objects.get(row["stance"]), "text": texts.get((topic.id, row["document"]))}
+        made.append({"topic": topic.id, "title": topic.title or None} | row | found)
+    return made
 
 
 def show_rankings(

@@ -13,6 +13,7 @@ import typer
 from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
+from touche_llm.cli.tables import show_lines
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_candidates
 from touche_llm.evaluation.run_validation import RunProblem, validate_run
@@ -21,9 +22,9 @@ from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.run_directory import find_run_file, find_task
 from touche_llm.tasks.base import Task
 
-# Above this number, problems are counted by kind too.
+# More problems than this are counted by kind too.
 _MANY = 20
-# So many are printed, unless all are asked for.
+# Maximum number of printed problems without --all.
 _MOST = 100
 
 
@@ -32,9 +33,7 @@ def validate(
     given: o.Given,
     run: Annotated[Path, typer.Argument(help="A run file of this or any other program, or the folder of a run.")],
     task: m.TaskOption = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="Print every problem, however many there are; json and tsv always do.")
-    ] = False,
+    every: Annotated[bool, typer.Option("--all", help="Print all problems; json and tsv always do.")] = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Check a run file.
@@ -57,10 +56,8 @@ def validate(
     notes, warnings = ([], []) if problems else _remarks(run, known, topic_ids)
     if output is Format.TABLE:
         _show(run, problems, every)
-        for note in notes:
-            print(f"note: {note}")
-        for warning in warnings[:_MANY]:
-            print(f"warning: {warning}")
+        show_lines(f"note: {note}" for note in notes)
+        show_lines(f"warning: {warning}" for warning in warnings[:_MANY])
         if len(warnings) > _MANY:
             more = len(warnings) - _MANY
             print(f"warning: and {more} more topics with fewer than {known.min_per_topic} lines")
@@ -78,22 +75,20 @@ def validate(
 
 
 def _show(run: Path, problems: list[RunProblem], every: bool) -> None:
-    """Print problems with their lines; where there are many, the first ones, and how many there are of each kind."""
+    """Print problems with their lines; if there are many, the first ones, and the number of each kind."""
     shown = problems if every else problems[:_MOST]
-    for problem in shown:
-        print(f"{run}:{problem.line}: {problem.message}")
+    show_lines(f"{run}:{problem.line}: {problem.message}" for problem in shown)
     if len(problems) > len(shown):
         print(f"… and {len(problems) - len(shown):,} more; --all prints them all")
     if len(problems) > _MANY:
-        # What stands in quotes, and words with digits, tell one line from another, not one kind from another.
+        # Quoted text and words with digits differ from line to line, not from kind to kind.
         kinds = Counter(re.sub(r"'[^']*'|\S*\d\S*", "…", problem.message) for problem in problems)
         print("by kind:")
-        for kind, count in kinds.most_common(_MANY):
-            print(f"{count:>10,} × {kind}")
+        show_lines((f"{count:,} × {kind}" for kind, count in kinds.most_common(_MANY)), indent=2)
 
 
 def _remarks(run: Path, task: Task, topic_ids: Collection[str] | None) -> tuple[list[str], list[str]]:
-    """What should be known of a valid run: notes, and warnings."""
+    """Return notes and warnings on a valid run."""
     rankings = read_candidates(run, task.max_per_topic)
     notes = []
     if topic_ids is not None and len(topic_ids) > len(rankings):

@@ -17,8 +17,9 @@ from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, ToucheError
 from touche_llm.judging.sentence_pairs import PairDocuments
 from touche_llm.pipeline.recorded_evaluation import RecordedEvaluation, read_evaluation
+from touche_llm.pipeline.results import list_result_columns
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.run_files import BATCH, LOCK, METADATA, OUTPUTS, RESULTS, RUN
+from touche_llm.pipeline.run_files import BATCH, LOCK, METADATA, OUTPUTS, RUN
 from touche_llm.tasks.base import Task
 
 # Any of these files marks a folder as a run.
@@ -33,6 +34,7 @@ UNFINISHED = "unfinished"
 # State of a run whose last finished stage is this one.
 _STATES = {"retrieve": "retrieved", "judge": "judged", "rank": COMPLETE}
 _TEXT_CHARS = 300
+_TEXT_COLUMNS = ("topic", "document", "stance", "stance_source")
 
 
 class RunUsage(NamedTuple):
@@ -185,42 +187,19 @@ def find_runs(root: Path, max_folders: int = MAX_FOLDERS) -> FoundRuns:
     return FoundRuns(sorted(found), is_complete)
 
 
-@dataclass(frozen=True, slots=True)
-class RankedDocument:
-    """A line of a run, with what is known of the document.
-
-    Attributes:
-        source: Source of the stance, as in results.tsv.
-        grades: Grades by name; None for a document without a judgment.
-        probabilities: Probabilities of the stance labels; None where they are unknown.
-    """
-
-    topic_id: str
-    document_id: str
-    rank: int
-    score: float
-    stance: str
-    source: str
-    grades: Mapping[str, float | None]
-    probabilities: Mapping[str, float | None]
-
-
-def read_results(folder: Path, task: Task) -> Iterator[RankedDocument]:
-    """Yield the lines of a run with grades and stances, in their order.
+def read_results(directory: RunDirectory, task: Task) -> Iterator[dict[str, Any]]:
+    """Yield the lines of `results.tsv` as mappings with numbers; None for unknown ones.
 
     Raises:
         DataError: The file is missing or was not written by this program.
     """
-    path = folder / RESULTS
+    path = directory.results_file
+    names = list_result_columns(task)
     try:
         with path.open(newline="", encoding="utf-8") as stream:
             for row in csv.DictReader(stream, delimiter="\t", strict=True):
-                yield RankedDocument(
-                    *(row["topic"], row["document"], int(row["rank"]), float(row["score"])),
-                    *(row["stance"], row["stance_source"]),
-                    {name: _to_number(row[name]) for name in task.question.grades},
-                    {label: _to_number(row[f"p_{label}"]) for label in task.stances},
-                )
+                numbers = {name: _to_number(row[name]) for name in names if name not in _TEXT_COLUMNS}
+                yield {name: row[name] for name in names} | numbers | {"rank": int(row["rank"])}
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; run `touche-llm rank` for this folder first") from error
     except (csv.Error, KeyError, TypeError, ValueError) as error:
