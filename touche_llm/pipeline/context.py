@@ -23,7 +23,7 @@ from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.corpora import Corpus, open_corpus
 from touche_llm.pipeline.progress import Progress
 from touche_llm.prompts.prompt import Prompt, check_overlay, examples_path
-from touche_llm.prompts.purposes import load, purposes_of
+from touche_llm.prompts.purposes import list_judging_purposes, load, purposes_of
 from touche_llm.ranking.steps import list_comparison_kinds
 from touche_llm.tasks import get_task
 
@@ -93,7 +93,12 @@ class RunContext:
             PromptError: A prompt is missing or invalid.
             UsageError: A folder of templates has none that the run needs, or an example's topic is a chosen one.
         """
-        needed = needed_purposes(self.config, self.topics)
+        stance_depth = 0 if self.config.stance is None else self.config.stance.depth
+        needed = {
+            *list_judging_purposes(self.task, self.topics, stance_depth),
+            *list_comparison_kinds(self.config.steps),
+            *(("queries",) if self.config.expansion.use else ()),
+        }
         wanted = [name for name in purposes_of(self.task) if name in needed and (not names or name in names)]
         if missing := [name for name in wanted if name not in self._prompts]:
             prompts = load_prompts(self.config, missing)
@@ -158,20 +163,6 @@ def make_request_builder(model: ModelClient, engine: EngineConfig, sampling: Sam
         chat_template_kwargs=sampling.chat_template_kwargs,
         concurrency=engine.concurrency,
     )
-
-
-def needed_purposes(config: Config, topics: Iterable[Topic]) -> set[str]:
-    """Return the purposes that a run needs prompts for."""
-    needed = {"judge", *list_comparison_kinds(config.steps)}
-    if any(topic.objects is None for topic in topics):
-        needed.add("objects")
-    if config.sentences is not None:
-        needed.add("sentence")
-    if config.stance is not None and config.stance.depth:
-        needed.add("stance")
-    if config.expansion.use:
-        needed.add("queries")
-    return needed
 
 
 def load_prompts(config: Config, names: Iterable[str]) -> dict[str, Prompt]:

@@ -27,7 +27,7 @@ from touche_llm.pipeline.language_model import LanguageModel
 from touche_llm.pipeline.progress import ConsoleProgress, NotebookProgress, Progress, SilentProgress
 from touche_llm.pipeline.rank import Ranking
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.prompts.purposes import load, purposes_of
+from touche_llm.prompts.purposes import list_judging_purposes, load, purposes_of
 from touche_llm.ranking.expansion import ExpansionSettings
 from touche_llm.ranking.steps import RankingSettings, check_fusion, list_comparison_kinds, parse_steps
 from touche_llm.ranking.topics import ComparisonResources, RankingPlan
@@ -169,13 +169,7 @@ async def _judge(
     assert progress is not None
     task = candidates.task
     stance = stance or StanceSettings()
-    needed = ["judge"]
-    if task.objects_answer is not None and any(topic.objects is None for topic in candidates.topics):
-        needed.append("objects")
-    if task.sentence_question is not None:
-        needed.append("sentence")
-    if task.stance_question is not None and stance.depth:
-        needed.append("stance")
+    needed = list_judging_purposes(task, candidates.topics, stance.depth)
     given = {**(prompts or {}), **({} if prompt is None else {"judge": prompt})}
     loaded = _load_prompts(task, needed, given)
     _check_prompts(loaded, candidates.topics, progress)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -76,6 +76,24 @@ def load(task: Task, purpose: Purpose, name: str, folder: Path | None = None) ->
     if purpose.depends_on == "documents" and purpose.question is not None:
         check_template(prompt, purpose.question)
     return prompt
+
+
+def list_judging_purposes(task: Task, topics: Iterable[Topic], stance_depth: int) -> list[str]:
+    """Return the purposes of the prompts that judge the candidates of these topics.
+
+    Args:
+        task: Task of the run.
+        topics: Topics of the run.
+        stance_depth: Number of documents per topic for the stance prompt; 0 to leave it out.
+    """
+    needed = ["judge"]
+    if task.objects_answer is not None and any(topic.objects is None for topic in topics):
+        needed.append("objects")
+    if task.sentence_question is not None:
+        needed.append("sentence")
+    if task.stance_question is not None and stance_depth:
+        needed.append("stance")
+    return needed
 
 
 def check_template(prompt: Prompt, question: Question) -> None:
