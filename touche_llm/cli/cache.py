@@ -1,4 +1,4 @@
-"""The commands about answer caches."""
+"""The commands for answer caches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from touche_llm.llm.settings import CacheConfig
 CacheFile = Annotated[Path, typer.Option("--cache", help="The cache.")]
 _DEFAULT_CACHE = CacheConfig().file
 
-app = typer.Typer(no_args_is_help=True, help="Look into an answer cache, write a cassette, read one.")
+app = typer.Typer(no_args_is_help=True, help="Inspect an answer cache, export and import cassettes.")
 
 
 @app.command()

@@ -23,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class LogOptions(NamedTuple):
-    """What to log and where.
+    """Options of the log: what to log and where.
 
     Attributes:
         file: Appended to.
@@ -37,7 +37,7 @@ class LogOptions(NamedTuple):
 
 
 class _LineFormatter(logging.Formatter):
-    """One bounded line for each record, without API keys and without characters that a terminal acts on."""
+    """Formatter of records as bounded lines, without API keys and control characters."""
 
     def __init__(self, longest: int) -> None:
         super().__init__(_FORMAT)
@@ -60,12 +60,12 @@ def _escaped(character: str) -> str:
 
 
 class _LogFile(logging.FileHandler):
-    """A log file; a run outlives it."""
+    """Log file that a run survives if it cannot be written."""
 
     _has_failed = False
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Stop logging, and say so, where the file cannot be written."""
+        """Stop logging with a note if the file cannot be written."""
         self._has_failed = True
         logging.getLogger(PROGRAM).removeHandler(self)
         print(
@@ -73,7 +73,7 @@ class _LogFile(logging.FileHandler):
         )
 
     def close(self) -> None:
-        """Close the file; what could not be written was reported."""
+        """Close the file; a failure to write was reported before."""
         try:
             super().close()
         except OSError:
@@ -82,7 +82,7 @@ class _LogFile(logging.FileHandler):
 
 
 class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
-    """Standard error as it is at the time, which a progress bar replaces while it is drawn."""
+    """Handler for the current standard error, which a progress bar replaces while it is drawn."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record."""
@@ -91,7 +91,7 @@ class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def take_options(arguments: list[str]) -> tuple[list[str], LogOptions]:
-    """Return the arguments without the options of the log, which may stand before or after the command, and these.
+    """Split off the options of the log, which may be given before or after the command.
 
     Raises:
         UsageError: `--log-file` has no value, or `--log-text` has nowhere to go.
@@ -114,13 +114,13 @@ def take_options(arguments: list[str]) -> tuple[list[str], LogOptions]:
         else:
             rest.append(argument)
     if with_text and file is None and not verbose:
-        raise UsageError("--log-text: there is no log; give --log-file FILE or --verbose too")
+        raise UsageError("--log-text: no log to write to; give --log-file FILE or --verbose too")
     return rest, LogOptions(file, verbose, with_text)
 
 
 @contextmanager
 def logged(options: LogOptions, command: str) -> Iterator[None]:
-    """Log while the block runs, and how it ends; do nothing where no log is wanted."""
+    """Log while the block runs, and how it ends; do nothing without a log."""
     if options.file is None and not options.verbose:
         yield
         return

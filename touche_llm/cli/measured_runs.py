@@ -1,4 +1,4 @@
-"""What `evaluate`, `compare` and `report` share: their options, and the runs and qrels that they read."""
+"""Runs and qrels of `evaluate`, `compare` and `report`, and their shared options."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def require_qrels(task: Task, files: Mapping[str, Path]) -> Qrels:
     if not files:
         options = ", ".join(f"--{aspect}" for aspect in (*task.question.grades, STANCE))
         raise UsageError(
-            f"no qrels given, and none known from an evaluation of these runs; give one or more of {options}"
+            f"{options}: no qrels given, and these runs have none from an earlier evaluation; give one or more"
         )
     return read_qrels(files, task)
 
@@ -116,13 +116,13 @@ class Given(NamedTuple):
 
 
 def given_runs(paths: Sequence[Path], qrels: Qrels, task: Task, first_stage: Path | None = None) -> list[Given]:
-    """Read runs in their order; before a run stands its first stage, if it is known and can be measured.
+    """Read runs in their order; the first stage of a run comes before it, if it is known and can be measured.
 
     Args:
         paths: Run files, and folders of runs.
         qrels: Judgments that they will be measured with.
         task: Task of the runs.
-        first_stage: File of a first stage that stands before all of them.
+        first_stage: File of a first stage that comes before all of them.
 
     Raises:
         UsageError: A run is given twice.

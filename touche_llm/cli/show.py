@@ -63,7 +63,7 @@ def show(
     overview = read_overview(run)
     config = overview.config
     if config is None:
-        raise DataError(f"{run}: {overview.problem}; give the folder of a run")
+        raise DataError(overview.problem)
     task, topics = get_task(config.task), read_run_topics(run, config)
     if topic is not None and overview.state != COMPLETE:
         raise DataError(f"{run}: {overview.problem or overview.state}; finish the run to see its rankings")
@@ -144,11 +144,14 @@ def _add_details(rows: Sequence[dict[str, Any]], run: Path) -> None:
     topic = rows[0]["topic"]
     first = {each.document_id: each.rank for each in read_run(run / CANDIDATES).rankings.get(topic, [])}
     judgments = read_records(run / JUDGMENTS, Judgment, "judgments")
-    cuts = {each.document_id: each.cut for each in judgments if each.topic_id == topic}
+    judged = {each.document_id: each for each in judgments if each.topic_id == topic}
     for row in rows:
-        cut = cuts.get(row["document"])
+        judgment = judged.get(row["document"])
+        cut = None if judgment is None else judgment.cut
         row["first_stage_rank"] = first.get(row["document"])
-        row["seen"] = 1.0 if cut is None else round(cut.kept_chars / max(cut.of_chars, 1), 4)
+        row["seen"] = None if judgment is None else 1.0
+        if cut is not None:
+            row["seen"] = round(cut.kept_chars / max(cut.of_chars, 1), 4)
 
 
 def _show_topic(topic: Topic | None, rows: Sequence[Mapping[str, Any]], task: Task) -> None:
@@ -157,9 +160,9 @@ def _show_topic(topic: Topic | None, rows: Sequence[Mapping[str, Any]], task: Ta
         show_lines(filter(None, (f"{topic.id} {topic.title}", objects, topic.description, topic.narrative)))
         print()
     columns = [Column("rank"), Column("document", drop=1, is_text=True), Column("stance", is_text=True)]
-    columns += [*map(Column, task.question.grades), Column("seen", drop=2), Column("score", drop=3)]
-    columns += [Column("before", drop=4), *(Column(f"p {label}", drop=6) for label in task.stances)]
-    columns += [Column("text", drop=5, is_text=True, cut=TEXT_WIDTH)]
+    columns += [*map(Column, task.question.grades), Column("seen", drop=3), Column("score", drop=4)]
+    columns += [Column("before", drop=5), *(Column(f"p {label}", drop=6) for label in task.stances)]
+    columns += [Column("text", drop=2, is_text=True, cut=TEXT_WIDTH)]
     cells = []
     for row in rows:
         share = row[f"p_{row['stance']}"]
@@ -169,7 +172,7 @@ def _show_topic(topic: Topic | None, rows: Sequence[Mapping[str, Any]], task: Ta
         numbers = (format_grade(row[name]) for name in task.question.grades)
         shares = (format_grade(row[f"p_{label}"]) for label in task.stances)
         before = "–" if row["first_stage_rank"] is None else str(row["first_stage_rank"])
-        seen = "" if row["seen"] == 1.0 else f"{row['seen']:.0%}"
+        seen = "" if row["seen"] in (None, 1.0) else f"{row['seen']:.0%}"
         cells.append(
             (*(str(row["rank"]), row["document"], stance, *numbers, seen, f"{row['score']:.4f}", before), *shares)
             + (row["text"] or "",)

@@ -1,4 +1,4 @@
-"""Standard output and standard error that never end a command halfway."""
+"""Standard output and standard error that do not interrupt a command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OUT, _ERR = 1, 2
 
 
 class _Descriptor(io.FileIO):
-    """A stream whose reader may leave, as `head` does: later output is dropped.
+    """Stream whose reader may close it, as `head` does; later output is dropped.
 
     The command ends with its own exit code then, even if Python flushes the rest while it shuts down.
     """
@@ -25,20 +25,20 @@ class _Descriptor(io.FileIO):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, number)
             os.close(nowhere)
-            # Nobody can be shown an error of standard error.
+            # An error of standard error cannot be shown.
             if number == _OUT and error.errno != EPIPE:
                 raise OSError(error.errno, error.strerror, "standard output") from error
             return memoryview(data).nbytes
 
 
 def open_streams() -> None:
-    """Make standard output and standard error accept any text and outlive their readers."""
+    """Make standard output and standard error accept any text and survive their readers."""
     for number, name in ((_OUT, "stdout"), (_ERR, "stderr")):
         given = getattr(sys, name)
         if given is None:
-            # The caller closed it. The next file to be opened would get its number, and with it all that is printed.
+            # The caller closed it; the next opened file would get its number and all printed output.
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-        # A stream that somebody replaced, as tests do, stays.
+        # A replaced stream, as in tests, is kept.
         elif given is getattr(sys, f"__{name}__"):
             given.flush()
             buffered = io.BufferedWriter(_Descriptor(number, "w", closefd=False))
@@ -54,6 +54,6 @@ def open_streams() -> None:
 
 
 def write_as_utf8() -> None:
-    """Switch standard output to UTF-8: rows for programs are the same whatever the terminal's encoding."""
+    """Switch standard output to UTF-8, so that rows for programs do not depend on the terminal's encoding."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")
