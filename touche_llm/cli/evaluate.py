@@ -20,7 +20,7 @@ from touche_llm.evaluation.measures import describe_coverage
 from touche_llm.evaluation.qrels import STANCE
 from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.recorded_evaluation import record_evaluation
-from touche_llm.pipeline.run_directory import find_task
+from touche_llm.pipeline.run_directory import RunDirectory, find_task
 from touche_llm.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _record(given: Sequence[m.Given], evaluations: Sequence[Evaluation], task: T
         if run.folder is None or run.first_stage:
             continue
         try:
-            record_evaluation(run.folder, task, files, evaluation.summary().to_dict(orient="records"))
+            record_evaluation(RunDirectory(run.folder), task, files, evaluation.summary().to_dict(orient="records"))
         except OSError as error:
             ConsoleProgress().warn(f"the evaluation is not kept for later commands: {describe_os_error(error)}")
 

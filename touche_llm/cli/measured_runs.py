@@ -71,7 +71,7 @@ def find_qrels_files(task: Task, runs: Iterable[Path], given: Mapping[str, Path]
     """
     if given:
         return given
-    known = find_known_qrels((found.path for run in runs if (found := find_run_directory(run)) is not None), task)
+    known = find_known_qrels(filter(None, map(find_run_directory, runs)), task)
     if known:
         options = " ".join(f"--{aspect} {shorten_path(path)}" for aspect, path in known.items())
         ConsoleProgress().warn(f"qrels of the last evaluation: {options}")

@@ -13,7 +13,7 @@ from touche_llm.data.files import open_atomic, sha256
 from touche_llm.data.setting_problems import describe_problem
 from touche_llm.data.yaml_text import YamlError, read_yaml, to_yaml
 from touche_llm.errors import DataError, UsageError
-from touche_llm.pipeline.run_files import EVALUATION, RUN
+from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.tasks.base import Task
 
 
@@ -54,16 +54,18 @@ class RecordedEvaluation(BaseModel):
     qrels: dict[str, QrelsFile]
     measures: dict[str, RecordedMeasure]
 
-    def is_current(self, folder: Path) -> bool:
+    def is_current(self, directory: RunDirectory) -> bool:
         """Whether the folder's run is the one that was measured."""
-        return (folder / RUN).is_file() and sha256(folder / RUN) == self.run
+        return directory.run_file.is_file() and sha256(directory.run_file) == self.run
 
 
-def record_evaluation(folder: Path, task: Task, qrels: Mapping[str, Path], rows: Iterable[Mapping[str, Any]]) -> None:
+def record_evaluation(
+    directory: RunDirectory, task: Task, qrels: Mapping[str, Path], rows: Iterable[Mapping[str, Any]]
+) -> None:
     """Write the evaluation of a folder's run, in place of an earlier one.
 
     Args:
-        folder: The run's folder.
+        directory: The run's folder.
         task: Its task.
         qrels: Qrels files by aspect.
         rows: Rows of `Evaluation.summary`: `measure`, `value`, `low`, `high` and `n`.
@@ -73,8 +75,8 @@ def record_evaluation(folder: Path, task: Task, qrels: Mapping[str, Path], rows:
         for row in rows
     }
     files = {aspect: {"file": str(path.absolute()), "sha256": sha256(path)} for aspect, path in qrels.items()}
-    content = {"task": task.name, "run": sha256(folder / RUN), "qrels": files, "measures": measures}
-    with open_atomic(folder / EVALUATION) as stream:
+    content = {"task": task.name, "run": sha256(directory.run_file), "qrels": files, "measures": measures}
+    with open_atomic(directory.evaluation_file) as stream:
         stream.write(to_yaml(content))
 
 
@@ -82,13 +84,13 @@ def _to_plain(value: float) -> float | None:
     return None if math.isnan(value) else round(float(value), 6)
 
 
-def read_evaluation(folder: Path) -> RecordedEvaluation | None:
+def read_evaluation(directory: RunDirectory) -> RecordedEvaluation | None:
     """Read the last evaluation of a folder's run; None if it was never evaluated with qrels.
 
     Raises:
         DataError: The file was not written by this program.
     """
-    path = folder / EVALUATION
+    path = directory.evaluation_file
     try:
         return RecordedEvaluation.model_validate(read_yaml(path))
     except FileNotFoundError:
@@ -105,7 +107,7 @@ def read_evaluation(folder: Path) -> RecordedEvaluation | None:
         ) from error
 
 
-def find_known_qrels(folders: Iterable[Path], task: Task) -> dict[str, Path]:
+def find_known_qrels(directories: Iterable[RunDirectory], task: Task) -> dict[str, Path]:
     """Return the qrels that these runs were last evaluated with, by aspect; empty if none was evaluated.
 
     Raises:
@@ -113,17 +115,17 @@ def find_known_qrels(folders: Iterable[Path], task: Task) -> dict[str, Path]:
         UsageError: Two runs were evaluated with different qrels.
     """
     known: dict[str, QrelsFile] = {}
-    source: Path | None = None
-    for folder in folders:
-        recorded = read_evaluation(folder)
+    source: RunDirectory | None = None
+    for directory in directories:
+        recorded = read_evaluation(directory)
         if recorded is None or recorded.task != task.name:
             continue
         if source is not None and {each.sha256 for each in known.values()} != {
             each.sha256 for each in recorded.qrels.values()
         }:
             options = " ".join(f"--{aspect} {each.file}" for aspect, each in known.items())
-            raise UsageError(f"{source} and {folder} were evaluated with different qrels; choose some, as {options}")
-        known, source = recorded.qrels, folder
+            raise UsageError(f"{source} and {directory} were evaluated with different qrels; choose some, as {options}")
+        known, source = recorded.qrels, directory
     for aspect, each in known.items():
         if not each.file.is_file():
             raise DataError(

@@ -87,6 +87,11 @@ class RunDirectory:
         return self.path / run_files.RESULTS
 
     @property
+    def evaluation_file(self) -> Path:
+        """Last evaluation of the run."""
+        return self.path / run_files.EVALUATION
+
+    @property
     def candidates_file(self) -> Path:
         """Candidates to rank: documents or pairs."""
         return self.path / run_files.CANDIDATES

@@ -131,8 +131,8 @@ def read_overview(folder: Path) -> RunOverview:
             state, problem = UNFINISHED, f"`touche-llm {metadata.unfinished}` was interrupted or is running"
         elif state == COMPLETE and not directory.run_file.is_file():
             state, problem = BROKEN, f"no {RUN}"
-        evaluation = read_evaluation(folder)
-        if evaluation is not None and not evaluation.is_current(folder):
+        evaluation = read_evaluation(directory)
+        if evaluation is not None and not evaluation.is_current(directory):
             evaluation = None
     except ToucheError as error:
         state, problem = BROKEN, str(error)
