@@ -149,9 +149,9 @@ def _show(found: PromptComparison, part: PartMeasures) -> None:
     rows = []
     for variant in variants:
         said, counts = found.judged[part.name, variant.name], found.judged[part.name, variant.name].counts
-        outside = part.outside[variant.name]
+        off_label_mass = part.off_label_mass[variant.name]
         cells = [format_value(estimate.value) for estimate in part.estimates[variant.name].values()]
-        cells.append("–" if outside is None else format_value(outside))
+        cells.append("–" if off_label_mass is None else format_value(off_label_mass))
         numbers = (len(said.failures), counts.prompt_tokens + counts.cached_prompt_tokens, counts.requests)
         cells += [f"{number:,}" for number in (*numbers, counts.cache_hits)]
         rows.append((variant.name, *cells))
@@ -216,7 +216,7 @@ def _rows(found: PromptComparison, part: PartMeasures) -> list[dict[str, Any]]:
         row["random_ndcg_5"] = part.chance
         row["earlier_looks"] = None if found.earlier_looks is None else len(found.earlier_looks)
         row |= {
-            "outside": part.outside[variant.name],
+            "outside": part.off_label_mass[variant.name],
             "failures": len(said.failures),
             "prompt_tokens": said.counts.prompt_tokens + said.counts.cached_prompt_tokens,
             "requests": said.counts.requests,

@@ -33,13 +33,13 @@ class PartMeasures:
     """Measures over one part of the sample.
 
     Attributes:
-        name: all, choice or hold-out.
+        name: Name of the part: all, choice or hold-out.
         sample: Documents of the part.
-        estimates: by variant and measure: nDCG@5 by the first aspect's grades, kappa by those of each, macro-F1 of the
-            stance where people gave it.
-        differences: to the first variant, by variant and measure: the rows of `significance.compare`.
-        chance: nDCG@5 that a random order of the sample has on average, see `chance_ndcg`.
-        outside: by variant, the mean probability that was on no label; None if no engine reported it.
+        estimates: Estimates by variant and measure: nDCG@5 by the first aspect's grades, kappa by the grades of each
+            aspect, macro-F1 of the stance if there are stance qrels.
+        differences: Rows of `significance.compare` with the first variant, by variant and measure.
+        chance: Expected nDCG@5 of a random order of the sample, see `compute_chance_ndcg`.
+        off_label_mass: Mean probability outside the labels by variant; None if no engine reported it.
     """
 
     name: str
@@ -47,7 +47,7 @@ class PartMeasures:
     estimates: dict[str, dict[str, Estimate]]
     differences: dict[tuple[str, str], Mapping[str, Any]]
     chance: float
-    outside: dict[str, float | None]
+    off_label_mass: dict[str, float | None]
 
     @property
     def topics(self) -> list[str]:
@@ -94,30 +94,30 @@ def describe_stance_measure(task: Task) -> str:
 def measure_part(
     name: str, sample: Sequence[Sampled], judgments: Mapping[str, Judgments], qrels: Qrels, weights: Mapping[str, float]
 ) -> PartMeasures:
-    """Measure what several variants said of the documents of a part.
+    """Measure the judgments of several variants for the documents of a part.
 
-    nDCG@5 is that of the documents of each topic, ranked by the weights, documents without a judgment last;
-    the ideal ranking is one of these documents, and topics without a grade above 0 among them take no part. The others
+    nDCG@5 ranks the sampled documents of each topic by the weights, documents without a judgment last. Its ideal
+    ranking consists of these documents, and topics without a grade above 0 among them are left out. The other measures
     are over the documents that a variant judged, and differences over those that both judged.
 
     Args:
-        name: of the part.
+        name: Name of the part.
         sample: Documents of the part.
-        judgments: by variant.
-        qrels: of people.
-        weights: of the grades and of the first stage, those of a run.
+        judgments: Judgments by variant.
+        qrels: Human judgments.
+        weights: Weights of the grades and of the first stage, as in a run.
     """
     sampled = {(item.topic_id, item.document_id) for item in sample}
     given = Qrels(
-        {aspect: _kept(grades, sampled) for aspect, grades in qrels.grades.items()},
-        _kept(qrels.stances, sampled),
+        {aspect: _restrict(grades, sampled) for aspect, grades in qrels.grades.items()},
+        _restrict(qrels.stances, sampled),
         qrels.labels,
         {},
         [],
     )
-    runs = {variant: _ranked(sample, said, weights) for variant, said in judgments.items()}
+    runs = {variant: _rank_documents(sample, said, weights) for variant, said in judgments.items()}
     estimates = {
-        variant: _figures(runs[variant], said, given, stances=bool(qrels.stances))
+        variant: _estimate_variant(runs[variant], said, given, stances=bool(qrels.stances))
         for variant, said in judgments.items()
     }
     first = next(iter(judgments))
@@ -136,7 +136,7 @@ def measure_part(
         list(sample),
         estimates,
         {(row["run"], row["measure"]): row for row in rows},
-        compute_chance_ndcg(_useful(given)).value,
+        compute_chance_ndcg(_select_relevant(given)).value,
         {variant: mean_off_label_mass(said.values()) for variant, said in judgments.items()},
     )
 
@@ -145,7 +145,7 @@ def choose_winner(part: PartMeasures) -> str:
     """Return the variant with the best nDCG@5; the earlier one of a tie."""
     values = {variant: estimates[part.measures[0]].value for variant, estimates in part.estimates.items()}
     # NaN ranks below every number.
-    return max(values, key=lambda entry: (values[entry] == values[entry], values[entry]))
+    return max(values, key=lambda variant: (values[variant] == values[variant], values[variant]))
 
 
 def decide_verdict(parts: Sequence[PartMeasures]) -> Verdict:
@@ -178,11 +178,11 @@ def decide_verdict(parts: Sequence[PartMeasures]) -> Verdict:
 def compute_chance_ndcg(grades: Grades) -> Estimate:
     """Compute the expected nDCG@5 of a random order of each topic's documents.
 
-    On every place stands the mean gain, so that it is this mean times the sum of the discounts of the first 5 places,
-    or of as many as there are documents, over the ideal; gains and discounts are those of `measures.graded_figures`.
+    The expected gain at each rank is the mean gain. So the expected DCG@5 is this mean times the sum of the discounts
+    of the first 5 ranks, or of all ranks if there are fewer documents. Gains and discounts are as in `estimate_grades`.
 
     Args:
-        grades: by topic, of all documents that are ranked; each topic has one above 0.
+        grades: Grades by topic of all ranked documents; each topic has one above 0.
     """
     values = {}
     for topic, judged in grades.items():
@@ -193,13 +193,15 @@ def compute_chance_ndcg(grades: Grades) -> Estimate:
     return estimate_mean(values)
 
 
-def _useful(given: Qrels) -> Grades:
+def _select_relevant(given: Qrels) -> Grades:
     """Return the first aspect's grades of the topics that count in nDCG."""
     grades = next(iter(given.grades.values()))
     return {topic: judged for topic, judged in grades.items() if max(judged.values()) > 0.0}
 
 
-def _kept(judged: Mapping[str, Mapping[str, ValueT]], sampled: Set[tuple[str, str]]) -> dict[str, dict[str, ValueT]]:
+def _restrict(
+    judged: Mapping[str, Mapping[str, ValueT]], sampled: Set[tuple[str, str]]
+) -> dict[str, dict[str, ValueT]]:
     """Keep the human judgments of the documents in a sample."""
     found = {
         topic: {document: value for document, value in of_topic.items() if (topic, document) in sampled}
@@ -208,7 +210,7 @@ def _kept(judged: Mapping[str, Mapping[str, ValueT]], sampled: Set[tuple[str, st
     return {topic: of_topic for topic, of_topic in found.items() if of_topic}
 
 
-def _ranked(sample: Sequence[Sampled], said: Judgments, weights: Mapping[str, float]) -> ParsedRun:
+def _rank_documents(sample: Sequence[Sampled], said: Judgments, weights: Mapping[str, float]) -> ParsedRun:
     """Rank the documents of each topic by their judgments; ties keep the order of the sample."""
     rankings: dict[str, list[Candidate]] = {}
     for topic in dict.fromkeys(item.topic_id for item in sample):
@@ -222,9 +224,9 @@ def _ranked(sample: Sequence[Sampled], said: Judgments, weights: Mapping[str, fl
     return ParsedRun(rankings, {key: judgment.stance for key, judgment in said.items()})
 
 
-def _figures(run: ParsedRun, said: Judgments, given: Qrels, *, stances: bool) -> dict[str, Estimate]:
+def _estimate_variant(run: ParsedRun, said: Judgments, given: Qrels, *, stances: bool) -> dict[str, Estimate]:
     first = next(iter(given.grades))
-    useful = _useful(given)
+    useful = _select_relevant(given)
     estimates = {f"{first} {NDCG}": estimate_grades(run, useful, CUTOFF)[NDCG] if useful else estimate_mean({})}
     estimates |= {f"{aspect} kappa": _kappa(said, of, aspect, said.keys()) for aspect, of in given.grades.items()}
     if stances:

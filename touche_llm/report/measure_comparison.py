@@ -92,7 +92,7 @@ def compare_measures(evaluations: Sequence[Evaluation], differences: DataFrame) 
     headlines = select_headline(evaluations[0].qrels)
     measures = []
     for name in tables[0]:
-        figures = [
+        results = [
             MeasureResult(
                 read_value(table[name]),
                 table[name]["n"],
@@ -103,7 +103,7 @@ def compare_measures(evaluations: Sequence[Evaluation], differences: DataFrame) 
         ]
         headline = name in headlines
         topics = [by_topic(evaluation, name) for evaluation in evaluations] if headline else []
-        measures.append(MeasureComparison(name, headline, figures, topics))
+        measures.append(MeasureComparison(name, headline, results, topics))
     return measures
 
 

@@ -52,10 +52,10 @@ def describe_run(config: Config, task: Task, stages: Mapping[str, Mapping[str, A
 
 def extract_costs(stage: Mapping[str, Any]) -> dict[str, float | None]:
     """Return the costs of a stage, by name; None where its metadata lack them."""
-    spent = stage.get("requests")
-    figures = {name: stage.get(name) for name in _COSTS}
-    figures |= {name: spent.get(name) if isinstance(spent, dict) else None for name in _USAGE}
-    return {name: value if isinstance(value, int | float) else None for name, value in figures.items()}
+    usage = stage.get("requests")
+    costs = {name: stage.get(name) for name in _COSTS}
+    costs |= {name: usage.get(name) if isinstance(usage, dict) else None for name in _USAGE}
+    return {name: value if isinstance(value, int | float) else None for name, value in costs.items()}
 
 
 def count_movements(
