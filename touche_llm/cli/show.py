@@ -265,7 +265,7 @@ def show_summary(output: Format, folder: Path, seconds: float) -> None:
     if overview.config is None or overview.state != COMPLETE:
         return
     task, usage = get_task(overview.config.task), overview.usage
-    costs = f"{usage.requests:,} requests ({usage.cached:,} more answers from the cache)"
+    costs = f"{usage.requests:,} requests, {usage.cached:,} answers from the cache"
     tokens = f"{usage.prompt_tokens:,} prompt and {usage.completion_tokens:,} answer tokens"
     say(output, f"{seconds:,.1f} s, {costs}, {tokens}, {usage.failures:,} failures")
     topics = read_run_topics(folder, overview.config)
