@@ -22,6 +22,8 @@ def found(report: RunReport) -> MeasuredRun:
     return report.measured
 
 
+# The first stage has unjudged documents.
+@pytest.mark.filterwarnings("ignore::touche_llm.errors.ToucheWarning")
 def test_values_are_those_of_the_evaluation(comparative: Path, qrels: Qrels, judged: RunReport) -> None:
     for file, side in (("run.txt", "run"), ("candidates.run.txt", "first")):
         expected = evaluate(read_run(comparative / file), qrels).set_index("measure")
