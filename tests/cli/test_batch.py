@@ -62,6 +62,18 @@ def commands_in(done: Done) -> list[list[str]]:
 
 
 @pytest.mark.usefixtures("retrieved")
+def test_options_of_an_earlier_version_are_printed_with_their_present_names(touche: Touche, tmp_path: Path) -> None:
+    assert touche(*EXPORT).returncode == 0
+    file = tmp_path / "run" / "batch.json"
+    stored = json.loads(file.read_text())
+    stored["stage_options"] = ["--aim", "quality", "--no-expand"]
+    file.write_text(json.dumps(stored))
+    b.write(tmp_path / "responses.jsonl", replied(tmp_path / "requests.jsonl"))
+    (replay,) = commands_in(touche("batch", "import", "responses.jsonl", "--out", "run"))
+    assert replay[-3:] == ["--objective", "quality", "--no-query-expansion"]
+
+
+@pytest.mark.usefixtures("retrieved")
 def test_following_the_printed_commands_ranks_as_was_exported(touche: Touche, tmp_path: Path) -> None:
     assert touche(*EXPORT).returncode == 0
     b.write(tmp_path / "responses.jsonl", replied(tmp_path / "requests.jsonl"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +17,7 @@ from touche_llm.batch.runner import answer_file, run_batch
 from touche_llm.batch.stage_run import Batch, read_batch
 from touche_llm.cli import options as o
 from touche_llm.cli import stages
+from touche_llm.cli.command import RENAMED_OPTIONS
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.config import Config
 from touche_llm.data.files import check_output
@@ -231,7 +232,12 @@ def _run_command(batch: Batch, file: Path, tokenizer: Path | None) -> str:
 
 
 def _export_command(batch: Batch, out: Path) -> str:
-    return _quote("touche-llm", "batch", "export", batch.stage, "--out", str(out), *batch.export_options)
+    return _quote("touche-llm", "batch", "export", batch.stage, "--out", str(out), *_rename(batch.export_options))
+
+
+def _rename(options: Iterable[str]) -> list[str]:
+    """Return options that an earlier version may have stored, with their present names."""
+    return [RENAMED_OPTIONS.get(option, option) for option in options]
 
 
 def _quote(*command: str) -> str:
@@ -239,7 +245,7 @@ def _quote(*command: str) -> str:
 
 
 def _print_end(output: Format, batch: Batch, out: Path, failed: int) -> None:
-    command = ("touche-llm", batch.stage, "--out", str(out), "--cache-mode", "replay", *batch.stage_options)
+    command = ("touche-llm", batch.stage, "--out", str(out), "--cache-mode", "replay", *_rename(batch.stage_options))
     say(output, f"nothing is pending: the stage needs no server now: {_quote(*command)}")
     if failed:
         say(

@@ -20,7 +20,7 @@ ParserError: Any = typer.BadParameter.__base__
 # Commands that begin a run, and what these need unless a configuration has it; any one option gives it.
 _BEGIN = ("run", "retrieve")
 _OF_CONFIGURATION = {"--topics": ("topics",), "--corpus": ("corpus", "index", "retriever__name")}
-_RENAMED = {
+RENAMED_OPTIONS = {
     "--aim": "--objective",
     "--expand": "--query-expansion",
     "--no-expand": "--no-query-expansion",
@@ -95,8 +95,8 @@ class Command(TyperCommand):
         known = {option for parameter in self.params for option in (*parameter.opts, *parameter.secondary_opts)}
         for argument in args:
             name = argument.partition("=")[0]
-            if _RENAMED.get(name) in known:
-                raise UsageError(f"{name}: renamed to {_RENAMED[name]}")
+            if RENAMED_OPTIONS.get(name) in known:
+                raise UsageError(f"{name}: renamed to {RENAMED_OPTIONS[name]}")
 
     def _check(self, path: str, given: set[str]) -> None:
         missing = [
