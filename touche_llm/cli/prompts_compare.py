@@ -13,7 +13,7 @@ import typer
 from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
-from touche_llm.cli.stages import exit_with_failures, run_requests
+from touche_llm.cli.stages import FAILURES_EXIT, print_failures, run_requests
 from touche_llm.cli.tables import TEXT_WIDTH, Column, format_interval, format_value, show_table
 from touche_llm.config import Config
 from touche_llm.data.files import check_output
@@ -127,7 +127,8 @@ def compare(
     say(output, to_printable(found.verdict.sentence))
     if failures := found.all_failures():
         note = "documents without an answer are ranked last; the same command requests them again"
-        exit_with_failures(output, failures, note)
+        print_failures(output, failures, note)
+        raise typer.Exit(FAILURES_EXIT)
 
 
 def _write_page(output: Format, found: PromptComparison, qrels: Qrels, files: Mapping[str, Path], html: Path) -> None:

@@ -254,7 +254,7 @@ def _show_runs(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def show_summary(output: Format, folder: Path, seconds: float) -> None:
-    """Print the summary of a run that ended: time, costs, the first documents of two topics, and the next command.
+    """Print the summary of a run that ended: time, costs and the first documents of two topics.
 
     Args:
         output: Format of the command; beside rows for programs, the summary goes to standard error.
@@ -274,4 +274,3 @@ def show_summary(output: Format, folder: Path, seconds: float) -> None:
     file = sys.stdout if output is Format.TABLE else sys.stderr
     print(file=file)
     show_rankings([row for row in rows if row["topic"] in chosen], task, topics, has_grades=False, file=file)
-    say(output, f"next: touche-llm show {folder}")

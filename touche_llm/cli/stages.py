@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import typer
 
@@ -159,7 +159,7 @@ def run(
     counts = {"judgments": outcome.judgments.requested, "failures": len(outcome.failures)}
     print_written(output, f"run: {file} ({outcome.judgments.requested:,} judgments)", file, counts)
     show_summary(output, out, time.monotonic() - started)
-    report_failures(output, out, outcome.failures)
+    report_failures(output, out, outcome.failures, f"next: touche-llm show {out}")
 
 
 def _answer(stage: StageName, config: Config, out: Path, *, overwrite: bool = False) -> None:
@@ -225,17 +225,20 @@ async def _quietly(work: Coroutine[Any, Any, ResultT]) -> ResultT:
     return await work
 
 
-def report_failures(output: Format, out: Path, failures: Sequence[Failure]) -> None:
-    """Print the failures of a run and their files; exit with code 3 if there are any."""
+def report_failures(output: Format, out: Path, failures: Sequence[Failure], hint: str = "") -> None:
+    """Print the failures of a run and their files, then a hint; exit with code 3 if there are any failures."""
     if failures:
         files = [out / name for name in run_files.ALL_FAILURES if (out / name).exists() and (out / name).stat().st_size]
-        exit_with_failures(output, failures, f"the answers of all attempts are in {' and '.join(map(str, files))}")
+        print_failures(output, failures, f"the answers of all attempts are in {' and '.join(map(str, files))}")
+    if hint:
+        say(output, hint)
+    if failures:
+        raise typer.Exit(FAILURES_EXIT)
 
 
-def exit_with_failures(output: Format, failures: Sequence[Failure], note: str) -> NoReturn:
-    """Print the failures by kind, with the most frequent reason and a note; exit with code 3."""
+def print_failures(output: Format, failures: Sequence[Failure], note: str) -> None:
+    """Print the failures by kind, with the most frequent reason and a note."""
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in count_by_kind(failures).items())
     reasons = Counter(failure.attempts[-1].reason for failure in failures)
     say(output, f"failures: {kinds}; most often: {to_printable(reasons.most_common(1)[0][0])}")
     say(output, note)
-    raise typer.Exit(FAILURES_EXIT)
