@@ -162,7 +162,7 @@ def main() -> None:
         with logged(log, name):
             try:
                 # All errors are reported below, in one style.
-                code = app(args=arguments, standalone_mode=False)
+                code = app(args=arguments, prog_name="touche-llm", standalone_mode=False)
                 if code:
                     sys.exit(code)
             finally:
