@@ -284,7 +284,8 @@ def test_a_run_stands_between_its_neighbours_of_the_published_table(touche: Touc
     rows = rows_of(done.stdout)
     assert {measure for _, measure in rows} == {"relevance nDCG@5", "quality nDCG@5", "stance macro-F1"}
     for (_, measure), row in rows.items():
-        published = leaderboard.find_table("comparative", measure.split()[0])
+        tables = leaderboard.read_boards()["comparative"].tables
+        published = next(table for table in tables if table.measure == measure.split()[0])
         assert row["source"] == published.url and row["published"] == len(published.runs)
         better = [run for run in published.runs if run.value > round(row["value"], 3)]
         assert row["place"] == len(better) + 1

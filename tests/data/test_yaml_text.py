@@ -10,7 +10,6 @@ from tests.expect import raises_at
 from touche_llm.config import load_config
 from touche_llm.data.yaml_text import MAX_BYTES, MAX_DEPTH, MAX_NODES, YamlError, parse_yaml, read_yaml, to_yaml
 from touche_llm.errors import DataError, PromptError, UsageError
-from touche_llm.evaluation.leaderboard import read_boards
 from touche_llm.judging.stance import read_settings
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.prompts.prompt import read_header
@@ -120,8 +119,6 @@ def test_every_reader_of_yaml_refuses_it(tmp_path: Path, text: str) -> None:
         load_config(path, {})
     with raises_at(UsageError, path, "line "):
         read_settings(path)
-    with raises_at(DataError, path, "line "):
-        read_boards(path)
     with raises_at(DataError, path, "line "):
         RunDirectory(tmp_path).read_metadata()
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from touche_llm.cli.tables import TEXT_WIDTH, Column, format_interval, format_value, show_lines, show_table
 from touche_llm.errors import UsageError
-from touche_llm.evaluation.leaderboard import PublishedRun, Table, find_board, find_place
+from touche_llm.evaluation.leaderboard import PublishedRun, Table, find_place, read_boards
 from touche_llm.evaluation.measures import describe_coverage
 
 if TYPE_CHECKING:
@@ -45,19 +45,19 @@ def standings(task: str, summary: DataFrame, evaluations: Sequence[Evaluation]) 
     found = {evaluation.name: evaluation for evaluation in evaluations}
     rows = []
     unplaced: dict[str, None] = {}
-    for each in find_board(task).tables:
+    for each in read_boards()[task].tables:
         for row in summary[summary["measure"] == _ours(each)].dropna(subset="value").to_dict(orient="records"):
             covered = found[row["run"]].coverage(each.measure)
             if covered.is_partial:
                 unplaced[f"{row['run']}: no place, since it was measured on {covered}"] = None
                 continue
-            at = find_place(task, each.measure, row["value"])
+            at = find_place(each, row["value"])
             ahead = each.runs[at - 2] if at > 1 else None
             behind = each.runs[at - 1] if at <= len(each.runs) else None
             rows.append(
                 row
                 | {"place": at}
-                | _reach(task, each, found[row["run"]])
+                | _reach(each, found[row["run"]])
                 | {"published": len(each.runs)}
                 | {"ahead": _name(ahead), "ahead_value": ahead and ahead.value}
                 | {"behind": _name(behind), "behind_value": behind and behind.value}
@@ -69,14 +69,14 @@ def standings(task: str, summary: DataFrame, evaluations: Sequence[Evaluation]) 
             "--leaderboard out"
         )
     if not rows:
-        measures = ", ".join(_ours(each) for each in find_board(task).tables)
+        measures = ", ".join(_ours(each) for each in read_boards()[task].tables)
         raise UsageError(
             f"--leaderboard: no value to compare with the published tables of {task}; they have {measures}"
         )
     return pd.DataFrame(rows), list(unplaced)
 
 
-def _reach(task: str, table: Table, evaluation: Evaluation) -> dict[str, float]:
+def _reach(table: Table, evaluation: Evaluation) -> dict[str, float]:
     """Return the range of places that unjudged documents leave open; NaN if unknown."""
     from touche_llm.evaluation.measures import JUDGED
 
@@ -84,8 +84,8 @@ def _reach(task: str, table: Table, evaluation: Evaluation) -> dict[str, float]:
     known = not bounds.empty
     share = evaluation.estimates.get(f"{table.measure} {JUDGED}")
     return {
-        "best_place": find_place(task, table.measure, bounds["highest"].mean()) if known else nan,
-        "worst_place": find_place(task, table.measure, bounds["lowest"].mean()) if known else nan,
+        "best_place": find_place(table, bounds["highest"].mean()) if known else nan,
+        "worst_place": find_place(table, bounds["lowest"].mean()) if known else nan,
         JUDGED: nan if share is None else share.value,
     }
 
@@ -94,7 +94,7 @@ def show_standings(task: str, places: DataFrame, evaluations: Sequence[Evaluatio
     """Print each table around the runs, with the source; published values have three decimals."""
     columns = [Column("place"), Column("run", is_text=True, cut=TEXT_WIDTH), Column("value"), Column("95 % interval")]
     columns += [Column("n", drop=1), Column("if judged", drop=2)]
-    for table in find_board(task).tables:
+    for table in read_boards()[task].tables:
         ours = list(places[places["measure"] == _ours(table)].sort_values("value", ascending=False).itertuples())
         if not ours:
             continue
@@ -109,7 +109,7 @@ def show_standings(task: str, places: DataFrame, evaluations: Sequence[Evaluatio
             if number in shown:
                 if number > before + 1:
                     rows.append(_GAP)
-                at, interval = find_place(task, table.measure, run.value), format_interval(*_interval(run), digits=3)
+                at, interval = find_place(table, run.value), format_interval(*_interval(run), digits=3)
                 judged = "" if run.judged is None else f"{run.judged:,}"
                 rows.append((str(at), _name(run) or "", f"{run.value:.3f}", interval, judged, ""))
                 before = number
