@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from touche_llm.evaluation.leaderboard import DIGITS, Table, find_place, read_boards
 from touche_llm.tasks import TASKS
 
-PUBLISHED = {(name, table.measure): table for name, board in read_boards().items() for table in board.tables}
+PUBLISHED: dict[tuple[str, str], Table] = {
+    (name, table.measure): table for name, board in read_boards().items() for table in board.tables
+}
 SHARES = st.floats(0.0, 1.0)
 each_table = pytest.mark.parametrize(
     "table", [pytest.param(table, id=" ".join(key)) for key, table in PUBLISHED.items()]

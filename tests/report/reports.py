@@ -40,7 +40,7 @@ ATTACKS = (
 # Leaves the text or the attribute that it is inserted into, unless it is escaped.
 POISON = "'\"><x-bad onclick=ran()>"
 # What templates compare with words of their own, or look up by them.
-_FIXED = frozenset({"source", "movements", "costs", "letter", "baseline"})
+_FIXED = frozenset({"source", "movements", "costs", "letter", "baseline", "summary", "difference", "by_label"})
 
 
 def poisoned(value: Any) -> Any:

@@ -7,14 +7,13 @@ import pytest
 from markupsafe import Markup
 
 from touche_llm.report.plots import plot_movements, plot_stances, plot_topics
-from touche_llm.report.run_measures import MeasuredValue, RunMeasure
 
 TITLES = {"1": ("t1", 'tea <b>or</b> "coffee" $x^2$ & more'), "2": ("t2", "plain")}
 
 
 def bars() -> Markup:
     values: dict[str, tuple[float, float | None]] = {"1": (0.25, 0.5), "2": (1.0, None), "elsewhere": (0.0, 0.0)}
-    return plot_topics(RunMeasure("relevance nDCG@5", MeasuredValue(0.5, 0.4, 0.6), 3, by_topic=values), TITLES)
+    return plot_topics("relevance nDCG@5", values, TITLES)
 
 
 def movements() -> Markup:

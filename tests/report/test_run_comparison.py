@@ -132,15 +132,16 @@ def test_figures_are_those_of_the_evaluations_and_differences_those_to_the_basel
     ]
     for measure in found.measures[:2]:
         values = [each.estimates[measure.name].value for each in expected]
-        assert [each.value.value for each in measure.runs] == values
-        assert measure.runs[1].difference is None
+        assert [each.summary["value"] for each in measure.runs if each is not None] == values
+        assert measure.runs[1] is not None and measure.runs[1].difference is None
         for each, value in zip(measure.runs, values, strict=True):
-            if each.difference is not None:
-                assert each.difference.value.value == pytest.approx(value - values[1])
-                assert each.difference.wins + each.difference.ties + each.difference.losses == each.n
-    ndcg = found.measures[0]
-    assert ndcg.runs[2].unjudged > ndcg.runs[0].unjudged and ndcg.runs[2].bounds is not None
-    assert [set(each) for each in ndcg.by_topic] == [set(qrels.grades["relevance"])] * 3
+            if each is not None and (change := each.difference) is not None:
+                assert change["difference"] == pytest.approx(value - values[1])
+                assert change["wins"] + change["ties"] + change["losses"] == each.summary["n"]
+    first, turned, third = found.measures[0].runs
+    assert first is not None and turned is not None and third is not None
+    assert third.unjudged > first.unjudged and third.bounds is not None
+    assert [set(each.by_topic) for each in (first, turned, third)] == [set(qrels.grades["relevance"])] * 3
 
 
 def test_a_difference_says_over_how_many_topics_it_is_where_the_runs_own_values_are_over_others(
@@ -149,11 +150,12 @@ def test_a_difference_says_over_how_many_topics_it_is_where_the_runs_own_values_
     (official,) = (each for each in found.measures if each.name == "relevance official_ndcg@5")
     first, turned, _ = (evaluate_run(each.name, each.run, qrels, 30).estimates[official.name].topics for each in runs)
     shared = len(set(first) & set(turned))
+    assert official.runs[0] is not None
     change = official.runs[0].difference
     assert change is not None
-    assert change.topics == shared == change.wins + change.ties + change.losses
+    assert change["n"] == shared == change["wins"] + change["ties"] + change["losses"]
     # The text of a page has nothing between cells.
-    assert f"{change.value.value:+.4f}{shared} topics" in Page(render_comparison(found)).text
+    assert f"{change['difference']:+.4f}{shared} topics" in Page(render_comparison(found)).text
 
 
 def test_only_folders_tell_what_failed_and_what_it_cost(found: RunComparison) -> None:

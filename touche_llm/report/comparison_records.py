@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from touche_llm.data.records import Topic
-from touche_llm.report.measure_comparison import MeasureComparison
 from touche_llm.report.records import DocumentRow, DocumentView
-from touche_llm.report.run_measures import LabelMeasures
+from touche_llm.report.run_measures import MeasureComparison, Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +21,7 @@ class ComparedRun:
         facts: Description of the run, by name.
         stances: Labels of the run by set of documents, as returned by `overview.collect_labels`.
         confusion: As in `MeasuredRun`.
-        labels: As in `MeasuredRun`.
+        by_label: As in `MeasuredRun`.
         failures: Number of failed requests, by kind and file; None for a run file.
         costs: Costs by stage; None for a run file.
     """
@@ -32,7 +31,7 @@ class ComparedRun:
     facts: Mapping[str, str]
     stances: Mapping[str, list[str]]
     confusion: list[list[int]]
-    labels: list[LabelMeasures]
+    by_label: list[Row]
     failures: Mapping[tuple[str, str], int] | None
     costs: Mapping[str, Mapping[str, float | None]] | None
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from touche_llm.report.overview import BANDS
-from touche_llm.report.run_measures import RunMeasure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,26 +55,28 @@ _SETTINGS: dict[str, Any] = {
 }
 
 
-def plot_topics(measure: RunMeasure, titles: Mapping[str, tuple[str, str]]) -> Markup:
+def plot_topics(
+    name: str, values: Mapping[str, tuple[float, float | None]], titles: Mapping[str, tuple[str, str]]
+) -> Markup:
     """Plot the value of a measure for each topic beside that of the first stage, best topic first.
 
     Args:
-        measure: Measure with values by topic.
+        name: Name of the measure.
+        values: Values of the run and of the first stage by topic; None where the first stage lacks the topic.
         titles: Anchor and title of the topics on the page, by topic id.
     """
-    by_topic = sorted((measure.by_topic or {}).items(), key=lambda item: -item[1][0])
+    by_topic = sorted(values.items(), key=lambda item: -item[1][0])
     figure, axes = _axes(max(4.0, 0.25 * len(by_topic) + 1.2), 2.9)
     places = range(len(by_topic))
     hints: dict[str, str] = {}
-    for name, offset, values in (
-        ("first", 0.2, [first for _, (_, first) in by_topic]),
+    for ink, offset, heights in (
+        ("first", 0.2, [first or 0.0 for _, (_, first) in by_topic]),
         ("run", -0.2, [value for _, (value, _) in by_topic]),
     ):
-        heights = [value or 0.0 for value in values]
-        bars = axes.bar([place + offset for place in places], heights, 0.4, color=INKS[name])
+        bars = axes.bar([place + offset for place in places], heights, 0.4, color=INKS[ink])
         for bar, (topic, (value, first)) in zip(bars, by_topic, strict=True):
             anchor, title = titles.get(topic, ("", ""))
-            bar.set_gid(f"{name}-{len(hints)}")
+            bar.set_gid(f"{ink}-{len(hints)}")
             before = "" if first is None else f", first stage {first:.3f}"
             hints[bar.get_gid() or ""] = f"{topic} {title}: {value:.3f}{before}"
             if anchor:
@@ -83,10 +84,9 @@ def plot_topics(measure: RunMeasure, titles: Mapping[str, tuple[str, str]]) -> M
     axes.set_xticks(list(places), [topic for topic, _ in by_topic], fontsize=8)
     axes.set_xlim(-0.7, len(by_topic) - 0.3)
     axes.set_ylim(0.0, 1.0)
-    axes.set_ylabel(measure.name)
-    axes.set_xlabel("topic")
+    axes.set(xlabel="topic", ylabel=name)
     axes.grid(axis="y")
-    return _svg(figure, f"{measure.name} of each topic, the run beside the first stage", hints)
+    return _svg(figure, f"{name} of each topic, the run beside the first stage", hints)
 
 
 def plot_topics_of_runs(
@@ -122,21 +122,12 @@ def plot_topics_of_runs(
         for group in groups[topic]:
             for n, (side, value) in enumerate(group):
                 x = place * slot + (n - (len(group) - 1) / 2) * _APART
-                axes.text(
-                    x,
-                    value,
-                    LETTERS[side],
-                    color=INKS[_SIDES[side]],
-                    fontsize=8,
-                    weight="bold",
-                    ha="center",
-                    va="center",
-                )
+                ink = INKS[_SIDES[side]]
+                axes.text(x, value, LETTERS[side], color=ink, fontsize=8, weight="bold", ha="center", va="center")
     axes.set_xticks([place * slot for place in range(len(topics))], topics, fontsize=8)
     axes.set_xlim(-0.6 * slot, (len(topics) - 0.4) * slot)
     axes.set_ylim(-0.06, 1.06)
-    axes.set_ylabel(name)
-    axes.set_xlabel("topic")
+    axes.set(xlabel="topic", ylabel=name)
     axes.grid(axis="y")
     return _svg(figure, f"{name} of each topic in {len(by_topic)} runs", hints)
 

@@ -18,7 +18,6 @@ from touche_llm.pipeline.run_files import CONFIG
 from touche_llm.regression.snapshot import run_settings
 from touche_llm.report.comparison_records import ComparedDocument, ComparedRun, ComparedTopic, Placement, RunComparison
 from touche_llm.report.folder import RunFolder, open_folder
-from touche_llm.report.measure_comparison import compare_measures
 from touche_llm.report.overview import (
     collect_assessor_labels,
     collect_labels,
@@ -27,7 +26,7 @@ from touche_llm.report.overview import (
     get_assessments,
 )
 from touche_llm.report.plots import LETTERS
-from touche_llm.report.run_measures import collect_notes, compute_confusion, describe_all_coverage
+from touche_llm.report.run_measures import collect_notes, compare_measures, compute_confusion, describe_all_coverage
 from touche_llm.tasks.base import Task
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Measures of a run and of its first stage."""
+"""Measures of runs on a page: one run and its first stage, or several runs and their baseline."""
 
 from __future__ import annotations
 
@@ -10,62 +10,57 @@ from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.evaluation.qrels import STANCE, Qrels
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from touche_llm.evaluation.measures import Evaluation
 
 MACRO_F1 = f"{STANCE} macro-F1"
-_RUN = "run"
+# A row of a data frame, by column.
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredValue:
-    """The value of a measure and its 95 % confidence interval; NaN where undefined."""
+class MeasureResult:
+    """The value of one measure for one run.
 
-    value: float
-    low: float
-    high: float
+    Attributes:
+        summary: Row of `Evaluation.summary`: the value, its interval, and the number of topics or documents.
+        difference: Row of `significance.compare`; None for the baseline, and for measures that are not compared.
+        unjudged: Number of unjudged documents above the cutoff, over all topics.
+        bounds: Lowest and highest possible value if these were judged; None where unknown.
+        by_topic: Values by topic; empty unless the measure is a headline measure.
+    """
+
+    summary: Row
+    difference: Row | None
+    unjudged: int
+    bounds: tuple[float, float] | None
+    by_topic: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class RunMeasure:
-    """One measure of a run and of its first stage. The fields from `difference` on are set for nDCG@5 only.
+class MeasureComparison:
+    """One measure of all runs.
 
     Attributes:
         name: Name of the measure, as in `measures.evaluate_run`.
-        run: Value of the run.
-        n: Number of topics, or of documents for the stance.
-        first: Value of the first stage; None where it has none.
-        difference: Value of the run minus that of the first stage.
-        p: p-value of the paired randomisation test.
-        unjudged: Number of unjudged documents among the top 5 of all topics.
-        bounds: Lowest and highest possible value if these were judged.
-        first_unjudged: Like `unjudged`, for the first stage.
-        first_bounds: Like `bounds`, for the first stage.
-        by_topic: Values of the run and of the first stage, by topic; None where the first stage lacks the topic.
+        headline: Whether the page shows the measure at the top: nDCG@5 of each graded aspect, macro-F1 of the stance.
+        runs: Results, one per run; None for a run that was not evaluated by this measure.
     """
 
     name: str
-    run: MeasuredValue
-    n: int
-    first: MeasuredValue | None = None
-    difference: MeasuredValue | None = None
-    p: float | None = None
-    unjudged: int = 0
-    bounds: tuple[float, float] | None = None
-    first_unjudged: int = 0
-    first_bounds: tuple[float, float] | None = None
-    by_topic: dict[str, tuple[float, float | None]] | None = None
+    headline: bool
+    runs: list[MeasureResult | None]
 
+    @property
+    def by_topic(self) -> list[dict[str, float]]:
+        """Return the values by topic, one mapping per run; empty unless it is a headline measure."""
+        return [{} if result is None else result.by_topic for result in self.runs]
 
-@dataclass(frozen=True, slots=True)
-class LabelMeasures:
-    """Measures of one stance label; NaN where undefined, for lack of documents."""
-
-    label: str
-    precision: float
-    recall: float
-    f1: float
-    true: int
-    chosen: int
+    @property
+    def topics(self) -> set[str]:
+        """Return the topics with a value in at least one run."""
+        return {topic for values in self.by_topic for topic in values}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +68,24 @@ class MeasuredRun:
     """The evaluation of a run.
 
     Attributes:
-        measures: All measures.
-        headline: nDCG@5 of each graded aspect, and macro-F1 of the stance.
+        measures: All measures of the run and of its first stage, which has no stances; only nDCG@5 is compared.
         confusion: Number of documents by true label (rows) and label of the run (columns), in the order of the task;
             empty without stance qrels.
-        labels: Measures of each label; empty without stance qrels.
+        by_label: Rows of `summarize_labels`; empty without stance qrels.
         coverage: Number of evaluated topics out of the judged ones, a line for each aspect.
         notes: Limitations of the evaluation.
     """
 
-    measures: list[RunMeasure]
-    headline: list[RunMeasure]
+    measures: list[MeasureComparison]
     confusion: list[list[int]]
-    labels: list[LabelMeasures]
+    by_label: list[Row]
     coverage: list[str]
     notes: list[str]
+
+    @property
+    def headline(self) -> list[MeasureComparison]:
+        """Return the headline measures."""
+        return [measure for measure in self.measures if measure.headline]
 
 
 def measure_run(run: ParsedRun, first_stage: ParsedRun, qrels: Qrels, before: str) -> MeasuredRun:
@@ -103,47 +101,52 @@ def measure_run(run: ParsedRun, first_stage: ParsedRun, qrels: Qrels, before: st
         DataError: None of the topics of the run is judged.
     """
     # Imported late: pandas and scipy load slowly.
+    from pandas import DataFrame
+
     from touche_llm.evaluation.measures import describe_uneven_judging, evaluate_run
     from touche_llm.evaluation.significance import compare
 
     depth = max(map(len, first_stage.rankings.values()))
-    found = evaluate_run(_RUN, run, qrels, depth)
+    found = evaluate_run("run", run, qrels, depth)
     first = evaluate_run(before, first_stage, replace(qrels, stances={}), depth)
-    values, values_before = (
-        {row["measure"]: row for row in evaluation.summary().to_dict("records")} for evaluation in (found, first)
-    )
-    headlines = select_headline(qrels)
-    compared = [name for name in headlines if name != MACRO_F1]
-    differences: dict[str, Mapping[str, Any]] = {}
-    if compared:
-        sides = {
-            evaluation.name: {name: evaluation.estimates[name] for name in compared} for evaluation in (found, first)
-        }
-        differences = {row["measure"]: row for row in compare(before, sides).to_dict("records")}
-    measures = []
-    for name, row in values.items():
-        measured = RunMeasure(
-            name, read_value(row), row["n"], read_value(values_before[name]) if name in values_before else None
-        )
-        if name in differences:
-            change = differences[name]
-            unjudged, bounds = get_unjudged(found, name)
-            first_unjudged, first_bounds = get_unjudged(first, name)
-            other = by_topic(first, name)
-            measured = replace(
-                measured,
-                difference=MeasuredValue(change["difference"], change["low"], change["high"]),
-                p=change["p"],
-                unjudged=unjudged,
-                bounds=bounds,
-                first_unjudged=first_unjudged,
-                first_bounds=first_bounds,
-                by_topic={topic: (value, other.get(topic)) for topic, value in by_topic(found, name).items()},
-            )
-        measures.append(measured)
-    headline = [measure for measure in measures if measure.name in headlines]
+    compared = [name for name in select_headline(qrels) if name != MACRO_F1]
+    estimates = {
+        evaluation.name: {name: evaluation.estimates[name] for name in compared} for evaluation in (found, first)
+    }
+    measures = compare_measures([found, first], compare(before, estimates) if compared else DataFrame())
     notes = collect_notes([found]) + describe_uneven_judging(found, first)
-    return MeasuredRun(measures, headline, *compute_confusion(run, qrels), describe_all_coverage([found]), notes)
+    return MeasuredRun(measures, *compute_confusion(run, qrels), describe_all_coverage([found]), notes)
+
+
+def compare_measures(evaluations: Sequence[Evaluation], differences: DataFrame) -> list[MeasureComparison]:
+    """Combine the evaluations of several runs, measure by measure.
+
+    Args:
+        evaluations: Evaluations of the runs, all by the same qrels; the first has all measures.
+        differences: Differences from the baseline, as returned by `significance.compare`.
+    """
+    changes = {(row["run"], row["measure"]): row for row in differences.to_dict("records")}
+    tables = [{row["measure"]: row for row in evaluation.summary().to_dict("records")} for evaluation in evaluations]
+    headlines = select_headline(evaluations[0].qrels)
+
+    def combine(evaluation: Evaluation, summary: Row | None, name: str) -> MeasureResult | None:
+        if summary is None:
+            return None
+        by_topic: dict[str, float] = {}
+        if name in headlines:
+            estimate = evaluation.estimates[name]
+            by_topic = dict(zip(estimate.topics, estimate.by_topic().tolist(), strict=True))
+        change = changes.get((evaluation.name, name))
+        return MeasureResult(summary, change, *_get_unjudged(evaluation, name), by_topic)
+
+    return [
+        MeasureComparison(
+            name,
+            name in headlines,
+            [combine(evaluation, table.get(name), name) for evaluation, table in zip(evaluations, tables, strict=True)],
+        )
+        for name in tables[0]
+    ]
 
 
 def select_headline(qrels: Qrels) -> list[str]:
@@ -174,13 +177,7 @@ def collect_notes(evaluations: Sequence[Evaluation]) -> list[str]:
     return qrels.notes() + format_notes(notes)
 
 
-def by_topic(evaluation: Evaluation, measure: str) -> dict[str, float]:
-    """Return the values of a measure by topic."""
-    estimate = evaluation.estimates[measure]
-    return dict(zip(estimate.topics, estimate.by_topic().tolist(), strict=True))
-
-
-def get_unjudged(evaluation: Evaluation, measure: str) -> tuple[int, tuple[float, float] | None]:
+def _get_unjudged(evaluation: Evaluation, measure: str) -> tuple[int, tuple[float, float] | None]:
     """Return the number of unjudged documents above the cutoff, and the bounds of the value if they were judged.
 
     Measures without known bounds give 0 and None.
@@ -191,20 +188,11 @@ def get_unjudged(evaluation: Evaluation, measure: str) -> tuple[int, tuple[float
     return int(bounds["unjudged"].sum()), (float(bounds["lowest"].mean()), float(bounds["highest"].mean()))
 
 
-def compute_confusion(run: ParsedRun, qrels: Qrels) -> tuple[list[list[int]], list[LabelMeasures]]:
+def compute_confusion(run: ParsedRun, qrels: Qrels) -> tuple[list[list[int]], list[Row]]:
     """Return the confusion matrix and the measures of each label, as in `MeasuredRun`; empty without stance qrels."""
     from touche_llm.evaluation.stance_measures import count_confusion, summarize_labels
 
     if not qrels.stances:
         return [], []
     confusion = count_confusion(run, qrels)
-    labels = [
-        LabelMeasures(row["label"], row["precision"], row["recall"], row["F1"], row["true"], row["chosen"])
-        for row in summarize_labels(confusion).to_dict("records")
-    ]
-    return confusion.to_numpy().tolist(), labels
-
-
-def read_value(row: Mapping[str, Any]) -> MeasuredValue:
-    """Return the value and the interval in a row of a summary."""
-    return MeasuredValue(row["value"], row["low"], row["high"])
+    return confusion.to_numpy().tolist(), summarize_labels(confusion).to_dict("records")

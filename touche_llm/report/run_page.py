@@ -33,7 +33,14 @@ def render_report(report: RunReport) -> str:
     """
     measured = report.measured
     anchors = {view.topic.id: (f"t{n}", view.topic.title) for n, view in enumerate(report.topics, start=1)}
-    by_topic = [measure for measure in measured.headline if measure.by_topic] if measured is not None else []
+    # Stances have no first stage, and are not measured by topic here.
+    by_topic: dict[str, dict[str, tuple[float, float | None]]] = {}
+    for measure in measured.headline if measured is not None else ():
+        run, first = measure.runs
+        if run is not None and first is not None:
+            by_topic[measure.name] = {
+                topic: (value, first.by_topic.get(topic)) for topic, value in run.by_topic.items()
+            }
     failures = [(name, failure) for name, of_file in report.failures.items() for failure in of_file]
     values = {
         "report": report,
@@ -41,18 +48,13 @@ def render_report(report: RunReport) -> str:
         "labels": report.labels,
         "before": report.before,
         "plots": {
-            "topics": {measure.name: plot_topics(measure, anchors) for measure in by_topic},
+            "topics": {name: plot_topics(name, values, anchors) for name, values in by_topic.items()},
             "movements": {way: plot_movements(groups, way) for way, groups in report.movements.items()},
             "stances": plot_stances(report.stances, report.labels),
         },
         "bands": _label_bands(),
         "scores": {
-            topic: [
-                (measure.name, *measure.by_topic[topic])
-                for measure in by_topic
-                if measure.by_topic and topic in measure.by_topic
-            ]
-            for topic in anchors
+            topic: [(name, *values[topic]) for name, values in by_topic.items() if topic in values] for topic in anchors
         },
         "kinds": Counter((failure.kind, name) for name, failure in failures),
         "failures": [failure for _, failure in failures[:_MAX_FAILURES]],
