@@ -16,6 +16,7 @@ from touche_llm.batch.responses import import_replies
 from touche_llm.batch.runner import answer_file, run_batch
 from touche_llm.batch.stage_run import Batch, read_batch
 from touche_llm.cli import options as o
+from touche_llm.cli import setting_options as s
 from touche_llm.cli import stages
 from touche_llm.cli.command import RENAMED_OPTIONS
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
@@ -44,7 +45,7 @@ app = typer.Typer(no_args_is_help=True, help="Batch files, for clusters without 
 
 
 @app.command()
-@o.configured(*o.OF_RUN, without=(*DELIVERY, "cache.mode"))
+@s.configured(*s.OF_RUN, without=(*DELIVERY, "cache.mode"))
 def export(
     config: Config,
     context: typer.Context,
@@ -131,13 +132,13 @@ def run(
     """
     check_output(responses, overwrite, [requests])
     options: dict[str, Any] = {}
-    for name, value in o.set_values(values or [], "batch run").items():
+    for name, value in s.set_values(values or [], "batch run").items():
         section, _, option = name.rpartition(".")
         if section != "engine.options":
             raise UsageError(f"--set {name}: not an option of vLLM or Ray; give --set engine.options.NAME=VALUE")
         options[option] = value
     given = {"name": "batch", "runner": engine, "model": str(model), "context": context_tokens, "options": options}
-    settings = o.validate(EngineConfig, {f"engine.{name}": value for name, value in given.items()}, "engine")
+    settings = s.validate(EngineConfig, {f"engine.{name}": value for name, value in given.items()}, "engine")
     log = responses.with_name(f"{responses.name}.log")
     work = answer_file(settings, requests, responses, log, served_name=served_name)
     count = stages.until_interrupted(work, lambda: f"{responses} is not written")
@@ -184,7 +185,7 @@ def import_(
 
 def _reject_foreign_options(stage: StageName, context: typer.Context) -> None:
     """Raise UsageError for an option that the stage's own command does not take."""
-    for name, option in o.OPTIONS.items():
+    for name, option in s.OPTIONS.items():
         given = context.params.get(option.parameter_name)
         if given not in (None, (), []) and not is_one_of(name, OF_STAGE[stage]):
             raise UsageError(f"{option.flag}: not an option of `touche-llm {stage}`, which does not depend on it")

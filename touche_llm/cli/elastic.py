@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from touche_llm.cli.options import Given, set_values, validate
 from touche_llm.cli.output import Format, print_rows
+from touche_llm.cli.setting_options import Given, set_values, validate
 from touche_llm.errors import UsageError
 from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.retrieval.elasticsearch.load import load_corpus

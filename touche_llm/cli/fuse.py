@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from touche_llm.cli import options as o
+from touche_llm.cli import setting_options as s
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.data.files import check_output
 from touche_llm.data.lines import is_word
@@ -51,7 +52,7 @@ def fuse(
     A document has the stance of the first run that gives it one.
     """
     known = get_task(task) if task is not None else None
-    settings = o.validate(FusionSettings, {"method": method, "k": k}, "")
+    settings = s.validate(FusionSettings, {"method": method, "k": k}, "")
     weights = weight or [1.0] * len(runs)
     if len(runs) < 2:
         raise UsageError(f"{runs[0]}: one run cannot be fused; name two or more")

@@ -12,6 +12,7 @@ import typer
 
 from touche_llm.cli import options as o
 from touche_llm.cli import prompts_compare, prompts_copy, prompts_render, prompts_try
+from touche_llm.cli import setting_options as s
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.cli.prompts_render import NameArgument, TokenizerOption
 from touche_llm.cli.tables import TEXT_WIDTH, Column, show_lines, show_table
@@ -55,9 +56,9 @@ app = typer.Typer(no_args_is_help=True, help="See, check, render and try prompts
 
 
 @app.command("list")
-@o.takes_settings("prompts.folder")
+@s.takes_settings("prompts.folder")
 def list_(
-    given: o.Given,
+    given: s.Given,
     task: EveryTaskOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -81,8 +82,8 @@ def list_(
 
 
 @app.command("show")
-@o.takes_settings("task", "prompts.folder")
-def show_(given: o.Given, name: NameArgument, output: FormatOption = Format.TABLE) -> None:
+@s.takes_settings("task", "prompts.folder")
+def show_(given: s.Given, name: NameArgument, output: FormatOption = Format.TABLE) -> None:
     """Print a prompt's template and the files that it includes."""
     purpose, prompt = load_named(get_task(given.get("task", DEFAULT_TASK)), name, given.get("prompts.folder"))
     texts = {prompt.path: read_text(prompt.path)}
@@ -101,9 +102,9 @@ def show_(given: o.Given, name: NameArgument, output: FormatOption = Format.TABL
 
 
 @app.command("check")
-@o.takes_settings("prompts.folder", "topics", "corpus", "index", "skip_bad_lines")
+@s.takes_settings("prompts.folder", "topics", "corpus", "index", "skip_bad_lines")
 def check_(
-    given: o.Given,
+    given: s.Given,
     names: Annotated[
         list[str] | None,
         typer.Argument(metavar="[NAME|PATH]...", help="Prompts, or paths of .jinja files (default: all)."),

@@ -12,6 +12,7 @@ import typer
 
 from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
+from touche_llm.cli import setting_options as s
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.cli.stages import FAILURES_EXIT, print_failures, run_requests
 from touche_llm.cli.tables import TEXT_WIDTH, Column, format_interval, format_value, show_table
@@ -74,7 +75,7 @@ HtmlOption = Annotated[
 ]
 
 
-def _check_files(given: o.Given, own: Mapping[str, Any]) -> None:
+def _check_files(given: s.Given, own: Mapping[str, Any]) -> None:
     """Raise UsageError if the page cannot be written, before any input is read."""
     html, prompts = own["html"], own["templates"]
     if html is None:
@@ -86,7 +87,7 @@ def _check_files(given: o.Given, own: Mapping[str, Any]) -> None:
     check_output(html, own["overwrite"], filter(None, inputs))
 
 
-@o.configured(*_OF_COMPARISON, complete=_check_files)
+@s.configured(*_OF_COMPARISON, complete=_check_files)
 @o.takes_qrels
 def compare(
     config: Config,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from touche_llm.cli import options as o
+from touche_llm.cli import setting_options as s
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.cli.prompts_render import NameArgument
 from touche_llm.data.files import open_atomic
@@ -19,9 +19,9 @@ from touche_llm.prompts.templates import read_text
 from touche_llm.tasks import DEFAULT_TASK, get_task
 
 
-@o.takes_settings("task", "prompts.folder")
+@s.takes_settings("task", "prompts.folder")
 def copy(
-    given: o.Given,
+    given: s.Given,
     name: NameArgument,
     file: Annotated[
         Path | None, typer.Argument(metavar="[FILE]", help="The template to write (default: NAME.jinja, here).")

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from touche_llm.cli import options as o
+from touche_llm.cli import setting_options as s
 from touche_llm.cli.output import Format, FormatOption, print_rows
 from touche_llm.config import Config
 from touche_llm.data.records import Cut
@@ -67,14 +67,14 @@ OF_TRIAL = (*INPUTS, "skip_bad_lines", "prompts.folder", "prompts.objects", "obj
 NO_INDEX = Path(".touche-llm/index/none")
 
 
-def complete(given: o.Given, own: Mapping[str, Any]) -> None:
+def complete(given: s.Given, own: Mapping[str, Any]) -> None:
     """Add the topic to the settings; a prompt without documents needs no corpus."""
     given["topic"] = (own["topic"],)
     if not own["documents"] and own["config"] is None and not given.keys() & {"corpus", "index"}:
         given["index"] = NO_INDEX
 
 
-@o.configured(*OF_TRIAL, without=(*DELIVERY, "sampling", "cache.mode", "cache.retry_failures"), complete=complete)
+@s.configured(*OF_TRIAL, without=(*DELIVERY, "sampling", "cache.mode", "cache.retry_failures"), complete=complete)
 def render(
     config: Config,
     name: NameArgument,

@@ -11,6 +11,7 @@ import orjson
 import typer
 
 from touche_llm.cli import options as o
+from touche_llm.cli import setting_options as s
 from touche_llm.cli.output import Format, FormatOption, print_rows
 from touche_llm.cli.prompts_render import (
     NO_INDEX,
@@ -49,7 +50,7 @@ _COLUMNS = (
 )
 
 
-@o.configured(*OF_TRIAL, complete=complete)
+@s.configured(*OF_TRIAL, complete=complete)
 @o.takes_qrels
 def try_(
     config: Config,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from touche_llm.cli import options as o
+from touche_llm.cli import setting_options as s
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.data.scratch import recover
 from touche_llm.errors import UsageError
@@ -64,9 +65,9 @@ def record_(
 
 
 @app.command("check")
-@o.takes_settings("prompts.folder")
+@s.takes_settings("prompts.folder")
 def check_(
-    given: o.Given,
+    given: s.Given,
     names: NamesArgument = None,
     root: DirOption = _DEFAULT,
     output: FormatOption = Format.TABLE,
@@ -96,9 +97,9 @@ def check_(
 
 
 @app.command("update")
-@o.takes_settings("prompts.folder")
+@s.takes_settings("prompts.folder")
 def update_(
-    given: o.Given,
+    given: s.Given,
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Recorded runs.")],
     root: DirOption = _DEFAULT,
     run: Annotated[

@@ -15,6 +15,7 @@ import typer
 
 from touche_llm.batch.rounds import answer_stage, run_by_files
 from touche_llm.cli import options as o
+from touche_llm.cli import setting_options as s
 from touche_llm.cli.costs import print_cost
 from touche_llm.cli.elastic import load_elasticsearch
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
@@ -40,10 +41,10 @@ FAILURES_EXIT = 3
 ResultT = TypeVar("ResultT")
 
 
-@o.takes_settings(
+@s.takes_settings(
     "task", "corpus", "index", "skip_bad_lines", "retriever", "elasticsearch", without=("retriever.query",)
 )
-def index(given: o.Given, values: o.SetOption = None, output: FormatOption = Format.TABLE) -> None:
+def index(given: s.Given, values: s.SetOption = None, output: FormatOption = Format.TABLE) -> None:
     """Store a corpus and build its BM25 index. Does nothing if both exist and are up to date.
 
     With `--retriever elasticsearch` the corpus is loaded into an index there; a load that was stopped resumes.
@@ -62,7 +63,7 @@ def index(given: o.Given, values: o.SetOption = None, output: FormatOption = For
         raise UsageError(f"--retriever {retriever}: needs no index; give bm25 or elasticsearch")
     if is_elastic or values:
         raise UsageError("--elasticsearch, --elasticsearch-index, --set: only with --retriever elasticsearch")
-    settings = o.validate(RetrieverConfig, given, "retriever").bm25
+    settings = s.validate(RetrieverConfig, given, "retriever").bm25
     progress, skip = ConsoleProgress(), given.get("skip_bad_lines", False)
     with build_index(task, corpus, given.get("index"), settings, skip, progress.warn) as store:
         documents, sentences = len(store), len(store.parts)
@@ -74,7 +75,7 @@ def index(given: o.Given, values: o.SetOption = None, output: FormatOption = For
             print_rows(output, [row])
 
 
-@o.configured(*OF_STAGE["retrieve"])
+@s.configured(*OF_STAGE["retrieve"])
 def retrieve(
     config: Config,
     out: o.OutOption,
@@ -96,7 +97,7 @@ def retrieve(
     report_failures(output, out, found.failures)
 
 
-@o.configured(*OF_STAGE["judge"])
+@s.configured(*OF_STAGE["judge"])
 def judge(
     config: Config,
     out: o.OutOption,
@@ -115,7 +116,7 @@ def judge(
     report_failures(output, out, outcome.failures)
 
 
-@o.configured(*OF_STAGE["rank"])
+@s.configured(*OF_STAGE["rank"])
 def rank(
     config: Config, out: o.OutOption, dry_run: o.DryRunOption = False, output: FormatOption = Format.TABLE
 ) -> None:
@@ -136,7 +137,7 @@ def rank(
         raise typer.Exit(FAILURES_EXIT)
 
 
-@o.configured(*o.OF_RUN)
+@s.configured(*s.OF_RUN)
 def run(
     config: Config,
     out: o.OutOption,

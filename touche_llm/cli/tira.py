@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from touche_llm.cli import options as o
+from touche_llm.cli import setting_options as s
 from touche_llm.cli.output import Format, FormatOption
 from touche_llm.cli.stages import print_written, report_failures, run_requests
 from touche_llm.config import index_folder, load_config
@@ -30,9 +31,9 @@ _WRITES = {
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
 
-@o.takes_settings("prompts.folder", "cache.mode")
+@s.takes_settings("prompts.folder", "cache.mode")
 def tira(
-    given: o.Given,
+    given: s.Given,
     input_folder: Annotated[
         Path | None, typer.Option("-i", "--input", envvar="TIRA_INPUT_DATASET", help="Folder with topics and corpus.")
     ] = None,

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from touche_llm.cli import measured_runs as m
-from touche_llm.cli import options as o
+from touche_llm.cli import setting_options as s
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.cli.tables import show_lines
 from touche_llm.data.topics import read_topics
@@ -28,9 +28,9 @@ _MANY = 20
 _MOST = 100
 
 
-@o.takes_settings("topics", "corpus", "index", "skip_bad_lines")
+@s.takes_settings("topics", "corpus", "index", "skip_bad_lines")
 def validate(
-    given: o.Given,
+    given: s.Given,
     run: Annotated[Path, typer.Argument(help="A run file of this or any other program, or the folder of a run.")],
     task: m.TaskOption = None,
     every: Annotated[bool, typer.Option("--all", help="Print all problems; json and tsv always do.")] = False,

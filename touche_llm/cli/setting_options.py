@@ -1,0 +1,290 @@
+"""Options of settings: declared beside the settings, expanded into the signature of a command."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, TypeVar, get_args, get_origin
+
+import typer
+from pydantic import BaseModel, ValidationError
+
+from touche_llm.cli.command import HelpAllOption
+from touche_llm.cli.options import Command, make_parameter, set_signature
+from touche_llm.config import RENAMED_SETTINGS, Config, load_config
+from touche_llm.data.setting_problems import describe_problem
+from touche_llm.data.settings import Option, list_fields
+from touche_llm.data.yaml_text import YamlError, parse_yaml
+from touche_llm.errors import DataError, UsageError
+from touche_llm.judging.stance import read_settings
+from touche_llm.llm.cache import CacheMode
+from touche_llm.pipeline.run_files import CONFIG
+from touche_llm.pipeline.settings import OF_JUDGE, OF_RETRIEVE, OF_STAGE, is_one_of
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+# Settings given on the command line, by dotted name.
+Given = dict[str, Any]
+# Settings of all stages.
+OF_RUN = tuple(dict.fromkeys(name for names in OF_STAGE.values() for name in names))
+# A command with more options of settings lists the common ones in `--help`, and all of them in `--help-all`.
+_MAX_LISTED = 10
+_METAVARS = {int: "N", float: "NUMBER", Path: "PATH", str: "TEXT"}
+# Settings of the stages before a command; a change of them would make the configuration differ from what was done.
+_DONE_BEFORE = {"judge": OF_RETRIEVE, "rank": (*OF_RETRIEVE, *OF_JUDGE)}
+
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Any setting, as ranking.listwise.window=10; repeatable.",
+        rich_help_panel="Input",
+    ),
+]
+_ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE", help="YAML file of settings; options override it.", rich_help_panel="Input"
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class SettingOption:
+    """Option of a setting.
+
+    Attributes:
+        setting: Dotted name of the setting.
+        option: Declaration of the option.
+        kind: Type of a value; a repeatable option takes several.
+        is_repeatable: Whether the setting is a list.
+        default: Default of the setting, as text; empty if it has none.
+    """
+
+    setting: str
+    option: Option
+    kind: type
+    is_repeatable: bool
+    default: str
+
+    @property
+    def flag(self) -> str:
+        """Name of the option, without its negation."""
+        return self.option.flag.partition("/")[0]
+
+    @property
+    def parameter_name(self) -> str:
+        """Name of the parameter of a command."""
+        return self.setting.replace(".", "__")
+
+    def to_parameter(self, *, hidden: bool) -> inspect.Parameter:
+        """Return the parameter that typer makes the option of; its default None means that it was not given."""
+        default = f" [default: {self.default}]" if self.default else ""
+        declared = typer.Option(
+            self.option.flag,
+            help=f"{self.option.help}.{default}",
+            metavar=None if self.kind is bool else self.option.metavar or _METAVARS[self.kind],
+            rich_help_panel=self.option.panel,
+            hidden=hidden,
+        )
+        kind: Any = list[self.kind] if self.is_repeatable else self.kind  # type: ignore[name-defined]
+        return make_parameter(self.parameter_name, Annotated[kind | None, declared], None)
+
+
+def _list_options() -> Iterator[SettingOption]:
+    for name, field in list_fields(Config):
+        for option in field.metadata:
+            if isinstance(option, Option):
+                setting = f"{name}.{option.key}" if option.key else name
+                kind = Path if option.is_file else _find_kind(field.annotation)
+                is_repeatable = get_origin(field.annotation) is tuple and not option.is_text
+                default = "" if field.is_required() else _format_default(field.default, option)
+                yield SettingOption(setting, option, kind, is_repeatable, default)
+
+
+def _find_kind(annotation: Any) -> type:
+    """Return the type that typer parses a value into.
+
+    Names are texts, so that the configuration checks them and lists the valid ones.
+    """
+    origin, kinds = get_origin(annotation), get_args(annotation)
+    if origin is dict:
+        return _find_kind(get_args(kinds[1])[0])
+    if origin is not None and origin is not UnionType:
+        return str
+    kind: type = kinds[0] if kinds else annotation
+    return kind if kind in _METAVARS or kind is bool else str
+
+
+def _format_default(value: Any, option: Option) -> str:
+    match value:
+        case bool():
+            names = option.flag.split("/")
+            return names[not value].removeprefix("--") if len(names) > 1 else ""
+        case float():
+            return f"{value:g}"
+        case tuple():
+            return ",".join(value)
+        case None | dict():
+            return ""
+        case _:
+            return str(value)
+
+
+OPTIONS: Mapping[str, SettingOption] = {option.setting: option for option in _list_options()}
+
+
+def takes_settings(*settings: str, without: Collection[str] = ()) -> Callable[[Command], Command]:
+    """Return a decorator that adds the options of settings to a command.
+
+    The command receives the given values by dotted name as its first argument, and its own options by keyword.
+
+    Args:
+        settings: Dotted names of settings or sections.
+        without: Settings or sections among them whose options are left out.
+    """
+    options = [option for name, option in OPTIONS.items() if is_one_of(name, settings) and not is_one_of(name, without)]
+    is_long = len(options) > _MAX_LISTED
+
+    def decorate(command: Command) -> Command:
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        parameters = [option.to_parameter(hidden=is_long and not option.option.is_common) for option in options]
+        help_all = [make_parameter("help_all", HelpAllOption, False)] if is_long else []
+
+        @wraps(command)
+        def expanded(**values: Any) -> None:
+            values.pop("help_all", None)
+            given = {option.setting: values.pop(option.parameter_name) for option in options}
+            command({name: value for name, value in given.items() if value is not None and value != []}, **values)
+
+        set_signature(expanded, [*parameters, *own, *help_all])
+        return expanded
+
+    return decorate
+
+
+Complete = Callable[[Given, Mapping[str, Any]], None]
+
+
+def configured(
+    *settings: str, without: Collection[str] = (), complete: Complete | None = None
+) -> Callable[[Command], Command]:
+    """Return a decorator that adds the options of settings, `--config` and `--set` to a command.
+
+    The command receives the loaded configuration as its first argument, and its own options by keyword.
+
+    Args:
+        settings: Dotted names of settings or sections.
+        without: Settings or sections among them whose options are left out.
+        complete: Called with the given values by dotted name, which it may change, and the command's own options.
+    """
+
+    def decorate(command: Command) -> Command:
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        has_context = any(parameter.name == "context" for parameter in own)
+
+        @wraps(command)
+        def loaded(given: Given, context: typer.Context, config: Path | None, values: list[str], **others: Any) -> None:
+            stage = str(others.get("stage") or context.info_name)
+            if config is None and stage in ("judge", "rank"):
+                config = _find_stage_config(others["out"])
+            if complete is not None:
+                complete(given, {**others, "config": config})
+            _replace_thresholds(given)
+            loaded_config = _load(config, given, set_values(values or [], stage))
+            if is_one_of("engine.name", settings) and not is_one_of("engine.name", without):
+                _check_batch(loaded_config, stage)
+            command(loaded_config, **others, **({"context": context} if has_context else {}))
+
+        first = inspect.Parameter("given", inspect.Parameter.POSITIONAL_ONLY)
+        context = [] if has_context else [make_parameter("context", typer.Context, inspect.Parameter.empty)]
+        config = make_parameter("config", _ConfigOption, None)
+        values = make_parameter("values", SetOption, None)
+        set_signature(loaded, [first, *context, *own, config, values])
+        return takes_settings(*settings, without=without)(loaded)
+
+    return decorate
+
+
+def _find_stage_config(folder: Path) -> Path:
+    """Return the configuration that an earlier stage wrote; raises DataError if there is none."""
+    written = folder / CONFIG
+    if not written.exists():
+        raise DataError(f"{written}: missing; run `touche-llm retrieve` for this folder first, or give --config")
+    return written
+
+
+def _replace_thresholds(given: Given) -> None:
+    """Replace the file of thresholds by the settings in it."""
+    if file := given.get("stance.thresholds"):
+        settings = read_settings(file)
+        given |= {
+            "stance.thresholds": settings.thresholds,
+            "stance.calibrated_on": list(settings.calibrated_on),
+            "stance.calibrated_for": settings.calibrated_for,
+        }
+
+
+def _load(file: Path | None, given: Mapping[str, Any], assigned: Mapping[str, Any]) -> Config:
+    flags = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    names = {name: option.flag for name, option in OPTIONS.items() if name not in assigned}
+    return load_config(file, flags | dict(assigned), names)
+
+
+def _check_batch(config: Config, command: str) -> None:
+    """Raise UsageError for the engine `batch` if a command sends requests one by one."""
+    is_sent = config.engine.name == "batch" and config.cache.mode is not CacheMode.REPLAY
+    if is_sent and command not in (*OF_STAGE, "run"):
+        raise UsageError(
+            f"--engine batch: `{command}` sends no batch files; give --engine server or managed, or replay answers "
+            "with --cache-mode replay"
+        )
+
+
+def set_values(given: list[str], command: str) -> dict[str, Any]:
+    """Return the values of `--set` by dotted name, read as in a configuration.
+
+    Raises:
+        UsageError: A value is not `NAME=VALUE`, or a stage before this command depends on the setting.
+    """
+    values = {}
+    for assignment in given:
+        where = f"--set {assignment:.80}"
+        name, separator, text = assignment.partition("=")
+        if not separator or not all(part.isidentifier() for part in name.split(".")):
+            raise UsageError(f"{where}: must be NAME=VALUE, as --set ranking.listwise.window=10")
+        if name in RENAMED_SETTINGS:
+            raise UsageError(f"{where}: renamed to {RENAMED_SETTINGS[name]}")
+        if is_one_of(name, _DONE_BEFORE.get(command, ())):
+            raise UsageError(f"{where}: a stage before `{command}` depends on it; give it to `touche-llm run`")
+        try:
+            values[name] = parse_yaml(text)
+        except YamlError as error:
+            raise UsageError(f"{where}: the value is not YAML: {error}") from error
+        if values[name] is None:
+            raise UsageError(f"{where}: has no value; to unset it, leave it out of a configuration file")
+    return values
+
+
+def validate(model: type[ModelT], values: Mapping[str, Any], section: str) -> ModelT:
+    """Return a record of settings; raises UsageError, with the option's name, if a value is invalid.
+
+    Args:
+        model: Record.
+        values: Values by dotted name, of which those of the record's section are taken.
+        section: Dotted name of the section; empty for a record of a command's own options.
+    """
+    prefix = section and f"{section}."
+    own = {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+    try:
+        return model.model_validate(own)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        known = OPTIONS.get(f"{prefix}{name}")
+        flag = known.flag if known else f"--set {prefix}{name}" if section else f"--{name}"
+        raise UsageError(f"{flag}: {describe_problem(first)}") from error
