@@ -9,11 +9,11 @@ from itertools import combinations
 from math import ceil
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from touche_llm.corpus.store import Parts
 from touche_llm.data.records import Candidate, Document, Judgment
-from touche_llm.data.settings import Option
+from touche_llm.data.settings import Option, Section
 from touche_llm.errors import DataError
 from touche_llm.judging.grades import combine_grades
 
@@ -25,7 +25,7 @@ CLAIM = "CLAIM"
 _MIN_CLAIM_DIFFERENCE = 0.5
 
 
-class PairSettings(BaseModel):
+class PairSettings(Section):
     """Settings for pairing judged sentences.
 
     Attributes:
@@ -37,8 +37,6 @@ class PairSettings(BaseModel):
         no_side_above: Probability of taking no side above which a sentence has none; else it has the more probable.
         same_argument: Bonus on the score of two sentences of one argument, since they belong together.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     judged: Annotated[
         int,

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from touche_llm.data.files import open_atomic
 from touche_llm.data.setting_problems import describe_problem
-from touche_llm.data.settings import Option
+from touche_llm.data.settings import Option, Section
 from touche_llm.data.yaml_text import YamlError, read_yaml, to_yaml
 from touche_llm.errors import UsageError
 from touche_llm.tasks.base import Task
@@ -30,7 +30,7 @@ def _restore_no(values: Any) -> Any:
     return {"NO" if name is False else name: value for name, value in values.items()}
 
 
-class StanceSettings(BaseModel):
+class StanceSettings(Section):
     """Settings of stance detection.
 
     Attributes:
@@ -41,8 +41,6 @@ class StanceSettings(BaseModel):
         calibrated_on: Ids of the topics that the thresholds were fitted on; empty if they were chosen by hand.
         calibrated_for: Name, version and hash of the prompt whose probabilities the thresholds were fitted on.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     depth: Annotated[
         int, Option("--stance-depth", "Best documents per topic that the stance prompt labels", "Judging")

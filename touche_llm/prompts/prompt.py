@@ -12,10 +12,11 @@ from typing import Any
 
 import orjson
 from jinja2 import UndefinedError
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from touche_llm.data.records import Topic
 from touche_llm.data.setting_problems import describe_problem
+from touche_llm.data.settings import Section
 from touche_llm.data.yaml_text import YamlError, parse_yaml
 from touche_llm.errors import PromptError, UsageError
 from touche_llm.llm.answers import AnswerModel
@@ -31,10 +32,8 @@ _HASH_DIGITS = 12
 _SHORT = 10_000
 
 
-class PromptHeader(BaseModel):
+class PromptHeader(Section):
     """The YAML front matter of a template."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     version: int = Field(ge=1, lt=2**53)
     purpose: str

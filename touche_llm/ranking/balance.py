@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from touche_llm.data.records import ScoredDocument
+from touche_llm.data.settings import Section
 
 
-class BalanceSettings(BaseModel):
+class BalanceSettings(Section):
     """Limits on how far a document may rise because of its side.
 
     Attributes:
         margin: Maximum difference of judged scores (0 to 1) by which a document may pass a better one.
         places: Maximum number of places that a document may rise.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     margin: float = Field(0.05, ge=0.0)
     places: int = Field(3, ge=1)

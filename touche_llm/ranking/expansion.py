@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from touche_llm.data.records import Candidate, Failure, Queries, ScoredDocument, Topic
-from touche_llm.data.settings import Option
+from touche_llm.data.settings import Option, Section
 from touche_llm.judging.pointwise import Done, RequestBuilder, make_failure
 from touche_llm.llm.answers import build_schema
 from touche_llm.llm.concurrency import map_in_order
@@ -19,7 +19,7 @@ from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.fusion import DEFAULT_K, fuse_reciprocal_ranks
 
 
-class ExpansionSettings(BaseModel):
+class ExpansionSettings(Section):
     """Settings of query expansion.
 
     Attributes:
@@ -27,8 +27,6 @@ class ExpansionSettings(BaseModel):
         weight: Weight of each additional query in the fusion; the topic's own query has 1.
         k: Constant of reciprocal rank fusion.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     use: Annotated[
         bool,

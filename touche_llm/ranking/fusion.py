@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from touche_llm.data.records import RunLine, ScoredDocument
+from touche_llm.data.settings import Section
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN, ParsedRun, make_strictly_decreasing
 from touche_llm.errors import DataError, UsageError
 from touche_llm.ranking.order import scale_scores
@@ -18,10 +19,8 @@ from touche_llm.tasks.base import Task
 DEFAULT_K = 60.0
 
 
-class FusionSettings(BaseModel):
+class FusionSettings(Section):
     """Settings of fusion: by rank (`rrf`, with its constant `k`) or by scaled score (`interpolation`)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     method: Literal["rrf", "interpolation"] = "rrf"
     k: float = Field(DEFAULT_K, ge=0.0, allow_inf_nan=False)

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from touche_llm.data.records import ScoredDocument
+from touche_llm.data.settings import Section
 from touche_llm.prompts.answers import MAX_DOCUMENTS
 from touche_llm.ranking.comparer import Comparer
 from touche_llm.ranking.order import score_positions
 
 
-class ListwiseSettings(BaseModel):
+class ListwiseSettings(Section):
     """Settings of the windows.
 
     Attributes:
@@ -27,8 +28,6 @@ class ListwiseSettings(BaseModel):
             the answers is used.
         seed: Seed of the shuffles.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     window: int = Field(20, ge=2, le=MAX_DOCUMENTS)
     stride: int = Field(10, ge=1)

@@ -8,21 +8,18 @@ from __future__ import annotations
 from itertools import combinations, permutations
 from statistics import fmean
 
-from pydantic import BaseModel, ConfigDict
-
 from touche_llm.data.records import ScoredDocument
+from touche_llm.data.settings import Section
 from touche_llm.ranking.comparer import Comparer
 from touche_llm.ranking.order import rank_by_value
 
 
-class PairwiseSettings(BaseModel):
+class PairwiseSettings(Section):
     """Settings of the comparison.
 
     Attributes:
         both_orders: Whether to compare each pair in both orders, against position bias; else the better one is first.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     both_orders: bool = True
 

@@ -5,14 +5,15 @@ After Zhuang et al., arXiv 2310.09497, with the choice read from the probabiliti
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from touche_llm.data.records import ScoredDocument
+from touche_llm.data.settings import Section
 from touche_llm.ranking.comparer import MAX_CHOICES, Comparer
 from touche_llm.ranking.order import score_positions
 
 
-class SetwiseSettings(BaseModel):
+class SetwiseSettings(Section):
     """Settings of the heap.
 
     Attributes:
@@ -20,8 +21,6 @@ class SetwiseSettings(BaseModel):
         top: Number of best documents to sort; the others follow in their given order.
         both_orders: Whether to compare in the reversed order too.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     children: int = Field(3, ge=1, lt=MAX_CHOICES)
     top: int = Field(10, ge=1)

@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import asyncio
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from touche_llm.data.records import ScoredDocument
+from touche_llm.data.settings import Section
 from touche_llm.ranking.comparer import Comparer
 from touche_llm.ranking.order import score_positions
 
 
-class SlidingSettings(BaseModel):
+class SlidingSettings(Section):
     """Settings of the passes.
 
     Attributes:
         passes: Number of passes, and so of best documents that are put in place.
         both_orders: Whether to compare each pair in both orders.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     passes: int = Field(10, ge=1)
     both_orders: bool = True

@@ -6,9 +6,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from touche_llm.data.records import ScoredDocument
+from touche_llm.data.settings import Section
 from touche_llm.ranking import insertion, listwise, pairwise, setwise, sliding, tournament
 from touche_llm.ranking.balance import BalanceSettings, balance
 from touche_llm.ranking.comparer import Comparer, Kind
@@ -23,14 +24,12 @@ from touche_llm.tasks.base import FIRST_STAGE
 JUDGE, FUSION, BALANCE = "judge", "fusion", "balance"
 
 
-class RankingSettings(BaseModel):
+class RankingSettings(Section):
     """Settings of the steps, each in its own section.
 
     Attributes:
         document_tokens: Maximum number of tokens per document in a comparison; fewer if the context is too short.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     document_tokens: int = Field(512, ge=16)
     pairwise: PairwiseSettings = PairwiseSettings()

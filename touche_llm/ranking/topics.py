@@ -54,38 +54,6 @@ class RankedTopics:
     failures: list[Failure] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _TopicComparers:
-    """The comparers of one topic, one for each step that compares documents."""
-
-    topic: Topic
-    position: int
-    plan: RankingPlan
-    resources: ComparisonResources | None
-    slots: Slots | None
-    comparers: list[Comparer] = field(default_factory=list)
-    unanswered: set[tuple[Kind, tuple[str, ...]]] = field(default_factory=set)
-
-    def make(self, step: Step) -> Comparer:
-        """Make the comparer of a step."""
-        assert self.resources is not None and self.slots is not None
-        comparer = Comparer(
-            step=str(step),
-            topic=self.topic,
-            position=self.position,
-            documents=self.resources.documents,
-            question=self.plan.task.question,
-            prompts=self.resources.prompts,
-            builder=self.resources.builder,
-            slots=self.slots,
-            objective=self.resources.objective,
-            document_tokens=self.plan.settings.document_tokens,
-            unanswered=self.unanswered,
-        )
-        self.comparers.append(comparer)
-        return comparer
-
-
 async def rank_topics(
     topics: list[Topic],
     candidates: Mapping[str, list[Candidate]],
@@ -117,16 +85,36 @@ async def rank_topics(
         ranked = rank_by_first_stage(candidates.get(topic.id, []))
         first_stage = [scored for scored in ranked if scored.document_id in labels]
         judged = rank_by_judgment(first_stage, judgments.get(topic.id, {}), plan.weights)
-        comparers = _TopicComparers(topic, position, plan, resources, slots)
+        comparers: list[Comparer] = []
+        unanswered: set[tuple[Kind, tuple[str, ...]]] = set()
+
+        def make_comparer(step: Step) -> Comparer:
+            assert resources is not None and slots is not None
+            comparer = Comparer(
+                step=str(step),
+                topic=topic,
+                position=position,
+                documents=resources.documents,
+                question=plan.task.question,
+                prompts=resources.prompts,
+                builder=resources.builder,
+                slots=slots,
+                objective=resources.objective,
+                document_tokens=plan.settings.document_tokens,
+                unanswered=unanswered,
+            )
+            comparers.append(comparer)
+            return comparer
+
         steps = _select_steps(topic, plan)
-        ranking = await rank_topic(first_stage, judged, steps, plan.settings, comparers.make, labels, plan.task.sides)
+        ranking = await rank_topic(first_stage, judged, steps, plan.settings, make_comparer, labels, plan.task.sides)
         ranking = ranking[: plan.task.max_per_topic]
         scores = make_strictly_decreasing([scored.score for scored in ranking])
         done()
         return [
             RunLine(topic.id, labels[scored.document_id], scored.document_id, rank, score, plan.tag)
             for rank, (scored, score) in enumerate(zip(ranking, scores, strict=True), start=1)
-        ], comparers.comparers
+        ], comparers
 
     result = RankedTopics()
     for lines, comparers in await map_in_order(rank_one, enumerate(topics), max(len(topics), 1)):

@@ -5,15 +5,16 @@ After TourRank (Chen et al., arXiv 2406.11678). The groups of a stage, and the t
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from touche_llm.data.records import ScoredDocument
+from touche_llm.data.settings import Section
 from touche_llm.prompts.answers import MAX_DOCUMENTS
 from touche_llm.ranking.comparer import Comparer
 from touche_llm.ranking.order import rank_by_value
 
 
-class TournamentSettings(BaseModel):
+class TournamentSettings(Section):
     """Settings of the tournaments.
 
     Attributes:
@@ -21,8 +22,6 @@ class TournamentSettings(BaseModel):
         rounds: Number of tournaments, each with its own shuffles.
         seed: Seed of the shuffles.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     group: int = Field(10, ge=2, le=MAX_DOCUMENTS)
     rounds: int = Field(2, ge=1)

@@ -8,14 +8,14 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from touche_llm.corpus.store import TextTable, report_damage
 from touche_llm.data.files import read_record, replace_folder, write_records
 from touche_llm.data.folder_files import BM25_FILES
 from touche_llm.data.json_records import JsonModel
 from touche_llm.data.scratch import recover
-from touche_llm.data.settings import Option
+from touche_llm.data.settings import Option, Section
 from touche_llm.errors import DataError, Warn
 from touche_llm.retrieval.base import FirstStage
 from touche_llm.retrieval.postings import Block, read_postings
@@ -24,10 +24,8 @@ from touche_llm.text import analysis
 FORMAT = 1
 
 
-class Bm25Settings(BaseModel):
+class Bm25Settings(Section):
     """Settings of a BM25 index; scores are computed when it is built, so a change requires a new index."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     # The variants of bm25s in which documents without a query term score 0. `robertson` ranks like rank-bm25
     # (tests/comparison), except for terms in more than half of the documents.

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from touche_llm.corpus.store import Parts
 from touche_llm.data.records import Candidate, Topic
+from touche_llm.data.settings import Section
 from touche_llm.data.topics import build_query
 from touche_llm.retrieval.base import FirstStage, select_best_rows, select_candidates
 from touche_llm.text.analysis import Analyzer
@@ -26,7 +27,7 @@ _WORD = re.compile(r"[^\W\d_]{2,}")
 _OVERFETCH = 4
 
 
-class SentenceSettings(BaseModel):
+class SentenceSettings(Section):
     """Settings of sentence retrieval.
 
     A score is `1 - argument_share` times the BM25 score of the sentence plus `argument_share` times that of its
@@ -40,8 +41,6 @@ class SentenceSettings(BaseModel):
         most_chars: Max characters of a sentence.
         duplicate: Jaccard similarity of the terms from which a sentence duplicates a better one.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     pool: int = Field(1000, ge=2, le=100_000)
     arguments: int = Field(100, ge=0)

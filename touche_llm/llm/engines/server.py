@@ -120,21 +120,20 @@ class VllmServer:
             self.model = chosen.id
             if chosen.max_model_len is None:
                 raise EngineError(f"{self.base_url}: does not report the context length of {chosen.id}; is it vLLM?")
-            return await verify_engine(
-                self,
-                self.base_url,
-                model=chosen.id,
-                revision=revision,
-                context=chosen.max_model_len,
-                version=version,
-                chat_template_kwargs=self._chat_template_kwargs,
-                top_logprobs=top_logprobs,
-            )
+            overhead = await self.count_tokens((Message("system", ""), Message("user", "")))
+            await verify_engine(self, self.base_url, chosen.id, self._chat_template_kwargs, top_logprobs)
         except Transient as error:
             raise EngineError(f"{self.base_url}: {error.reason}; {_HINT}") from error
         except Rejected as error:
             hint = f"give its key in {API_KEY_VARIABLE}" if error.status in (401, 403) else _HINT
             raise EngineError(f"{self.base_url}: the server refused the start-up check: {error}; {hint}") from error
+        return EngineInfo(
+            model=chosen.id,
+            revision=revision,
+            context=chosen.max_model_len,
+            overhead=overhead,
+            engine=f"vllm {version}",
+        )
 
     async def complete(self, request: Request) -> Completion:
         """Return the completion of a request.

@@ -11,7 +11,7 @@ import orjson
 
 from touche_llm.errors import EngineError, UsageError
 from touche_llm.llm.answers import Unusable
-from touche_llm.llm.engines.base import Engine, EngineInfo, MissingLogprobs
+from touche_llm.llm.engines.base import Engine, MissingLogprobs
 from touche_llm.llm.logprobs import check_logprobs
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 
@@ -64,40 +64,20 @@ def match_prefix(text: str, decoded: str) -> str:
 
 
 async def verify_engine(
-    engine: Engine,
-    location: str,
-    *,
-    model: str,
-    revision: str,
-    context: int,
-    version: str,
-    chat_template_kwargs: Mapping[str, Any],
-    top_logprobs: int,
-) -> EngineInfo:
-    """Verify that an engine can do what the run needs, and return its description.
+    engine: Engine, location: str, model: str, chat_template_kwargs: Mapping[str, Any], top_logprobs: int
+) -> None:
+    """Verify that an engine enforces schemas: request an answer that no model gives otherwise.
 
     Args:
         engine: Engine that answers already.
         location: Its address, for messages.
         model: Name of the model.
-        revision: The user's name for the version of the weights; part of the keys, since vLLM does not know it.
-        context: Context length in tokens.
-        version: Version of vLLM.
         chat_template_kwargs: Switches of the chat template in this run.
         top_logprobs: Alternatives for each token that the run requests; 0 for none.
 
     Raises:
         EngineError: Schemas are not enforced, or log-probabilities are missing or impossible.
     """
-    overhead = await engine.count_tokens((Message("system", ""), Message("user", "")))
-    await _check_answer(engine, location, model, chat_template_kwargs, top_logprobs)
-    return EngineInfo(model=model, revision=revision, context=context, overhead=overhead, engine=f"vllm {version}")
-
-
-async def _check_answer(
-    engine: Engine, location: str, model: str, chat_template_kwargs: Mapping[str, Any], top_logprobs: int
-) -> None:
-    """Request an answer that the model gives only if the schema is enforced."""
     schema = {
         "type": "object",
         "properties": {"word": {"enum": [_PROBE_WORD]}},

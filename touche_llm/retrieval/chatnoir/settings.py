@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Annotated, cast, get_args
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr
+
+from touche_llm.data.settings import Section
 
 API_KEY_VARIABLE = "CHATNOIR_API_KEY"
 
@@ -29,14 +31,12 @@ def _address(url: str) -> str:
     return url.rstrip("/") + "/"
 
 
-class ChatNoirSettings(BaseModel):
+class ChatNoirSettings(Section):
     """Settings of ChatNoir; times are in seconds.
 
     `api_key` overrides the environment variable CHATNOIR_API_KEY and is never written to a file. `leave_out` lists
     documents that are not fetched because ChatNoir cannot deliver them.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     base_url: Annotated[str, AfterValidator(_address)] = "https://chatnoir.eu/"
     index: Annotated[str, AfterValidator(_check_index)] = "clueweb22/b"

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from touche_llm.data.settings import Option
+from touche_llm.data.settings import Option, Section
 from touche_llm.text.analysis import STOP_WORDS
 
 FORMAT = 1
@@ -30,13 +30,11 @@ def _address(url: str) -> str:
     return url.rstrip("/")
 
 
-class ElasticsearchSettings(BaseModel):
+class ElasticsearchSettings(Section):
     """Settings of Elasticsearch; times are in seconds.
 
     `shards` applies when the index is created; None is the default of Elasticsearch.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     url: Annotated[
         str,
