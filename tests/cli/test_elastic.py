@@ -100,7 +100,7 @@ def test_a_load_that_stopped_goes_on_with_the_same_command(
     done = touche(*load)
     assert done.returncode == 1 and "documents of lines 11 to 20 of" in done.stderr
     done = touche("retrieve", *at(server), *topics(), "--out", "out")
-    assert done.returncode == 1 and "not complete, the load of passages.jsonl did not end" in done.stderr
+    assert done.returncode == 1 and "incomplete, since loading passages.jsonl was interrupted" in done.stderr
     assert not (tmp_path / "out" / "candidates.run.txt").exists()
     done = touche(*load)
     assert done.returncode == 0 and "10 of the documents were there from an earlier load" in done.stderr
@@ -189,7 +189,7 @@ def test_a_wrong_password_or_address_ends_with_one_line(
     monkeypatch.setenv("ELASTICSEARCH_PASSWORD", "wrong one")
     done = touche("retrieve", *at(server), *topics(), "--out", "out")
     assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "does not let us in (HTTP 401: security_exception" in done.stderr and "wrong one" not in done.stderr
+    assert "login refused (HTTP 401: security_exception" in done.stderr and "wrong one" not in done.stderr
 
 
 def test_the_shards_can_be_set_when_the_index_is_made(touche: Touche, server: FakeElasticsearch) -> None:
@@ -216,6 +216,6 @@ def test_a_run_can_be_reported_and_kept_also_when_the_server_is_gone(
     server.password = "changed"
     assert touche("regress", "check", "kept").returncode == 0
     done = touche("report", "out", "-o", "gone.html")
-    assert done.returncode == 0 and f"No document texts: {server.url}: does not let us in" in done.stderr
+    assert done.returncode == 0 and f"No document texts: {server.url}: login refused" in done.stderr
     there, gone = ((tmp_path / name).read_text() for name in ("there.html", "gone.html"))
     assert "No document texts" in gone and "No document texts" not in there and len(there) > len(gone)

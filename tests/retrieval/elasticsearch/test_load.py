@@ -154,7 +154,7 @@ def test_a_load_that_stopped_is_not_complete_and_goes_on(
     assert load().documents == 25
     assert texts_in(server) == numbered(25) and complete(server)
     assert sum(len(each.body) // 2 for each in server.requests[before:] if each.kind == "bulk") == 25 - there
-    assert any("an earlier load did not end; going on" in notice for notice in load.notices)
+    assert any("an earlier load was interrupted; resuming" in notice for notice in load.notices)
     assert load.notices[-1] == f"{there} of the documents were there from an earlier load"
 
 

@@ -21,7 +21,7 @@ from touche_llm.data.topics import read_topics
 from touche_llm.errors import DataError, EngineError
 from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index
 from touche_llm.retrieval.elasticsearch import search as elastic_search
-from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings, index_body
+from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings, build_index_body
 
 pytestmark = pytest.mark.usefixtures("elasticsearch_alone")
 SAMPLE = SAMPLES / "comparative"
@@ -299,6 +299,6 @@ def test_what_the_index_is_made_of_is_written_as_json_of_plain_values(
 ) -> None:
     loaded(server, tmp_path, SOME)
     with opened(server) as index:
-        body = index_body(index.manifest, None)
+        body = build_index_body(index.manifest, None)
     assert body["settings"] == server.indices["touche-llm"].settings
     assert "number_of_shards" not in body["settings"]["index"]

@@ -245,7 +245,7 @@ def test_what_the_server_warns_of_is_told_once(server: FakeElasticsearch) -> Non
     info = {"version": {"number": "9.1.0"}}
     server.behaviours["info"] = [says(info, **warning), says(info, **warning)]
     with Server(settings_for(server), notices.append) as there:
-        asyncio.run(there.request("again", lambda client: client.info(), lambda response: None))
+        asyncio.run(there.request("again", lambda client: client.info()))
     assert len(notices) == 1 and notices[0].startswith(f"{server.url}: this is ")
 
 

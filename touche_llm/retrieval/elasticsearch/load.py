@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from touche_llm.corpus.json_lines import SkippedLines
 from touche_llm.corpus.store import Reader
@@ -16,18 +16,20 @@ from touche_llm.data.files import read_file_state, sha256
 from touche_llm.data.records import Document
 from touche_llm.data.transport import TransientFailure
 from touche_llm.errors import BadLine, DataError, UsageError, Warn
-from touche_llm.retrieval.elasticsearch.search import Shards, fetch_lines, manifest_request, open_server
+from touche_llm.retrieval.elasticsearch.search import Shards, fetch_lines, fetch_manifest, open_server
 from touche_llm.retrieval.elasticsearch.settings import (
     ANALYSIS,
     FORMAT,
     RETRYABLE_STATUSES,
     ElasticManifest,
+    ElasticReply,
     ElasticsearchSettings,
-    index_body,
-    meta_of,
+    build_index_body,
+    build_meta,
 )
 
 if TYPE_CHECKING:  # the client is loaded when a server is opened
+    from elastic_transport import ApiResponse
     from elasticsearch import Elasticsearch
 
     from touche_llm.retrieval.elasticsearch.server import Server
@@ -41,25 +43,21 @@ _NOTICE_EVERY = 60.0  # seconds
 _Batch = dict[str, tuple[int, tuple[bytes, bytes]]]
 
 
-class _Item(BaseModel):
-    model_config = ConfigDict(strict=True)
-
+class _Item(ElasticReply):
     id: str = Field(alias="_id")
     status: int
     error: Any = None
 
 
-class _Created(BaseModel):
+class _Created(ElasticReply):
     create: _Item
 
 
-class _BulkReply(BaseModel):
+class _BulkReply(ElasticReply):
     items: list[_Created]
 
 
-class _Count(BaseModel):
-    model_config = ConfigDict(strict=True)
-
+class _Count(ElasticReply):
     count: int
     shards: Shards = Field(alias="_shards")
 
@@ -90,15 +88,15 @@ async def load_corpus(
     wanted = ElasticManifest(format=FORMAT, corpus=corpus.name, sha256=sha256(corpus), k1=k1, b=b, analysis=ANALYSIS)
     place = f"{settings.url}, index {settings.index}"
     with open_server(settings, warn) as server:
-        found = await server.request(*manifest_request(settings.index))
+        found = await fetch_manifest(server, settings.index)
         resumed = found is not None
         if found is None:
             await _create(server, wanted, settings)
             warn(f"loading {corpus} into {place}")
             # Another process may have created it meanwhile.
-            found = await server.request(*manifest_request(settings.index))
+            found = await fetch_manifest(server, settings.index)
         elif found.documents is None:
-            warn(f"{place}: an earlier load did not end; going on, documents that are there are not sent again")
+            warn(f"{place}: an earlier load was interrupted; resuming without the documents that are stored")
         _check(found, wanted, skip_bad_lines, place)
         if found is not None and found.documents is not None:
             return found
@@ -119,61 +117,59 @@ async def load_corpus(
             raise DataError(f"{corpus}: no usable document in it")
         await _check_count(server, settings.index, load.documents)
         # An index that somebody deleted meanwhile comes back with the next document, without our settings.
-        _check(await server.request(*manifest_request(settings.index)), wanted, skip_bad_lines, place)
+        _check(await fetch_manifest(server, settings.index), wanted, skip_bad_lines, place)
         complete = wanted.model_copy(update={"documents": load.documents, "bad_lines": load.left_out.count})
         await server.request(
             f"completing the index {settings.index}",
-            lambda client: client.indices.put_mapping(index=settings.index, meta=meta_of(complete)),
-            lambda response: None,
+            lambda client: client.indices.put_mapping(index=settings.index, meta=build_meta(complete)),
         )
-    if load.there:
-        warn(f"{load.there:,} of the documents were there from an earlier load")
+    if load.known:
+        warn(f"{load.known:,} of the documents are from an earlier load")
     if load.left_out.count:
         warn(f"left out {load.left_out.count} bad lines of {corpus}")
     return complete
 
 
 async def _create(server: Server, manifest: ElasticManifest, settings: ElasticsearchSettings) -> None:
-    body = index_body(manifest, settings.shards)
+    body = build_index_body(manifest, settings.shards)
 
-    def read(response: Any) -> None:
+    def create(client: Elasticsearch) -> ApiResponse[Any]:
+        response = client.options(ignore_status=400).indices.create(index=settings.index, **body)
         if response.meta.status == 400:
-            said = server.refusal(response.body)
-            if not said.startswith("resource_already_exists_exception"):
-                raise server.error(f"cannot make the index {settings.index}: {said}")
+            refusal = server.describe_refusal(response.body)
+            if not refusal.startswith("resource_already_exists_exception"):
+                raise server.error(f"cannot create the index {settings.index}: {refusal}")
+        return response
 
-    await server.request(
-        f"making the index {settings.index}",
-        lambda client: client.options(ignore_status=400).indices.create(index=settings.index, **body),
-        read,
-    )
+    await server.request(f"creating the index {settings.index}", create)
 
 
 def _check(found: ElasticManifest | None, wanted: ElasticManifest, skip_bad_lines: bool, place: str) -> None:
-    """Raise UsageError if an index is not the one that is wanted."""
-    other = "delete that index, or load into one of another name (--elasticsearch-index)"
+    """Raise UsageError if an index has another corpus or other settings."""
+    other = "delete the index, or name another one (--elasticsearch-index)"
     if found is None:
-        raise UsageError(f"{place}: somebody deleted it just now; run the command again")
+        raise UsageError(f"{place}: deleted just now by another program; run the command again")
     if found.sha256 != wanted.sha256:
-        raise UsageError(f"{place}: holds {found.corpus} in another state, or another corpus of that name; {other}")
+        raise UsageError(f"{place}: has another corpus, or another version of {found.corpus}; {other}")
     for name in ("k1", "b", "analysis"):
         own, value = getattr(found, name), getattr(wanted, name)
         if own != value:
             raise UsageError(f"{place}: has {name} {own}, not {value}; {other}")
     if found.bad_lines and not skip_bad_lines:
         raise UsageError(
-            f"{place}: was loaded leaving out {found.bad_lines} bad lines, which this call does not allow "
-            f"(--skip-bad-lines does); or mend the corpus and {other}"
+            f"{place}: was loaded without {found.bad_lines} bad lines; allow that with --skip-bad-lines, or correct "
+            f"the corpus and {other}"
         )
 
 
 async def _check_count(server: Server, name: str, documents: int) -> None:
-    await server.request(f"refresh of {name}", lambda client: client.indices.refresh(index=name), lambda response: None)
-    reply = await server.request(f"count of {name}", lambda client: client.count(index=name), server.reading(_Count))
+    await server.request(f"refresh of {name}", lambda client: client.indices.refresh(index=name))
+    response = await server.request(f"count of {name}", lambda client: client.count(index=name))
+    reply = server.parse(_Count, response)
     if reply.count != documents or reply.shards.failed:
         raise server.error(
-            f"index {name}: {reply.count:,} documents are there, not {documents:,}; fewer: run the command again, it "
-            "loads what is missing; more: something else writes to this index, delete it or name another"
+            f"index {name}: has {reply.count:,} documents, not {documents:,}; if fewer, run the command again, which "
+            "loads the missing ones; if more, another program writes to this index: delete it or name another"
         )
 
 
@@ -183,8 +179,8 @@ class _Load:
     def __init__(
         self, server: Server, name: str, corpus: Path, *, skip_bad_lines: bool, resumed: bool, warn: Warn
     ) -> None:
-        # Documents in the index, and those of them that an earlier load sent.
-        self.documents = self.there = 0
+        # Number of documents in the index, and of those that an earlier load sent.
+        self.documents = self.known = 0
         self.left_out = SkippedLines(corpus, warn)
         self._server, self._name, self._corpus = server, name, corpus
         self._skip, self._resumed, self._warn = skip_bad_lines, resumed, warn
@@ -202,7 +198,7 @@ class _Load:
     async def add(self, line: int, document: Document) -> None:
         """Add a document to the batch; send the batch when it is full."""
         if len(document.id.encode()) > _MAX_ID_BYTES:
-            self._bad(line, document.id, f"the id is longer than the {_MAX_ID_BYTES} bytes that Elasticsearch takes")
+            self._bad(line, document.id, f"the id is longer than {_MAX_ID_BYTES} bytes, the max of Elasticsearch")
         elif document.id in self._batch:
             self._bad(line, document.id, f"the id occurs already in line {self._batch[document.id][0]}")
         else:
@@ -216,63 +212,63 @@ class _Load:
         """Send the batch, without the documents that an earlier load sent."""
         batch, self._batch, self._bytes = self._batch, {}, 0
         if self._resumed and batch:
-            there = await fetch_lines(self._server, self._name, list(batch))
-            self.there += self._account_for(there, {ident: batch.pop(ident)[0] for ident in there})
+            stored = await fetch_lines(self._server, self._name, list(batch))
+            self.known += self._count_stored(stored, {ident: batch.pop(ident)[0] for ident in stored})
         if batch:
             await self._send(batch)
         if time.monotonic() - self._noticed > _NOTICE_EVERY:
             self._noticed = time.monotonic()
             self._warn(f"{self.documents:,} documents so far")
 
-    def _account_for(self, there: dict[str, int], lines: dict[str, int]) -> int:
-        """Return how many documents of the index came from these lines; one from another line is another document."""
+    def _count_stored(self, stored: dict[str, int], lines: dict[str, int]) -> int:
+        """Count the documents of the index that came from these lines; an id from another line is a duplicate."""
         count = 0
         for ident, line in lines.items():
-            if ident not in there:
-                raise self._server.error(f"document {ident}: is there and is not; does something else write here?")
-            if there[ident] == line:
+            if ident not in stored:
+                raise self._server.error(f"document {ident}: disappeared; does another program write to this index?")
+            if stored[ident] == line:
                 count += 1
             else:
-                self._bad(line, ident, f"the id occurs already in line {there[ident]}")
+                self._bad(line, ident, f"the id occurs already in line {stored[ident]}")
         self.documents += count
         return count
 
     async def _send(self, batch: _Batch) -> None:
         """Send a batch; documents that a busy server refuses are sent again."""
-        taken: dict[str, int] = {}  # by an earlier line, or by a request that seemed to fail
+        # Lines of ids that the index has already, from an earlier line or from a request that seemed to fail.
+        taken: dict[str, int] = {}
+        lines = [line for line, _ in batch.values()]
+        what = f"documents of lines {min(lines)} to {max(lines)} of {self._corpus}"
 
-        def send(client: Elasticsearch) -> Any:
+        def send(client: Elasticsearch) -> ApiResponse[Any]:
             operations: Any = [part for _, parts in batch.values() for part in parts]
-            return client.bulk(
+            response = client.bulk(
                 index=self._name, operations=operations, filter_path=["items.*._id", "items.*.status", "items.*.error"]
             )
-
-        def read(response: Any) -> None:
-            items = [item.create for item in self._server.reading(_BulkReply)(response).items]
+            items = [item.create for item in self._server.parse(_BulkReply, response).items]
             if [item.id for item in items] != list(batch):
                 raise self._server.error(f"{what}: the reply is about other documents")
             busy = ""
             for item in items:
-                if item.status in RETRYABLE_STATUSES:
-                    busy = f"HTTP {item.status}: {self._server.refusal({'error': item.error})}"
-                    continue
-                line, _ = batch.pop(item.id)
-                if item.status == 409:
-                    taken[item.id] = line
-                elif item.status in (200, 201):
+                if item.status in (200, 201):
                     self.documents += 1
-                elif item.status >= 500:
-                    raise self._server.error(f"document {item.id}: {self._server.refusal({'error': item.error})}")
+                elif item.status == 409:
+                    taken[item.id] = batch[item.id][0]
                 else:
-                    said = self._server.refusal({"error": item.error})
-                    self._bad(line, item.id, f"Elasticsearch does not take it: {said}")
+                    refusal = f"HTTP {item.status}: {self._server.describe_refusal({'error': item.error})}"
+                    if item.status in RETRYABLE_STATUSES:
+                        busy = refusal
+                        continue
+                    if item.status >= 500:
+                        raise self._server.error(f"document {item.id}: {refusal}")
+                    self._bad(batch[item.id][0], item.id, f"Elasticsearch refuses it: {refusal}")
+                del batch[item.id]
             if busy:
-                raise TransientFailure(f"{len(batch)} documents not taken: {busy}")
+                raise TransientFailure(f"{len(batch)} documents refused: {busy}")
+            return response
 
-        lines = [line for line, _ in batch.values()]
-        what = f"documents of lines {min(lines)} to {max(lines)} of {self._corpus}"
-        await self._server.request(what, send, read)
-        self._account_for(await fetch_lines(self._server, self._name, list(taken)), taken)
+        await self._server.request(what, send)
+        self._count_stored(await fetch_lines(self._server, self._name, list(taken)), taken)
 
     def _bad(self, line: int, ident: str, problem: str) -> None:
         self.bad_line(BadLine(self._corpus, line, f"document {ident}: {problem}"))

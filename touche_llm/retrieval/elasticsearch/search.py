@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from touche_llm.data.lines import is_word
 from touche_llm.data.records import Candidate, Document, Topic
@@ -18,96 +19,90 @@ from touche_llm.retrieval.elasticsearch.settings import (
     FORMAT,
     META,
     ElasticManifest,
+    ElasticReply,
     ElasticsearchSettings,
 )
 
 if TYPE_CHECKING:  # the client is loaded when a server is opened
     from elastic_transport import ApiResponse
+    from elasticsearch import Elasticsearch
 
-    from touche_llm.retrieval.elasticsearch.server import Read, Send, Server
+    from touche_llm.retrieval.elasticsearch.server import Server
 
 # Max documents of a request.
 _TEXTS_AT_ONCE = 100
 
 
-class _Reply(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-
-class _Mappings(_Reply):
-    meta: dict[str, Any] = Field(default_factory=dict, alias="_meta")
-
-
-class _Index(_Reply):
-    mappings: _Mappings
-
-
-class _Source(_Reply):
+class _Source(ElasticReply):
     text: str | None = None
     line: int | None = None
 
 
-class _Got(_Reply):
+class _Got(ElasticReply):
     id: str = Field(alias="_id")
     found: bool = False
     source: _Source | None = Field(None, alias="_source")
     error: Any = None
 
 
-class _Many(_Reply):
+class _Many(ElasticReply):
     docs: list[_Got]
 
 
-class Shards(_Reply):
+class Shards(ElasticReply):
     """Number of shards that failed."""
 
     failed: int
 
 
-class _Hit(_Reply):
+class _Hit(ElasticReply):
     id: str = Field(alias="_id")
     score: float = Field(alias="_score", allow_inf_nan=False)
 
 
-class _Hits(_Reply):
+class _Hits(ElasticReply):
     hits: list[_Hit]
 
 
-class _Found(_Reply):
+class _Found(ElasticReply):
     timed_out: bool
     shards: Shards = Field(alias="_shards")
     hits: _Hits
 
 
-def manifest_request(name: str) -> tuple[str, Send, Read[ElasticManifest | None]]:
-    """Return the request for the manifest of an index, for `Server.request`; None comes if there is no such index.
+async def fetch_manifest(server: Server, name: str) -> ElasticManifest | None:
+    """Return the manifest of an index, or None if there is no such index; raises as `parse_manifest`."""
+    return parse_manifest(name, await server.request(f"index {name}", partial(_get_index, name)))
 
-    UsageError is raised if the name stands for several indices, or for one that this program did not create.
+
+def parse_manifest(name: str, response: ApiResponse[Any]) -> ElasticManifest | None:
+    """Parse the manifest of an index from its description; return None if there is no such index.
+
+    Raises:
+        UsageError: The name stands for several indices, or for one that this program did not create.
     """
-
-    def read(response: ApiResponse[Any]) -> ElasticManifest | None:
-        if response.meta.status == 404:
-            return None
-        found = response.body if isinstance(response.body, dict) else {}
-        if len(found) != 1:
-            raise UsageError(
-                f"{name}: stands for {len(found)} indices in Elasticsearch; name one (--elasticsearch-index)"
-            )
-        (content,) = found.values()
-        try:
-            meta = _Index.model_validate(content).mappings.meta.get(META)
-            if isinstance(meta, dict) and meta.get("format") not in (None, FORMAT):
-                raise UsageError(
-                    f"{name}: the index has format {meta['format']!r:.20}, this program reads {FORMAT}; load the "
-                    "corpus into an index of another name"
-                )
+    if response.meta.status == 404:
+        return None
+    found = response.body if isinstance(response.body, dict) else {}
+    if len(found) != 1:
+        raise UsageError(f"{name}: stands for {len(found)} indices in Elasticsearch; name one (--elasticsearch-index)")
+    try:
+        meta = next(iter(found.values()))["mappings"]["_meta"][META]
+        version = meta.get("format", FORMAT)
+        if version == FORMAT:
             return ElasticManifest.model_validate(meta)
-        except ValidationError:
-            raise UsageError(
-                f"{name}: an index that `touche-llm index` did not make; name another one (--elasticsearch-index)"
-            ) from None
+    except (LookupError, TypeError, AttributeError, ValidationError):
+        raise UsageError(
+            f"{name}: `touche-llm index` did not create this index; name another one (--elasticsearch-index)"
+        ) from None
+    raise UsageError(
+        f"{name}: the index has format {version!r:.20}, this program reads {FORMAT}; load the corpus into an index of "
+        "another name"
+    )
 
-    return f"index {name}", lambda client: client.options(ignore_status=404).indices.get(index=name), read
+
+def _get_index(name: str, client: Elasticsearch) -> ApiResponse[Any]:
+    return client.options(ignore_status=404).indices.get(index=name)
 
 
 async def fetch_lines(server: Server, name: str, ids: list[str]) -> dict[str, int]:
@@ -133,7 +128,9 @@ class ElasticIndex:
         self._name = settings.index
         self._server = open_server(settings, warn)
         try:
-            self.manifest = self._checked(settings, k1, b)
+            # Not retried, since a stage opens the index in its event loop.
+            response = self._server.request_once(f"index {self._name}", partial(_get_index, self._name))
+            self.manifest = _check_manifest(parse_manifest(self._name, response), settings, k1, b)
         except BaseException:
             self._server.close()
             raise
@@ -213,7 +210,7 @@ class ElasticIndex:
         return row
 
     async def _search(self, topic_id: str, query: str, depth: int) -> list[_Hit]:
-        reply = await self._server.request(
+        response = await self._server.request(
             f"search for topic {topic_id}",
             lambda client: client.search(
                 index=self._name,
@@ -226,8 +223,8 @@ class ElasticIndex:
                 search_type="dfs_query_then_fetch",
                 allow_partial_search_results=False,
             ),
-            self._server.reading(_Found),
         )
+        reply = self._server.parse(_Found, response)
         hits = reply.hits.hits
         problem = ""
         if reply.timed_out or reply.shards.failed:
@@ -235,35 +232,37 @@ class ElasticIndex:
         elif len(hits) > depth or len({hit.id for hit in hits}) < len(hits):
             problem = f"{len(hits)} results, some of them repeated or beyond the requested {depth}"
         elif not all(is_word(hit.id) for hit in hits):
-            problem = "a document id that is no word"
+            problem = "a document id that is not one printable word"
         if problem:
             raise self._server.error(f"topic {topic_id}: {problem}")
         return hits
 
-    def _checked(self, settings: ElasticsearchSettings, k1: float, b: float) -> ElasticManifest:
-        place = f"{settings.url}: index {settings.index}"
-        load = (
-            f"touche-llm index --retriever elasticsearch --elasticsearch {settings.url} "
-            f"--elasticsearch-index {settings.index} --corpus FILE"
+
+def _check_manifest(
+    manifest: ElasticManifest | None, settings: ElasticsearchSettings, k1: float, b: float
+) -> ElasticManifest:
+    """Return the manifest; raise DataError unless the index is complete and has these settings."""
+    place = f"{settings.url}: index {settings.index}"
+    load = (
+        f"touche-llm index --retriever elasticsearch --elasticsearch {settings.url} "
+        f"--elasticsearch-index {settings.index} --corpus FILE"
+    )
+    if manifest is None:
+        raise DataError(f"{place}: no such index; load the corpus with `{load}`")
+    if manifest.documents is None:
+        raise DataError(
+            f"{place}: incomplete, since loading {manifest.corpus} was interrupted; resume it with `{load}` and the "
+            "same file"
         )
-        # Not retried, since a stage opens the index in its event loop.
-        manifest = self._server.request_once(*manifest_request(settings.index))
-        if manifest is None:
-            raise DataError(f"{place}: not there; load the corpus with `{load}`")
-        if manifest.documents is None:
+    if manifest.analysis != ANALYSIS:
+        raise DataError(f"{place}: loaded by another version of this program; load the corpus into another index")
+    for name, value, own in (("k1", k1, manifest.k1), ("b", b, manifest.b)):
+        if own != value:
             raise DataError(
-                f"{place}: not complete, the load of {manifest.corpus} did not end; resume it with "
-                f"`{load}` and the same file"
+                f"{place}: has {name} {own}, not {value}; use the index's own (--{name} {own}), or load the corpus "
+                "into another index with yours"
             )
-        if manifest.analysis != ANALYSIS:
-            raise DataError(f"{place}: loaded by another version of this program; load the corpus into another index")
-        for name, value, own in (("k1", k1, manifest.k1), ("b", b, manifest.b)):
-            if own != value:
-                raise DataError(
-                    f"{place}: has {name} {own}, not {value}; ask for the index's own (--{name} {own}), or load the "
-                    "corpus into another index with yours"
-                )
-        return manifest
+    return manifest
 
 
 def open_server(settings: ElasticsearchSettings, warn: Warn) -> Server:
@@ -280,19 +279,18 @@ def open_server(settings: ElasticsearchSettings, warn: Warn) -> Server:
 async def _get(server: Server, name: str, ids: list[str], field: Literal["line", "text"]) -> dict[str, Any]:
     """Return a field of the documents that the index holds, by id; `ids` has at least one."""
     what = f"documents {ids[0]} and {len(ids) - 1} more"
-    reply = await server.request(
-        what, lambda client: client.mget(index=name, ids=ids, source=field), server.reading(_Many)
-    )
-    if len(reply.docs) != len(ids):
-        raise server.error(f"{what}: {len(reply.docs)} documents came")
+    response = await server.request(what, lambda client: client.mget(index=name, ids=ids, source=field))
+    documents = server.parse(_Many, response).docs
+    if len(documents) != len(ids):
+        raise server.error(f"{what}: the reply has {len(documents)} documents")
     found = {}
-    for document, wanted in zip(reply.docs, ids, strict=True):
+    for document, wanted in zip(documents, ids, strict=True):
         if document.error is not None:
-            raise server.error(f"document {wanted}: {server.refusal({'error': document.error})}")
+            raise server.error(f"document {wanted}: {server.describe_refusal({'error': document.error})}")
         if document.id != wanted:
-            raise server.error(f"{what}: another document came, {server.clean(repr(document.id))}")
+            raise server.error(f"{what}: the reply has another document, {server.clean(repr(document.id))}")
         if document.found:
             found[wanted] = getattr(document.source, field, None)
             if found[wanted] is None:
-                raise server.error(f"document {wanted}: came without its {field}")
+                raise server.error(f"document {wanted}: the reply lacks its {field}")
     return found

@@ -11,17 +11,18 @@ import ssl
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from elastic_transport import ApiResponse, ConnectionTimeout, TlsError, TransportError
 from elastic_transport import ConnectionError as NotReached
 from elasticsearch import ApiError, Elasticsearch, ElasticsearchWarning, UnsupportedProductError
 from elasticsearch.serializer import OrjsonSerializer
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from touche_llm.data.transport import TransientFailure, retry
 from touche_llm.errors import EngineError, UsageError, Warn
-from touche_llm.retrieval.elasticsearch.settings import RETRYABLE_STATUSES, ElasticsearchSettings
+from touche_llm.retrieval.elasticsearch.settings import RETRYABLE_STATUSES, ElasticReply, ElasticsearchSettings
 
 KEY_VARIABLE, USER_VARIABLE, PASSWORD_VARIABLE = (
     "ELASTICSEARCH_API_KEY",
@@ -32,26 +33,22 @@ _HOW_TO_LOG_IN = f"give {KEY_VARIABLE}, or {USER_VARIABLE} and {PASSWORD_VARIABL
 _WARNING = re.compile(r'"([^"]*)"')
 _NOTICE_EVERY = 60.0  # seconds
 
-ReplyT = TypeVar("ReplyT", bound=BaseModel)
-ResultT = TypeVar("ResultT")
+ReplyT = TypeVar("ReplyT", bound=ElasticReply)
 Send = Callable[[Elasticsearch], ApiResponse[Any]]
-Read = Callable[[ApiResponse[Any]], ResultT]
 
 # What the client logs as a warning is reported as a notice or an error here.
 logging.getLogger("elastic_transport").addHandler(logging.NullHandler())
 
 
-class _ServerVersion(BaseModel):
+class _ServerVersion(ElasticReply):
     number: str = Field(max_length=100)
 
 
-class _Info(BaseModel):
+class _Info(ElasticReply):
     version: _ServerVersion
 
 
-class _Reason(BaseModel):
-    model_config = ConfigDict(strict=True)
-
+class _Reason(ElasticReply):
     type: str
     reason: str | None = None
 
@@ -88,7 +85,7 @@ class Server:
         # Warnings are read from the replies instead and reported as notices.
         warnings.filterwarnings("ignore", category=ElasticsearchWarning)
         try:
-            info = self.request_once("who is there", lambda client: client.info(), self.reading(_Info))
+            info = self.parse(_Info, self.request_once("start-up check", lambda client: client.info()))
         except BaseException:
             self.close()
             raise
@@ -104,49 +101,43 @@ class Server:
         """Close the connections."""
         self._client.close()
 
-    async def request(self, what: str, send: Send, read: Read[ResultT]) -> ResultT:
-        """Return the reply as parsed by `read`; transient failures are retried for `retry_for` seconds.
+    async def request(self, what: str, send: Send) -> ApiResponse[Any]:
+        """Return the reply to a request; transient failures are retried for `retry_for` seconds.
 
         Args:
             what: Description of the request for errors.
-            send: Sends the request with the client, in a thread; called once for each try.
-            read: May raise TransientFailure; the request is sent again then.
+            send: Sends the request with the client, in a thread, once for each try; may raise TransientFailure.
 
         Raises:
             UsageError: The server refuses the key or the password.
             EngineError: The server cannot be reached, refuses, or fails for as long as is retried.
         """
-
-        async def once() -> ResultT:
-            return read(await asyncio.to_thread(self._send, what, send))
-
         seconds = self._settings.retry_for
         try:
-            return await retry(once, seconds, TransientFailure, self._note)
+            return await retry(
+                partial(asyncio.to_thread, self._send, what, send), seconds, TransientFailure, self._note
+            )
         except TransientFailure as failed:
             raise self._lost(what, f"{failed.reason} for {seconds:g} s (elasticsearch.retry_for)") from None
 
-    def request_once(self, what: str, send: Send, read: Read[ResultT]) -> ResultT:
-        """Return the reply as parsed by `read`, to a request that is not retried."""
+    def request_once(self, what: str, send: Send) -> ApiResponse[Any]:
+        """Return the reply to a request that is not retried."""
         try:
-            return read(self._send(what, send))
+            return self._send(what, send)
         except TransientFailure as failed:
             raise self._lost(what, failed.reason) from None
 
-    def reading(self, model: type[ReplyT]) -> Read[ReplyT]:
-        """Return a `read` that validates replies by a model; it raises EngineError for invalid ones."""
+    def parse(self, model: type[ReplyT], response: ApiResponse[Any]) -> ReplyT:
+        """Return the body of a reply as a record; raise EngineError if it is invalid."""
+        try:
+            return model.model_validate(response.body)
+        except ValidationError as error:
+            first = error.errors()[0]
+            problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        # Raised outside the handler: a chained error would print the reply, which may contain the key.
+        raise self.error(f"malformed reply, not of Elasticsearch: {self.clean(problem)}")
 
-        def read(response: ApiResponse[Any]) -> ReplyT:
-            try:
-                return model.model_validate(response.body)
-            except ValidationError as error:
-                first = error.errors()[0]
-                problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-            raise self.error(f"a reply of another form than Elasticsearch's: {self.clean(problem)}")
-
-        return read
-
-    def refusal(self, response_body: Any) -> str:
+    def describe_refusal(self, response_body: Any) -> str:
         """Return `type: reason` from the body of a refusal, shortened."""
         error = response_body.get("error") if isinstance(response_body, dict) else response_body
         try:
@@ -166,7 +157,7 @@ class Server:
         return " ".join(text.split())[:300]
 
     def _lost(self, what: str, problem: str) -> EngineError:
-        return self.error(f"{what}: {problem}; is Elasticsearch there? see --elasticsearch")
+        return self.error(f"{what}: {problem}; is Elasticsearch running there? Set its address with --elasticsearch")
 
     def _send(self, what: str, send: Send) -> ApiResponse[Any]:
         # `from None`: a chained error would print the reply, which may contain the key.
@@ -174,13 +165,13 @@ class Server:
             response = send(self._client)
         except UnsupportedProductError:
             raise self.error(
-                "not Elasticsearch; the official client talks to nothing else, so OpenSearch is not supported"
+                "not Elasticsearch; the official client supports nothing else, so OpenSearch does not work"
             ) from None
         except ApiError as error:
-            raise self._refused(what, error.status_code, self.refusal(error.body)) from None
+            raise self._refused(what, error.status_code, self.describe_refusal(error.body)) from None
         except TlsError as error:
             raise self.error(
-                f"no safe connection: {self.clean(str(error.message))}; the environment variable SSL_CERT_FILE names "
+                f"no secure connection: {self.clean(str(error.message))}; the environment variable SSL_CERT_FILE names "
                 "the certificates to trust"
             ) from None
         except ConnectionTimeout:
@@ -201,16 +192,16 @@ class Server:
         if status in RETRYABLE_STATUSES:
             return TransientFailure(problem)
         if status == 401:
-            return UsageError(f"{self._settings.url}: does not let us in ({problem}); {_HOW_TO_LOG_IN}")
+            return UsageError(f"{self._settings.url}: login refused ({problem}); {_HOW_TO_LOG_IN}")
         if status == 403:
             return self.error(
-                f"{what}: this user or key may not ({problem}); to load takes the index privilege `all`, to search "
-                "`read` and `view_index_metadata`, both the cluster privilege `monitor`"
+                f"{what}: this user or key lacks a privilege ({problem}); loading needs the index privilege `all`, "
+                "searching `read` and `view_index_metadata`, and both the cluster privilege `monitor`"
             )
         if said.startswith("media_type_header_exception"):
             return self.error(
-                f"{problem}; an Elasticsearch 8 takes no client of version 9: pip install 'elasticsearch>=8.17,<9', "
-                "which an Elasticsearch 9 takes too"
+                f"{problem}; Elasticsearch 8 refuses clients of version 9: pip install 'elasticsearch>=8.17,<9', "
+                "which Elasticsearch 9 accepts too"
             )
         return self.error(f"{what}: {problem}")
 
@@ -223,15 +214,15 @@ class Server:
 
 
 def _login() -> list[str]:
-    """Return the secrets of the environment, the last one being the header to log in with; empty if none is set.
+    """Return the secrets of the environment, the last one being the header for logging in; empty if none is set.
 
-    The header is made here, since the client takes ASCII alone and Elasticsearch takes UTF-8.
+    The header is built here, since the client accepts only ASCII and Elasticsearch UTF-8.
     """
     key, user, password = (os.environ.get(name, "") for name in (KEY_VARIABLE, USER_VARIABLE, PASSWORD_VARIABLE))
     if bool(user) is not bool(password) or (key and user):
-        raise UsageError(f"Elasticsearch: {_HOW_TO_LOG_IN}, not a part of it or both")
+        raise UsageError(f"Elasticsearch: {_HOW_TO_LOG_IN}, not only a part of it or both")
     if not all(value.isprintable() and value.strip() == value for value in (key, user, password)) or not key.isascii():
-        raise UsageError(f"Elasticsearch: no key or password looks like this; {_HOW_TO_LOG_IN}")
+        raise UsageError(f"Elasticsearch: the key or password has an invalid form; {_HOW_TO_LOG_IN}")
     if key:
         return [key, f"ApiKey {key}"]
     coded = base64.b64encode(f"{user}:{password}".encode()).decode()

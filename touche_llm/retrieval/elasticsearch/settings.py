@@ -49,6 +49,12 @@ class ElasticsearchSettings(Section):
     retry_for: float = Field(300.0, ge=0.0, allow_inf_nan=False)
 
 
+class ElasticReply(BaseModel):
+    """Base of the parts of replies in use; types are not converted."""
+
+    model_config = ConfigDict(strict=True)
+
+
 class ElasticManifest(BaseModel):
     """Source and settings of an index, stored in the `_meta` of its mapping.
 
@@ -67,8 +73,8 @@ class ElasticManifest(BaseModel):
     bad_lines: int | None = None
 
 
-def index_body(manifest: ElasticManifest, shards: int | None) -> dict[str, Any]:
-    """Return settings and mappings of an index: one analyzed field with BM25, the others verbatim.
+def build_index_body(manifest: ElasticManifest, shards: int | None) -> dict[str, Any]:
+    """Build settings and mappings of an index: one analyzed field with BM25, the others verbatim.
 
     `id` breaks ties, since Elasticsearch does not sort by `_id`.
     """
@@ -100,10 +106,10 @@ def index_body(manifest: ElasticManifest, shards: int | None) -> dict[str, Any]:
     }
     return {
         "settings": {"index": index},
-        "mappings": {"dynamic": "strict", "_meta": meta_of(manifest), "properties": properties},
+        "mappings": {"dynamic": "strict", "_meta": build_meta(manifest), "properties": properties},
     }
 
 
-def meta_of(manifest: ElasticManifest) -> dict[str, Any]:
-    """Return the `_meta` of the mapping."""
+def build_meta(manifest: ElasticManifest) -> dict[str, Any]:
+    """Build the `_meta` of the mapping."""
     return {META: manifest.model_dump()}
