@@ -103,7 +103,7 @@ def test_a_load_that_stopped_goes_on_with_the_same_command(
     assert done.returncode == 1 and "incomplete, since loading passages.jsonl was interrupted" in done.stderr
     assert not (tmp_path / "out" / "candidates.run.txt").exists()
     done = touche(*load)
-    assert done.returncode == 0 and "10 of the documents were there from an earlier load" in done.stderr
+    assert done.returncode == 0 and "10 of the documents are from an earlier load" in done.stderr
     assert touche("retrieve", *at(server), *topics(), "--out", "out").returncode == 0
 
 
@@ -185,7 +185,7 @@ def test_a_wrong_password_or_address_ends_with_one_line(
     nobody = [*at(server)[:-1], "http://127.0.0.1:1"]
     done = touche("index", *nobody, "--corpus", str(CORPUS["comparative"]))
     assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert "error: http://127.0.0.1:1: who is there: the connection broke: " in done.stderr
+    assert "error: http://127.0.0.1:1: start-up check: the connection broke: " in done.stderr
     monkeypatch.setenv("ELASTICSEARCH_PASSWORD", "wrong one")
     done = touche("retrieve", *at(server), *topics(), "--out", "out")
     assert done.returncode == 2 and done.stderr.count("\n") == 1

@@ -155,7 +155,7 @@ def test_a_load_that_stopped_is_not_complete_and_goes_on(
     assert texts_in(server) == numbered(25) and complete(server)
     assert sum(len(each.body) // 2 for each in server.requests[before:] if each.kind == "bulk") == 25 - there
     assert any("an earlier load was interrupted; resuming" in notice for notice in load.notices)
-    assert load.notices[-1] == f"{there} of the documents were there from an earlier load"
+    assert load.notices[-1] == f"{there} of the documents are from an earlier load"
 
 
 def test_holes_of_an_earlier_load_are_filled(server: FakeElasticsearch, tmp_path: Path) -> None:
