@@ -19,8 +19,8 @@ from touche_llm.judging.pointwise import RequestBuilder, judge
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request, Sampling
-from touche_llm.prompts.answers import list_template_variables
 from touche_llm.prompts.prompt import Prompt, load_prompt
+from touche_llm.prompts.purposes import list_template_variables
 from touche_llm.ranking.steps import RankingSettings, list_comparison_kinds, parse_steps
 from touche_llm.ranking.topics import ComparisonResources, RankedTopics, RankingPlan, rank_topics
 from touche_llm.tasks import get_task

@@ -197,7 +197,7 @@ def test_a_written_configuration_reads_back_the_same(folder: Path, flags: dict[s
         ("engine: {base_url: 'http://a:1/?api_key=s3cret'}", ["engine.base_url: must not hold a password or a key"]),
         ("engine: {base_url: 'http://a:1/v1#s3cret'}", ["engine.base_url: must not hold a password or a key"]),
         ("elasticsearch: {url: 'http://a:1/#s3cret'}", ["elasticsearch.url: must not hold a password"]),
-        ("engine: {base_url: '127.0.0.1:8000'}", ["engine.base_url: must begin with http://"]),
+        ("engine: {base_url: '127.0.0.1:8000'}", ["engine.base_url: must be an address"]),
         ("pairs: {same_arguments: 1}", ["pairs.same_arguments: no such name, did you mean pairs.same_argument?"]),
         ("sampling: {temperature: 3}", ["sampling.temperature: "]),
         ("sampling: {seed: -1}", ["sampling.seed: "]),

@@ -13,8 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, fi
 from pydantic_core import ErrorDetails
 
 from touche_llm.data.files import open_atomic
-from touche_llm.data.setting_problems import describe_problem
-from touche_llm.data.settings import Option, Section, find_booleans, list_fields, set_values
+from touche_llm.data.settings import Option, Section, describe_problem, find_booleans, list_fields, set_values
 from touche_llm.data.yaml_text import YamlError, read_yaml, to_yaml
 from touche_llm.errors import UsageError
 from touche_llm.judging.sentence_pairs import PairSettings

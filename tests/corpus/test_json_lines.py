@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.expect import raises_at
-from touche_llm.corpus.json_lines import read_passages
-from touche_llm.corpus.rerank import read_rerank_documents
+from touche_llm.corpus.json_lines import read_passages, read_rerank_documents
 from touche_llm.data.records import Document
 from touche_llm.errors import BadLine, DataError
 

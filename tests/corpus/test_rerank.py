@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.expect import raises_at
-from touche_llm.corpus.rerank import read_rerank_documents
+from touche_llm.corpus.json_lines import read_rerank_documents
 from touche_llm.data.records import Document
 from touche_llm.errors import BadLine, DataError
 

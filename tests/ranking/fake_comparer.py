@@ -13,7 +13,7 @@ from touche_llm.judging.pointwise import Documents, RequestBuilder
 from touche_llm.llm.concurrency import ResultT, Slots
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Sampling
-from touche_llm.prompts.answers import LABELS
+from touche_llm.prompts.purposes import LABELS
 from touche_llm.ranking.comparer import Comparer, Kind
 from touche_llm.tasks import get_task
 

@@ -25,9 +25,14 @@ from touche_llm.llm.engines.base import Completion, Rejected
 from touche_llm.llm.model import MAX_SAMPLES, ModelClient
 from touche_llm.llm.request import Message, Request, Sampling
 from touche_llm.llm.truncation import CUT_MARK
-from touche_llm.prompts.answers import LABELS, build_best_answer, build_order_answer, list_template_variables
 from touche_llm.prompts.prompt import Prompt, load_prompt
-from touche_llm.prompts.purposes import check_template
+from touche_llm.prompts.purposes import (
+    LABELS,
+    build_best_answer,
+    build_order_answer,
+    check_template,
+    list_template_variables,
+)
 from touche_llm.ranking.comparer import Comparer
 from touche_llm.tasks import get_task
 

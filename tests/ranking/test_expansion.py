@@ -25,7 +25,7 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.run_all import run_retrieve
-from touche_llm.prompts.answers import AlternativeQueries
+from touche_llm.prompts.purposes import AlternativeQueries
 from touche_llm.ranking.expansion import ExpansionSettings, fuse_queries
 
 QUERIES = {"query1": "electric scooter commute", "query2": "bicycle city traffic", "query3": "notes on paper, by hand"}

@@ -23,8 +23,8 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import MAX_SAMPLES, ModelClient
 from touche_llm.llm.request import Request, Sampling
 from touche_llm.pipeline.run_files import COMPARISON_FAILURES, COMPARISONS
-from touche_llm.prompts.answers import LABELS, list_template_variables
 from touche_llm.prompts.prompt import load_prompt
+from touche_llm.prompts.purposes import LABELS, list_template_variables
 from touche_llm.ranking.steps import RankingSettings, parse_steps
 from touche_llm.ranking.topics import ComparisonResources, RankedTopics, RankingPlan, rank_topics
 from touche_llm.tasks import get_task

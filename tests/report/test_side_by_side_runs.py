@@ -16,7 +16,7 @@ from aiohttp import web
 from tests.fake_server import FakeServer, good, reply
 from tests.sample_runs import SAMPLE, config_for, run_on
 from touche_llm.data.topics import read_topics
-from touche_llm.prompts.answers import LABELS
+from touche_llm.prompts.purposes import LABELS
 
 TITLES = {topic.title: topic.id for topic in read_topics(SAMPLE / "topics.xml")}
 # Only so that a test that should fail ends; nothing is measured.

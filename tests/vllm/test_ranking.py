@@ -27,7 +27,7 @@ from touche_llm.data.records import Comparison, Failure, Queries, StanceReading
 from touche_llm.llm.answers import build_schema
 from touche_llm.llm.engines.server import VllmServer
 from touche_llm.llm.request import Message, Origin, Request, Sampling
-from touche_llm.prompts.answers import build_order_answer
+from touche_llm.prompts.purposes import build_order_answer
 
 pytestmark = pytest.mark.vllm
 TOPICS = 2

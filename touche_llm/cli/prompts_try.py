@@ -34,10 +34,9 @@ from touche_llm.pipeline.engines import open_model
 from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.prompt_lab.trial import Subject, Trial, TrialContext, ask, find_best_documents
 from touche_llm.prompt_lab.watch import FileChanges
-from touche_llm.prompts.answers import LABELS
 from touche_llm.prompts.catalog import find_prompt
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.prompts.purposes import Purpose
+from touche_llm.prompts.purposes import LABELS, Purpose
 
 # Width of the bar of probability 1.
 _BAR_CELLS = 8

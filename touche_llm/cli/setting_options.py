@@ -16,8 +16,7 @@ from pydantic import BaseModel, ValidationError
 from touche_llm.cli.command import HelpAllOption
 from touche_llm.cli.options import Command, make_parameter, set_signature
 from touche_llm.config import RENAMED_SETTINGS, Config, load_config
-from touche_llm.data.setting_problems import describe_problem
-from touche_llm.data.settings import Option, list_fields
+from touche_llm.data.settings import Option, describe_problem, list_fields
 from touche_llm.data.yaml_text import YamlError, parse_yaml
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.stance import read_settings

@@ -1,7 +1,8 @@
-"""Streaming reader for documents in JSON Lines, and shared parts of the corpus readers."""
+"""Streaming readers for documents in JSON Lines, and shared parts of the corpus readers."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -127,3 +128,37 @@ def _get_unique(record: dict[str, Any], keys: tuple[str, ...], whose: str, path:
         if record[other] != record[present[0]]:
             raise BadLine(path, line, f"{whose}`{present[0]}` and `{other}` differ; leave one of them out")
     return present[0], record[present[0]]
+
+
+def read_rerank_documents(
+    path: Path, on_bad_line: Callable[[BadLine], None] | None = None
+) -> Iterator[tuple[int, Document]]:
+    """Yield `(line number, document)` for each document of a `rerank.jsonl(.gz)`, at its first occurrence.
+
+    A document occurs once for each topic that retrieved it. One digest per document is kept in memory.
+
+    Args:
+        path: Corpus file; gzip is detected by the first bytes.
+        on_bad_line: Called with each bad line, which is then skipped; if None, the first one is raised.
+
+    Raises:
+        BadLine: The line is not JSON, has no valid `docno` or no `text`, or the document had another text before.
+        DataError: The file cannot be read, or its gzip stream is damaged or truncated.
+    """
+    seen: dict[str, tuple[int, bytes]] = {}
+
+    def parse_first(raw: bytes, line: int) -> Document | None:
+        document = parse_document(parse_json_object(raw, path, line), path, line)
+        digest = hashlib.sha256(document.text.encode()).digest()
+        before, text = seen.setdefault(document.id, (line, digest))
+        if text != digest:
+            raise BadLine(path, line, f"document {document.id}: another text than in line {before}")
+        return document if before == line else None
+
+    return parse_documents(read_json_lines(path), parse_first, on_bad_line)
+
+
+def read_collection(path: Path, on_bad_line: Callable[[BadLine], None] | None = None) -> Iterator[tuple[int, Document]]:
+    """Read a `rerank.jsonl`, detected by its name, or a plain collection in JSON Lines."""
+    read = read_rerank_documents if path.name.startswith("rerank.jsonl") else read_passages
+    return read(path, on_bad_line)

@@ -17,7 +17,6 @@ from touche_llm.corpus.ids import IdReader, IdWriter
 from touche_llm.corpus.json_lines import SkippedLines
 from touche_llm.data.databases import check_schema, connect
 from touche_llm.data.files import check_name, read_file_state, read_record, replace_folder, sha256, write_records
-from touche_llm.data.folder_files import INDEX_FILES
 from touche_llm.data.json_records import JsonModel
 from touche_llm.data.records import Document
 from touche_llm.data.scratch import recover
@@ -31,6 +30,17 @@ _COLUMNS = {
     "parts": ("row", "id", "document", "text"),
 }
 _BAD_LINES = "bad_lines.txt"
+# Patterns of the files in the folder of a BM25 index and of a store; a folder with other files is never replaced.
+BM25_FILES = (
+    "manifest.json",
+    *("params.index.json", "vocab.index.json"),
+    *("data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy"),
+)
+_STORE_FILES = (
+    *("manifest.json", _DATABASE, _PARENTS, _BAD_LINES),
+    *(f"{table}.{name}.npy" for table in _COLUMNS for name in ("ids", "id_ends")),
+    *(f"bm25-{table}/{name}" for table in _COLUMNS for name in BM25_FILES),
+)
 _SQL_VARIABLES = 500  # max placeholders of a query; older versions of SQLite allow 999
 
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
@@ -301,7 +311,7 @@ def _build(corpus: Path, folder: Path, read: Reader, skip_bad_lines: bool, warn:
     before = read_file_state(corpus)
     ids, part_ids = IdWriter(), IdWriter()
     parents: array[int] = array("q")
-    with replace_folder(folder, INDEX_FILES) as building:
+    with replace_folder(folder, _STORE_FILES) as building:
         listing = building / _BAD_LINES
         with (
             closing(connect(str(building / _DATABASE))) as database,

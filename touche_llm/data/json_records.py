@@ -13,7 +13,7 @@ from typing import Annotated, Any, Protocol, Self, TypeVar
 import msgspec
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from touche_llm.data.setting_problems import describe_problem
+from touche_llm.data.settings import describe_first_problem
 from touche_llm.errors import to_printable
 
 ValueT = TypeVar("ValueT")
@@ -55,9 +55,7 @@ class JsonModel(BaseModel):
         try:
             return cls.model_validate_json(content)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(str(part) for part in first["loc"]) or "line"
-            raise Malformed(f"{where}: {describe_problem(first)}") from error
+            raise Malformed(describe_first_problem(error)) from error
 
     def to_json(self) -> bytes:
         """Return the record as one line, without line feed."""

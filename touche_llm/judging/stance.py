@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, ValidationError
 
 from touche_llm.data.files import open_atomic
-from touche_llm.data.setting_problems import describe_problem
-from touche_llm.data.settings import Option, Section
+from touche_llm.data.settings import Option, Section, describe_first_problem
 from touche_llm.data.yaml_text import YamlError, read_yaml, to_yaml
 from touche_llm.errors import UsageError
 from touche_llm.tasks.base import Task
@@ -129,9 +128,7 @@ def read_settings(path: Path) -> StanceSettings:
     try:
         return StanceSettings.model_validate(values["stance"])
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in ("stance", *first["loc"]))
-        raise UsageError(f"{path}: {where}: {describe_problem(first)}") from error
+        raise UsageError(f"{path}: {describe_first_problem(error, 'stance')}") from error
 
 
 def write_thresholds(path: Path, thresholds: Mapping[str, float], topics: list[str], prompt: str) -> None:

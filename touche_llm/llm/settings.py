@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from touche_llm.data.settings import Option, Section
+from touche_llm.data.settings import Option, Section, check_address
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.engines.vllm_common import get_model_name
 
 # vLLM queues requests beyond its batch, by default 256 (1,024 from 70 GiB of GPU memory on).
 DEFAULT_CONCURRENCY = 256
-
-
-def _check_url(url: str) -> str:
-    if any(mark in url for mark in "@?#"):
-        raise ValueError(
-            "must not hold a password or a key (no @, ? or #), since it is written to files: "
-            "give the key in VLLM_API_KEY"
-        )
-    if not url.startswith(("http://", "https://")):
-        raise ValueError("must begin with http:// or https://")
-    return url
 
 
 def _check_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +66,7 @@ class EngineConfig(Section):
     runner: Runner = Runner.VLLM
     base_url: Annotated[
         str,
-        AfterValidator(_check_url),
+        AfterValidator(partial(check_address, secret="VLLM_API_KEY")),
         Option("--base-url", "Address of vLLM", "Model", is_common=True, metavar="URL"),
     ] = "http://127.0.0.1:8000"
     model: Annotated[

@@ -23,7 +23,7 @@ from touche_llm.pipeline.pairs import JudgedPairs, PairJudge
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.stances import judge_stances
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.ranking.pointwise import rank_by_first_stage, rank_by_judgment
+from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment
 from touche_llm.tasks.base import Task
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from touche_llm.data.files import open_atomic, sha256
-from touche_llm.data.setting_problems import describe_problem
+from touche_llm.data.settings import describe_problem
 from touche_llm.data.yaml_text import YamlError, read_yaml, to_yaml
 from touche_llm.errors import DataError, UsageError
 from touche_llm.pipeline.run_directory import RunDirectory

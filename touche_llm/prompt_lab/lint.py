@@ -24,10 +24,9 @@ from touche_llm.prompt_lab.prefix_sharing import (
     shared_prefix,
 )
 from touche_llm.prompt_lab.trial import Subject
-from touche_llm.prompts.answers import MAX_DOCUMENTS
 from touche_llm.prompts.catalog import find_prompt
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.prompts.purposes import Purpose, purposes_of
+from touche_llm.prompts.purposes import MAX_DOCUMENTS, Purpose, purposes_of
 from touche_llm.ranking.comparer import MAX_CHOICES
 from touche_llm.ranking.steps import RankingSettings
 from touche_llm.tasks import TASKS

@@ -19,7 +19,7 @@ from touche_llm.judging.grades import mean_off_label_mass
 from touche_llm.prompt_lab.draw import Sampled
 from touche_llm.prompt_lab.sample import ALL, CONFIRMED_BELOW, min_p_value
 from touche_llm.prompts.purposes import purposes_of
-from touche_llm.ranking.pointwise import rank_by_judgment
+from touche_llm.ranking.order import rank_by_judgment
 from touche_llm.tasks.base import Task
 
 MACRO_F1 = "stance macro-F1"

@@ -18,10 +18,9 @@ from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Request
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.retrieve import retrieve_candidates
-from touche_llm.prompts.answers import MAX_DOCUMENTS
 from touche_llm.prompts.catalog import load_named
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.prompts.purposes import Purpose, load, purposes_of
+from touche_llm.prompts.purposes import MAX_DOCUMENTS, Purpose, load, purposes_of
 from touche_llm.ranking.comparer import MAX_CHOICES, Comparer
 from touche_llm.ranking.expansion import find_queries
 from touche_llm.tasks.base import Objective, Task

@@ -19,7 +19,7 @@ import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from touche_llm.data.records import LabelledDocument, Topic
-from touche_llm.data.setting_problems import describe_problem
+from touche_llm.data.settings import describe_first_problem
 from touche_llm.data.yaml_text import YamlError, parse_yaml
 from touche_llm.errors import DataError, PromptError
 from touche_llm.llm.answers import AnswerModel, Unusable, get_labels, parse_answer
@@ -94,9 +94,7 @@ def _parse_example(
     try:
         topic = Topic(**_Topic.model_validate(value["topic"]).model_dump())
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in ("topic", *first["loc"]))
-        raise PromptError(f"{where}: {place}: {describe_problem(first)}") from error
+        raise PromptError(f"{where}: {describe_first_problem(error, 'topic')}") from error
     variables = {
         name: _parse_documents(f"{where}: {name}", value[name])
         if name == _DOCUMENTS

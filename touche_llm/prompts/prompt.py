@@ -15,8 +15,7 @@ from jinja2 import UndefinedError
 from pydantic import Field, ValidationError
 
 from touche_llm.data.records import Topic
-from touche_llm.data.setting_problems import describe_problem
-from touche_llm.data.settings import Section
+from touche_llm.data.settings import Section, describe_first_problem
 from touche_llm.data.yaml_text import YamlError, parse_yaml
 from touche_llm.errors import PromptError, UsageError
 from touche_llm.llm.answers import AnswerModel
@@ -237,9 +236,7 @@ def read_header(path: Path, text: str) -> PromptHeader:
     try:
         return PromptHeader.model_validate(parse_yaml(f"\n{text}"))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise PromptError(f"{path}: front matter: {where}: {describe_problem(first)}") from error
+        raise PromptError(f"{path}: front matter: {describe_first_problem(error)}") from error
     except YamlError as error:
         raise PromptError(f"{path}: front matter is not YAML: {error}") from error
 

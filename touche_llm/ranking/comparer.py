@@ -21,8 +21,8 @@ from touche_llm.llm.logprobs import read_label
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.truncation import CUT_MARK
-from touche_llm.prompts.answers import LABELS, ORDER_SEPARATOR, build_best_answer, build_order_answer
 from touche_llm.prompts.prompt import Prompt
+from touche_llm.prompts.purposes import LABELS, ORDER_SEPARATOR, build_best_answer, build_order_answer
 from touche_llm.tasks.base import Objective, Question
 
 # Engines send at most 20 alternatives per token, so the probabilities of more labels could not all be read.

@@ -14,8 +14,8 @@ from touche_llm.judging.pointwise import Done, RequestBuilder, make_failure
 from touche_llm.llm.answers import build_schema
 from touche_llm.llm.concurrency import map_in_order
 from touche_llm.llm.model import AnsweredRequest
-from touche_llm.prompts.answers import MAX_QUERY_LENGTH, AlternativeQueries
 from touche_llm.prompts.prompt import Prompt
+from touche_llm.prompts.purposes import MAX_QUERY_LENGTH, AlternativeQueries
 from touche_llm.ranking.fusion import DEFAULT_K, fuse_reciprocal_ranks
 
 

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from touche_llm.data.records import ScoredDocument
 from touche_llm.data.settings import Section
-from touche_llm.prompts.answers import MAX_DOCUMENTS
+from touche_llm.prompts.purposes import MAX_DOCUMENTS
 from touche_llm.ranking.comparer import Comparer
 from touche_llm.ranking.order import score_positions
 

@@ -1,10 +1,11 @@
-"""Conversion of orders and values into rankings with scores between 0 and 1."""
+"""Rankings with scores: from orders, values, the first stage and judgments."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from touche_llm.data.records import ScoredDocument
+from touche_llm.data.records import Candidate, ScoredDocument
+from touche_llm.judging.grades import GradedDocument, combine_grades
 
 
 def score_positions(documents: Sequence[str]) -> list[ScoredDocument]:
@@ -30,3 +31,39 @@ def scale_scores(ranking: Sequence[ScoredDocument]) -> list[float]:
     lowest = min((scored.score for scored in ranking), default=0.0)
     span = max((scored.score for scored in ranking), default=0.0) - lowest
     return [(scored.score - lowest) / span if span else 1.0 for scored in ranking]
+
+
+# Below every score, so that documents that the model judged stay above the others.
+_INHERITED, _UNJUDGED = -1.0, -2.0
+
+
+def rank_by_first_stage(candidates: list[Candidate]) -> list[ScoredDocument]:
+    """Rank the candidates of one topic in their order, with scores scaled to 0..1 (1 if all are equal)."""
+    ranking = [ScoredDocument(candidate.document_id, candidate.score) for candidate in candidates]
+    scores = scale_scores(ranking)
+    return [ScoredDocument(scored.document_id, score) for scored, score in zip(ranking, scores, strict=True)]
+
+
+def rank_by_judgment(
+    first_stage: list[ScoredDocument], judgments: Mapping[str, GradedDocument], weights: Mapping[str, float]
+) -> list[ScoredDocument]:
+    """Rank the documents by their judgments.
+
+    A judged document's score is the weighted mean of its grades/3 and the first-stage score; equal scores keep their
+    first-stage order. Documents with inherited grades follow in first-stage order, which is based on those grades.
+    Documents without a judgment come last, also in first-stage order.
+
+    Args:
+        first_stage: Documents of one topic, with scores from 0 to 1.
+        judgments: Judgments of the topic, by document id.
+        weights: Weights of the grades and of the first stage, by name; not all zero.
+    """
+
+    def score(document: ScoredDocument) -> float:
+        judgment = judgments.get(document.document_id)
+        if judgment is None:
+            return _UNJUDGED
+        return _INHERITED if judgment.source == "inherited" else combine_grades(judgment, weights, document.score)
+
+    scored = [ScoredDocument(document.document_id, score(document)) for document in first_stage]
+    return sorted(scored, key=lambda document: -document.score)

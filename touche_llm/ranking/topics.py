@@ -11,7 +11,7 @@ from touche_llm.judging.pointwise import Documents, Done, RequestBuilder
 from touche_llm.llm.concurrency import Slots, map_in_order
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.comparer import Comparer, Kind
-from touche_llm.ranking.pointwise import rank_by_first_stage, rank_by_judgment
+from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment
 from touche_llm.ranking.steps import METHODS, RankingSettings, Step, rank_topic
 from touche_llm.tasks.base import Objective, Task
 

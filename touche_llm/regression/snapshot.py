@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from touche_llm.config import Config, load_config, rename_settings
 from touche_llm.data.files import open_atomic
 from touche_llm.data.scratch import remove_abandoned
-from touche_llm.data.setting_problems import describe_problem
+from touche_llm.data.settings import describe_problem
 from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
 from touche_llm.llm.cache import CacheMode

@@ -20,7 +20,7 @@ from touche_llm.pipeline.corpora import Corpus
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.ranking.pointwise import rank_by_first_stage, rank_by_judgment
+from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment
 from touche_llm.ranking.steps import JUDGE
 from touche_llm.report.overview import get_assessments
 from touche_llm.report.records import DocumentRow, DocumentView, LabelShares, RawAnswer, SentenceView

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from touche_llm.corpus.store import TextTable, report_damage
+from touche_llm.corpus.store import BM25_FILES, TextTable, report_damage
 from touche_llm.data.files import read_record, replace_folder, write_records
-from touche_llm.data.folder_files import BM25_FILES
 from touche_llm.data.json_records import JsonModel
 from touche_llm.data.scratch import recover
 from touche_llm.data.settings import Option, Section

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import create_model, model_validator
 
-from touche_llm.corpus.rerank import read_collection
+from touche_llm.corpus.json_lines import read_collection
 from touche_llm.data.records import Document, Topic
 from touche_llm.errors import DataError
 from touche_llm.llm.answers import AnswerModel

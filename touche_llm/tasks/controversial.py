@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from touche_llm.corpus.rerank import read_collection
+from touche_llm.corpus.json_lines import read_collection
 from touche_llm.data.records import Document, Topic
 from touche_llm.llm.answers import AnswerModel
 from touche_llm.tasks.base import FIRST_STAGE, Question, RenderedDocument, Task

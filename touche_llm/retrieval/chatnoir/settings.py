@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, cast, get_args
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr
 
-from touche_llm.data.settings import Section
+from touche_llm.data.settings import Section, check_address
 
 API_KEY_VARIABLE = "CHATNOIR_API_KEY"
 
@@ -22,13 +21,8 @@ def _check_index(name: str) -> str:
     return name
 
 
-def _address(url: str) -> str:
-    parts = urlsplit(url)
-    if "@" in url or parts.query or parts.fragment:
-        raise ValueError(f"must not hold a key, since it is written to files: give the key in {API_KEY_VARIABLE}")
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
-        raise ValueError("must be an address like https://chatnoir.eu/")
-    return url.rstrip("/") + "/"
+def _check_address(url: str) -> str:
+    return check_address(url, API_KEY_VARIABLE) + "/"
 
 
 class ChatNoirSettings(Section):
@@ -38,7 +32,7 @@ class ChatNoirSettings(Section):
     documents that are not fetched because ChatNoir cannot deliver them.
     """
 
-    base_url: Annotated[str, AfterValidator(_address)] = "https://chatnoir.eu/"
+    base_url: Annotated[str, AfterValidator(_check_address)] = "https://chatnoir.eu/"
     index: Annotated[str, AfterValidator(_check_index)] = "clueweb22/b"
     cache: Path = Path(".touche-llm/chatnoir.sqlite")
     requests_per_second: float = Field(2.0, gt=0.0, le=1000.0)

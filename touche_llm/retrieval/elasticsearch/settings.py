@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from touche_llm.data.settings import Option, Section
+from touche_llm.data.settings import Option, Section, check_address
 from touche_llm.text.analysis import STOP_WORDS
 
 FORMAT = 1
@@ -21,15 +21,6 @@ META = "touche-llm"
 RETRYABLE_STATUSES = (429, 502, 503, 504)
 
 
-def _address(url: str) -> str:
-    parts = urlsplit(url)
-    if "@" in url or parts.query or parts.fragment:
-        raise ValueError("must not hold a password, since it is written to files: give that in the environment")
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
-        raise ValueError("must be an address like http://127.0.0.1:9200")
-    return url.rstrip("/")
-
-
 class ElasticsearchSettings(Section):
     """Settings of Elasticsearch; times are in seconds.
 
@@ -38,7 +29,7 @@ class ElasticsearchSettings(Section):
 
     url: Annotated[
         str,
-        AfterValidator(_address),
+        AfterValidator(partial(check_address, secret="the environment")),
         Option("--elasticsearch", "Address of Elasticsearch", "Retrieval", metavar="URL"),
     ] = "http://127.0.0.1:9200"
     index: Annotated[
