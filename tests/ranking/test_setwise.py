@@ -11,12 +11,12 @@ from pydantic import ValidationError
 
 from tests.ranking.fake_comparer import FakeComparer, Shown, at_random, by_worth, check_scores, ids, names
 from touche_llm.data.records import ScoredDocument
-from touche_llm.ranking import insertion, setwise
+from touche_llm.ranking import setwise
 from touche_llm.ranking.comparer import Comparer
 from touche_llm.ranking.setwise import SetwiseSettings
 
 Rerank = Callable[[list[str], Comparer, SetwiseSettings], Awaitable[list[ScoredDocument]]]
-RERANKS: list[Rerank] = [setwise.rerank, insertion.rerank]
+RERANKS: list[Rerank] = [setwise.rerank, setwise.rerank_by_insertion]
 SIZES, CHILDREN, TOPS = st.integers(2, 14), st.integers(1, 6), st.integers(1, 16)
 
 
@@ -107,12 +107,12 @@ async def test_a_part_of_the_heap_does_not_wait_for_another_one() -> None:
 async def test_among_equals_the_document_that_stood_above_stays_above() -> None:
     comparer = FakeComparer(lambda shown: dict.fromkeys(shown, 1 / len(shown)))
     assert ids(await setwise.rerank(names(7), comparer, SetwiseSettings(top=1))) == names(7)
-    assert ids(await insertion.rerank(names(7), comparer, SetwiseSettings(top=1))) == names(7)
+    assert ids(await setwise.rerank_by_insertion(names(7), comparer, SetwiseSettings(top=1))) == names(7)
 
 
 async def test_insertion_asks_once_a_block_where_nothing_beats_the_last_of_the_best() -> None:
     comparer = FakeComparer(by_worth(worth_of(names(10)))[0])
-    assert ids(await insertion.rerank(names(10), comparer, SetwiseSettings(children=3, top=4))) == names(10)
+    assert ids(await setwise.rerank_by_insertion(names(10), comparer, SetwiseSettings(children=3, top=4))) == names(10)
     assert [shown for shown in comparer.compared if set(shown) - set(names(4))] == [
         ("d03", "d04", "d05", "d06"),
         ("d03", "d07", "d08", "d09"),
@@ -122,7 +122,7 @@ async def test_insertion_asks_once_a_block_where_nothing_beats_the_last_of_the_b
 async def test_insertion_finds_the_place_of_a_document_by_halving() -> None:
     worth = {**worth_of(names(9)), "d08": 1.0}
     comparer = FakeComparer(by_worth(worth)[0])
-    ranking = await insertion.rerank(names(9), comparer, SetwiseSettings(children=1, top=8))
+    ranking = await setwise.rerank_by_insertion(names(9), comparer, SetwiseSettings(children=1, top=8))
     assert ids(ranking) == ["d08", *names(8)]
     # d07 drops out; the seven left need three questions.
     assert [shown for shown in comparer.compared if "d08" in shown] == [
@@ -136,7 +136,7 @@ async def test_insertion_finds_the_place_of_a_document_by_halving() -> None:
 async def test_insertion_asks_again_about_the_rest_of_a_block_of_which_one_moved_up() -> None:
     worth = {"a": 5, "b": 4, "c": 1, "d": 6, "e": 4.5}
     comparer = FakeComparer(by_worth(worth)[0])
-    ranking = await insertion.rerank(list("abcde"), comparer, SetwiseSettings(children=3, top=2))
+    ranking = await setwise.rerank_by_insertion(list("abcde"), comparer, SetwiseSettings(children=3, top=2))
     assert ids(ranking) == ["d", "a", "b", "c", "e"]
     # d goes up and b drops out; then a, the last of the best, is compared with the rest of the block.
     assert ("b", "c", "d", "e") in comparer.compared and ("a", "c", "e") in comparer.compared
@@ -148,5 +148,5 @@ async def test_insertion_keeps_the_place_below_where_halving_gets_no_answer() ->
     def some(shown: Shown) -> Mapping[str, float] | None:
         return None if shown == ("a", "d") else best(shown)
 
-    ranking = await insertion.rerank(list("abcd"), FakeComparer(some), SetwiseSettings(children=1, top=3))
+    ranking = await setwise.rerank_by_insertion(list("abcd"), FakeComparer(some), SetwiseSettings(children=1, top=3))
     assert ids(ranking) == ["a", "d", "b", "c"]

@@ -89,10 +89,6 @@ class SkippedLines:
     def add(self, bad: BadLine, documents: int) -> None:
         """Record a skipped line.
 
-        Args:
-            bad: Skipped line.
-            documents: Number of documents read so far.
-
         Raises:
             DataError: There are more bad lines than `MAX_BAD_LINES`, and more than documents.
         """

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, ParseError
 
-import orjson
 from defusedxml import DefusedXmlException
 from defusedxml.ElementTree import fromstring
 
+from touche_llm.data.lines import parse_json_object
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError
 
@@ -100,12 +100,7 @@ def _parse_json_lines(content: bytes, path: Path) -> Iterator[tuple[str, _Fields
     for line, raw in enumerate(content.splitlines(), start=1):
         if not raw.strip():
             continue
-        try:
-            record = orjson.loads(raw)
-        except orjson.JSONDecodeError as error:
-            raise DataError(f"{path}:{line}: not JSON: {error}") from error
-        if not isinstance(record, dict):
-            raise DataError(f"{path}:{line}: not a JSON object but {type(record).__name__}")
+        record = parse_json_object(raw, path, line)
         fields = {"number": record.get("qid"), "query": record.get("query")}
         if type(fields["number"]) is int:
             fields["number"] = str(fields["number"])  # data frames turn digits into numbers

@@ -21,7 +21,7 @@ from touche_llm.data.lines import (
     read_table_lines,
 )
 from touche_llm.data.records import Candidate, RunLine
-from touche_llm.errors import BadLine, DataError
+from touche_llm.errors import DataError
 
 # Decimals of a score in a run; equal scores are separated by one unit of the last decimal.
 DECIMALS = 6
@@ -169,11 +169,7 @@ def _read_run_rows(path: Path) -> Iterator[_Row]:
 def _read_rerank_rows(path: Path) -> Iterator[_Row]:
     for line, raw in read_lines(path, MAX_LINE):
         check_line_number(path, line, "a run")
-        try:
-            record = parse_json_object(raw, path, line)
-        except BadLine as error:
-            # Not a BadLine: lines of a run cannot be skipped.
-            raise DataError(str(error)) from error
+        record = parse_json_object(raw, path, line)
         topic, document, rank, score = (record.get(key) for key in ("qid", "docno", "rank", "score"))
         if type(topic) is int:
             topic = str(topic)  # data frames turn digits into numbers

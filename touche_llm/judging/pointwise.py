@@ -34,14 +34,7 @@ class Documents(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RequestBuilder:
-    """Builder of a stage's requests.
-
-    Attributes:
-        model: Model that answers the requests.
-        sampling: Sampling parameters of each request.
-        chat_template_kwargs: Switches of the chat template.
-        concurrency: Maximum number of requests at a time.
-    """
+    """Builder of a stage's requests."""
 
     model: ModelClient
     sampling: Sampling

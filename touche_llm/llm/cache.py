@@ -107,12 +107,7 @@ class Cache:
     def get(self, key: str, model: ValueType[ValueT], *, refreshed: bool = False) -> ValueT | None:
         """Return the value of an entry, or None if there is none.
 
-        In mode `off` there is none; in mode `refresh` only entries that the caller has stored count.
-
-        Args:
-            key: Key of the entry.
-            model: Type of the value, or the types by kind of entry.
-            refreshed: Whether the caller has stored the entry.
+        In mode `off` there is none; in mode `refresh` an entry counts only if the caller has stored it (`refreshed`).
         """
         if self.mode is CacheMode.OFF or (self.mode is CacheMode.REFRESH and not refreshed):
             return None

@@ -80,11 +80,7 @@ async def for_each_in_order(
 
 
 class Slots:
-    """Limit on concurrent calls. A free slot goes to the waiting call with the lowest priority number.
-
-    Attributes:
-        size: Number of slots.
-    """
+    """Limit on concurrent calls. A free slot goes to the waiting call with the lowest priority number."""
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -59,12 +59,7 @@ def select_label_tokens(text: str, tokens: Sequence[Token], fields: Sequence[str
 
 
 def check_logprobs(text: str, tokens: Iterable[Token]) -> None:
-    """Raise Unusable if log-probabilities are not finite or positive, or if probabilities add up to more than 1.
-
-    Args:
-        text: Text of the answer.
-        tokens: Tokens of its labels.
-    """
+    """Raise Unusable if log-probabilities are not finite or positive, or if probabilities add up to more than 1."""
     for token in tokens:
         logprobs = [logprob for _, logprob in token.top]
         if all(alternative != token.token for alternative, _ in token.top):

@@ -38,14 +38,7 @@ _MAX_LISTED = 3
 
 @dataclass(frozen=True, slots=True)
 class AnsweredRequest(Generic[AnswerT]):
-    """Request with a usable answer.
-
-    Attributes:
-        value: The parsed answer.
-        answer: The answer as it is cached.
-        key: Key of the sample in the cache.
-        sample: Index of the sample.
-    """
+    """Request with a usable answer."""
 
     value: AnswerT
     answer: Answer
@@ -72,10 +65,6 @@ class ModelClient(TokenCountingClient):
         """Return the answer to a request, from the cache or from the engine.
 
         Equal requests at the same time are sent once. A replay miss is added to `misses`.
-
-        Args:
-            request: Request to answer.
-            model: Answer model.
 
         Raises:
             EngineError: The engine was unreachable for `retry_for` seconds, refuses all requests, or left many requests
@@ -111,11 +100,6 @@ class ModelClient(TokenCountingClient):
 
         The engine counts tokens only if the number of bytes may be too large: no token is shorter than a byte. A text
         is truncated at a sentence end if one is near; of ranked passages, as many of the best as fit are kept.
-
-        Args:
-            build_request: Builds the request from a text of the document.
-            document: Text as the prompt shows it, or ranked passages.
-            model: Answer model.
 
         Returns:
             The answer, and the truncation, or None if the document is complete.

@@ -102,13 +102,7 @@ class TokenCountingClient:
     async def _measure(
         self, request: Request, measure: Callable[[Engine], Awaitable[Truncation]], **parameters: Any
     ) -> Truncation | FailedRequest:
-        """Return the measurement of a request from the cache or from the engine.
-
-        Args:
-            request: Request to measure.
-            measure: Measures it with the engine.
-            parameters: What the measurement depends on besides the request.
-        """
+        """Return the measurement of a request from the cache or from the engine."""
         key = hash_content(
             "fit",
             messages=[[message.role, message.content] for message in request.messages],

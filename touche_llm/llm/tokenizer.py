@@ -17,10 +17,6 @@ class ChatTokenizer:
     def __init__(self, folder: Path, chat_template_kwargs: Mapping[str, Any]) -> None:
         """Load the tokenizer; no code from the folder is executed.
 
-        Args:
-            folder: Folder of a model, or only its tokenizer and chat template.
-            chat_template_kwargs: Switches of the chat template.
-
         Raises:
             UsageError: The folder holds no tokenizer, or one without a chat template.
             EngineError: The transformers library is not installed.

@@ -70,17 +70,10 @@ async def fit_document(
     document: str | RankedPassages,
     room: int,
 ) -> Truncation:
-    """Return the truncation with which a document fits a request.
+    """Return the truncation with which the prompt of a request has at most `room` tokens.
 
     Of ranked passages that do not fit completely, as many of the best as fit are kept; if not even one fits, its
     beginning.
-
-    Args:
-        count_tokens: Counts the prompt tokens of a chat.
-        truncate: Returns the beginning of a text with about so many tokens.
-        build_request: Builds the request from a text of the document.
-        document: Text, or ranked passages.
-        room: Max prompt tokens.
 
     Raises:
         PromptError: The prompt alone leaves no room for the document.

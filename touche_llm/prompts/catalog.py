@@ -19,15 +19,7 @@ _MAX_FILES = 100
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """A template with its purpose and prompt, or with the error that prevents loading it.
-
-    Attributes:
-        task: Task of the template.
-        name: Name of the prompt, or the path as the user gave it.
-        path: Path of the template.
-        loaded: The purpose and the prompt; None if the template does not load.
-        error: Why the template does not load.
-    """
+    """A template with its purpose and prompt, or with the error that prevents loading it."""
 
     task: Task
     name: str

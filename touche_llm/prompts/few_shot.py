@@ -22,12 +22,11 @@ from touche_llm.data.records import LabelledDocument, Topic
 from touche_llm.data.settings import describe_first_problem
 from touche_llm.data.yaml_text import YamlError, parse_yaml
 from touche_llm.errors import DataError, PromptError
-from touche_llm.llm.answers import AnswerModel, Unusable, get_labels, parse_answer
+from touche_llm.llm.answers import AnswerModel, Unusable, parse_answer
 
 EXAMPLES_SUFFIX = ".examples.yaml"
 MAX_EXAMPLES = 20
 _DOCUMENTS = "documents"
-_MAX_LABELS_SHOWN = 20
 _SCALARS = (str, int, float, type(None))
 
 
@@ -61,13 +60,7 @@ class _Topic(BaseModel):
 def parse_examples(
     path: Path, text: str, names: Collection[str], answer_for: Callable[[Topic, int], type[AnswerModel]]
 ) -> tuple[FewShotExample, ...]:
-    """Parse the examples of a file.
-
-    Args:
-        path: Path of the file, for messages.
-        text: Content of the file; the caller bounds its size.
-        names: Names of the variables that each example has besides its topic.
-        answer_for: Returns the answer model for a topic and a number of documents.
+    """Parse the examples of a file; each has a topic, the variables `names` and an answer.
 
     Raises:
         PromptError: The file is not YAML or has too many examples, or an example has wrong or missing names or an
@@ -135,24 +128,14 @@ def _parse_documents(where: str, value: Any) -> list[LabelledDocument]:
 
 def _spell_answer(where: str, value: Any, model: type[AnswerModel]) -> str:
     """Return an answer as the grammar lets a model spell it: fields in their order, no white space between them."""
-    fields, labels = list(model.model_fields), get_labels(model)
+    fields = list(model.model_fields)
     _check_names(where, value, fields)
-    for name, allowed in labels.items():
-        # In Python, true and 1.0 are equal to 1.
-        if not any(type(value[name]) is type(label) and value[name] == label for label in allowed):
-            known = ", ".join(map(str, allowed[:_MAX_LABELS_SHOWN])) + (
-                ", …" if len(allowed) > _MAX_LABELS_SHOWN else ""
-            )
-            raise PromptError(f"{where}: {name}: {_shorten(value[name])} is none of the labels {known}")
-    for name in fields:
-        if name not in labels:
-            _parse_text(where, name, value[name])
     try:
         spelled = orjson.dumps({name: value[name] for name in fields}).decode()
         parse_answer(spelled, model)
     except (Unusable, TypeError) as error:
         reason = error.reason.replace("Value error, ", "") if isinstance(error, Unusable) else error
-        raise PromptError(f"{where}: {reason}") from error
+        raise PromptError(f"{where}: {reason}; not {value!r:.200}") from error
     return spelled
 
 

@@ -52,12 +52,6 @@ def purposes_of(task: Task) -> dict[str, Purpose]:
 def load(task: Task, purpose: Purpose, name: str, folder: Path | None = None) -> Prompt:
     """Load the prompt with this name or path for a purpose.
 
-    Args:
-        task: Task of the prompt.
-        purpose: One of `purposes_of(task)`.
-        name: Name or path, as for `load_prompt`.
-        folder: Folder of templates that replace the project's own.
-
     Raises:
         PromptError: The prompt does not exist or is invalid.
     """

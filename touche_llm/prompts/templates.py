@@ -64,12 +64,6 @@ class TemplateFiles:
     def __init__(self, path: Path, text: str, variables: Collection[str], finalize: Callable[[Any], str]) -> None:
         """Read the files that the template references, and check all of them.
 
-        Args:
-            path: Path of the template; it may reference files of its own folder only.
-            text: Whole text of the template.
-            variables: Variables that the files may use.
-            finalize: Applied to the value of each expression.
-
         Raises:
             PromptError: A file is missing, too large, not UTF-8 or outside the folder, references itself or computes
                 the name of a reference; a syntax error; blocks that would not be sent; a place where inserted text

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from touche_llm.data.records import ScoredDocument
 from touche_llm.data.settings import Section
-from touche_llm.ranking import insertion, listwise, pairwise, setwise, sliding, tournament
+from touche_llm.ranking import listwise, pairwise, setwise, sliding, tournament
 from touche_llm.ranking.balance import BalanceSettings, balance
 from touche_llm.ranking.comparer import Comparer, Kind
 from touche_llm.ranking.fusion import FusionStepSettings, fuse
@@ -71,7 +71,7 @@ METHODS: Mapping[str, Method] = {
     "pairwise": Method(pairwise.rerank, "best", max_depth=200),
     "sliding": Method(sliding.rerank, "best"),
     "setwise": Method(setwise.rerank, "best"),
-    "insertion": Method(insertion.rerank, "best"),
+    "insertion": Method(setwise.rerank_by_insertion, "best"),
     "listwise": Method(listwise.rerank, "order"),
     "tournament": Method(tournament.rerank, "order"),
 }

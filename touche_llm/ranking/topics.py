@@ -18,15 +18,7 @@ from touche_llm.tasks.base import Objective, Task
 
 @dataclass(frozen=True, slots=True)
 class RankingPlan:
-    """How all topics are ranked.
-
-    Attributes:
-        task: Task with the labels and the maximum number of lines per topic.
-        weights: Weights of the grades and of the first stage, by name.
-        steps: Steps of the ranking, in order.
-        settings: Settings of the steps.
-        tag: Tag of the run.
-    """
+    """How all topics are ranked."""
 
     task: Task
     weights: Mapping[str, float]
@@ -63,19 +55,10 @@ async def rank_topics(
     resources: ComparisonResources | None,
     done: Done,
 ) -> RankedTopics:
-    """Rank the candidates of all topics.
+    """Rank the candidates of all topics; documents without a stance label are left out.
 
     Requests of all topics share the builder's concurrency; those of earlier topics go first, so that a server's prefix
     cache serves the requests of a topic together.
-
-    Args:
-        topics: Topics in the order of the run.
-        candidates: Candidates by topic.
-        judgments: Judgments by topic and document.
-        stances: Stance labels by topic and document; a document without one is left out.
-        plan: Task, weights, steps and tag.
-        resources: Resources of the steps that compare; None if no step does.
-        done: Called after each topic.
     """
     slots = Slots(resources.builder.concurrency) if resources is not None else None
 

@@ -166,11 +166,6 @@ def _compute_scores(blocks: list[Block], terms: int, settings: Bm25Settings) -> 
     """Compute the sparse score matrix, a column per term, with the same bits as `bm25s.BM25.index`.
 
     bm25s needs the postings as Python lists, 5 GB for a million passages.
-
-    Args:
-        blocks: Postings in row order.
-        terms: Number of terms.
-        settings: Method, k1 and b.
     """
     frequency = np.zeros(terms, dtype=np.int64)
     for block in blocks:

@@ -58,16 +58,7 @@ def retrieve_sentences(
     settings: SentenceSettings,
     fields: tuple[str, ...],
 ) -> Iterator[list[Candidate]]:
-    """Yield the best sentences of each topic, from matching sentences and all sentences of the best arguments.
-
-    Args:
-        topics: Topics to search for.
-        arguments: First stage over the documents of the corpus.
-        sentences: First stage over their parts.
-        parts: Sentences of the corpus.
-        settings: Settings of the selection and of the scores.
-        fields: Fields of the topic that form the query.
-    """
+    """Yield the best sentences of each topic, from matching sentences and all sentences of the best arguments."""
     analyzer = Analyzer()
     parents = parts.load_parents()
     for topic in topics:

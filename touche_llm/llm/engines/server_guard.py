@@ -19,11 +19,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(stop_seconds: float, command: list[str]) -> int:
-    """Run a server until it ends or standard input does.
-
-    Args:
-        stop_seconds: Seconds between SIGTERM and SIGKILL.
-        command: Command of the server.
+    """Run a server until it ends or standard input does; SIGKILL follows SIGTERM after `stop_seconds`.
 
     Returns:
         The server's exit code; 128 and the number of the signal that ended it, as in a shell.

@@ -68,13 +68,6 @@ async def verify_engine(
 ) -> None:
     """Verify that an engine enforces schemas: request an answer that no model gives otherwise.
 
-    Args:
-        engine: Engine that answers already.
-        location: Its address, for messages.
-        model: Name of the model.
-        chat_template_kwargs: Switches of the chat template in this run.
-        top_logprobs: Alternatives for each token that the run requests; 0 for none.
-
     Raises:
         EngineError: Schemas are not enforced, or log-probabilities are missing or impossible.
     """
