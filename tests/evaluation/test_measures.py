@@ -257,6 +257,7 @@ def test_tables_have_one_row_for_each_measure_and_topic(tmp_path: Path) -> None:
         assert row.value == pytest.approx(means[row.measure])
 
 
+@pytest.mark.filterwarnings("ignore::touche_llm.errors.ToucheWarning")
 def test_recall_is_at_the_longest_ranking_unless_told() -> None:
     run, qrels = run_of({"1": ["a", "x", "b"], "2": ["a"]}), qrels_of({"1": {"a": 1, "b": 1}})
     table = evaluate(run, qrels, name="mine").set_index("measure")["value"]
@@ -333,6 +334,7 @@ def test_ours_and_ir_measures_agree_where_they_define_the_same(both: tuple[Grade
     assert ours("official_ndcg@5") == pytest.approx({topic: expected[topic] for topic in counted})
 
 
+@pytest.mark.filterwarnings("ignore::touche_llm.errors.ToucheWarning")
 @pytest.mark.skipif(not REAL.is_dir(), reason=f"the real judgments are missing: {REAL}")
 def test_real_judgments_give_the_values_of_the_independent_implementation() -> None:
     aspects = ("relevance", "quality")

@@ -22,6 +22,7 @@ from tests.faults.fork_server import HANG_SECONDS, Fault, ForkServer, Job
 from tests.faults.model_server import Model, steady_text
 from tests.faults.scenarios import ANSWER_BATCH, WRITE_QRELS, Command
 from touche_llm.cli.demo import SAMPLES
+from touche_llm.pipeline.run_files import EVALUATION
 
 # By path: the bytes, or the rows of a database, or the metadata less what differs from run to run.
 Snapshot = dict[str, Any]
@@ -217,8 +218,9 @@ def _timeless(value: Any) -> Any:
 
 
 def lasting(found: Snapshot) -> Snapshot:
-    """The files less those that are temporary."""
-    return {path: content for path, content in found.items() if not is_temporary(path)}
+    """The files less those that are temporary, and less what `evaluate` keeps when the harness reads a run with it."""
+    kept = {path: content for path, content in found.items() if not is_temporary(path)}
+    return {path: content for path, content in kept.items() if Path(path).name != EVALUATION}
 
 
 def differences(found: Snapshot, wanted: Snapshot) -> list[str]:
