@@ -29,8 +29,8 @@ Snapshot = dict[str, Any]
 _METADATA, _LOOKS = "ir-metadata.yml", "hold_out_looks.jsonl"
 # Of a stage: how long it took, and what of it came from the cache.
 _VOLATILE = re.compile(r"^time$|seconds|peak memory|per second|^requests$|documents cut")
-# What SQLite keeps beside a database is part of it.
-_LOGS = ("-wal", "-shm", "-journal")
+# What SQLite keeps beside a database is part of it; `evaluate`, with which the harness reads runs, keeps its values.
+_IGNORED = ("-wal", "-shm", "-journal", EVALUATION)
 _GRADES = 4
 
 
@@ -180,7 +180,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def _snapshot(folder: Path) -> Snapshot:
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.endswith(_LOGS)]
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.endswith(_IGNORED)]
     names = {path: str(path.relative_to(folder)) for path in paths}
     return {name: None if is_temporary(name) else _read(path) for path, name in names.items()}
 
@@ -218,9 +218,8 @@ def _timeless(value: Any) -> Any:
 
 
 def lasting(found: Snapshot) -> Snapshot:
-    """The files less those that are temporary, and less what `evaluate` keeps when the harness reads a run with it."""
-    kept = {path: content for path, content in found.items() if not is_temporary(path)}
-    return {path: content for path, content in kept.items() if Path(path).name != EVALUATION}
+    """The files less those that are temporary."""
+    return {path: content for path, content in found.items() if not is_temporary(path)}
 
 
 def differences(found: Snapshot, wanted: Snapshot) -> list[str]:
