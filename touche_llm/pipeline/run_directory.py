@@ -377,8 +377,11 @@ def find_task(name: str | None, runs: Iterable[Path]) -> Task:
     """
     if name is not None:
         return get_task(name)
-    for directory in filter(None, map(find_run_directory, runs)):
-        return directory.read_task()
+    for path in runs:
+        if not path.exists():
+            raise DataError(f"{path}: no such file or folder; give a run file or the folder of a run")
+        if (directory := find_run_directory(path)) is not None:
+            return directory.read_task()
     raise UsageError(f"--task: missing; name the task of the runs ({', '.join(TASKS)})")
 
 
