@@ -326,7 +326,7 @@ def test_a_task_without_a_table_of_the_measure_is_told(touche: Touche, judged: P
         (["empty", *GRADED], 1, "empty: no run.txt in this folder; run `touche-llm rank`"),
         (["nowhere", *GRADED], 1, "nowhere: cannot read the file"),
         (["nowhere", "--relevance", "relevance"], 1, "nowhere: no such file"),
-        (["mine", "--relevance", "relevance"], 2, "--task: missing"),
+        (["mine", "--relevance", "relevance"], 1, "give --task"),
         (["mine", "broken", *GRADED], 1, "broken:2: 3 columns"),
         (["mine", *TASK, "--relevance", "stance"], 1, "stance:1: topic 1, document a: 'FIRST' is no grade"),
         (["mine", "foreign", *GRADED], 1, "foreign: none of the run's topics (9) is in the relevance qrels (1, 2, 4)"),
