@@ -43,10 +43,6 @@ def read_arguments(path: Path, on_bad_line: Callable[[BadLine], None] | None = N
     sentences, including those of the conclusion. `context` is not parsed. The line number is that of the first line of
     the row. Duplicate ids are detected by the store.
 
-    Args:
-        path: CSV file, plain or gzipped, or a tar archive with it, detected by content; nothing is unpacked to disk.
-        on_bad_line: Called with each bad row, which is then skipped; if None, the first one is raised.
-
     Raises:
         BadLine: The row is not UTF-8, not CSV, longer than `MAX_ROW_BYTES`, or has the wrong number of fields; an id
             is not one printable word or contains a comma (a pair has the id `a,b`); `premises` or `sentences` is not

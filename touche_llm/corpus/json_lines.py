@@ -29,10 +29,6 @@ def read_passages(path: Path, on_bad_line: Callable[[BadLine], None] | None = No
     Each line is an object with the id under `id`, `docno` or `ClueWeb22-ID` and the text under `contents`, `text` or
     `Clean-Text`; other keys are ignored. Empty lines are bad lines. Duplicate ids are detected by the store.
 
-    Args:
-        path: Corpus file; gzip is detected by the first bytes.
-        on_bad_line: Called with each bad line, which is then skipped; if None, the first one is raised.
-
     Raises:
         BadLine: The line is not JSON, has no valid id or no text, or has two different ids or texts.
         DataError: The file cannot be read, or its gzip stream is damaged or truncated.
@@ -60,13 +56,7 @@ def parse_documents(
     parse: Callable[[RowT, int], Document | None],
     on_bad_line: Callable[[BadLine], None] | None,
 ) -> Iterator[tuple[int, Document]]:
-    """Yield `(line, document)` for each valid row.
-
-    Args:
-        rows: Rows with the numbers of the lines in which they begin.
-        parse: Returns the document of a row, given its line, or None to skip it; raises BadLine.
-        on_bad_line: Called with each bad line, which is then skipped; if None, the first one is raised.
-    """
+    """Yield `(line, document)` for each valid row."""
     for line, row in rows:
         try:
             document = parse(row, line)
@@ -132,10 +122,6 @@ def read_rerank_documents(
     """Yield `(line number, document)` for each document of a `rerank.jsonl(.gz)`, at its first occurrence.
 
     A document occurs once for each topic that retrieved it. One digest per document is kept in memory.
-
-    Args:
-        path: Corpus file; gzip is detected by the first bytes.
-        on_bad_line: Called with each bad line, which is then skipped; if None, the first one is raised.
 
     Raises:
         BadLine: The line is not JSON, has no valid `docno` or no `text`, or the document had another text before.

@@ -52,7 +52,10 @@ class Reader(Protocol):
     def __call__(
         self, path: Path, on_bad_line: Callable[[BadLine], None] | None = None
     ) -> Iterator[tuple[int, Document]]:
-        """Read the corpus at `path`."""
+        """Read the corpus at `path`.
+
+        `on_bad_line` is called with each bad line, which is then skipped; if None, the first one is raised.
+        """
         ...
 
 

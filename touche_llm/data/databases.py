@@ -28,8 +28,6 @@ class DatabaseFormat:
         noun: Kind of file, for messages.
         application: `PRAGMA application_id`, which distinguishes the files from those of other programs.
         version: `PRAGMA user_version` that this program reads.
-        tables: Columns of each table.
-        statements: Statements that create the tables and indexes.
     """
 
     noun: str

@@ -39,13 +39,7 @@ def check_name(name: str | Path) -> None:
 
 
 def check_output(path: Path, overwrite: bool, inputs: Iterable[Path] = ()) -> None:
-    """Raise UsageError unless a file may be written at `path`.
-
-    Args:
-        path: Output file that the user named.
-        overwrite: Whether an existing file may be replaced (`--overwrite`).
-        inputs: Input files of the same command; they are never replaced.
-    """
+    """Raise UsageError unless a file may be written at `path`; files that the same command reads are not replaced."""
     if not os.path.lexists(path):
         return
     if path.exists():

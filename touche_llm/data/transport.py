@@ -26,7 +26,6 @@ class TransientFailure(Exception):
     """Failure of a request that may succeed when it is retried.
 
     Attributes:
-        reason: What went wrong.
         retry_after: Seconds to wait that the server requested, or None.
         max_tries: Max number of tries, or None if only time limits them.
     """

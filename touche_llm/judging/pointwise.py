@@ -157,14 +157,7 @@ async def judge_each(
 ) -> None:
     """Judge documents in the given order: topic by topic, so that a server's prefix cache holds the topic's part.
 
-    Args:
-        work: Pairs of topic and document id.
-        documents: Source of the documents.
-        question: Question about each document.
-        prompt: Prompt, as for `request_answer`.
-        builder: Builder of the requests.
-        done: Called after each document.
-        take: Called with each judgment or failure as soon as it is known, in the order of `work`.
+    `take` receives each judgment or failure as soon as it is known, in the order of `work`.
     """
 
     async def judge_one(item: tuple[Topic, str]) -> Judgment | Failure | None:

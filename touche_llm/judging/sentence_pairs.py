@@ -56,13 +56,10 @@ class Sentence:
     """A judged sentence that takes a side.
 
     Attributes:
-        id: Id of the sentence.
         argument: Row of its argument in the corpus.
         place: Row of the sentence in the corpus; rows give the order within an argument.
-        side: The side that it takes.
         score: Its quality, from 0 to 1.
         claim: Probability that it is a claim minus the probability that it is a premise.
-        rank: First-stage rank.
     """
 
     id: str
@@ -79,7 +76,6 @@ class Pairs:
     """The pairs of one topic.
 
     Attributes:
-        candidates: The pairs, best first.
         share: Largest share of the pairs that one sentence is in.
         share_judged: The same for the pairs that the model judges.
     """
@@ -134,14 +130,8 @@ def select_sentences(
     """Select the judged sentences of a topic that take a side, best first.
 
     A sentence's score is the weighted mean of its grades/3, times the probability that it argues, times that of its
-    side: a sentence that is no argument, or on no clear side, scores low however well it is written.
-
-    Args:
-        candidates: Sentences of the topic, by rank.
-        judgments: Judgments by sentence id; a sentence without one is left out.
-        place: Returns the rows of a sentence's argument and of the sentence.
-        settings: Settings with the limit for taking no side.
-        weights: Weights of the grades by name.
+    side: a sentence that is no argument, or on no clear side, scores low however well it is written. Sentences
+    without a judgment are left out.
     """
     found = []
     for candidate in candidates:
@@ -171,13 +161,8 @@ def make_pairs(topic_id: str, sentences: list[Sentence], settings: PairSettings,
 
     A pair's score is the mean of its sentences' scores, plus `same_argument` within one argument. Pairs are chosen by
     score; a sentence that has reached its share of them is not chosen again. The judged pairs come first. Two
-    sentences of one argument keep their order unless the later one is clearly more of a claim.
-
-    Args:
-        topic_id: Id of the topic.
-        sentences: Sentences with their sides, best first.
-        settings: Number of pairs, and the share of them that one sentence may be in.
-        min_pairs: Number of pairs that the task requires; to reach it, sentences may exceed `most_share`.
+    sentences of one argument keep their order unless the later one is clearly more of a claim. To reach `min_pairs`,
+    which the task requires, sentences may exceed `most_share`.
     """
     ordered = sorted(_score_pairs(sentences, settings), key=lambda pair: (-pair[0], pair[1].rank, pair[2].rank))
     judged = _cap(ordered, _get_limit(settings, settings.judged), settings.judged)

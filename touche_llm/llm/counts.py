@@ -22,9 +22,6 @@ class Counts:
         failures: Requests without a usable answer.
         unusable_records: Unusable answers found in the cache, whether or not another sample was usable.
         known_failures: Requests that failed because of unusable answers in the cache, without being sent.
-        cut: Truncated documents.
-        prompt_tokens: Prompt tokens of the requests sent.
-        completion_tokens: Completion tokens of the requests sent.
         cached_prompt_tokens: Prompt tokens of the answers taken from the cache.
         cached_completion_tokens: Completion tokens of the answers taken from the cache.
         prefix_cached_tokens: Those of `prompt_tokens` that the engine reported as taken from its prefix cache.

@@ -34,9 +34,7 @@ class TokenCountingClient:
     Attributes:
         engine_info: Description of the engine; in a replay, from the cache.
         engine: Engine; None in a replay.
-        cache: Answer cache.
         retry_for: Seconds after which a failing request is no longer retried.
-        counts: Counts of requests and tokens.
         misses: Requests that a replay did not find in the cache.
     """
 
@@ -55,13 +53,7 @@ class TokenCountingClient:
     async def truncate_document(
         self, build_request: Callable[[str], Request], whole: Request, document: str | RankedPassages, room: int
     ) -> tuple[str, Cut | None] | FailedRequest:
-        """Return the text of a document with which a request fits, and the truncation, or None if it is complete.
-
-        Args:
-            build_request: Builds the request from a text of the document.
-            whole: Request with the complete document.
-            document: Text as the prompt shows it, or ranked passages.
-            room: Max prompt tokens, including those of the chat template.
+        """Return the text of a document with which a prompt has at most `room` tokens, and its truncation, if any.
 
         Raises:
             EngineError: As for `ModelClient.request`.

@@ -28,8 +28,6 @@ class Sampling:
 
     Attributes:
         temperature: Temperature; 0 decodes greedily.
-        seed: Seed of the request.
-        max_tokens: Max completion tokens.
         top_logprobs: Number of alternatives per token; 0 requests no log-probabilities.
     """
 
@@ -44,10 +42,6 @@ class Origin:
     """Prompt, topic and document of a request, for messages and logs; not part of its key.
 
     Attributes:
-        prompt: Name of the prompt.
-        prompt_version: Version of the prompt.
-        prompt_hash: Hash of the prompt.
-        topic_id: Id of the topic.
         document_id: Id of the document, ids of several separated by spaces, or None for a topic alone.
     """
 
@@ -73,12 +67,7 @@ class Request:
     """Request to a model, with everything that can change the answer.
 
     Attributes:
-        messages: Chat messages.
-        schema: JSON Schema that the answer must fit.
-        sampling: Sampling parameters.
-        model: Name of the model.
         revision: The user's name for the version of the weights.
-        chat_template_kwargs: Switches of the chat template.
         origin: Prompt, topic and document.
         sample: Index of the sample; above 0 after unusable answers.
     """

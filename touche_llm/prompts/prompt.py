@@ -45,8 +45,6 @@ class Prompt:
 
     Attributes:
         name: `task/name`.
-        path: Path of the template.
-        header: Front matter of the template.
         hash: Hash of the file's text and, if there are any, of the files that it references and of its examples.
         files: The template with the files that it references.
         examples: Few-shot examples, sent before the question.

@@ -30,8 +30,6 @@ class Purpose:
         name: Its name in `config.prompts`, the name of the project's own template for it, and the value of `answer` in
             a template's front matter.
         variables: Variables that a template may use; True if it must use them.
-        answer_for: Returns the answer model for a topic and a number of documents.
-        depends_on: What the answer model depends on.
         question: The question about documents; None if the prompt is about the topic alone.
         shared: Variables with one value for all questions of a run; few-shot examples take them from the question.
     """

@@ -33,13 +33,6 @@ def balance(
 
     Each place goes to the first later document that may rise that far and takes another side than the last document
     with a side, or else to the next document. Scores stay with the places, so they still decrease.
-
-    Args:
-        ranking: Documents, best first.
-        worth: Judged score of each document; scores of comparing methods only express an order.
-        stances: Stance label of each document.
-        sides: Labels that take a side.
-        settings: Limits on how far documents may rise.
     """
     left = [(place, scored.document_id) for place, scored in enumerate(ranking)]
     order: list[str] = []

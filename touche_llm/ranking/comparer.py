@@ -47,15 +47,9 @@ class Comparer:
     Each question is sent once. A comparison without a usable answer yields None, and its failure is in `failures`.
 
     Attributes:
-        step: Name of the step, for the records.
-        topic: Topic of the documents.
         position: Position of the topic; requests of earlier topics go first if not all can be sent at once.
-        documents: Source of the documents.
         question: Question that determines how documents are rendered.
-        prompts: Prompts by kind of comparison.
-        builder: Builder of the requests.
         slots: Limit on concurrent requests, shared by all topics.
-        objective: Comparison criterion.
         document_tokens: Maximum number of tokens per document.
         unanswered: Questions without a usable answer, shared by the steps of a topic so that none is sent again.
     """
@@ -96,12 +90,10 @@ class Comparer:
         return random.Random(" ".join(map(str, (seed, self.step, self.topic.id, *names))))
 
     async def estimate_best(self, documents: Sequence[str], *, both_orders: bool = False) -> dict[str, float] | None:
-        """Estimate the probability that each document is the best of them; return None without an answer.
+        """Estimate the probability that each of 2 to 20 documents is the best; return None without an answer.
 
-        Args:
-            documents: Ids of 2 to 20 documents, in the order in which the prompt shows them.
-            both_orders: Whether to compare in the reversed order too and take the mean, against position bias. If one
-                of the orders has no answer, neither counts.
+        With `both_orders` they are compared in the reversed order too, against position bias, and the mean is taken. If
+        one of the orders has no answer, neither counts.
         """
         orders = [tuple(documents), tuple(reversed(documents))][: 1 + both_orders]
         answers = [answer for answer in await self.run_all(self._estimate_best, orders) if answer is not None]

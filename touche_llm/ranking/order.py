@@ -52,11 +52,6 @@ def rank_by_judgment(
     A judged document's score is the weighted mean of its grades/3 and the first-stage score; equal scores keep their
     first-stage order. Documents with inherited grades follow in first-stage order, which is based on those grades.
     Documents without a judgment come last, also in first-stage order.
-
-    Args:
-        first_stage: Documents of one topic, with scores from 0 to 1.
-        judgments: Judgments of the topic, by document id.
-        weights: Weights of the grades and of the first stage, by name; not all zero.
     """
 
     def score(document: ScoredDocument) -> float:

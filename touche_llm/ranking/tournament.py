@@ -20,7 +20,6 @@ class TournamentSettings(Section):
     Attributes:
         group: Maximum number of documents in a group.
         rounds: Number of tournaments, each with its own shuffles.
-        seed: Seed of the shuffles.
     """
 
     group: int = Field(10, ge=2, le=MAX_DOCUMENTS)

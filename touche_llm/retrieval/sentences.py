@@ -58,7 +58,10 @@ def retrieve_sentences(
     settings: SentenceSettings,
     fields: tuple[str, ...],
 ) -> Iterator[list[Candidate]]:
-    """Yield the best sentences of each topic, from matching sentences and all sentences of the best arguments."""
+    """Yield the best sentences of each topic, from matching sentences and all sentences of the best arguments.
+
+    The first stages score the documents of the corpus (`arguments`) and their parts (`sentences`).
+    """
     analyzer = Analyzer()
     parents = parts.load_parents()
     for topic in topics:

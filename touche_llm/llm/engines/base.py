@@ -15,11 +15,9 @@ class EngineInfo(JsonModel):
     """Description of an engine.
 
     Attributes:
-        model: Name of the model.
         revision: The user's name for the version of the weights.
         context: Context in tokens.
         overhead: Tokens that the chat template adds to two messages.
-        engine: Name and version of the software.
     """
 
     model: str
@@ -34,13 +32,9 @@ class Completion:
     """Unchecked result of one request.
 
     Attributes:
-        text: Text of the answer.
-        finish_reason: Reason why generation ended.
-        prompt_tokens: Tokens of the prompt.
         completion_tokens: Tokens of the completion, including reasoning.
         tokens: Tokens of the answer, if requested.
         refusal: Text with which the model refused, if it did.
-        reasoning: Text of the reasoning, if it is separate.
         fingerprint: Fingerprint of the software, if reported.
         cached_tokens: Prompt tokens taken from the prefix cache, None if not reported.
     """

@@ -29,8 +29,6 @@ class Usage:
     """Estimated usage of the requests of one prompt, without the chat template.
 
     Attributes:
-        requests: Number of requests.
-        prompt_tokens: Tokens of the prompts.
         shared_tokens: Those of `prompt_tokens` that are also the beginning of the prompt before, which are about the
             tokens that a prefix cache can save.
     """
