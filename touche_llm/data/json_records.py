@@ -6,7 +6,6 @@ which takes a tenth of the time.
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 from typing import Annotated, Any, Protocol, Self, TypeVar
 
@@ -14,7 +13,6 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from touche_llm.data.settings import describe_first_problem
-from touche_llm.errors import to_printable
 
 ValueT = TypeVar("ValueT")
 # Max bytes of a record parsed by pydantic, which takes a hundred times the memory; manifests have hundreds.
@@ -71,10 +69,7 @@ class JsonStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fal
     @classmethod
     def from_json(cls, content: bytes | str) -> Self:
         """Parse a record; raises Malformed."""
-        try:
-            return decode_json(content, cls)
-        except Malformed as error:
-            raise Malformed(_add_key(str(error), content, cls)) from error
+        return decode_json(content, cls)
 
     def to_json(self) -> bytes:
         """Return the record as one line, without line feed."""
@@ -82,9 +77,6 @@ class JsonStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fal
 
 
 _ENCODER = msgspec.json.Encoder()
-_IN_MAPPING = re.compile(r"`\$\.(\w+)\[\.\.\.\]")
-# Max characters of a key in a message, since keys are untrusted.
-_MAX_KEY_CHARS = 80
 # A number of tokens or characters. Some JSON parsers round larger integers.
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
@@ -97,21 +89,6 @@ def decode_json(content: bytes | str | msgspec.Raw, form: type[ValueT]) -> Value
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise Malformed(str(error)) from error
     return value
-
-
-def _add_key(problem: str, content: bytes | str, form: type[JsonStruct]) -> str:
-    """Name the key of a mapping in a message of msgspec, which writes `$.grades[...]` for every key."""
-    place = _IN_MAPPING.search(problem)
-    if place is None:
-        return problem
-    record = decode_json(content, dict[str, Any])
-    mapping = record[place[1]]
-    for key in mapping:
-        try:
-            msgspec.convert(record | {place[1]: {key: mapping[key]}}, form)
-        except msgspec.ValidationError:
-            return problem.replace(f"{place[1]}[...]", f"{place[1]}.{to_printable(key)[:_MAX_KEY_CHARS]}", 1)
-    return problem
 
 
 @lru_cache(maxsize=64)

@@ -133,17 +133,10 @@ async def judge(
     done: Done,
 ) -> tuple[list[Judgment], list[Failure]]:
     """Judge documents like `judge_each`, and return judgments and failures in the order of `work`."""
-    judgments: list[Judgment] = []
-    failures: list[Failure] = []
-
-    def take(found: Judgment | Failure) -> None:
-        if isinstance(found, Judgment):
-            judgments.append(found)
-        else:
-            failures.append(found)
-
-    await judge_each(work, documents, question, prompt, builder, done, take)
-    return judgments, failures
+    found: list[Judgment | Failure] = []
+    await judge_each(work, documents, question, prompt, builder, done, found.append)
+    judgments = [result for result in found if isinstance(result, Judgment)]
+    return judgments, [result for result in found if isinstance(result, Failure)]
 
 
 async def judge_each(

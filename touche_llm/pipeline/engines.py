@@ -78,7 +78,7 @@ async def _managed(
     asked: EngineConfig, sampling: SamplingConfig, log: Path
 ) -> AsyncIterator[tuple[Engine, EngineInfo]]:
     # Imported here because the HTTP libraries are slow to load.
-    from touche_llm.llm.engines.managed import serve
+    from touche_llm.llm.engines.vllm_process import serve
 
     async with serve(check_model_folder(asked.model), asked.options, log, context=asked.context) as url:
         there = asked.model_copy(update={"base_url": url, "model": asked.model_name})

@@ -19,11 +19,10 @@ from tests.sample_runs import SAMPLE
 from touche_llm.config import Config
 from touche_llm.errors import EngineError, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
-from touche_llm.llm.engines import managed as serving
 from touche_llm.llm.engines import vllm_process
 from touche_llm.llm.engines.base import EngineInfo
-from touche_llm.llm.engines.managed import serve
 from touche_llm.llm.engines.vllm_common import build_start_options
+from touche_llm.llm.engines.vllm_process import serve
 from touche_llm.pipeline.engines import open_model, store_engine_info
 
 SERVER = """#!{python}
@@ -59,7 +58,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "vllm").chmod(0o755)
     (folder / "behaviour").write_text("serves")
     monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setattr(serving, "_POLL_INTERVAL", 0.05)
+    monkeypatch.setattr(vllm_process, "_POLL_INTERVAL", 0.05)
     monkeypatch.setattr(vllm_process, "_STOP_SECONDS", 0.3)
     return folder
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from touche_llm.data.databases import DatabaseFormat, connect, create_if_empty
-from touche_llm.data.json_records import MAX_MODEL, Malformed
+from touche_llm.data.json_records import JsonModel, Malformed
 from touche_llm.data.records import Document
 from touche_llm.errors import DataError
 from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
@@ -31,29 +32,20 @@ _FORMAT = DatabaseFormat(
 )
 
 
-class Hit(BaseModel):
+class Hit(JsonModel):
     """Search result: TREC id, ChatNoir's own id and score of a document."""
-
-    model_config = ConfigDict(frozen=True)
 
     document_id: str
     uuid: UUID
     score: float = Field(allow_inf_nan=False)
 
 
-class Page(BaseModel):
+class Page(JsonModel):
     """Page of results. `unnamed` counts results without TREC id, `total` all results of the query."""
 
     hits: list[Hit]
     unnamed: int
     total: int
-
-
-def _check_length(stored: object) -> str:
-    """Return the stored text of a page, of which a thousand hits have 150 KB; raises Malformed if it is invalid."""
-    if not isinstance(stored, str) or len(stored) > MAX_MODEL:
-        raise Malformed(f"not a text of at most {MAX_MODEL:,} characters")
-    return stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +67,13 @@ class ChatNoirDocuments:
         self._base_url, self._index = settings.base_url, settings.index_id
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._database = connect(self.path.absolute().as_uri())
-            self._database.path = self.path
+            with ExitStack() as undo:
+                self._database = undo.enter_context(closing(connect(self.path.absolute().as_uri())))
+                self._database.path = self.path
+                create_if_empty(self._database, _FORMAT, self.path)
+                undo.pop_all()
         except (sqlite3.Error, OSError) as error:
-            raise DataError(f"{self.path}: cannot open the ChatNoir cache: {error}") from error
-        try:
-            create_if_empty(self._database, _FORMAT, self.path)
-        except sqlite3.Error as error:
-            self.close()
             raise DataError(f"{self.path}: not a ChatNoir cache, or not writable: {error}") from error
-        except BaseException:
-            self.close()
-            raise
 
     def __enter__(self) -> ChatNoirDocuments:
         return self
@@ -139,8 +126,8 @@ class ChatNoirDocuments:
         if row is None:
             return None
         try:
-            return Page.model_validate_json(_check_length(row[0]))
-        except (ValidationError, Malformed) as error:
+            return Page.from_json(str(row[0]))
+        except Malformed as error:
             raise DataError(
                 f"{self.path}: damaged: the results of {query!r} from {start} on; delete the file"
             ) from error
@@ -149,5 +136,5 @@ class ChatNoirDocuments:
         """Store a page of results, and commit."""
         self._database.execute(
             "INSERT OR REPLACE INTO searches VALUES (?, ?, ?, ?, ?, ?)",
-            (self._base_url, self._index, query, start, size, page.model_dump_json()),
+            (self._base_url, self._index, query, start, size, page.to_json().decode()),
         )
