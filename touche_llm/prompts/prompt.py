@@ -89,9 +89,9 @@ class Prompt:
         try:
             return self.files.render(role, variables).strip("\n")
         except UndefinedError as error:
-            place = self.files.place(error)
+            place, known = self.files.place(error), ", ".join(sorted(variables))
             raise PromptError(
-                f"{self.path}: block {role}: {place}{error.message}; the template may use {_names(variables)}"
+                f"{self.path}: block {role}: {place}{error.message}; the template may use {known}"
             ) from error
         # A template is a program of its author: any exception that it raises is an error in the template.
         except Exception as error:
@@ -237,7 +237,3 @@ def read_header(path: Path, text: str) -> PromptHeader:
         raise PromptError(f"{path}: front matter: {describe_first_problem(error)}") from error
     except YamlError as error:
         raise PromptError(f"{path}: front matter is not YAML: {error}") from error
-
-
-def _names(variables: Mapping[str, Any]) -> str:
-    return ", ".join(sorted(variables))

@@ -211,7 +211,7 @@ def read_text(path: Path) -> str:
         OSError: The file cannot be read.
     """
     mode = path.stat().st_mode
-    # Opening a pipe blocks until somebody writes; a folder raises an error of its own.
+    # Opening a pipe blocks until it is written to; a folder raises an error of its own.
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise PromptError(f"{path}: not a regular file")
     with path.open("rb") as stream:

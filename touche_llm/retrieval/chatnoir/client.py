@@ -114,7 +114,7 @@ class ChatNoir:
             limit=MAX_DOCUMENT_BYTES,
             # Without the key: documents are public.
             params={"uuid": str(hit.uuid), "index": self._settings.index_id, "raw": "true", "plain": "true"},
-            hint="; name it in chatnoir.leave_out to go on without it",
+            hint="; name it in chatnoir.leave_out to continue without it",
         )
         self._documents.put_text(hit.document_id, found)
         return found

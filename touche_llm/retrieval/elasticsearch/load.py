@@ -116,7 +116,7 @@ async def load_corpus(
         if not load.documents:
             raise DataError(f"{corpus}: no usable document in it")
         await _check_count(server, settings.index, load.documents)
-        # An index that somebody deleted meanwhile comes back with the next document, without our settings.
+        # An index that was deleted meanwhile is created again by the next document, without these settings.
         _check(await fetch_manifest(server, settings.index), wanted, skip_bad_lines, place)
         complete = wanted.model_copy(update={"documents": load.documents, "bad_lines": load.left_out.count})
         await server.request(

@@ -141,10 +141,10 @@ class Server:
         """Return `type: reason` from the body of a refusal, shortened."""
         error = response_body.get("error") if isinstance(response_body, dict) else response_body
         try:
-            said = _Reason.model_validate(error)
+            reason = _Reason.model_validate(error)
         except ValidationError:
             return self.clean(str(error))
-        return self.clean(f"{said.type}: {said.reason}" if said.reason else said.type)
+        return self.clean(f"{reason.type}: {reason.reason}" if reason.reason else reason.type)
 
     def error(self, problem: str) -> EngineError:
         """Return an error that names this server."""
@@ -179,16 +179,16 @@ class Server:
         except NotReached as error:
             raise TransientFailure(f"the connection broke: {self.clean(str(error.message))}") from None
         except (TransportError, ValueError) as error:
-            said = error.message if isinstance(error, TransportError) else error
-            raise self.error(f"{what}: {self.clean(str(said))}; is this Elasticsearch?") from None
+            cause = error.message if isinstance(error, TransportError) else error
+            raise self.error(f"{what}: {self.clean(str(cause))}; is this Elasticsearch?") from None
         for message in _WARNING.findall(response.meta.headers.get("warning") or ""):
             if message not in self._warned:
                 self._warned.add(message)
                 self._warn(f"{self._settings.url}: {self.clean(message)}")
         return response
 
-    def _refused(self, what: str, status: int, said: str) -> Exception:
-        problem = f"HTTP {status}: {said}"
+    def _refused(self, what: str, status: int, refusal: str) -> Exception:
+        problem = f"HTTP {status}: {refusal}"
         if status in RETRYABLE_STATUSES:
             return TransientFailure(problem)
         if status == 401:
@@ -198,7 +198,7 @@ class Server:
                 f"{what}: this user or key lacks a privilege ({problem}); loading needs the index privilege `all`, "
                 "searching `read` and `view_index_metadata`, and both the cluster privilege `monitor`"
             )
-        if said.startswith("media_type_header_exception"):
+        if refusal.startswith("media_type_header_exception"):
             return self.error(
                 f"{problem}; Elasticsearch 8 refuses clients of version 9: pip install 'elasticsearch>=8.17,<9', "
                 "which Elasticsearch 9 accepts too"

@@ -11,7 +11,7 @@ from touche_llm.data.settings import Option, Section, check_address
 from touche_llm.text.analysis import STOP_WORDS
 
 FORMAT = 1
-# The analysis of text/analysis.py in Elasticsearch's terms. Lucene takes no term of more than 32,766 bytes.
+# The analysis of text/analysis.py in Elasticsearch's terms. Lucene refuses terms of more than 32,766 bytes.
 ANALYSIS = (
     "pattern (?U)\\b\\w\\w+\\b, lower case, Lucene's 33 English stop words, Snowball English stemmer, "
     "terms cut at 255 characters"
