@@ -21,10 +21,10 @@ from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.pipeline.engines import store_engine_info
+from touche_llm.regression.check import preview_update, require_run
 from touche_llm.regression.format_diff import format_differences
 from touche_llm.regression.record import load_finished_run, record
 from touche_llm.regression.snapshot import open_snapshot
-from touche_llm.regression.update import preview_update, update
 from touche_llm.tasks import TASKS, get_task
 
 FOLDER = Path(__file__).parent / "regress"
@@ -81,7 +81,8 @@ async def main() -> None:
             found = await preview_update(recorded, None, run, work)
             print(format_differences(task, found.differences))
             if found.differences:
-                print(task, await update(recorded, found))
+                made = await record(found.config, require_run(recorded, found), target, recorded.qrels())
+                print(task, made)
 
 
 if __name__ == "__main__":

@@ -113,10 +113,11 @@ def update_(
     If only the ranking changed, the replayed run is stored. If answers are missing, make a new run and give its folder
     with --run.
     """
+    from touche_llm.regression.check import preview_update, require_run
     from touche_llm.regression.differences import COLUMNS
     from touche_llm.regression.format_diff import format_differences
+    from touche_llm.regression.record import record
     from touche_llm.regression.snapshot import choose_templates, find_snapshots, open_snapshot
-    from touche_llm.regression.update import preview_update, require_run, update
 
     if run is not None and len(names) > 1:
         raise UsageError("--run: the new run of one recorded run; give a single NAME")
@@ -130,9 +131,10 @@ def update_(
             if not seen.differences:
                 say(output, "nothing to update")
                 continue
-            require_run(snapshot, seen)
+            new = require_run(snapshot, seen)
             if yes or typer.confirm(f"store this as {snapshot.folder}?", err=True):
-                say(output, _describe(snapshot.folder, asyncio.run(update(snapshot, seen))))
+                made = asyncio.run(record(seen.config, new, snapshot.folder, snapshot.qrels()))
+                say(output, _describe(snapshot.folder, made))
     if output is not Format.TABLE:
         print_rows(output, [each.row() for each in found], COLUMNS)
 

@@ -1,4 +1,4 @@
-"""Regression check: replay a recorded run and compare the result with it."""
+"""Regression check: replay a recorded run, compare the result with it, and preview an update."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 from touche_llm.config import Config
 from touche_llm.data.trec_runs import read_run
-from touche_llm.errors import PromptError, ToucheError, describe_os_error
+from touche_llm.errors import PromptError, ToucheError, UsageError, describe_os_error
+from touche_llm.pipeline.run_files import RUN
 from touche_llm.regression.differences import (
     RunDifference,
     compare_measures,
@@ -19,23 +20,24 @@ from touche_llm.regression.differences import (
     compare_values,
     list_missing,
 )
-from touche_llm.regression.replay import ReplayResult, replay
+from touche_llm.regression.record import load_finished_run
+from touche_llm.regression.replay import replay
 from touche_llm.regression.snapshot import Snapshot, choose_templates, open_snapshot, run_settings
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayComparison:
-    """A replay and how it differs from the recorded run.
+    """A replay, or a new run, and how it differs from the recorded run.
 
     Attributes:
         differences: Empty if the runs are equal byte for byte and no answer was missing.
-        config: The configuration of the replay, with the index of its documents in the working folder.
-        replay: The replay; None if it failed.
+        config: Configuration of the run; of a replay, with the index of its documents in the working folder.
+        run: Folder of the run; None if the replay failed or lacked an answer.
     """
 
     differences: list[RunDifference]
     config: Config
-    replay: ReplayResult | None
+    run: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ async def check_snapshot(snapshot: Snapshot, prompts: Path | None = None) -> lis
 async def compare_replay(snapshot: Snapshot, prompts: Path | None, work: Path) -> ReplayComparison:
     """Do the work of `check_snapshot` in an empty folder, where the replayed run remains."""
     name, requests = snapshot.name, snapshot.manifest.examples
-    folder = _make_folder(work, "now")
+    (folder := work / "now").mkdir()
     config = snapshot.config(prompts).model_copy(update={"index": folder / "index"})
     settings = compare_values(name, "setting", snapshot.manifest.settings, run_settings(config))
     try:
@@ -112,14 +114,10 @@ async def compare_replay(snapshot: Snapshot, prompts: Path | None, work: Path) -
     except ToucheError as error:
         return ReplayComparison([RunDifference(name, "error", text=str(error)), *settings], config, None)
     if now.missing:
-        before = None
+        (earlier := work / "before").mkdir()
+        recorded, before = snapshot.with_recorded_templates(config), None
         try:
-            before = await replay(
-                snapshot.with_recorded_templates(config),
-                snapshot.first_stage,
-                _make_folder(work, "before"),
-                snapshot.folder,
-            )
+            before = await replay(recorded, snapshot.first_stage, earlier, snapshot.folder)
         except PromptError:
             # The program no longer accepts the recorded templates; the recorded requests remain for the comparison.
             pass
@@ -131,9 +129,9 @@ async def compare_replay(snapshot: Snapshot, prompts: Path | None, work: Path) -
         ]
         if now.problem:
             differences.append(RunDifference(name, "error", text=f"with the available answers: {now.problem}"))
-        return ReplayComparison(differences, config, now)
+        return ReplayComparison(differences, config, None)
     differences = compare_runs(snapshot, now.run)
-    return ReplayComparison([*settings, *differences] if differences else [], config, now)
+    return ReplayComparison([*settings, *differences] if differences else [], config, now.directory.path)
 
 
 def compare_runs(snapshot: Snapshot, run: Path) -> list[RunDifference]:
@@ -149,7 +147,37 @@ def compare_runs(snapshot: Snapshot, run: Path) -> list[RunDifference]:
     return differences + compare_measures(snapshot.name, old, new, qrels)
 
 
-def _make_folder(work: Path, name: str) -> Path:
-    folder = work / name
-    folder.mkdir()
-    return folder
+async def preview_update(snapshot: Snapshot, prompts: Path | None, run: Path | None, work: Path) -> ReplayComparison:
+    """Compare the recorded run with its replay, or with a new run if one is given.
+
+    Args:
+        snapshot: The recorded run.
+        prompts: A folder of templates that take precedence over the project's own.
+        run: The folder of a new run to store; if None, the replayed run is stored.
+        work: An empty folder, where the replayed run remains.
+
+    Raises:
+        UsageError: The new run is of another task.
+        DataError: As `load_finished_run`.
+    """
+    compared = await compare_replay(snapshot, prompts, work)
+    if run is None:
+        return compared
+    config = load_finished_run(run)
+    if config.task != snapshot.task.name:
+        raise UsageError(f"{run}: a run of {config.task}; {snapshot.folder} is one of {snapshot.task.name}")
+    # Settings and ranks are those of the new run, not of the replay.
+    kinds = ("error", "prompt", "version", "request", "missing")
+    kept = [difference for difference in compared.differences if difference.kind in kinds]
+    settings = compare_values(snapshot.name, "setting", snapshot.manifest.settings, run_settings(config))
+    return ReplayComparison([*settings, *kept, *compare_runs(snapshot, run / RUN)], config, run)
+
+
+def require_run(snapshot: Snapshot, preview: ReplayComparison) -> Path:
+    """Return the run that an update would store; raise UsageError if the replay gave none."""
+    if preview.run is None:
+        raise UsageError(
+            f"{snapshot.folder}: the recorded answers no longer suffice; make a new run of its topics, and give its "
+            "folder with --run"
+        )
+    return preview.run

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from difflib import unified_diff
+from operator import attrgetter
 from typing import Any, Literal
 
 from touche_llm.data.trec_runs import ParsedRun
@@ -146,33 +147,17 @@ def compare_rankings(run: str, old: ParsedRun, new: ParsedRun) -> list[RunDiffer
     None stands for a document that is missing from a run. If ranks and stances are equal, the first different score is
     returned; if the scores are equal too, a difference of the files.
     """
-    ranks_before, ranks = _ranks(old), _ranks(new)
-    keys = list(dict.fromkeys([*ranks_before, *ranks]))
-    moved = [
-        RunDifference(run, "rank", "", *key, ranks_before.get(key), ranks.get(key))
-        for key in keys
-        if ranks_before.get(key) != ranks.get(key)
-    ]
+    ranks_before, ranks = (_by_document(ranked, attrgetter("rank")) for ranked in (old, new))
+    moved = _compare_documents(run, "rank", ranks_before, ranks)
     longest = max(map(len, [*old.rankings.values(), *new.rankings.values()]), default=0)
     # A document that only one run has counts as the furthest move.
     moved.sort(key=lambda move: -abs((move.old or 2 * longest + 1) - (move.new or 2 * longest + 1)))
-    changed_stances = [
-        RunDifference(
-            run, "stance", "", topic, document, old.stances.get((topic, document)), new.stances.get((topic, document))
-        )
-        for topic, document in keys
-        if (topic, document) in ranks_before
-        and (topic, document) in ranks
-        and old.stances.get((topic, document)) != new.stances.get((topic, document))
-    ]
-    scores_before, scores = _scores(old), _scores(new)
-    changed_scores = [key for key in keys if scores_before.get(key) != scores.get(key)]
-    if moved or changed_stances:
-        return moved + changed_stances
-    if changed_scores:
-        first = changed_scores[0]
-        counts = len(changed_scores), len(keys)
-        return [RunDifference(run, "run", "score", *first, scores_before[first], scores[first], *counts)]
+    both = [key for key in ranks_before if key in ranks]
+    stances_before, stances = ({key: ranked.stances.get(key) for key in both} for ranked in (old, new))
+    if differences := moved + _compare_documents(run, "stance", stances_before, stances):
+        return differences
+    if scores := _compare_documents(run, "run", *(_by_document(ranked, attrgetter("score")) for ranked in (old, new))):
+        return [replace(scores[0], name="score", count=len(scores), of=len(ranks))]
     return [RunDifference(run, "run", "file", text="ranks, stances and scores are equal, the bytes differ: the tag?")]
 
 
@@ -202,12 +187,15 @@ def _diff(old: Messages, new: Messages, path: str) -> str:
     return "\n".join(lines[:_MAX_LINES] + ([f"… and {more:,} more lines"] if more > 0 else []))
 
 
-def _ranks(run: ParsedRun) -> dict[tuple[str, str], int]:
-    return _by_document(run, lambda candidate: candidate.rank)
-
-
-def _scores(run: ParsedRun) -> dict[tuple[str, str], float]:
-    return _by_document(run, lambda candidate: candidate.score)
+def _compare_documents(
+    run: str, kind: Kind, old: Mapping[tuple[str, str], Any], new: Mapping[tuple[str, str], Any]
+) -> list[RunDifference]:
+    """Compare values by topic and document; None stands for a missing one."""
+    return [
+        RunDifference(run, kind, "", *key, old.get(key), new.get(key))
+        for key in dict.fromkeys([*old, *new])
+        if old.get(key) != new.get(key)
+    ]
 
 
 def _by_document(run: ParsedRun, value: Callable[[Any], Any]) -> dict[tuple[str, str], Any]:

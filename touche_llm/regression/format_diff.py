@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 
 from touche_llm.errors import to_printable
 from touche_llm.regression.differences import RunDifference, group_by_kind
@@ -28,20 +28,18 @@ def format_differences(name: str, differences: list[RunDifference]) -> str:
         for change in by_kind.get("version", [])
     ]
     lines += [f"  request {change.name}: {_format_change(change)}" for change in by_kind.get("request", [])]
-    for purpose, missing in _group_by_name(by_kind.get("missing", [])).items():
-        lines.append(f"  answers missing: {len(missing):,} of {purpose}: {_list_places(missing)}")
+    all_missing = by_kind.get("missing", [])
+    for purpose in dict.fromkeys(missing.name for missing in all_missing):
+        missing = [_format_place(missing) for missing in all_missing if missing.name == purpose]
+        more = f" and {len(missing) - _LISTED:,} more" if len(missing) > _LISTED else ""
+        lines.append(f"  answers missing: {len(missing):,} of {purpose}: {', '.join(missing[:_LISTED])}{more}")
     if moved := by_kind.get("rank"):
         topics = len({move.topic for move in moved})
         lines.append(f"  ranks moved: {len(moved):,} documents of {topics:,} topics, the furthest first:")
-        lines += [
-            f"    {_format_place(move)}: {_format_rank(move.old)} → {_format_rank(move.new)}"
-            for move in moved[:_LISTED]
-        ]
-        lines += _count_omitted(moved)
+        lines += _list_first(moved, lambda move: f"{_format_rank(move.old)} → {_format_rank(move.new)}")
     if stances := by_kind.get("stance"):
         lines.append(f"  stances changed: {len(stances):,}:")
-        lines += [f"    {_format_place(change)}: {_format_change(change)}" for change in stances[:_LISTED]]
-        lines += _count_omitted(stances)
+        lines += _list_first(stances, _format_change)
     for change in by_kind.get("run", []):
         if change.name == "score":
             lines.append(f"  scores changed: {change.count:,} of {change.of:,}, and no rank; the first is")
@@ -66,21 +64,10 @@ def _format_prompt(change: RunDifference) -> list[str]:
     ]
 
 
-def _group_by_name(differences: Iterable[RunDifference]) -> dict[str, list[RunDifference]]:
-    groups: dict[str, list[RunDifference]] = {}
-    for difference in differences:
-        groups.setdefault(difference.name, []).append(difference)
-    return groups
-
-
-def _list_places(differences: list[RunDifference]) -> str:
+def _list_first(differences: list[RunDifference], describe: Callable[[RunDifference], str]) -> list[str]:
+    lines = [f"    {_format_place(difference)}: {describe(difference)}" for difference in differences[:_LISTED]]
     more = len(differences) - _LISTED
-    return ", ".join(map(_format_place, differences[:_LISTED])) + (f" and {more:,} more" if more > 0 else "")
-
-
-def _count_omitted(differences: list[RunDifference]) -> list[str]:
-    more = len(differences) - _LISTED
-    return [f"    and {more:,} more"] if more > 0 else []
+    return [*lines, f"    and {more:,} more"] if more > 0 else lines
 
 
 def _format_place(difference: RunDifference) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -199,14 +199,10 @@ class Snapshot:
         }
         return config.model_copy(update={"prompts": config.prompts.model_copy(update={"folder": None, **own})})
 
-    def qrels_files(self) -> dict[str, Path]:
-        """Return the files of the recorded judgments by aspect."""
-        aspects = (*self.task.question.grades, STANCE)
-        return {aspect: path for aspect in aspects if (path := self.folder / qrels_file(aspect)).is_file()}
-
     def qrels(self) -> Qrels | None:
         """Read the recorded judgments; return None if there are none."""
-        files = self.qrels_files()
+        aspects = (*self.task.question.grades, STANCE)
+        files = {aspect: path for aspect in aspects if (path := self.folder / qrels_file(aspect)).is_file()}
         return read_qrels(files, self.task) if files else None
 
 
@@ -230,16 +226,10 @@ def run_settings(config: Config) -> dict[str, Any]:
 
 def request_parameters(request: Request) -> dict[str, Any]:
     """Return the parameters of a request other than its messages, by dotted name."""
-    sampling = request.sampling
     return flatten(
         {
             "schema": request.schema,
-            "sampling": {
-                "temperature": sampling.temperature,
-                "seed": sampling.seed,
-                "max_tokens": sampling.max_tokens,
-                "top_logprobs": sampling.top_logprobs,
-            },
+            "sampling": asdict(request.sampling),
             "model": request.model,
             "revision": request.revision,
             "chat_template_kwargs": request.chat_template_kwargs,
@@ -311,14 +301,8 @@ def open_snapshot(folder: Path) -> Snapshot:
         raise DataError(f"{folder / CONFIG}: no such file; record the run again")
     task = get_task(load_config(folder / CONFIG, {}).task)
     templates = [f"{PROMPTS}/{purpose}/{file}" for purpose, file in manifest.templates.items()]
-    for name in (
-        TOPICS,
-        RunDirectory(folder).first_stage_file(task).name,
-        corpus_file(task),
-        CASSETTE,
-        RUN,
-        *templates,
-    ):
+    first_stage = RunDirectory(folder).first_stage_file(task).name
+    for name in (TOPICS, first_stage, corpus_file(task), CASSETTE, RUN, *templates):
         if not (folder / name).is_file():
             raise DataError(f"{folder / name}: no such file; record the run again")
     return Snapshot(folder, task, manifest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import shutil
 from collections.abc import Iterable, Mapping
@@ -87,13 +88,8 @@ def write_topics(topics: list[Topic], path: Path) -> None:
     """Write topics in TIRA's format, which accepts any text."""
     with open_atomic(path) as stream:
         for topic in topics:
-            fields: dict[str, Any] = {
-                "title": topic.title,
-                "description": topic.description,
-                "narrative": topic.narrative,
-                "objects": topic.objects,
-            }
-            original = {name: value for name, value in fields.items() if value}
+            names = ("title", "description", "narrative", "objects")
+            original = {name: value for name in names if (value := getattr(topic, name))}
             line = {"qid": topic.id, "query": topic.title, "original_query": original}
             stream.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
@@ -105,16 +101,6 @@ def write_documents(ids: list[str], documents: Documents, stream: IO[bytes]) -> 
         stream.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
 
-class _Utf8Writer:
-    """A text stream for `csv.writer` that encodes as UTF-8."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        return self._stream.write(text.encode())
-
-
 def write_arguments(sentences: set[str], store: DocumentStore, stream: IO[bytes]) -> None:
     """Write the arguments of some sentences, with only these sentences, in corpus order."""
     places: dict[int, list[tuple[int, str]]] = {}
@@ -122,13 +108,16 @@ def write_arguments(sentences: set[str], store: DocumentStore, stream: IO[bytes]
         argument, place = store.parts.locate(sentence)
         places.setdefault(argument, []).append((place, sentence))
     rows = sorted(places)
-    writer = csv.writer(_Utf8Writer(stream), lineterminator="\n")
+    text = io.TextIOWrapper(stream, encoding="utf-8", newline="")
+    writer = csv.writer(text, lineterminator="\n")
     writer.writerow(HEADER)
     for row, argument_id in zip(rows, store.get_ids(rows), strict=True):
         whole = store.get(argument_id)
         parts = [{"sent_id": name, "sent_text": store.parts.get(name).text} for _, name in sorted(places[row])]
         premises = [{"text": "", "stance": whole.side, "annotations": list[str]()}]
         writer.writerow([argument_id, whole.title, repr(premises), "", repr(parts)])
+    # The caller closes the stream.
+    text.detach()
 
 
 def write_qrels(qrels: Qrels, topics: list[str], folder: Path) -> None:
