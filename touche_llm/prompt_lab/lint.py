@@ -95,22 +95,23 @@ async def check(task: Task, purpose: Purpose, prompt: Prompt, material: Material
         material: Topics and documents to render it with.
         count: Counts the tokens of a chat.
     """
-    result = CheckedPrompt()
-    plain = await _render_minimal(task, purpose, prompt, result)
+    linter = _Linter(task, purpose, prompt)
+    result = linter.result
+    plain = await linter.render_minimal()
     if plain is None:
         return result
-    _check_labels(task, purpose, plain, result)
-    _check_schemas(purpose, material.topics, result)
-    lengths = await _count_lengths(task, purpose, prompt, material.topics, count, result)
+    linter.check_labels(*plain)
+    linter.check_schemas(material.topics)
+    lengths = await linter.count_lengths(material.topics, count)
     try:
-        await _check_order(task, purpose, prompt, plain, result)
-        await _check_variables(task, purpose, prompt, plain, result)
+        await linter.check_order(*plain)
+        await linter.check_variables(*plain)
         if lengths:
             result.longest_topic, result.tokens = max(lengths, key=lambda length: length[1])
             topics = [topic for topic in material.topics if topic.id in dict(lengths)]
-            await _measure(task, purpose, prompt, topics, material, count, result)
+            await linter.measure(topics, material, count)
     except PromptError as error:
-        result.findings.append(Finding("error", f"with other texts: {error}"))
+        linter.error(f"with other texts: {error}")
     return result
 
 
@@ -169,91 +170,167 @@ def list_schema_problems(schema: Mapping[str, Any]) -> list[str]:
     return found
 
 
-async def _render_first(
-    task: Task,
-    purpose: Purpose,
-    prompt: Prompt,
-    topic: Topic,
-    ids: Sequence[str],
-    documents: Documents,
-    objective: Objective = "both",
-) -> tuple[Subject, Messages]:
-    """Render the first request of a prompt about a topic; return it with its subject."""
-    needed = 0 if purpose.question is None else 2 if purpose.depends_on == "documents" else 1
-    if purpose.question is not None and task.objects_answer is not None and topic.objects is None:
-        topic = replace(topic, objects=("x", "y"))
-    subject = Subject(task, purpose, topic, tuple(ids[:needed]), documents)
-    settings = RankingSettings()
-    found = await render_requests(
-        prompt, subject, offline_builder(), objective=objective, document_tokens=settings.document_tokens
-    )
-    return subject, found[0][1]
+@dataclass(frozen=True, slots=True)
+class _Linter:
+    """Checks of one prompt, which add their findings to `result`."""
 
+    task: Task
+    purpose: Purpose
+    prompt: Prompt
+    result: CheckedPrompt = field(default_factory=CheckedPrompt)
 
-async def _render_minimal(
-    task: Task, purpose: Purpose, prompt: Prompt, result: CheckedPrompt
-) -> tuple[Subject, Messages] | None:
-    """Render the prompt with minimal topic and documents; return None if that fails."""
-    bare = Topic("0", _PLAIN)
-    whole = replace(bare, description="x", narrative="x", objects=("x", "y"))
-    plain, where = None, ""
-    objectives: tuple[Objective, ...] = get_args(Objective) if purpose.depends_on == "documents" else ("both",)
-    try:
-        for objective in objectives:
-            where = f"ranking for {objective}: " if len(objectives) > 1 else ""
-            plain = await _render_first(task, purpose, prompt, whole, "ab", Texts("x"), objective)
-        where = "a topic with nothing but a title: "
-        await _render_first(task, purpose, prompt, bare, "ab", Texts("x"))
-    except PromptError as error:
-        result.findings.append(Finding("error", f"{where}{error}"))
-        return None
-    return plain
+    def error(self, message: str) -> None:
+        """Add an error."""
+        self.result.findings.append(Finding("error", message))
 
+    def warn(self, message: str) -> None:
+        """Add a warning."""
+        self.result.findings.append(Finding("warning", message))
 
-def _check_labels(task: Task, purpose: Purpose, plain: tuple[Subject, Messages], result: CheckedPrompt) -> None:
-    """Check that the text names the possible labels and no labels of other tasks."""
-    subject, messages = plain
-    text = f"{messages[0].content}\n{messages[-1].content}"
-    model = purpose.answer_for(subject.topic, len(subject.ids))
-    for name in model.model_fields:
-        if not _has_word(text, name):
-            result.findings.append(Finding("error", f"the answer's field {name!r} is not named in the text"))
-    # The labels of objects are words of the topic.
-    for name, labels in get_labels(model).items() if purpose.depends_on != "topic" else ():
-        if all(isinstance(label, int) for label in labels) and _has_range(text, min(labels), max(labels)):
-            continue
-        missing = [str(label) for label in labels if not _has_word(text, str(label))]
-        if missing:
-            problem = f"{name}: the answer can be {', '.join(map(str, labels))}, but the text does not name"
-            result.findings.append(Finding("error", f"{problem} {', '.join(missing)}"))
-    foreign = {label for other in TASKS.values() for label in _words_of(other)} - _words_of(task)
-    strange = sorted(label for label in foreign if _has_word(text, label))
-    if strange:
-        result.findings.append(
-            Finding(
-                "warning", f"the text names {', '.join(strange)}: labels of another task, which no answer here can have"
-            )
+    async def render(
+        self, topic: Topic, ids: Sequence[str], documents: Documents, objective: Objective = "both"
+    ) -> tuple[Subject, Messages]:
+        """Render the first request of a prompt about a topic; return it with its subject."""
+        needed = 0 if self.purpose.question is None else 2 if self.purpose.depends_on == "documents" else 1
+        if self.purpose.question is not None and self.task.objects_answer is not None and topic.objects is None:
+            topic = replace(topic, objects=("x", "y"))
+        subject = Subject(self.task, self.purpose, topic, tuple(ids[:needed]), documents)
+        settings = RankingSettings()
+        found = await render_requests(
+            self.prompt, subject, offline_builder(), objective=objective, document_tokens=settings.document_tokens
         )
+        return subject, found[0][1]
 
+    async def render_minimal(self) -> tuple[Subject, Messages] | None:
+        """Render the prompt with minimal topic and documents; return None if that fails."""
+        bare = Topic("0", _PLAIN)
+        whole = replace(bare, description="x", narrative="x", objects=("x", "y"))
+        plain, where = None, ""
+        objectives: tuple[Objective, ...] = get_args(Objective) if self.purpose.depends_on == "documents" else ("both",)
+        try:
+            for objective in objectives:
+                where = f"ranking for {objective}: " if len(objectives) > 1 else ""
+                plain = await self.render(whole, "ab", Texts("x"), objective)
+            where = "a topic with nothing but a title: "
+            await self.render(bare, "ab", Texts("x"))
+        except PromptError as error:
+            self.error(f"{where}{error}")
+            return None
+        return plain
 
-async def _check_variables(
-    task: Task, purpose: Purpose, prompt: Prompt, plain: tuple[Subject, Messages], result: CheckedPrompt
-) -> None:
-    """Check that the prompt uses its variables and shows the objects that labels refer to."""
-    subject, messages = plain
-    unused = sorted(variable for variable in purpose.variables if variable not in prompt.files.used)
-    labels = {label for of in get_labels(purpose.answer_for(subject.topic, len(subject.ids))).values() for label in of}
-    for place, name in enumerate(("first", "second")):
-        if name in purpose.variables and name.upper() in labels:
-            objects = list(subject.topic.objects or ())
-            objects[place] = "another"
-            changed = replace(subject.topic, objects=(objects[0], objects[1]))
-            if (await _render_first(task, purpose, prompt, changed, subject.ids, subject.documents))[1] == messages:
-                problem = f"shows nothing of the object `{name}`, of which the label {name.upper()} speaks"
-                result.findings.append(Finding("error", f"{problem}; insert {{{{ {name} }}}}"))
-            unused = [variable for variable in unused if variable != name]
-    for name in unused:
-        result.findings.append(Finding("warning", f"does not use the variable {name!r}, so its text is never sent"))
+    def check_labels(self, subject: Subject, messages: Messages) -> None:
+        """Check that the text names the possible labels and no labels of other tasks."""
+        text = f"{messages[0].content}\n{messages[-1].content}"
+        model = self.purpose.answer_for(subject.topic, len(subject.ids))
+        for name in model.model_fields:
+            if not _has_word(text, name):
+                self.error(f"the answer's field {name!r} is not named in the text")
+        # The labels of objects are words of the topic.
+        for name, labels in get_labels(model).items() if self.purpose.depends_on != "topic" else ():
+            if all(isinstance(label, int) for label in labels) and _has_range(text, min(labels), max(labels)):
+                continue
+            missing = [str(label) for label in labels if not _has_word(text, str(label))]
+            if missing:
+                problem = f"{name}: the answer can be {', '.join(map(str, labels))}, but the text does not name"
+                self.error(f"{problem} {', '.join(missing)}")
+        foreign = {label for other in TASKS.values() for label in _words_of(other)} - _words_of(self.task)
+        strange = sorted(label for label in foreign if _has_word(text, label))
+        if strange:
+            self.warn(f"the text names {', '.join(strange)}: labels of another task, which no answer here can have")
+
+    async def check_variables(self, subject: Subject, messages: Messages) -> None:
+        """Check that the prompt uses its variables and shows the objects that labels refer to."""
+        unused = sorted(variable for variable in self.purpose.variables if variable not in self.prompt.files.used)
+        labels = {
+            label
+            for of in get_labels(self.purpose.answer_for(subject.topic, len(subject.ids))).values()
+            for label in of
+        }
+        for place, name in enumerate(("first", "second")):
+            if name in self.purpose.variables and name.upper() in labels:
+                objects = list(subject.topic.objects or ())
+                objects[place] = "another"
+                changed = replace(subject.topic, objects=(objects[0], objects[1]))
+                if (await self.render(changed, subject.ids, subject.documents))[1] == messages:
+                    problem = f"shows nothing of the object `{name}`, of which the label {name.upper()} speaks"
+                    self.error(f"{problem}; insert {{{{ {name} }}}}")
+                unused = [variable for variable in unused if variable != name]
+        for name in unused:
+            self.warn(f"does not use the variable {name!r}, so its text is never sent")
+
+    async def check_order(self, subject: Subject, messages: Messages) -> None:
+        """Check the order: text shared by all requests first, then the topic, then the documents."""
+        whole = sum(len(message.content) for message in messages)
+
+        async def differs(changed: Subject) -> int:
+            _, other = await self.render(changed.topic, subject.ids, changed.documents)
+            return count_chars(messages, shared_prefix(messages, other))
+
+        both = make_other_subject(subject, topic=True)
+        topic = await differs(replace(both, documents=subject.documents))
+        if topic == whole:
+            self.error("shows nothing of the topic: not its title, description or narrative")
+            return
+        documents = whole if self.purpose.question is None else await differs(make_other_subject(subject, topic=False))
+        if self.purpose.question is not None and documents == whole:
+            self.error("shows nothing of the document")
+            return
+        most = max(_MAX_CHARS_BEHIND, _MAX_SHARE_BEHIND * whole)
+        behind = "not shared between requests, so that a server's prefix cache does not hold it"
+        if whole - documents > most:
+            self.warn(
+                f"{whole - documents:,} of the {whole:,} characters that are the same for all documents stand behind "
+                f"where the document begins: {behind}; put the document last"
+            )
+        elif documents < topic:
+            self.warn(f"the topic stands behind the document: {behind}; put the document last")
+        if min(documents, whole) - topic > most:
+            self.warn(
+                f"{documents - topic:,} of the {whole:,} characters that are the same for all topics stand behind "
+                f"where the topic begins: {behind}; put the instructions first"
+            )
+
+    def check_schemas(self, topics: Sequence[Topic]) -> None:
+        numbers: tuple[int, ...] = (1,)
+        if self.purpose.depends_on == "documents":
+            # The schema of an order of up to six documents is of another kind, and the longest.
+            numbers = (2, 6, 7, MAX_CHOICES if self.purpose.name == "best" else MAX_DOCUMENTS)
+        for topic in topics if self.purpose.depends_on == "topic" else topics[:1]:
+            for number in numbers:
+                try:
+                    problems = list_schema_problems(build_schema(self.purpose.answer_for(topic, number)))
+                except DataError as error:
+                    problems = [str(error)]
+                self.result.findings += [
+                    Finding("error", f"topic {topic.id}: answer schema: {problem}") for problem in problems
+                ]
+
+    async def count_lengths(self, topics: Sequence[Topic], count: Count) -> list[tuple[str, int]]:
+        """Count the tokens of the prompt for each topic, without documents."""
+        found = []
+        for topic in topics:
+            try:
+                _, messages = await self.render(topic, "ab", Texts("x"))
+            except (PromptError, DataError) as error:
+                self.error(f"topic {topic.id}: {error}")
+                continue
+            found.append((topic.id, count(messages)))
+        return found
+
+    async def measure(self, topics: Sequence[Topic], material: Material, count: Count) -> None:
+        """Measure the common beginning of requests across topics, and across documents of a topic."""
+        ids, turned = material.ids, material.ids[::-1]
+        subject, messages = await self.render(topics[0], ids, material.documents)
+
+        def share(other: Messages) -> Share:
+            place = shared_prefix(messages, other)
+            whole = sum(len(message.content) for message in messages)
+            return Share(count_chars(messages, place), whole, count_tokens_to(messages, place, count), count(messages))
+
+        another = topics[1] if len(topics) > 1 else make_other_subject(subject, topic=True).topic
+        self.result.between_topics = share((await self.render(another, turned, material.documents))[1])
+        if self.purpose.question is not None:
+            self.result.between_documents = share((await self.render(topics[0], turned, material.documents))[1])
 
 
 def _words_of(task: Task) -> set[str]:
@@ -271,102 +348,3 @@ def _has_word(text: str, word: str) -> bool:
 
 def _has_range(text: str, lowest: Any, highest: Any) -> bool:
     return re.search(rf"(?<!\w){lowest}\s*(?:to|through|-|–|…|\.\.\.?)\s*{highest}(?!\w)", text) is not None
-
-
-async def _check_order(
-    task: Task, purpose: Purpose, prompt: Prompt, plain: tuple[Subject, Messages], result: CheckedPrompt
-) -> None:
-    """Check the order: text shared by all requests first, then the topic, then the documents."""
-    subject, messages = plain
-    whole = sum(len(message.content) for message in messages)
-
-    async def differs(changed: Subject) -> int:
-        _, other = await _render_first(task, purpose, prompt, changed.topic, subject.ids, changed.documents)
-        return count_chars(messages, shared_prefix(messages, other))
-
-    both = make_other_subject(subject, topic=True)
-    topic = await differs(replace(both, documents=subject.documents))
-    if topic == whole:
-        result.findings.append(Finding("error", "shows nothing of the topic: not its title, description or narrative"))
-        return
-    documents = whole if purpose.question is None else await differs(make_other_subject(subject, topic=False))
-    if purpose.question is not None and documents == whole:
-        result.findings.append(Finding("error", "shows nothing of the document"))
-        return
-    most = max(_MAX_CHARS_BEHIND, _MAX_SHARE_BEHIND * whole)
-    behind = "not shared between requests, so that a server's prefix cache does not hold it"
-    if whole - documents > most:
-        result.findings.append(
-            Finding(
-                "warning",
-                f"{whole - documents:,} of the {whole:,} characters that are the same for all documents stand behind "
-                f"where the document begins: {behind}; put the document last",
-            )
-        )
-    elif documents < topic:
-        result.findings.append(
-            Finding("warning", f"the topic stands behind the document: {behind}; put the document last")
-        )
-    if min(documents, whole) - topic > most:
-        result.findings.append(
-            Finding(
-                "warning",
-                f"{documents - topic:,} of the {whole:,} characters that are the same for all topics stand behind "
-                f"where the topic begins: {behind}; put the instructions first",
-            )
-        )
-
-
-def _check_schemas(purpose: Purpose, topics: Sequence[Topic], result: CheckedPrompt) -> None:
-    numbers: tuple[int, ...] = (1,)
-    if purpose.depends_on == "documents":
-        # The schema of an order of up to six documents is of another kind, and the longest.
-        numbers = (2, 6, 7, MAX_CHOICES if purpose.name == "best" else MAX_DOCUMENTS)
-    for topic in topics if purpose.depends_on == "topic" else topics[:1]:
-        for number in numbers:
-            try:
-                problems = list_schema_problems(build_schema(purpose.answer_for(topic, number)))
-            except DataError as error:
-                problems = [str(error)]
-            result.findings += [Finding("error", f"topic {topic.id}: answer schema: {problem}") for problem in problems]
-
-
-async def _count_lengths(
-    task: Task, purpose: Purpose, prompt: Prompt, topics: Sequence[Topic], count: Count, result: CheckedPrompt
-) -> list[tuple[str, int]]:
-    """Count the tokens of the prompt for each topic, without documents."""
-    found = []
-    for topic in topics:
-        try:
-            _, messages = await _render_first(task, purpose, prompt, topic, "ab", Texts("x"))
-        except (PromptError, DataError) as error:
-            result.findings.append(Finding("error", f"topic {topic.id}: {error}"))
-            continue
-        found.append((topic.id, count(messages)))
-    return found
-
-
-async def _measure(
-    task: Task,
-    purpose: Purpose,
-    prompt: Prompt,
-    topics: Sequence[Topic],
-    material: Material,
-    count: Count,
-    result: CheckedPrompt,
-) -> None:
-    """Measure the common beginning of requests across topics, and across documents of a topic."""
-    ids, turned = material.ids, material.ids[::-1]
-    subject, messages = await _render_first(task, purpose, prompt, topics[0], ids, material.documents)
-
-    def share(other: Messages) -> Share:
-        place = shared_prefix(messages, other)
-        whole = sum(len(message.content) for message in messages)
-        return Share(count_chars(messages, place), whole, count_tokens_to(messages, place, count), count(messages))
-
-    another = topics[1] if len(topics) > 1 else make_other_subject(subject, topic=True).topic
-    result.between_topics = share((await _render_first(task, purpose, prompt, another, turned, material.documents))[1])
-    if purpose.question is not None:
-        result.between_documents = share(
-            (await _render_first(task, purpose, prompt, topics[0], turned, material.documents))[1]
-        )
