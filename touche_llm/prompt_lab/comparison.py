@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from touche_llm.config import Config
 from touche_llm.data.records import Failure, Judgment, Topic
 from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.evaluation.qrels import Qrels
-from touche_llm.judging.pointwise import Documents, RequestBuilder, find_objects, judge
+from touche_llm.judging.pointwise import RequestBuilder, find_objects, judge
 from touche_llm.llm.counts import Counts
 from touche_llm.pipeline.context import RunContext, check_examples, make_request_builder
 from touche_llm.pipeline.engines import open_model
@@ -90,7 +90,6 @@ class PromptComparison:
 class _Prepared:
     """Sample of a comparison, divided into parts and checked before the engine starts."""
 
-    task: Task
     variants: list[Variant]
     objects_prompt: Prompt | None
     topics: list[Topic]
@@ -119,19 +118,17 @@ async def compare_prompts(
     """
     if not qrels.grades:
         raise UsageError("documents are drawn by their grades; give --relevance or other grades")
-    failures: list[Failure] = []
     with RunContext(config, progress) as context:
         task, corpus = context.task, context.corpus
         variants = load_variants(names, config, task)
         prepared = await _prepare(context, variants, qrels, plan)
         async with open_model(config) as model:
             builder = make_request_builder(model, config.engine, config.sampling)
-            if prepared.objects_prompt is not None:
-                failures = await _find_objects(prepared, builder, progress)
-            judged, parts, earlier = await _judge_parts(config, qrels, prepared, corpus.documents, builder, progress)
+            failures = await _find_objects(context, prepared, builder)
+            judged, parts, earlier = await _judge_parts(context, qrels, prepared, builder)
             report_known_failures(progress, model, Counts())
-        sampled = [document for part in parts for document in part.sample]
-        texts = _read_texts(sampled, corpus.documents) if plan.texts else {}
+        ids = [document.document_id for part in parts for document in part.sample] if plan.texts else []
+        texts = {document_id: corpus.documents.get(document_id).text for document_id in ids}
     notes = prepared.notes
     if ungraded := [topic for part in parts for topic in part.topics if not part.counts(topic)]:
         notes.append(
@@ -176,7 +173,7 @@ async def _prepare(context: RunContext, variants: list[Variant], qrels: Qrels, p
     notes += part_notes
     for note in notes:
         context.progress.warn(note)
-    return _Prepared(task, variants, objects_prompt, topics, parts, path, notes)
+    return _Prepared(variants, objects_prompt, topics, parts, path, notes)
 
 
 def _keep_topics(topics: list[Topic], sample: Sequence[Sampled]) -> list[Topic]:
@@ -186,47 +183,34 @@ def _keep_topics(topics: list[Topic], sample: Sequence[Sampled]) -> list[Topic]:
 
 
 async def _judge_parts(
-    config: Config,
-    qrels: Qrels,
-    prepared: _Prepared,
-    documents: Documents,
-    builder: RequestBuilder,
-    progress: Progress,
+    context: RunContext, qrels: Qrels, prepared: _Prepared, builder: RequestBuilder
 ) -> tuple[dict[tuple[str, str], VariantJudgments], list[PartMeasures], list[Look] | None]:
     """Judge with all variants; then judge the held-out topics, if any, with the first variant and the best.
 
     Returns:
         The judgments by part and variant, the measures of each part, and earlier looks at the held-out topics or None.
     """
-    variants, parts = prepared.variants, dict(prepared.parts)
+    config, variants, parts = context.config, prepared.variants, dict(prepared.parts)
     topics = {topic.id: topic for topic in prepared.topics}
     held_out = parts.pop(HOLD_OUT, [])
-    task = prepared.task
-    judged = await judge_variants(variants, parts, topics, documents, task, builder, progress)
+    judged = await _judge_variants(context, variants, parts, topics, builder)
     for sample in parts.values():
         _count_look(config, qrels, sample, variants)
-    measures = [_measure(name, sample, judged, qrels, config) for name, sample in parts.items()]
+
+    def measure(name: str, sample: Sequence[Sampled]) -> PartMeasures:
+        judgments = {variant: result.judgments for (part, variant), result in judged.items() if part == name}
+        return measure_part(name, sample, judgments, qrels, config.weights)
+
+    measures = [measure(name, sample) for name, sample in parts.items()]
     names = {variants[0].name, choose_winner(measures[0])}
     if not held_out or len(names) < 2:
         return judged, measures, None
     finalists = [variant for variant in variants if variant.name in names]
-    judged |= await judge_variants(finalists, {HOLD_OUT: held_out}, topics, documents, task, builder, progress)
+    judged |= await _judge_variants(context, finalists, {HOLD_OUT: held_out}, topics, builder)
     earlier = _count_look(config, qrels, held_out, finalists)
     prepared.notes.append(note := describe_looks(earlier, look_log(config.cache.file)))
-    progress.warn(note)
-    measures.append(_measure(HOLD_OUT, held_out, judged, qrels, config))
-    return judged, measures, earlier
-
-
-def _measure(
-    name: str,
-    sample: Sequence[Sampled],
-    judged: Mapping[tuple[str, str], VariantJudgments],
-    qrels: Qrels,
-    config: Config,
-) -> PartMeasures:
-    judgments = {variant: result.judgments for (part, variant), result in judged.items() if part == name}
-    return measure_part(name, sample, judgments, qrels, config.weights)
+    context.progress.warn(note)
+    return judged, [*measures, measure(HOLD_OUT, held_out)], earlier
 
 
 def _count_look(config: Config, qrels: Qrels, seen: Sequence[Sampled], compared: Sequence[Variant]) -> list[Look]:
@@ -259,43 +243,45 @@ def load_variants(names: Sequence[str], config: Config, task: Task) -> list[Vari
     return variants
 
 
-async def judge_variants(
+async def _judge_variants(
+    context: RunContext,
     variants: Sequence[Variant],
     parts: Mapping[str, Sequence[Sampled]],
     topics: Mapping[str, Topic],
-    documents: Documents,
-    task: Task,
     builder: RequestBuilder,
-    progress: Progress,
 ) -> dict[tuple[str, str], VariantJudgments]:
     """Judge each part with each variant; return the judgments by part and variant.
 
     Raises:
         ReplayMiss: The cache of a replay lacks an answer.
     """
-    model, said = builder.model, dict[tuple[str, str], VariantJudgments]()
+    model, judged = builder.model, dict[tuple[str, str], VariantJudgments]()
+    documents, question = context.corpus.documents, context.task.question
     for variant in variants:
-        with progress.stage(f"judging with {variant.name}", sum(map(len, parts.values())), model.counts) as done:
+        with context.progress.stage(
+            f"judging with {variant.name}", sum(map(len, parts.values())), model.counts
+        ) as done:
             for name, sample in parts.items():
                 before = replace(model.counts)
                 work = [(topics[item.topic_id], item.document_id) for item in sample]
-                judgments, failures = await judge(work, documents, task.question, variant.prompt, builder, done)
+                judgments, failures = await judge(work, documents, question, variant.prompt, builder, done)
                 found = {(judgment.topic_id, judgment.document_id): judgment for judgment in judgments}
-                said[name, variant.name] = VariantJudgments(found, failures, model.counts.since(before))
+                judged[name, variant.name] = VariantJudgments(found, failures, model.counts.since(before))
     model.raise_on_misses()
-    return said
+    return judged
 
 
-async def _find_objects(prepared: _Prepared, builder: RequestBuilder, progress: Progress) -> list[Failure]:
+async def _find_objects(context: RunContext, prepared: _Prepared, builder: RequestBuilder) -> list[Failure]:
     """Let the model find the objects of topics that name none; drop the topics where it fails.
 
     Raises:
         DataError: No topic has objects.
     """
-    assert prepared.objects_prompt is not None
+    if (prompt := prepared.objects_prompt) is None:
+        return []
     unnamed = sum(topic.objects is None for topic in prepared.topics)
-    with progress.stage("finding objects", unnamed, builder.model.counts) as done:
-        topics, failures = await find_objects(prepared.topics, prepared.task, prepared.objects_prompt, builder, done)
+    with context.progress.stage("finding objects", unnamed, builder.model.counts) as done:
+        topics, failures = await find_objects(prepared.topics, context.task, prompt, builder, done)
     builder.model.raise_on_misses()
     prepared.topics = [topic for topic in topics if topic.objects is not None]
     if not prepared.topics:
@@ -306,7 +292,3 @@ async def _find_objects(prepared: _Prepared, builder: RequestBuilder, progress: 
     }
     check_parts(prepared.parts)
     return failures
-
-
-def _read_texts(sample: Iterable[Sampled], documents: Documents) -> dict[str, str]:
-    return {sampled.document_id: documents.get(sampled.document_id).text for sampled in sample}

@@ -195,9 +195,9 @@ class _Linter:
         if self.purpose.question is not None and self.task.objects_answer is not None and topic.objects is None:
             topic = replace(topic, objects=("x", "y"))
         subject = Subject(self.task, self.purpose, topic, tuple(ids[:needed]), documents)
-        settings = RankingSettings()
+        tokens = RankingSettings().document_tokens
         found = await render_requests(
-            self.prompt, subject, offline_builder(), objective=objective, document_tokens=settings.document_tokens
+            self.prompt, subject, offline_builder(), objective=objective, document_tokens=tokens
         )
         return subject, found[0][1]
 
@@ -241,18 +241,15 @@ class _Linter:
     async def check_variables(self, subject: Subject, messages: Messages) -> None:
         """Check that the prompt uses its variables and shows the objects that labels refer to."""
         unused = sorted(variable for variable in self.purpose.variables if variable not in self.prompt.files.used)
-        labels = {
-            label
-            for of in get_labels(self.purpose.answer_for(subject.topic, len(subject.ids))).values()
-            for label in of
-        }
+        model = self.purpose.answer_for(subject.topic, len(subject.ids))
+        labels = {label for allowed in get_labels(model).values() for label in allowed}
         for place, name in enumerate(("first", "second")):
             if name in self.purpose.variables and name.upper() in labels:
                 objects = list(subject.topic.objects or ())
                 objects[place] = "another"
                 changed = replace(subject.topic, objects=(objects[0], objects[1]))
                 if (await self.render(changed, subject.ids, subject.documents))[1] == messages:
-                    problem = f"shows nothing of the object `{name}`, of which the label {name.upper()} speaks"
+                    problem = f"does not show the object `{name}`, which the label {name.upper()} refers to"
                     self.error(f"{problem}; insert {{{{ {name} }}}}")
                 unused = [variable for variable in unused if variable != name]
         for name in unused:
@@ -269,11 +266,11 @@ class _Linter:
         both = make_other_subject(subject, topic=True)
         topic = await differs(replace(both, documents=subject.documents))
         if topic == whole:
-            self.error("shows nothing of the topic: not its title, description or narrative")
+            self.error("does not show the topic: neither title, description nor narrative")
             return
         documents = whole if self.purpose.question is None else await differs(make_other_subject(subject, topic=False))
         if self.purpose.question is not None and documents == whole:
-            self.error("shows nothing of the document")
+            self.error("does not show the document")
             return
         most = max(_MAX_CHARS_BEHIND, _MAX_SHARE_BEHIND * whole)
         behind = "not shared between requests, so that a server's prefix cache does not hold it"
@@ -301,9 +298,8 @@ class _Linter:
                     problems = list_schema_problems(build_schema(self.purpose.answer_for(topic, number)))
                 except DataError as error:
                     problems = [str(error)]
-                self.result.findings += [
-                    Finding("error", f"topic {topic.id}: answer schema: {problem}") for problem in problems
-                ]
+                for problem in problems:
+                    self.error(f"topic {topic.id}: answer schema: {problem}")
 
     async def count_lengths(self, topics: Sequence[Topic], count: Count) -> list[tuple[str, int]]:
         """Count the tokens of the prompt for each topic, without documents."""
@@ -336,10 +332,8 @@ class _Linter:
 def _words_of(task: Task) -> set[str]:
     """Return the words among the labels of a task's questions about one document."""
     questions = (purpose.question for purpose in purposes_of(task).values() if purpose.depends_on == "nothing")
-    labels = (
-        label for question in questions if question for of in get_labels(question.answer).values() for label in of
-    )
-    return {label for label in labels if isinstance(label, str)}
+    allowed = (labels for question in questions if question for labels in get_labels(question.answer).values())
+    return {label for labels in allowed for label in labels if isinstance(label, str)}
 
 
 def _has_word(text: str, word: str) -> bool:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
-from touche_llm.data.records import Cut, Document, Reading, Topic
+from touche_llm.data.records import Cut, Reading, Topic
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.pointwise import Documents, RequestBuilder, find_objects, request_answer
 from touche_llm.llm.answers import AnswerModel, AnswerT, FailedRequest, get_labels
@@ -18,6 +17,7 @@ from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Request
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.retrieve import retrieve_candidates
+from touche_llm.prompt_lab.material import Texts
 from touche_llm.prompts.catalog import load_named
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import MAX_DOCUMENTS, Purpose, load, purposes_of
@@ -120,14 +120,14 @@ class TrialContext:
         return load_named(self.run.task, self.name, self.run.config.prompts.folder)
 
     async def subject(self, purpose: Purpose, builder: RequestBuilder) -> Subject:
-        """What a prompt for this purpose is tried on; `builder` requests objects that the topic does not name.
+        """Return what to try a prompt for this purpose on; `builder` requests objects that the topic does not name.
 
         Raises:
-            UsageError: no such topic, or documents of which the prompt cannot ask; without an engine, no objects.
+            UsageError: The documents do not fit the purpose, or objects are missing and there is no engine.
             DataError: The model named no objects.
         """
         (topic,), task = self.run.topics, self.run.task
-        documents: Documents = NoDocuments()
+        documents: Documents = Texts({})
         if self.ids:
             corpus = self.run.corpus
             await corpus.fetch(self.ids)
@@ -145,18 +145,6 @@ async def find_best_documents(context: RunContext) -> list[str]:
     """Return the ids of the topic's first documents by the first stage, or of sentences where pairs are made."""
     (ranking,) = (await retrieve_candidates(context)).list_rankings()
     return [candidate.document_id for candidate in ranking[:_SUGGESTED]]
-
-
-class NoDocuments:
-    """An empty corpus, for prompts about a topic only."""
-
-    def get(self, document_id: str) -> Document:
-        """Raise DataError."""
-        raise DataError(f"document {document_id!r}: no corpus is open; give document ids (--doc)")
-
-    def find_unknown(self, document_ids: Iterable[str]) -> list[str]:
-        """Return all ids."""
-        return list(document_ids)
 
 
 class _RecordingEngine:
