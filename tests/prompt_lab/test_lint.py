@@ -116,10 +116,11 @@ def test_what_cannot_be_shared_since_it_stands_too_late_is_warned_of(
 def test_a_document_or_topic_that_is_used_and_not_shown_is_an_error(tmp_path: Path) -> None:
     unshown = "{% if topic.id %}A question.{% endif %}\n"
     assert (
-        "nothing of the topic" in checked(template(tmp_path, RULES + ANSWER, unshown + "{{ document }}")).of("error")[0]
+        "does not show the topic"
+        in checked(template(tmp_path, RULES + ANSWER, unshown + "{{ document }}")).of("error")[0]
     )
     unshown = SHOWN + "{% if document %}A passage.{% endif %}"
-    assert "nothing of the document" in checked(template(tmp_path, RULES + ANSWER, unshown)).of("error")[0]
+    assert "does not show the document" in checked(template(tmp_path, RULES + ANSWER, unshown)).of("error")[0]
 
 
 @pytest.mark.parametrize("name", ["first", "second"])
@@ -127,7 +128,9 @@ def test_objects_that_labels_speak_of_and_that_are_not_shown_are_an_error(tmp_pa
     words = SHOWN.replace("{{ " + name + " }}", "the object that the title names")
     (found,) = checked(template(tmp_path, RULES + ANSWER, words + "{{ document }}")).findings
     assert (
-        found.level == "error" and f"nothing of the object `{name}`" in found.message and name.upper() in found.message
+        found.level == "error"
+        and f"does not show the object `{name}`" in found.message
+        and name.upper() in found.message
     )
     used = words + "{% if " + name + " %}A question.{% endif %}\n{{ document }}"
     assert [finding.level for finding in checked(template(tmp_path, RULES + ANSWER, used)).findings] == ["error"]
