@@ -7,11 +7,15 @@ import pytest
 
 from tests.expect import raises_at
 from touche_llm.errors import DataError, UsageError
-from touche_llm.evaluation.qrels import Gap, Grades, Qrels, read_grades, read_qrels
+from touche_llm.evaluation.qrels import Gap, Grades, Qrels, read_qrels
 from touche_llm.tasks import get_task
 
 TASK = get_task("comparative")
 PAIRS = get_task("sentence_pairs")
+
+
+def read_grades(path: Path) -> Grades:
+    return read_qrels({"relevance": path}, TASK).grades["relevance"]
 
 
 def grades_of(folder: Path, content: str | bytes) -> Grades:

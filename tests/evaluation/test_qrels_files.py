@@ -8,17 +8,21 @@ import pytest
 
 from tests.expect import raises_at
 from touche_llm.errors import DataError
-from touche_llm.evaluation.qrels import read_stances
+from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.tasks import get_task
 
 TASK = get_task("comparative")
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "comparative" / "qrels-stance.txt"
 
 
+def read_stances(path: Path) -> dict[str, dict[str, str]]:
+    return read_qrels({"stance": path}, TASK).stances
+
+
 def stances_of(folder: Path, content: str | bytes) -> dict[str, dict[str, str]]:
     path = folder / "qrels.txt"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return read_stances(path, TASK)
+    return read_stances(path)
 
 
 def test_stances_are_read_by_topic_and_document(tmp_path: Path) -> None:
@@ -60,12 +64,12 @@ def test_a_bad_line_is_told_with_its_number(tmp_path: Path, content: str | bytes
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     with raises_at(DataError, tmp_path / "none.txt"):
-        read_stances(tmp_path / "none.txt", TASK)
+        read_stances(tmp_path / "none.txt")
 
 
 @pytest.mark.skipif(not REAL.is_file(), reason=f"the real judgments are missing: {REAL}")
 def test_every_line_of_the_real_judgments_is_read() -> None:
-    stances = read_stances(REAL, TASK)
+    stances = read_stances(REAL)
     lines = [line.split() for line in REAL.read_text().splitlines()]
     assert len(stances) == 25  # judged topics, as the organisers say
     assert sum(map(len, stances.values())) == len(lines)

@@ -19,7 +19,7 @@ from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_run
 from touche_llm.data.yaml_text import YamlError, parse_yaml
 from touche_llm.errors import DataError, ToucheError
-from touche_llm.evaluation.qrels import read_grades, read_stances
+from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.judging.stance import read_settings
 from touche_llm.llm.cache import Cache, CacheMode
@@ -49,8 +49,8 @@ READERS: dict[str, tuple[str, st.SearchStrategy[bytes], Callable[[Path], Any], t
     "runs": ("run.txt", strategies.RUNS, read_run, DataError),
     "runs, validated": ("run.txt", strategies.RUNS, lambda path: validate_run(path, TASK), DataError),
     "rerank files": ("rerank.jsonl", strategies.RERANKS, read_run, DataError),
-    "graded qrels": ("qrels.txt", strategies.QRELS, read_grades, DataError),
-    "stance qrels": ("qrels.txt", strategies.QRELS, lambda path: read_stances(path, TASK), DataError),
+    "graded qrels": ("qrels.txt", strategies.QRELS, lambda path: read_qrels({"relevance": path}, TASK), DataError),
+    "stance qrels": ("qrels.txt", strategies.QRELS, lambda path: read_qrels({"stance": path}, TASK), DataError),
     "YAML": ("any.yaml", strategies.YAML, lambda path: parse_yaml(path.read_bytes()), YamlError),
     "YAML with words": ("any.yaml", strategies.YAML, lambda path: parse_yaml(path.read_bytes(), words=True), YamlError),
     "configurations": ("config.yaml", strategies.YAML, lambda path: load_config(path, {}), ToucheError),

@@ -12,7 +12,7 @@ from tests.prompt_lab.conftest import BLUNT, SHARP, Bench
 from tests.prompt_variants import asked_with, collection, reader
 from tests.scripted_engine import ScriptedEngine
 from touche_llm.errors import DataError, EngineError, UsageError
-from touche_llm.evaluation.qrels import read_grades
+from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.llm.engines.base import Rejected
 from touche_llm.prompt_lab.looks import hash_grades, read_looks
 
@@ -63,7 +63,11 @@ async def test_each_look_is_logged_and_the_next_one_lists_it(bench: Bench, blunt
     assert (first.earlier_looks, second.earlier_looks) == ([], [one])
     assert (choice.topics, again.topics) == (list(first.parts[0].topics), list(second.parts[0].topics))
     assert (one.task, one.aspect, one.topics) == ("comparative", "relevance", list(first.parts[1].topics))
-    assert one.qrels == two.qrels == hash_grades(read_grades(bench.files["relevance"]))
+    assert (
+        one.qrels
+        == two.qrels
+        == hash_grades(read_qrels({"relevance": bench.files["relevance"]}, "comparative").grades["relevance"])
+    )
     assert [(template.name, template.hash) for template in one.templates] == [
         (variant.name, variant.prompt.hash) for variant in first.variants
     ]

@@ -21,7 +21,7 @@ from touche_llm.evaluation.calibration import (
     measure_thresholds,
     read_calibration_set,
 )
-from touche_llm.evaluation.qrels import read_stances
+from touche_llm.evaluation.qrels import STANCE, read_qrels
 from touche_llm.judging.stance import read_settings, write_thresholds
 from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.run_directory import RunDirectory
@@ -67,7 +67,7 @@ def calibrate(
         raise UsageError(f"{task.name}: all its stances take a side, so it has no thresholds")
     settings = read_settings(evaluate) if evaluate is not None else None
     examples = read_calibration_set(
-        directory.judgments_file, directory.stances_file, read_stances(stance, task), task, topic or ()
+        directory.judgments_file, directory.stances_file, read_qrels({STANCE: stance}, task).stances, task, topic or ()
     )
     _warn_of_unused(examples)
     topics = list(dict.fromkeys(example.topic_id for example in examples.used))

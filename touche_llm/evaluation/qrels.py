@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from touche_llm.data.lines import ID_FORM, is_word, read_table_lines
 from touche_llm.data.records import HIGHEST_GRADE
@@ -93,7 +93,11 @@ def _select(judged: dict[str, dict[str, ValueT]], topics: Collection[str]) -> di
 
 
 def read_qrels(files: Mapping[str, Path | str], task: Task | str) -> Qrels:
-    """Read the judgments of several files.
+    """Read the judgments of several files, in their order.
+
+    A line is `qid 0 doc GRADE`, a number from -2 to 3 with at most three decimals, or `qid 0 doc LABEL` for stances,
+    separated by any white space; the second column and empty lines are ignored, and lines may repeat others. A file may
+    be gzipped.
 
     Args:
         files: The file of each aspect: grades, named as in the task's judge prompt, and `stance`.
@@ -101,57 +105,28 @@ def read_qrels(files: Mapping[str, Path | str], task: Task | str) -> Qrels:
 
     Raises:
         UsageError: No file is given, or the task lacks an aspect.
-        DataError: A file is invalid, as in `read_grades` and `read_stances`.
+        DataError: A file cannot be read or is empty, or a line is too long, is not UTF-8, or has the wrong number of
+            columns, an unprintable id, no grade or label of the task, or a second one for a document. Names file and
+            line.
     """
     if isinstance(task, str):
         task = get_task(task)
-    paths = {aspect: Path(file) for aspect, file in files.items()}
     aspects = (*task.question.grades, STANCE)
     if not files:
         raise UsageError(f"no qrels given; give those of at least one of {', '.join(aspects)}")
     if unknown := [aspect for aspect in files if aspect not in aspects]:
         raise UsageError(f"{task.name} has no judgments of {', '.join(unknown)}, but of {', '.join(aspects)}")
     repeated: dict[str, int] = {}
-    grades: dict[str, Grades] = {}
-    stances: dict[str, dict[str, str]] = {}
+    judged: dict[str, dict[str, dict[str, Any]]] = {}
     for aspect in aspects:
-        if aspect not in files:
-            continue
-        if aspect == STANCE:
-            stances, again = _read(paths[aspect], "stance", "label", partial(_parse_label, task=task))
-        else:
-            grades[aspect], again = _read(paths[aspect], "grade", "grade", _parse_grade)
-        if again:
-            repeated[aspect] = again
-    pools = {aspect: {topic: set(judged) for topic, judged in by_topic.items()} for aspect, by_topic in grades.items()}
-    if stances:
-        pools[STANCE] = {topic: set(judged) for topic, judged in stances.items()}
-    return Qrels(grades, stances, task.stances, repeated, _find_gaps(pools))
-
-
-def read_grades(path: Path) -> Grades:
-    """Read graded judgments, {topic id: {document id: grade}}, in the order of the file.
-
-    A line is `qid 0 doc grade`, read as in `read_stances`; a grade is a number from -2 to 3 with at most three
-    decimals.
-
-    Raises:
-        DataError: The file is invalid, as in `read_stances`, with grades in place of labels.
-    """
-    return _read(path, "grade", "grade", _parse_grade)[0]
-
-
-def read_stances(path: Path, task: Task) -> dict[str, dict[str, str]]:
-    """Read the true stances, {topic id: {document id: label}}, in the order of the file.
-
-    A line is `qid 0 doc LABEL`, separated by any white space; the second column and empty lines are ignored, and lines
-    may repeat others. The file may be gzipped.
-
-    Raises:
-        DataError: The file cannot be read or is empty, or a line is too long, is not UTF-8, or has the wrong number of
-            columns, an unprintable id, an unknown label, or a second label for a document. Names file and line.
-    """
-    return _read(path, "stance", "label", partial(_parse_label, task=task))[0]
+        if aspect in files:
+            column, parse = ("label", partial(_parse_label, task=task)) if aspect == STANCE else ("grade", _parse_grade)
+            judged[aspect], again = _read(Path(files[aspect]), column, parse)
+            if again:
+                repeated[aspect] = again
+    gaps = _find_gaps(judged)
+    stances = judged.pop(STANCE, {})
+    return Qrels(judged, stances, task.stances, repeated, gaps)
 
 
 def _parse_label(text: str, task: Task) -> str:
@@ -172,11 +147,9 @@ def _parse_grade(text: str) -> float:
     return grade
 
 
-def _read(
-    path: Path, what: str, column: str, parse: Callable[[str], ValueT]
-) -> tuple[dict[str, dict[str, ValueT]], int]:
+def _read(path: Path, column: str, parse: Callable[[str], Any]) -> tuple[dict[str, dict[str, Any]], int]:
     """Read the values of a file and count the lines that repeat others; `parse` raises ValueError."""
-    found: dict[str, dict[str, ValueT]] = {}
+    found: dict[str, dict[str, Any]] = {}
     lines: dict[tuple[str, str], int] = {}
     repeated = 0
     for number, row in read_table_lines(path, "a file of qrels"):
@@ -200,11 +173,11 @@ def _read(
             raise DataError(f"{where}: {value}, but {before} in line {line}; leave one of them out")
         repeated += line != number
     if not found:
-        raise DataError(f"{path}: no {what} in this file; give a file with lines `qid 0 doc {column}`")
+        raise DataError(f"{path}: no {column} in this file; give a file with lines `qid 0 doc {column}`")
     return found, repeated
 
 
-def _find_gaps(pools: Mapping[str, Mapping[str, set[str]]]) -> list[Gap]:
+def _find_gaps(pools: Mapping[str, Mapping[str, Collection[str]]]) -> list[Gap]:
     # Dictionaries keep the order of the files.
     everything: dict[str, dict[str, None]] = {}
     for pool in pools.values():
