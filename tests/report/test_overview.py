@@ -11,7 +11,6 @@ from touche_llm.report.overview import (
     collect_assessor_labels,
     collect_labels,
     compute_label_shares,
-    count_imputed_stances,
     count_movements,
     extract_costs,
     find_dropped,
@@ -112,12 +111,3 @@ def test_costs_are_those_of_the_metadata_and_none_where_it_does_not_tell() -> No
     assert set(extract_costs({})) == set(found) and set(
         extract_costs({"requests": "many", "seconds": "long"}).values()
     ) == {None}
-    assert (
-        count_imputed_stances({"rank": {"imputed stances": 4}}),
-        count_imputed_stances({"judge": {}}),
-        count_imputed_stances({"rank": {}}),
-    ) == (
-        4,
-        0,
-        0,
-    )

@@ -76,7 +76,7 @@ def test_unjudged_documents_and_topics_are_those_of_each_side(
 def test_the_confusion_matrix_is_that_of_the_evaluation(comparative: Path, qrels: Qrels, judged: RunReport) -> None:
     expected = count_confusion(read_run(comparative / "run.txt"), qrels)
     assert found(judged).confusion == expected.to_numpy().tolist()
-    assert [each["label"] for each in found(judged).by_label] == list(judged.labels)
+    assert [each["label"] for each in found(judged).by_label] == list(judged.task.stances)
 
 
 def test_stances_alone_can_be_measured_and_grades_alone_too(comparative: Path, qrels: Qrels) -> None:

@@ -95,7 +95,7 @@ def test_prompts_are_rendered_for_their_topic_with_a_gap_for_the_document(judged
 
 def test_pairs_show_their_sentences_and_their_arguments(pairs: Path) -> None:
     report = gather_report(pairs, None, 4)
-    assert report.labels == ("PRO", "CON") and report.grades == ("relevance", "quality", "coherence")
+    assert report.task.name == "sentence_pairs"
     for view in report.topics:
         assert (len(view.documents), len(view.rows)) == (4, 96) and view.omitted > 0
         assert [prompt.purpose for prompt in view.prompts] == ["judge", "sentence"]
@@ -207,7 +207,7 @@ def test_stances_that_no_model_gave_are_told(comparative: Path, tmp_path: Path) 
 def test_each_set_of_documents_has_all_its_stances(judged: RunReport) -> None:
     assert [name.split(" (")[0] for name in judged.stances] == ["all lines", "first 5", "first 20", "assessors"]
     for shares in judged.stances.values():
-        assert list(shares) == list(judged.labels) and sum(shares.values()) == pytest.approx(1.0)
+        assert list(shares) == list(judged.task.stances) and sum(shares.values()) == pytest.approx(1.0)
 
 
 def test_comparisons_are_summed_up_for_each_document_and_step() -> None:

@@ -29,7 +29,7 @@ def render_comparison(found: RunComparison) -> str:
     environment = create_environment()
     template = environment.get_template("comparison.html.jinja")
     module: Any = environment.get_template("macros.html.jinja").make_module(
-        {"labels": found.labels, "before": found.before}
+        {"labels": found.task.stances, "before": found.task.before_judging}
     )
     panels: _Panels = {
         (topic.topic.id, document.document_id): [
@@ -84,9 +84,9 @@ def _values(found: RunComparison) -> dict[str, Any]:
     sets = {name: {side.letter: side.stances[name] for side in sides} for name in sides[0].stances}
     return {
         "found": found,
-        "labels": found.labels,
-        "before": found.before,
-        "grades": found.grades,
+        "labels": found.task.stances,
+        "before": found.task.before_judging,
+        "grades": found.task.question.grades,
         "headline": headline,
         "plots": {
             measure.name: plot_topics_of_runs(measure.name, measure.by_topic, LETTERS.index(found.baseline), anchors)
@@ -94,7 +94,8 @@ def _values(found: RunComparison) -> dict[str, Any]:
         },
         "stances": {
             name: plot_stances(
-                compute_label_shares(of_runs | {"assessors": found.assessor_labels}, found.labels), found.labels
+                compute_label_shares(of_runs | {"assessors": found.assessor_labels}, found.task.stances),
+                found.task.stances,
             )
             for name, of_runs in sets.items()
             if any(of_runs.values())

@@ -9,6 +9,7 @@ from pathlib import Path
 from touche_llm.data.records import Topic
 from touche_llm.report.records import DocumentRow, DocumentView
 from touche_llm.report.run_measures import MeasureComparison, Row
+from touche_llm.tasks.base import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +100,8 @@ class RunComparison:
     """Everything on the page.
 
     Attributes:
-        task: Title of the task.
+        task: Task of all runs.
         judged_by: Files of the qrels, by aspect.
-        grades: Names of the grades that the models give.
-        labels: Stances of the task.
-        before: Name of the first stage, as in `Task.before_judging`.
         sides: Runs.
         baseline: Letter of the baseline.
         measures: All measures.
@@ -114,11 +112,8 @@ class RunComparison:
         notes: Limitations of the runs and of this page.
     """
 
-    task: str
+    task: Task
     judged_by: Mapping[str, Path]
-    grades: tuple[str, ...]
-    labels: tuple[str, ...]
-    before: str
     sides: list[ComparedRun]
     baseline: str
     measures: list[MeasureComparison]

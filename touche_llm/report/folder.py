@@ -10,11 +10,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, Reading
+from touche_llm.data.records import Candidate, Comparison, Failure, Judgment
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.judging.sentence_pairs import SEPARATOR
+from touche_llm.llm.answers import Answer
+from touche_llm.llm.cache import Cache
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.corpora import Corpus
 from touche_llm.pipeline.judge import Judgments
@@ -23,8 +25,16 @@ from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment
 from touche_llm.ranking.steps import JUDGE
 from touche_llm.report.overview import get_assessments
-from touche_llm.report.records import DocumentRow, DocumentView, LabelShares, RawAnswer, SentenceView
-from touche_llm.report.sources import Answers, open_run_answers, open_run_corpus
+from touche_llm.report.records import (
+    DocumentRow,
+    DocumentView,
+    LabelShares,
+    RawAnswer,
+    SentenceView,
+    describe_truncation,
+    list_label_shares,
+)
+from touche_llm.report.sources import open_run_answers, open_run_corpus
 from touche_llm.text.passages import GAP_MARK
 
 
@@ -65,7 +75,7 @@ class RunFolder:
         stages: Metadata of each stage.
         failures: Failed requests, by file.
         corpus: Documents; None if unavailable.
-        answers: Completions; None if unavailable.
+        answers: Cache of the completions; None if unavailable.
         notes: Limitations of what could be opened.
         lost: Number of requested completions that the cache lacks.
     """
@@ -77,7 +87,7 @@ class RunFolder:
     stages: Mapping[str, Mapping[str, Any]]
     failures: Mapping[str, list[Failure]]
     corpus: Corpus | None
-    answers: Answers | None
+    answers: Cache | None
     notes: list[str]
     lost: int = field(default=0, init=False)
 
@@ -156,20 +166,19 @@ class RunFolder:
         """Return a row with its document and the answers of the model."""
         key = (topic_id, row.document_id)
         judgment, reading = self.judgments[topic_id].get(row.document_id), self.readings.get(key)
-        cut = judgment.cut if judgment is not None else None
-        said = [] if judgment is None else _said(judgment.readings)
-        answers = [] if judgment is None or judgment.key is None else [self._answer(judgment.prompt, judgment.key)]
+        shares = list_label_shares(judgment)
+        keys = [] if judgment is None or judgment.key is None else [(judgment.prompt, judgment.key)]
         if reading is not None:
-            said.append(LabelShares("stance, separate request", reading.probabilities))
-            answers += [self._answer(reading.prompt, key) for key in reading.keys]
+            shares.append(LabelShares("stance, separate request", reading.probabilities))
+            keys += [(reading.prompt, key) for key in reading.keys]
         parts = row.document_id.split(SEPARATOR) if self.task.sentence_question is not None else []
         return DocumentView(
             row,
             None if self.corpus is None else self._text(self.corpus, topic_id, row.document_id),
-            "" if cut is None else f"the model saw {cut.kept_chars:,} of {cut.of_chars:,} characters",
-            said,
+            describe_truncation(judgment),
+            shares,
             self.compared.get(key, []),
-            [answer for answer in answers if self.answers is not None],
+            [] if self.answers is None else [self._answer(self.answers, prompt, key) for prompt, key in keys],
             self.failed.get(key, []),
             [self._sentence(topic_id, part) for part in parts],
         )
@@ -181,16 +190,16 @@ class RunFolder:
 
     def _sentence(self, topic_id: str, sentence_id: str) -> SentenceView:
         judgment = self.sentences.get((topic_id, sentence_id))
-        said = [] if judgment is None else _said(judgment.readings)
+        shares = list_label_shares(judgment)
         if self.corpus is None:
-            return SentenceView(sentence_id, "", "", said)
+            return SentenceView(sentence_id, "", "", shares)
         sentence = self.corpus.candidates.get(sentence_id)
-        return SentenceView(sentence_id, sentence.title, sentence.side, said)
+        return SentenceView(sentence_id, sentence.title, sentence.side, shares)
 
-    def _answer(self, prompt: str, key: str) -> RawAnswer:
-        text = None if self.answers is None else self.answers(key)
-        self.lost += self.answers is not None and text is None
-        return RawAnswer(prompt, text)
+    def _answer(self, answers: Cache, prompt: str, key: str) -> RawAnswer:
+        answer = answers.get(key, Answer)
+        self.lost += answer is None
+        return RawAnswer(prompt, None if answer is None else answer.text)
 
 
 def summarize_comparisons(comparisons: Iterable[Comparison]) -> dict[tuple[str, str], list[str]]:
@@ -211,7 +220,3 @@ def summarize_comparisons(comparisons: Iterable[Comparison]) -> dict[tuple[str, 
     for key, steps in places.items():
         said[key] += [f"{step}: mean rank {fmean(at):.1f} ({len(at)}×)" for step, at in steps.items()]
     return said
-
-
-def _said(readings: Mapping[str, Reading]) -> list[LabelShares]:
-    return [LabelShares(name, reading.shares, reading.off_label_mass) for name, reading in readings.items()]

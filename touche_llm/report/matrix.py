@@ -18,7 +18,7 @@ from touche_llm.prompt_lab.measures import describe_stance_measure, named
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.report.page import MAX_BYTES, MIN_CHARS, count_bytes, create_environment, find_text_limit
 from touche_llm.report.plots import LETTERS
-from touche_llm.report.records import LabelShares
+from touche_llm.report.records import LabelShares, describe_truncation, list_label_shares
 
 # Number of colours for grades above 0.
 _HEAT = 5
@@ -190,10 +190,8 @@ def _build_cell(item: Sampled, judgment: Judgment | None, failure: Failure | Non
         MatrixGrade(name, value, round_grade(value) == truth.get(name)) for name, value in judgment.grades.items()
     ]
     label = qrels.stances.get(item.topic_id, {}).get(item.document_id)
-    cut = judgment.cut
-    seen = "" if cut is None else f"the model saw {cut.kept_chars:,} of {cut.of_chars:,} characters"
-    said = [LabelShares(name, reading.shares, reading.off_label_mass) for name, reading in judgment.readings.items()]
-    return MatrixCell(grades, judgment.stance, label == judgment.stance, said, seen, None)
+    shares, truncation = list_label_shares(judgment), describe_truncation(judgment)
+    return MatrixCell(grades, judgment.stance, label == judgment.stance, shares, truncation, None)
 
 
 def _list_assessments(item: Sampled, qrels: Qrels) -> list[MatrixGrade]:
@@ -218,10 +216,6 @@ def _measure_disagreement(judgments: Sequence[Judgment | None]) -> tuple[list[st
         if is_incomplete or len({round_grade(cell.grades[name]) for cell in judged}) > 1
     ]
     stances = is_incomplete or len({cell.stance for cell in judged}) > 1
-    spread = max(_spread(cell.grades[name] for cell in judged) for name in judged[0].grades)
+    values = ([cell.grades[name] for cell in judged] for name in judged[0].grades)
+    spread = max(max(grades) - min(grades) for grades in values)
     return [*differs, *([STANCE] if stances else [])], spread + stances + (HIGHEST_GRADE if is_incomplete else 0)
-
-
-def _spread(values: Iterable[float]) -> float:
-    known = list(values)
-    return max(known) - min(known)

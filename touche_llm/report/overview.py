@@ -97,12 +97,6 @@ def find_dropped(
     ]
 
 
-def count_imputed_stances(stages: Mapping[str, Mapping[str, Any]]) -> int:
-    """Return the number of imputed stances of the run, from its metadata."""
-    imputed = stages.get("rank", {}).get("imputed stances", 0)
-    return imputed if isinstance(imputed, int) else 0
-
-
 def get_assessments(qrels: Qrels | None, topic_id: str, document_id: str) -> dict[str, str]:
     """Return the judgments of a document by assessors: grades by aspect, and the stance."""
     if qrels is None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from touche_llm.data.records import Failure, Topic
+from touche_llm.data.records import Failure, Judgment, Topic
 from touche_llm.report.run_measures import MeasuredRun
 from touche_llm.report.sources import RenderedPrompt
+from touche_llm.tasks.base import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,19 @@ class LabelShares:
     field: str
     shares: Mapping[str, float]
     off_label_mass: float | None = None
+
+
+def list_label_shares(judgment: Judgment | None) -> list[LabelShares]:
+    """Return the label shares of a judgment, one record per field."""
+    readings = {} if judgment is None else judgment.readings
+    return [LabelShares(name, reading.shares, reading.off_label_mass) for name, reading in readings.items()]
+
+
+def describe_truncation(judgment: Judgment | None) -> str:
+    """Describe how much of the document the model saw; empty if all."""
+    if judgment is None or (cut := judgment.cut) is None:
+        return ""
+    return f"the model saw {cut.kept_chars:,} of {cut.of_chars:,} characters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,43 +140,31 @@ class TopicView:
 
 
 @dataclass(frozen=True, slots=True)
-class StageCost:
-    """Costs of a stage, by name; None where the metadata lack them."""
-
-    name: str
-    amounts: Mapping[str, float | None]
-
-
-@dataclass(frozen=True, slots=True)
 class RunReport:
     """Everything on the page.
 
     Attributes:
         name: Name of the run folder.
+        task: Task of the run.
         facts: Description of the run, by name.
-        grades: Names of the grades that the model gives.
-        labels: Stances of the task.
         topics: Topics in the order of the run.
-        before: Name of the first stage, as in `Task.before_judging`.
         movements: Under `candidates` and `judge`, by group of final ranks, the number of documents from each band of
             ranks (`BANDS`) at that stage; under `run`, by group of candidate ranks, the number of documents in each
             band of final ranks.
         stances: Share of each label, by set of documents.
         measured: Evaluation; None without qrels.
-        costs: Costs, one record per stage.
+        costs: Costs by stage and name, as returned by `overview.extract_costs`.
         failures: Failed requests, by file.
         notes: Limitations of the run and of this page.
     """
 
     name: str
+    task: Task
     facts: Mapping[str, str]
-    grades: tuple[str, ...]
-    labels: tuple[str, ...]
     topics: list[TopicView]
-    before: str
     movements: Mapping[str, Mapping[str, list[int]]]
     stances: Mapping[str, Mapping[str, float]]
     measured: MeasuredRun | None
-    costs: list[StageCost]
+    costs: Mapping[str, Mapping[str, float | None]]
     failures: Mapping[str, list[Failure]]
     notes: list[str]

@@ -112,11 +112,8 @@ def gather_comparison(
         topics = [_build_topic(topic, runs, folders, qrels, top) for topic in ids]
         baseline = differences["baseline"].iloc[0]
         return RunComparison(
-            task=task.title,
+            task=task,
             judged_by=judged_by,
-            grades=task.question.grades,
-            labels=task.stances,
-            before=task.before_judging,
             sides=sides,
             baseline=next(side.letter for side in sides if side.name == baseline),
             measures=compare_measures(evaluations, differences),

@@ -45,12 +45,12 @@ def render_report(report: RunReport) -> str:
     values = {
         "report": report,
         "measured": measured,
-        "labels": report.labels,
-        "before": report.before,
+        "labels": report.task.stances,
+        "before": report.task.before_judging,
         "plots": {
             "topics": {name: plot_topics(name, values, anchors) for name, values in by_topic.items()},
             "movements": {way: plot_movements(groups, way) for way, groups in report.movements.items()},
-            "stances": plot_stances(report.stances, report.labels),
+            "stances": plot_stances(report.stances, report.task.stances),
         },
         "bands": _label_bands(),
         "scores": {

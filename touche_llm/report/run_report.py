@@ -11,13 +11,12 @@ from touche_llm.report.overview import (
     collect_assessor_labels,
     collect_labels,
     compute_label_shares,
-    count_imputed_stances,
     count_movements,
     describe_run,
     extract_costs,
     find_dropped,
 )
-from touche_llm.report.records import RunReport, StageCost, TopicView
+from touche_llm.report.records import RunReport, TopicView
 from touche_llm.report.run_measures import measure_run
 from touche_llm.report.sources import load_run_prompts, render_prompts
 
@@ -54,7 +53,7 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int, *, run_topics: bo
         missing = [topic for topic in opened.topics if topic not in run.rankings]
         if missing:
             notes.append(f"Topics without a line in the run: {', '.join(missing)}.")
-        if imputed := count_imputed_stances(opened.stages):
+        if isinstance(imputed := opened.stages.get("rank", {}).get("imputed stances"), int) and imputed:
             notes.append(f"Imputed stances, for lack of a usable answer: {imputed:,}. They are counted below.")
         prompts = load_run_prompts(opened.context, opened.stages, opened.notes)
         opened.check_documents(ranking[:top] for ranking in run.rankings.values())
@@ -72,17 +71,15 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int, *, run_topics: bo
         ]
         return RunReport(
             name=folder.resolve().name,
+            task=task,
             facts=describe_run(opened.config, task, opened.stages, run),
-            grades=task.question.grades,
-            labels=task.stances,
             topics=shown,
-            before=task.before_judging,
             movements=count_movements(rows, opened.first.rankings),
             stances=compute_label_shares(
                 collect_labels(run) | {"assessors": collect_assessor_labels(qrels)}, task.stances
             ),
             measured=measured,
-            costs=[StageCost(name, extract_costs(stage)) for name, stage in opened.stages.items()],
+            costs={name: extract_costs(stage) for name, stage in opened.stages.items()},
             failures=opened.failures,
             notes=notes + opened.list_notes(),
         )

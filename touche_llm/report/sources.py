@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from touche_llm.config import Config
 from touche_llm.data.records import Document, Topic
 from touche_llm.errors import PromptError, ToucheError, UsageError
-from touche_llm.llm.answers import Answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.corpora import Corpus, open_corpus
@@ -20,9 +19,6 @@ from touche_llm.tasks.base import Question, Task
 _FROM_HERE = "paths in config.yaml are relative to the current folder, as they were for the run"
 # Takes the place of the document in a rendered prompt; sanitizing leaves it unchanged.
 PLACEHOLDER = "\N{HORIZONTAL ELLIPSIS} here stands the text of the document \N{HORIZONTAL ELLIPSIS}"
-
-# Returns the text of an answer by its cache key, or None if the cache lacks it.
-Answers = Callable[[str], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +64,15 @@ def open_run_corpus(config: Config, task: Task, stages: Mapping[str, Any], notes
         yield corpus
 
 
-@contextmanager
-def open_run_answers(config: Config, notes: list[str]) -> Iterator[Answers | None]:
-    """Open the completions of the run, or yield None if there is no cache; add the reason to `notes`."""
+def open_run_answers(config: Config, notes: list[str]) -> AbstractContextManager[Cache | None]:
+    """Open the cache of the run, if it exists; else add the reason to `notes`."""
     if config.cache.mode is CacheMode.OFF:
         notes.append("No completions: the run stored none (--cache-mode off).")
-        yield None
     elif not config.cache.file.is_file():
         notes.append(f"No completions: the cache {config.cache.file} does not exist; {_FROM_HERE}.")
-        yield None
     else:
-        with Cache(config.cache.file, CacheMode.REPLAY) as cache:
-
-            def text(key: str) -> str | None:
-                answer = cache.get(key, Answer)
-                return None if answer is None else answer.text
-
-            yield text
+        return Cache(config.cache.file, CacheMode.REPLAY)
+    return nullcontext()
 
 
 def load_run_prompts(context: RunContext, stages: Mapping[str, Any], notes: list[str]) -> dict[str, Prompt]:
