@@ -26,7 +26,7 @@ from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.dry_run import estimate_cost
 from touche_llm.prompts.prompt import Prompt, load_prompt, prompts_folder
 from touche_llm.prompts.purposes import load, purposes_of
-from touche_llm.report.sources import render_prompts
+from touche_llm.report.run_report import render_prompts
 from touche_llm.tasks import TASKS, get_task
 
 TOPIC = Topic("2", "Which is better, a laptop or a desktop?", objects=("laptop", "desktop"))

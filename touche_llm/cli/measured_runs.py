@@ -17,7 +17,7 @@ from touche_llm.cli.output import Format, print_rows
 from touche_llm.cli.tables import show_lines
 from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.errors import DataError, UsageError, to_printable
-from touche_llm.evaluation.coverage import describe_fitted, describe_limits
+from touche_llm.evaluation.notes import describe_fitted, describe_limits
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
 from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.recorded_evaluation import find_known_qrels

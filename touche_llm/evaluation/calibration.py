@@ -231,28 +231,26 @@ def cross_validate(examples: Sequence[CalibrationExample], task: Task, folds: in
         raise DataError(f"{len(topics)} judged topics are too few for {folds} folds; judge more, or use fewer folds")
     dealt = sorted(topics)
     random.Random(seed).shuffle(dealt)
+    probabilities, truth = _make_arrays(examples, task)
+    chosen, likely = np.empty_like(truth), choose_stances(probabilities, {}, task)
     found: list[Fold] = []
-    chosen, likely, true = [], [], []
     for start in range(folds):
         held_out = set(dealt[start::folds])
         thresholds = fit_thresholds([example for example in examples if example.topic_id not in held_out], task)
-        probabilities, truth = _make_arrays([example for example in examples if example.topic_id in held_out], task)
-        true.append(truth)
-        chosen.append(choose_stances(probabilities, thresholds, task))
-        likely.append(choose_stances(probabilities, {}, task))
+        places = [place for place, example in enumerate(examples) if example.topic_id in held_out]
+        chosen[places] = choose_stances(probabilities[places], thresholds, task)
         found.append(
             Fold(
                 topics=tuple(topic for topic in topics if topic in held_out),
                 thresholds=thresholds,
-                scores=_score(chosen[-1], truth, task),
-                most_probable=_score(likely[-1], truth, task),
+                scores=_score(chosen[places], truth[places], task),
+                most_probable=_score(likely[places], truth[places], task),
             )
         )
-    everything = np.concatenate(true)
     return CrossValidation(
         folds=found,
-        scores=_score(np.concatenate(chosen), everything, task),
-        most_probable=_score(np.concatenate(likely), everything, task),
+        scores=_score(chosen, truth, task),
+        most_probable=_score(likely, truth, task),
         topics=topics,
         thresholds=fit_thresholds(examples, task),
     )

@@ -12,9 +12,8 @@ import pytrec_eval  # noqa: F401, ir_measures would hide why it cannot be loaded
 
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, UsageError, shorten
-from touche_llm.evaluation.coverage import Coverage, measure_coverage
 from touche_llm.evaluation.estimate import Estimate, estimate_mean
-from touche_llm.evaluation.notes import Note, describe_grades, describe_stances
+from touche_llm.evaluation.notes import Coverage, Note, describe_grades, describe_stances
 from touche_llm.evaluation.qrels import GRADE_DECIMALS, STANCE, Grades, Qrels
 from touche_llm.evaluation.significance import compare, compute_bounds, compute_interval
 from touche_llm.evaluation.stance_measures import estimate_common_stances, estimate_labels, estimate_stances
@@ -54,8 +53,11 @@ class Evaluation:
     notes: list[Note]
 
     def coverage(self, aspect: str) -> Coverage:
-        """Return the coverage of the judged topics by the measures of an aspect."""
-        return measure_coverage(self.run, self.qrels, aspect)
+        """Count the judged topics of an aspect that the run is measured on."""
+        graded = aspect != STANCE
+        topics = self.qrels.grades[aspect] if graded else self.qrels.stances
+        missing = sum(topic not in self.run.rankings for topic in topics)
+        return Coverage(len(topics), missing, len(self.qrels.judged_topics[aspect]), graded)
 
     def summary(self) -> pd.DataFrame:
         """Return a row for each measure, with the columns that `evaluation.evaluate` names."""

@@ -1,8 +1,8 @@
-"""Notes: what readers should know about the measured values."""
+"""Coverage of the judged topics, and notes: what readers should know about the measured values."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,34 @@ class Note:
 
     aspect: str
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """The judged topics behind the measures of one aspect.
+
+    Attributes:
+        topics: Number of judged topics that the run is measured on.
+        missing: Number of these that the run lacks.
+        judged: Number of topics that the qrels file judges.
+        graded: Whether a missing topic counts 0; stances are measured over documents that the run has.
+    """
+
+    topics: int
+    missing: int
+    judged: int
+    graded: bool = True
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether judged topics were left out."""
+        return self.topics < self.judged
+
+    def __str__(self) -> str:
+        text = f"{self.topics} of {self.judged} judged topics"
+        if self.missing:
+            text += f"; {self.missing} not in the run" + (", which count 0" if self.graded else "")
+        return text
 
 
 def describe_grades(
@@ -98,3 +126,31 @@ def format_notes(notes: Mapping[str, Sequence[Note]]) -> list[str]:
         where = "" if len(names) == len(notes) else f"{', '.join(names)}: "
         aspects.setdefault((where, note.text), []).append(note.aspect)
     return [f"{where}{', '.join(names)}: {text}" for (where, text), names in aspects.items()]
+
+
+def describe_limits(names: Iterable[str]) -> list[str]:
+    """Return a note on runs that their own configurations limited to some topics, if there are any."""
+    listed = ", ".join(names)
+    return (
+        [f"{listed}: limited to some topics by limit_topics or topic in config.yaml; no other topic counts"]
+        if listed
+        else []
+    )
+
+
+def describe_fitted(name: str, run: ParsedRun, fitted_on: Collection[str], qrels: Qrels) -> list[str]:
+    """Return a note on a run whose stances have thresholds that were fitted on topics it is measured by, if it has.
+
+    Args:
+        name: What to call the run.
+        run: Its lines.
+        fitted_on: Ids of the topics that its thresholds were fitted on.
+        qrels: The judgments that it is measured by.
+    """
+    both = [topic for topic in qrels.stances if topic in fitted_on and topic in run.rankings]
+    if not both:
+        return []
+    return [
+        f"{name}: stance: the thresholds were fitted on {len(both)} of these topics, so its values say nothing about "
+        f"other topics; `touche-llm calibrate` prints held-out values: {shorten(both)}"
+    ]

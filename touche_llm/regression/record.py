@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -46,18 +45,6 @@ from touche_llm.regression.writing import (
     write_qrels,
     write_topics,
 )
-
-
-class MissingReplies(DataError):
-    """A run cannot be recorded because the server left requests without a reply.
-
-    Attributes:
-        places: Topic and document of each such request.
-    """
-
-    def __init__(self, message: str, places: Collection[tuple[str | None, str | None]]) -> None:
-        super().__init__(message)
-        self.places = frozenset(places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +90,7 @@ async def record(config: Config, run: Path, target: Path, qrels: Qrels | None) -
         qrels: Judgments to store with it; those of the run's topics are kept.
 
     Raises:
-        MissingReplies: Answers are missing because the server gave no reply to these requests.
-        DataError: The replay gives another run, or an answer is missing for another reason.
+        DataError: The replay gives another run, or an answer is missing.
     """
     directory = RunDirectory(run)
     with (
@@ -181,11 +167,10 @@ async def _replay_equal(
     replayed = await replay(config, snapshot.first_stage, work, target)
     differences = list_missing(target.name, replayed)
     if unreplied := _list_unreplied(directory) & {(missing.topic, missing.document) for missing in differences}:
-        raise MissingReplies(
+        raise DataError(
             f"{target}: not recorded: the server gave no reply to {len(unreplied):,} requests of {directory}; run "
             f"`touche-llm run --config {directory.config_file} --out {directory}` again, which sends only these "
-            f"requests, then record the run\n{format_differences(target.name, differences)}",
-            unreplied,
+            f"requests, then record the run\n{format_differences(target.name, differences)}"
         )
     if not differences and replayed.run.read_bytes() != snapshot.run.read_bytes():
         differences = compare_rankings(target.name, read_run(snapshot.run), read_run(replayed.run))

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from touche_llm.config import Config
 from touche_llm.data.records import Candidate, Comparison, Failure, Judgment
 from touche_llm.data.trec_runs import ParsedRun
-from touche_llm.errors import DataError
+from touche_llm.errors import DataError, ToucheError
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.judging.sentence_pairs import SEPARATOR
 from touche_llm.llm.answers import Answer
-from touche_llm.llm.cache import Cache
+from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.pipeline.context import RunContext
-from touche_llm.pipeline.corpora import Corpus
+from touche_llm.pipeline.corpora import Corpus, open_corpus
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RunDirectory
@@ -34,8 +35,10 @@ from touche_llm.report.records import (
     describe_truncation,
     list_label_shares,
 )
-from touche_llm.report.sources import open_run_answers, open_run_corpus
+from touche_llm.tasks.base import Task
 from touche_llm.text.passages import GAP_MARK
+
+_FROM_HERE = "paths in config.yaml are relative to the current folder, as they were for the run"
 
 
 @contextmanager
@@ -57,8 +60,8 @@ def open_folder(path: Path) -> Iterator[RunFolder]:
         context.check_topics(directory.run_file, run.rankings)
         failures = directory.read_failures()
         with (
-            open_run_corpus(config, context.task, stages, notes) as corpus,
-            open_run_answers(config, notes) as answers,
+            _open_corpus(config, context.task, stages, notes) as corpus,
+            _open_answers(config, notes) as answers,
         ):
             yield RunFolder(directory, context, run, judgments, stages, failures, corpus, answers, notes)
 
@@ -220,3 +223,45 @@ def summarize_comparisons(comparisons: Iterable[Comparison]) -> dict[tuple[str, 
     for key, steps in places.items():
         said[key] += [f"{step}: mean rank {fmean(at):.1f} ({len(at)}×)" for step, at in steps.items()]
     return said
+
+
+@contextmanager
+def _open_corpus(config: Config, task: Task, stages: Mapping[str, Any], notes: list[str]) -> Iterator[Corpus | None]:
+    """Open the documents of the run, or yield None if they are unavailable; add the reason to `notes`."""
+    if config.elasticsearch is not None:
+        # Only a request shows whether the server is available.
+        there, place = True, config.elasticsearch.url
+    elif config.chatnoir is not None:
+        there, place = config.chatnoir.cache.is_file(), str(config.chatnoir.cache)
+    else:
+        there, place = config.corpus is not None and config.corpus.is_file(), f"{config.corpus} and {config.index}"
+        if not there and config.index is not None and (config.index / "manifest.json").is_file():
+            config, there = config.model_copy(update={"corpus": None}), True
+    if not there:
+        notes.append(f"No document texts: {place} not found; {_FROM_HERE}.")
+        yield None
+        return
+    with ExitStack() as stack:
+        try:
+            corpus = stack.enter_context(open_corpus(config, task, notes.append))
+        except ToucheError as error:
+            if config.elasticsearch is None:
+                raise
+            notes.append(f"No document texts: {error}.")
+            yield None
+            return
+        before = stages.get("retrieve", {}).get("corpus", {}).get("sha256")
+        if before is not None and before != corpus.description.get("sha256"):
+            notes.append(f"The corpus {corpus.name} is not the one of the run: texts can differ.")
+        yield corpus
+
+
+def _open_answers(config: Config, notes: list[str]) -> AbstractContextManager[Cache | None]:
+    """Open the cache of the run, if it exists; else add the reason to `notes`."""
+    if config.cache.mode is CacheMode.OFF:
+        notes.append("No completions: the run stored none (--cache-mode off).")
+    elif not config.cache.file.is_file():
+        notes.append(f"No completions: the cache {config.cache.file} does not exist; {_FROM_HERE}.")
+    else:
+        return Cache(config.cache.file, CacheMode.REPLAY)
+    return nullcontext()

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from touche_llm.data.records import Failure, Judgment, Topic
 from touche_llm.report.run_measures import MeasuredRun
-from touche_llm.report.sources import RenderedPrompt
 from touche_llm.tasks.base import Task
 
 
@@ -106,6 +105,18 @@ class DocumentView:
     answers: list[RawAnswer]
     failures: list[Failure]
     sentences: list[SentenceView]
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """A prompt rendered for one topic.
+
+    Each message is a role and the pieces of its text before, between and after the documents.
+    """
+
+    purpose: str
+    label: str
+    messages: list[tuple[str, list[str]]]
 
 
 @dataclass(frozen=True, slots=True)

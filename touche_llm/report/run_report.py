@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from touche_llm.evaluation.coverage import describe_fitted, describe_limits
+from touche_llm.data.records import Document, Topic
+from touche_llm.errors import PromptError, UsageError
+from touche_llm.evaluation.notes import describe_fitted, describe_limits
 from touche_llm.evaluation.qrels import Qrels
+from touche_llm.pipeline.context import RunContext
+from touche_llm.prompts.prompt import Prompt
 from touche_llm.report.folder import open_folder
 from touche_llm.report.overview import (
     collect_assessor_labels,
@@ -16,10 +22,12 @@ from touche_llm.report.overview import (
     extract_costs,
     find_dropped,
 )
-from touche_llm.report.records import RunReport, TopicView
+from touche_llm.report.records import RenderedPrompt, RunReport, TopicView
 from touche_llm.report.run_measures import measure_run
-from touche_llm.report.sources import load_run_prompts, render_prompts
+from touche_llm.tasks.base import Question, Task
 
+# Takes the place of the document in a rendered prompt; sanitizing leaves it unchanged.
+PLACEHOLDER = "\N{HORIZONTAL ELLIPSIS} here stands the text of the document \N{HORIZONTAL ELLIPSIS}"
 # Maximum number of rows per topic, including those with text.
 _MAX_ROWS = 100
 
@@ -55,7 +63,7 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int, *, run_topics: bo
             notes.append(f"Topics without a line in the run: {', '.join(missing)}.")
         if isinstance(imputed := opened.stages.get("rank", {}).get("imputed stances"), int) and imputed:
             notes.append(f"Imputed stances, for lack of a usable answer: {imputed:,}. They are counted below.")
-        prompts = load_run_prompts(opened.context, opened.stages, opened.notes)
+        prompts = _load_prompts(opened.context, opened.stages, opened.notes)
         opened.check_documents(ranking[:top] for ranking in run.rankings.values())
         rows = {topic_id: opened.rows(topic_id, qrels) for topic_id in run.rankings}
         shown = [
@@ -83,3 +91,38 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int, *, run_topics: bo
             failures=opened.failures,
             notes=notes + opened.list_notes(),
         )
+
+
+def _load_prompts(context: RunContext, stages: Mapping[str, Any], notes: list[str]) -> dict[str, Prompt]:
+    """Load the document prompts of the run by name; add those that changed since the run to `notes`."""
+    used: Mapping[str, str] = stages.get("judge", {}).get("prompts", {})
+    try:
+        found = context.load_prompts("judge", "sentence", "stance")
+    except (PromptError, UsageError) as error:
+        notes.append(f"No prompts: {error}")
+        return {}
+    for name, prompt in found.items():
+        if used.get(name) != prompt.label:
+            notes.append(f"The prompt {name!r} is not shown: the run used {used.get(name)}, now it is {prompt.label}.")
+    return {name: prompt for name, prompt in found.items() if used.get(name) == prompt.label}
+
+
+def render_prompts(prompts: Mapping[str, Prompt], task: Task, topic: Topic) -> list[RenderedPrompt]:
+    """Render the prompts for one topic; none if the task needs the compared objects and the topic has none."""
+    if task.objects_answer is not None and topic.objects is None:
+        return []
+    questions = {"judge": task.question, "sentence": task.sentence_question, "stance": task.stance_question}
+    shown = []
+    for name, prompt in prompts.items():
+        question = questions[name]
+        assert question is not None
+        shown.append(RenderedPrompt(name, prompt.label, _render_messages(prompt, question, topic)))
+    return shown
+
+
+def _render_messages(prompt: Prompt, question: Question, topic: Topic) -> list[tuple[str, list[str]]]:
+    # Title and side are those of a sentence's argument.
+    document = Document("", PLACEHOLDER, title="(the conclusion of its argument)", side="(PRO or CON)")
+    variables = question.render(topic, document).variables
+    messages = prompt.render(topic=topic, document=PLACEHOLDER, **variables)
+    return [(message.role, message.content.split(PLACEHOLDER)) for message in messages]
