@@ -108,7 +108,7 @@ def test_the_written_configuration_makes_the_same_run_again_and_flags_override_i
         (["run", *DATA[2:], "--out", "o"], 2, "topics: missing; give --topics"),
         (["cache", "export", "c.sqlite", "--cache", str(SAMPLE / "cassette.jsonl")], 2, "a cassette ends in .jsonl"),
         (["validate", "no.txt", "--task", "comparative"], 1, "cannot read the run"),
-        (["validate", "no.txt"], 2, "--task"),
+        (["validate", "no.txt"], 1, "no.txt: no such file"),
         (["cache", "stats"], 2, "no such cache"),
         (["jduge"], 2, "jduge"),
     ],

@@ -144,7 +144,7 @@ def check_address(url: str, secret: str) -> str:
     parts = urlsplit(url)
     if "@" in url or parts.query or parts.fragment:
         raise ValueError(
-            f"must not hold a password or a key (no @, ? or #), since it is written to files: give that in {secret}"
+            f"must not hold a password or a key (no @, ? or #), since it is written to files: give the key in {secret}"
         )
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
         raise ValueError("must be an address like http://127.0.0.1:8000")
