@@ -100,9 +100,9 @@ def test_a_label_of_another_task_is_warned_of(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("system", "user", "warning"),
     [
-        (ANSWER, SHOWN + "{{ document }}\n" + RULES, "stand behind where the document begins"),
-        (ANSWER, SHOWN + RULES + "{{ document }}", "stand behind where the topic begins"),
-        (RULES + ANSWER, "{{ document }}\n" + SHOWN, "the topic stands behind the document"),
+        (ANSWER, SHOWN + "{{ document }}\n" + RULES, "come after the start of the document"),
+        (ANSWER, SHOWN + RULES + "{{ document }}", "come after the start of the topic"),
+        (RULES + ANSWER, "{{ document }}\n" + SHOWN, "the topic comes after the document"),
         ("About {{ topic.title }}: " + RULES + ANSWER, SHOWN + "{{ document }}", "put the instructions first"),
     ],
 )

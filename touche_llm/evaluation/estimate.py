@@ -1,4 +1,4 @@
-"""A estimate over topics: what each topic adds to it, so that it can be computed again for any choice of topics."""
+"""An estimate over topics, kept as the contribution of each topic, so that any choice of topics can be estimated."""
 
 from __future__ import annotations
 

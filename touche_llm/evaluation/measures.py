@@ -88,6 +88,11 @@ def aspect_of(measure: str) -> str:
     return measure.split(" ", 1)[0]
 
 
+def list_headline(qrels: Qrels) -> list[str]:
+    """Return the headline measures: nDCG@5 of each graded aspect, and macro-F1 of the stance."""
+    return [*(f"{aspect} {NDCG}" for aspect in qrels.grades), *([f"{STANCE} macro-F1"] if qrels.stances else [])]
+
+
 def evaluate_run(name: str, run: ParsedRun, qrels: Qrels, depth: int | None = None) -> Evaluation:
     """Measure a run with all judgments.
 

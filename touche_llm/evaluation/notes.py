@@ -139,13 +139,13 @@ def describe_limits(names: Iterable[str]) -> list[str]:
 
 
 def describe_fitted(name: str, run: ParsedRun, fitted_on: Collection[str], qrels: Qrels) -> list[str]:
-    """Return a note on a run whose stances have thresholds that were fitted on topics it is measured by, if it has.
+    """Return a note on a run that is measured on topics that its stance thresholds were fitted on, else nothing.
 
     Args:
-        name: What to call the run.
-        run: Its lines.
+        name: Name of the run in the note.
+        run: The run.
         fitted_on: Ids of the topics that its thresholds were fitted on.
-        qrels: The judgments that it is measured by.
+        qrels: The judgments that it is measured with.
     """
     both = [topic for topic in qrels.stances if topic in fitted_on and topic in run.rankings]
     if not both:

@@ -90,7 +90,6 @@ class PromptComparison:
 class _Prepared:
     """Sample of a comparison, divided into parts and checked before the engine starts."""
 
-    variants: list[Variant]
     objects_prompt: Prompt | None
     topics: list[Topic]
     parts: dict[str, list[Sampled]]
@@ -125,7 +124,7 @@ async def compare_prompts(
         async with open_model(config) as model:
             builder = make_request_builder(model, config.engine, config.sampling)
             failures = await _find_objects(context, prepared, builder)
-            judged, parts, earlier = await _judge_parts(context, qrels, prepared, builder)
+            judged, parts, earlier = await _judge_parts(context, qrels, variants, prepared, builder)
             report_known_failures(progress, model, Counts())
         ids = [document.document_id for part in parts for document in part.sample] if plan.texts else []
         texts = {document_id: corpus.documents.get(document_id).text for document_id in ids}
@@ -173,7 +172,7 @@ async def _prepare(context: RunContext, variants: list[Variant], qrels: Qrels, p
     notes += part_notes
     for note in notes:
         context.progress.warn(note)
-    return _Prepared(variants, objects_prompt, topics, parts, path, notes)
+    return _Prepared(objects_prompt, topics, parts, path, notes)
 
 
 def _keep_topics(topics: list[Topic], sample: Sequence[Sampled]) -> list[Topic]:
@@ -183,14 +182,14 @@ def _keep_topics(topics: list[Topic], sample: Sequence[Sampled]) -> list[Topic]:
 
 
 async def _judge_parts(
-    context: RunContext, qrels: Qrels, prepared: _Prepared, builder: RequestBuilder
+    context: RunContext, qrels: Qrels, variants: Sequence[Variant], prepared: _Prepared, builder: RequestBuilder
 ) -> tuple[dict[tuple[str, str], VariantJudgments], list[PartMeasures], list[Look] | None]:
     """Judge with all variants; then judge the held-out topics, if any, with the first variant and the best.
 
     Returns:
         The judgments by part and variant, the measures of each part, and earlier looks at the held-out topics or None.
     """
-    config, variants, parts = context.config, prepared.variants, dict(prepared.parts)
+    config, parts = context.config, dict(prepared.parts)
     topics = {topic.id: topic for topic in prepared.topics}
     held_out = parts.pop(HOLD_OUT, [])
     judged = await _judge_variants(context, variants, parts, topics, builder)

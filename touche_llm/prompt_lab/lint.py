@@ -276,15 +276,15 @@ class _Linter:
         behind = "not shared between requests, so that a server's prefix cache does not hold it"
         if whole - documents > most:
             self.warn(
-                f"{whole - documents:,} of the {whole:,} characters that are the same for all documents stand behind "
-                f"where the document begins: {behind}; put the document last"
+                f"{whole - documents:,} of the {whole:,} characters that are the same for all documents come after "
+                f"the start of the document: {behind}; put the document last"
             )
         elif documents < topic:
-            self.warn(f"the topic stands behind the document: {behind}; put the document last")
+            self.warn(f"the topic comes after the document: {behind}; put the document last")
         if min(documents, whole) - topic > most:
             self.warn(
-                f"{documents - topic:,} of the {whole:,} characters that are the same for all topics stand behind "
-                f"where the topic begins: {behind}; put the instructions first"
+                f"{documents - topic:,} of the {whole:,} characters that are the same for all topics come after "
+                f"the start of the topic: {behind}; put the instructions first"
             )
 
     def check_schemas(self, topics: Sequence[Topic]) -> None:

@@ -219,21 +219,21 @@ async def ask(
     ]
 
 
-_Asked = tuple[tuple[str, ...], AnsweredRequest[Any] | FailedRequest, dict[str, Cut]]
+_Sent = tuple[tuple[str, ...], AnsweredRequest[Any] | FailedRequest, dict[str, Cut]]
 
 
 async def _send(
     prompt: Prompt, subject: Subject, builder: RequestBuilder, objective: Objective, document_tokens: int
-) -> list[_Asked]:
+) -> list[_Sent]:
     topic, task, question = subject.topic, subject.task, subject.purpose.question
     assert isinstance(builder.model, _RecordingClient)
-    heard = builder.model.records
+    records = builder.model.records
     if question is None:
         if subject.purpose.name == "objects":
             await find_objects([replace(topic, objects=None)], task, prompt, builder, _nothing)
         else:
             await find_queries([topic], prompt, builder, _nothing)
-        return [((), heard[-1][1], {})]
+        return [((), records[-1][1], {})]
     if subject.purpose.depends_on == "documents":
         kind = subject.purpose.name
         comparer = Comparer(
@@ -251,9 +251,9 @@ async def _send(
         await (comparer.estimate_best(subject.ids) if kind == "best" else comparer.order(subject.ids))
         attempts = [attempt for failure in comparer.failures for attempt in failure.attempts]
         cut = {name: part for comparison in comparer.comparisons for name, part in comparison.cut.items()}
-        return [(subject.ids, heard[-1][1] if heard else FailedRequest(attempts), cut)]
+        return [(subject.ids, records[-1][1] if records else FailedRequest(attempts), cut)]
 
-    async def one(document_id: str) -> _Asked:
+    async def one(document_id: str) -> _Sent:
         result, cut = await request_answer(topic, document_id, subject.documents, question, prompt, builder)
         return (document_id,), result, {} if cut is None else {document_id: cut}
 
@@ -261,7 +261,7 @@ async def _send(
 
 
 async def _with_objects(subject: Subject, prompt: Prompt, builder: RequestBuilder) -> Subject:
-    """The subject with the topic's two objects as a prompt finds them; without an engine, as the cache has them."""
+    """Return the subject with the topic's two objects, found by a prompt; without an engine, in the cache."""
     topics, failures = await find_objects([subject.topic], subject.task, prompt, builder, _nothing)
     if topics[0].objects is not None:
         return replace(subject, topic=topics[0])
@@ -269,8 +269,8 @@ async def _with_objects(subject: Subject, prompt: Prompt, builder: RequestBuilde
         reason = failures[0].attempts[-1].reason
         raise DataError(f"topic {subject.topic.id}: the model names no two objects ({reason}); name them in <objects>")
     raise UsageError(
-        f"topic {subject.topic.id} names no objects, and the cache {builder.model.cache.path} does not hold those that "
-        f"{prompt.label} finds; `touche-llm prompts try objects` asks for them"
+        f"topic {subject.topic.id} names no objects, and the cache {builder.model.cache.path} has no answer of "
+        f"{prompt.label}; `touche-llm prompts try objects` requests them"
     )
 
 

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from touche_llm.data.trec_runs import ParsedRun
-from touche_llm.evaluation.qrels import STANCE, Qrels
+from touche_llm.evaluation.qrels import Qrels
 from touche_llm.llm.request import Request
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.regression.replay import ReplayResult, RequestId
@@ -164,11 +164,13 @@ def compare_rankings(run: str, old: ParsedRun, new: ParsedRun) -> list[RunDiffer
 def compare_measures(run: str, old: ParsedRun, new: ParsedRun, qrels: Qrels) -> list[RunDifference]:
     """Return nDCG@5 of each graded aspect and macro-F1 of the stances in both runs, changed or not."""
     # Imported here because pandas is slow to load.
-    from touche_llm.evaluation.measures import NDCG, evaluate_run
+    from touche_llm.evaluation.measures import evaluate_run, list_headline
 
     before, now = (evaluate_run(run, ranking, qrels).estimates for ranking in (old, new))
-    names = [f"{aspect} {NDCG}" for aspect in qrels.grades] + ([f"{STANCE} macro-F1"] if qrels.stances else [])
-    return [RunDifference(run, "measure", name, old=before[name].value, new=now[name].value) for name in names]
+    return [
+        RunDifference(run, "measure", name, old=before[name].value, new=now[name].value)
+        for name in list_headline(qrels)
+    ]
 
 
 def _is_version_stale(was: Prompt, now: Prompt) -> bool:

@@ -95,6 +95,7 @@ def build_rows(found: PromptComparison, qrels: Qrels) -> list[MatrixRow]:
         for (part, variant), said in found.judged.items()
         for failure in said.failures
     }
+    sampled_by = next(name for name in found.task.question.grades if name in qrels.grades)
     rows = []
     for part in found.parts:
         for item in part.sample:
@@ -120,7 +121,7 @@ def build_rows(found: PromptComparison, qrels: Qrels) -> list[MatrixRow]:
                     differs,
                     spread,
                     len(said),
-                    len(said) - sum(bool(cell.grades) and _find_sampled_grade(cell, qrels).hit for cell in cells),
+                    len(said) - sum(grade.hit for cell in cells for grade in cell.grades if grade.name == sampled_by),
                 )
             )
     return sorted(rows, key=lambda row: -row.spread)
@@ -197,11 +198,6 @@ def _build_cell(item: Sampled, judgment: Judgment | None, failure: Failure | Non
 def _list_assessments(item: Sampled, qrels: Qrels) -> list[MatrixGrade]:
     given = {name: grades.get(item.topic_id, {}).get(item.document_id) for name, grades in qrels.grades.items()}
     return [MatrixGrade(name, value) for name, value in given.items() if value is not None]
-
-
-def _find_sampled_grade(cell: MatrixCell, qrels: Qrels) -> MatrixGrade:
-    """Return the grade of the aspect by which documents were sampled."""
-    return next(grade for grade in cell.grades if grade.name in qrels.grades)
 
 
 def _measure_disagreement(judgments: Sequence[Judgment | None]) -> tuple[list[str], float]:

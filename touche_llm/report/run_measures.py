@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from touche_llm.data.trec_runs import ParsedRun
-from touche_llm.evaluation.qrels import STANCE, Qrels
+from touche_llm.evaluation.qrels import Qrels
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
     from touche_llm.evaluation.measures import Evaluation
 
-MACRO_F1 = f"{STANCE} macro-F1"
 # A row of a data frame, by column.
 Row = Mapping[str, Any]
 
@@ -103,13 +102,13 @@ def measure_run(run: ParsedRun, first_stage: ParsedRun, qrels: Qrels, before: st
     # Imported late: pandas and scipy load slowly.
     from pandas import DataFrame
 
-    from touche_llm.evaluation.measures import describe_uneven_judging, evaluate_run
+    from touche_llm.evaluation.measures import describe_uneven_judging, evaluate_run, list_headline
     from touche_llm.evaluation.significance import compare
 
     depth = max(map(len, first_stage.rankings.values()))
     found = evaluate_run("run", run, qrels, depth)
     first = evaluate_run(before, first_stage, replace(qrels, stances={}), depth)
-    compared = [name for name in select_headline(qrels) if name != MACRO_F1]
+    compared = list_headline(replace(qrels, stances={}))
     estimates = {
         evaluation.name: {name: evaluation.estimates[name] for name in compared} for evaluation in (found, first)
     }
@@ -125,9 +124,11 @@ def compare_measures(evaluations: Sequence[Evaluation], differences: DataFrame) 
         evaluations: Evaluations of the runs, all by the same qrels; the first has all measures.
         differences: Differences from the baseline, as returned by `significance.compare`.
     """
+    from touche_llm.evaluation.measures import list_headline
+
     changes = {(row["run"], row["measure"]): row for row in differences.to_dict("records")}
     tables = [{row["measure"]: row for row in evaluation.summary().to_dict("records")} for evaluation in evaluations]
-    headlines = select_headline(evaluations[0].qrels)
+    headlines = list_headline(evaluations[0].qrels)
 
     def combine(evaluation: Evaluation, summary: Row | None, name: str) -> MeasureResult | None:
         if summary is None:
@@ -149,27 +150,21 @@ def compare_measures(evaluations: Sequence[Evaluation], differences: DataFrame) 
     ]
 
 
-def select_headline(qrels: Qrels) -> list[str]:
-    """Return the headline measures: nDCG@5 of each graded aspect, and macro-F1 of the stance."""
-    from touche_llm.evaluation.measures import NDCG
-
-    return [*(f"{aspect} {NDCG}" for aspect in qrels.grades), *([MACRO_F1] if qrels.stances else [])]
-
-
 def describe_all_coverage(evaluations: Sequence[Evaluation]) -> list[str]:
     """Describe how many of the judged topics are evaluated, a line for each aspect."""
-    from touche_llm.evaluation.measures import describe_coverage
+    from touche_llm.evaluation.measures import describe_coverage, list_headline
 
-    aspects = dict.fromkeys(name.split(" ", 1)[0] for name in select_headline(evaluations[0].qrels))
+    aspects = dict.fromkeys(name.split(" ", 1)[0] for name in list_headline(evaluations[0].qrels))
     return [f"{aspect}: {line}" for aspect in aspects for line in describe_coverage(evaluations, aspect)]
 
 
 def collect_notes(evaluations: Sequence[Evaluation]) -> list[str]:
     """Return the notes on evaluations by the same qrels, except those shown beside the headline measures."""
+    from touche_llm.evaluation.measures import list_headline
     from touche_llm.evaluation.notes import format_notes
 
     qrels = evaluations[0].qrels
-    headlines = select_headline(qrels)
+    headlines = list_headline(qrels)
     notes = {
         evaluation.name: [note for note in evaluation.notes if note.aspect not in headlines]
         for evaluation in evaluations
