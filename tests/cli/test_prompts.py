@@ -358,7 +358,7 @@ def test_objects_that_no_topic_names_and_no_cache_holds_are_told(touche: Touche,
     topics.write_text("<topics><topic><number>9</number><title>Is tea better than water?</title></topic></topics>")
     given = ["--topic", "9", "--doc", ONE, "--topics", str(topics), *DATA[2:]]
     done = touche("prompts", "render", "judge", *given)
-    assert done.returncode == 2 and "`touche-llm prompts try objects` asks for them" in done.stderr
+    assert done.returncode == 2 and "`touche-llm prompts try objects` requests" in done.stderr
 
 
 def test_answers_are_shown_with_their_probabilities_and_what_people_said(touche: Touche, tmp_path: Path) -> None:

@@ -150,8 +150,76 @@ def test_wrong_use_is_named(topics: list[tl.Topic], corpus: Any) -> None:
     assert caught.value.location == "cache_mode"
     with pytest.raises(tl.UsageError):
         tl.open_corpus(task="comparative")
-    with pytest.raises(ValueError):
+    with pytest.raises(tl.UsageError) as caught:
         tl.rank(candidates, judgments).write("nowhere.txt", tag="two words")
+    assert caught.value.location == "tag" and not Path("nowhere.txt").exists()
+
+
+def test_an_existing_file_is_replaced_only_on_demand(topics: list[tl.Topic], corpus: Any, tmp_path: Path) -> None:
+    candidates = tl.retrieve(topics, corpus, depth=3)
+    file = tmp_path / "mine.txt"
+    file.write_text("precious")
+    with pytest.raises(tl.UsageError) as caught:
+        candidates.write(file)
+    assert caught.value.location == str(file) and file.read_text() == "precious"
+    candidates.write(file, overwrite=True)
+    assert len(file.read_text().splitlines()) == sum(map(len, candidates.rankings.values()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "location"),
+    [
+        ({"depth": 0}, "depth"),
+        ({"depth": True}, "depth"),
+        ({"depth": "5"}, "depth"),
+        ({"fields": ["author"]}, "fields"),
+        ({"fields": []}, "fields"),
+        ({"topics": []}, "topics"),
+        ({"topics": "topics.xml"}, "topics"),
+        ({"corpus": "passages.jsonl"}, "corpus"),
+    ],
+)
+def test_an_argument_of_another_kind_is_named(
+    topics: list[tl.Topic], corpus: Any, arguments: dict[str, Any], location: str
+) -> None:
+    with pytest.raises(tl.UsageError) as caught:
+        tl.retrieve(**{"topics": topics, "corpus": corpus, **arguments})
+    assert caught.value.location == location
+
+
+def test_settings_are_checked_with_the_name_of_the_argument(topics: list[tl.Topic], corpus: Any) -> None:
+    for make, location in (
+        (lambda: tl.LanguageModel("nohost"), "engine.base_url"),
+        (lambda: tl.LanguageModel(sampling={"temperature": -1}), "sampling.temperature"),  # type: ignore[arg-type]
+        (lambda: tl.open_corpus("x", task="comparative", retriever="bm25"), "retriever"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(tl.UsageError) as caught:
+            make()
+        assert caught.value.location == location
+    with pytest.raises(ValueError):
+        tl.RankOptions(weights={"relevance": -1.0})
+    with pytest.raises(tl.UsageError):
+        tl.evaluate(tl.retrieve(topics, corpus), None)  # type: ignore[arg-type]
+
+
+def test_a_topic_given_twice_and_a_closed_corpus_are_refused(topics: list[tl.Topic], corpus: Any) -> None:
+    with pytest.raises(tl.DataError) as caught:
+        tl.retrieve([*topics, topics[0]], corpus)
+    assert caught.value.location == "topics"
+    candidates = tl.retrieve(topics, corpus, depth=2)
+    corpus.close()
+    with pytest.raises(tl.UsageError), replayed("comparative") as model:
+        tl.judge(candidates, model)
+    with pytest.raises(tl.UsageError):
+        tl.retrieve(topics, corpus)
+
+
+def test_results_are_shown_by_their_size(topics: list[tl.Topic], corpus: Any) -> None:
+    candidates = tl.retrieve(topics, corpus, depth=2)
+    with replayed("comparative") as model:
+        judgments = tl.judge(candidates, model, stance=tl.StanceSettings(depth=0))
+    ranking = tl.rank(candidates, judgments, steps="judge")
+    assert all(len(repr(shown)) < 200 for shown in (corpus, candidates, judgments, ranking))
 
 
 def test_another_prompt_misses_in_a_replay(topics: list[tl.Topic], corpus: Any, tmp_path: Path) -> None:

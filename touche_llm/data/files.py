@@ -48,7 +48,9 @@ def check_output(path: Path, overwrite: bool, inputs: Iterable[Path] = ()) -> No
         if any(file.exists() and path.samefile(file) for file in inputs):
             raise UsageError(f"{path}: this command also reads the file; name another output file")
     if not overwrite:
-        raise UsageError(f"{path}: the file exists; name another file, or replace it with --overwrite")
+        raise UsageError(
+            f"{path}: the file exists; name another file, or replace it with --overwrite (in Python: overwrite=True)"
+        )
 
 
 @contextmanager

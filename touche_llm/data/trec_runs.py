@@ -21,7 +21,7 @@ from touche_llm.data.lines import (
     read_table_lines,
 )
 from touche_llm.data.records import Candidate, RunLine
-from touche_llm.errors import DataError
+from touche_llm.errors import DataError, UsageError
 
 # Decimals of a score in a run; equal scores are separated by one unit of the last decimal.
 DECIMALS = 6
@@ -53,6 +53,13 @@ def make_strictly_decreasing(scores: list[float]) -> list[float]:
                 step *= 2
         result.append(value)
     return result
+
+
+def check_tag(tag: str) -> str:
+    """Return the tag of a run; raise UsageError unless it is one printable word."""
+    if tag.split() != [tag] or not tag.isprintable():
+        raise UsageError(f"tag: {tag!r:.40}: must be one word: a run line has six columns")
+    return tag
 
 
 def write_run(path: Path, lines: Iterable[RunLine]) -> None:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from touche_llm.data.files import check_output
 from touche_llm.data.records import Candidate, Failure, Objects, Queries, Topic
-from touche_llm.data.trec_runs import make_strictly_decreasing, read_candidates, write_candidates
+from touche_llm.data.trec_runs import check_tag, make_strictly_decreasing, read_candidates, write_candidates
 from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.judging.pointwise import Documents
 from touche_llm.pipeline.corpora import Corpus
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Candidates:
     """Candidates of topics: documents, sentences to make pairs of, or pairs.
 
@@ -46,6 +47,17 @@ class Candidates:
     queries: Sequence[Queries] = ()
     failures: Sequence[Failure] = ()
 
+    def __post_init__(self) -> None:
+        seen: set[str] = set()
+        for topic in self.topics:
+            if topic.id in seen:
+                raise DataError(f"topics: topic {topic.id} occurs twice; give each topic once")
+            seen.add(topic.id)
+
+    def __repr__(self) -> str:
+        count = sum(map(len, self.rankings.values()))
+        return f"<Candidates: {count:,} {'pairs' if self.are_pairs else 'candidates'} of {len(self.topics):,} topics>"
+
     @property
     def documents(self) -> Documents:
         """Source of the candidates' texts; raises UsageError without a corpus."""
@@ -56,6 +68,7 @@ class Candidates:
         """Return the corpus; raise UsageError if the candidates have none."""
         if self.corpus is None:
             raise UsageError(f"{self.source}: no corpus; open the corpus that holds these documents")
+        self.corpus.require_open()
         return self.corpus
 
     def list_rankings(self) -> list[list[Candidate]]:
@@ -68,9 +81,10 @@ class Candidates:
         await corpus.fetch(candidate.document_id for ranking in self.rankings.values() for candidate in ranking)
         corpus.check(self.rankings.values(), self.source, ranked=self.are_pairs)
 
-    def write(self, path: Path | str, *, tag: str = "touche-llm") -> None:
-        """Write a TREC run with `Q0` as stance, atomically."""
-        write_candidates(Path(path), self.list_rankings(), tag)
+    def write(self, path: Path | str, *, tag: str = "touche-llm", overwrite: bool = False) -> None:
+        """Write a TREC run with `Q0` as stance, atomically; an existing file raises UsageError without `overwrite`."""
+        check_output(Path(path), overwrite)
+        write_candidates(Path(path), self.list_rankings(), check_tag(tag))
 
     def to_frame(self) -> DataFrame:
         """Return a row per candidate, with the columns topic, document, rank and score."""

@@ -38,6 +38,10 @@ class Corpus(ABC):
     candidates: Documents
     documents: Documents
     description: Mapping[str, str | int]
+    is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.name}>"
 
     @property
     def name(self) -> str:
@@ -64,9 +68,19 @@ class Corpus(ABC):
     async def fetch(self, document_ids: Iterable[str]) -> None:  # noqa: B027, most corpora need not fetch
         """Fetch documents from a search engine together, so that later stages do not wait for each."""
 
-    @abstractmethod
+    def require_open(self) -> None:
+        """Raise UsageError if the corpus was closed."""
+        if self.is_closed:
+            raise UsageError(f"{self.name}: the corpus is closed; open it again with open_corpus")
+
     def close(self) -> None:
         """Close the corpus."""
+        self.is_closed = True
+        self._close()
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Close what the corpus has opened."""
 
     def __enter__(self) -> Self:
         return self
@@ -155,8 +169,7 @@ class LocalCorpus(Corpus):
             f"{short}"
         )
 
-    def close(self) -> None:
-        """Close the store."""
+    def _close(self) -> None:
         self.store.close()
 
 
@@ -183,8 +196,7 @@ class ElasticsearchCorpus(Corpus):
         """See the base class."""
         return f"{self._place}: no document has a word of any topic; see --query"
 
-    def close(self) -> None:
-        """Close the connection."""
+    def _close(self) -> None:
         self._index.close()
 
 
@@ -211,8 +223,7 @@ class ChatNoirCorpus(Corpus):
         """See the base class."""
         return f"{self._settings.base_url}: no page for any topic in {self._settings.index}; see --query"
 
-    def close(self) -> None:
-        """Close the cache of documents."""
+    def _close(self) -> None:
         self._found.close()
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 PURPOSES = ("judge", "objects", "sentence", "stance")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Judgments:
     """Judgments of candidates.
 
@@ -52,6 +52,10 @@ class Judgments:
     objects: Sequence[Objects] = ()
     pairs: JudgedPairs | None = None
     failures: Sequence[Failure] = ()
+
+    def __repr__(self) -> str:
+        topics = {judgment.topic_id for judgment in self.judgments}
+        return f"<Judgments: {len(self.judgments):,} of {len(topics):,} topics, {len(self.failures):,} failures>"
 
     @property
     def requested(self) -> int:

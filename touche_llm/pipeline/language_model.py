@@ -5,8 +5,11 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
+from pydantic import BaseModel, ValidationError
+
+from touche_llm.data.settings import describe_first_problem
 from touche_llm.errors import UsageError
 from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.cache import CacheMode
@@ -16,6 +19,20 @@ from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
 from touche_llm.pipeline import event_loop
 from touche_llm.pipeline.context import make_request_builder
 from touche_llm.pipeline.engines import open_model
+
+SettingsT = TypeVar("SettingsT", bound=BaseModel)
+
+
+def read_settings(model: type[SettingsT], given: object, name: str) -> SettingsT:
+    """Return a record of settings: the given one, one of a mapping, or the defaults for None.
+
+    Raises:
+        UsageError: It is of another type, or a value is invalid; names the argument and the setting.
+    """
+    try:
+        return model() if given is None else model.model_validate(given)
+    except ValidationError as error:
+        raise UsageError(describe_first_problem(error, name)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +75,7 @@ class LanguageModel:
         Raises:
             UsageError: The cache mode is unknown.
         """
-        engine = engine or EngineConfig()
+        engine = read_settings(EngineConfig, engine, "engine")
         given = {"base_url": url, "model": name}
         values = engine.model_dump(exclude_unset=True) | {
             key: value for key, value in given.items() if value is not None
@@ -68,7 +85,9 @@ class LanguageModel:
         except ValueError as error:
             raise UsageError(f"cache_mode: {cache_mode!r:.40}; expected one of {', '.join(CacheMode)}") from error
         self._settings = _Settings(
-            EngineConfig.model_validate(values), sampling or SamplingConfig(), CacheConfig(file=Path(cache), mode=mode)
+            read_settings(EngineConfig, values, "engine"),
+            read_settings(SamplingConfig, sampling, "sampling"),
+            CacheConfig(file=Path(cache), mode=mode),
         )
         self._stack: AsyncExitStack | None = None
         self._client: ModelClient | None = None

@@ -7,9 +7,9 @@ import warnings
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from touche_llm.data.records import Topic
 from touche_llm.errors import ToucheWarning, UsageError
@@ -23,7 +23,7 @@ from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.context import check_examples
 from touche_llm.pipeline.corpora import ChatNoirCorpus, Corpus, ElasticsearchCorpus, open_local_corpus
 from touche_llm.pipeline.judge import Judgments
-from touche_llm.pipeline.language_model import LanguageModel
+from touche_llm.pipeline.language_model import LanguageModel, read_settings
 from touche_llm.pipeline.progress import ConsoleProgress, NotebookProgress, Progress, SilentProgress
 from touche_llm.pipeline.rank import Ranking
 from touche_llm.prompts.prompt import Prompt
@@ -55,7 +55,7 @@ class RankOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     objective: Objective = "both"
-    weights: Mapping[str, float] = {}
+    weights: Mapping[str, Annotated[float, Field(ge=0.0, allow_inf_nan=False)]] = {}
     settings: RankingSettings = RankingSettings()
     stance: StanceSettings = StanceSettings()
 
@@ -85,7 +85,7 @@ def open_corpus(
         DataError: The corpus cannot be read, or belongs to another task.
         UsageError: None of corpus, index and search engine is given, or more than one kind of them.
     """
-    found, retriever = get_task(task), retriever or RetrieverConfig()
+    found, retriever = get_task(task), read_settings(RetrieverConfig, retriever, "retriever")
     warn = (progress or _default_progress()).warn
     if search_engine is not None and (file is not None or index is not None):
         raise UsageError("search_engine: it holds the documents itself; leave out file and index")
@@ -109,7 +109,7 @@ async def _retrieve(
     corpus: Corpus,
     *,
     depth: int = 100,
-    fields: Sequence[QueryField] = ("title",),
+    fields: QueryField | Sequence[QueryField] = ("title",),
     expand_with: LanguageModel | None = None,
     prompt: str | None = None,
     progress: Progress | None = None,
@@ -130,13 +130,21 @@ async def _retrieve(
         PromptError: The prompt is missing or invalid.
     """
     assert progress is not None
+    _check_types(corpus=(corpus, Corpus))
+    topics = _check_topics(topics)
+    if type(depth) is not int or depth < 1:
+        raise UsageError(f"depth: {depth!r:.40}: must be a whole number of 1 or more")
+    fields = (fields,) if isinstance(fields, str) else tuple(fields)
+    if not fields or any(field not in get_args(QueryField) for field in fields):
+        raise UsageError(f"fields: {fields!r:.80}: must name one or more of {', '.join(get_args(QueryField))}")
+    corpus.require_open()
     expander = None
     if expand_with is not None:
-        prompts = _load_prompts(corpus.task, ("queries",), {} if prompt is None else {"queries": prompt})
+        prompts = _load_prompts(corpus.task, ("queries",), {} if prompt is None else {"queries": prompt}, ("queries",))
         _check_prompts(prompts, topics, progress)
         settings = ExpansionSettings(use=True)
         expander = retrieval.QueryExpander(settings, prompts["queries"], expand_with.builder)
-    return await retrieval.retrieve(topics, corpus, progress, depth=depth, fields=tuple(fields), expander=expander)
+    return await retrieval.retrieve(topics, corpus, progress, depth=depth, fields=fields, expander=expander)
 
 
 async def _judge(
@@ -167,11 +175,13 @@ async def _judge(
         ReplayMiss: The cache of a replay lacks an answer.
     """
     assert progress is not None
+    _check_types(candidates=(candidates, Candidates), model=(model, LanguageModel))
     task = candidates.task
-    stance = stance or StanceSettings()
+    stance = read_settings(StanceSettings, stance, "stance")
+    pairs = read_settings(PairSettings, pairs, "pairs")
     needed = list_judging_purposes(task, candidates.topics, stance.depth)
     given = {**(prompts or {}), **({} if prompt is None else {"judge": prompt})}
-    loaded = _load_prompts(task, needed, given)
+    loaded = _load_prompts(task, needed, given, ("judge", "objects", "sentence", "stance"))
     _check_prompts(loaded, candidates.topics, progress)
     return await judging.judge(candidates, loaded, model.builder, progress, stance=stance, pairs=pairs)
 
@@ -203,7 +213,11 @@ async def _rank(
         ReplayMiss: The cache of a replay lacks an answer.
     """
     assert progress is not None
-    task, options = candidates.task, options or RankOptions()
+    _check_types(candidates=(candidates, Candidates), judgments=(judgments, Judgments))
+    if model is not None:
+        _check_types(model=(model, LanguageModel))
+    task, options = candidates.task, read_settings(RankOptions, options, "options")
+    steps = steps.split(",") if isinstance(steps, str) else steps
     try:
         parsed = parse_steps(steps)
         check_fusion(parsed, options.settings.fusion)
@@ -218,17 +232,33 @@ async def _rank(
     if kinds := list_comparison_kinds(parsed):
         if model is None:
             raise UsageError(f"model: missing; the steps {', '.join(steps)} compare documents")
-        loaded = _load_prompts(task, kinds, prompts or {})
+        loaded = _load_prompts(task, kinds, prompts or {}, ("best", "order"))
         _check_prompts(loaded, candidates.topics, progress)
         resources = ComparisonResources(model.builder, loaded, judgments.candidates.documents, options.objective)
     plan = RankingPlan(task, weights, parsed, options.settings, "touche-llm")
     return await ranking.rank(judgments, plan, progress, stance=options.stance, resources=resources)
 
 
-def _load_prompts(task: Task, names: Sequence[str], given: Mapping[str, str]) -> dict[str, Prompt]:
+def _check_types(**arguments: tuple[object, type]) -> None:
+    """Raise UsageError for an argument of another type, since a notebook has no type checker."""
+    for name, (value, kind) in arguments.items():
+        if not isinstance(value, kind):
+            raise UsageError(f"{name}: must be of type {kind.__name__}, not {type(value).__name__}")
+
+
+def _check_topics(topics: object) -> list[Topic]:
+    if not isinstance(topics, Sequence) or not all(isinstance(topic, Topic) for topic in topics) or not topics:
+        raise UsageError("topics: must be a list of one or more Topic, as read_topics and from_frame return")
+    return list(topics)
+
+
+def _load_prompts(
+    task: Task, names: Sequence[str], given: Mapping[str, str], allowed: Sequence[str]
+) -> dict[str, Prompt]:
     purposes = purposes_of(task)
-    if unknown := [name for name in given if name not in purposes]:
-        raise UsageError(f"prompts: no purpose {', '.join(unknown)}; {task.name} has {', '.join(purposes)}")
+    possible = [name for name in allowed if name in purposes]
+    if unknown := [name for name in given if name not in possible]:
+        raise UsageError(f"prompts: no purpose {', '.join(unknown)} here; expected {', '.join(possible)}")
     return {name: load(task, purposes[name], given.get(name, name), None) for name in names}
 
 
@@ -269,7 +299,8 @@ def _make_sync(function: Callable[P, Coroutine[Any, Any, ResultT]]) -> Callable[
         finally:
             progress.emit()
 
-    call.__name__ = call.__qualname__ = function.__name__.removeprefix("_")
+    # Python names the function itself in errors about arguments.
+    call.__name__ = call.__qualname__ = function.__qualname__ = function.__name__.removeprefix("_")
     return call
 
 
@@ -287,6 +318,6 @@ def _make_async(function: Callable[P, Coroutine[Any, Any, ResultT]]) -> Callable
     return call
 
 
-retrieve, retrieve_async = _make_sync(_retrieve), _make_async(_retrieve)
-judge, judge_async = _make_sync(_judge), _make_async(_judge)
-rank, rank_async = _make_sync(_rank), _make_async(_rank)
+retrieve_async, retrieve = _make_async(_retrieve), _make_sync(_retrieve)
+judge_async, judge = _make_async(_judge), _make_sync(_judge)
+rank_async, rank = _make_async(_rank), _make_sync(_rank)

@@ -8,8 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from touche_llm.data.files import check_output
 from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, RunLine, StanceReading
-from touche_llm.data.trec_runs import ParsedRun, write_run
+from touche_llm.data.trec_runs import ParsedRun, check_tag, write_run
 from touche_llm.errors import DataError, shorten
 from touche_llm.judging.stance import StanceSettings
 from touche_llm.pipeline.context import RunContext
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Ranking(ParsedRun):
     """Ranking of the candidates of all topics; also a run that `evaluate` measures.
 
@@ -45,24 +48,29 @@ class Ranking(ParsedRun):
     comparisons: Sequence[Comparison] = ()
     failures: Sequence[Failure] = ()
 
+    def __repr__(self) -> str:
+        return f"<Ranking: {len(self.lines):,} lines of {len(self.rankings):,} topics>"
+
     @property
     def imputed(self) -> int:
         """Number of lines without a judgment."""
         return sum(line.document_id not in self.judgments.get(line.topic_id, {}) for line in self.lines)
 
-    def write(self, path: Path | str, *, tag: str | None = None) -> None:
+    def write(self, path: Path | str, *, tag: str | None = None, overwrite: bool = False) -> None:
         """Write the run as `qid stance doc rank score tag` lines, atomically.
 
         Args:
             path: File to write.
             tag: Last column, one word; None for the tag of the lines.
+            overwrite: Whether an existing file may be replaced.
+
+        Raises:
+            UsageError: The file exists, or the tag is not one word.
         """
+        check_output(Path(path), overwrite)
         lines: Iterable[RunLine] = self.lines
         if tag is not None:
-            check_tag(tag)
-            lines = (
-                RunLine(line.topic_id, line.stance, line.document_id, line.rank, line.score, tag) for line in lines
-            )
+            lines = (msgspec.structs.replace(line, tag=check_tag(tag)) for line in lines)
         write_run(Path(path), lines)
 
     def to_frame(self) -> DataFrame:
@@ -72,13 +80,6 @@ class Ranking(ParsedRun):
     def list_rows(self) -> list[tuple[Any, ...]]:
         """Return the rows of `results.tsv`."""
         return list(make_result_rows(self.lines, self.judgments, self.labels, self.task))
-
-
-def check_tag(tag: str) -> str:
-    """Return the tag of a run; raise ValueError unless it is one printable word."""
-    if tag.split() != [tag] or not tag.isprintable():
-        raise ValueError("must be one word: a run line has six columns")
-    return tag
 
 
 async def rank(

@@ -15,7 +15,7 @@ from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.frames import make_frame
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.progress import SilentProgress
-from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.pipeline.run_directory import RunDirectory, find_run_directory
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -40,10 +40,9 @@ class Run:
         Raises:
             DataError: The folder holds no run, or its last stage did not finish.
         """
-        directory = RunDirectory(Path(folder))
-        directory.check_finished("rank")
-        if not directory.run_file.is_file():
-            raise DataError(f"{directory.run_file}: no such file; run `touche-llm rank` for this folder first")
+        directory = find_run_directory(Path(folder))
+        if directory is None:
+            raise DataError(f"{folder}: no run of this program; give the folder of a run, or read_run for another file")
         return cls(directory.path, directory.read_config())
 
     @property

@@ -234,7 +234,7 @@ class RunDirectory:
 
     def write_candidates(self, candidates: Candidates, config: Config) -> None:
         """Write the outputs of the first stage."""
-        candidates.write(self.first_stage_file(candidates.task), tag=config.tag)
+        candidates.write(self.first_stage_file(candidates.task), tag=config.tag, overwrite=True)
         if config.expansion.use:
             write_records(self.path / run_files.QUERIES, candidates.queries)
             write_records(self.path / run_files.QUERY_FAILURES, candidates.failures)
@@ -253,7 +253,7 @@ class RunDirectory:
             purposes: Purposes of the prompts that were used, which decide on the files.
         """
         if judgments.pairs is not None:
-            judgments.candidates.write(self.candidates_file, tag=tag)
+            judgments.candidates.write(self.candidates_file, tag=tag, overwrite=True)
             write_records(self.sentences_file, judgments.pairs.sentences)
         if "objects" in purposes:
             write_records(self.path / run_files.OBJECTS, judgments.objects)
@@ -325,7 +325,7 @@ class RunDirectory:
         from touche_llm.pipeline.results import write_results
 
         write_results(self.results_file, ranking.list_rows(), ranking.task)
-        ranking.write(self.run_file)
+        ranking.write(self.run_file, overwrite=True)
 
     def read_run(self, task: Task) -> ParsedRun:
         """Read the run; raise DataError if it is missing or its last stage did not finish."""
