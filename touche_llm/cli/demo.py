@@ -52,7 +52,10 @@ def demo(
     if output is not Format.TABLE:
         print_rows(output, rows)
     # The path, so that the lines can be copied even if the environment is not active.
-    command = "touche-llm" if shutil.which("touche-llm") else m.shorten_path(Path(sys.argv[0]))
+    script = Path(sys.argv[0])
+    command = "touche-llm" if shutil.which("touche-llm") else m.shorten_path(script)
+    if script.name == "__main__.py":
+        command = f"{m.shorten_path(Path(sys.executable))} -m touche_llm"
     name = names[0]
     config = sample_config(name, out / name, {})
     topics, corpus = m.shorten_path(config.topics), m.shorten_path(config.corpus or config.topics)
