@@ -118,7 +118,7 @@ def test_a_leaderboard_without_bounds_is_shown_too(touche: Touche, judged: Path)
 def test_a_run_of_another_task_is_told(touche: Touche, judged: Path) -> None:
     (judged / "mine" / "config.yaml").write_text("task: comparative\ntopics: t.xml\ncorpus: c.jsonl\n")
     done = touche("evaluate", "mine", "--task", "controversial", "--relevance", "relevance")
-    assert done.returncode == 2 and "a run of comparative, and --task is controversial" in done.stderr
+    assert done.returncode == 2 and "a run of comparative, not of controversial" in done.stderr
 
 
 def test_qrels_of_another_corpus_and_runs_without_stances_are_told(touche: Touche, judged: Path) -> None:

@@ -145,7 +145,9 @@ def given_runs(paths: Sequence[Path], qrels: Qrels, task: Task, first_stage: Pat
         if directory is not None and directory.config_file.exists():
             own = directory.read_config()
             if own.task != task.name:
-                raise UsageError(f"{path}: a run of {own.task}, and --task is {task.name}; give --task {own.task}")
+                raise UsageError(
+                    f"{path}: a run of {own.task}, not of {task.name}; measure runs of one task (--task {own.task})"
+                )
             limited, fitted_on = own.has_chosen_topics, own.fitted_on
         if directory is not None and qrels.grades and directory.candidates_file.exists():
             kind = task.before_judging

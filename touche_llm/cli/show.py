@@ -60,6 +60,8 @@ def show(
     With --topic: the topic's text, and its ranking with grades, stance probabilities and truncation. Texts of documents
     are shown if the index of the run is available.
     """
+    if not run.is_dir():
+        raise DataError(f"{run}: no such folder; give the folder of a run, which `touche-llm runs` lists")
     overview = read_overview(run)
     config = overview.config
     if config is None:
