@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay
+
 if TYPE_CHECKING:  # takes a while to load
     import aiohttp
 
@@ -55,26 +57,58 @@ async def retry(
     Raises:
         TransientFailure: The last failure. Its reason mentions a requested wait that is longer than `retry_for`.
     """
-    end: float | None = None
-    attempt = 0
-    while True:
-        attempt += 1
-        try:
-            return await call()
-        except transient as failure:
-            now = time.monotonic()
-            end = now + retry_for if end is None else end
-            if now >= end or attempt == failure.max_tries:
-                if failure.retry_after is not None and failure.retry_after > retry_for:
-                    failure.reason += (
-                        f" (it requests a wait of {failure.retry_after:g} s, but --retry-for is {retry_for:g} s)"
-                    )
-                raise
-            on_retry(failure)
-            # Exponential with jitter, at least the wait that the server requested.
-            backoff = min(_MAX_WAIT, _FIRST_WAIT * 2.0 ** min(attempt - 1, 16)) * random.uniform(0.5, 1.0)
-            wait = min(max(backoff, min(failure.retry_after or 0.0, _MAX_WAIT)), end - now)
-        await asyncio.sleep(wait)
+    failure: FailureT | None = None
+    try:
+        # Nearly all calls succeed at once; setting up the retries would cost more than the call.
+        return await call()
+    except transient as error:
+        failure = error
+    is_time_up = stop_after_delay(retry_for)
+
+    def before_sleep(state: RetryCallState) -> None:
+        error = _get_failure(state)
+        assert isinstance(error, transient)
+        on_retry(error)
+
+    def wait(state: RetryCallState) -> float:
+        return min(_compute_wait(state), retry_for - (state.seconds_since_start or 0.0))
+
+    retrying = AsyncRetrying(
+        retry=retry_if_exception_type(transient),
+        wait=wait,
+        stop=lambda state: is_time_up(state) or _has_tried_enough(state),
+        before_sleep=before_sleep,
+        reraise=True,
+    )
+    try:
+        async for attempt in retrying:
+            with attempt:
+                if failure is not None:
+                    first, failure = failure, None
+                    raise first
+                return await call()
+    except transient as error:
+        if error.retry_after is not None and error.retry_after > retry_for:
+            error.reason += f" (it requests a wait of {error.retry_after:g} s, but --retry-for is {retry_for:g} s)"
+        raise
+    raise AssertionError("tenacity ended without a result")
+
+
+def _get_failure(state: RetryCallState) -> TransientFailure:
+    error = state.outcome.exception() if state.outcome else None
+    assert isinstance(error, TransientFailure)
+    return error
+
+
+def _compute_wait(state: RetryCallState) -> float:
+    """Return the seconds before the next try: exponential with jitter, at least those that the server requested."""
+    backoff = min(_MAX_WAIT, _FIRST_WAIT * 2.0 ** min(state.attempt_number - 1, 16)) * random.uniform(0.5, 1.0)
+    return max(backoff, min(_get_failure(state).retry_after or 0.0, _MAX_WAIT))
+
+
+def _has_tried_enough(state: RetryCallState) -> bool:
+    max_tries = _get_failure(state).max_tries
+    return max_tries is not None and state.attempt_number >= max_tries
 
 
 def parse_retry_after(header: str | None) -> float | None:
