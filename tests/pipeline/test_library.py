@@ -105,6 +105,7 @@ def test_frames_of_topics_and_candidates_go_both_ways(topics: list[tl.Topic], co
         (lambda frame: frame.assign(rank="first"), "frame"),
         (lambda frame: frame.assign(score=float("nan")), "frame"),
         (lambda frame: frame.assign(topic="99"), "frame"),
+        (lambda frame: frame.assign(score=-frame["score"]), "frame"),
     ],
 )
 def test_a_malformed_frame_of_candidates_is_refused(
@@ -177,6 +178,7 @@ def test_an_existing_file_is_replaced_only_on_demand(topics: list[tl.Topic], cor
         ({"topics": []}, "topics"),
         ({"topics": "topics.xml"}, "topics"),
         ({"corpus": "passages.jsonl"}, "corpus"),
+        ({"prompt": "queries"}, "prompt"),
     ],
 )
 def test_an_argument_of_another_kind_is_named(
@@ -237,8 +239,9 @@ def test_unjudged_documents_give_a_typed_warning(topics: list[tl.Topic], corpus:
     with replayed("comparative") as model:
         judgments = tl.judge(candidates, model, stance=tl.StanceSettings(depth=0))
     some = tl.Candidates.from_frame(tl.retrieve(topics, corpus, depth=6).to_frame(), topics, corpus)
-    with pytest.warns(tl.ToucheWarning):
+    with pytest.warns(tl.ToucheWarning) as caught:
         ranking = tl.rank(some, judgments)
+    assert {warning.filename for warning in caught} == {__file__}
     assert ranking.imputed == len(ranking.lines) - len(judgments.judgments) > 0
 
 

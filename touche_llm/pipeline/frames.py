@@ -74,7 +74,8 @@ def group_rankings(frame: DataFrame) -> dict[str, list[Candidate]]:
         frame: Columns topic, document, and rank (1 is best), score or both; rank decides.
 
     Raises:
-        DataError: A column is missing, a value is missing or not a number, or a topic repeats a document.
+        DataError: A column is missing, a value is missing or not a number, a topic repeats a document, or scores grow
+            along the ranks.
     """
     lacking = [name for name in ("topic", "document") if name not in frame.columns]
     order = [name for name in ("rank", "score") if name in frame.columns]
@@ -97,6 +98,11 @@ def group_rankings(frame: DataFrame) -> dict[str, list[Candidate]]:
     for topic, document, *values in ordered.itertuples(index=False, name=None):
         ranking = rankings[str(topic)]
         score = values[-1] if "score" in order else -float(values[0])
+        if ranking and score > ranking[-1].score:
+            raise DataError(
+                f"frame: topic {topic}: document {document} scores higher than the one before it; make the ranks and "
+                "the scores agree, or leave one of the columns out"
+            )
         ranking.append(Candidate(str(topic), str(document), len(ranking) + 1, score))
     return rankings
 

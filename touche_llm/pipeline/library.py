@@ -9,9 +9,10 @@ from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from touche_llm.data.records import Topic
+from touche_llm.data.settings import Section
 from touche_llm.errors import ToucheWarning, UsageError
 from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.judging.stance import StanceSettings
@@ -42,7 +43,7 @@ P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
 
 
-class RankOptions(BaseModel):
+class RankOptions(Section):
     """Options of a ranking.
 
     Attributes:
@@ -51,8 +52,6 @@ class RankOptions(BaseModel):
         settings: Settings of the steps.
         stance: Thresholds of the stance.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     objective: Objective = "both"
     weights: Mapping[str, Annotated[float, Field(ge=0.0, allow_inf_nan=False)]] = {}
@@ -137,6 +136,8 @@ async def _retrieve(
     fields = (fields,) if isinstance(fields, str) else tuple(fields)
     if not fields or any(field not in get_args(QueryField) for field in fields):
         raise UsageError(f"fields: {fields!r:.80}: must name one or more of {', '.join(get_args(QueryField))}")
+    if prompt is not None and expand_with is None:
+        raise UsageError("prompt: only for the expansion of queries; give the model in expand_with")
     corpus.require_open()
     expander = None
     if expand_with is not None:
@@ -280,7 +281,7 @@ class _LibraryProgress:
     def emit(self) -> None:
         """Emit the warnings for the caller of the library."""
         for message in self._messages:
-            warnings.warn(message, ToucheWarning, stacklevel=4)
+            warnings.warn(message, ToucheWarning, stacklevel=3)
 
 
 def _default_progress() -> Progress:
