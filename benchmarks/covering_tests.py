@@ -28,6 +28,8 @@ from coverage.exceptions import DataError
 
 # They need another server, a browser or hours, or test no package.
 ELSEWHERE = ("tests/vllm", "tests/browser", "tests/faults", "tests/benchmarks")
+# They look at the structure of every module.
+STRUCTURE = ("tests/test_layers.py", "tests/test_records.py")
 # Plain asserts: nobody reads their messages, and plugins of pytest can be imported before it runs.
 OPTIONS = ["-q", "-p", "no:cacheprovider", "--assert=plain", "--hypothesis-profile=ci"]
 OPTIONS += ["-m", "not vllm and not browser and not nightly"]
@@ -242,7 +244,7 @@ class CoveringTests:
         # A context without a test is a file, or empty for an import.
         covering = {test for context in contexts for test in of_file.get(context, [context])}
         if is_import or "" in contexts:
-            covering |= {test for each in nearest for test in of_file[each]}
+            covering |= {test for each in (*nearest, *STRUCTURE) for test in of_file[each]}
         places = {name: number for number, name in enumerate(nearest)}
 
         def order(test: str) -> tuple[bool, int, float]:

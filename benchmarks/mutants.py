@@ -105,11 +105,18 @@ def draw(package: str, number: int, seed: int) -> list[Mutant]:
     return drawn
 
 
+def keyword_only(source: str) -> int:
+    """Return the number of parameters that are passed by name alone."""
+    return sum(len(node.kwonlyargs) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.arguments))
+
+
 def make_mutant(file: str, source: str, operator: str, occurrence: int) -> Mutant:
-    """Return a mutant with what it changes; raise SyntaxError if it cannot be compiled."""
+    """Return a mutant with what it changes; raise SyntaxError if it is none."""
     changed = Mutant(file, operator, occurrence, 0, "", "").apply(source)
     compile(changed, file, "exec", dont_inherit=True)
     old, new = source.splitlines(), changed.splitlines()
+    if keyword_only(changed) != keyword_only(source):
+        raise SyntaxError("the mark of keyword-only parameters is no product")
     differing = [
         each for each in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes() if each[0] != "equal"
     ]
