@@ -150,7 +150,8 @@ def test_the_quickest_tests_are_chosen_within_the_bound(module: Path, workers: P
 def test_test_files_of_the_module_and_its_package_come_first() -> None:
     tests = CoveringTests(mutants.ROOT, digests(mutants.ROOT), {}, set(), {})
     nearest = tests.nearest_files("touche_llm/ranking/order.py")
-    assert nearest and all(name.startswith("tests/ranking/") for name in nearest)
+    of_package = [name.startswith("tests/ranking/") for name in nearest]
+    assert any(of_package) and of_package == sorted(of_package, reverse=True)
     assert tests.nearest_files("touche_llm/text/passages.py")[0] == "tests/text/test_passages.py"
 
 
