@@ -51,8 +51,9 @@ def reply(text):
     return {{"status_code": 200, "body": {{"model": model, "choices": [choice]}}}}
 texts = [how.get("says") or answer(each["body"]) for each in requests]
 lines = [{{"custom_id": key, "response": reply(text), "error": None}} for key, text in zip(keys, texts)]
-for line in lines[: how.get("broken", 0)]:
-    line["response"] = {{"status_code": 500, "body": {{"error": {{"message": "out of memory"}}}}}}
+for line in lines[: how.get("broken", 0) if calls > how.get("good_calls", 0) else 0]:
+    body = {{"error": {{"message": "out of memory"}}}}
+    line["response"] = {{"status_code": how.get("status", 500), "body": body}}
 if how.get("fewer"):
     lines.pop()
 if how.get("twice"):

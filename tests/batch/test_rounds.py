@@ -89,20 +89,47 @@ async def test_a_run_whose_runner_failed_resumes_with_what_is_missing(
     assert sent(programs) == [4, 4, 4, 6]
 
 
-async def test_a_request_without_an_answer_is_sent_in_two_more_rounds_and_then_a_failure(
-    programs: Programs, tmp_path: Path
+@pytest.mark.parametrize("status", [500, 503, 429])
+async def test_a_request_without_an_answer_is_sent_in_two_more_rounds_and_then_fails_without_being_stored(
+    status: int, programs: Programs, tmp_path: Path
 ) -> None:
-    programs.behave(broken=1)
+    programs.behave(broken=1, status=status)
     config = config_of(tmp_path, programs, rank="judge", stance__depth=0)
     outcome = await run_by_files(config, tmp_path / "out", Silent())
     assert sent(programs) == [4, 1, 1]
     (failure,) = outcome.failures
-    assert failure.attempts[-1].kind == "server_error" and "HTTP 500" in failure.attempts[-1].reason
-    # As with other failures, only `--retry-failures` sends them again.
+    assert failure.attempts[-1].kind == "server_error" and f"HTTP {status}" in failure.attempts[-1].reason
+    with Cache(config.cache.file) as cache:
+        assert cache.find("unusable") == []
+    # The server was at fault, so the same command sends the request again.
+    programs.behave()
+    assert (await run_by_files(config, tmp_path / "out", Silent())).failures == []
+    assert sent(programs)[3:] == [1]
+
+
+async def test_a_request_that_fails_after_an_unusable_answer_names_both_attempts(
+    programs: Programs, tmp_path: Path
+) -> None:
+    config = config_of(tmp_path, programs, rank="judge", stance__depth=0)
+    programs.behave(says="Well.", good_calls=1, broken=4)
+    outcome = await run_by_files(config, tmp_path / "out", Silent())
+    kinds = [[(item.sample, item.kind) for item in failure.attempts] for failure in outcome.failures]
+    assert kinds == [[(0, "not_json"), (1, "server_error")]] * 4
+    assert sent(programs) == [4, 4, 4]
+
+
+async def test_a_rejected_request_is_a_stored_failure_and_sent_again_only_if_wanted(
+    programs: Programs, tmp_path: Path
+) -> None:
+    programs.behave(broken=1, status=400)
+    config = config_of(tmp_path, programs, rank="judge", stance__depth=0)
+    (failure,) = (await run_by_files(config, tmp_path / "out", Silent())).failures
+    assert failure.attempts[-1].kind == "server_error" and "HTTP 400" in failure.attempts[-1].reason
     programs.behave()
     assert (await run_by_files(config, tmp_path / "out", Silent())).failures == [failure]
+    assert sent(programs) == [4]
     assert (await run_by_files(with_cache(config, retry_failures=True), tmp_path / "out", Silent())).failures == []
-    assert sent(programs)[3:] == [1]
+    assert sent(programs) == [4, 1]
 
 
 async def test_a_stage_without_any_answer_ends_the_run(config: Config, programs: Programs, tmp_path: Path) -> None:

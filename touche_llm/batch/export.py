@@ -32,6 +32,7 @@ from touche_llm.llm.engines.batch import BatchEngine
 from touche_llm.llm.engines.batch_replies import Replies
 from touche_llm.llm.engines.chat_reply import CHAT_PATH, build_chat_body
 from touche_llm.llm.engines.dry_run import OverlayCache
+from touche_llm.llm.model import NOTHING_LOST, LostRequests
 from touche_llm.llm.request import Message, Request
 from touche_llm.llm.tokenizer import ChatTokenizer
 from touche_llm.pipeline.engines import assume_engine_info
@@ -63,7 +64,13 @@ class Export:
 
 
 async def pending_requests(
-    stage: StageName, config: Config, folder: Path, tokenizer: Path | None, progress: Progress
+    stage: StageName,
+    config: Config,
+    folder: Path,
+    tokenizer: Path | None,
+    progress: Progress,
+    *,
+    lost: LostRequests = NOTHING_LOST,
 ) -> Export:
     """Return the requests that a stage would send now and the cache cannot answer.
 
@@ -75,6 +82,7 @@ async def pending_requests(
         folder: The run's folder, with the outputs of earlier stages.
         tokenizer: Folder of the model's tokeniser; required if a document may be too long.
         progress: Receives warnings and the progress of each stage.
+        lost: Requests that are not sent again.
 
     Raises:
         UsageError: The model or its context is unknown, a document has to be measured without a tokeniser, or the
@@ -87,7 +95,7 @@ async def pending_requests(
             counter = ChatTokenizer(tokenizer, config.sampling.chat_template_kwargs)
         facts = _known_facts(config, cache, counter)
         engine = BatchEngine(Replies(), counter, is_import=False)
-        model = make_model(config, facts, engine, cache)
+        model = make_model(config, facts, engine, cache, lost)
         if sends_requests(stage, config):
             await run_stage(stage, config, folder, progress, model)
         apply_overlay(cache, config)

@@ -12,6 +12,7 @@ from touche_llm.llm.answers import OUTCOMES, UnusableAnswer
 from touche_llm.llm.engines.batch import BatchEngine
 from touche_llm.llm.engines.batch_replies import Replies, read_replies
 from touche_llm.llm.engines.dry_run import OverlayCache
+from touche_llm.llm.model import NOTHING_LOST, LostRequests
 from touche_llm.pipeline.engines import store_engine_info
 from touche_llm.pipeline.progress import Progress
 
@@ -25,6 +26,7 @@ class Import:
         unusable: Reasons of the unusable answers, by kind.
         errors: Messages of the responses without an answer, by kind.
         refused: Number of requests among `errors` that are recorded as failed; they are not sent again.
+        unanswered: Messages of the others, by key of the request, which stays pending.
         repeated: `file:line` of each response to a request that has an answer or an earlier response.
         done: Whether no request is pending.
         failed: Number of requests with only unusable answers in all samples.
@@ -34,23 +36,31 @@ class Import:
     unusable: dict[str, list[str]] = field(default_factory=dict)
     errors: dict[str, list[str]] = field(default_factory=dict)
     refused: int = 0
+    unanswered: dict[str, str] = field(default_factory=dict)
     repeated: list[str] = field(default_factory=list)
     done: bool = False
     failed: int = 0
 
 
 async def import_replies(
-    batch: Batch, folder: Path, paths: Sequence[Path], progress: Progress, *, give_up: bool = False
+    batch: Batch,
+    folder: Path,
+    paths: Sequence[Path],
+    progress: Progress,
+    *,
+    lost: LostRequests = NOTHING_LOST,
 ) -> Import:
     """Store responses in the cache like answers of a server: those of all files, or none.
+
+    A request that the engine rejected is stored as failed. Other requests without an answer stay pending: an error of
+    the server, as over HTTP, is never stored.
 
     Args:
         batch: Inputs of the export.
         folder: The run's folder.
         paths: Files of responses.
         progress: Receives warnings and the progress of each stage.
-        give_up: Whether every response without an answer is recorded as a failure of its request; otherwise only
-            those that the engine refused, and the others stay pending.
+        lost: Requests that are not sent again.
 
     Raises:
         DataError: A line is not a response, or answers no request of the export; names file and line. Nothing is
@@ -62,8 +72,8 @@ async def import_replies(
     replies = read_replies(paths, batch.facts.model, logprobs=config.sampling.top_logprobs > 0)
     result = Import(repeated=list(replies.repeated))
     with OverlayCache(config.cache.file) as cache:
-        engine = BatchEngine(replies, None, is_import=True, give_up=give_up)
-        model = make_model(config, batch.facts, engine, cache)
+        engine = BatchEngine(replies, None, is_import=True)
+        model = make_model(config, batch.facts, engine, cache, lost)
         problem: ToucheError | None = None
         try:
             result.done = await run_stage(batch.stage, config, folder, progress, model)
@@ -107,7 +117,10 @@ def _count_unanswered(
             result.repeated.append(reply.place)
         elif reply.problem is not None and (key in engine.pending or key in failed):
             result.errors.setdefault(reply.problem.kind, []).append(reply.problem.reason)
-            result.refused += key in failed
+            if key in failed:
+                result.refused += 1
+            else:
+                result.unanswered[key] = reply.problem.reason
         else:
             unused.append(f"{reply.place}: {key:.80}")
     return unused

@@ -15,6 +15,7 @@ from touche_llm.data.scratch import BUILDING, open_scratch, remove_abandoned
 from touche_llm.errors import EngineError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engines.vllm_common import check_model_folder
+from touche_llm.llm.model import LostRequests
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.engines import LOG, store_engine_info
 from touche_llm.pipeline.inputs import check_inputs, check_settings
@@ -34,30 +35,33 @@ async def run_by_files(config: Config, folder: Path, progress: Progress, *, over
     """Run all stages with batch files; arguments and errors as `pipeline.run_all` and `answer_stage`."""
     with RunContext(config, progress) as context:
         context.check_files()
-    await answer_stage("retrieve", config, folder, progress, overwrite=overwrite)
-    candidates = await run_retrieve(config, folder, progress, overwrite=overwrite)
-    await answer_stage("judge", config, folder, progress)
-    judgments = await run_judge(config, folder, progress)
-    await answer_stage("rank", config, folder, progress)
-    ranking = await run_rank(config, folder, progress)
+    lost = await answer_stage("retrieve", config, folder, progress, overwrite=overwrite)
+    candidates = await run_retrieve(config, folder, progress, overwrite=overwrite, lost=lost)
+    lost = await answer_stage("judge", config, folder, progress)
+    judgments = await run_judge(config, folder, progress, lost=lost)
+    lost = await answer_stage("rank", config, folder, progress)
+    ranking = await run_rank(config, folder, progress, lost=lost)
     return RunResult(candidates, judgments, ranking, None)
 
 
 async def answer_stage(
     stage: StageName, config: Config, folder: Path, progress: Progress, *, overwrite: bool = False
-) -> None:
+) -> dict[str, str]:
     """Run the engine's runner on the requests of a stage, in rounds, until the cache holds all answers.
 
     A round answers requests that do not depend on pending answers. Answers of finished rounds stay in the cache, so
-    the same command resumes an interrupted stage. When two rounds in a row yield no answer, their requests are
-    recorded as failed, and the run continues as over HTTP. A replay sends nothing.
+    the same command resumes an interrupted stage. When two rounds in a row yield no answer, the requests of the last
+    are lost. A replay sends nothing.
+
+    Returns:
+        Reasons of the lost requests by key: the stage records them as failures, as over HTTP, and the cache does not.
 
     Raises:
         UsageError: The folder holds a run with other settings, or the model's folder or its context is missing.
         EngineError: The runner failed, or answered none of the stage's requests.
     """
     if config.cache.mode is CacheMode.REPLAY or not sends_requests(stage, config):
-        return
+        return {}
     directory = RunDirectory(folder)
     if stage == "rank":
         check_inputs(directory, config)
@@ -66,29 +70,32 @@ async def answer_stage(
             check_settings(directory, context, stage, overwrite=overwrite)
     tokenizer = check_model_folder(config.engine.model)
     directory.create()
-    has_answers = give_up = False
+    lost: dict[str, str] = {}
+    has_answers = was_empty = False
     with directory.lock(f"batch {stage}", progress.warn):
         for number in count(1):
-            export = await pending_requests(stage, config, folder, tokenizer, progress)
+            export = await pending_requests(stage, config, folder, tokenizer, progress, lost=lost)
             if not export.requests:
                 with Cache(config.cache.file, config.cache.mode) as opened:
                     # The stage reads the facts there; earlier answers may be those of another context.
                     store_engine_info(export.batch.facts, opened)
-                return
-            result = await _run_round(number, export, folder, progress, give_up=give_up)
+                break
+            result = await _run_round(number, export, folder, progress, lost)
             if result.done:
-                return
-            if result.stored or result.unusable or result.refused:
-                has_answers, give_up = True, False
-            else:
-                if not has_answers:
-                    _check_failed_round(export, result)
-                give_up = True
+                break
+            is_empty = not (result.stored or result.unusable or result.refused)
+            has_answers = has_answers or not is_empty
+            if not has_answers:
+                _check_failed_round(export, result)
+            if is_empty and was_empty:
+                lost |= result.unanswered
+            was_empty = is_empty
             # Only the first round repeats earlier failures.
             config = config.model_copy(update={"cache": config.cache.model_copy(update={"retry_failures": False})})
+    return lost
 
 
-async def _run_round(number: int, export: Export, folder: Path, progress: Progress, *, give_up: bool) -> Import:
+async def _run_round(number: int, export: Export, folder: Path, progress: Progress, lost: LostRequests) -> Import:
     """Answer requests of an export and import the responses; remove all files of the round."""
     config, stage = export.batch.config, export.batch.stage
     requests = export.requests[:_ROUND_REQUESTS]
@@ -102,7 +109,7 @@ async def _run_round(number: int, export: Export, folder: Path, progress: Progre
             responses = place / "responses.jsonl"
             await answer_file(config.engine, place / "requests.jsonl", responses, cache.with_name(LOG))
             advance()
-        result = await import_replies(export.batch, folder, [responses], progress, give_up=give_up)
+        result = await import_replies(export.batch, folder, [responses], progress, lost=lost)
         shutil.rmtree(place)
     remove_abandoned(cache.parent)
     return result

@@ -18,7 +18,7 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engines.base import EngineInfo
 from touche_llm.llm.engines.batch import BatchClient, BatchEngine
 from touche_llm.llm.engines.dry_run import OverlayCache
-from touche_llm.llm.model import ModelClient
+from touche_llm.llm.model import LostRequests, ModelClient
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.dry_run import QuietProgress
 from touche_llm.pipeline.progress import Progress
@@ -73,7 +73,7 @@ def check_cache(config: Config) -> None:
         raise UsageError(f"{cache.file}: a cassette can only be replayed; name an .sqlite cache with --cache")
 
 
-def make_model(config: Config, facts: EngineInfo, engine: BatchEngine, cache: Cache) -> ModelClient:
+def make_model(config: Config, facts: EngineInfo, engine: BatchEngine, cache: Cache, lost: LostRequests) -> ModelClient:
     """Make the language model of a stage that is run with batch files."""
     return BatchClient(
         facts,
@@ -81,6 +81,7 @@ def make_model(config: Config, facts: EngineInfo, engine: BatchEngine, cache: Ca
         cache,
         resample_temperature=config.sampling.resample_temperature,
         retry_failures=config.cache.retry_failures,
+        lost=lost,
     )
 
 

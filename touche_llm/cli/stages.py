@@ -26,6 +26,7 @@ from touche_llm.data.records import Failure, Judgment
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import UsageError, to_printable
 from touche_llm.llm.cache import describe_resume
+from touche_llm.llm.model import NOTHING_LOST, LostRequests
 from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline import run_files
 from touche_llm.pipeline.corpora import build_index
@@ -90,8 +91,8 @@ def retrieve(
     if dry_run:
         show_cost(output, config, None, ("retrieve",))
         return
-    _answer("retrieve", config, out, overwrite=overwrite)
-    found = run_requests(config, pipeline.run_retrieve(config, out, ConsoleProgress(), overwrite=overwrite))
+    lost = _answer("retrieve", config, out, overwrite=overwrite)
+    found = run_requests(config, pipeline.run_retrieve(config, out, ConsoleProgress(), overwrite=overwrite, lost=lost))
     file = RunDirectory(out).first_stage_file(found.task)
     print_written(output, f"candidates: {file}", file, {"failures": len(found.failures)})
     report_failures(output, out, found.failures)
@@ -109,8 +110,8 @@ def judge(
     if dry_run:
         show_cost(output, config, out, ("judge",))
         return
-    _answer("judge", config, out, overwrite=overwrite)
-    outcome = run_requests(config, pipeline.run_judge(config, out, ConsoleProgress(), overwrite=overwrite))
+    lost = _answer("judge", config, out, overwrite=overwrite)
+    outcome = run_requests(config, pipeline.run_judge(config, out, ConsoleProgress(), overwrite=overwrite, lost=lost))
     file = out / run_files.JUDGMENTS
     print_written(output, f"judgments: {file}", file, {"failures": len(outcome.failures)})
     report_failures(output, out, outcome.failures)
@@ -127,8 +128,8 @@ def rank(
     if dry_run:
         show_cost(output, config, out, ("rank",))
         return
-    _answer("rank", config, out)
-    ranking = run_requests(config, pipeline.run_rank(config, out, ConsoleProgress()))
+    lost = _answer("rank", config, out)
+    ranking = run_requests(config, pipeline.run_rank(config, out, ConsoleProgress(), lost=lost))
     file = out / run_files.RUN
     counts = {"imputed": ranking.imputed, "failures": len(ranking.failures)}
     print_written(output, f"run: {file} ({len(ranking.lines):,} lines)", file, counts)
@@ -163,10 +164,11 @@ def run(
     report_failures(output, out, outcome.failures, f"next: touche-llm show {out}")
 
 
-def _answer(stage: StageName, config: Config, out: Path, *, overwrite: bool = False) -> None:
-    """Answer the requests of a stage by batch files if the engine is `batch`, so that the stage finds the answers."""
-    if config.engine.name == "batch":
-        run_requests(config, answer_stage(stage, config, out, ConsoleProgress(), overwrite=overwrite))
+def _answer(stage: StageName, config: Config, out: Path, *, overwrite: bool = False) -> LostRequests:
+    """Answer the requests of a stage by batch files if the engine is `batch`; return those without an answer."""
+    if config.engine.name != "batch":
+        return NOTHING_LOST
+    return run_requests(config, answer_stage(stage, config, out, ConsoleProgress(), overwrite=overwrite))
 
 
 def show_cost(output: Format, config: Config, folder: Path | None, stages: tuple[StageName, ...]) -> None:

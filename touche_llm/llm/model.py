@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
+from types import MappingProxyType
 from typing import Any, Generic
 
 from touche_llm.data.records import Attempt, Cut
@@ -32,6 +33,9 @@ from touche_llm.text.passages import RankedPassages
 
 # After an unusable answer, at most two more samples are requested.
 MAX_SAMPLES = 3
+# Reasons by key of requests that batch files left without an answer; they fail and are not sent.
+LostRequests = Mapping[str, str]
+NOTHING_LOST: LostRequests = MappingProxyType({})
 # Max requests that a message lists for each reason.
 _MAX_LISTED = 3
 
@@ -53,10 +57,12 @@ class ModelClient(TokenCountingClient):
     Attributes:
         resample_temperature: Temperature of the samples after an unusable answer, which would recur at 0.
         retry_failures: Whether to send requests again for which the cache holds only unusable answers.
+        lost: Requests that fail without being sent.
     """
 
     resample_temperature: float = 0.7
     retry_failures: bool = False
+    lost: LostRequests = field(default_factory=dict)
     # Keys whose cache entries this run has removed or stored: equal requests use what a replay will find.
     _settled: set[str] = field(default_factory=set)
     _in_flight: dict[str, asyncio.Future[AnsweredRequest[Any] | FailedRequest]] = field(default_factory=dict)
@@ -145,6 +151,10 @@ class ModelClient(TokenCountingClient):
         if has_failed:
             self.counts.known_failures += not is_settled
             return self._fail([unusable.to_attempt(sample) for sample, unusable in known.items()])
+        for sample in self._iterate_samples(request) if self.lost else ():
+            if sample.key in self.lost:
+                lost = Attempt(sample=sample.sample, kind="server_error", reason=self.lost[sample.key])
+                return self._fail([*(unusable.to_attempt(number) for number, unusable in known.items()), lost])
         if self.engine is None:
             self.misses.append(request)
             return FailedRequest([])

@@ -12,7 +12,7 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.cache_file import Entry
 from touche_llm.llm.engines.base import Engine, EngineInfo
 from touche_llm.llm.engines.vllm_common import check_model_folder
-from touche_llm.llm.model import ModelClient
+from touche_llm.llm.model import NOTHING_LOST, LostRequests, ModelClient
 from touche_llm.llm.request import hash_content
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
 
@@ -42,10 +42,14 @@ class ModelSettings(Protocol):
 
 
 @asynccontextmanager
-async def open_model(config: ModelSettings) -> AsyncIterator[ModelClient]:
+async def open_model(config: ModelSettings, lost: LostRequests = NOTHING_LOST) -> AsyncIterator[ModelClient]:
     """Open the language model of a configuration.
 
     A replay needs no engine, nor do batch files: `batch.rounds` has stored their answers in the cache.
+
+    Args:
+        config: Settings of the model.
+        lost: Requests that batch files left without an answer.
 
     Raises:
         UsageError: Failures are to be retried in replay, or the cache does not know the engine to replay.
@@ -64,7 +68,7 @@ async def open_model(config: ModelSettings) -> AsyncIterator[ModelClient]:
         if cache.mode is CacheMode.REPLAY or engine.name == "batch":
             # With batch files, failures are sent again in the files.
             policy = {**policy, "retry_failures": False}
-            yield ModelClient(engine_info=_replayed_facts(config, cache), engine=None, **policy)
+            yield ModelClient(engine_info=_replayed_facts(config, cache), engine=None, lost=lost, **policy)
             return
         log = cache.path.with_name(LOG)
         opening = _managed(engine, sampling, log) if engine.name == "managed" else _server(engine, sampling)

@@ -10,6 +10,7 @@ from pathlib import Path
 from touche_llm.config import Config
 from touche_llm.data.records import Failure
 from touche_llm.llm.counts import Counts
+from touche_llm.llm.model import NOTHING_LOST, LostRequests
 from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.engines import open_model
@@ -66,8 +67,18 @@ async def run_stages(context: RunContext, directory: RunDirectory) -> RunResult:
     return RunResult(candidates, judgments, ranking, count_requests(context.model))
 
 
-async def run_retrieve(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> Candidates:
-    """Run the first stage, with a model if queries are expanded; arguments and errors as `run_all`."""
+async def run_retrieve(
+    config: Config,
+    folder: Path,
+    progress: Progress,
+    *,
+    overwrite: bool = False,
+    lost: LostRequests = NOTHING_LOST,
+) -> Candidates:
+    """Run the first stage, with a model if queries are expanded; errors and other arguments as `run_all`.
+
+    `lost` are the requests that batch files left without an answer.
+    """
     directory = RunDirectory(folder)
     with RunContext(config, progress) as context:
         directory.create()
@@ -75,20 +86,27 @@ async def run_retrieve(config: Config, folder: Path, progress: Progress, *, over
             if not config.expansion.use:
                 check_settings(directory, context, "retrieve", overwrite=overwrite)
                 return await retrieve_stage(context, directory)
-            async with _open_model(context, directory, "retrieve", overwrite):
+            async with _open_model(context, directory, "retrieve", overwrite, lost):
                 return await retrieve_stage(context, directory)
 
 
-async def run_judge(config: Config, folder: Path, progress: Progress, *, overwrite: bool = False) -> Judgments:
-    """Run the second stage; arguments and errors as `run_all`."""
+async def run_judge(
+    config: Config,
+    folder: Path,
+    progress: Progress,
+    *,
+    overwrite: bool = False,
+    lost: LostRequests = NOTHING_LOST,
+) -> Judgments:
+    """Run the second stage; arguments and errors as `run_retrieve`."""
     directory = RunDirectory(folder)
     with directory.lock("judge", progress.warn), RunContext(config, progress) as context:
-        async with _open_model(context, directory, "judge", overwrite):
+        async with _open_model(context, directory, "judge", overwrite, lost):
             return await judge_stage(context, directory)
 
 
-async def run_rank(config: Config, folder: Path, progress: Progress) -> Ranking:
-    """Run the last stage, with a model if documents are compared.
+async def run_rank(config: Config, folder: Path, progress: Progress, *, lost: LostRequests = NOTHING_LOST) -> Ranking:
+    """Run the last stage, with a model if documents are compared; arguments as `run_retrieve`.
 
     Raises:
         UsageError: Documents are compared, and topics or corpus changed since the first stage.
@@ -103,14 +121,18 @@ async def run_rank(config: Config, folder: Path, progress: Progress) -> Ranking:
                 return await rank_stage(context, directory)
         check_inputs(directory, config)
         with RunContext(config, progress) as context:
-            async with open_model(config) as model:
+            async with open_model(config, lost) as model:
                 with context.using(model):
                     return await rank_stage(context, directory)
 
 
 @asynccontextmanager
 async def _open_model(
-    context: RunContext, directory: RunDirectory, command: str, overwrite: bool
+    context: RunContext,
+    directory: RunDirectory,
+    command: str,
+    overwrite: bool,
+    lost: LostRequests = NOTHING_LOST,
 ) -> AsyncIterator[None]:
     """Open the model for the context while the block runs.
 
@@ -119,7 +141,7 @@ async def _open_model(
     """
     # Checked before the slow loading of the model, and again once its name and context are known.
     check_settings(directory, context, command, overwrite=overwrite)
-    async with open_model(context.config) as model:
+    async with open_model(context.config, lost) as model:
         with context.using(model):
             check_settings(directory, context, command, overwrite=overwrite)
             yield

@@ -35,32 +35,24 @@ class BatchEngine:
         fingerprint: Fingerprint of the software, if the responses hold one.
     """
 
-    def __init__(
-        self,
-        replies: Replies,
-        tokenizer: ChatTokenizer | None,
-        *,
-        is_import: bool,
-        give_up: bool = False,
-    ) -> None:
+    def __init__(self, replies: Replies, tokenizer: ChatTokenizer | None, *, is_import: bool) -> None:
         """Initialise the engine.
 
         Args:
             replies: Responses by key.
             tokenizer: Tokenizer of the model, if given.
             is_import: Whether counting without a tokenizer is left to the next export; otherwise it is an error.
-            give_up: Whether any response without an answer fails its request; otherwise only a rejection does.
         """
-        self._replies, self._tokenizer, self._is_import, self._give_up = replies, tokenizer, is_import, give_up
+        self._replies, self._tokenizer, self._is_import = replies, tokenizer, is_import
         self.pending: dict[str, Request] = {}
         self.taken: set[str] = set()
         self.fingerprint: str | None = None
 
     async def complete(self, request: Request) -> Completion:
-        """Return the completion of a request; raise Rejected if its response has no answer and it is not sent again."""
+        """Return the completion of a request; raise Rejected if the engine rejected it."""
         key = request.key
         problem = self._replies.problem(key)
-        if problem is not None and (problem.is_final or self._give_up):
+        if problem is not None and problem.is_final:
             raise Rejected(_REJECTED_STATUS, problem.reason)
         reply = self._replies.answer(key)
         if reply is None:
