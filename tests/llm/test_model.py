@@ -50,6 +50,18 @@ def model_with(cache: Cache, context: int = 32768, engine: bool = True) -> tuple
     return ModelClient(engine_info=info, engine=scripted if engine else None, cache=cache), scripted
 
 
+async def test_repeats_of_a_request_are_sent_and_stored_apart(tmp_path: Path) -> None:
+    requests = [replace(request_about("x"), repeat=repeat) for repeat in (0, 1, 1, 2)]
+    with Cache(tmp_path / "c.sqlite") as cache:
+        model, engine = model_with(cache)
+        sent = await asyncio.gather(*(model.request(request, ComparativeJudgment) for request in requests))
+        assert [request.repeat for request in engine.requests] == [0, 1, 2]
+        offline, _ = model_with(cache, engine=False)
+        found = [await offline.request(request, ComparativeJudgment) for request in requests]
+    keys = [answered.key for answered in sent if isinstance(answered, AnsweredRequest)]
+    assert len(set(keys)) == 3 and found == sent
+
+
 async def test_tokens_of_a_document_that_must_fit_are_not_counted(tmp_path: Path) -> None:
     with Cache(tmp_path / "c.sqlite") as cache:
         model, engine = model_with(cache)

@@ -1,12 +1,25 @@
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from dataclasses import fields, replace
+from itertools import product
+from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from touche_llm.llm import request as request_module
-from touche_llm.llm.request import Message, Origin, Request, Sampling
+from touche_llm.llm.model import MAX_SAMPLES
+from touche_llm.llm.request import Message, Origin, Request, Sampling, hash_content
+
+# Requests with the keys under which their answers were stored on 2026-11-22; never regenerated.
+RECORDED = [
+    orjson.loads(line) for line in Path(__file__).with_name("recorded_requests.jsonl").read_bytes().splitlines()
+]
+CONTRACT = Path(__file__).parents[2] / "docs" / "answer-key.md"
 
 BASE = Request(
     messages=(Message("system", "Judge."), Message("user", "Passage.")),
@@ -24,21 +37,32 @@ CHANGES: dict[str, list[Any]] = {
         (Message("user", "Judge."), Message("user", "Passage.")),
         (Message("user", "Passage."), Message("system", "Judge.")),
         (Message("system", "Judge."),),
+        # Continues a thought, or ends with the same text as a question.
+        (Message("system", "Judge."), Message("user", "Passage."), Message("assistant", "<think>Hm.</think>")),
+        (Message("system", "Judge."), Message("user", "Passage."), Message("user", "<think>Hm.</think>")),
     ],
     "schema": [
         {"type": "object", "properties": {"a": {"enum": [2, 1]}}},
         {"type": "object", "properties": {"b": {"enum": [1, 2]}}},
+        {"type": "array", "prefixItems": [{"enum": [1, 2]}]},
+        {"type": "array", "prefixItems": [{"enum": [2, 1]}]},
+        {"type": "string", "pattern": "(1|2)"},
+        {"type": "string", "pattern": "(2|1)"},
+        {},
     ],
     "sampling": [
         Sampling(temperature=0.5),
         Sampling(seed=1),
         Sampling(max_tokens=65),
         Sampling(top_logprobs=0),
+        Sampling(top_logprobs=8),
     ],
     "model": ["n", ""],
     "revision": ["", "s"],
     "chat_template_kwargs": [{}, {"enable_thinking": True}, {"thinking": False}],
     "sample": [1, 2],
+    "repeat": [1, 2],
+    "stop": [("</think>",), ("1",), ("1", "2"), ("2", "1")],
 }
 CASES = [(name, value) for name, values in CHANGES.items() for value in values]
 
@@ -83,6 +107,55 @@ def test_keys_are_stable() -> None:
     """Existing caches use these keys: a change needs a new KEY_VERSION."""
     assert request_module.KEY_VERSION == 1
     assert BASE.key == "69d61420b7f5c2978414e9e5f1bad48d9bfea6c624815cd835d871a53c232f4e"
+
+
+@pytest.mark.parametrize("recorded", RECORDED, ids=[recorded["key"][:8] for recorded in RECORDED])
+def test_recorded_answers_keep_their_keys(recorded: dict[str, Any]) -> None:
+    parts = recorded | {
+        "messages": tuple(Message(role, text) for role, text in recorded["messages"]),
+        "sampling": Sampling(**recorded["sampling"]),
+        "origin": BASE.origin,
+    }
+    assert Request(**{name: value for name, value in parts.items() if name != "key"}).key == recorded["key"]
+
+
+def test_the_documented_example_has_the_documented_key() -> None:
+    text = CONTRACT.read_text(encoding="utf-8")
+    example, key = re.findall(r"```json\n(.*?)```.*?`([0-9a-f]{64})`", text, re.DOTALL)[0]
+    canonical = json.dumps(json.loads(example), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    assert hashlib.sha256(canonical.encode()).hexdigest() == key == BASE.key
+
+
+def test_every_part_of_the_key_is_documented(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts: set[str] = set()
+
+    def collect(kind: str, **given: Any) -> str:
+        parts.update({"version", "kind"}, given)
+        return hash_content(kind, **given)
+
+    monkeypatch.setattr(request_module, "hash_content", collect)
+    for name, value in CASES:
+        assert replace(BASE, **{name: value}).key
+    table = CONTRACT.read_text(encoding="utf-8").split("## What is in it")[1].split("```")[0]
+    assert parts == {
+        name for row in re.findall(r"^\|(.*?)\|", table, re.MULTILINE) for name in re.findall("`(.+?)`", row)
+    }
+
+
+def test_repeats_and_samples_have_keys_of_their_own() -> None:
+    keys = {
+        (repeat, sample): again.resample(sample, 0.7).key if sample else again.key
+        for repeat, sample in product(range(4), range(MAX_SAMPLES))
+        for again in [replace(BASE, repeat=repeat)]
+    }
+    assert len(set(keys.values())) == len(keys)
+    # Nothing is added to the keys of the only repeat.
+    assert keys[0, 0] == BASE.key and keys[0, 1] == BASE.resample(1, 0.7).key
+
+
+def test_kinds_do_not_share_keys() -> None:
+    kinds = ("answer", "fit", "engine", "embedding", "score")
+    assert len({hash_content(kind, model="m", revision="", text="x") for kind in kinds}) == len(kinds)
 
 
 def test_a_resample_has_a_seed_and_a_temperature_of_its_own() -> None:

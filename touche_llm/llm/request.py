@@ -70,6 +70,8 @@ class Request:
         revision: The user's name for the version of the weights.
         origin: Prompt, topic and document.
         sample: Index of the sample; above 0 after unusable answers.
+        repeat: Index of the repetition; above 0 where one answer is requested several times on purpose.
+        stop: Texts at which the completion ends, such as the closing delimiter of reasoning.
     """
 
     messages: tuple[Message, ...]
@@ -80,13 +82,17 @@ class Request:
     chat_template_kwargs: Mapping[str, Any]
     origin: Origin
     sample: int = 0
+    repeat: int = 0
+    stop: tuple[str, ...] = ()
 
     @cached_property
     def key(self) -> str:
         """SHA-256 in hexadecimal over the canonical JSON of everything that can change the answer.
 
-        Number of retries, addresses, concurrency and `origin` are not part of it.
+        Number of retries, addresses, concurrency and `origin` are not part of it. The contract is docs/answer-key.md.
         """
+        # Parts that came later are left out where they are not used, so that earlier keys stay valid.
+        later = {"repeat": self.repeat, "stop": self.stop}
         return hash_content(
             "answer",
             messages=[[message.role, message.content] for message in self.messages],
@@ -101,6 +107,7 @@ class Request:
             revision=self.revision,
             chat_template_kwargs=self.chat_template_kwargs,
             sample=self.sample,
+            **{name: value for name, value in later.items() if value},
         )
 
     @property

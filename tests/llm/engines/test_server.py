@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,15 @@ async def test_the_request_holds_everything_that_can_change_the_answer(tmp_path:
     assert (body["temperature"], body["seed"], body["max_tokens"]) == (0.0, 0, 64)
     assert body["chat_template_kwargs"] == {"enable_thinking": False}
     assert (body["logprobs"], body["top_logprobs"]) == (True, 20)
-    assert not {"guided_json", "response_format"} & set(body)
+    assert not {"guided_json", "response_format", "stop"} & set(body)
+
+
+async def test_texts_that_end_a_completion_are_sent(tmp_path: Path) -> None:
+    server = FakeServer()
+    request = replace(question(), stop=("</think>",))
+    async with server.running(), model_of(server, tmp_path) as model:
+        assert isinstance(await model.request(request, ComparativeJudgment), AnsweredRequest)
+    assert server.bodies[-1]["stop"] == ["</think>"]
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,8 @@ def build_chat_body(request: Request) -> dict[str, Any]:
     }
     if sampling.top_logprobs:
         body |= {"logprobs": True, "top_logprobs": sampling.top_logprobs}
+    if request.stop:
+        body["stop"] = request.stop
     return body
 
 
