@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from touche_llm.errors import BadLine, DataError, ToucheError, UsageError
+from touche_llm.errors import BadLine, DataError, ToucheError, UsageError, shorten
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,16 @@ from touche_llm.errors import BadLine, DataError, ToucheError, UsageError
 )
 def test_the_location_of_an_error_comes_before_its_problem(error: ToucheError, location: str) -> None:
     assert error.location == location
+
+
+@pytest.mark.parametrize(
+    ("names", "limit", "expected"),
+    [
+        (["10", "2", "b", "1"], 10, ["1", "2", "10", "b"]),
+        ({"topic 10 document b", "topic 2 document c"}, 10, ["topic 2 document c", "topic 10 document b"]),
+        (["2", "\u0663", "1" * 9999], 2, ["2", "\u0663"]),
+        ([], 10, [""]),
+    ],
+)
+def test_names_in_a_message_are_in_natural_order(names: list[str], limit: int, expected: list[str]) -> None:
+    assert shorten(names, limit).split(", ")[: len(expected)] == expected

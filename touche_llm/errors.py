@@ -1,12 +1,15 @@
 """Exceptions of this program, and helpers for messages: `location: problem; what to do`."""
 
 import errno
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 # Shows a line that the user should read.
 Warn = Callable[[str], None]
 
+# Characters of a name that decide its place: Python refuses numbers of thousands of digits.
+_MAX_SORTED = 200
 _ADVICE = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "; free some space and run the same command again"),
     errno.EFBIG: "; raise the limit (`ulimit -f`) and run the same command again",
@@ -19,8 +22,13 @@ def to_printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-def shorten(names: Sequence[str], limit: int = 10) -> str:
-    """Return the first `limit` names for a message, with their total number if there are more."""
+def _split_numbers(name: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name[:_MAX_SORTED])]
+
+
+def shorten(names: Iterable[str], limit: int = 10) -> str:
+    """Return the first `limit` names for a message, topic 2 before topic 10, with their number if there are more."""
+    names = sorted(names, key=_split_numbers)
     first = ", ".join(names[:limit])
     return f"{first}, … ({len(names)} in all)" if len(names) > limit else first
 

@@ -243,7 +243,7 @@ def test_what_should_be_known_of_the_figures_is_told(touche: Touche, judged: Pat
     missing = "topics judged, but not in the run, so they count 0 (unless --run-topics is given): 4"
     assert f"note: relevance, quality: {missing}" in told
     assert "note: quality qrels: lack documents that other qrels have: topic 2 document b" in told
-    assert "note: mine: relevance nDCG@5: unjudged documents among the first 5, which count 0: 1 in 1 topics" in told
+    assert "note: mine: relevance nDCG@5: unjudged documents among the first 5, which count 0: 1 in 1 topic; " in told
     assert "note: other: stance: the run has no stances" in told
     assert "note: mine: imputed stances, for lack of a usable answer: 3" in told
     assert "imputed" not in touche("evaluate", "mine", *GRADED).stderr

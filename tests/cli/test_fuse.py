@@ -41,7 +41,7 @@ def test_the_judged_run_and_its_first_stage_make_a_valid_run(touche: Touche, tmp
         assert {(line.topic_id, line.document_id, line.stance) for line in judged} <= {
             (line.topic_id, line.document_id, line.stance) for line in both
         }
-        assert f"documents without a stance (imputed: NO): {len(both) - len(judged)}" in done.stdout
+        assert f"documents without a stance, labelled NO: {len(both) - len(judged)}" in done.stdout
         checked = touche("validate", "fused.txt", "--task", "comparative", *DATA)
         assert checked.returncode == 0, checked.stdout
 
@@ -51,9 +51,9 @@ def test_what_is_special_about_the_runs_is_said(touche: Touche, runs: Path) -> N
     done = touche("fuse", *files, "--out", "new/run.txt", "--task", "comparative", "--tag", "mine")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "topics that some runs lack (2): 1",
-        "documents with different stances (the first run's counts): 1",
-        "documents without a stance (imputed: NO): 1",
+        "topics that only some of the runs have (2): 1",
+        "documents with different stances, of which the first run's is kept: 1",
+        "documents without a stance, labelled NO: 1",
         "run: new/run.txt (5 lines, 2 topics)",
     ]
     found = run_lines(runs / "new" / "run.txt")

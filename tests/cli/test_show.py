@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tests.cli.conftest import Touche
 from tests.report.reports import sample_run
 from tests.sample_runs import run_lines
 from touche_llm.cli.demo import SAMPLES
+from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_overview import find_runs
 
 SAMPLE = SAMPLES / "comparative"
@@ -165,6 +167,18 @@ def test_qrels_that_were_given_once_are_used_again(touche: Touche, run: Path) ->
     # Qrels that are given replace them.
     assert rows_of(touche, "evaluate", "first", "--quality", "quality") != given
     assert {row["measure"].split()[0] for row in rows_of(touche, "evaluate", "first")} == {"quality"}
+
+
+def test_an_evaluation_while_a_command_writes_there_is_printed_and_not_kept(touche: Touche, run: Path) -> None:
+    assert touche("evaluate", "first", "--relevance", "relevance").returncode == 0
+    before = (run / "evaluation.yaml").read_bytes()
+    with RunDirectory(run).lock("judge", print):
+        done = touche("evaluate", "first", *GRADED, "--format", "json")
+    assert done.returncode == 0 and len(json.loads(done.stdout)) > 0
+    assert [line for line in done.stderr.splitlines() if f"judge, process {os.getpid()} " in line]
+    assert (run / "evaluation.yaml").read_bytes() == before
+    assert touche("evaluate", "first", *GRADED).returncode == 0
+    assert (run / "evaluation.yaml").read_bytes() != before
 
 
 def test_without_known_qrels_the_options_are_named(touche: Touche, run: Path) -> None:

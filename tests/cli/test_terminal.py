@@ -76,6 +76,14 @@ def test_no_line_is_wider_than_the_terminal_and_first_columns_are_whole(place: P
             assert any(re.search(r"4/4 0:00:0\d", line) for line in lines)
 
 
+def test_a_ranking_of_pairs_keeps_their_long_ids_on_a_narrow_terminal(tmp_path: Path) -> None:
+    run = sample_run("sentence_pairs", tmp_path)
+    ids = {line.split()[2] for line in (run / "run.txt").read_text().splitlines() if line.startswith("3 ")}
+    (text,) = run_on_terminal([["show", str(run), "--topic", "3", "--top", "5"]], 80, tmp_path)
+    shown = [line.split()[1] for line in text.splitlines() if re.match(r" +\d+  ", line)]
+    assert len(shown) == 5 and set(shown) <= ids
+
+
 def test_a_narrow_terminal_drops_the_least_important_columns_and_names_them(place: Path) -> None:
     call = COMMANDS["compare"][0].split()
     narrow, wide = (run_on_terminal([call], width, place)[0].splitlines() for width in (60, 140))

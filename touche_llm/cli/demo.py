@@ -24,6 +24,8 @@ from touche_llm.tasks import TASKS, get_task
 
 SAMPLES = Path(__file__).parent.parent / "samples"
 _SHOWN_RANKS = 3
+# Width of the tables where the output is not a terminal.
+_WIDTH = 80
 # Grades of all tasks.
 _GRADES = tuple(dict.fromkeys(name for task in TASKS.values() for name in task.question.grades))
 _COLUMNS = ("topic", "title", "rank", "document", "stance", "object", *_GRADES, "text")
@@ -46,7 +48,7 @@ def demo(
         known, by_id = get_task(name), read_run_topics(out / name, config)
         ranked = list_rows(out / name, config, known, by_id, _SHOWN_RANKS)
         if output is Format.TABLE:
-            show_rankings(ranked, known, by_id)
+            show_rankings(ranked, known, by_id, width=_WIDTH)
             print()
         rows += ({"task": name} | {column: row.get(column) for column in _COLUMNS} for row in ranked)
     if output is not Format.TABLE:
@@ -60,11 +62,14 @@ def demo(
     config = sample_config(name, out / name, {})
     topics, corpus = m.shorten_path(config.topics), m.shorten_path(config.corpus or config.topics)
     for line in (
-        "The answers above were invented for this demo; no model gave them, and nothing follows from them.",
+        "The answers above were invented for this demo; no model gave them,",
+        "and nothing follows from them.",
         "Each run is a file; check one with",
-        f"    {command} validate {out / name / run_files.RUN} --task {name} --topics {topics}",
+        f"    {command} validate {out / name / run_files.RUN} \\",
+        f"        --task {name} --topics {topics}",
         "For answers of a model, serve one with vLLM and run",
-        f"    {command} run --task {name} --topics {topics} --corpus {corpus} \\",
+        f"    {command} run --task {name} --topics {topics} \\",
+        f"        --corpus {corpus} \\",
         "        --base-url http://127.0.0.1:8000 --out runs/first",
     ):
         say(output, line)

@@ -15,7 +15,7 @@ from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption
 from touche_llm.cli.standings import show_standings, standings
 from touche_llm.cli.tables import Column, format_interval, format_value, show_table
-from touche_llm.errors import UsageError, describe_os_error
+from touche_llm.errors import DataError, UsageError, describe_os_error
 from touche_llm.evaluation.measures import describe_coverage
 from touche_llm.evaluation.qrels import STANCE
 from touche_llm.pipeline.progress import ConsoleProgress
@@ -106,10 +106,14 @@ def _record(given: Sequence[m.Given], evaluations: Sequence[Evaluation], task: T
     for run, evaluation in zip(given, evaluations, strict=True):
         if run.folder is None or run.first_stage:
             continue
+        directory, warn = RunDirectory(run.folder), ConsoleProgress().warn
+        rows = evaluation.summary().to_dict(orient="records")
         try:
-            record_evaluation(RunDirectory(run.folder), task, files, evaluation.summary().to_dict(orient="records"))
-        except OSError as error:
-            ConsoleProgress().warn(f"the evaluation is not kept for later commands: {describe_os_error(error)}")
+            with directory.lock("evaluate", warn):
+                record_evaluation(directory, task, files, rows)
+        except (OSError, DataError, UsageError) as error:
+            problem = describe_os_error(error) if isinstance(error, OSError) else error
+            warn(f"the evaluation is not kept for later commands: {problem}")
 
 
 def _summary(evaluations: Sequence[Evaluation]) -> DataFrame:

@@ -76,10 +76,10 @@ def fuse(
     topics = {line.topic_id for line in fused.lines}
     label = known.unknown_stance if known is not None else ""
     counts = {
-        f"topics that some runs lack ({shorten(fused.partial)})": len(fused.partial),
-        "documents with different stances (the first run's counts)": fused.disagreeing,
-        f"documents without a stance (imputed: {label})": fused.imputed,
-        "documents without a stance, left out, since the task has no label for it": fused.left_out,
+        f"topics that only some of the runs have ({shorten(fused.partial)})": len(fused.partial),
+        "documents with different stances, of which the first run's is kept": fused.disagreeing,
+        f"documents without a stance, labelled {label}": fused.imputed,
+        "documents without a stance, left out because the task has no label for them": fused.left_out,
     }
     for what, count in counts.items():
         if count:

@@ -63,8 +63,9 @@ def show_rankings(
     *,
     has_grades: bool = True,
     file: IO[str] | None = None,
+    width: int | None = None,
 ) -> None:
-    """Print the first documents of topics, below the title and the objects of each topic."""
+    """Print the first documents of topics, below the title and the objects of each topic, see `show_table`."""
     grades = task.question.grades if has_grades else ()
     # The id of a pair of sentences is longer than most terminals are wide.
     columns = [Column("rank"), Column("document", drop=1, is_text=True), Column("stance", is_text=True)]
@@ -82,7 +83,7 @@ def show_rankings(
             values = (format_grade(row[name]) for name in grades)
             texts = (f"{row['score']:.4f}", row["text"] or "")
             cells.append((str(row["rank"]), row["document"], row["stance"], *values, *texts)[: len(columns)])
-    show_table(columns, cells, file=file)
+    show_table(columns, cells, file=file, width=width)
 
 
 def format_grade(value: float | None) -> str:

@@ -161,10 +161,12 @@ def _show_topic(topic: Topic | None, rows: Sequence[Mapping[str, Any]], task: Ta
         objects = f"objects: {' and '.join(topic.objects)}" if topic.objects else ""
         show_lines(filter(None, (f"{topic.id} {topic.title}", objects, topic.description, topic.narrative)))
         print()
-    columns = [Column("rank"), Column("document", drop=1, is_text=True), Column("stance", is_text=True)]
-    columns += [*map(Column, task.question.grades), Column("seen", drop=3), Column("score", drop=4)]
-    columns += [Column("before", drop=5), *(Column(f"p {label}", drop=6) for label in task.stances)]
-    columns += [Column("text", drop=2, is_text=True, cut=TEXT_WIDTH)]
+    # Users copy the id, and that of a pair of sentences leaves little room in a terminal.
+    columns = [Column("rank"), Column("document", is_text=True), Column("stance", drop=1, is_text=True)]
+    columns += [*(Column(name, drop=2) for name in task.question.grades), Column("seen", drop=4)]
+    columns += [Column("score", drop=5), Column("before", drop=6)]
+    columns += [*(Column(f"p {label}", drop=7) for label in task.stances)]
+    columns += [Column("text", drop=3, is_text=True, cut=TEXT_WIDTH)]
     cells = []
     for row in rows:
         share = row[f"p_{row['stance']}"]

@@ -49,6 +49,7 @@ def show_table(
     title: str = "",
     below: Iterable[str] = (),
     file: IO[str] | None = None,
+    width: int | None = None,
 ) -> None:
     """Print a table without line breaks in cells; drop columns, in their order, that the terminal has no room for.
 
@@ -60,6 +61,7 @@ def show_table(
         title: Line above the table.
         below: Lines between title and table.
         file: Where to print; standard output if None.
+        width: Columns that a file or pipe has room for; no column is dropped there if None.
     """
     file = sys.stdout if file is None else file
     cells = [[to_printable(cell).replace("\n", " ") for cell in row] for row in rows]
@@ -67,7 +69,7 @@ def show_table(
         max(cell_len(text) for text in (column.name, *(row[number] for row in cells if len(row) > 1)))
         for number, column in enumerate(columns)
     ]
-    room = Console(file=file).width if file.isatty() else None
+    room = Console(file=file).width if file.isatty() else width
     kept = _fit_columns(columns, widths, room)
 
     def print_row(row: Sequence[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
@@ -22,10 +21,12 @@ from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.run_directory import find_run_file, find_task
 from touche_llm.tasks.base import Task
 
-# More problems than this are counted by kind too.
+# Maximum number of printed warnings.
 _MANY = 20
-# Maximum number of printed problems without --all.
-_MOST = 100
+# Number of problems of a kind that are printed if there are more, without --all.
+_SHOWN = 3
+# What differs between problems of one kind: quoted text, words with digits, ids.
+_VARYING = re.compile(r"""'[^']*'|"[^"]*"|\S*\d\S*|(?<=topic )[^\s:]+|(?<=document )[^\s:]+""")
 
 
 @s.takes_settings("topics", "corpus", "index", "skip_bad_lines")
@@ -75,16 +76,15 @@ def validate(
 
 
 def _show(run: Path, problems: list[RunProblem], every: bool) -> None:
-    """Print problems with their lines; if there are many, the first ones, and the number of each kind."""
-    shown = problems if every else problems[:_MOST]
-    show_lines(f"{run}:{problem.line}: {problem.message}" for problem in shown)
-    if len(problems) > len(shown):
-        print(f"… and {len(problems) - len(shown):,} more; --all prints them all")
-    if len(problems) > _MANY:
-        # Quoted text and words with digits differ from line to line, not from kind to kind.
-        kinds = Counter(re.sub(r"'[^']*'|\S*\d\S*", "…", problem.message) for problem in problems)
-        print("by kind:")
-        show_lines((f"{count:,} × {kind}" for kind, count in kinds.most_common(_MANY)), indent=2)
+    """Print problems with their lines: all, or the first ones of each kind and the number of the others."""
+    kinds: dict[str, list[RunProblem]] = {}
+    for problem in problems:
+        kinds.setdefault("" if every else _VARYING.sub("…", problem.message), []).append(problem)
+    for kind, found in kinds.items():
+        first = found if every or len(found) <= _SHOWN + 1 else found[:_SHOWN]
+        show_lines(f"{run}:{problem.line}: {problem.message}" for problem in first)
+        if more := len(found) - len(first):
+            show_lines([f"… and {more:,} more lines: {kind}; --all prints them all"])
 
 
 def _remarks(run: Path, task: Task, topic_ids: Collection[str] | None) -> tuple[list[str], list[str]]:

@@ -115,7 +115,7 @@ def _check_own_files(folder: Path, own: Collection[str]) -> None:
     if others:
         raise UsageError(
             f"{folder}: the folder would be replaced, but holds files of other programs: "
-            f"{shorten(sorted(others), 5)}; move them elsewhere and run the same command again"
+            f"{shorten(others, 5)}; move them elsewhere and run the same command again"
         )
 
 

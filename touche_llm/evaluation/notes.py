@@ -87,11 +87,12 @@ def describe_grades(
     if not any(candidate.document_id in grades[topic] for topic in shared for candidate in run.rankings[topic]):
         notes.append(Note(aspect, "no document of the run is judged; check that the qrels belong to its corpus"))
     if unjudged := int(bounds["unjudged"].sum()):
+        topics_with = int((bounds["unjudged"] > 0).sum())
         notes.append(
             Note(
                 f"{aspect} nDCG@{cutoff}",
-                f"unjudged documents among the first {cutoff}, which count 0: {unjudged} in "
-                f"{int((bounds['unjudged'] > 0).sum())} topics; judged, they could make it "
+                f"unjudged documents among the first {cutoff}, which count 0: {unjudged} in {topics_with} "
+                f"topic{'s' if topics_with > 1 else ''}; judged, they could make it "
                 f"{bounds['lowest'].mean():.4f} to {bounds['highest'].mean():.4f}",
             )
         )

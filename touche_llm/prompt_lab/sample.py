@@ -163,7 +163,7 @@ def split_topics(topics: Sequence[str], split: str) -> Halves:
                 raise DataError(f"{split}:{number}: must be a topic id, one per line")
             chosen.add(name)
         if not chosen.intersection(topics):
-            raise UsageError(f"{split}: none of the judged topics is in this file: {shorten(list(topics))}")
+            raise UsageError(f"{split}: none of the judged topics is in this file: {shorten(topics)}")
     return [topic for topic in topics if topic in chosen], [topic for topic in topics if topic not in chosen]
 
 
@@ -212,7 +212,7 @@ def _read_again(path: Path, grades: Grades, topics: list[Topic], corpus: Corpus)
     places = {topic.id: place for place, topic in enumerate(topics)}
     kept = [item for item in sample if item.topic_id in places]
     if not kept:
-        raise DataError(f"{path}: none of its topics is chosen: {shorten(sorted({s.topic_id for s in sample}))}")
+        raise DataError(f"{path}: none of its topics is chosen: {shorten({s.topic_id for s in sample})}")
     return sorted(kept, key=lambda item: places[item.topic_id]), path
 
 
