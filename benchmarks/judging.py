@@ -239,7 +239,7 @@ def judge(part: str, folder: Path, depth: int, profile: Path | None) -> dict[str
         from touche_llm.pipeline.engines import open_model
 
         engine = config.engine.model_copy(update={"base_url": url})
-        async with open_model(config.model_copy(update={"engine": engine})) as model:
+        async with open_model(engine, config.sampling, config.cache) as model:
             started = time.perf_counter()
             with RunContext(config, watch, model) as context:
                 await judge_stage(context, RunDirectory(folder / part))

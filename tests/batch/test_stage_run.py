@@ -188,7 +188,7 @@ async def test_a_replay_finds_the_facts_of_a_batch(waiting: Waiting) -> None:
     await import_files(out, b.write(out / "r.jsonl", b.answers(requests, COMPARATIVE)))
     mode = config.cache.model_copy(update={"mode": CacheMode.REPLAY})
     engine = config.engine.model_copy(update={"model": None, "context": None})
-    async with open_model(config.model_copy(update={"cache": mode, "engine": engine})) as model:
+    async with open_model(engine, config.sampling, mode) as model:
         assert (model.engine_info.model, model.engine_info.context) == ("scripted", FACTS.context)
 
 

@@ -486,5 +486,6 @@ async def test_the_kind_of_a_failure_is_that_of_its_last_attempt(tmp_path: Path)
         result = await model.request(request_about("tea"), ComparativeJudgment)
     assert isinstance(result, FailedRequest)
     assert [(each.sample, each.kind) for each in result.attempts] == [(0, "not_json"), (1, "server_error")]
-    failed = make_failure(TOPIC, "d", load_named(get_task("comparative"), "judge")[1], result.attempts)
+    failed = make_failure(TOPIC, "d", load_named(get_task("comparative"), "judge")[1], result)
+    assert failed is not None
     assert (failed.kind, failed.attempts) == ("server_error", result.attempts)

@@ -167,7 +167,7 @@ def _known_facts(config: Config, cache: Cache, tokenizer: ChatTokenizer | None) 
     Raises:
         UsageError: The name of the model or its context is unknown, or the tokeniser is another model's.
     """
-    known = assume_engine_info(config, cache)
+    known = assume_engine_info(config.engine, cache)
     if not known.model:
         raise UsageError(
             "--model: the name of the model is unknown, and keys and requests contain it; give the name under which "

@@ -119,7 +119,7 @@ async def _render(
     count = estimate if tokenizer is None else tokenizer.count_tokens
     make_builder = partial(make_request_builder, engine=config.engine, sampling=config.sampling)
     with OverlayCache(config.cache.file) as cache:
-        facts = assume_engine_info(config, cache)
+        facts = assume_engine_info(config.engine, cache)
         subject = await context.subject(purpose, make_builder(ModelClient(engine_info=facts, engine=None, cache=cache)))
         builder = make_builder(ModelClient(engine_info=facts, engine=engine, cache=cache))
         how: dict[str, Any] = {"objective": config.objective, "document_tokens": config.ranking.document_tokens}

@@ -122,7 +122,7 @@ _Tried = tuple[Prompt, Subject, list[Trial]]
 
 async def _send_once(context: TrialContext) -> _Tried:
     config = context.run.config
-    async with open_model(config) as model:
+    async with open_model(config.engine, config.sampling, config.cache) as model:
         builder = make_request_builder(model, config.engine, config.sampling)
         purpose, prompt = _load_prompt(context)
         subject = await context.subject(purpose, builder)
@@ -136,7 +136,7 @@ async def _watch(context: TrialContext, qrels: Qrels | None, verbose: bool, save
     config = context.run.config
     how: dict[str, Any] = {"objective": config.objective, "document_tokens": config.ranking.document_tokens}
     before: _Tried | None = None
-    async with open_model(config) as model:
+    async with open_model(config.engine, config.sampling, config.cache) as model:
         builder = make_request_builder(model, config.engine, config.sampling)
         while True:
             try:

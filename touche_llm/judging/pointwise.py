@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from touche_llm.data.records import Attempt, Cut, Document, Failure, Judgment, Reading, Topic
+from touche_llm.data.records import Cut, Document, Failure, Judgment, Reading, Topic
 from touche_llm.llm.answers import AnswerModel, FailedRequest, build_schema, get_labels
-from touche_llm.llm.concurrency import for_each_in_order, map_in_order
+from touche_llm.llm.concurrency import map_in_order
 from touche_llm.llm.logprobs import compute_expected_grade, get_most_probable, read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Request, Sampling
@@ -82,7 +82,7 @@ async def find_objects(
         result = await builder.model.request(request, answer_model)
         done()
         if not isinstance(result, AnsweredRequest):
-            return topic, make_failure(topic, None, prompt, result.attempts) if result.attempts else None
+            return topic, make_failure(topic, None, prompt, result)
         found = result.value.model_dump()
         return replace(topic, objects=(found["first"], found["second"])), None
 
@@ -132,25 +132,9 @@ async def judge(
     builder: RequestBuilder,
     done: Done,
 ) -> tuple[list[Judgment], list[Failure]]:
-    """Judge documents like `judge_each`, and return judgments and failures in the order of `work`."""
-    found: list[Judgment | Failure] = []
-    await judge_each(work, documents, question, prompt, builder, done, found.append)
-    judgments = [result for result in found if isinstance(result, Judgment)]
-    return judgments, [result for result in found if isinstance(result, Failure)]
+    """Judge documents, and return judgments and failures in the order of `work`.
 
-
-async def judge_each(
-    work: list[tuple[Topic, str]],
-    documents: Documents,
-    question: Question,
-    prompt: Prompt,
-    builder: RequestBuilder,
-    done: Done,
-    take: Callable[[Judgment | Failure], None],
-) -> None:
-    """Judge documents in the given order: topic by topic, so that a server's prefix cache holds the topic's part.
-
-    `take` receives each judgment or failure as soon as it is known, in the order of `work`.
+    Requests are sent in that order: topic by topic, so that a server's prefix cache holds the topic's part.
     """
 
     async def judge_one(item: tuple[Topic, str]) -> Judgment | Failure | None:
@@ -159,15 +143,11 @@ async def judge_each(
         done()
         if isinstance(result, AnsweredRequest):
             return _make_judgment(topic, document_id, prompt, result, question, cut)
-        if result.attempts:
-            return make_failure(topic, document_id, prompt, result.attempts)
-        return None
+        return make_failure(topic, document_id, prompt, result)
 
-    def take_result(result: Judgment | Failure | None) -> None:
-        if result is not None:
-            take(result)
-
-    await for_each_in_order(judge_one, work, builder.concurrency, take_result)
+    results = await map_in_order(judge_one, work, builder.concurrency)
+    judgments = [result for result in results if isinstance(result, Judgment)]
+    return judgments, [result for result in results if isinstance(result, Failure)]
 
 
 def _make_judgment(
@@ -194,8 +174,11 @@ def _make_judgment(
     )
 
 
-def make_failure(topic: Topic, document_id: str | None, prompt: Prompt, attempts: list[Attempt]) -> Failure:
-    """Return the failure record of a request about a topic, or about documents for the topic."""
+def make_failure(topic: Topic, document_id: str | None, prompt: Prompt, failed: FailedRequest) -> Failure | None:
+    """Return the failure record of a request about a topic, or about documents for it; None for a replay miss."""
+    attempts = failed.attempts
+    if not attempts:
+        return None
     return Failure(
         topic_id=topic.id, document_id=document_id, kind=attempts[-1].kind, prompt=prompt.label, attempts=attempts
     )

@@ -21,42 +21,25 @@ GRACE_SECONDS = 5.0
 async def map_in_order(
     call: Callable[[ItemT], Awaitable[ResultT]], items: Iterable[ItemT], concurrency: int
 ) -> list[ResultT]:
-    """Return the results of `call` in the order of `items`; see `for_each_in_order`."""
-    results: list[ResultT] = []
-    await for_each_in_order(call, items, concurrency, results.append)
-    return results
+    """Return the results of `call` in the order of `items`, with at most `concurrency` calls at a time.
 
-
-async def for_each_in_order(
-    call: Callable[[ItemT], Awaitable[ResultT]],
-    items: Iterable[ItemT],
-    concurrency: int,
-    take: Callable[[ResultT], None],
-) -> None:
-    """Pass the results of `call` to `take` in the order of `items`, with at most `concurrency` calls at a time.
-
-    Calls begin in the order of the items, and none waits for another to end. A result is passed on as soon as all
-    earlier ones are. After the first exception no call begins; calls in flight have `GRACE_SECONDS` to end, so that
-    their answers are stored, and the exception is raised. A call that is cancelled because its answer is pending does
-    not stop the others; when they have ended, CancelledError is raised.
+    Calls begin in the order of the items, and none waits for another to end. After the first exception no call begins;
+    calls in flight have `GRACE_SECONDS` to end, so that their answers are stored, and the exception is raised. A call
+    that is cancelled because its answer is pending does not stop the others; when they have ended, CancelledError is
+    raised.
     """
     listed = list(items)
     waiting = enumerate(listed)
-    early: dict[int, ResultT] = {}
+    results: dict[int, ResultT] = {}
     errors: list[Exception] = []
-    taken = 0
 
     async def work() -> None:
-        nonlocal taken
         task = asyncio.current_task()
         for position, item in waiting:
             if errors:
                 return
             try:
-                early[position] = await call(item)
-                while taken in early and not errors:
-                    take(early.pop(taken))
-                    taken += 1
+                results[position] = await call(item)
             except asyncio.CancelledError:
                 if task is None or task.cancelling():
                     raise
@@ -75,8 +58,9 @@ async def for_each_in_order(
         raise group_of_errors.exceptions[0] from group_of_errors.exceptions[0].__cause__
     if errors:
         raise errors[0]
-    if taken < len(listed):
+    if len(results) < len(listed):
         raise asyncio.CancelledError
+    return [results[position] for position in range(len(listed))]
 
 
 class Slots:

@@ -18,6 +18,7 @@ from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index, open_index
 from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments
 from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
 from touche_llm.retrieval.elasticsearch.search import ElasticIndex
+from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
 from touche_llm.retrieval.okapi import OkapiIndex
 from touche_llm.retrieval.sentences import SentenceSettings, retrieve_sentences
 from touche_llm.retrieval.settings import QueryField, RetrieverConfig
@@ -176,11 +177,12 @@ class LocalCorpus(Corpus):
 class ElasticsearchCorpus(Corpus):
     """A corpus in an Elasticsearch index."""
 
-    def __init__(self, task: Task, index: ElasticIndex, place: str) -> None:
-        """Take over an open index at `place`."""
+    def __init__(self, task: Task, settings: ElasticsearchSettings, retriever: RetrieverConfig, warn: Warn) -> None:
+        """Open the index, which must have the parameters of the retriever."""
+        index = ElasticIndex(settings, k1=retriever.k1, b=retriever.b, warn=warn)
         self.task, self.candidates, self.documents = task, index, index
         self.description = index.description
-        self._index, self._place = index, place
+        self._index, self._settings = index, settings
 
     async def search(
         self, topics: list[Topic], fields: tuple[QueryField, ...], depth: int, done: Callable[[], None]
@@ -194,7 +196,8 @@ class ElasticsearchCorpus(Corpus):
 
     def explain_empty(self) -> str:
         """See the base class."""
-        return f"{self._place}: no document has a word of any topic; see --query"
+        place = f"{self._settings.url}, index {self._settings.index}"
+        return f"{place}: no document has a word of any topic; see --query"
 
     def _close(self) -> None:
         self._index.close()
@@ -232,9 +235,7 @@ def open_corpus(config: Config, task: Task, warn: Warn) -> Corpus:
     if config.chatnoir is not None:
         return ChatNoirCorpus(task, config.chatnoir, warn)
     if config.elasticsearch is not None:
-        k1, b = config.retriever.k1, config.retriever.b
-        place = f"{config.elasticsearch.url}, index {config.elasticsearch.index}"
-        return ElasticsearchCorpus(task, ElasticIndex(config.elasticsearch, k1=k1, b=b, warn=warn), place)
+        return ElasticsearchCorpus(task, config.elasticsearch, config.retriever, warn)
     return open_local_corpus(
         config.corpus,
         config.index,

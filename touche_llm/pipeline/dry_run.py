@@ -77,7 +77,7 @@ async def estimate_cost(config: Config, folder: Path | None, stages: Sequence[St
             for policy in _POLICIES if stage == "rank" else _POLICIES[:1]:
                 engine = DryEngine(policy)
                 with _cache(config) as cache:
-                    facts = assume_engine_info(config, cache)
+                    facts = assume_engine_info(config.engine, cache)
                     result.context = facts.context if facts.engine or config.engine.context else None
                     if learnt.exists():
                         cache.import_cassette(learnt)

@@ -1,11 +1,11 @@
-"""Opening of the language model of a configuration."""
+"""Opening of a language model."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
@@ -22,53 +22,37 @@ LOG = "vllm.log"
 _ENDLESS = 2**30
 
 
-class ModelSettings(Protocol):
-    """The settings of a model; a `Config` has them too."""
-
-    @property
-    def engine(self) -> EngineConfig:
-        """Engine that answers requests."""
-        ...
-
-    @property
-    def sampling(self) -> SamplingConfig:
-        """Sampling parameters of the requests."""
-        ...
-
-    @property
-    def cache(self) -> CacheConfig:
-        """Cache of the answers."""
-        ...
-
-
 @asynccontextmanager
-async def open_model(config: ModelSettings, lost: LostRequests = NOTHING_LOST) -> AsyncIterator[ModelClient]:
-    """Open the language model of a configuration.
+async def open_model(
+    engine: EngineConfig, sampling: SamplingConfig, answers: CacheConfig, lost: LostRequests = NOTHING_LOST
+) -> AsyncIterator[ModelClient]:
+    """Open a language model.
 
     A replay needs no engine, nor do batch files: `batch.rounds` has stored their answers in the cache.
 
     Args:
-        config: Settings of the model.
+        engine: Engine that answers requests.
+        sampling: Sampling parameters of the requests.
+        answers: Cache of the answers.
         lost: Requests that batch files left without an answer.
 
     Raises:
         UsageError: Failures are to be retried in replay, or the cache does not know the engine to replay.
         EngineError: The engine cannot be used.
     """
-    if config.cache.retry_failures and config.cache.mode is CacheMode.REPLAY:
+    if answers.retry_failures and answers.mode is CacheMode.REPLAY:
         raise UsageError("--retry-failures: a replay sends nothing; add --cache-mode reuse, and a server")
-    engine, sampling = config.engine, config.sampling
-    with Cache(config.cache.file, config.cache.mode) as cache:
+    with Cache(answers.file, answers.mode) as cache:
         policy: Mapping[str, Any] = {
             "cache": cache,
             "retry_for": engine.retry_for,
             "resample_temperature": sampling.resample_temperature,
-            "retry_failures": config.cache.retry_failures,
+            "retry_failures": answers.retry_failures,
         }
         if cache.mode is CacheMode.REPLAY or engine.name == "batch":
             # With batch files, failures are sent again in the files.
             policy = {**policy, "retry_failures": False}
-            yield ModelClient(engine_info=_replayed_facts(config, cache), engine=None, lost=lost, **policy)
+            yield ModelClient(engine_info=_replayed_facts(engine, cache), engine=None, lost=lost, **policy)
             return
         log = cache.path.with_name(LOG)
         opening = _managed(engine, sampling, log) if engine.name == "managed" else _server(engine, sampling)
@@ -118,23 +102,21 @@ def store_engine_info(facts: EngineInfo, cache: Cache) -> None:
     cache.put(Entry(key=key, kind="engine", model=facts.model, value=facts.model_dump()), EngineInfo)
 
 
-def assume_engine_info(config: ModelSettings, cache: Cache) -> EngineInfo:
+def assume_engine_info(asked: EngineConfig, cache: Cache) -> EngineInfo:
     """Return the facts about the engine without a request: from the cache, else from the configuration.
 
     For an unknown engine `engine` is empty, as is the model if the configuration names none; a context that is not
     configured is so long that nothing is truncated.
     """
-    asked = config.engine
-    fitting = _known_facts(config, cache)
+    fitting = _known_facts(asked, cache)
     if fitting:
         return _one_of(fitting, cache)
     model, context = asked.model_name or "", asked.context or _ENDLESS
     return EngineInfo(model=model, revision=asked.revision, context=context, overhead=0, engine="")
 
 
-def _replayed_facts(config: ModelSettings, cache: Cache) -> EngineInfo:
-    asked = config.engine
-    fitting = _known_facts(config, cache)
+def _replayed_facts(asked: EngineConfig, cache: Cache) -> EngineInfo:
+    fitting = _known_facts(asked, cache)
     if not fitting:
         models = sorted({entry.model for entry in cache.find("engine")})
         wanted = f"model {asked.model_name or 'any'}, revision {asked.revision!r}"
@@ -143,9 +125,8 @@ def _replayed_facts(config: ModelSettings, cache: Cache) -> EngineInfo:
     return _one_of(fitting, cache)
 
 
-def _known_facts(config: ModelSettings, cache: Cache) -> list[EngineInfo]:
+def _known_facts(asked: EngineConfig, cache: Cache) -> list[EngineInfo]:
     """Return the cached facts about engines that fit the configuration."""
-    asked = config.engine
     known = [_facts(entry, cache) for entry in cache.find("engine")]
     models = sorted({facts.model for facts in known})
     if asked.model_name is None and len(models) > 1:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from touche_llm.config import Config, index_folder
+from touche_llm.config import Config
 from touche_llm.corpus.store import hash_corpus
 from touche_llm.data.files import sha256
 from touche_llm.errors import UsageError
@@ -155,10 +155,7 @@ def _prompt_changes(stages: Stages, context: RunContext, changed: Collection[str
 
 def _hash_corpus(config: Config) -> str | None:
     """Return the SHA-256 of the corpus; None if it is in a search engine or missing."""
-    if config.chatnoir is not None or config.elasticsearch is not None:
-        return None
-    folder = config.index if config.corpus is None else config.index or index_folder(config.corpus)
-    return None if folder is None else hash_corpus(config.corpus, folder)
+    return None if config.index is None else hash_corpus(config.corpus, config.index)
 
 
 def _section(stages: Stages, stage: str, name: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -33,15 +32,6 @@ def read_settings(model: type[SettingsT], given: object, name: str) -> SettingsT
         return model() if given is None else model.model_validate(given)
     except ValidationError as error:
         raise UsageError(describe_first_problem(error, name)) from error
-
-
-@dataclass(frozen=True, slots=True)
-class _Settings:
-    """Settings of the model, as `open_model` takes them."""
-
-    engine: EngineConfig
-    sampling: SamplingConfig
-    cache: CacheConfig
 
 
 class LanguageModel:
@@ -84,11 +74,9 @@ class LanguageModel:
             mode = CacheMode(cache_mode)
         except ValueError as error:
             raise UsageError(f"cache_mode: {cache_mode!r:.40}; expected one of {', '.join(CacheMode)}") from error
-        self._settings = _Settings(
-            read_settings(EngineConfig, values, "engine"),
-            read_settings(SamplingConfig, sampling, "sampling"),
-            CacheConfig(file=Path(cache), mode=mode),
-        )
+        self._engine = read_settings(EngineConfig, values, "engine")
+        self._sampling = read_settings(SamplingConfig, sampling, "sampling")
+        self._cache = CacheConfig(file=Path(cache), mode=mode)
         self._stack: AsyncExitStack | None = None
         self._client: ModelClient | None = None
 
@@ -102,7 +90,7 @@ class LanguageModel:
         """Builder of the requests; raises UsageError unless the model is open."""
         if self._client is None:
             raise UsageError("the model is not open; use it in a block: `with LanguageModel(...) as model:`")
-        return make_request_builder(self._client, self._settings.engine, self._settings.sampling)
+        return make_request_builder(self._client, self._engine, self._sampling)
 
     def __enter__(self) -> Self:
         event_loop.run(self._open())
@@ -122,7 +110,8 @@ class LanguageModel:
         if self._stack is not None:
             raise UsageError("the model is open already; use another LanguageModel")
         async with AsyncExitStack() as stack:
-            self._client = await stack.enter_async_context(open_model(self._settings))
+            opening = open_model(self._engine, self._sampling, self._cache)
+            self._client = await stack.enter_async_context(opening)
             self._stack = stack.pop_all()
 
     async def _close(self) -> None:

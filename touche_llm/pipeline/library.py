@@ -33,7 +33,6 @@ from touche_llm.ranking.expansion import ExpansionSettings
 from touche_llm.ranking.steps import RankingSettings, check_fusion, list_comparison_kinds, parse_steps
 from touche_llm.ranking.topics import ComparisonResources, RankingPlan
 from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
-from touche_llm.retrieval.elasticsearch.search import ElasticIndex
 from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
 from touche_llm.retrieval.settings import QueryField, RetrieverConfig
 from touche_llm.tasks import get_task
@@ -91,8 +90,7 @@ def open_corpus(
     if isinstance(search_engine, ChatNoirSettings):
         return ChatNoirCorpus(found, search_engine, warn)
     if search_engine is not None:
-        opened = ElasticIndex(search_engine, k1=retriever.k1, b=retriever.b, warn=warn)
-        return ElasticsearchCorpus(found, opened, f"{search_engine.url}, index {search_engine.index}")
+        return ElasticsearchCorpus(found, search_engine, retriever, warn)
     return open_local_corpus(
         None if file is None else Path(file),
         None if index is None else Path(index),

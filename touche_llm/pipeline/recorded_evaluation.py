@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from touche_llm.data.files import open_atomic, sha256
-from touche_llm.data.settings import describe_problem
+from touche_llm.data.settings import describe_first_problem
 from touche_llm.data.yaml_text import YamlError, read_yaml, to_yaml
 from touche_llm.errors import DataError, UsageError
 from touche_llm.pipeline.run_directory import RunDirectory
@@ -100,11 +100,8 @@ def read_evaluation(directory: RunDirectory) -> RecordedEvaluation | None:
     except YamlError as error:
         raise DataError(f"{path}: {error}; delete the file and evaluate the run again") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "content"
-        raise DataError(
-            f"{path}: {place}: {describe_problem(first)}; delete the file and evaluate the run again"
-        ) from error
+        problem = describe_first_problem(error)
+        raise DataError(f"{path}: {problem}; delete the file and evaluate the run again") from error
 
 
 def find_known_qrels(directories: Iterable[RunDirectory], task: Task) -> dict[str, Path]:

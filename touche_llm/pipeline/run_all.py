@@ -121,7 +121,7 @@ async def run_rank(config: Config, folder: Path, progress: Progress, *, lost: Lo
                 return await rank_stage(context, directory)
         check_inputs(directory, config)
         with RunContext(config, progress) as context:
-            async with open_model(config, lost) as model:
+            async with open_model(config.engine, config.sampling, config.cache, lost) as model:
                 with context.using(model):
                     return await rank_stage(context, directory)
 
@@ -141,7 +141,8 @@ async def _open_model(
     """
     # Checked before the slow loading of the model, and again once its name and context are known.
     check_settings(directory, context, command, overwrite=overwrite)
-    async with open_model(context.config, lost) as model:
+    config = context.config
+    async with open_model(config.engine, config.sampling, config.cache, lost) as model:
         with context.using(model):
             check_settings(directory, context, command, overwrite=overwrite)
             yield

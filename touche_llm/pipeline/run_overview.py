@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from touche_llm.config import Config, index_folder
+from touche_llm.config import Config
 from touche_llm.corpus.store import DocumentStore
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, ToucheError
@@ -220,12 +220,11 @@ def read_texts(config: Config, task: Task, documents: Iterable[tuple[Topic, str]
         task: Its task.
         documents: Topics and document ids.
     """
-    folder = config.index or (index_folder(config.corpus) if config.corpus is not None else None)
-    if folder is None or not (folder / "manifest.json").is_file():
+    if config.index is None or not (config.index / "manifest.json").is_file():
         return {}
     requested, texts = list(documents), dict[tuple[str, str], str]()
     try:
-        with DocumentStore(folder) as store:
+        with DocumentStore(config.index) as store:
             source = store if task.sentence_question is None else PairDocuments(store.parts)
             unknown = set(source.find_unknown(dict.fromkeys(name for _, name in requested)))
             for topic, name in requested:

@@ -60,7 +60,7 @@ async def judge_stances(
             done()
             if isinstance(result, AnsweredRequest):
                 return result
-            return make_failure(topic, document_id, prompt, result.attempts) if result.attempts else None
+            return make_failure(topic, document_id, prompt, result)
 
         results = await map_in_order(ask, asked, builder.concurrency)
     answers: dict[tuple[str, str], list[tuple[AnsweredRequest[AnswerModel], bool]]] = {}

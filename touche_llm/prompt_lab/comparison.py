@@ -121,7 +121,7 @@ async def compare_prompts(
         task, corpus = context.task, context.corpus
         variants = load_variants(names, config, task)
         prepared = await _prepare(context, variants, qrels, plan)
-        async with open_model(config) as model:
+        async with open_model(config.engine, config.sampling, config.cache) as model:
             builder = make_request_builder(model, config.engine, config.sampling)
             failures = await _find_objects(context, prepared, builder)
             judged, parts, earlier = await _judge_parts(context, qrels, variants, prepared, builder)

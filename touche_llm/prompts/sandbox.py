@@ -37,18 +37,6 @@ class _Super(BlockReference):
 
 
 class _Context(Context):
-    environment: Sandbox
-
-    def resolve_or_missing(self, key: str) -> Any:
-        """Return the value of a name, and note the name."""
-        self.environment.looked_up.add(key)
-        return Context.resolve_or_missing(self, key)
-
-    def get_all(self) -> dict[str, Any]:
-        """Return all values, for an included file; all names count as looked up, since its own lookups are not seen."""
-        self.environment.looked_up |= self.parent.keys()
-        return Context.get_all(self)
-
     def super(self, name: str, current: Any) -> BlockReference | Undefined:
         """Return the block of the base."""
         return _with_words(Context.super(self, name, current))
@@ -75,11 +63,7 @@ class Loader(BaseLoader):
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """A Jinja environment that makes unsafe attributes unreachable and undefined variables errors.
-
-    Attributes:
-        looked_up: The names that templates have resolved since the set was last cleared.
-    """
+    """A Jinja environment that makes unsafe attributes unreachable and undefined variables errors."""
 
     context_class = _Context
 
@@ -89,7 +73,6 @@ class Sandbox(ImmutableSandboxedEnvironment):
         Args:
             finalize: Applied to the value of each expression, but not to the template's own words from `super()`.
         """
-        self.looked_up: set[str] = set()
 
         def finalize_values(value: Any) -> str:
             return value if type(value) is _Words else finalize(value)

@@ -71,9 +71,6 @@ class TemplateFiles:
         """
         self._path, self._folder = path, path.parent
         self._files: dict[str, _File] = {}
-        self._variables = frozenset(variables)
-        # Texts of blocks that use no variable, like most system messages.
-        self._constant: dict[str, str] = {}
         self._environment = Sandbox(finalize)
         self._load(path.name, path, text, ())
         self._chain = self._find_bases()
@@ -89,17 +86,11 @@ class TemplateFiles:
 
     def render(self, role: str, variables: Mapping[str, Any]) -> str:
         """Render the block `role`; errors of the template are raised as Jinja raises them."""
-        if role in self._constant:
-            return self._constant[role]
-        self._environment.looked_up.clear()
         context = self._chain[0].template.new_context(dict(variables))
         for file in self._chain[1:]:
             for name, block in file.template.blocks.items():
                 context.blocks.setdefault(name, []).append(block)
-        text = self._environment.concat(context.blocks[role][0](context))
-        if self._environment.looked_up.isdisjoint(self._variables):
-            self._constant[role] = text
-        return text
+        return self._environment.concat(context.blocks[role][0](context))
 
     def place(self, error: BaseException) -> str:
         """Return the place where a rendering error arose: `line 7: `, `macros.jinja:7: ` or an empty text."""

@@ -236,5 +236,5 @@ class Comparer:
 
     def _record_failure(self, kind: Kind, documents: tuple[str, ...], prompt: Prompt, result: FailedRequest) -> None:
         self.unanswered.add((kind, documents))
-        if result.attempts:
-            self._failures[kind, documents] = make_failure(self.topic, " ".join(documents), prompt, result.attempts)
+        if failure := make_failure(self.topic, " ".join(documents), prompt, result):
+            self._failures[kind, documents] = failure

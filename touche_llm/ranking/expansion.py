@@ -55,7 +55,7 @@ async def find_queries(
         if isinstance(result, AnsweredRequest):
             queries = tuple(result.value.model_dump().values())
             return Queries(topic_id=topic.id, queries=queries, prompt=prompt.label, key=result.key)
-        return make_failure(topic, None, prompt, result.attempts) if result.attempts else None
+        return make_failure(topic, None, prompt, result)
 
     results = await map_in_order(find, topics, builder.concurrency)
     found = [result for result in results if isinstance(result, Queries)]

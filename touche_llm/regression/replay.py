@@ -94,7 +94,7 @@ async def replay(config: Config, first_stage: Path, work: Path, place: Path) -> 
     try:
         with RunContext(config, SilentProgress()) as context:
             prompts = context.load_prompts()
-            async with open_model(config) as opened:
+            async with open_model(config.engine, config.sampling, config.cache) as opened:
                 with closing(_RecordingCache(config.cache.file, CacheMode.REPLAY)) as cache:
                     model = context.model = _SubstitutingClient(
                         engine_info=opened.engine_info,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 import Stemmer
 
@@ -19,11 +20,11 @@ class Analyzer:
     """Analyzer of text into index terms; it caches stems, so use one for a whole corpus."""
 
     def __init__(self) -> None:
-        self._terms = _Terms()
+        self._stem = cache(WordStemmer().stem)
 
     def analyze(self, text: str) -> list[str]:
         """Return the index terms of a text, in order, with repetitions."""
-        return [term for term in map(self._terms.__getitem__, tokenize(text)) if term is not None]
+        return [term for term in map(self._stem, tokenize(text)) if term is not None]
 
 
 def tokenize(text: str) -> list[str]:
@@ -41,15 +42,3 @@ class WordStemmer:
     def stem(self, word: str) -> str | None:
         """Return the term of a word from `tokenize`; None for a stop word."""
         return None if word in STOP_WORDS else self._stem(word)
-
-
-class _Terms(dict[str, str | None]):
-    """Cache of terms by word."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._stems = WordStemmer()
-
-    def __missing__(self, word: str) -> str | None:
-        term = self[word] = self._stems.stem(word)
-        return term

@@ -43,7 +43,7 @@ def test_a_run_with_the_default_settings_ends_without_a_timeout_at_half_a_reques
             config = config_for(tmp_path, engine__base_url=server.url, engine__retry_for=600.0)
             # The last request of a full queue waits longer than a request may take.
             assert config.engine.concurrency * server.seconds > config.engine.request_timeout
-            async with open_model(config) as model:
+            async with open_model(config.engine, config.sampling, config.cache) as model:
                 begun = asyncio.get_running_loop().time()
                 found = await map_in_order(
                     lambda number: model.request(question(f"Question {number}?"), ComparativeJudgment),

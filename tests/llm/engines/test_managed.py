@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ import orjson
 import pytest
 
 from tests.sample_runs import SAMPLE
-from touche_llm.config import Config
 from touche_llm.errors import EngineError, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engines import vllm_process
 from touche_llm.llm.engines.base import EngineInfo
 from touche_llm.llm.engines.vllm_common import build_start_options
 from touche_llm.llm.engines.vllm_process import serve
+from touche_llm.llm.model import ModelClient
+from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
 from touche_llm.pipeline.engines import open_model, store_engine_info
 
 SERVER = """#!{python}
@@ -231,23 +233,17 @@ def test_compilation_that_the_environment_switches_off_is_switched_off_in_vllm(
     assert build_start_options(given).get("enforce_eager") is eager
 
 
-def managed(folder: Path, model: str | None, mode: CacheMode = CacheMode.REUSE) -> Config:
-    return Config.model_validate(
-        {
-            "task": "comparative",
-            "topics": "topics.xml",
-            "index": "index",
-            "weights": {"relevance": 1.0},
-            "engine": {"name": "managed", "model": model},
-            "cache": {"file": folder / "answers.sqlite", "mode": mode},
-        }
-    )
+def open_managed(
+    folder: Path, model: str | None, mode: CacheMode = CacheMode.REUSE
+) -> AbstractAsyncContextManager[ModelClient]:
+    cache = CacheConfig(file=folder / "answers.sqlite", mode=mode)
+    return open_model(EngineConfig(name="managed", model=model), SamplingConfig(), cache)
 
 
 async def test_a_managed_engine_without_the_folder_of_a_model_starts_nothing(place: Path, tmp_path: Path) -> None:
     for model in (None, str(tmp_path / "nowhere"), str(place)):
         with pytest.raises(UsageError, match="--model"):
-            async with open_model(managed(tmp_path, model)):
+            async with open_managed(tmp_path, model):
                 pass
     assert not (place / "seen").exists()
 
@@ -257,5 +253,5 @@ async def test_replay_takes_the_folder_or_the_name(model: str | None, tmp_path: 
     info = EngineInfo(model="tiny", revision="", context=512, overhead=30, engine="vllm 0.32.0")
     with Cache(tmp_path / "answers.sqlite") as cache:
         store_engine_info(info, cache)
-    async with open_model(managed(tmp_path, model, CacheMode.REPLAY)) as opened:
+    async with open_managed(tmp_path, model, CacheMode.REPLAY) as opened:
         assert opened.engine_info == info
