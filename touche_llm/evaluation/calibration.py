@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -127,7 +127,8 @@ def read_calibration_set(
             reading = judgment.readings.get("stance")
             found[judgment.topic_id, judgment.document_id] = (judgments, reading.probabilities if reading else None)
             prompts.add(judgment.prompt)
-    examples = CalibrationSet([], [], 0, ", ".join(sorted(prompts)))
+    examples: list[CalibrationExample] = []
+    without: list[str] = []
     elsewhere = 0
     for topic, labels in truth.items():
         if topics and topic not in topics:
@@ -138,19 +139,19 @@ def read_calibration_set(
                 continue
             path, probabilities = found[topic, document]
             if probabilities is None:
-                examples.without.append(f"{topic} {document}")
+                without.append(f"{topic} {document}")
                 continue
             _check_probabilities(path, topic, document, probabilities, task)
-            examples.used.append(CalibrationExample(topic, document, probabilities, label))
-    missing = set(topics) - {example.topic_id for example in examples.used}
+            examples.append(CalibrationExample(topic, document, probabilities, label))
+    missing = set(topics) - {example.topic_id for example in examples}
     if missing:
         raise UsageError(f"topic {', '.join(sorted(missing))}: no judged document with probabilities in {judgments}")
-    if not examples.used:
+    if not examples:
         raise DataError(
             f"{judgments}: no document is both judged and has probabilities of the stances; check that the qrels cover "
             "the run's topics and that the run was made with log-probabilities"
         )
-    return replace(examples, elsewhere=elsewhere)
+    return CalibrationSet(examples, without, elsewhere, ", ".join(sorted(prompts)))
 
 
 def _check_probabilities(path: Path, topic: str, document: str, probabilities: Mapping[str, float], task: Task) -> None:

@@ -273,8 +273,8 @@ def _check_topics(run: ParsedRun, judged: Mapping[str, object], aspect: str) -> 
         raise DataError(f"the {aspect} qrels have none of the topics to measure; give the qrels of these topics")
     if not run.rankings.keys() & judged.keys():
         raise DataError(
-            f"none of the run's topics ({shorten(run.rankings, 5)}) is in the {aspect} qrels "
-            f"({shorten(judged, 5)}); give the qrels of these topics"
+            f"none of the run's topics ({shorten(run.rankings)}) is in the {aspect} qrels "
+            f"({shorten(judged)}); give the qrels of these topics"
         )
 
 

@@ -36,7 +36,7 @@ class Coverage:
     topics: int
     missing: int
     judged: int
-    graded: bool = True
+    graded: bool
 
     @property
     def is_partial(self) -> bool:

@@ -71,8 +71,6 @@ def find_central_ranking(rankings: Sequence[Sequence[str]]) -> list[str]:
     total distance, so the distance is at most twice the minimum.
     """
     first = rankings[0]
-    if len(rankings) == 1:
-        return list(first)
     # above[a][b]: number of rankings in which a is above b.
     above = {document: dict.fromkeys(first, 0) for document in first}
     for ranking in rankings:
