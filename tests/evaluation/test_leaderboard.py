@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from math import nan
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from touche_llm.evaluation.leaderboard import DIGITS, Table, find_place, read_boards
 from touche_llm.tasks import TASKS
@@ -110,6 +113,19 @@ def test_digits_that_are_not_published_separate_no_runs() -> None:
     table = PUBLISHED["comparative", "relevance"]
     best = table.runs[0].value
     assert (find_place(table, best - 0.0004), find_place(table, best - 0.0006)) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"value": "0.5"}, {"value": True}, {"value": 1.1}, {"low": -0.1}, {"high": nan}, {"judged": 0}, {"tag": ""}],
+)
+def test_only_shares_with_a_name_are_published_values(wrong: dict[str, object]) -> None:
+    table = PUBLISHED["comparative", "relevance"].model_dump()
+    run = {"value": 0.5, "team": "a", "tag": "b"}
+    assert find_place(Table.model_validate(table | {"runs": [run]}), 0.4) == 2
+    for runs in ([run | wrong], []):
+        with pytest.raises(ValidationError):
+            Table.model_validate(table | {"runs": runs})
 
 
 def test_each_board_and_table_names_its_source() -> None:

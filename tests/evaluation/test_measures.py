@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from tests.evaluation.judged_runs import TASK, evaluated, qrels_of, run_of, values_of
 from touche_llm.data.trec_runs import read_run
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import DataError, ToucheWarning, UsageError
 from touche_llm.evaluation import evaluate
 from touche_llm.evaluation.measures import compare_runs, evaluate_run
-from touche_llm.evaluation.notes import Note, format_notes
+from touche_llm.evaluation.notes import Note, describe_limits, format_notes
 from touche_llm.evaluation.qrels import Grades, read_qrels
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "comparative"
@@ -201,6 +201,12 @@ def test_what_holds_for_several_aspects_and_for_all_runs_is_said_once() -> None:
     assert format_notes({"a": [both], "b": [both, one]}) == ["relevance: short: 1", "b: quality: short: 1"]
 
 
+def test_only_runs_that_were_limited_are_named() -> None:
+    assert describe_limits([]) == []
+    (note,) = describe_limits(iter(["a", "b"]))
+    assert note.startswith("a, b: ")
+
+
 def test_a_run_does_not_win_by_leaving_hard_documents_without_a_label() -> None:
     documents = ["a", "b", "c"]
     rankings = {topic: documents for topic in "12"}
@@ -255,6 +261,12 @@ def test_tables_have_one_row_for_each_measure_and_topic(tmp_path: Path) -> None:
     means = per_topic.groupby("measure")["value"].mean()
     for row in summary.itertuples():
         assert row.value == pytest.approx(means[row.measure])
+
+
+def test_notes_are_warnings_at_the_line_that_evaluates() -> None:
+    with pytest.warns(ToucheWarning) as caught:
+        evaluate(run_of({"1": ["a"]}), qrels_of({"1": {"a": 1}}))
+    assert {warning.filename for warning in caught} == {__file__}
 
 
 @pytest.mark.filterwarnings("ignore::touche_llm.errors.ToucheWarning")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.evaluation.judged_runs import qrels_of, run_of
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.estimate import Estimate, estimate_mean
-from touche_llm.evaluation.significance import RESAMPLES, compare, compute_bounds, compute_interval
+from touche_llm.evaluation.significance import compare, compute_bounds, compute_interval
 from touche_llm.evaluation.stance_measures import estimate_stances
 
 
@@ -57,10 +57,10 @@ def test_the_interval_is_that_of_scipy(seed: int) -> None:
         (values.ravel(),),
         np.mean,
         method="percentile",
-        n_resamples=RESAMPLES,
+        n_resamples=10_000,
         rng=np.random.default_rng(seed),
     ).confidence_interval
-    assert compute_interval(estimate, seed=seed) == pytest.approx((expected.low, expected.high), abs=0.005)
+    assert compute_interval(estimate, seed=seed) == pytest.approx((expected.low, expected.high), rel=1e-12)
 
 
 def test_the_same_seed_gives_the_same_interval() -> None:
@@ -77,7 +77,10 @@ def test_equal_topics_leave_no_doubt_and_one_topic_says_nothing() -> None:
 
 def test_differences_have_wins_ties_and_losses() -> None:
     runs = {"base": {"m": means(0.1, 0.5, 0.5, 0.3)}, "new": {"m": means(0.9, 0.5, 0.4, 0.6)}}
-    (row,) = compare("base", runs).to_dict("records")
+    table = compare("base", runs)
+    values = ["value", "baseline_value", "difference", "low", "high", "p", "p_holm"]
+    assert list(table) == ["run", "baseline", "measure", *values, "wins", "ties", "losses", "n", "documents"]
+    (row,) = table.to_dict("records")
     assert (row["run"], row["baseline"], row["measure"]) == ("new", "base", "m")
     assert row["difference"] == pytest.approx((0.8 + 0 - 0.1 + 0.3) / 4)
     assert (row["wins"], row["ties"], row["losses"], row["n"]) == (2, 1, 1, 4)

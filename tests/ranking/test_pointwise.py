@@ -85,8 +85,10 @@ def test_judged_documents_come_before_inherited_ones_and_those_before_the_rest()
     judgments = by_id(
         judgment("a", 0.0, 0.0), judgment("b", 0.0, 3.0), *(judgment(each, 3.0, 3.0, "inherited") for each in "ij")
     )
-    found = rank_by_judgment(first, judgments, WEIGHTS)
-    assert ids(found) == ["b", "a", "i", "j", "u", "v"]
+    # Without its weight the first stage, in which it stands behind, does not help "a".
+    for first_stage in (WEIGHTS["first_stage"], 0.0):
+        found = rank_by_judgment(first, judgments, {**WEIGHTS, "first_stage": first_stage})
+        assert ids(found) == ["b", "a", "i", "j", "u", "v"]
 
 
 def test_where_all_weights_of_a_judgment_are_nothing_its_score_is_nothing() -> None:

@@ -80,9 +80,10 @@ async def test_a_question_shows_one_document_and_at_most_so_many_children(rerank
         assert all(len(set(shown)) == len(shown) for shown in comparer.compared)
 
 
-def test_no_more_children_than_an_engine_tells_the_probabilities_of() -> None:
+@pytest.mark.parametrize("children", [0, 20])
+def test_a_node_has_children_and_no_more_than_an_engine_tells_the_probabilities_of(children: int) -> None:
     with pytest.raises(ValidationError):
-        SetwiseSettings(children=20)
+        SetwiseSettings(children=children)
 
 
 async def test_building_a_heap_asks_once_for_each_node_with_children_where_all_is_right_already() -> None:

@@ -197,6 +197,10 @@ async def test_where_a_topic_has_nothing_that_has_weight_its_order_stays() -> No
     weights = {"first_stage": 0.0, "judge": 0.0, "pairwise": 1.0}
     ranking = await rank("judge,fusion:4", scored(list("abcd")), scored(list("dcba")), fusion={"weights": weights})
     assert ids(ranking) == list("dcba")
+    chosen = {"weights": weights}
+    asking = asking_by({"c": 2.0, "d": 1.0})
+    later = await rank("judge,fusion:4,pairwise:2", scored(list("abcd")), scored(list("dcba")), asking, fusion=chosen)
+    assert ids(later) == list("cdba")
 
 
 async def test_fusion_of_the_best_leaves_the_others_where_they_were() -> None:
@@ -225,6 +229,8 @@ async def test_balance_goes_by_the_judgments_whatever_scores_a_step_gave() -> No
     stances = dict(zip("abcd", ["PRO", "PRO", "CON", "CON"], strict=True))
     asking = asking_by(dict(zip("abcd", [4.0, 3.0, 2.0, 1.0], strict=True)))
     equal = [ScoredDocument(each, 1.0) for each in "abcd"]
+    later = asking_by(dict(zip("abcd", [1.0, 2.0, 3.0, 4.0], strict=True)))
+    assert ids(await rank("judge,balance:4,pairwise:2", equal, equal, later, stances)) == list("cabd")
     unequal = [ScoredDocument(each, score) for each, score in zip("abcd", [0.9, 0.8, 0.7, 0.6], strict=True)]
     for steps in ("judge,balance:3", "judge,pairwise:2,balance:3", "pairwise:3,balance:3"):
         assert ids(await rank(steps, equal, equal, asking, stances)) == list("acbd")

@@ -1,0 +1,110 @@
+"""Default settings. They decide the results of every run that does not set them, so a change of one is made twice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from touche_llm.config import Config
+from touche_llm.data.settings import Section
+from touche_llm.judging.sentence_pairs import PairSettings
+from touche_llm.judging.stance import StanceSettings
+from touche_llm.llm.cache import CacheMode
+from touche_llm.llm.settings import CacheConfig, EngineConfig, Runner, SamplingConfig
+from touche_llm.ranking.balance import BalanceSettings
+from touche_llm.ranking.expansion import ExpansionSettings
+from touche_llm.ranking.fusion import FusionSettings, FusionStepSettings
+from touche_llm.ranking.listwise import ListwiseSettings
+from touche_llm.ranking.pairwise import PairwiseSettings
+from touche_llm.ranking.setwise import SetwiseSettings
+from touche_llm.ranking.sliding import SlidingSettings
+from touche_llm.ranking.steps import RankingSettings
+from touche_llm.ranking.tournament import TournamentSettings
+from touche_llm.retrieval.bm25 import Bm25Settings
+from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
+from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
+from touche_llm.retrieval.sentences import SentenceSettings
+from touche_llm.retrieval.settings import RetrieverConfig
+
+# Optional settings, which are None or empty by default, and sections are left out.
+DEFAULTS: Mapping[type[Section], Mapping[str, object]] = {
+    Config: {
+        "task": "comparative",
+        "skip_bad_lines": False,
+        "depth": 100,
+        "objective": "both",
+        "rank": ("judge",),
+        "tag": "touche-llm",
+    },
+    PairSettings: {
+        "judged": 100,
+        "both_orders": 20,
+        "most": 1000,
+        "most_share": 0.1,
+        "no_side_above": 0.5,
+        "same_argument": 0.1,
+    },
+    StanceSettings: {"depth": 20, "both_orders": True},
+    EngineConfig: {
+        "name": "server",
+        "runner": Runner.VLLM,
+        "base_url": "http://127.0.0.1:8000",
+        "concurrency": 256,
+        "request_timeout": 300.0,
+        "retry_for": 600.0,
+    },
+    SamplingConfig: {
+        "temperature": 0.0,
+        "resample_temperature": 0.7,
+        "seed": 0,
+        "max_tokens": 64,
+        "logprobs": True,
+        "chat_template_kwargs": {"enable_thinking": False, "thinking": False},
+    },
+    CacheConfig: {"file": Path(".touche-llm/answers.sqlite"), "mode": CacheMode.REUSE, "retry_failures": False},
+    BalanceSettings: {"margin": 0.05, "places": 3},
+    ExpansionSettings: {"use": False, "weight": 0.5, "k": 60.0},
+    FusionSettings: {"method": "rrf", "k": 60.0},
+    FusionStepSettings: {"method": "rrf", "k": 60.0},
+    ListwiseSettings: {"window": 20, "stride": 10, "shuffles": 1, "seed": 0},
+    PairwiseSettings: {"both_orders": True},
+    SetwiseSettings: {"children": 3, "top": 10, "both_orders": False},
+    SlidingSettings: {"passes": 10, "both_orders": True},
+    RankingSettings: {"document_tokens": 512},
+    TournamentSettings: {"group": 10, "rounds": 2, "seed": 0},
+    Bm25Settings: {"method": "robertson", "k1": 1.5, "b": 0.75},
+    RetrieverConfig: {"method": "robertson", "k1": 1.5, "b": 0.75, "name": "bm25", "query": ("title",)},
+    ChatNoirSettings: {
+        "base_url": "https://chatnoir.eu/",
+        "index": "clueweb22/b",
+        "cache": Path(".touche-llm/chatnoir.sqlite"),
+        "requests_per_second": 2.0,
+        "page_size": 100,
+        "request_timeout": 60.0,
+        "retry_for": 300.0,
+    },
+    ElasticsearchSettings: {
+        "url": "http://127.0.0.1:9200",
+        "index": "touche-llm",
+        "request_timeout": 60.0,
+        "retry_for": 300.0,
+    },
+    SentenceSettings: {
+        "pool": 1000,
+        "arguments": 100,
+        "argument_share": 0.3,
+        "least_words": 4,
+        "most_chars": 1000,
+        "duplicate": 0.8,
+    },
+}
+
+
+@pytest.mark.parametrize("section", DEFAULTS, ids=lambda section: section.__name__)
+def test_defaults_change_only_on_purpose(section: type[Section]) -> None:
+    fields = {name: field for name, field in section.model_fields.items() if not field.is_required()}
+    defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
+    plain = {name: value for name, value in defaults.items() if not isinstance(value, Section)}
+    assert {name: value for name, value in plain.items() if value not in (None, "", (), {}, [])} == DEFAULTS[section]
