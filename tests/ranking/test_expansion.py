@@ -147,7 +147,8 @@ def test_candidates_of_another_tool_are_not_searched_for(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("weight", 0.0), ("weight", -1.0), ("weight", float("inf")), ("k", -1.0), ("use", "perhaps")]
+    ("name", "value"),
+    [("weight", 0.0), ("weight", -1.0), ("weight", float("inf")), ("k", -1.0), ("k", float("inf")), ("use", "perhaps")],
 )
 def test_settings_that_make_no_sense_are_refused(name: str, value: object) -> None:
     flags = {"topics": Path("t.xml"), "corpus": Path("c.jsonl"), f"expansion.{name}": value}
