@@ -27,7 +27,8 @@ from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
 from touche_llm.retrieval.sentences import SentenceSettings
 from touche_llm.retrieval.settings import RetrieverConfig, to_texts
 from touche_llm.tasks import DEFAULT_TASK, TASKS, get_task
-from touche_llm.tasks.base import FIRST_STAGE, Objective, Task
+from touche_llm.tasks.base import Task
+from touche_llm.tasks.definition import FIRST_STAGE, Objective
 
 _INDEX_ROOT = Path(".touche-llm/index")
 # Old names of settings, and their current ones.

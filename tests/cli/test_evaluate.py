@@ -16,9 +16,9 @@ import pytest
 import touche_llm
 from tests.cli.conftest import Touche
 from touche_llm.data.trec_runs import read_run
-from touche_llm.evaluation import leaderboard
 from touche_llm.evaluation.qrels import read_qrels
 from touche_llm.tasks import get_task
+from touche_llm.tasks.leaderboard import read_tables
 
 REAL = Path(__file__).parents[2].parent / "shared" / "data" / "comparative"
 TASK = ("--task", "comparative")
@@ -284,7 +284,7 @@ def test_a_run_stands_between_its_neighbours_of_the_published_table(touche: Touc
     rows = rows_of(done.stdout)
     assert {measure for _, measure in rows} == {"relevance nDCG@5", "quality nDCG@5", "stance macro-F1"}
     for (_, measure), row in rows.items():
-        tables = leaderboard.read_boards()["comparative"].tables
+        tables = read_tables(get_task("comparative"))
         published = next(table for table in tables if table.measure == measure.split()[0])
         assert row["source"] == published.url and row["published"] == len(published.runs)
         better = [run for run in published.runs if run.value > round(row["value"], 3)]

@@ -154,7 +154,7 @@ def test_what_cannot_be_compared_is_told() -> None:
 
 
 def test_a_ranking_without_unjudged_documents_cannot_move() -> None:
-    table = compute_bounds(run_of({"1": ["a", "b"]}).rankings, {"1": {"a": 1.0, "b": 2.0}, "2": {"c": 1.0}}, 5)
+    table = compute_bounds(run_of({"1": ["a", "b"]}).rankings, {"1": {"a": 1.0, "b": 2.0}, "2": {"c": 1.0}}, 5, 3)
     assert list(table["unjudged"]) == [0, 0]
     assert list(table["lowest"]) == list(table["highest"])
     assert table["lowest"][1] == 0.0
@@ -162,7 +162,7 @@ def test_a_ranking_without_unjudged_documents_cannot_move() -> None:
 
 def test_a_late_good_document_can_lower_the_value() -> None:
     run = run_of({"1": ["a", "b", "c", "d", "x"]})
-    table = compute_bounds(run.rankings, {"1": {"a": 1.0, "b": 0.0, "c": 0.0, "d": 0.0}}, 5)
+    table = compute_bounds(run.rankings, {"1": {"a": 1.0, "b": 0.0, "c": 0.0, "d": 0.0}}, 5, 3)
     # Judged 0 the unjudged document leaves the value at 1.
     assert table["lowest"][0] == pytest.approx((1 + 3 / math.log2(6)) / (3 + 1 / math.log2(3)))
     assert table["highest"][0] == pytest.approx(1.0)
@@ -186,6 +186,6 @@ def test_bounds_are_those_of_all_completed_judgments(ranking: list[str], grades:
         metric.value
         for metric in ir_measures.iter_calc([ir_measures.nDCG @ 5], completed, dict.fromkeys(completed, ranked))
     ]
-    table = compute_bounds(run_of({"1": ranking}).rankings, {"1": grades}, 5)
+    table = compute_bounds(run_of({"1": ranking}).rankings, {"1": grades}, 5, 3)
     assert table["unjudged"][0] == len(unknown)
     assert (table["lowest"][0], table["highest"][0]) == pytest.approx((min(values), max(values)))

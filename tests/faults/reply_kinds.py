@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from tests.answer_models import ComparativeJudgment
 from tests.scripted_engine import spell
 from touche_llm.llm.answers import get_labels
-from touche_llm.tasks.comparative import ComparativeJudgment
 
 LABELS = get_labels(ComparativeJudgment)
 # Replies that carry no answer, and those whose answer cannot be used.

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.answer_models import ComparativeJudgment
 from tests.faults.fuzz_server import FuzzServer, honest, probe
 from tests.faults.reply_kinds import Pieces, http
 from tests.faults.tally import Tally
@@ -17,7 +18,6 @@ from tests.faults.test_replies import connected, request_for
 from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.model import ModelClient
-from touche_llm.tasks.comparative import ComparativeJudgment
 
 pytestmark = pytest.mark.slow
 

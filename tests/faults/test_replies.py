@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 import pytest
 
+from tests.answer_models import ComparativeJudgment
 from tests.faults import reply_bodies, reply_logprobs, reply_wires
 from tests.faults.fuzz_server import FuzzServer, honest, probe
 from tests.faults.reply_kinds import KINDS, LABELS, Kind, Pieces, good, http
@@ -28,7 +29,6 @@ from touche_llm.llm.engines.server import VllmServer
 from touche_llm.llm.logprobs import compute_expected_grade, read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Origin, Request, Sampling
-from touche_llm.tasks.comparative import ComparativeJudgment
 
 # Imported for the kinds that they register.
 assert reply_bodies and reply_logprobs and reply_wires

@@ -18,7 +18,9 @@ from touche_llm.judging.sentence_pairs import (
     reverse_pair,
     select_sentences,
 )
+from touche_llm.tasks.definition import Scale
 
+SCALES = {name: Scale(0, 3) for name in ("relevance", "quality", "coherence")}
 WEIGHTS = {"relevance": 1.0, "quality": 0.5, "coherence": 0.5, "first_stage": 0.05}
 
 
@@ -55,7 +57,7 @@ def judgment(
 def sides(judgments: list[Judgment], settings: PairSettings | None = None) -> dict[str, str]:
     candidates = [Candidate("1", each.document_id, rank, 1.0) for rank, each in enumerate(judgments, start=1)]
     by_id = {each.document_id: each for each in judgments}
-    found = select_sentences(candidates, by_id, lambda name: (0, 0), settings or PairSettings(), WEIGHTS)
+    found = select_sentences(candidates, by_id, lambda name: (0, 0), settings or PairSettings(), WEIGHTS, SCALES)
     return {each.id: each.side for each in found}
 
 
@@ -84,7 +86,7 @@ def test_a_sentence_is_worth_its_grades_as_far_as_it_argues() -> None:
         "talk": judgment("talk", {"PRO": 0.6, "CON": 0.3, "NONE": 0.1}, {"CLAIM": 0.1, "PREMISE": 0.1, "NONE": 0.8}),
     }
     candidates = [Candidate("1", "talk", 1, 2.0), Candidate("1", "good", 2, 1.0), Candidate("1", "unjudged", 3, 0.5)]
-    good, talk = select_sentences(candidates, judgments, lambda name: (len(name), 7), PairSettings(), WEIGHTS)
+    good, talk = select_sentences(candidates, judgments, lambda name: (len(name), 7), PairSettings(), WEIGHTS, SCALES)
     assert (good.id, good.argument, good.place, good.rank) == ("good", 4, 7, 2)
     assert good.score == pytest.approx((3.0 + 0.5 * 1.5) / 1.5 / 3)
     assert talk.score == pytest.approx(0.2 * 0.6 * good.score)

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
 
+from tests.answer_models import ComparativeJudgment
 from touche_llm.data.records import Topic
 from touche_llm.data.topics import read_topics
 from touche_llm.llm.answers import AnswerModel, Unusable, build_schema, get_labels, parse_answer
-from touche_llm.tasks.comparative import ComparativeJudgment, _Objects, objects_answer
+from touche_llm.tasks.features import _Objects, objects_answer
 
 REAL = Path(__file__).parents[3] / "shared" / "data" / "comparative" / "topics.xml"
 GOOD = {"relevance": 3, "quality": 0, "stance": "NO"}

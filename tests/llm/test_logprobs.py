@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.answer_models import ComparativeJudgment
 from tests.scripted_engine import spell
 from touche_llm.data.records import Reading
 from touche_llm.llm.answers import Token, get_labels
 from touche_llm.llm.logprobs import compute_expected_grade, get_most_probable, read_label, select_label_tokens
-from touche_llm.tasks.comparative import ComparativeJudgment
 
 LABELS = get_labels(ComparativeJudgment)
 # A token of the answer, or a token with the probabilities of its alternatives.

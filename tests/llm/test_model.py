@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.answer_models import ComparativeJudgment
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from touche_llm.data.records import Cut, Topic
 from touche_llm.errors import DataError, PromptError, ReplayMiss
@@ -24,7 +25,6 @@ from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.llm.truncation import fit_document
 from touche_llm.prompts.catalog import load_named
 from touche_llm.tasks import get_task
-from touche_llm.tasks.comparative import ComparativeJudgment
 from touche_llm.text.analysis import Analyzer
 from touche_llm.text.passages import RankedPassages, rank_passages
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.answer_models import ComparativeJudgment
 from tests.llm.test_model import ANSWER, request_about
 from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.errors import EngineError
@@ -19,7 +20,6 @@ from touche_llm.llm.counts import Counts, translate_old_counts
 from touche_llm.llm.engines.base import Completion, Rejected, Transient
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Request
-from touche_llm.tasks.comparative import ComparativeJudgment
 
 LIMIT = 32
 

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
+from tests.answer_models import ComparativeJudgment
 from tests.fake_server import Behaviour, FakeServer, hangs, says, status
 from tests.llm.engines.test_server import UNUSABLE, model_of, question, send_question
 from tests.scripted_engine import FACTS
@@ -21,7 +22,6 @@ from touche_llm.llm.counts import Counts
 from touche_llm.llm.engines.dry_run import OverlayCache
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.truncation import Truncation
-from touche_llm.tasks.comparative import ComparativeJudgment
 
 BAD = says("Well, I think")
 FAILING = [*UNUSABLE, (status(400), "server_error"), (status(413), "server_error")]

@@ -12,8 +12,10 @@ from tests.ranking.fake_comparer import ids
 from touche_llm.data.records import Candidate, Judgment, ScoredDocument
 from touche_llm.judging.grades import combine_grades
 from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment
+from touche_llm.tasks.definition import Scale
 
 WEIGHTS = {"relevance": 1.0, "quality": 0.5, "first_stage": 0.25}
+SCALES = {"relevance": Scale(0, 3), "quality": Scale(0, 3)}
 
 
 def candidates(*scores: float) -> list[Candidate]:
@@ -60,7 +62,7 @@ def test_scaled_scores_lie_between_nothing_and_one_and_keep_their_order(scores: 
 
 
 def test_the_score_is_the_weighted_mean_of_grades_and_first_stage() -> None:
-    (found,) = rank_by_judgment([ScoredDocument("a", 0.5)], by_id(judgment("a", 3.0, 1.5)), WEIGHTS)
+    (found,) = rank_by_judgment([ScoredDocument("a", 0.5)], by_id(judgment("a", 3.0, 1.5)), WEIGHTS, SCALES)
     # (1 · 3/3 + 0.5 · 1.5/3 + 0.25 · 0.5) / 1.75
     assert found.score == pytest.approx(1.375 / 1.75)
 
@@ -70,13 +72,13 @@ def test_a_weight_of_nothing_leaves_a_part_out() -> None:
     judgments = by_id(judgment("a", 0.0, 3.0), judgment("b", 3.0, 0.0))
     for name, best in (("relevance", "b"), ("quality", "a"), ("first_stage", "a")):
         weights = dict.fromkeys(WEIGHTS, 0.0) | {name: 2.0}
-        found = rank_by_judgment(first, judgments, weights)
+        found = rank_by_judgment(first, judgments, weights, SCALES)
         assert [(each.score, each.document_id == best) for each in found] == [(1.0, True), (0.0, False)]
 
 
 def test_equal_scores_keep_the_order_of_the_first_stage() -> None:
     judgments = by_id(*(judgment(each, 2.0, 1.0) for each in "abc"))
-    found = rank_by_judgment([ScoredDocument(each, 0.0) for each in "cab"], judgments, WEIGHTS)
+    found = rank_by_judgment([ScoredDocument(each, 0.0) for each in "cab"], judgments, WEIGHTS, SCALES)
     assert ids(found) == ["c", "a", "b"]
 
 
@@ -87,12 +89,22 @@ def test_judged_documents_come_before_inherited_ones_and_those_before_the_rest()
     )
     # Without its weight the first stage, in which it stands behind, does not help "a".
     for first_stage in (WEIGHTS["first_stage"], 0.0):
-        found = rank_by_judgment(first, judgments, {**WEIGHTS, "first_stage": first_stage})
+        found = rank_by_judgment(first, judgments, {**WEIGHTS, "first_stage": first_stage}, SCALES)
         assert ids(found) == ["b", "a", "i", "j", "u", "v"]
 
 
+def test_each_grade_counts_as_its_share_of_its_own_scale() -> None:
+    scales = {"relevance": Scale(1, 5), "quality": Scale(0, 2)}
+    weights = {"relevance": 1.0, "quality": 0.5}
+    assert combine_grades(judgment("a", 4.0, 1.0), weights, scales) == pytest.approx((0.75 + 0.5 * 0.5) / 1.5)
+    assert combine_grades(judgment("a", 1.0, 0.0), weights, scales) == 0.0
+    assert combine_grades(judgment("a", 5.0, 2.0), weights, scales) == 1.0
+
+
 def test_where_all_weights_of_a_judgment_are_nothing_its_score_is_nothing() -> None:
-    assert combine_grades(judgment("a", 3.0, 3.0), {"relevance": 0.0, "quality": 0.0, "first_stage": 1.0}) == 0.0
+    assert (
+        combine_grades(judgment("a", 3.0, 3.0), {"relevance": 0.0, "quality": 0.0, "first_stage": 1.0}, SCALES) == 0.0
+    )
 
 
 @given(st.floats(0, 3), st.floats(0, 3), st.floats(0, 1), st.lists(st.floats(0, 100), min_size=3, max_size=3))
@@ -101,4 +113,4 @@ def test_a_score_lies_between_nothing_and_one(
     relevance: float, quality: float, first: float, weights: list[float]
 ) -> None:
     named = dict(zip(WEIGHTS, weights, strict=True))
-    assert 0.0 <= combine_grades(judgment("a", relevance, quality), named, first) <= 1.0 + 1e-9
+    assert 0.0 <= combine_grades(judgment("a", relevance, quality), named, SCALES, first) <= 1.0 + 1e-9

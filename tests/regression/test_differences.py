@@ -11,6 +11,7 @@ from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.regression.differences import RunDifference, compare_measures, compare_rankings, compare_values
 from touche_llm.regression.format_diff import format_differences
+from touche_llm.tasks.definition import Scale
 
 LABELS = ("PRO", "CON")
 
@@ -66,7 +67,9 @@ def test_where_no_rank_and_no_stance_differs_the_scores_are_told_and_else_the_by
 def test_figures_are_those_before_and_those_now(stances: bool) -> None:
     grades = {"relevance": {"1": {"a": 3.0, "b": 0.0}}, "quality": {"1": {"a": 0.0, "b": 3.0}}}
     true = {"1": {"a": "PRO", "b": "CON"}} if stances else {}
-    found = compare_measures("r", run("ab", {"b": "CON"}), run("ba"), Qrels(grades, true, LABELS, {}, []))
+    found = compare_measures(
+        "r", run("ab", {"b": "CON"}), run("ba"), Qrels(grades, true, LABELS, dict.fromkeys(grades, Scale(0, 3)), {}, [])
+    )
     values = {each.name: (each.old, each.new) for each in found}
     second = pytest.approx(1 / 1.584962500721156)
     assert values["relevance nDCG@5"] == (1.0, second) and values["quality nDCG@5"] == (second, 1.0)

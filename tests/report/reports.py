@@ -22,6 +22,7 @@ from touche_llm.data.records import Attempt, Failure
 from touche_llm.data.trec_runs import read_run
 from touche_llm.llm.request import Request
 from touche_llm.pipeline import run_all as pipeline
+from touche_llm.tasks.definition import Scale, Strict
 
 # Each would set `window.ran`, fetch something, or leave the element that it stands in.
 ATTACKS = (
@@ -51,6 +52,10 @@ def poisoned(value: Any) -> Any:
         return value.with_name(POISON.replace("/", "") + value.name)
     if isinstance(value, Mapping):
         return {poisoned(key): poisoned(each) for key, each in value.items()}
+    if isinstance(value, Scale):
+        return value
+    if isinstance(value, Strict):
+        return value.model_copy(update={name: poisoned(getattr(value, name)) for name in type(value).model_fields})
     if isinstance(value, list | tuple):
         return type(value)(map(poisoned, value))
     if is_dataclass(value) and not isinstance(value, type):

@@ -24,6 +24,7 @@ QRELS = Qrels(
     {"1": {"a": "PRO", "c": "CON"}, "2": {"a": "PRO"}},
     LABELS,
     {},
+    {},
     [],
 )
 

@@ -89,8 +89,8 @@ def evaluate(
     else:
         frame, show = _summary(evaluations), _show_summary
         if leaderboard:
-            frame, unplaced = standings(known.name, frame, evaluations)
-            show = partial(show_standings, known.name)
+            frame, unplaced = standings(known, frame, evaluations)
+            show = partial(show_standings, known)
             notes += unplaced
     if output is Format.TABLE:
         show(frame, evaluations)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from touche_llm.cli.tables import TEXT_WIDTH, Column, format_interval, format_value, show_lines, show_table
 from touche_llm.errors import UsageError
-from touche_llm.evaluation.leaderboard import PublishedRun, Table, find_place, read_boards
 from touche_llm.evaluation.measures import describe_coverage
+from touche_llm.tasks.base import Task
+from touche_llm.tasks.leaderboard import PublishedRun, Table, find_place, read_tables
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -21,11 +22,11 @@ _NEIGHBOURS = 2
 _GAP = ("\N{HORIZONTAL ELLIPSIS}", "", "", "", "", "")
 
 
-def standings(task: str, summary: DataFrame, evaluations: Sequence[Evaluation]) -> tuple[DataFrame, list[str]]:
+def standings(task: Task, summary: DataFrame, evaluations: Sequence[Evaluation]) -> tuple[DataFrame, list[str]]:
     """Return the place of each run that has a value over all judged topics, by each measure with a published table.
 
     Args:
-        task: Name of the task.
+        task: Task of the runs.
         summary: Estimates of the runs, see `evaluation.evaluate`.
         evaluations: Evaluations of the runs.
 
@@ -45,8 +46,8 @@ def standings(task: str, summary: DataFrame, evaluations: Sequence[Evaluation]) 
     found = {evaluation.name: evaluation for evaluation in evaluations}
     rows = []
     unplaced: dict[str, None] = {}
-    for each in read_boards()[task].tables:
-        for row in summary[summary["measure"] == _ours(each)].dropna(subset="value").to_dict(orient="records"):
+    for each in read_tables(task):
+        for row in summary[summary["measure"] == _ours(each, task)].dropna(subset="value").to_dict(orient="records"):
             covered = found[row["run"]].coverage(each.measure)
             if covered.is_partial:
                 unplaced[f"{row['run']}: no place, since it was measured on {covered}"] = None
@@ -57,7 +58,7 @@ def standings(task: str, summary: DataFrame, evaluations: Sequence[Evaluation]) 
             rows.append(
                 row
                 | {"place": at}
-                | _reach(each, found[row["run"]])
+                | _reach(each, task, found[row["run"]])
                 | {"published": len(each.runs)}
                 | {"ahead": _name(ahead), "ahead_value": ahead and ahead.value}
                 | {"behind": _name(behind), "behind_value": behind and behind.value}
@@ -69,18 +70,18 @@ def standings(task: str, summary: DataFrame, evaluations: Sequence[Evaluation]) 
             "--leaderboard out"
         )
     if not rows:
-        measures = ", ".join(_ours(each) for each in read_boards()[task].tables)
+        measures = ", ".join(_ours(each, task) for each in read_tables(task))
         raise UsageError(
-            f"--leaderboard: no value to compare with the published tables of {task}; they have {measures}"
+            f"--leaderboard: no value to compare with the published tables of {task.name}; they have {measures}"
         )
     return pd.DataFrame(rows), list(unplaced)
 
 
-def _reach(table: Table, evaluation: Evaluation) -> dict[str, float]:
+def _reach(table: Table, task: Task, evaluation: Evaluation) -> dict[str, float]:
     """Return the range of places that unjudged documents leave open; NaN if unknown."""
     from touche_llm.evaluation.measures import JUDGED
 
-    bounds = evaluation.bounds[evaluation.bounds["measure"] == _ours(table)]
+    bounds = evaluation.bounds[evaluation.bounds["measure"] == _ours(table, task)]
     known = not bounds.empty
     share = evaluation.estimates.get(f"{table.measure} {JUDGED}")
     return {
@@ -90,12 +91,12 @@ def _reach(table: Table, evaluation: Evaluation) -> dict[str, float]:
     }
 
 
-def show_standings(task: str, places: DataFrame, evaluations: Sequence[Evaluation]) -> None:
+def show_standings(task: Task, places: DataFrame, evaluations: Sequence[Evaluation]) -> None:
     """Print each table around the runs, with the source; published values have three decimals."""
     columns = [Column("place"), Column("run", is_text=True, cut=TEXT_WIDTH), Column("value"), Column("95 % interval")]
     columns += [Column("n", drop=1), Column("if judged", drop=2)]
-    for table in read_boards()[task].tables:
-        ours = list(places[places["measure"] == _ours(table)].sort_values("value", ascending=False).itertuples())
+    for table in read_tables(task):
+        ours = list(places[places["measure"] == _ours(table, task)].sort_values("value", ascending=False).itertuples())
         if not ours:
             continue
         names = {row.run for row in ours}
@@ -114,7 +115,7 @@ def show_standings(task: str, places: DataFrame, evaluations: Sequence[Evaluatio
                 rows.append((str(at), _name(run) or "", f"{run.value:.3f}", interval, judged, ""))
                 before = number
         rows += [_GAP] * (before < len(table.runs) - 1) + [_format_row(row) for row in ours]
-        title = f"{_ours(table)} among the {len(table.runs)} published runs, {table.published_as}"
+        title = f"{_ours(table, task)} among the {len(table.runs)} published runs, {table.published_as}"
         placed = [found for found in evaluations if found.name in names]
         below = [table.url, *describe_coverage(placed, table.measure)]
         show_table(columns, rows, title=title, below=below)
@@ -134,9 +135,9 @@ def _format_row(row: Any) -> Sequence[str]:
     return (f"\N{RIGHTWARDS ARROW} {row.place}", row.run, value, interval, f"{row.n:,}", reach)
 
 
-def _ours(table: Table) -> str:
+def _ours(table: Table, task: Task) -> str:
     """Return the name of our measure for a published table."""
-    return table.ours if table.measure == "stance" else f"{table.measure} {table.ours}"
+    return f"{table.measure} {task.definition.measures[table.measure]}"
 
 
 def _name(run: PublishedRun | None) -> str | None:

@@ -158,7 +158,9 @@ def _read_rows(path: Path) -> Iterator[tuple[int, list[str] | BadLine]]:
         elif row != HEADER:
             hint = "is this args_processed_04_01.csv?"
             if lines.begins_with_json:
-                hint = "it begins with a JSON object: did you mean --task comparative or --task controversial?"
+                hint = (
+                    "it begins with a JSON object: give a --task with the reader json_lines (`touche-llm tasks list`)"
+                )
             raise DataError(f"{path}: does not begin with {','.join(HEADER)}; {hint}")
         header_seen = True
 

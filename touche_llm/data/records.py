@@ -81,7 +81,8 @@ class RunLine(msgspec.Struct, frozen=True, gc=False):
     tag: str
 
 
-HIGHEST_GRADE = 3
+# Highest grade of any scale; a task has a scale for each aspect.
+HIGHEST_GRADE = 10
 # A grade or the mean of grades.
 Grade = Annotated[float, msgspec.Meta(ge=0.0, le=HIGHEST_GRADE)]
 

@@ -80,10 +80,10 @@ def parse_yaml(content: bytes | str, *, words: bool = False) -> Any:
         raise YamlError(str(error)) from error
 
 
-def read_yaml(path: Path) -> Any:
+def read_yaml(path: Path, *, words: bool = False) -> Any:
     """Parse a YAML file; raises YamlError as `parse_yaml`, and OSError."""
     with path.open("rb") as stream:
-        return parse_yaml(stream.read(MAX_BYTES + 1))
+        return parse_yaml(stream.read(MAX_BYTES + 1), words=words)
 
 
 def to_yaml(value: Any) -> bytes:

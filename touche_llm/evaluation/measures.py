@@ -117,7 +117,7 @@ def evaluate_run(name: str, run: ParsedRun, qrels: Qrels, depth: int | None = No
         _check_topics(run, grades, aspect)
         found = estimate_grades(run, grades, depth)
         estimates |= {f"{aspect} {measure}": estimate for measure, estimate in found.items()}
-        table = compute_bounds(run.rankings, grades, CUTOFF)
+        table = compute_bounds(run.rankings, grades, CUTOFF, qrels.scales[aspect].highest)
         table.insert(0, "run", name)
         table.insert(1, "measure", f"{aspect} {NDCG}")
         tables.append(table)

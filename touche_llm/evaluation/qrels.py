@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from touche_llm.data.lines import ID_FORM, is_word, read_table_lines
-from touche_llm.data.records import HIGHEST_GRADE
 from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
+from touche_llm.tasks.definition import Scale
 
 # The grade -2 marks texts that are no argument.
 LOWEST_GRADE = -2
@@ -48,9 +48,11 @@ class Qrels:
     """The judgments of a task, all aspects together.
 
     Attributes:
-        grades: Grades of each graded aspect, by topic and document, in the order of the files; from -2 to 3.
+        grades: Grades of each graded aspect, by topic and document, in the order of the files; from -2 to the
+            highest of the scale.
         stances: True labels by topic and document; empty if none were given.
         labels: Stances of the task, in its order.
+        scales: Scale of each aspect of the task.
         repeated: Number of lines that repeat an earlier one, for each aspect with such lines.
         gaps: Judgments that an aspect lacks and another has, in the order of the aspects.
         judged_topics: All topics that the file of each aspect judges, including those that `restrict_to` left out.
@@ -59,6 +61,7 @@ class Qrels:
     grades: dict[str, Grades]
     stances: dict[str, dict[str, str]]
     labels: tuple[str, ...]
+    scales: Mapping[str, Scale]
     repeated: dict[str, int]
     gaps: list[Gap]
     judged_topics: dict[str, frozenset[str]] = field(default_factory=dict)
@@ -95,9 +98,9 @@ def _select(judged: dict[str, dict[str, ValueT]], topics: Collection[str]) -> di
 def read_qrels(files: Mapping[str, Path | str], task: Task | str) -> Qrels:
     """Read the judgments of several files, in their order.
 
-    A line is `qid 0 doc GRADE`, a number from -2 to 3 with at most three decimals, or `qid 0 doc LABEL` for stances,
-    separated by any white space; the second column and empty lines are ignored, and lines may repeat others. A file may
-    be gzipped.
+    A line is `qid 0 doc GRADE`, a number from -2 to the aspect's highest grade with at most three decimals, or
+    `qid 0 doc LABEL` for stances, separated by any white space; the second column and empty lines are ignored, and
+    lines may repeat others. A file may be gzipped.
 
     Args:
         files: The file of each aspect: grades, named as in the task's judge prompt, and `stance`.
@@ -120,13 +123,16 @@ def read_qrels(files: Mapping[str, Path | str], task: Task | str) -> Qrels:
     judged: dict[str, dict[str, dict[str, Any]]] = {}
     for aspect in aspects:
         if aspect in files:
-            column, parse = ("label", partial(_parse_label, task=task)) if aspect == STANCE else ("grade", _parse_grade)
+            column = "label" if aspect == STANCE else "grade"
+            parse: Callable[[str], Any] = partial(_parse_label, task=task)
+            if aspect != STANCE:
+                parse = partial(_parse_grade, scale=task.scales[aspect])
             judged[aspect], again = _read(Path(files[aspect]), column, parse)
             if again:
                 repeated[aspect] = again
     gaps = _find_gaps(judged)
     stances = judged.pop(STANCE, {})
-    return Qrels(judged, stances, task.stances, repeated, gaps)
+    return Qrels(judged, stances, task.stances, task.scales, repeated, gaps)
 
 
 def _parse_label(text: str, task: Task) -> str:
@@ -137,11 +143,11 @@ def _parse_label(text: str, task: Task) -> str:
     return text
 
 
-def _parse_grade(text: str) -> float:
+def _parse_grade(text: str, scale: Scale) -> float:
     grade = float(text) if _GRADE.fullmatch(text) else None
-    if grade is None or not LOWEST_GRADE <= grade <= HIGHEST_GRADE:
+    if grade is None or not LOWEST_GRADE <= grade <= scale.highest:
         raise ValueError(
-            f"{text!r:.40} is no grade: a number from {LOWEST_GRADE} to {HIGHEST_GRADE} with at most "
+            f"{text!r:.40} is no grade: a number from {LOWEST_GRADE} to {scale.highest} with at most "
             f"{GRADE_DECIMALS} decimals; correct it, or give the graded qrels"
         )
     return grade

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from touche_llm.data.records import HIGHEST_GRADE, Candidate
+from touche_llm.data.records import Candidate
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.estimate import Array, Estimate
 
@@ -91,19 +91,23 @@ def compare(
 
 
 def compute_bounds(
-    rankings: Mapping[str, Sequence[Candidate]], judged: Mapping[str, Mapping[str, float]], cutoff: int
+    rankings: Mapping[str, Sequence[Candidate]],
+    judged: Mapping[str, Mapping[str, float]],
+    cutoff: int,
+    highest: int,
 ) -> pd.DataFrame:
     """Compute how low and how high nDCG could be if the unjudged top documents of a run were judged.
 
-    The unjudged documents among the first `cutoff` of a topic are given the grades 0 to 3, in all combinations; all
-    other documents stay as they are. For each combination nDCG is computed as usual, with the new grades in its ideal
-    ranking too. The lowest value is therefore not always the one in which all new grades are 0: a good document at a
-    low rank raises the ideal more than the ranking.
+    The unjudged documents among the first `cutoff` of a topic are given the grades 0 to `highest`, in all combinations;
+    all other documents stay as they are. For each combination nDCG is computed as usual, with the new grades in its
+    ideal ranking too. The lowest value is therefore not always the one in which all new grades are 0: a good document
+    at a low rank raises the ideal more than the ranking.
 
     Args:
         rankings: Rankings by topic, best first.
         judged: Grades by topic and document; those below 0 count 0.
-        cutoff: Cutoff of nDCG, at most 5, since 4^cutoff combinations are tried.
+        cutoff: Cutoff of nDCG, at most 5, since all combinations are tried.
+        highest: Highest grade of the scale.
 
     Returns:
         A row for each judged topic, with the columns `topic`, `unjudged` (documents among the first `cutoff`),
@@ -116,7 +120,7 @@ def compute_bounds(
         unknown = np.array([document not in grades for document in top], dtype=bool)
         known = np.array([max(grades.get(document, 0.0), 0.0) for document in top])
         best = sorted((max(grade, 0.0) for grade in grades.values()), reverse=True)[:cutoff]
-        given = np.array(list(product(range(HIGHEST_GRADE + 1), repeat=int(unknown.sum()))), dtype=np.float64)
+        given = np.array(list(product(range(highest + 1), repeat=int(unknown.sum()))), dtype=np.float64)
         gains = known @ weights[: len(top)] + given @ weights[: len(top)][unknown]
         pool = np.concatenate([np.tile(best, (len(given), 1)), given], axis=1)
         ideal = -np.sort(-pool, axis=1)[:, :cutoff]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from touche_llm.data.records import HIGHEST_GRADE, Judgment
-from touche_llm.tasks.base import FIRST_STAGE
+from touche_llm.data.records import Judgment
+from touche_llm.tasks.definition import FIRST_STAGE, Scale
 
 
 class GradedDocument(Protocol):
@@ -14,7 +14,7 @@ class GradedDocument(Protocol):
 
     @property
     def grades(self) -> Mapping[str, float]:
-        """Grades by name, from 0 to 3."""
+        """Grades by aspect."""
         ...
 
     @property
@@ -23,12 +23,17 @@ class GradedDocument(Protocol):
         ...
 
 
-def combine_grades(judgment: GradedDocument, weights: Mapping[str, float], first_stage: float | None = None) -> float:
-    """Return the weighted mean of a judgment's grades/3 and, if given, of the first-stage score, from 0 to 1.
+def combine_grades(
+    judgment: GradedDocument,
+    weights: Mapping[str, float],
+    scales: Mapping[str, Scale],
+    first_stage: float | None = None,
+) -> float:
+    """Return the weighted mean of a judgment's grades and, if given, of the first-stage score, from 0 to 1.
 
-    The mean is 0 if the weights of all its parts are 0.
+    A grade counts as its share of the scale. The mean is 0 if the weights of all its parts are 0.
     """
-    parts = {name: grade / HIGHEST_GRADE for name, grade in judgment.grades.items()}
+    parts = {name: scales[name].to_share(grade) for name, grade in judgment.grades.items()}
     if first_stage is not None:
         parts[FIRST_STAGE] = first_stage
     total = sum(weights[name] for name in parts)

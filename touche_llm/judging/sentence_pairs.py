@@ -16,9 +16,9 @@ from touche_llm.data.records import Candidate, Document, Judgment
 from touche_llm.data.settings import Option, Section
 from touche_llm.errors import DataError
 from touche_llm.judging.grades import combine_grades
+from touche_llm.tasks.definition import NO_SIDE, Scale
 
 SEPARATOR = ","
-NO_SIDE = "NONE"
 NO_ROLE = "NONE"
 CLAIM = "CLAIM"
 # Two sentences of one argument swap places only if their claim scores differ by at least this much.
@@ -126,10 +126,11 @@ def select_sentences(
     place: Callable[[str], tuple[int, int]],
     settings: PairSettings,
     weights: Mapping[str, float],
+    scales: Mapping[str, Scale],
 ) -> list[Sentence]:
     """Select the judged sentences of a topic that take a side, best first.
 
-    A sentence's score is the weighted mean of its grades/3, times the probability that it argues, times that of its
+    A sentence's score is the weighted mean of its grades, times the probability that it argues, times that of its
     side: a sentence that is no argument, or on no clear side, scores low however well it is written. Sentences
     without a judgment are left out.
     """
@@ -148,7 +149,7 @@ def select_sentences(
                 argument=argument,
                 place=row,
                 side=side,
-                score=(1.0 - roles[NO_ROLE]) * clarity * combine_grades(judgment, weights),
+                score=(1.0 - roles[NO_ROLE]) * clarity * combine_grades(judgment, weights, scales),
                 claim=2 * roles[CLAIM] + roles[NO_ROLE] - 1.0,
                 rank=candidate.rank,
             )

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import orjson
 
-from touche_llm.data.records import HIGHEST_GRADE, Reading
+from touche_llm.data.records import Reading
 from touche_llm.llm.answers import Token, Unusable
 
 Label = int | str
@@ -161,9 +161,10 @@ def compute_expected_grade(reading: Reading) -> float:
     """Return the mean of the integer grades under their probabilities; without these, the answered grade."""
     if reading.probabilities is None:
         return float(reading.answered)
-    # Rounded probabilities can add up to slightly more than 1.
-    mean = math.fsum([int(grade) * share for grade, share in reading.probabilities.items()])
-    return _round(min(mean, float(HIGHEST_GRADE)))
+    shares = {int(grade): share for grade, share in reading.probabilities.items()}
+    mean = math.fsum([grade * share for grade, share in shares.items()])
+    # Rounded probabilities can add up to slightly more or less than 1.
+    return _round(min(max(mean, float(min(shares))), float(max(shares))))
 
 
 def get_most_probable(reading: Reading) -> str:

@@ -269,7 +269,8 @@ def _choose_best(candidates: Candidates, judgments: Sequence[Judgment], depth: i
     work = []
     for topic, ranking in zip(candidates.topics, candidates.list_rankings(), strict=True):
         grades = judged.get(topic.id, {})
-        ranked = rank_by_judgment(rank_by_first_stage(ranking), grades, candidates.task.weights)
+        task = candidates.task
+        ranked = rank_by_judgment(rank_by_first_stage(ranking), grades, task.weights, task.scales)
         best = [document.document_id for document in ranked if document.document_id in grades]
         work += [(topic, document_id) for document_id in best[:depth]]
     return work

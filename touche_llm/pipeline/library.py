@@ -36,7 +36,8 @@ from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
 from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
 from touche_llm.retrieval.settings import QueryField, RetrieverConfig
 from touche_llm.tasks import get_task
-from touche_llm.tasks.base import Objective, Task
+from touche_llm.tasks.base import Task
+from touche_llm.tasks.definition import Objective
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")

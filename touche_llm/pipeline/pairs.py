@@ -172,6 +172,7 @@ class PairJudge:
                     self.parts.locate,
                     self.settings,
                     self.task.weights,
+                    self.task.scales,
                 )
                 pairs[topic.id] = make_pairs(topic.id, sentences, self.settings, self._min_pairs)
             lacking = [topic for topic in lacking if len(pairs[topic.id].candidates) < self._min_pairs]
@@ -214,4 +215,4 @@ class PairJudge:
 
     def _grade(self, judgment: Judgment) -> float:
         """Combine the grades by the task's weights; the run's weights must not change which pairs are judged."""
-        return combine_grades(judgment, self.task.weights)
+        return combine_grades(judgment, self.task.weights, self.task.scales)

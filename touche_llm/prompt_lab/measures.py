@@ -21,6 +21,7 @@ from touche_llm.prompt_lab.sample import ALL, CONFIRMED_BELOW, min_p_value
 from touche_llm.prompts.purposes import purposes_of
 from touche_llm.ranking.order import rank_by_judgment
 from touche_llm.tasks.base import Task
+from touche_llm.tasks.definition import Scale
 
 MACRO_F1 = "stance macro-F1"
 Judgments = Mapping[tuple[str, str], Judgment]
@@ -112,10 +113,11 @@ def measure_part(
         {aspect: _restrict(grades, sampled) for aspect, grades in qrels.grades.items()},
         _restrict(qrels.stances, sampled),
         qrels.labels,
+        qrels.scales,
         {},
         [],
     )
-    runs = {variant: _rank_documents(sample, said, weights) for variant, said in judgments.items()}
+    runs = {variant: _rank_documents(sample, said, weights, qrels.scales) for variant, said in judgments.items()}
     estimates = {
         variant: _estimate_variant(runs[variant], said, given, stances=bool(qrels.stances))
         for variant, said in judgments.items()
@@ -210,13 +212,15 @@ def _restrict(
     return {topic: of_topic for topic, of_topic in found.items() if of_topic}
 
 
-def _rank_documents(sample: Sequence[Sampled], said: Judgments, weights: Mapping[str, float]) -> ParsedRun:
+def _rank_documents(
+    sample: Sequence[Sampled], said: Judgments, weights: Mapping[str, float], scales: Mapping[str, Scale]
+) -> ParsedRun:
     """Rank the documents of each topic by their judgments; ties keep the order of the sample."""
     rankings: dict[str, list[Candidate]] = {}
     for topic in dict.fromkeys(item.topic_id for item in sample):
         documents = [ScoredDocument(item.document_id, 0.0) for item in sample if item.topic_id == topic]
         own = {document: judgment for (of, document), judgment in said.items() if of == topic}
-        ranking = rank_by_judgment(documents, own, weights)
+        ranking = rank_by_judgment(documents, own, weights, scales)
         rankings[topic] = [
             Candidate(topic, candidate.document_id, rank, candidate.score)
             for rank, candidate in enumerate(ranking, start=1)

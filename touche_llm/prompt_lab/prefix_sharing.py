@@ -21,7 +21,7 @@ from touche_llm.llm.request import Message, Sampling
 from touche_llm.llm.tokenizer import ChatTokenizer
 from touche_llm.prompt_lab.trial import Subject, Trial, ask
 from touche_llm.prompts.prompt import Prompt
-from touche_llm.tasks.base import Objective
+from touche_llm.tasks.definition import Objective
 
 Messages = tuple[Message, ...]
 Shared = Literal["all", "topic", "nobody"]

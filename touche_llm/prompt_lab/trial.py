@@ -23,7 +23,8 @@ from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import MAX_DOCUMENTS, Purpose, load, purposes_of
 from touche_llm.ranking.comparer import MAX_CHOICES, Comparer
 from touche_llm.ranking.expansion import find_queries
-from touche_llm.tasks.base import Objective, Task
+from touche_llm.tasks.base import Task
+from touche_llm.tasks.definition import Objective
 
 # Number of documents that an error suggests.
 _SUGGESTED = 5

@@ -23,7 +23,8 @@ from touche_llm.llm.request import Message, Request
 from touche_llm.llm.truncation import CUT_MARK
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import LABELS, ORDER_SEPARATOR, build_best_answer, build_order_answer
-from touche_llm.tasks.base import Objective, Question
+from touche_llm.tasks.base import Question
+from touche_llm.tasks.definition import Objective
 
 # Engines send at most 20 alternatives per token, so the probabilities of more labels could not all be read.
 MAX_CHOICES = 20

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from touche_llm.data.records import Candidate, ScoredDocument
 from touche_llm.judging.grades import GradedDocument, combine_grades
+from touche_llm.tasks.definition import Scale
 
 
 def score_positions(documents: Sequence[str]) -> list[ScoredDocument]:
@@ -45,11 +46,14 @@ def rank_by_first_stage(candidates: list[Candidate]) -> list[ScoredDocument]:
 
 
 def rank_by_judgment(
-    first_stage: list[ScoredDocument], judgments: Mapping[str, GradedDocument], weights: Mapping[str, float]
+    first_stage: list[ScoredDocument],
+    judgments: Mapping[str, GradedDocument],
+    weights: Mapping[str, float],
+    scales: Mapping[str, Scale],
 ) -> list[ScoredDocument]:
     """Rank the documents by their judgments.
 
-    A judged document's score is the weighted mean of its grades/3 and the first-stage score; equal scores keep their
+    A judged document's score is the weighted mean of its grades and the first-stage score; equal scores keep their
     first-stage order. Documents with inherited grades follow in first-stage order, which is based on those grades.
     Documents without a judgment come last, also in first-stage order.
     """
@@ -58,7 +62,9 @@ def rank_by_judgment(
         judgment = judgments.get(document.document_id)
         if judgment is None:
             return _UNJUDGED
-        return _INHERITED if judgment.source == "inherited" else combine_grades(judgment, weights, document.score)
+        if judgment.source == "inherited":
+            return _INHERITED
+        return combine_grades(judgment, weights, scales, document.score)
 
     scored = [ScoredDocument(document.document_id, score(document)) for document in first_stage]
     return sorted(scored, key=lambda document: -document.score)

@@ -19,7 +19,7 @@ from touche_llm.ranking.pairwise import PairwiseSettings
 from touche_llm.ranking.setwise import SetwiseSettings
 from touche_llm.ranking.sliding import SlidingSettings
 from touche_llm.ranking.tournament import TournamentSettings
-from touche_llm.tasks.base import FIRST_STAGE
+from touche_llm.tasks.definition import FIRST_STAGE
 
 JUDGE, FUSION, BALANCE = "judge", "fusion", "balance"
 

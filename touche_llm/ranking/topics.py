@@ -13,7 +13,8 @@ from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.comparer import Comparer, Kind
 from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment
 from touche_llm.ranking.steps import METHODS, RankingSettings, Step, rank_topic
-from touche_llm.tasks.base import Objective, Task
+from touche_llm.tasks.base import Task
+from touche_llm.tasks.definition import Objective
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ async def rank_topics(
         labels = stances.get(topic.id, {})
         ranked = rank_by_first_stage(candidates.get(topic.id, []))
         first_stage = [scored for scored in ranked if scored.document_id in labels]
-        judged = rank_by_judgment(first_stage, judgments.get(topic.id, {}), plan.weights)
+        judged = rank_by_judgment(first_stage, judgments.get(topic.id, {}), plan.weights, plan.task.scales)
         comparers: list[Comparer] = []
         unanswered: set[tuple[Kind, tuple[str, ...]]] = set()
 

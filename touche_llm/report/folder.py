@@ -128,7 +128,8 @@ class RunFolder:
         judge: dict[str, int] = {}
         if self.config.steps[0].name == JUDGE and len(self.config.steps) > 1:
             kept = {candidate.document_id for candidate in ranking}
-            judged = rank_by_judgment(rank_by_first_stage(candidates), judgments, self.config.weights)
+            before = rank_by_first_stage(candidates)
+            judged = rank_by_judgment(before, judgments, self.config.weights, self.task.scales)
             ordered = [candidate.document_id for candidate in judged if candidate.document_id in kept]
             judge = {document: rank for rank, document in enumerate(ordered, start=1)}
         rows = []

@@ -9,7 +9,7 @@ from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
-from touche_llm.data.records import HIGHEST_GRADE, Failure, Judgment, Topic
+from touche_llm.data.records import Failure, Judgment, Topic
 from touche_llm.evaluation.agreement import round_grade
 from touche_llm.evaluation.qrels import STANCE, Qrels
 from touche_llm.prompt_lab.comparison import PromptComparison
@@ -19,6 +19,7 @@ from touche_llm.prompts.prompt import Prompt
 from touche_llm.report.page import MAX_BYTES, MIN_CHARS, count_bytes, create_environment, find_text_limit
 from touche_llm.report.plots import LETTERS
 from touche_llm.report.records import LabelShares, describe_truncation, list_label_shares
+from touche_llm.tasks.definition import Scale
 
 # Number of colours for grades above 0.
 _HEAT = 5
@@ -31,17 +32,19 @@ class MatrixGrade:
     Attributes:
         name: Name of the grade.
         value: Expected grade of a variant, or grade by assessors.
+        scale: Scale of the grade.
         hit: Whether the rounded grade of a variant equals that of the assessors.
     """
 
     name: str
     value: float
+    scale: Scale
     hit: bool = False
 
     @property
     def heat(self) -> int:
         """Return the index of its colour, from 0 to 5."""
-        return round(max(self.value, 0.0) / HIGHEST_GRADE * _HEAT)
+        return round(max(self.scale.to_share(self.value), 0.0) * _HEAT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,9 @@ def build_rows(found: PromptComparison, qrels: Qrels) -> list[MatrixRow]:
                 _build_cell(item, said.get(variant.name), failed.get((part.name, variant.name, *key)), qrels)
                 for variant in found.variants
             ]
-            differs, spread = _measure_disagreement(list(said.values()))
+            differs, spread = _measure_disagreement(
+                list(said.values()), max(scale.highest for scale in qrels.scales.values())
+            )
             rows.append(
                 MatrixRow(
                     topics[item.topic_id],
@@ -188,7 +193,8 @@ def _build_cell(item: Sampled, judgment: Judgment | None, failure: Failure | Non
         return MatrixCell([], "", False, [], "", failure)
     truth = {grade.name: round_grade(grade.value) for grade in _list_assessments(item, qrels)}
     grades = [
-        MatrixGrade(name, value, round_grade(value) == truth.get(name)) for name, value in judgment.grades.items()
+        MatrixGrade(name, value, qrels.scales[name], round_grade(value) == truth.get(name))
+        for name, value in judgment.grades.items()
     ]
     label = qrels.stances.get(item.topic_id, {}).get(item.document_id)
     shares, truncation = list_label_shares(judgment), describe_truncation(judgment)
@@ -197,10 +203,10 @@ def _build_cell(item: Sampled, judgment: Judgment | None, failure: Failure | Non
 
 def _list_assessments(item: Sampled, qrels: Qrels) -> list[MatrixGrade]:
     given = {name: grades.get(item.topic_id, {}).get(item.document_id) for name, grades in qrels.grades.items()}
-    return [MatrixGrade(name, value) for name, value in given.items() if value is not None]
+    return [MatrixGrade(name, value, qrels.scales[name]) for name, value in given.items() if value is not None]
 
 
-def _measure_disagreement(judgments: Sequence[Judgment | None]) -> tuple[list[str], float]:
+def _measure_disagreement(judgments: Sequence[Judgment | None], highest: int) -> tuple[list[str], float]:
     """Return the fields in which variants disagree, and by how much; a missing judgment disagrees in every field."""
     judged = [judgment for judgment in judgments if judgment is not None]
     if not judged:
@@ -214,4 +220,4 @@ def _measure_disagreement(judgments: Sequence[Judgment | None]) -> tuple[list[st
     stances = is_incomplete or len({cell.stance for cell in judged}) > 1
     values = ([cell.grades[name] for cell in judged] for name in judged[0].grades)
     spread = max(max(grades) - min(grades) for grades in values)
-    return [*differs, *([STANCE] if stances else [])], spread + stances + (HIGHEST_GRADE if is_incomplete else 0)
+    return [*differs, *([STANCE] if stances else [])], spread + stances + (highest if is_incomplete else 0)

@@ -1,21 +1,63 @@
-"""Shared tasks by name."""
+"""Tasks by name, or as folders with a `task.yaml` and templates."""
 
 from __future__ import annotations
 
-from touche_llm.errors import UsageError
+from pathlib import Path
+
+from touche_llm.errors import DataError, UsageError
 from touche_llm.tasks.base import Task
-from touche_llm.tasks.comparative import COMPARATIVE
-from touche_llm.tasks.controversial import CONTROVERSIAL
-from touche_llm.tasks.sentence_pairs import SENTENCE_PAIRS
+from touche_llm.tasks.build import build_task
+from touche_llm.tasks.definition import TASK_FILE, TaskDefinition, read_definition
 
-TASKS: dict[str, Task] = {task.name: task for task in (COMPARATIVE, CONTROVERSIAL, SENTENCE_PAIRS)}
+_INSTALLED = Path(__file__).parent.parent / "_prompts"
+_CHECKOUT = Path(__file__).parents[2] / "prompts"
+DEFAULT_TASK = "comparative"
 
 
-DEFAULT_TASK = COMPARATIVE.name
+def prompts_folder() -> Path:
+    """Return the folder of the project's own tasks: in the installed package, or at the top of a checkout."""
+    return _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT
+
+
+def _read_own_tasks() -> dict[str, Task]:
+    files = sorted(prompts_folder().glob(f"*/{TASK_FILE}"))
+    return {file.parent.name: build_task(read_definition(file, TaskDefinition), file.parent) for file in files}
+
+
+# The project's own tasks by name.
+TASKS: dict[str, Task] = _read_own_tasks()
+
+
+# Tasks that were read from folders, so that a definition that did not change gives the same object.
+_FOLDERS: dict[Path, Task] = {}
 
 
 def get_task(name: str) -> Task:
-    """Return the task of a name; raises UsageError if it is unknown."""
-    if name not in TASKS:
-        raise UsageError(f"no task {name!r}; known are {', '.join(TASKS)}")
-    return TASKS[name]
+    """Return the task with this name, or of this folder with a `task.yaml` and templates.
+
+    Raises:
+        UsageError: There is no task and no folder of this name.
+        DataError: The folder has no valid `task.yaml`, or lacks a template; names file, key and allowed values.
+    """
+    if name in TASKS:
+        return TASKS[name]
+    folder = Path(name)
+    if not folder.is_dir():
+        raise UsageError(f"no task {name!r}; known are {', '.join(TASKS)}; or give a folder with a {TASK_FILE}")
+    return _read_folder(folder)
+
+
+def _read_folder(folder: Path) -> Task:
+    path = folder / TASK_FILE
+    definition = read_definition(path, TaskDefinition)
+    own = TASKS.get(definition.name)
+    if own is not None:
+        if own.folder.samefile(folder):
+            return own
+        raise DataError(
+            f"{path}: name: {own.name!r} is a task of the project; give another name than {', '.join(TASKS)}"
+        )
+    known = _FOLDERS.get(folder)
+    if known is None or known.definition != definition:
+        known = _FOLDERS[folder] = build_task(definition, folder)
+    return known

@@ -1,21 +1,18 @@
-"""Definition of a task: all differences between the shared tasks, in one record."""
+"""Task: its definition, and what is derived from it for the stages of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 
 from touche_llm.corpus.store import Reader
 from touche_llm.data.records import Document, Topic
 from touche_llm.llm.answers import AnswerModel, get_labels
+from touche_llm.tasks.definition import FIRST_STAGE, OMIT, Objective, Scale, TaskDefinition
 from touche_llm.text.passages import RankedPassages
-
-# Name of the weight of the first stage's score, beside those of the grades.
-FIRST_STAGE = "first_stage"
-# Objective of a ranking.
-Objective = Literal["relevance", "quality", "both"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +28,7 @@ class Question:
     """Question that a prompt puts to the model about a document.
 
     Attributes:
-        answer: Answer model; its integer fields are grades, one field is `stance`.
+        answer: Answer model; its integer fields are grades, and a field `stance` has labels.
         variables: Variables of the template beside `topic` and `document`, and whether each is required.
         render: Renders a document for a topic.
         topic_variables: Returns the values of the variables that depend on the topic alone.
@@ -60,54 +57,99 @@ def _grades_of(answer: type[AnswerModel]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Shared task.
+    """Task: all differences between the shared tasks, in one record.
 
     Attributes:
-        name: Name on the command line, and of the folder of its prompts.
-        title: Title for people.
-        stances: Labels that a run may contain, in order of declaration.
-        unknown_stance: Label of a document without usable answer, counted as imputed; None if such documents are
-            omitted from the run.
-        min_per_topic: Min length of a ranking, set by the organisers.
-        max_per_topic: Max length of a ranking, set by the organisers.
-        corpus_files: Names of the published corpus files.
+        definition: Content of its `task.yaml`.
+        folder: Folder of this file, with the templates.
         read_corpus: Streaming reader of the corpus.
         question: Question of the judge prompt about a document.
-        objectives: Default weights of each grade and of the first stage, by objective.
         objects_answer: Returns the answer model with the objects (`first`, `second`) of a topic that names none; None
             if topics have no objects.
         sentence_question: Question about a sentence, if the documents are pairs of sentences; else None.
-        no_stances: Labels that take no side, in the order in which they are ruled out.
         stance_question: Question of the stance prompt: whether the document takes a `position` (YES or NO, the first of
-            `no_stances`), and which of the other labels is its `stance`; None if every document takes a side.
-        swapped_stances: Labels that are exchanged when the two objects are.
+            `no_stances`), and which of the other labels is its `stance`; None if there is no such prompt.
     """
 
-    name: str
-    title: str
-    stances: tuple[str, ...]
-    unknown_stance: str | None
-    min_per_topic: int
-    max_per_topic: int
-    corpus_files: tuple[str, ...]
+    definition: TaskDefinition
+    folder: Path
     read_corpus: Reader
     question: Question
-    objectives: Mapping[Objective, Mapping[str, float]]
     objects_answer: Callable[[Topic], type[AnswerModel]] | None = None
     sentence_question: Question | None = None
-    no_stances: tuple[str, ...] = ()
     stance_question: Question | None = None
-    swapped_stances: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def weights(self) -> Mapping[str, float]:
-        """Default weights of a run."""
-        return self.objectives["both"]
+    def name(self) -> str:
+        """Name of the task, and of the folder of its templates below `--prompts`."""
+        return self.definition.name
+
+    @property
+    def title(self) -> str:
+        """Title for people."""
+        return self.definition.title
+
+    @property
+    def stances(self) -> tuple[str, ...]:
+        """Labels that a run may contain, in order of declaration; empty if documents have no stance."""
+        return () if self.definition.stance is None else tuple(self.definition.stance.labels)
+
+    @property
+    def no_stances(self) -> tuple[str, ...]:
+        """Labels that take no side, in the order in which they are ruled out."""
+        return () if self.definition.stance is None else tuple(self.definition.stance.no_side)
 
     @property
     def sides(self) -> tuple[str, ...]:
         """Labels that take a side."""
         return tuple(label for label in self.stances if label not in self.no_stances)
+
+    @property
+    def unknown_stance(self) -> str | None:
+        """Label of a document without usable answer, counted as imputed; None if such documents are left out."""
+        stance = self.definition.stance
+        return None if stance is None or stance.unanswered == OMIT else stance.unanswered
+
+    @property
+    def swapped_stances(self) -> Mapping[str, str]:
+        """Labels that are exchanged when the two objects are, in both directions."""
+        pairs = {} if self.definition.stance is None else self.definition.stance.swapped
+        return {**pairs, **{other: label for label, other in pairs.items()}}
+
+    @property
+    def scales(self) -> Mapping[str, Scale]:
+        """Scale of each aspect."""
+        return self.definition.aspects
+
+    @property
+    def min_per_topic(self) -> int:
+        """Minimum length of a ranking, set by the organisers."""
+        return self.definition.documents_per_topic.min
+
+    @property
+    def max_per_topic(self) -> int:
+        """Maximum length of a ranking, set by the organisers."""
+        return self.definition.documents_per_topic.max
+
+    @property
+    def corpus_files(self) -> tuple[str, ...]:
+        """Names of the published corpus files."""
+        return tuple(self.definition.corpus.files)
+
+    @property
+    def objectives(self) -> Mapping[Objective, Mapping[str, float]]:
+        """Default weights of each grade and of the first stage, by objective."""
+        given = self.definition.weights
+        objectives: tuple[Objective, ...] = ("relevance", "quality", "both")
+        return {
+            objective: {name: given.get(objective, given["both"]).get(name, 0.0) for name in self.weight_names}
+            for objective in objectives
+        }
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """Default weights of a run."""
+        return self.objectives["both"]
 
     @property
     def before_judging(self) -> str:

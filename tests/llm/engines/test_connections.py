@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from tests.answer_models import ComparativeJudgment
 from tests.fake_server import FakeServer, good
 from tests.jumping_clock import run_jumping
 from tests.llm.engines.test_server import question
@@ -19,7 +20,6 @@ from touche_llm.llm.concurrency import map_in_order
 from touche_llm.llm.engines.connections import QueueTimeout, allow_connections
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.pipeline.engines import open_model
-from touche_llm.tasks.comparative import ComparativeJudgment
 
 
 class OneAtATime(FakeServer):

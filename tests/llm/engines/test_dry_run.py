@@ -11,6 +11,7 @@ import orjson
 import pytest
 from pydantic import Field
 
+from tests.answer_models import ComparativeJudgment, ControversialJudgment, PairJudgment, SentenceJudgment
 from tests.scripted_engine import FACTS, ScriptedEngine
 from touche_llm.data.records import Topic
 from touche_llm.errors import DataError, EngineError
@@ -23,9 +24,7 @@ from touche_llm.llm.logprobs import compute_expected_grade, read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.pipeline.engines import store_engine_info
-from touche_llm.tasks.comparative import ComparativeJudgment, objects_answer
-from touche_llm.tasks.controversial import ControversialJudgment
-from touche_llm.tasks.sentence_pairs import PairJudgment, SentenceJudgment
+from touche_llm.tasks.features import objects_answer
 
 
 class Awkward(AnswerModel):

@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from tests.answer_models import ComparativeJudgment
 from tests.fake_server import (
     GOOD,
     Behaviour,
@@ -38,7 +39,6 @@ from touche_llm.llm.engines.base import Rejected, Transient, Unreachable
 from touche_llm.llm.engines.server import VllmServer
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Origin, Request, Sampling
-from touche_llm.tasks.comparative import ComparativeJudgment
 
 
 @pytest.fixture(autouse=True)

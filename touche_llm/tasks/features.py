@@ -1,4 +1,4 @@
-"""Touché 2022 task 2: passages for comparative questions."""
+"""Features of tasks that need code: objects of a question, excerpts of long pages, pairs of sentences."""
 
 from __future__ import annotations
 
@@ -6,31 +6,21 @@ from typing import Literal
 
 from pydantic import create_model, model_validator
 
-from touche_llm.corpus.json_lines import read_collection
 from touche_llm.data.records import Document, Topic
 from touche_llm.errors import DataError
 from touche_llm.llm.answers import AnswerModel
-from touche_llm.tasks.base import FIRST_STAGE, Question, RenderedDocument, Task
+from touche_llm.tasks.base import RenderedDocument
+from touche_llm.text.analysis import Analyzer
+from touche_llm.text.passages import rank_passages
 
 # The longest title of the three editions has 17 words. Each span of words becomes a label of the schema.
 _MAX_TITLE_WORDS = 40
 _MAX_OBJECT_WORDS = 5
 _PUNCTUATION = " \t.,;:?!\"'()[]{}“”‘’„…"
-
-
-class ComparativeJudgment(AnswerModel):
-    """Relevance, rhetorical quality and stance of one passage."""
-
-    relevance: Literal[0, 1, 2, 3]
-    quality: Literal[0, 1, 2, 3]
-    stance: Literal["FIRST", "SECOND", "NEUTRAL", "NO"]
-
-
-class ComparativeStance(AnswerModel):
-    """Stance of a passage, in two steps."""
-
-    position: Literal["YES", "NO"]
-    stance: Literal["FIRST", "SECOND", "NEUTRAL"]
+OBJECT_VARIABLES = {"first": False, "second": False}
+SENTENCE_VARIABLES = {"conclusion": False, "side": False}
+# Shared by all pages, since it caches stems.
+_ANALYZER = Analyzer()
 
 
 class _Objects(AnswerModel):
@@ -72,36 +62,23 @@ def list_title_spans(title: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(span for span in spans if span))
 
 
-def _name_objects(topic: Topic) -> dict[str, str]:
+def name_objects(topic: Topic) -> dict[str, str]:
+    """Return the objects of a topic as variables of a template."""
     assert topic.objects is not None
     first, second = topic.objects
     return {"first": first, "second": second}
 
 
-def _render(topic: Topic, document: Document) -> RenderedDocument:
-    return RenderedDocument(document.text, _name_objects(topic))
+def render_text(topic: Topic, document: Document) -> RenderedDocument:
+    """Render the whole text of a document."""
+    return RenderedDocument(document.text)
 
 
-_VARIABLES = {"first": False, "second": False}
+def render_excerpts(topic: Topic, document: Document) -> RenderedDocument:
+    """Render the passages of a long page, the best ones for the topic first to be kept."""
+    return RenderedDocument(rank_passages(document.text, topic, _ANALYZER))
 
-COMPARATIVE = Task(
-    name="comparative",
-    title="Touché 2022 task 2, argument retrieval for comparative questions",
-    stances=("FIRST", "SECOND", "NEUTRAL", "NO"),
-    unknown_stance="NO",
-    min_per_topic=0,
-    max_per_topic=1000,
-    corpus_files=("passages.jsonl", "passages.jsonl.gz"),
-    read_corpus=read_collection,
-    question=Question(ComparativeJudgment, _render, _VARIABLES, _name_objects),
-    # Half the weight on quality: the organisers judge both, and a run is ranked once. The first stage only breaks ties.
-    objectives={
-        "relevance": {"relevance": 1.0, "quality": 0.0, FIRST_STAGE: 0.05},
-        "quality": {"relevance": 0.25, "quality": 1.0, FIRST_STAGE: 0.05},
-        "both": {"relevance": 1.0, "quality": 0.5, FIRST_STAGE: 0.05},
-    },
-    objects_answer=objects_answer,
-    no_stances=("NO", "NEUTRAL"),
-    stance_question=Question(ComparativeStance, _render, _VARIABLES),
-    swapped_stances={"FIRST": "SECOND", "SECOND": "FIRST"},
-)
+
+def render_sentence(topic: Topic, document: Document) -> RenderedDocument:
+    """Render a sentence with the conclusion and the side of its argument."""
+    return RenderedDocument(document.text, {"conclusion": document.title, "side": document.side})

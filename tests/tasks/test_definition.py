@@ -1,0 +1,221 @@
+"""Definitions of tasks in folders: what they may hold, and the error of each mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from touche_llm.errors import DataError, UsageError
+from touche_llm.llm.answers import get_labels
+from touche_llm.tasks import TASKS, get_task
+from touche_llm.tasks.leaderboard import LEADERBOARD_FILE, read_tables
+
+GOOD: Mapping[str, Any] = {
+    "name": "essays",
+    "title": "Essays for a seminar",
+    "corpus": {"reader": "json_lines", "files": ["essays.jsonl"], "id": "key", "text": "body"},
+    "aspects": {"relevance": "0..2", "depth": "1..5"},
+    "stance": {"labels": ["FOR", "RATHER_FOR", "AGAINST", "OPEN"], "no_side": ["OPEN"], "unanswered": "OPEN"},
+    "documents_per_topic": {"min": 1, "max": 50},
+    "weights": {"both": {"relevance": 1.0, "depth": 0.5}},
+    "measures": {"relevance": "nDCG@10", "stance": "macro-F1"},
+}
+PAIRS = {
+    **{"features": ["pairs"], "corpus": {"reader": "args_me"}, "sentence_aspects": ["relevance"]},
+    "stance": {"labels": ["PRO", "CON"], "unanswered": "omit"},
+}
+TEMPLATES = ("judge", "stance", "objects", "sentence")
+
+
+def write_task(folder: Path, values: Mapping[str, Any] | str, without: str = "") -> str:
+    folder.mkdir()
+    text = values if isinstance(values, str) else yaml.safe_dump(dict(values), sort_keys=False)
+    (folder / "task.yaml").write_text(text)
+    for name in TEMPLATES:
+        if name != without:
+            (folder / f"{name}.jinja").write_text("---\n---\n")
+    return str(folder)
+
+
+def changed(place: str, value: Any) -> dict[str, Any]:
+    """Return the good task with another value at a dotted place, or without it if the value is None."""
+    values = deepcopy(dict(GOOD))
+    *sections, key = place.split("/")
+    target = values
+    for section in sections:
+        target = target[section]
+    target.pop(key, None)
+    if value is not None:
+        target[key] = value
+    return values
+
+
+def test_a_folder_is_a_task(tmp_path: Path) -> None:
+    task = get_task(write_task(tmp_path / "mine", GOOD))
+    labels = get_labels(task.question.answer)
+    assert labels == {
+        "relevance": (0, 1, 2),
+        "depth": (1, 2, 3, 4, 5),
+        "stance": ("FOR", "RATHER_FOR", "AGAINST", "OPEN"),
+    }
+    assert (task.name, task.sides, task.unknown_stance) == ("essays", ("FOR", "RATHER_FOR", "AGAINST"), "OPEN")
+    assert task.objectives["quality"] == {"relevance": 1.0, "depth": 0.5, "first_stage": 0.0}
+    assert task.stance_question is None and task.objects_answer is None and task.sentence_question is None
+    assert get_task(str(tmp_path / "mine")) is task
+
+
+def test_a_changed_definition_is_another_task(tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "mine", GOOD)
+    before = get_task(folder)
+    (tmp_path / "mine" / "task.yaml").write_text(yaml.safe_dump(changed("aspects/relevance", "0..4")))
+    assert get_task(folder) is not before
+    assert get_labels(get_task(folder).question.answer)["relevance"] == (0, 1, 2, 3, 4)
+
+
+def test_features_add_prompts(tmp_path: Path) -> None:
+    task = get_task(write_task(tmp_path / "mine", {**GOOD, "features": ["objects", "excerpts", "stance_prompt"]}))
+    assert task.stance_question is not None and task.objects_answer is not None
+    assert get_labels(task.stance_question.answer) == {
+        "position": ("YES", "NO"),
+        "stance": ("FOR", "RATHER_FOR", "AGAINST"),
+    }
+    assert set(task.question.template_variables) == {"topic", "document", "first", "second"}
+    pairs = get_task(write_task(tmp_path / "pairs", {**GOOD, **PAIRS, "measures": {}}))
+    assert pairs.sentence_question is not None and pairs.unknown_stance is None
+    assert get_labels(pairs.sentence_question.answer) == {
+        "role": ("CLAIM", "PREMISE", "NONE"),
+        "relevance": (0, 1, 2),
+        "stance": ("PRO", "CON", "NONE"),
+    }
+
+
+def test_a_task_may_have_no_stance(tmp_path: Path) -> None:
+    values = {name: value for name, value in GOOD.items() if name not in ("stance", "measures")}
+    task = get_task(write_task(tmp_path / "mine", values))
+    assert (task.stances, task.sides, task.no_stances, task.unknown_stance) == ((), (), (), None)
+    assert list(get_labels(task.question.answer)) == ["relevance", "depth"]
+
+
+def test_a_word_that_yaml_reads_as_a_boolean_is_a_label(tmp_path: Path) -> None:
+    text = yaml.safe_dump(changed("stance", None)) + "stance: {labels: [YES, NO], no_side: [NO], unanswered: NO}\n"
+    assert get_task(write_task(tmp_path / "mine", text)).stances == ("YES", "NO")
+
+
+@pytest.mark.parametrize("name", list(TASKS))
+def test_the_folder_of_an_own_task_is_this_task(name: str) -> None:
+    assert get_task(str(TASKS[name].folder)) is TASKS[name]
+
+
+BROKEN = [
+    ("name", None, "name", "missing"),
+    ("name", "My essays", "name", "a to z"),
+    ("name", "comparative", "name", "is a task of the project"),
+    ("titel", "x", "titel", "did you mean title?"),
+    ("corpus/reader", "xml", "corpus.reader", "'json_lines' or 'args_me'"),
+    ("corpus/reader", "args_me", "corpus.id", "json_lines"),
+    ("corpus/file", ["a"], "corpus.file", "did you mean files?"),
+    ("corpus/files", ["a/b.jsonl"], "corpus.files.0", "without a folder"),
+    ("aspects", {}, "aspects", "at least"),
+    ("aspects/relevance", "3..0", "aspects.relevance", "0 to 10"),
+    ("aspects/relevance", "0..40", "aspects.relevance", "0 to 10"),
+    ("aspects/relevance", 3, "aspects.relevance", "LOWEST..HIGHEST"),
+    ("aspects/stance", "0..3", "aspects.stance", "another meaning"),
+    ("aspects/how deep", "0..3", "aspects.how deep", "a to z"),
+    ("stance/labels", [], "stance.labels", "at least 2"),
+    ("stance/labels", ["FOR", "AGAINST", "FOR"], "stance.labels", "same label"),
+    ("stance/labels", ["FOR", "AGAINST", "for"], "stance.labels", "same label"),
+    ("stance/labels", ["FOR", "RATHER AGAINST"], "stance.labels.1", "only letters"),
+    ("stance/labels", ["FOR", '"AGAINST"'], "stance.labels.1", "only letters"),
+    ("stance/labels", ["FOR", "Q0"], "stance.labels.1", "another meaning"),
+    ("stance/labels", [1, 2], "stance.labels.0", "text"),
+    ("stance/no_side", ["OPENED"], "stance.no_side", "FOR, RATHER_FOR, AGAINST, OPEN"),
+    ("stance/no_side", ["FOR", "RATHER_FOR", "AGAINST", "OPEN"], "stance.no_side", "must take a side"),
+    ("stance/unanswered", None, "stance.unanswered", "missing"),
+    ("stance/unanswered", "NO", "stance.unanswered", "OPEN or omit"),
+    ("stance/swapped", {"FOR": "CON"}, "stance.swapped", "FOR, RATHER_FOR, AGAINST, OPEN"),
+    ("stance/swapped", {"FOR": "FOR"}, "stance.swapped", "different labels"),
+    ("stance/swapped", {"FOR": "AGAINST"}, "stance.swapped", "objects"),
+    ("documents_per_topic/max", 0, "documents_per_topic.max", "1 or more"),
+    ("documents_per_topic/min", 60, "documents_per_topic.min", "50 or less"),
+    ("documents_per_topic/min", "one", "documents_per_topic.min", "whole number"),
+    ("features", ["quotes"], "features.0", "'objects', 'stance_prompt', 'pairs' or 'excerpts'"),
+    ("features", ["excerpts", "excerpts"], "features", "twice"),
+    ("features", ["pairs", "excerpts"], "features", "cannot be combined"),
+    ("features", ["pairs"], "corpus.reader", "args_me"),
+    ("sentence_aspects", ["relevance"], "sentence_aspects", "only with the feature pairs"),
+    ("weights/both/depht", 1.0, "weights.both.depht", "did you mean depth?"),
+    ("weights/best", {"depth": 1.0}, "weights.best", "'relevance', 'quality' or 'both'"),
+    ("weights/both", None, "weights.both", "missing"),
+    ("weights/both", {"depth": 0.0}, "weights.both", "above 0"),
+    ("weights/both/depth", -1.0, "weights.both.depth", "0 or more"),
+    ("measures/depth", "MAP", "measures.depth", "'nDCG@5', 'nDCG@10' or 'macro-F1'"),
+    ("measures/depth", "macro-F1", "measures.depth", "nDCG@5 or nDCG@10"),
+    ("measures/width", "nDCG@5", "measures.width", "relevance, depth, stance"),
+]
+
+
+@pytest.mark.parametrize(("place", "value", "key", "hint"), BROKEN, ids=[f"{item[0]} {item[1]}" for item in BROKEN])
+def test_a_mistake_is_one_line_with_file_key_and_what_is_allowed(
+    place: str, value: Any, key: str, hint: str, tmp_path: Path
+) -> None:
+    folder = write_task(tmp_path / "mine", changed(place, value))
+    with pytest.raises(DataError) as caught:
+        get_task(folder)
+    assert caught.value.location == f"{folder}/task.yaml"
+    assert str(caught.value).startswith(f"{folder}/task.yaml: {key}: ")
+    assert hint in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("features", "missing"), [([], "judge"), (["stance_prompt"], "stance"), (["objects"], "objects")]
+)
+def test_a_missing_template_is_named_with_the_key_that_needs_it(
+    features: list[str], missing: str, tmp_path: Path
+) -> None:
+    folder = write_task(tmp_path / "mine", {**GOOD, "features": features}, without=missing)
+    with pytest.raises(DataError, match=rf"features|aspects.*{missing}\.jinja, which is missing") as caught:
+        get_task(folder)
+    assert caught.value.location == f"{folder}/task.yaml"
+
+
+@pytest.mark.parametrize("text", ["", "- 1", "name: [", "name: x\nname: y", "name: !!python/name:os.system x"])
+def test_a_file_that_is_no_mapping_is_named(text: str, tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "mine", text)
+    with pytest.raises(DataError) as caught:
+        get_task(folder)
+    assert caught.value.location == f"{folder}/task.yaml"
+
+
+def test_a_folder_without_a_definition_and_an_unknown_name_are_errors(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError) as caught:
+        get_task(str(tmp_path / "empty"))
+    assert caught.value.location == f"{tmp_path}/empty/task.yaml"
+    with pytest.raises(UsageError, match="comparative, controversial, sentence_pairs"):
+        get_task(str(tmp_path / "nothing"))
+
+
+def test_published_results_of_a_folder_are_checked(tmp_path: Path) -> None:
+    task = get_task(write_task(tmp_path / "mine", GOOD))
+    assert read_tables(task) == []
+    table = {"published_as": "nDCG", "url": "https://a.org", "runs": [{"value": 0.5, "team": "a", "tag": "b"}]}
+    board = {"title": "t", "year": 2020, "url": "https://a.org"}
+    for number, (measure, value, key) in enumerate(
+        (("relevance", 0.5, ""), ("depth", 0.5, "tables"), ("relevance", 1.5, "tables.0.runs.0.value"))
+    ):
+        folder = tmp_path / str(number)
+        task = get_task(write_task(folder, GOOD))
+        table["runs"] = [{"value": value, "team": "a", "tag": "b"}]
+        content = {**board, "tables": [{"measure": measure, **table}]}
+        (folder / LEADERBOARD_FILE).write_text(yaml.safe_dump(content))
+        if not key:
+            assert [table.measure for table in read_tables(task)] == ["relevance"]
+            continue
+        with pytest.raises(DataError) as caught:
+            read_tables(task)
+        assert str(caught.value).startswith(f"{folder / LEADERBOARD_FILE}: {key}: ")

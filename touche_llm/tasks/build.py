@@ -1,0 +1,95 @@
+"""Tasks built from their definitions: answer models, questions and corpus readers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import create_model
+
+from touche_llm.corpus.args_me import read_arguments
+from touche_llm.corpus.json_lines import read_collection
+from touche_llm.data.records import Document, Topic
+from touche_llm.errors import DataError
+from touche_llm.llm.answers import AnswerModel
+from touche_llm.tasks import features
+from touche_llm.tasks.base import Question, RenderedDocument, Task
+from touche_llm.tasks.definition import NO_SIDE, TASK_FILE, TaskDefinition
+
+_ROLES = ("CLAIM", "PREMISE", "NONE")
+
+
+def build_task(definition: TaskDefinition, folder: Path) -> Task:
+    """Build a task.
+
+    Raises:
+        DataError: The folder lacks a template that the definition needs.
+    """
+    has = definition.features
+    task = Task(
+        definition=definition,
+        folder=folder,
+        read_corpus=read_arguments if definition.corpus.reader == "args_me" else read_collection,
+        question=_build_question(definition, _build_judgment(definition)),
+        objects_answer=features.objects_answer if "objects" in has else None,
+        sentence_question=_build_sentence_question(definition) if "pairs" in has else None,
+        stance_question=_build_question(definition, _build_stance(definition)) if "stance_prompt" in has else None,
+    )
+    _check_templates(task)
+    return task
+
+
+def _build_question(definition: TaskDefinition, answer: type[AnswerModel]) -> Question:
+    render = features.render_excerpts if "excerpts" in definition.features else features.render_text
+    if "objects" not in definition.features:
+        return Question(answer, render)
+
+    def render_with_objects(topic: Topic, document: Document) -> RenderedDocument:
+        return RenderedDocument(render(topic, document).document, features.name_objects(topic))
+
+    return Question(answer, render_with_objects, features.OBJECT_VARIABLES, features.name_objects)
+
+
+def _build_sentence_question(definition: TaskDefinition) -> Question:
+    assert definition.stance is not None
+    answer = _create(
+        "SentenceJudgment",
+        ("role", _ROLES),
+        *(
+            (name, definition.aspects[name].grades)
+            for name in definition.aspects
+            if name in definition.sentence_aspects
+        ),
+        ("stance", (*definition.stance.labels, NO_SIDE)),
+    )
+    return Question(answer, features.render_sentence, features.SENTENCE_VARIABLES)
+
+
+def _build_judgment(definition: TaskDefinition) -> type[AnswerModel]:
+    stance = [] if definition.stance is None else [("stance", tuple(definition.stance.labels))]
+    return _create("Judgment", *((name, scale.grades) for name, scale in definition.aspects.items()), *stance)
+
+
+def _build_stance(definition: TaskDefinition) -> type[AnswerModel]:
+    assert definition.stance is not None
+    labels = [label for label in definition.stance.labels if label != definition.stance.no_side[0]]
+    return _create("Stance", ("position", ("YES", "NO")), ("stance", tuple(labels)))
+
+
+def _create(name: str, *fields: tuple[str, Iterable[int | str]]) -> type[AnswerModel]:
+    """Create an answer model with these labels by field, in their order."""
+    types: dict[str, Any] = {field: (Literal[tuple(labels)], ...) for field, labels in fields}
+    return create_model(name, __base__=AnswerModel, **types)
+
+
+def _check_templates(task: Task) -> None:
+    """Raise DataError if a template that every run of the task needs is missing."""
+    needed = {"judge": "aspects: are graded with"}
+    for name, purpose in (("objects", "objects"), ("stance_prompt", "stance"), ("pairs", "sentence")):
+        if name in task.definition.features:
+            needed[purpose] = f"features: {name} needs"
+    for purpose, why in needed.items():
+        path = task.folder / f"{purpose}.jinja"
+        if not path.is_file():
+            raise DataError(f"{task.folder / TASK_FILE}: {why} the template {path}, which is missing; write it")
