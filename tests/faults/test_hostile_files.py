@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
@@ -89,7 +90,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "six-relevance.txt").write_text("".join(graded))
     shutil.copy(SAMPLE.with_name("controversial") / "topics.xml", folder / "web.xml")
     settings = ChatNoirSettings(base_url="http://127.0.0.1:9/", cache=folder / "chatnoir.sqlite")
-    with ChatNoirDocuments(settings) as documents:
+    with closing(ChatNoirDocuments(settings)) as documents:
         documents.put_text("d1", "The text of a page.")
         for each in read_topics(folder / "web.xml"):
             hit = Hit(document_id="d1", uuid=UUID(int=1), score=1.0)

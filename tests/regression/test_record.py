@@ -7,6 +7,7 @@ import csv
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ async def test_pages_of_a_search_engine_are_kept_as_documents(tmp_path: Path) ->
         each["docno"]: each["text"] for each in map(json.loads, (sample / "documents.jsonl").read_text().splitlines())
     }
     cache = tmp_path / "chatnoir.sqlite"
-    with ChatNoirDocuments(ChatNoirSettings(cache=cache)) as documents:
+    with closing(ChatNoirDocuments(ChatNoirSettings(cache=cache))) as documents:
         for document, text in pages.items():
             documents.put_text(document, text)
     (tmp_path / "run").mkdir()

@@ -29,7 +29,7 @@ from touche_llm.llm.cache import describe_resume
 from touche_llm.llm.model import NOTHING_LOST, LostRequests
 from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline import run_files
-from touche_llm.pipeline.corpora import build_index
+from touche_llm.pipeline.corpora import open_local_corpus
 from touche_llm.pipeline.dry_run import estimate_cost
 from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.run_directory import RunDirectory
@@ -64,9 +64,13 @@ def index(given: s.Given, values: s.SetOption = None, output: FormatOption = For
         raise UsageError(f"--retriever {retriever}: needs no index; give bm25 or elasticsearch")
     if is_elastic or values:
         raise UsageError("--elasticsearch, --elasticsearch-index, --set: only with --retriever elasticsearch")
-    settings = s.validate(RetrieverConfig, given, "retriever").bm25
-    progress, skip = ConsoleProgress(), given.get("skip_bad_lines", False)
-    with build_index(task, corpus, given.get("index"), settings, skip, progress.warn) as store:
+    settings, skip = s.validate(RetrieverConfig, given, "retriever"), given.get("skip_bad_lines", False)
+    warn = ConsoleProgress().warn
+    with open_local_corpus(
+        corpus, given.get("index"), task, skip_bad_lines=skip, warn=warn, retriever=settings
+    ) as opened:
+        opened.open_first_stages()
+        store = opened.store
         documents, sentences = len(store), len(store.parts)
         if output is Format.TABLE:
             parts = f" and their {sentences:,} sentences" if sentences else ""

@@ -112,8 +112,8 @@ class ParsedRun:
     stances: dict[tuple[str, str], str]
 
 
-def read_candidates(path: Path, depth: int) -> dict[str, list[Candidate]]:
-    """Read the first `depth` candidates of each topic from the run of any tool.
+def read_candidates(path: Path, depth: int | None = None) -> dict[str, list[Candidate]]:
+    """Read the first `depth` candidates of each topic, or all, from the run of any tool.
 
     Columns are separated by any white space, the second is ignored, a tag may contain spaces, and ranks may begin with
     any number. A `.jsonl` or `.jsonl.gz` file is read as TIRA's `rerank.jsonl`; in a topic without ranks and scores,

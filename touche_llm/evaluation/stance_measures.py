@@ -93,19 +93,18 @@ def estimate_labels(run: ParsedRun, qrels: Qrels) -> dict[str, Estimate]:
     return estimates
 
 
-def count_confusion(run: ParsedRun, qrels: Qrels, cutoff: int | None = None) -> DataFrame:
+def count_confusion(run: ParsedRun, qrels: Qrels) -> DataFrame:
     """Count the documents by true label (rows, `true`) and the run's label (columns, `chosen`).
 
     Args:
         run: Run, as for `estimate_stances`.
         qrels: Judgments with stances.
-        cutoff: Number of first documents of each topic to count; all if None.
     """
     # Imported in the functions, since the command line imports this module at every start, and pandas is slow.
     import pandas as pd
 
     table = np.zeros((len(qrels.labels),) * 2, dtype=np.int64)
-    for topic_table in _count_labels(run, qrels, cutoff).values():
+    for topic_table in _count_labels(run, qrels, None).values():
         table += topic_table
     labels = list(qrels.labels)
     return pd.DataFrame(table, index=pd.Index(labels, name="true"), columns=pd.Index(labels, name="chosen"))

@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
 
 from touche_llm.data.records import Judgment
 from touche_llm.tasks.definition import FIRST_STAGE, Scale
 
 
-class GradedDocument(Protocol):
-    """A judgment, reduced to what ranking needs."""
-
-    @property
-    def grades(self) -> Mapping[str, float]:
-        """Grades by aspect."""
-        ...
-
-    @property
-    def source(self) -> str:
-        """Source of the grades, as in `Judgment`."""
-        ...
-
-
 def combine_grades(
-    judgment: GradedDocument,
+    judgment: Judgment,
     weights: Mapping[str, float],
     scales: Mapping[str, Scale],
     first_stage: float | None = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -113,7 +112,7 @@ class Candidates:
     @classmethod
     def from_run(cls, path: Path | str, topics: list[Topic], corpus: Corpus, *, depth: int | None = None) -> Self:
         """Return the candidates of a run file of any tool, see `read_candidates`; arguments as `from_frame`."""
-        found = read_candidates(Path(path), depth or sys.maxsize)
+        found = read_candidates(Path(path), depth)
         return cls._of_rankings(found, topics, corpus, depth, str(path))
 
     @classmethod

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -118,7 +117,7 @@ class RunContext:
         Raises:
             DataError: The file is malformed, or has topics that are not in the topics file.
         """
-        found = read_candidates(path, depth or sys.maxsize)
+        found = read_candidates(path, depth)
         self.check_topics(path, found)
         rankings = {topic.id: found[topic.id] for topic in self.topics if topic.id in found}
         return Candidates(self.task, self.topics, None, rankings, self.config.depth, str(path), are_pairs)

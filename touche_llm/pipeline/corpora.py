@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -14,7 +14,7 @@ from touche_llm.errors import DataError, UsageError, Warn, shorten
 from touche_llm.judging.pointwise import Documents
 from touche_llm.judging.sentence_pairs import PairDocuments
 from touche_llm.retrieval.base import FirstStage
-from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index, open_index
+from touche_llm.retrieval.bm25 import ensure_index, open_index
 from touche_llm.retrieval.chatnoir.cache import ChatNoirDocuments
 from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
 from touche_llm.retrieval.elasticsearch.search import ElasticIndex
@@ -114,7 +114,7 @@ class LocalCorpus(Corpus):
         store: DocumentStore,
         retriever: RetrieverConfig,
         sentences: SentenceSettings | None,
-        build_index: Callable[[TextTable, Bm25Settings], FirstStage],
+        warn: Warn | None,
     ) -> None:
         """Take over an open store.
 
@@ -123,10 +123,10 @@ class LocalCorpus(Corpus):
             store: The documents.
             retriever: Method and parameters of BM25.
             sentences: Settings of sentence retrieval; None if the task ranks documents.
-            build_index: Opens the index of documents or sentences, and may build it.
+            warn: Receives a warning if an index is built; None if none may be built, but only opened.
         """
         self.task, self.store = task, store
-        self._retriever, self.sentences, self._build_index = retriever, sentences, build_index
+        self._retriever, self.sentences, self._warn = retriever, sentences, warn
         manifest = store.manifest
         self.description = {
             "file": manifest.corpus,
@@ -143,23 +143,29 @@ class LocalCorpus(Corpus):
         self, topics: list[Topic], fields: tuple[QueryField, ...], depth: int, done: Callable[[], None]
     ) -> list[list[Candidate]]:
         """Search the index, built first if it is missing; see the base class."""
+        stages = self.open_first_stages()
+        if self.sentences is None:
+            found = stages[0].retrieve(topics, fields=fields, depth=depth)
+        else:
+            found = retrieve_sentences(topics, stages[0], stages[1], self.store.parts, self.sentences, fields)
         candidates = []
-        for ranking in self._search(topics, fields, depth):
+        for ranking in found:
             candidates.append(ranking)
             done()
         return candidates
 
-    def _search(self, topics: list[Topic], fields: tuple[QueryField, ...], depth: int) -> Iterator[list[Candidate]]:
-        stages = [self._open_first_stage(units) for units in list_units(self.store, self.task)]
-        if self.sentences is None:
-            return stages[0].retrieve(topics, fields=fields, depth=depth)
-        return retrieve_sentences(topics, stages[0], stages[1], self.store.parts, self.sentences, fields)
+    def open_first_stages(self) -> list[FirstStage]:
+        """Open the index of the documents and, if pairs are made, that of the sentences; build what is missing."""
+        tables = [self.store] if self.task.sentence_question is None else [self.store, self.store.parts]
+        return [self._open_first_stage(table) for table in tables]
 
-    def _open_first_stage(self, units: TextTable) -> FirstStage:
+    def _open_first_stage(self, table: TextTable) -> FirstStage:
         settings = self._retriever
         if settings.name == "okapi":
-            return OkapiIndex(units, k1=settings.k1, b=settings.b)
-        return self._build_index(units, settings.bm25)
+            return OkapiIndex(table, k1=settings.k1, b=settings.b)
+        if self._warn is None:
+            return open_index(table, settings.bm25)
+        return ensure_index(table, settings.bm25, self._warn)
 
     def explain_empty(self) -> str:
         """See the base class."""
@@ -289,29 +295,5 @@ def open_local_corpus(
         )
     if task.sentence_question is not None:
         sentences = sentences or SentenceSettings()
-
-    def build(units: TextTable, settings: Bm25Settings) -> FirstStage:
-        # Without its corpus file an index cannot be checked, so it is not built anew.
-        return open_index(units, settings) if file is None else ensure_index(units, settings, warn)
-
-    return LocalCorpus(task, store, retriever, sentences, build)
-
-
-def build_index(
-    task: Task, corpus: Path, folder: Path | None, settings: Bm25Settings, skip_bad_lines: bool, warn: Warn
-) -> DocumentStore:
-    """Store and index a corpus unless store and index are up to date."""
-    folder = folder or index_folder(corpus)
-    store = ensure_store(corpus, folder, task.read_corpus, skip_bad_lines=skip_bad_lines, warn=warn)
-    try:
-        for units in list_units(store, task):
-            ensure_index(units, settings, warn)
-    except BaseException:
-        store.close()
-        raise
-    return store
-
-
-def list_units(store: DocumentStore, task: Task) -> list[TextTable]:
-    """Return the tables that the first stage searches: documents and, if pairs are made, sentences."""
-    return [store] if task.sentence_question is None else [store, store.parts]
+    # Without its corpus file an index cannot be checked, so it is not built anew.
+    return LocalCorpus(task, store, retriever, sentences, None if file is None else warn)

@@ -14,7 +14,7 @@ from touche_llm.pipeline.corpora import Corpus, LocalCorpus
 from touche_llm.pipeline.progress import Progress
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.expansion import ExpansionSettings, find_queries, fuse_queries
-from touche_llm.retrieval.sentences import SentenceSettings, select_distinct
+from touche_llm.retrieval.sentences import select_distinct
 from touche_llm.retrieval.settings import QueryField
 from touche_llm.text.analysis import Analyzer
 
@@ -102,16 +102,10 @@ async def _add_queries(
         of_topic = [own, *(next(found) for _ in other.get(topic.id, ()))]
         fused.append(fuse_queries(of_topic, settings) if len(of_topic) > 1 else own)
     if isinstance(corpus, LocalCorpus) and corpus.sentences is not None:
-        return _select_sentences(fused, corpus, corpus.sentences)
+        # The ranking of one query has no near-duplicates, but two queries can find the same text.
+        analyzer = Analyzer()
+        return [select_distinct(ranking, corpus.store.parts, corpus.sentences, analyzer) for ranking in fused]
     return [ranking[:depth] for ranking in fused]
-
-
-def _select_sentences(
-    rankings: list[list[Candidate]], corpus: LocalCorpus, settings: SentenceSettings
-) -> list[list[Candidate]]:
-    """Remove near-duplicates: the ranking of one query has none, but two queries can find the same text."""
-    analyzer = Analyzer()
-    return [select_distinct(ranking, corpus.store.parts, settings, analyzer)[: settings.pool] for ranking in rankings]
 
 
 async def retrieve_candidates(context: RunContext) -> Candidates:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from touche_llm.data.records import Candidate, ScoredDocument
-from touche_llm.judging.grades import GradedDocument, combine_grades
+from touche_llm.data.records import Candidate, Judgment, ScoredDocument
+from touche_llm.judging.grades import combine_grades
 from touche_llm.tasks.definition import Scale
 
 
@@ -47,7 +47,7 @@ def rank_by_first_stage(candidates: list[Candidate]) -> list[ScoredDocument]:
 
 def rank_by_judgment(
     first_stage: list[ScoredDocument],
-    judgments: Mapping[str, GradedDocument],
+    judgments: Mapping[str, Judgment],
     weights: Mapping[str, float],
     scales: Mapping[str, Scale],
 ) -> list[ScoredDocument]:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from touche_llm.config import Config, load_config, rename_settings
 from touche_llm.data.files import open_atomic
 from touche_llm.data.scratch import remove_abandoned
-from touche_llm.data.settings import describe_problem
+from touche_llm.data.settings import describe_first_problem
 from touche_llm.errors import DataError, UsageError
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
 from touche_llm.llm.cache import CacheMode
@@ -329,11 +329,8 @@ def _read_manifest(path: Path) -> Manifest:
     except OSError as error:
         raise DataError(f"{path}: cannot read the recorded run: {error.strerror}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "file"
-        raise DataError(
-            f"{path}: not a manifest of this program: {where}: {describe_problem(first)}; record the run again"
-        ) from error
+        problem = describe_first_problem(error)
+        raise DataError(f"{path}: not a manifest of this program: {problem}; record the run again") from error
     for purpose, file in manifest.templates.items():
         is_template = file.endswith(".jinja") and file.isprintable() and Path(file).name == file and "\\" not in file
         if purpose not in PromptsConfig.model_fields or purpose == "folder" or not is_template:

@@ -119,10 +119,10 @@ async def test_damaged_results_in_the_file_are_named(damage: str, tmp_path: Path
 @pytest.mark.parametrize("damage", ["text = CAST(text AS BLOB)", "text = NULL", "text = NULL, reason = x'00'"])
 def test_a_document_that_is_no_text_is_named(damage: str, tmp_path: Path) -> None:
     settings = settings_for(FakeChatNoir(url="http://127.0.0.1:9"), tmp_path)
-    with ChatNoirDocuments(settings) as documents:
+    with closing(ChatNoirDocuments(settings)) as documents:
         documents.put_text("d1", "text")
     with closing(sqlite3.connect(settings.cache)) as database:
         database.execute(f"UPDATE documents SET {damage}")
         database.commit()
-    with ChatNoirDocuments(settings) as documents, raises_at(DataError, settings.cache, "'d1'"):
+    with closing(ChatNoirDocuments(settings)) as documents, raises_at(DataError, settings.cache, "'d1'"):
         documents.get("d1")

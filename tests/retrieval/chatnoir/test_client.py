@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -249,7 +250,7 @@ async def test_a_document_without_usable_text_is_recorded(changes: Any, reason: 
     assert await fetch(server, tmp_path) == MissingDocument(reason)
     assert await fetch(server, tmp_path) == MissingDocument(reason)
     assert len(server.fetched) == 1
-    with ChatNoirDocuments(settings_for(server, tmp_path)) as documents:
+    with closing(ChatNoirDocuments(settings_for(server, tmp_path))) as documents:
         assert documents.find_unknown(ids(1)) == ids(1)
         with raises_at(DataError, tmp_path / "chatnoir.sqlite", ids(1)[0], reason):
             documents.get(ids(1)[0])
@@ -285,7 +286,7 @@ async def test_candidates_are_ranked_by_score_and_then_by_id(tmp_path: Path) -> 
         ]
     assert [body["query"] for body in server.searches] == [topic.title for topic in TOPICS]
     assert (retrieval.steps, retrieval.notices) == (2, [])
-    with ChatNoirDocuments(settings_for(server, tmp_path, api_key=None)) as documents:
+    with closing(ChatNoirDocuments(settings_for(server, tmp_path, api_key=None))) as documents:
         assert documents.find_unknown(ident for ident, _ in expected) == []
         assert documents.get("d-a") == Document("d-a", "Text of d-a.")
         assert documents.find_unknown(["z", "d-a", "y", "z"]) == ["z", "y"]
@@ -345,7 +346,7 @@ async def test_a_run_that_was_stopped_asks_only_for_the_rest(tmp_path: Path) -> 
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        with ChatNoirDocuments(settings) as documents:
+        with closing(ChatNoirDocuments(settings)) as documents:
             stored = set(ids(20)) - set(documents.find_unknown(ids(20)))
         assert stored
         server.rest = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ class Loader:
 
 @contextmanager
 def opened(server: FakeElasticsearch, *, k1: float = 1.5, b: float = 0.75, **changes: Any) -> Iterator[ElasticIndex]:
-    with ElasticIndex(settings_for(server, **changes), k1=k1, b=b, warn=print) as index:
+    with closing(ElasticIndex(settings_for(server, **changes), k1=k1, b=b, warn=print)) as index:
         yield index
 
 

@@ -56,7 +56,7 @@ class MissingDocument:
 
 
 class ChatNoirDocuments:
-    """SQLite cache of ChatNoir's replies, with the interface of a DocumentStore. A context manager.
+    """SQLite cache of ChatNoir's replies, with the interface of a DocumentStore.
 
     Each entry is committed when it arrives, so a killed run resumes where it stopped.
     """
@@ -74,12 +74,6 @@ class ChatNoirDocuments:
                 undo.pop_all()
         except (sqlite3.Error, OSError) as error:
             raise DataError(f"{self.path}: not a ChatNoir cache, or not writable: {error}") from error
-
-    def __enter__(self) -> ChatNoirDocuments:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the file."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -111,7 +111,7 @@ async def fetch_lines(server: Server, name: str, ids: list[str]) -> dict[str, in
 
 
 class ElasticIndex:
-    """Complete index: a first stage and a source of documents. A context manager.
+    """Complete index: a first stage and a source of documents.
 
     A stage that sends requests to the model fetches its documents first; `get` takes them from a temporary database
     then, and the event loop never waits for Elasticsearch. Other documents are fetched when they are needed.
@@ -146,12 +146,6 @@ class ElasticIndex:
         # A temporary file that SQLite deletes; documents that the index lacks have no text.
         self._fetched = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         self._fetched.execute("CREATE TABLE documents (id TEXT PRIMARY KEY, text TEXT) WITHOUT ROWID")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the connection, and delete the fetched documents."""
