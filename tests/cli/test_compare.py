@@ -112,6 +112,19 @@ def test_the_table_names_the_baseline_and_shows_signs(touche: Touche, runs: Path
     assert "unjudged documents among the first 5" in done.stderr
 
 
+def test_a_loss_that_unjudged_documents_alone_could_explain_is_noted_under_the_table(
+    touche: Touche, runs: Path
+) -> None:
+    (runs / "worse.txt").write_text("".join(f"{topic} NO b 1 2 t\n{topic} NO a 2 1 t\n" for topic in range(TOPICS)))
+    done = touche("compare", "base", "worse.txt", *QRELS, "--baseline", "best")
+    assert done.stdout.count(" 0.400/0.400") == 2 * 4
+    note = "relevance: the loss against best could come from unjudged documents alone"
+    assert [line.split(": ")[1] for line in done.stderr.splitlines() if note in line] == ["base"]
+    done = touche("evaluate", "base", "worse.txt", *QRELS, "--first-stage", "best/run.txt")
+    assert "note: base: relevance: the loss against first stage could come from unjudged" in done.stderr
+    assert done.stderr.count("could come from unjudged documents alone") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

@@ -58,7 +58,7 @@ def test_json_has_one_object_for_each_run_and_measure(touche: Touche, judged: Pa
     assert done.returncode == 0, done.stderr
     found = rows_of(done.stdout)
     assert len(found) == len(json.loads(done.stdout))
-    columns = ("run", "measure", "value", "low", "high", "n", "topics", "missing", "judged_topics")
+    columns = ("run", "measure", "value", "low", "high", "n", "topics", "missing", "judged_topics", "judged")
     assert {tuple(row) for row in json.loads(done.stdout)} == {columns}
     # Their order is that of a run without a first stage.
     alone = json.loads(touche("evaluate", "other", *ALL, "--format", "json").stdout)

@@ -61,7 +61,9 @@ def test_a_person_reads_tables_and_the_verdict(touche: Touche, engine: Engine) -
     assert "36 documents of 6 topics, to choose on" in done.stdout
     assert "36 documents of 6 topics, held out" in done.stdout
     assert re.search(
-        r"mine/sharp.jinja +1\.0000 +1\.0000 +1\.0000 +0\.0000 +0 +3,600 +36 +0$", done.stdout, re.MULTILINE
+        r"mine/sharp.jinja +1\.0000 +1\.000 +1\.0000 +1\.000 +1\.0000 +1\.000 +0\.0000 +0 +3,600 +36 +0$",
+        done.stdout,
+        re.MULTILINE,
     )
     last = done.stdout.strip().splitlines()[-1]
     assert last.startswith("mine/sharp.jinja has the best relevance nDCG@5 on the 6 topics that it was chosen on")

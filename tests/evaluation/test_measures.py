@@ -15,7 +15,8 @@ from tests.evaluation.judged_runs import TASK, evaluated, qrels_of, run_of, valu
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, ToucheWarning, UsageError
 from touche_llm.evaluation import evaluate
-from touche_llm.evaluation.measures import compare_runs, evaluate_run
+from touche_llm.evaluation.comparison import compare_runs
+from touche_llm.evaluation.measures import evaluate_run
 from touche_llm.evaluation.notes import Note, describe_limits, format_notes
 from touche_llm.evaluation.qrels import Grades, read_qrels
 
@@ -244,23 +245,23 @@ def test_a_difference_that_the_judging_could_make_is_told() -> None:
         evaluate_run(name, run_of({"1": list(names)}), qrels, 5)
         for name, names in (("known", "abcde"), ("new", "avwxy"))
     )
-    (note,) = compare_runs(known, [unknown])[1]
-    assert "new: relevance judged@5 is 0.200, and 1.000 for known" in note
+    (note,) = compare_runs(unknown, [known])[1]
+    assert "known: relevance judged@5 is 1.000, and 0.200 for new" in note
     assert compare_runs(known, [evaluate_run("same", run_of({"1": list("bacde")}), qrels, 5)])[1] == []
 
 
 def test_tables_have_one_row_for_each_measure_and_topic(tmp_path: Path) -> None:
     found = evaluated(tmp_path, "1 Q0 a 1 3 t\n", QRELS + "2 0 a 1\n")
     summary, per_topic = found.summary(), found.per_topic()
-    columns = ["run", "measure", "value", "low", "high", "n", "topics", "missing", "judged_topics"]
+    columns = ["run", "measure", "value", "low", "high", "n", "topics", "missing", "judged_topics", "judged"]
     assert list(summary.columns) == columns
-    assert set(summary[columns[-3:]].itertuples(index=False, name=None)) == {(2, 1, 2)}
-    assert list(per_topic.columns) == ["run", "measure", "topic", "value"]
+    assert set(summary[columns[-4:-1]].itertuples(index=False, name=None)) == {(2, 1, 2)}
+    assert list(per_topic.columns) == ["run", "measure", "topic", "value", "judged"]
     counted = summary.set_index("measure")["n"]
     assert counted["relevance nDCG@5"] == 2 and counted["relevance official_ndcg@5"] == 1
-    means = per_topic.groupby("measure")["value"].mean()
+    means = per_topic.groupby("measure")[["value", "judged"]].mean()
     for row in summary.itertuples():
-        assert row.value == pytest.approx(means[row.measure])
+        assert (row.value, row.judged) == pytest.approx(tuple(means.loc[row.measure]))
 
 
 def test_notes_are_warnings_at_the_line_that_evaluates() -> None:

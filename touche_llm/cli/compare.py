@@ -55,7 +55,7 @@ def compare(
 
     Stances are compared over the documents that both runs label. Notes on standard error are those of `evaluate`.
     """
-    from touche_llm.evaluation.measures import compare_runs
+    from touche_llm.evaluation.comparison import compare_runs
 
     if baseline not in runs:
         runs = [baseline, *runs]
@@ -106,7 +106,7 @@ def _show(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
     columns = (
         *(Column(name, is_text=True) for name in ("measure", "run")),
         *(Column("value", drop=2), Column("baseline", drop=3), Column("change"), Column("95 % interval")),
-        *(Column("p Holm"), Column("+/=/-", drop=1)),
+        *(Column("p Holm"), Column("+/=/-", drop=1), Column("judged@k", drop=4)),
     )
     baseline = frame["baseline"].iloc[0]
     for aspect, rows in m.group_by_aspect(frame):
@@ -115,6 +115,7 @@ def _show(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
                 *(m.strip_aspect(row.measure), row.run, format_value(row.value), format_value(row.baseline_value)),
                 *(format_value(row.difference, sign="+"), format_interval(row.low, row.high, sign="+")),
                 *(format_value(row.p_holm), f"{row.wins}/{row.ties}/{row.losses}"),
+                f"{format_value(row.judged, digits=3)}/{format_value(row.baseline_judged, digits=3)}",
             )
             for row in rows
         )
@@ -126,5 +127,6 @@ def _show(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
             "value, baseline: over the topics, and for stances the documents, that both runs have",
             "p Holm: paired randomisation test, corrected for the number of runs; --format json has the uncorrected p",
             "+/=/-: topics in which the run is better than the baseline, equal, and worse",
+            f"{m.JUDGED_LEGEND}; of the run and of the baseline",
         )
     )

@@ -14,7 +14,7 @@ from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption
 from touche_llm.cli.standings import show_standings, standings
-from touche_llm.cli.tables import Column, format_interval, format_value, show_table
+from touche_llm.cli.tables import Column, format_interval, format_value, show_lines, show_table
 from touche_llm.errors import DataError, UsageError, describe_os_error
 from touche_llm.evaluation.measures import describe_coverage
 from touche_llm.evaluation.qrels import STANCE
@@ -81,7 +81,7 @@ def evaluate(
     shown = given
     if output is Format.TABLE:
         shown, evaluations = m.use_labels(given, evaluations)
-    notes = [*m.list_limited(shown), *m.list_fitted(shown, qrels)]
+    notes = [*m.list_limited(shown), *m.list_fitted(shown, qrels), *_describe_judging(shown, evaluations)]
     if per_topic:
         frame, show = _by_topic(evaluations), _show_topics
     elif confusion:
@@ -116,6 +116,20 @@ def _record(given: Sequence[m.Given], evaluations: Sequence[Evaluation], task: T
             warn(f"the evaluation is not kept for later commands: {problem}")
 
 
+def _describe_judging(given: Sequence[m.Given], evaluations: Sequence[Evaluation]) -> list[str]:
+    """Return notes on unjudged documents behind differences from the first stage, which comes before its runs."""
+    from touche_llm.evaluation.comparison import describe_judging
+
+    notes: list[str] = []
+    baseline = None
+    for each, evaluation in zip(given, evaluations, strict=True):
+        if each.first_stage:
+            baseline = evaluation
+        elif baseline is not None:
+            notes += describe_judging(evaluation, baseline)
+    return notes
+
+
 def _summary(evaluations: Sequence[Evaluation]) -> DataFrame:
     """Return the estimates of all runs, measure by measure."""
     import pandas as pd
@@ -127,15 +141,19 @@ def _summary(evaluations: Sequence[Evaluation]) -> DataFrame:
 
 
 def _by_topic(evaluations: Sequence[Evaluation]) -> DataFrame:
-    """Return a row for each run and topic, with the columns `run`, `topic` and the measures."""
+    """Return a row for each run and topic, with the columns `run`, `topic`, the measures and their judged@k."""
     import pandas as pd
+
+    from touche_llm.evaluation.measures import name_judged
 
     rows: dict[tuple[str, str], dict[str, str | float]] = {}
     for evaluation in evaluations:
         for each in evaluation.per_topic().itertuples(index=False):
             row = rows.setdefault((evaluation.name, each.topic), {"run": evaluation.name, "topic": each.topic})
-            row[each.measure] = each.value
-    return pd.DataFrame(list(rows.values()), columns=["run", "topic", *evaluations[-1].estimates])
+            row |= {name_judged(each.measure): each.judged, each.measure: each.value}
+    measures = list(evaluations[-1].estimates)
+    columns = dict.fromkeys(["run", "topic", *measures, *map(name_judged, measures)])
+    return pd.DataFrame(list(rows.values()), columns=list(columns))
 
 
 def _confusion(evaluations: Sequence[Evaluation]) -> DataFrame:
@@ -157,7 +175,7 @@ def _show_summary(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
     columns = (
         Column("measure", is_text=True),
         Column("run", is_text=True),
-        *map(Column, ("value", "95 % interval", "n")),
+        *map(Column, ("value", "95 % interval", "n", "judged@k")),
     )
     for aspect, rows in m.group_by_aspect(frame):
         cells = (
@@ -167,11 +185,13 @@ def _show_summary(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
                 format_value(row.value),
                 format_interval(row.low, row.high),
                 f"{row.n:,}",
+                format_value(row.judged, digits=3),
             )
             for row in rows
         )
         show_table(columns, m.blank_repeats(cells), title=aspect, below=describe_coverage(evaluations, aspect))
         print()
+    show_lines((m.JUDGED_LEGEND,))
 
 
 def _show_confusion(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 # Longer names of runs are replaced by letters in tables.
 _LABEL_WIDTH = 12
 _ONLY_RUN = "run"
+JUDGED_LEGEND = "judged@k: share of judged documents among the first k, the measure's cutoff, or in the whole ranking"
 
 RunsArgument = Annotated[
     list[Path],

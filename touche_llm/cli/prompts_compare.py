@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +14,7 @@ from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.cli.stages import FAILURES_EXIT, print_failures, run_requests
-from touche_llm.cli.tables import TEXT_WIDTH, Column, format_interval, format_value, show_table
+from touche_llm.cli.tables import TEXT_WIDTH, Column, format_interval, format_value, show_lines, show_table
 from touche_llm.config import Config
 from touche_llm.data.files import check_output
 from touche_llm.errors import UsageError, to_printable
@@ -141,23 +140,28 @@ def _write_page(output: Format, found: PromptComparison, qrels: Qrels, files: Ma
 
 
 def _show(found: PromptComparison, part: PartMeasures) -> None:
+    from touche_llm.evaluation.measures import name_judged
     from touche_llm.prompt_lab.measures import named
 
     # Counts are dropped before measures if the terminal is narrow.
-    columns = [Column("variant", is_text=True), *(Column(_short(measure), drop=1) for measure in part.measures)]
-    columns[1] = replace(columns[1], drop=0)
+    columns = [Column("variant", is_text=True)]
+    for measure in part.measures:
+        is_first = measure == part.measures[0]
+        columns += [Column(_short(measure), 0 if is_first else 1), Column(m.strip_aspect(name_judged(measure)), drop=3)]
     columns += [Column(name, drop=2) for name in ("outside", "failures", "tokens", "requests", "cached")]
     variants = found.variants_in(part)
     rows = []
     for variant in variants:
         said, counts = found.judged[part.name, variant.name], found.judged[part.name, variant.name].counts
         off_label_mass = part.off_label_mass[variant.name]
-        cells = [format_value(estimate.value) for estimate in part.estimates[variant.name].values()]
+        cells = []
+        for measure, estimate in part.estimates[variant.name].items():
+            cells += [format_value(estimate.value), format_value(part.judged[variant.name][measure], digits=3)]
         cells.append("–" if off_label_mass is None else format_value(off_label_mass))
         numbers = (len(said.failures), counts.prompt_tokens + counts.cached_prompt_tokens, counts.requests)
         cells += [f"{number:,}" for number in (*numbers, counts.cache_hits)]
         rows.append((variant.name, *cells))
-    rows.append(("random order", format_value(part.chance), *[""] * (len(part.measures) + 4)))
+    rows.append(("random order", format_value(part.chance), *[""] * (2 * len(part.measures) + 4)))
     purpose = {"all": "", "choice": ", to choose on", "hold-out": ", held out"}[part.name]
     show_table(columns, rows, title=f"{len(part.sample):,} documents of {len(part.topics)} topics{purpose}")
     print()
@@ -190,6 +194,7 @@ def _explain(found: PromptComparison, qrels: Qrels) -> None:
     if qrels.stances:
         print(describe_stance_measure(found.task).removesuffix("."))
     print("kappa: quadratic weights, rounded grades; outside: mean probability off the labels")
+    show_lines((m.JUDGED_LEGEND,))
     print("tokens: of all prompts, cached ones included; requests: sent now; cached: answers from the cache")
     print("p Holm: paired randomisation test over topics, corrected for the number of variants")
 
@@ -214,7 +219,8 @@ def _rows(found: PromptComparison, part: PartMeasures) -> list[dict[str, Any]]:
         for measure, figure in part.estimates[variant.name].items():
             name = re.sub(r"\W+", "_", measure.lower())
             change = part.differences.get((variant.name, measure), {})
-            row |= {name: figure.value, **{f"{name}_{key}": change.get(key) for key in _CHANGE}}
+            row |= {name: figure.value, f"{name}_judged": part.judged[variant.name][measure]}
+            row |= {f"{name}_{key}": change.get(key) for key in _CHANGE}
         row["random_ndcg_5"] = part.chance
         row["earlier_looks"] = None if found.earlier_looks is None else len(found.earlier_looks)
         row |= {

@@ -132,13 +132,19 @@ def _list_facts(overview: RunOverview, config: Config, task: Task) -> Iterator[t
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in count_by_kind(failures).items())
         yield "failures", kinds
     if overview.evaluation is not None:
-        yield "measures", ", ".join(f"{name} {value:.4f}" for name, value in _list_measures(overview.evaluation))
+        yield (
+            "measures",
+            ", ".join(
+                f"{name} {value:.4f}{'' if judged is None else f' (judged {judged:.3f})'}"
+                for name, (value, judged) in _get_measures(overview.evaluation).items()
+            ),
+        )
 
 
-def _list_measures(evaluation: RecordedEvaluation) -> Iterator[tuple[str, float]]:
-    for name in _MEASURES:
-        if name in evaluation.measures and (value := evaluation.measures[name].value) is not None:
-            yield name, value
+def _get_measures(evaluation: RecordedEvaluation) -> dict[str, tuple[float, float | None]]:
+    """Return the value of each measure that is shown, and the share of judged documents behind it."""
+    found = {name: evaluation.measures[name] for name in _MEASURES if name in evaluation.measures}
+    return {name: (each.value, each.judged) for name, each in found.items() if each.value is not None}
 
 
 def _add_details(rows: Sequence[dict[str, Any]], run: Path) -> None:
@@ -215,7 +221,7 @@ def _make_row(overview: RunOverview | None, root: Path) -> dict[str, Any]:
     """Return the row of a run; without a run, a row that has only the keys."""
     usage = sum_usage({}) if overview is None else overview.usage
     config = None if overview is None else overview.config
-    measures = {} if overview is None or overview.evaluation is None else dict(_list_measures(overview.evaluation))
+    measures = {} if overview is None or overview.evaluation is None else _get_measures(overview.evaluation)
     return {
         "run": None if overview is None else overview.directory.path.relative_to(root),
         "state": None if overview is None else overview.state,
@@ -225,7 +231,8 @@ def _make_row(overview: RunOverview | None, root: Path) -> dict[str, Any]:
         "prompt": None if overview is None else overview.prompt or None,
         "steps": None if config is None else ",".join(config.rank),
         "topics": None if overview is None else overview.topics,
-        **{name: measures.get(name) for name in _MEASURES},
+        **{name: measures[name][0] if name in measures else None for name in _MEASURES},
+        **{f"{name} judged": measures[name][1] if name in measures else None for name in _MEASURES},
         **usage._asdict(),
         "date": None if overview is None else overview.changed.isoformat(timespec="seconds"),
     }
@@ -239,6 +246,7 @@ def _show_runs(rows: Sequence[Mapping[str, Any]]) -> None:
     columns += [Column("date", drop=1), Column("model", drop=2, is_text=True, cut=TEXT_WIDTH)]
     columns += [Column("prompt", drop=5, is_text=True), Column("topics", drop=4), Column("requests", drop=3)]
     columns += [Column("tokens", drop=7), Column("steps", drop=8, is_text=True)]
+    columns += [Column(f"{_MEASURES[name]} judged", drop=9) for name in measured]
     cells: list[Sequence[str]] = []
     for parent, group in groupby(rows, key=lambda row: row["run"].parent):
         if parent != Path("."):
@@ -250,10 +258,17 @@ def _show_runs(rows: Sequence[Mapping[str, Any]]) -> None:
             numbers = ("" if count is None else f"{count:,}" for count in counts)
             prompt = (row["prompt"] or "").rpartition("-")[0]
             texts = (row["date"][:10], (row["model"] or "").rpartition("/")[2], prompt)
-            cells.append((name, *[row["state"]] * has_states, *values, *texts, *numbers, row["steps"] or ""))
+            shares = (row[f"{measure} judged"] for measure in measured)
+            judged = ("" if share is None else f"{share:.3f}" for share in shares)
+            cells.append((name, *[row["state"]] * has_states, *values, *texts, *numbers, row["steps"] or "", *judged))
     show_table(columns, cells)
     if measured:
-        show_lines(("nDCG@5 of the grades, macro-F1 of the stance, from the last evaluation",))
+        show_lines(
+            (
+                "nDCG@5 of the grades, macro-F1 of the stance, from the last evaluation",
+                "judged: share of judged documents among the first 5, for the stance in the whole ranking",
+            )
+        )
     show_lines(f"{row['run']}: {row['problem']}" for row in rows if row["problem"])
 
 

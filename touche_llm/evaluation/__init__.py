@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from touche_llm.data.trec_runs import ParsedRun
@@ -14,7 +15,13 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    run: ParsedRun, qrels: Qrels, *, name: str = "run", depth: int | None = None, per_topic: bool = False
+    run: ParsedRun,
+    qrels: Qrels,
+    *,
+    name: str = "run",
+    depth: int | None = None,
+    per_topic: bool = False,
+    baseline: ParsedRun | None = None,
 ) -> DataFrame:
     """Evaluate a run.
 
@@ -24,16 +31,20 @@ def evaluate(
         name: Name of the run, for the column `run`.
         depth: First-stage depth, for the recall; the length of the run's longest ranking if None.
         per_topic: Whether to return the values by topic instead of their means.
+        baseline: Another run, such as the first stage: a loss against it that could come from unjudged documents alone
+            gives a warning.
 
     Returns:
         A row for each measure, with the columns `run`, `measure`, `value`, `low` and `high` (95 % bootstrap interval
         over topics), `n` (topics, or documents for the stance), `topics` (judged topics that the run is measured on),
-        `missing` (number of these that the run lacks; each counts 0 for grades) and `judged_topics` (of the qrels file;
-        `Qrels.only` measures a run by some of them). A value that is not defined is NaN. With `per_topic`, a row for
-        each measure and topic, with the columns `run`, `measure`, `topic` and `value`.
+        `missing` (number of these that the run lacks; each counts 0 for grades), `judged_topics` (of the qrels file;
+        `Qrels.restrict_to` measures a run by some of them) and `judged` (judged@k: share of judged documents among the
+        first k, the measure's cutoff, or in the whole ranking). A value that is not defined is NaN. With `per_topic`, a
+        row for each measure and topic, with the columns `run`, `measure`, `topic`, `value` and `judged`.
 
     Warns:
-        ToucheWarning: Topics are missing, documents are unjudged, and the like.
+        ToucheWarning: Topics are missing, documents are unjudged, and the like; or unjudged documents could explain the
+            difference from the baseline, see `comparison.describe_judging`.
 
     Raises:
         DataError: None of the run's topics is judged.
@@ -48,6 +59,13 @@ def evaluate(
     from touche_llm.evaluation.notes import format_notes
 
     found = evaluate_run(name, run, qrels, depth)
-    for note in qrels.notes() + format_notes({name: found.notes}):
+    notes = qrels.notes() + format_notes({name: found.notes})
+    if baseline is not None:
+        from touche_llm.evaluation.comparison import describe_judging
+
+        recall_depth = depth or max(map(len, run.rankings.values()))
+        graded = replace(qrels, stances={})
+        notes += describe_judging(found, evaluate_run("the baseline", baseline, graded, recall_depth))
+    for note in notes:
         warnings.warn(note, ToucheWarning, stacklevel=2)
     return found.per_topic() if per_topic else found.summary()

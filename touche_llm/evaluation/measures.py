@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import ir_measures
@@ -15,8 +15,8 @@ from touche_llm.errors import DataError, UsageError, shorten
 from touche_llm.evaluation.estimate import Estimate, estimate_mean
 from touche_llm.evaluation.notes import Coverage, Note, describe_grades, describe_stances
 from touche_llm.evaluation.qrels import GRADE_DECIMALS, STANCE, Grades, Qrels
-from touche_llm.evaluation.significance import compare, compute_bounds, compute_interval
-from touche_llm.evaluation.stance_measures import estimate_common_stances, estimate_labels, estimate_stances
+from touche_llm.evaluation.significance import compute_bounds, compute_interval
+from touche_llm.evaluation.stance_measures import estimate_labels, estimate_stances
 
 CUTOFF = 5
 NDCG = f"nDCG@{CUTOFF}"
@@ -24,8 +24,6 @@ OFFICIAL = f"official_ndcg@{CUTOFF}"
 JUDGED = f"judged@{CUTOFF}"
 # pytrec_eval takes integers; nDCG with linear gain does not change if all grades are multiplied.
 _UNIT = 10**GRADE_DECIMALS
-# A larger difference in the share of judged documents may decide a comparison of two runs.
-_MAX_JUDGED_DIFFERENCE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,26 +64,58 @@ class Evaluation:
         for measure, estimate in estimates.items():
             covered = self.coverage(aspect_of(measure))
             counts = (estimate.n, covered.topics, covered.missing, covered.judged)
-            rows.append((self.name, measure, estimate.value, *compute_interval(estimate), *counts))
-        columns = ["run", "measure", "value", "low", "high", "n", "topics", "missing", "judged_topics"]
+            judged = estimate_judged(self.run, self.qrels, measure, estimate.topics).value
+            rows.append((self.name, measure, estimate.value, *compute_interval(estimate), *counts, judged))
+        columns = ["run", "measure", "value", "low", "high", "n", "topics", "missing", "judged_topics", "judged"]
         return pd.DataFrame(rows, columns=columns)
 
     def per_topic(self) -> pd.DataFrame:
-        """Return a row for each measure and contributing topic: `run`, `measure`, `topic` and `value`.
+        """Return a row for each measure and contributing topic: `run`, `measure`, `topic`, `value` and `judged`.
 
         A stance measure is computed over the topic's own documents; the mean over topics is not the run's value.
         """
-        rows = [
-            (self.name, measure, topic, value)
-            for measure, estimate in self.estimates.items()
-            for topic, value in zip(estimate.topics, estimate.by_topic().tolist(), strict=True)
-        ]
-        return pd.DataFrame(rows, columns=["run", "measure", "topic", "value"])
+        rows = []
+        for measure, estimate in self.estimates.items():
+            judged = estimate_judged(self.run, self.qrels, measure, estimate.topics)
+            values = zip(estimate.topics, estimate.by_topic().tolist(), judged.by_topic().tolist(), strict=True)
+            rows += [(self.name, measure, *of_topic) for of_topic in values]
+        return pd.DataFrame(rows, columns=["run", "measure", "topic", "value", "judged"])
 
 
 def aspect_of(measure: str) -> str:
     """Return the aspect of a measure, its first word."""
     return measure.split(" ", 1)[0]
+
+
+def name_judged(measure: str) -> str:
+    """Return the name of the share of judged documents that belongs to a measure, such as `relevance judged@10`."""
+    _, at, cutoff = measure.partition("@")
+    return f"{aspect_of(measure)} judged{at}{cutoff}"
+
+
+def estimate_judged(run: ParsedRun, qrels: Qrels, measure: str, topics: Collection[str]) -> Estimate:
+    """Estimate judged@k: the share of judged documents among those that a measure looks at.
+
+    The k is the measure's cutoff. The missing places of a shorter ranking are unjudged, as they are no hits for P@5
+    (Judged@5 of ir-measures divides by the number of documents). Without a cutoff the whole ranking counts.
+
+    Args:
+        run: Run that is measured.
+        qrels: Judgments that it is measured with.
+        measure: Name of the measure, as in `relevance nDCG@5`.
+        topics: Judged topics to count.
+    """
+    aspect, cutoff = aspect_of(measure), measure.partition("@")[2]
+    judged = qrels.stances if aspect == STANCE else qrels.grades[aspect]
+    return _estimate_share(run, {topic: judged[topic] for topic in topics}, int(cutoff) if cutoff else None)
+
+
+def _estimate_share(run: ParsedRun, judged: Mapping[str, Collection[str]], cutoff: int | None) -> Estimate:
+    shares = {}
+    for topic, documents in judged.items():
+        top = run.rankings.get(topic, [])[:cutoff]
+        shares[topic] = sum(candidate.document_id in documents for candidate in top) / (cutoff or len(top) or 1)
+    return estimate_mean(shares)
 
 
 def list_headline(qrels: Qrels) -> list[str]:
@@ -133,60 +163,6 @@ def evaluate_run(name: str, run: ParsedRun, qrels: Qrels, depth: int | None = No
     return Evaluation(name, run, qrels, estimates, labels, table, notes)
 
 
-def compare_runs(baseline: Evaluation, others: Sequence[Evaluation]) -> tuple[pd.DataFrame, list[str]]:
-    """Compare runs with a baseline; all were measured with the same judgments and depth.
-
-    Stances are compared over the documents with a label in both runs, except for `@5`, where the choice of documents
-    counts too.
-
-    Returns:
-        The rows of `significance.compare`, and notes on them. Additional columns: `topics` (judged topics
-        that are compared), `missing` and `baseline_missing` (number of these that the run and the baseline lack) and
-        `judged_topics` (of the qrels file).
-
-    Raises:
-        UsageError: The runs cannot be compared, see `significance.compare`.
-    """
-    common = {
-        other.name: estimate_common_stances(other.run, baseline.run, other.qrels)
-        for other in others
-        if other.qrels.stances
-    }
-    runs = {evaluation.name: evaluation.estimates for evaluation in (baseline, *others)}
-    notes = []
-    for other in others:
-        for measure, (estimate, _) in common.get(other.name, {}).items():
-            alone, theirs = other.estimates[measure].n, baseline.estimates[measure].n
-            if estimate.n < max(alone, theirs):
-                notes.append(
-                    f"{other.name}: {measure}: compared over the {estimate.n:,} judged documents that both label; it "
-                    f"labels {alone:,}, and {baseline.name} {theirs:,}"
-                )
-        notes += describe_uneven_judging(other, baseline)
-    frame = compare(baseline.name, runs, common=common)
-    by_name = {evaluation.name: evaluation for evaluation in (baseline, *others)}
-    aspects = frame["measure"].map(aspect_of)
-    covered = [by_name[run].coverage(aspect) for run, aspect in zip(frame["run"], aspects, strict=True)]
-    frame["topics"] = [coverage.topics for coverage in covered]
-    frame["missing"] = [coverage.missing for coverage in covered]
-    frame["baseline_missing"] = [baseline.coverage(aspect).missing for aspect in aspects]
-    frame["judged_topics"] = [coverage.judged for coverage in covered]
-    return frame, notes
-
-
-def describe_uneven_judging(run: Evaluation, other: Evaluation) -> list[str]:
-    """Describe aspects in which a much larger share of one run's top documents is judged than of the other's."""
-    notes = []
-    for aspect in run.qrels.grades:
-        share, other_share = (evaluation.estimates[f"{aspect} {JUDGED}"].value for evaluation in (run, other))
-        if abs(share - other_share) > _MAX_JUDGED_DIFFERENCE:
-            notes.append(
-                f"{run.name}: {aspect} {JUDGED} is {share:.3f}, and {other_share:.3f} for {other.name}; part of the "
-                "difference may come from the judging, since an unjudged document counts 0"
-            )
-    return notes
-
-
 def estimate_grades(run: ParsedRun, grades: Grades, depth: int) -> dict[str, Estimate]:
     """Estimate the measures of one aspect's grades, each the mean over the judged topics.
 
@@ -194,8 +170,7 @@ def estimate_grades(run: ParsedRun, grades: Grades, depth: int) -> dict[str, Est
     trec_eval. P@5, R@depth: a document is relevant from grade 1. These are computed by ir-measures, where a topic
     counts 0 if the run lacks it or it has no grade above 0, as in trec_eval with `-c`.
 
-    judged@5: judged documents among the first 5, divided by 5; the missing places of a shorter ranking are unjudged, as
-    they are no hits for P@5 (Judged@5 of ir-measures divides by the number of documents).
+    judged@5: see `estimate_judged`.
 
     official_ndcg@5: see `compute_condensed_ndcg`; only over the topics for which it is defined.
     """
@@ -228,12 +203,7 @@ def estimate_grades(run: ParsedRun, grades: Grades, depth: int) -> dict[str, Est
     estimates = {
         name: estimate_mean({topic: values[measure, topic] for topic in judged}) for name, measure in measures.items()
     }
-    estimates[JUDGED] = estimate_mean(
-        {
-            topic: sum(document.document_id in documents for document in run.rankings.get(topic, [])[:CUTOFF]) / CUTOFF
-            for topic, documents in grades.items()
-        }
-    )
+    estimates[JUDGED] = _estimate_share(run, grades, CUTOFF)
     official = {topic: compute_condensed_ndcg(run, topic, documents) for topic, documents in grades.items()}
     estimates[OFFICIAL] = estimate_mean({topic: value for topic, value in official.items() if value is not None})
     return estimates

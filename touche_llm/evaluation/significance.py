@@ -21,7 +21,7 @@ SEED = 0
 # Number of resamples in memory at a time.
 _BATCH = 500
 # Values that differ by less are ties: they are sums of a few terms, added in any order.
-_TIE = 1e-9
+TIE = 1e-9
 _DECIMALS = 12
 
 Indices = NDArray[np.intp]
@@ -145,7 +145,7 @@ def _compare_estimates(run: Estimate, baseline: Estimate, seed: int) -> dict[str
     both = np.concatenate([ours, theirs], axis=1)
     low, high = _bootstrap(both, difference, seed)
     by_topic = run.formula(ours) - baseline.formula(theirs)
-    wins, losses = int((by_topic > _TIE).sum()), int((by_topic < -_TIE).sum())
+    wins, losses = int((by_topic > TIE).sum()), int((by_topic < -TIE).sum())
     value, baseline_value = (
         float(estimate.formula(counts.sum(axis=0))) for estimate, counts in ((run, ours), (baseline, theirs))
     )

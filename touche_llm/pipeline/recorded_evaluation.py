@@ -27,7 +27,10 @@ class QrelsFile(BaseModel):
 
 
 class RecordedMeasure(BaseModel):
-    """The value of a measure with its 95 % interval, and over how many topics or documents; None if undefined."""
+    """The value of a measure with its 95 % interval, over how many topics or documents, and judged@k.
+
+    A value is None if it is undefined, and `judged` also in a file of an earlier version.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -35,6 +38,7 @@ class RecordedMeasure(BaseModel):
     low: float | None
     high: float | None
     n: int
+    judged: float | None = None
 
 
 class RecordedEvaluation(BaseModel):
@@ -68,10 +72,11 @@ def record_evaluation(
         directory: The run's folder.
         task: Its task.
         qrels: Qrels files by aspect.
-        rows: Rows of `Evaluation.summary`: `measure`, `value`, `low`, `high` and `n`.
+        rows: Rows of `Evaluation.summary`: `measure`, `value`, `low`, `high`, `n` and `judged`.
     """
     measures = {
-        row["measure"]: {name: _to_plain(row[name]) for name in ("value", "low", "high")} | {"n": int(row["n"])}
+        row["measure"]: {name: _to_plain(row[name]) for name in ("value", "low", "high", "judged")}
+        | {"n": int(row["n"])}
         for row in rows
     }
     files = {aspect: {"file": str(path.absolute()), "sha256": sha256(path)} for aspect, path in qrels.items()}

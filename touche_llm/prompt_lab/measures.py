@@ -11,7 +11,7 @@ from touche_llm.data.records import Candidate, Judgment, ScoredDocument
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.evaluation.agreement import estimate_kappa
 from touche_llm.evaluation.estimate import Estimate, estimate_mean
-from touche_llm.evaluation.measures import CUTOFF, NDCG, estimate_grades
+from touche_llm.evaluation.measures import CUTOFF, NDCG, estimate_grades, estimate_judged
 from touche_llm.evaluation.qrels import Grades, Qrels
 from touche_llm.evaluation.significance import compare
 from touche_llm.evaluation.stance_measures import estimate_common_stances, estimate_stances
@@ -38,6 +38,7 @@ class PartMeasures:
         sample: Documents of the part.
         estimates: Estimates by variant and measure: nDCG@5 by the first aspect's grades, kappa by the grades of each
             aspect, macro-F1 of the stance if there are stance qrels.
+        judged: Share of judged documents by variant and measure, see `measures.estimate_judged`.
         differences: Rows of `significance.compare` with the first variant, by variant and measure.
         chance: Expected nDCG@5 of a random order of the sample, see `compute_chance_ndcg`.
         off_label_mass: Mean probability outside the labels by variant; None if no engine reported it.
@@ -46,6 +47,7 @@ class PartMeasures:
     name: str
     sample: list[Sampled]
     estimates: dict[str, dict[str, Estimate]]
+    judged: dict[str, dict[str, float]]
     differences: dict[tuple[str, str], Mapping[str, Any]]
     chance: float
     off_label_mass: dict[str, float | None]
@@ -137,6 +139,13 @@ def measure_part(
         name,
         list(sample),
         estimates,
+        {
+            variant: {
+                measure: estimate_judged(runs[variant], given, measure, estimate.topics).value
+                for measure, estimate in of_variant.items()
+            }
+            for variant, of_variant in estimates.items()
+        },
         {(row["run"], row["measure"]): row for row in rows},
         compute_chance_ndcg(_select_relevant(given)).value,
         {variant: mean_off_label_mass(said.values()) for variant, said in judgments.items()},

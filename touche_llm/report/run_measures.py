@@ -102,7 +102,8 @@ def measure_run(run: ParsedRun, first_stage: ParsedRun, qrels: Qrels, before: st
     # Imported late: pandas and scipy load slowly.
     from pandas import DataFrame
 
-    from touche_llm.evaluation.measures import describe_uneven_judging, evaluate_run, list_headline
+    from touche_llm.evaluation.comparison import describe_judging
+    from touche_llm.evaluation.measures import evaluate_run, list_headline
     from touche_llm.evaluation.significance import compare
 
     depth = max(map(len, first_stage.rankings.values()))
@@ -113,7 +114,7 @@ def measure_run(run: ParsedRun, first_stage: ParsedRun, qrels: Qrels, before: st
         evaluation.name: {name: evaluation.estimates[name] for name in compared} for evaluation in (found, first)
     }
     measures = compare_measures([found, first], compare(before, estimates) if compared else DataFrame())
-    notes = collect_notes([found]) + describe_uneven_judging(found, first)
+    notes = collect_notes([found]) + describe_judging(found, first)
     return MeasuredRun(measures, *compute_confusion(run, qrels), describe_all_coverage([found]), notes)
 
 
