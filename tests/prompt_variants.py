@@ -18,7 +18,7 @@ from touche_llm.prompts.prompt import prompts_folder
 
 LABELS = ("FIRST", "SECOND", "NEUTRAL", "NO")
 DOCUMENTS = 6
-Opens = Callable[[Config], AbstractAsyncContextManager[ModelClient]]
+Opens = Callable[[Any, Any, Any], AbstractAsyncContextManager[ModelClient]]
 
 
 def collection(folder: Path, topics: int = 16, text: str = "") -> dict[str, Path]:
@@ -80,9 +80,9 @@ def opening(engine: ScriptedEngine) -> Opens:
     """What stands in for `open_model`."""
 
     @asynccontextmanager
-    async def opened(config: Config) -> AsyncIterator[ModelClient]:
-        with Cache(config.cache.file, config.cache.mode) as cache:
-            yield ModelClient(FACTS, engine, cache, retry_failures=config.cache.retry_failures)
+    async def opened(_engine: Any, _sampling: Any, config: Any) -> AsyncIterator[ModelClient]:
+        with Cache(config.file, config.mode) as cache:
+            yield ModelClient(FACTS, engine, cache, retry_failures=config.retry_failures)
 
     return opened
 

@@ -20,7 +20,6 @@ from tests.scripted_engine import FACTS, Script, ScriptedEngine
 from tests.write_demo_cassette import script_of
 from touche_llm.cli import prompts_try
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.config import Config
 from touche_llm.llm.answers import Token
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.engines.base import Completion, Rejected
@@ -57,8 +56,8 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Script], list[Request
         engine = ScriptedEngine(script)
 
         @asynccontextmanager
-        async def opened(config: Config) -> AsyncIterator[ModelClient]:
-            with Cache(config.cache.file, config.cache.mode) as cache:
+        async def opened(_engine: Any, _sampling: Any, config: Any) -> AsyncIterator[ModelClient]:
+            with Cache(config.file, config.mode) as cache:
                 yield ModelClient(engine_info=FACTS, engine=engine, cache=cache)
 
         monkeypatch.setattr(prompts_try, "open_model", opened)
