@@ -183,7 +183,7 @@ class _Texts:
 def _prompt(name: str) -> Prompt:
     question = _TASK.question
     variables = question.template_variables if name == "judge" else list_template_variables(question)
-    return load_prompt(_TASK.name, name, name, variables)
+    return load_prompt(_TASK, name, name, variables)
 
 
 def ndcg(ranking: Sequence[str], grades: Mapping[str, float], depth: int = 5) -> float:

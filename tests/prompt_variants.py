@@ -14,7 +14,7 @@ from touche_llm.config import Config, load_config
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
-from touche_llm.prompts.prompt import prompts_folder
+from touche_llm.tasks import prompts_folder
 
 LABELS = ("FIRST", "SECOND", "NEUTRAL", "NO")
 DOCUMENTS = 6

@@ -26,7 +26,7 @@ from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
 from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
 from touche_llm.retrieval.sentences import SentenceSettings
 from touche_llm.retrieval.settings import RetrieverConfig, to_texts
-from touche_llm.tasks import DEFAULT_TASK, TASKS, get_task
+from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, get_task
 from touche_llm.tasks.base import Task
 from touche_llm.tasks.definition import FIRST_STAGE, Objective
 
@@ -73,9 +73,7 @@ class ActorConfig(Section):
 class Config(Section):
     """The complete configuration of a run."""
 
-    task: Annotated[
-        str, Option("--task", f"Shared task: {', '.join(TASKS)}", "Input", is_common=True, metavar="NAME")
-    ] = DEFAULT_TASK
+    task: Annotated[str, Option("--task", TASK_HELP, "Input", is_common=True, metavar="NAME")] = DEFAULT_TASK
     topics: Annotated[
         Path,
         Option("--topics", "topics.xml, or queries.jsonl or queries.xml of TIRA", "Input", is_common=True),

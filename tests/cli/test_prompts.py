@@ -26,8 +26,7 @@ from touche_llm.llm.engines.base import Completion, Rejected
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.engines import store_engine_info
-from touche_llm.prompts.prompt import prompts_folder
-from touche_llm.tasks import TASKS
+from touche_llm.tasks import TASKS, prompts_folder
 
 SAMPLE = SAMPLES / "comparative"
 DATA = ["--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl")]

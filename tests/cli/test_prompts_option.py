@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.conftest import Touche
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.prompts.prompt import prompts_folder
+from touche_llm.tasks import prompts_folder
 
 SAMPLE = SAMPLES / "comparative"
 RUN = ["run", "--config", str(SAMPLE / "demo.yaml"), "--out", "o", "--topic", "3"]

@@ -20,10 +20,10 @@ from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.settings import INCIDENTAL, OF_ENGINE, OF_JUDGE, OF_RANK, OF_RETRIEVE, OF_STAGE
-from touche_llm.prompts.prompt import prompts_folder
 from touche_llm.report.page import write_page
 from touche_llm.report.run_page import render_report
 from touche_llm.report.run_report import gather_report
+from touche_llm.tasks import prompts_folder
 
 PORT_NOBODY_LISTENS_ON = "http://127.0.0.1:1"
 

@@ -30,8 +30,7 @@ from touche_llm.prompt_lab.comparison import compare_prompts
 from touche_llm.prompt_lab.looks import read_looks
 from touche_llm.prompt_lab.measures import compute_chance_ndcg
 from touche_llm.prompt_lab.sample import Plan
-from touche_llm.prompts.prompt import prompts_folder
-from touche_llm.tasks import get_task
+from touche_llm.tasks import get_task, prompts_folder
 
 
 async def test_the_better_prompt_wins_and_is_confirmed_on_other_topics(bench: Bench, blunt: Path, sharp: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from touche_llm.data.records import Topic
 from touche_llm.prompts.prompt import Prompt, load_prompt
+from touche_llm.tasks import get_task
 
 TOPIC = Topic("2", "THE QUESTION", "THE DESCRIPTION", "THE NARRATIVE", ("OBJECT ONE", "OBJECT TWO"))
 BARE = Topic("3", "THE QUESTION", objects=("OBJECT ONE", "OBJECT TWO"))
@@ -41,7 +42,7 @@ def load(task: str, name: str) -> Prompt:
         variables |= {"documents": True, "aim": False}
     elif name == "stance":
         variables |= {"document": True}
-    return load_prompt(task, name, name, variables)
+    return load_prompt(get_task(task), name, name, variables)
 
 
 def render(task: str, name: str, *texts: str, aim: str = "both", topic: Topic = TOPIC, **given: str) -> tuple[str, str]:
@@ -135,7 +136,9 @@ def test_the_best_and_the_order_are_asked_for_by_the_same_rules(task: str, aim: 
 @pytest.mark.parametrize("aim", AIMS)
 def test_documents_are_compared_by_the_criteria_of_the_assessors(task: str, aim: str) -> None:
     # The words of each rule are those of `judge`, so that a rule that changes there is changed here too.
-    judge = load_prompt(task, "judge", "judge", {"topic": True, "document": True} | dict.fromkeys(objects(task), False))
+    judge = load_prompt(
+        get_task(task), "judge", "judge", {"topic": True, "document": True} | dict.fromkeys(objects(task), False)
+    )
     grades = judge.render(topic=TOPIC, document="x", **objects(task))[0].content
     system, _ = render(task, "best", "x", "y", aim=aim)
     rules = re.findall(r"^- (.*)[;.]$", system, re.MULTILINE)

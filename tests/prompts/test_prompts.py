@@ -14,8 +14,8 @@ from tests.expect import raises_at
 from touche_llm.data.records import Document, Topic
 from touche_llm.errors import PromptError
 from touche_llm.llm.answers import get_labels
-from touche_llm.prompts.prompt import load_prompt, prompts_folder
-from touche_llm.tasks import TASKS
+from touche_llm.prompts.prompt import load_prompt
+from touche_llm.tasks import TASKS, get_task, prompts_folder
 from touche_llm.tasks.base import Question
 from touche_llm.text.sanitize import sanitize
 
@@ -40,13 +40,14 @@ def template(folder: Path, body: str, header: str = "version: 1\npurpose: a test
 BLOCKS = "{% block system %}S{% endblock %}\n{% block user %}U {{ document }}{% endblock %}\n"
 
 
+TASK = get_task("comparative")
 QUESTIONS = [(task.name, "judge", task.question) for task in TASKS.values()]
 QUESTIONS += [(task.name, "sentence", task.sentence_question) for task in TASKS.values() if task.sentence_question]
 
 
 @pytest.mark.parametrize(("task", "name", "question"), QUESTIONS)
 def test_a_prompt_names_every_label_and_the_topic_before_the_document(task: str, name: str, question: Question) -> None:
-    prompt = load_prompt(task, name, name, question.template_variables)
+    prompt = load_prompt(get_task(task), name, name, question.template_variables)
     shown = question.render(TOPIC, Document("d", "A page.", "ITS CONCLUSION", "CON"))
     system, user = prompt.render(topic=TOPIC, document="THE PASSAGE", **shown.variables)
     assert (system.role, user.role) == ("system", "user")
@@ -61,14 +62,14 @@ def test_a_prompt_names_every_label_and_the_topic_before_the_document(task: str,
 
 def test_the_objects_stand_beside_their_labels() -> None:
     question = TASKS["comparative"].question
-    prompt = load_prompt("comparative", "judge", "judge", question.template_variables)
+    prompt = load_prompt(TASK, "judge", "judge", question.template_variables)
     _, user = prompt.render(topic=TOPIC, document="x", **question.render(TOPIC, Document("d", "x")).variables)
     assert "(FIRST): laptop" in user.content and "(SECOND): desktop" in user.content
 
 
 def test_the_side_of_an_argument_is_left_out_where_it_is_not_known() -> None:
     prompt = load_prompt(
-        "sentence_pairs", "sentence", "sentence", {name: False for name in ("topic", "document")} | SIDE
+        TASKS["sentence_pairs"], "sentence", "sentence", {name: False for name in ("topic", "document")} | SIDE
     )
     for side in ("PRO", ""):
         _, user = prompt.render(topic=TOPIC, document="x", conclusion="C", side=side)
@@ -76,14 +77,14 @@ def test_the_side_of_an_argument_is_left_out_where_it_is_not_known() -> None:
 
 
 def test_two_documents_of_a_topic_share_all_but_the_document_and_two_topics_the_instructions() -> None:
-    prompt = load_prompt("comparative", "judge", "judge", ANY)
+    prompt = load_prompt(TASK, "judge", "judge", ANY)
     one, other = (prompt.render(topic=TOPIC, first="a", second="b", document=text) for text in ("x", "y"))
     assert one[0] == other[0]
     assert os.path.commonprefix([one[1].content, other[1].content]) == one[1].content[:-1]
 
 
 def test_a_topic_without_description_and_narrative_renders() -> None:
-    _, user = load_prompt("comparative", "judge", "judge", ANY).render(
+    _, user = load_prompt(TASK, "judge", "judge", ANY).render(
         topic=Topic("1", "A or B?"), first="A", second="B", document="x"
     )
     assert "Description" not in user.content and "Narrative" not in user.content
@@ -91,10 +92,10 @@ def test_a_topic_without_description_and_narrative_renders() -> None:
 
 def test_the_header_and_the_hash_come_from_the_file(tmp_path: Path) -> None:
     name = template(tmp_path, BLOCKS)
-    prompt = load_prompt("comparative", name, "judge", ANY)
+    prompt = load_prompt(TASK, name, "judge", ANY)
     assert (prompt.name, prompt.header.version, prompt.header.answer) == ("comparative/mine", 1, "judge")
     template(tmp_path, BLOCKS + " ")
-    assert load_prompt("comparative", name, "judge", ANY).hash != prompt.hash
+    assert load_prompt(TASK, name, "judge", ANY).hash != prompt.hash
 
 
 @pytest.mark.parametrize(
@@ -130,28 +131,26 @@ def test_a_template_that_is_not_as_it_should_be_is_told(
 ) -> None:
     name = template(tmp_path, body) if header is None else template(tmp_path, body, header)
     with raises_at(PromptError, f"{name}{location}", *values):
-        load_prompt("comparative", name, "judge", ANY)
+        load_prompt(TASK, name, "judge", ANY)
 
 
 def test_a_template_that_leaves_out_what_it_is_about_is_told(tmp_path: Path) -> None:
     with raises_at(PromptError, tmp_path / "mine.jinja", "'topic'"):
-        load_prompt(
-            "comparative", template(tmp_path, BLOCKS), "judge", TASKS["comparative"].question.template_variables
-        )
+        load_prompt(TASK, template(tmp_path, BLOCKS), "judge", TASKS["comparative"].question.template_variables)
 
 
 @pytest.mark.parametrize("name", ["my.txt", "folder/", "../judge", "judge.jinja2"])
 def test_a_name_that_can_be_no_prompt_is_told(name: str) -> None:
     with pytest.raises(PromptError, match=r"\.jinja\b"):
-        load_prompt("comparative", name, "judge", ANY)
+        load_prompt(TASK, name, "judge", ANY)
 
 
 def test_a_prompt_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:
     with pytest.raises(PromptError, match=r"best, judge, objects, order, queries, stance"):
-        load_prompt("comparative", "jugde", "judge", ANY)
+        load_prompt(TASK, "jugde", "judge", ANY)
     (tmp_path / "bare.jinja").write_text(BLOCKS)
     with raises_at(PromptError, tmp_path / "bare.jinja"):
-        load_prompt("comparative", str(tmp_path / "bare.jinja"), "judge", ANY)
+        load_prompt(TASK, str(tmp_path / "bare.jinja"), "judge", ANY)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +170,7 @@ def test_a_prompt_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None
 )
 def test_rendering_names_the_template_and_what_is_wrong(tmp_path: Path, expression: str, value: str) -> None:
     body = f"{{% block system %}}S{{% endblock %}}{{% block user %}}{expression}{{% endblock %}}"
-    prompt = load_prompt("comparative", template(tmp_path, body), "judge", ANY)
+    prompt = load_prompt(TASK, template(tmp_path, body), "judge", ANY)
     with pytest.raises(PromptError, match=rf"mine\.jinja: block user: .*({value})"):
         prompt.render(topic=TOPIC, document="x")
 
@@ -180,7 +179,7 @@ def test_rendering_names_the_template_and_what_is_wrong(tmp_path: Path, expressi
 def test_a_template_cannot_make_random_text_which_no_cached_answer_would_match(tmp_path: Path, expression: str) -> None:
     body = f"{{% block system %}}S{{% endblock %}}{{% block user %}}{expression}{{% endblock %}}"
     with pytest.raises(PromptError, match=r"mine.jinja.*(random|lipsum)"):
-        load_prompt("comparative", template(tmp_path, body), "judge", ANY)
+        load_prompt(TASK, template(tmp_path, body), "judge", ANY)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +189,7 @@ def test_a_template_cannot_make_random_text_which_no_cached_answer_would_match(t
 def test_a_call_block_is_for_macros_alone_since_what_it_gives_is_written_as_it_is(tmp_path: Path, call: str) -> None:
     body = "{% block system %}S{% endblock %}{% block user %}{% call CALL %}{% endcall %}{% endblock %}"
     with pytest.raises(PromptError, match=r"mine\.jinja: .*(`call`|super)"):
-        prompt = load_prompt("comparative", template(tmp_path, body.replace("CALL", call)), "judge", ANY)
+        prompt = load_prompt(TASK, template(tmp_path, body.replace("CALL", call)), "judge", ANY)
         prompt.render(topic=TOPIC, document="<|im_end|>")
 
 
@@ -198,7 +197,7 @@ def test_a_call_block_is_for_macros_alone_since_what_it_gives_is_written_as_it_i
 def test_no_control_token_from_outside_survives_wherever_a_template_puts_it(tmp_path: Path, token: str) -> None:
     user_block = "{% block user %}{{ document }}{{ document | upper }}{% endblock %}"
     body = "{% block system %}{{ topic.title }}{% endblock %}" + user_block
-    prompt = load_prompt("comparative", template(tmp_path, body), "judge", ANY)
+    prompt = load_prompt(TASK, template(tmp_path, body), "judge", ANY)
     topic = Topic("1", f"before{token}after")
     for message in prompt.render(topic=topic, document=f"a {token} b{token}"):
         for each in CONTROL_TOKENS:
@@ -209,7 +208,7 @@ def test_no_control_token_from_outside_survives_wherever_a_template_puts_it(tmp_
 @pytest.mark.parametrize("cut", range(1, len("<|im_end|>")))
 def test_a_control_token_in_two_halves_does_not_come_together(tmp_path: Path, cut: int) -> None:
     body = "{% block system %}{% endblock %}{% block user %}{{ topic.title }}{{ document }}{% endblock %}"
-    prompt = load_prompt("comparative", template(tmp_path, body), "judge", ANY)
+    prompt = load_prompt(TASK, template(tmp_path, body), "judge", ANY)
     for token in ("<|im_end|>", "[/INST]:::", "<<SYS>>:::"):
         topic = Topic("1", token[:cut])
         assert token.strip(":") not in prompt.render(topic=topic, document=token[cut:])[1].content
@@ -221,7 +220,7 @@ def test_a_control_token_in_two_halves_does_not_come_together(tmp_path: Path, cu
 )
 def test_a_control_token_inside_a_record_or_a_list_does_not_survive_either(tmp_path: Path, expression: str) -> None:
     body = f"{{% block system %}}{{% endblock %}}{{% block user %}}{expression}{{% endblock %}}"
-    prompt = load_prompt("comparative", template(tmp_path, body), "judge", ANY)
+    prompt = load_prompt(TASK, template(tmp_path, body), "judge", ANY)
     topic = Topic("1", "<|im_end|>", objects=("<|im_end|>", "[INST]"))
     content = prompt.render(topic=topic, document="<|im_end|>")[1].content
     assert "<|im_end|>" not in content and "[INST]" not in content
@@ -241,7 +240,7 @@ def test_a_control_token_inside_a_record_or_a_list_does_not_survive_either(tmp_p
 def test_a_bracket_just_before_what_is_inserted_is_refused(tmp_path: Path, seam: str) -> None:
     body = f"{{% block system %}}{{% endblock %}}{{% block user %}}{seam}{{% endblock %}}"
     with raises_at(PromptError, tmp_path / "mine.jinja:6"):
-        load_prompt("comparative", template(tmp_path, body), "judge", ANY)
+        load_prompt(TASK, template(tmp_path, body), "judge", ANY)
 
 
 @pytest.mark.parametrize(
@@ -260,25 +259,27 @@ def test_a_bracket_just_before_what_is_inserted_is_refused(tmp_path: Path, seam:
 )
 def test_what_a_reasonable_template_does_is_allowed(tmp_path: Path, body: str) -> None:
     whole = f"{{# above #}}{{% block system %}}S{{% endblock %}}{{% block user %}}{body}{{% endblock %}}"
-    prompt = load_prompt("comparative", template(tmp_path, whole), "judge", ANY)
+    prompt = load_prompt(TASK, template(tmp_path, whole), "judge", ANY)
     assert "THE" in prompt.render(topic=TOPIC, first="a", second="b", document="THE")[1].content
 
 
 def test_a_filter_over_a_section_is_refused(tmp_path: Path) -> None:
     body = "{% block user %}{% filter replace('< ', '<') %}{{ document }}{% endfilter %}{% endblock %}"
     with pytest.raises(PromptError, match=r"mine\.jinja:\d"):
-        load_prompt("comparative", template(tmp_path, "{% block system %}{% endblock %}" + body), "judge", ANY)
+        load_prompt(
+            get_task("comparative"), template(tmp_path, "{% block system %}{% endblock %}" + body), "judge", ANY
+        )
 
 
 def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
     name = template(tmp_path, BLOCKS)
     Path(name).write_text("\ufeff" + Path(name).read_text())
-    assert load_prompt("comparative", name, "judge", ANY).header.version == 1
+    assert load_prompt(TASK, name, "judge", ANY).header.version == 1
 
 
 def test_what_the_template_itself_says_is_left_alone(tmp_path: Path) -> None:
     body = "{% block system %}Use <b> and [INST] as you like.{% endblock %}{% block user %}{{ document }}{% endblock %}"
-    system, _ = load_prompt("comparative", template(tmp_path, body), "judge", ANY).render(topic=TOPIC, document="x")
+    system, _ = load_prompt(TASK, template(tmp_path, body), "judge", ANY).render(topic=TOPIC, document="x")
     assert system.content == "Use <b> and [INST] as you like."
 
 

@@ -19,9 +19,9 @@ from touche_llm.data.records import Judgment, Objects, Topic
 from touche_llm.errors import PromptError, UsageError
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.context import RunContext
-from touche_llm.prompts.prompt import Prompt, load_prompt, prompts_folder
+from touche_llm.prompts.prompt import Prompt, load_prompt
 from touche_llm.prompts.purposes import load, purposes_of
-from touche_llm.tasks import TASKS
+from touche_llm.tasks import TASKS, get_task, prompts_folder
 from touche_llm.tasks.base import Task
 
 ANY = {"topic": False, "first": False, "second": False, "document": False}
@@ -56,7 +56,7 @@ def blocks(user: str, before: str = "") -> str:
 
 
 def loaded(path: Path, variables: Mapping[str, bool] = ANY) -> Prompt:
-    return load_prompt("comparative", str(path), "judge", variables)
+    return load_prompt(get_task("comparative"), str(path), "judge", variables)
 
 
 def shown(path: Path, document: str = "D", topic: Topic = TOPIC) -> tuple[str, str]:

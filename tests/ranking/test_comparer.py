@@ -99,7 +99,7 @@ def first_shown(request: Request) -> Mapping[str, Any]:
 @cache
 def load_prompts(task: str) -> Mapping[str, Prompt]:
     variables = list_template_variables(get_task(task).question)
-    return {kind: load_prompt(task, kind, kind, variables) for kind in ("best", "order")}
+    return {kind: load_prompt(get_task(task), kind, kind, variables) for kind in ("best", "order")}
 
 
 def comparer_for(
@@ -460,7 +460,9 @@ def test_a_template_that_does_not_show_every_document_under_its_label_is_refused
 
     def load(user: str) -> None:
         path.write_text(f"{header}{{% block system %}}x{{% endblock %}}{{% block user %}}{user}{{% endblock %}}")
-        check_template(load_prompt("comparative", str(path), "best", list_template_variables(question)), question)
+        check_template(
+            load_prompt(get_task("comparative"), str(path), "best", list_template_variables(question)), question
+        )
 
     good = "{% for each in documents %}{{ each.label }}: {{ each.text }} {% endfor %}"
     load("{{ topic.title }} " + good)

@@ -64,7 +64,7 @@ async def rank(
         for topic, count in documents.items()
     }
     prompts = {
-        kind: load_prompt("comparative", kind, kind, list_template_variables(TASK.question))
+        kind: load_prompt(get_task("comparative"), kind, kind, list_template_variables(TASK.question))
         for kind in ("best", "order")
     }
     ids = [each.document_id for ranking in candidates.values() for each in ranking]

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.write_regressions import FOLDER, make_run
-from touche_llm.prompts.prompt import prompts_folder
 from touche_llm.regression.check import CheckResult, check_all, check_snapshot
 from touche_llm.regression.differences import RunDifference
 from touche_llm.regression.snapshot import open_snapshot
+from touche_llm.tasks import prompts_folder
 
 Copy = Callable[[str], Path]
 _VERSION = cache(version)

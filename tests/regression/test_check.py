@@ -14,11 +14,10 @@ from tests.regression.conftest import Copy, all_checked, checked, edit, overlay
 from tests.write_regressions import FOLDER
 from touche_llm.errors import UsageError
 from touche_llm.llm.answers import AnswerModel, build_schema
-from touche_llm.prompts.prompt import prompts_folder
 from touche_llm.regression.differences import RunDifference, group_by_kind
 from touche_llm.regression.format_diff import format_differences
 from touche_llm.regression.snapshot import QUERIES_NOT_CHECKED
-from touche_llm.tasks import TASKS
+from touche_llm.tasks import TASKS, prompts_folder
 from touche_llm.text.sanitize import sanitize
 
 

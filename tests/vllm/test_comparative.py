@@ -50,7 +50,7 @@ def run(data: TaskInput, url: str, out: Path, *more: object) -> str:
 
 def those_that_do_not_fit(data: TaskInput, url: str, folder: Path) -> set[tuple[str, str]]:
     """The candidates whose whole prompt has more tokens than the context holds beside the answer; counted by vLLM."""
-    prompt = load_prompt("comparative", "judge", "judge", get_task("comparative").question.template_variables)
+    prompt = load_prompt(get_task("comparative"), "judge", "judge", get_task("comparative").question.template_variables)
     found = set()
     with DocumentStore(data.index) as store:
         candidates = read_candidates(folder / "asked" / "candidates.run.txt", DEPTH)

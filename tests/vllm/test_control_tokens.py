@@ -25,9 +25,9 @@ def special_ids(model: Path) -> dict[str, int]:
 
 def rendered(text: str) -> tuple[Message, ...]:
     topic = Topic("1", f"Which is better, a {text} or b?", text, text)
-    return load_prompt("comparative", "judge", "judge", get_task("comparative").question.template_variables).render(
-        topic=topic, first=text, second="b", document=f"x{text}y {text}"
-    )
+    return load_prompt(
+        get_task("comparative"), "judge", "judge", get_task("comparative").question.template_variables
+    ).render(topic=topic, first=text, second="b", document=f"x{text}y {text}")
 
 
 def test_the_model_knows_the_control_tokens_that_are_tried(tiny_model: Path, vllm_url: str) -> None:

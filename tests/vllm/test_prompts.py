@@ -15,7 +15,7 @@ import pytest
 from tests.vllm.command import touche
 from tests.vllm.server import VENV, finished_requests, vllm_environment
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.prompts.prompt import prompts_folder
+from touche_llm.tasks import prompts_folder
 
 pytestmark = pytest.mark.vllm
 SAMPLE = SAMPLES / "comparative"

@@ -16,7 +16,7 @@ from touche_llm.data.trec_runs import read_run, write_run
 from touche_llm.errors import UsageError, shorten
 from touche_llm.pipeline.run_directory import find_run_file
 from touche_llm.ranking.fusion import DEFAULT_K, FusionSettings, check_weights, fuse_runs
-from touche_llm.tasks import TASKS, get_task
+from touche_llm.tasks import TASK_HELP, TASKS, get_task
 
 
 def fuse(
@@ -40,7 +40,7 @@ def fuse(
         str | None,
         typer.Option(
             "--task",
-            help=f"Task with the labels and limits: {', '.join(TASKS)}. Needed where some documents have a stance and "
+            help=f"Task with the labels and limits: {TASK_HELP}. Needed where some documents have a stance and "
             "others none: those get the task's label for an unknown stance, or are left out where it has none.",
         ),
     ] = None,

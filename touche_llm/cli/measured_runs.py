@@ -23,7 +23,7 @@ from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.recorded_evaluation import find_known_qrels
 from touche_llm.pipeline.run_directory import RunDirectory, find_run_directory, find_run_file
 from touche_llm.pipeline.run_files import RUN
-from touche_llm.tasks import TASKS
+from touche_llm.tasks import TASK_HELP, get_task
 from touche_llm.tasks.base import Task
 
 # Functions that need the measures, and pandas with them, import these: wrong usage is reported without loading them.
@@ -45,9 +45,7 @@ RunsArgument = Annotated[
 ]
 TaskOption = Annotated[
     str | None,
-    typer.Option(
-        "--task", help=f"{', '.join(TASKS)} (default: the task of the first run's folder).", rich_help_panel="Input"
-    ),
+    typer.Option("--task", help=f"{TASK_HELP} (default: the task of the first run's folder).", rich_help_panel="Input"),
 ]
 DepthOption = Annotated[
     int | None,
@@ -145,9 +143,9 @@ def given_runs(paths: Sequence[Path], qrels: Qrels, task: Task, first_stage: Pat
         folder = None if directory is None else directory.path
         if directory is not None and directory.config_file.exists():
             own = directory.read_config()
-            if own.task != task.name:
+            if (of_run := get_task(own.task)).name != task.name:
                 raise UsageError(
-                    f"{path}: a run of {own.task}, not of {task.name}; measure runs of one task (--task {own.task})"
+                    f"{path}: a run of {of_run.name}, not of {task.name}; measure runs of one task (--task {own.task})"
                 )
             limited, fitted_on = own.has_chosen_topics, own.fitted_on
         if directory is not None and qrels.grades and directory.candidates_file.exists():

@@ -33,13 +33,11 @@ from touche_llm.prompts.catalog import CatalogEntry, find_prompt, find_prompts, 
 from touche_llm.prompts.prompt import Prompt, examples_path
 from touche_llm.prompts.purposes import Purpose
 from touche_llm.prompts.templates import read_text
-from touche_llm.tasks import DEFAULT_TASK, TASKS, get_task
+from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, TASKS, get_task
 
 EveryTaskOption = Annotated[
     str | None,
-    typer.Option(
-        "--task", metavar="NAME", help=f"Shared task: {', '.join(TASKS)} (default: all).", rich_help_panel="Input"
-    ),
+    typer.Option("--task", metavar="NAME", help=f"{TASK_HELP} (default: all).", rich_help_panel="Input"),
 ]
 _COLUMNS = ("task", "name", "version", "hash", "answer", "fields", "purpose", "examples", "path", "error")
 _LIST = (
@@ -114,7 +112,7 @@ def check_(
         typer.Option(
             "--task",
             metavar="NAME",
-            help=f"Shared task: {', '.join(TASKS)} (default: all; {DEFAULT_TASK} with names, topics or a corpus).",
+            help=f"{TASK_HELP} (default: all; {DEFAULT_TASK} with names, topics or a corpus).",
             rich_help_panel="Input",
         ),
     ] = None,

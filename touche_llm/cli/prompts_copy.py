@@ -64,7 +64,7 @@ def copy(
         output,
         to_printable(
             f"next: change a sentence of {mine} and raise its version, {version} to {version + 1}; then\n"
-            f"  touche-llm prompts check {mine} --task {of_task.name}"
+            f"  touche-llm prompts check {mine} --task {of_task.reference}"
         ),
     )
 

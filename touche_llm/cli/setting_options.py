@@ -21,8 +21,12 @@ from touche_llm.data.yaml_text import YamlError, parse_yaml
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.stance import read_settings
 from touche_llm.llm.cache import CacheMode
+from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.run_files import CONFIG
 from touche_llm.pipeline.settings import OF_JUDGE, OF_RETRIEVE, OF_STAGE, is_one_of
+from touche_llm.pipeline.task_copy import find_task_folder, is_copy
+from touche_llm.tasks import get_task
+from touche_llm.tasks.definition import TASK_FILE
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 # Settings given on the command line, by dotted name.
@@ -191,6 +195,7 @@ def configured(
             stage = str(others.get("stage") or context.info_name)
             if config is None and stage in ("judge", "rank"):
                 config = _find_stage_config(others["out"])
+                _use_task_copy(config, given)
             if complete is not None:
                 complete(given, {**others, "config": config})
             _replace_thresholds(given)
@@ -215,6 +220,14 @@ def _find_stage_config(folder: Path) -> Path:
     if not written.exists():
         raise DataError(f"{written}: missing; run `touche-llm retrieve` for this folder first, or give --config")
     return written
+
+
+def _use_task_copy(config: Path, given: Given) -> None:
+    """Use the copy of the task in a run's folder, unless the task's own folder still has the same definition."""
+    if "task" not in given and (folder := find_task_folder(config)) is not None:
+        given["task"] = folder
+        if is_copy(get_task(folder), config.parent):
+            ConsoleProgress().warn(f"{folder}: used as the task, since its own folder moved or {TASK_FILE} changed")
 
 
 def _replace_thresholds(given: Given) -> None:

@@ -17,7 +17,7 @@ from touche_llm.llm.counts import translate_old_counts
 from touche_llm.pipeline import run_files
 from touche_llm.pipeline.run_files import OUTPUTS, STAGES
 from touche_llm.pipeline.run_lock import lock_run
-from touche_llm.tasks import TASKS, get_task
+from touche_llm.tasks import TASK_HELP, get_task
 from touche_llm.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -130,13 +130,16 @@ class RunDirectory:
         if not self.config_file.is_file():
             raise DataError(f"{self.config_file}: no such file; give the folder of a run")
         from touche_llm.config import load_config
+        from touche_llm.pipeline.task_copy import find_task_folder
 
-        return load_config(self.config_file, {})
+        return load_config(self.config_file, {"task": find_task_folder(self.config_file)})
 
     def read_task(self) -> Task:
         """Return the task of the run, without reading the other settings; raise DataError if it is not known."""
+        from touche_llm.pipeline.task_copy import find_task_folder
+
         try:
-            return get_task(str(read_yaml(self.config_file)["task"]))
+            return get_task(find_task_folder(self.config_file) or str(read_yaml(self.config_file)["task"]))
         except (OSError, YamlError, KeyError, TypeError) as error:
             raise DataError(
                 f"{self.config_file}: cannot read the task of the run ({error!s:.200}); give --task"
@@ -195,6 +198,7 @@ class RunDirectory:
             DataError: The metadata is not as this program wrote it; nothing is removed.
         """
         from touche_llm.config import write_config
+        from touche_llm.pipeline.task_copy import copy_task
 
         self._write_metadata(config, self._stages_before(stage), unfinished=stage)
         if is_page(self.path / run_files.REPORT):
@@ -203,6 +207,7 @@ class RunDirectory:
             for name in OUTPUTS[later]:
                 (self.path / name).unlink(missing_ok=True)
         write_config(config, self.config_file)
+        copy_task(get_task(config.task), self.path)
 
     def record_stage(self, config: Config, stage: str, facts: Mapping[str, Any]) -> None:
         """Record the facts of a stage after all of its outputs are written.
@@ -382,7 +387,7 @@ def find_task(name: str | None, runs: Iterable[Path]) -> Task:
             raise DataError(f"{path}: no such file or folder; give a run file or the folder of a run")
         if (directory := find_run_directory(path)) is not None:
             return directory.read_task()
-    raise UsageError(f"--task: missing; name the task of the runs ({', '.join(TASKS)})")
+    raise UsageError(f"--task: missing; name the task of the runs ({TASK_HELP})")
 
 
 def is_page(path: Path) -> bool:

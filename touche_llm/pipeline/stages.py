@@ -21,8 +21,9 @@ from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.rank import Ranking, describe_ranking, rank_judgments
 from touche_llm.pipeline.retrieve import list_empty, retrieve_candidates
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.prompts.prompt import Prompt, prompts_folder
+from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.steps import list_comparison_kinds
+from touche_llm.tasks import prompts_folder
 
 StageName = Literal["retrieve", "judge", "rank"]
 # A judgment has about 35 values and 740 bytes in its file, so this number stays a quarter below the limits of a file of

@@ -23,6 +23,7 @@ from touche_llm.prompt_lab.sample import HOLD_OUT, Plan, check_parts, divide_sam
 from touche_llm.prompts.catalog import load_named
 from touche_llm.prompts.prompt import Prompt, check_overlay
 from touche_llm.prompts.purposes import load, purposes_of
+from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 
 PURPOSE = "judge"
@@ -217,7 +218,9 @@ def _count_look(config: Config, qrels: Qrels, seen: Sequence[Sampled], compared:
     aspect, grades = next(iter(qrels.grades.items()))
     prompts = [(variant.name, variant.prompt) for variant in compared]
     topics = list(dict.fromkeys(item.topic_id for item in seen))
-    return record_look(look_log(config.cache.file), make_look(config.task, aspect, grades, topics, prompts))
+    return record_look(
+        look_log(config.cache.file), make_look(get_task(config.task).name, aspect, grades, topics, prompts)
+    )
 
 
 def load_variants(names: Sequence[str], config: Config, task: Task) -> list[Variant]:

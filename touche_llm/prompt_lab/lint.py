@@ -140,7 +140,8 @@ def detect_changed_text(prompt: Prompt, cache: Cache) -> list[Finding]:
 def _whose(prompt: Prompt, digest: str) -> str:
     """Describe the origin of a text by its hash: the project's own, or unknown."""
     task, _, name = prompt.name.partition("/")
-    own = find_prompt(TASKS[task], name).loaded if name in purposes_of(TASKS[task]) else None
+    of_task = TASKS.get(task)
+    own = find_prompt(of_task, name).loaded if of_task is not None and name in purposes_of(of_task) else None
     return "the project's own" if own is not None and own[1].hash == digest else "which is not the project's own"
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from touche_llm.errors import PromptError, UsageError
-from touche_llm.prompts.prompt import Prompt, check_overlay, examples_path, prompts_folder, read_header, template_path
+from touche_llm.prompts.prompt import Prompt, check_overlay, examples_path, read_header, template_path
 from touche_llm.prompts.purposes import Purpose, load, purposes_of
 from touche_llm.prompts.templates import HEADER, read_text
 from touche_llm.tasks.base import Task
@@ -30,7 +30,7 @@ class CatalogEntry:
     @property
     def is_builtin(self) -> bool:
         """Whether the template is one of the project's own."""
-        return self.path.parent.parent == prompts_folder()
+        return self.task.is_own and self.path.parent == self.task.folder
 
 
 def find_prompt(task: Task, name: str, folder: Path | None = None) -> CatalogEntry:
@@ -49,7 +49,7 @@ def find_prompts(task: Task, folder: Path | None = None) -> list[CatalogEntry]:
     """
     if folder is not None and not folder.is_dir():
         raise UsageError(f"{folder}: no such folder of templates")
-    places = [prompts_folder() / task.name, *([] if folder is None else [folder / task.name])]
+    places = [task.folder, *([] if folder is None else [folder / task.name])]
     names = {name for place in places for name in _list_prompts(place)}
     return [_make_entry(task, name, folder) for name in sorted(names)]
 
@@ -88,7 +88,7 @@ def _check_folder(task: Task, name: str, folder: Path | None) -> None:
 
 
 def _make_entry(task: Task, name: str, folder: Path | None) -> CatalogEntry:
-    path = template_path(task.name, name, folder)
+    path = template_path(task, name, folder)
     try:
         return CatalogEntry(task, name, path, _load(task, name, folder))
     except PromptError as error:
@@ -97,7 +97,7 @@ def _make_entry(task: Task, name: str, folder: Path | None) -> CatalogEntry:
 
 def _load(task: Task, name: str, folder: Path | None) -> tuple[Purpose, Prompt]:
     purposes = purposes_of(task)
-    path = template_path(task.name, name, folder)
+    path = template_path(task, name, folder)
     answer = name if name in purposes else _read_answer(path)
     if answer is not None and answer not in purposes:
         raise PromptError(

@@ -22,10 +22,9 @@ from touche_llm.llm.answers import AnswerModel
 from touche_llm.llm.request import Message, Origin
 from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX, FewShotExample, parse_examples
 from touche_llm.prompts.templates import HEADER, ROLES, TemplateFiles, read_text, resolve_reference
+from touche_llm.tasks.base import Task
 from touche_llm.text.sanitize import SanitizedText, sanitize
 
-_INSTALLED = Path(__file__).parent.parent / "_prompts"
-_CHECKOUT = Path(__file__).parents[2] / "prompts"
 _HASH_DIGITS = 12
 # In characters; longer texts are not kept in memory.
 _SHORT = 10_000
@@ -120,23 +119,20 @@ def _sanitize_value(value: Any) -> str:
 _sanitize_cached = lru_cache(maxsize=1024)(sanitize)
 
 
-def prompts_folder() -> Path:
-    """Return the folder of the project's own templates: in the installed package, or at the top of a checkout."""
-    return _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT
-
-
 def examples_path(template: Path) -> Path:
     """Return the path at which the few-shot examples of a template are stored, if it has any."""
     return template.with_name(template.stem + EXAMPLES_SUFFIX)
 
 
-def template_path(task: str, name: str, folder: Path | None = None) -> Path:
-    """Return the path of a template, in `folder` or else among the project's own; a name may itself be a path."""
+def template_path(task: Task, name: str, folder: Path | None = None) -> Path:
+    """Return the path of a template, in `folder` or else among the task's own; a name may itself be a path."""
     if name.endswith(".jinja"):
         return Path(name)
-    file = Path(task, f"{name}.jinja")
+    file = f"{name}.jinja"
     # A broken link counts as present, so that reading it raises an error.
-    return (folder if folder is not None and os.path.lexists(folder / file) else prompts_folder()) / file
+    if folder is not None and os.path.lexists(folder / task.name / file):
+        return folder / task.name / file
+    return task.folder / file
 
 
 def check_overlay(folder: Path, task: str, names: Collection[str]) -> None:
@@ -154,7 +150,7 @@ def check_overlay(folder: Path, task: str, names: Collection[str]) -> None:
 
 
 def load_prompt(
-    task: str,
+    task: Task,
     name: str,
     answer: str,
     variables: Mapping[str, bool],
@@ -170,7 +166,7 @@ def load_prompt(
         name: Name of the prompt, or path of a template.
         answer: Answer model that the caller reads; the front matter must name the same.
         variables: Variables that the template may use; True if it must use them.
-        folder: Folder of templates that replace the project's own, as `folder/task/name.jinja`.
+        folder: Folder of templates that replace the task's own, as `folder/task/name.jinja`.
         answer_for: Returns the answer model, for a topic and a number of documents, that examples must fit.
         shared: Variables that examples take from the question.
 
@@ -183,9 +179,9 @@ def load_prompt(
     try:
         source = read_text(path)
     except OSError as error:
-        known = [f"{task} has {', '.join(_list_names(prompts_folder() / task))}"]
+        known = [f"{task.name} has {', '.join(_list_names(task.folder))}"]
         if folder is not None:
-            known.append(f"{folder / task} has {', '.join(_list_names(folder / task))}")
+            known.append(f"{folder / task.name} has {', '.join(_list_names(folder / task.name))}")
         raise PromptError(f"{path}: cannot read the prompt: {error.strerror}; {'; '.join(known)}") from error
     found = HEADER.match(source)
     if found is None:
@@ -206,7 +202,7 @@ def load_prompt(
         texts[example_file.name] = _read_examples(example_file)
         names = files.used - {"topic", *shared}
         examples = parse_examples(example_file, texts[example_file.name], names, answer_for)
-    prompt = Prompt(f"{task}/{path.stem}", path, header, _hash(source, texts), files, examples, tuple(shared))
+    prompt = Prompt(f"{task.name}/{path.stem}", path, header, _hash(source, texts), files, examples, tuple(shared))
     if not files.used.intersection(shared):
         prompt._render_examples({})  # raises errors now rather than at the first question
     return prompt

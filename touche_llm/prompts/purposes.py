@@ -54,7 +54,7 @@ def load(task: Task, purpose: Purpose, name: str, folder: Path | None = None) ->
         PromptError: The prompt does not exist or is invalid.
     """
     prompt = load_prompt(
-        task.name,
+        task,
         name,
         purpose.name,
         purpose.variables,

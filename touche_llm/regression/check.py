@@ -23,6 +23,7 @@ from touche_llm.regression.differences import (
 from touche_llm.regression.record import load_finished_run
 from touche_llm.regression.replay import replay
 from touche_llm.regression.snapshot import Snapshot, choose_templates, open_snapshot, run_settings
+from touche_llm.tasks import get_task
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +165,8 @@ async def preview_update(snapshot: Snapshot, prompts: Path | None, run: Path | N
     if run is None:
         return compared
     config = load_finished_run(run)
-    if config.task != snapshot.task.name:
-        raise UsageError(f"{run}: a run of {config.task}; {snapshot.folder} is one of {snapshot.task.name}")
+    if (own := get_task(config.task).name) != snapshot.task.name:
+        raise UsageError(f"{run}: a run of {own}; {snapshot.folder} is one of {snapshot.task.name}")
     # Settings and ranks are those of the new run, not of the replay.
     kinds = ("error", "prompt", "version", "request", "missing")
     kept = [difference for difference in compared.differences if difference.kind in kinds]

@@ -19,6 +19,7 @@ from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.corpora import LocalCorpus
 from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.pipeline.task_copy import copy_task
 from touche_llm.prompts.purposes import purposes_of
 from touche_llm.regression.differences import compare_rankings, list_missing
 from touche_llm.regression.format_diff import format_differences
@@ -101,6 +102,7 @@ async def record(config: Config, run: Path, target: Path, qrels: Qrels | None) -
         work, topics = Path(name), context.topics
         # Paths of templates are relative to the final folder.
         write_config(config, target, folder)
+        copy_task(context.task, folder)
         write_topics(topics, folder / TOPICS)
         documents = await _write_documents(context, directory, folder)
         if qrels is not None:

@@ -28,11 +28,13 @@ from touche_llm.llm.settings import CacheConfig
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.run_files import CANDIDATES, CONFIG, RUN, SENTENCES
 from touche_llm.pipeline.settings import INCIDENTAL, flatten, is_one_of
+from touche_llm.pipeline.task_copy import COPY, find_task_folder, is_copy
 from touche_llm.prompts.purposes import purposes_of
 from touche_llm.prompts.settings import PromptsConfig
 from touche_llm.retrieval.settings import RetrieverConfig
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
+from touche_llm.tasks.definition import TASK_FILE
 
 MANIFEST = "recorded.json"
 TOPICS = "topics.jsonl"
@@ -47,6 +49,8 @@ SNAPSHOT_FILES = (
     *(name for name in _MARKERS if name != PROMPTS),
     *(f"qrels-{aspect}.txt" for aspect in ("relevance", "quality", "coherence", STANCE)),
     f"{PROMPTS}/*/*",
+    f"{COPY}/*",
+    f"{COPY}/*/*",
 )
 QUERIES = "queries"
 QUERIES_NOT_CHECKED = f"the first stage is stored and not repeated, so no check detects a change of prompt `{QUERIES}`"
@@ -152,7 +156,7 @@ class Snapshot:
             prompts: Folder of templates that take precedence, also over a path; a template there named like a purpose
                 is used for that purpose.
         """
-        config = load_config(self.folder / CONFIG, {"prompts.folder": prompts and str(prompts.absolute())})
+        config = _read_config(self.folder, prompts)
         templates: dict[str, Any] = {
             name: str(_shorten(self.folder / value))
             for name, value in config.prompts
@@ -188,9 +192,11 @@ class Snapshot:
         return found
 
     def describe_unchecked(self, prompts: Path | None = None) -> str:
-        """Return a note if the run or a folder of templates has a prompt that no check covers, else an empty string."""
+        """Return a note on a prompt or a changed task that no check covers; an empty text if there is none."""
+        if is_copy(self.task, self.folder):
+            return f"the recorded copy of the task is checked, since its folder moved or its {TASK_FILE} changed"
         given = prompts is not None and os.path.lexists(prompts / self.task.name / f"{QUERIES}.jinja")
-        return QUERIES_NOT_CHECKED if given or load_config(self.folder / CONFIG, {}).expansion.use else ""
+        return QUERIES_NOT_CHECKED if given or _read_config(self.folder).expansion.use else ""
 
     def with_recorded_templates(self, config: Config) -> Config:
         """Return the configuration with the recorded templates."""
@@ -299,13 +305,20 @@ def open_snapshot(folder: Path) -> Snapshot:
     manifest = _read_manifest(folder / MANIFEST)
     if not (folder / CONFIG).is_file():
         raise DataError(f"{folder / CONFIG}: no such file; record the run again")
-    task = get_task(load_config(folder / CONFIG, {}).task)
+    task = get_task(_read_config(folder).task)
     templates = [f"{PROMPTS}/{purpose}/{file}" for purpose, file in manifest.templates.items()]
     first_stage = RunDirectory(folder).first_stage_file(task).name
     for name in (TOPICS, first_stage, corpus_file(task), CASSETTE, RUN, *templates):
         if not (folder / name).is_file():
             raise DataError(f"{folder / name}: no such file; record the run again")
     return Snapshot(folder, task, manifest)
+
+
+def _read_config(folder: Path, prompts: Path | None = None) -> Config:
+    """Return the recorded configuration; a task given as a folder is found from the recorded folder, or is its copy."""
+    file = folder / CONFIG
+    flags = {"task": find_task_folder(file, base=folder), "prompts.folder": prompts and str(prompts.absolute())}
+    return load_config(file, flags)
 
 
 def _shorten(path: Path) -> Path:

@@ -49,12 +49,13 @@ def write_config(config: Config, target: Path, folder: Path) -> None:
 
     Names of people, URLs and paths of this machine are omitted; paths of templates are relative to the target folder.
     """
-    places = {"topics": TOPICS, "corpus": corpus_file(get_task(config.task))}
+    task = get_task(config.task)
+    places = {"topics": TOPICS, "corpus": corpus_file(task)}
     defaults = load_config(None, {"task": config.task, "objective": config.objective, **places})
     known = {"model": config.engine.model_name, "revision": config.engine.revision, "context": config.engine.context}
     config = config.model_copy(update={"engine": EngineConfig.model_validate(known)})
     values = {
-        "task": config.task,
+        "task": task.name if task.is_own else os.path.relpath(task.folder, target),
         **places,
         **_select_non_defaults(config, defaults, (*DECISIVE, "expansion")),
     }

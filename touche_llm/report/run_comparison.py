@@ -70,7 +70,7 @@ def check_runs(runs: Sequence[NamedRun], task: Task) -> None:
                 f"{run.folder}: no {CONFIG} in this folder, so nothing is known of the run but its ranking; name "
                 "its run file"
             )
-        if (own := RunDirectory(run.folder).read_config().task) != task.name:
+        if (own := RunDirectory(run.folder).read_task().name) != task.name:
             raise UsageError(f"{run.folder}: a run of the task {own}, not of {task.name}; leave it out")
 
 

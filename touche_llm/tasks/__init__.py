@@ -21,13 +21,16 @@ def prompts_folder() -> Path:
 
 def _read_own_tasks() -> dict[str, Task]:
     files = sorted(prompts_folder().glob(f"*/{TASK_FILE}"))
-    return {file.parent.name: build_task(read_definition(file, TaskDefinition), file.parent) for file in files}
+    definitions = {file.parent: read_definition(file, TaskDefinition) for file in files}
+    return {folder.name: build_task(definition, folder, is_own=True) for folder, definition in definitions.items()}
 
 
 # The project's own tasks by name.
 TASKS: dict[str, Task] = _read_own_tasks()
 
 
+# Help of the options that take a task.
+TASK_HELP = f"{', '.join(TASKS)}, or a folder with a {TASK_FILE}"
 # Tasks that were read from folders, so that a definition that did not change gives the same object.
 _FOLDERS: dict[Path, Task] = {}
 
@@ -59,5 +62,5 @@ def _read_folder(folder: Path) -> Task:
         )
     known = _FOLDERS.get(folder)
     if known is None or known.definition != definition:
-        known = _FOLDERS[folder] = build_task(definition, folder)
+        known = _FOLDERS[folder] = build_task(definition, folder, is_own=False)
     return known

@@ -62,6 +62,7 @@ class Task:
     Attributes:
         definition: Content of its `task.yaml`.
         folder: Folder of this file, with the templates.
+        is_own: Whether it is one of the project's own tasks.
         read_corpus: Streaming reader of the corpus.
         question: Question of the judge prompt about a document.
         objects_answer: Returns the answer model with the objects (`first`, `second`) of a topic that names none; None
@@ -73,6 +74,7 @@ class Task:
 
     definition: TaskDefinition
     folder: Path
+    is_own: bool
     read_corpus: Reader
     question: Question
     objects_answer: Callable[[Topic], type[AnswerModel]] | None = None
@@ -83,6 +85,11 @@ class Task:
     def name(self) -> str:
         """Name of the task, and of the folder of its templates below `--prompts`."""
         return self.definition.name
+
+    @property
+    def reference(self) -> str:
+        """What `--task` takes: the name of one of the project's own tasks, else the path of the folder."""
+        return self.name if self.is_own else str(self.folder)
 
     @property
     def title(self) -> str:

@@ -20,7 +20,7 @@ from touche_llm.tasks.definition import NO_SIDE, TASK_FILE, TaskDefinition
 _ROLES = ("CLAIM", "PREMISE", "NONE")
 
 
-def build_task(definition: TaskDefinition, folder: Path) -> Task:
+def build_task(definition: TaskDefinition, folder: Path, *, is_own: bool) -> Task:
     """Build a task.
 
     Raises:
@@ -30,6 +30,7 @@ def build_task(definition: TaskDefinition, folder: Path) -> Task:
     task = Task(
         definition=definition,
         folder=folder,
+        is_own=is_own,
         read_corpus=read_arguments if definition.corpus.reader == "args_me" else read_collection,
         question=_build_question(definition, _build_judgment(definition)),
         objects_answer=features.objects_answer if "objects" in has else None,

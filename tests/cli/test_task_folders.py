@@ -1,0 +1,175 @@
+"""Tasks given as folders, through the command line and the library."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+import touche_llm as tl
+from tests.cli.conftest import Touche
+from touche_llm.cli.demo import SAMPLES
+from touche_llm.tasks import TASKS, prompts_folder
+
+SAMPLE = SAMPLES / "comparative"
+INPUTS = ("--topics", str(SAMPLE / "topics.xml"), "--corpus", str(SAMPLE / "passages.jsonl"))
+RUN = ("run", "--config", "mine.yaml", *INPUTS, "--out", "runs/mine")
+
+
+@pytest.fixture
+def mine(touche: Touche, tmp_path: Path) -> Path:
+    """A copy of one of the project's own tasks under another name, and a run of it in `runs/mine`."""
+    folder = tmp_path / "mine"
+    shutil.copytree(prompts_folder() / "comparative", folder)
+    change(folder, name="mine", title="My task")
+    settings = yaml.safe_load((SAMPLE / "demo.yaml").read_text())
+    settings |= {"cache": {"file": str(SAMPLE / "cassette.jsonl"), "mode": "replay"}}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(settings))
+    done = touche(*RUN, "--task", "mine")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def change(folder: Path, **values: object) -> None:
+    """Change values in the definition of a task; its labels keep their quotation marks."""
+    path = folder / "task.yaml"
+    text = path.read_text()
+    for name, value in values.items():
+        lines = [f"{name}: {value}" if line.startswith(f"{name}:") else line for line in text.splitlines()]
+        text = "\n".join(lines) + "\n"
+    path.write_text(text)
+
+
+def write_qrels(run: Path, path: Path) -> Path:
+    found = tl.read_run(run / "run.txt")
+    path.write_text("".join(f"{topic} 0 {line[0].document_id} 3\n" for topic, line in found.rankings.items()))
+    return path
+
+
+def test_a_copied_task_gives_the_run_of_the_original(touche: Touche, mine: Path) -> None:
+    done = touche("run", "--config", "mine.yaml", *INPUTS, "--out", "runs/own", "--task", "comparative")
+    assert done.returncode == 0, done.stderr
+    assert Path("runs/mine/run.txt").read_bytes() == Path("runs/own/run.txt").read_bytes()
+    assert Path("runs/mine/results.tsv").read_bytes() == Path("runs/own/results.tsv").read_bytes()
+    assert not Path("runs/own/task").exists()
+    assert {path.name for path in Path("runs/mine/task").iterdir()} == {path.name for path in mine.iterdir()}
+    # Runs of two tasks are not measured together.
+    qrels = write_qrels(Path("runs/own"), mine.parent / "qrels.txt")
+    done = touche("compare", "runs/mine", "runs/own", "--relevance", str(qrels), "--baseline", "runs/mine")
+    assert done.returncode == 2 and "runs/own: a run of comparative, not of mine" in done.stderr
+
+
+@pytest.mark.parametrize("how", ["moved", "changed", "broken"])
+def test_a_run_outlives_its_task(how: str, touche: Touche, mine: Path) -> None:
+    qrels = write_qrels(Path("runs/mine"), mine.parent / "qrels.txt")
+    before = Path("runs/mine/run.txt").read_bytes()
+    commands = [
+        ("validate", "runs/mine"),
+        ("evaluate", "runs/mine", "--relevance", str(qrels)),
+        ("show", "runs/mine"),
+        ("report", "runs/mine", "--relevance", str(qrels)),
+        ("rank", "--out", "runs/mine"),
+        ("regress", "record", "runs/mine", "one"),
+        ("regress", "check", "one"),
+    ]
+    assert touche(*commands[-2]).returncode == 0
+    assert "recorded copy" not in touche(*commands[-1]).stderr
+    shutil.rmtree("regress")
+    match how:
+        case "moved":
+            mine.rename(mine.parent / "elsewhere")
+        case "changed":
+            change(mine, documents_per_topic="{min: 0, max: 7}")
+        case "broken":
+            (mine / "task.yaml").write_text("name: [")
+    for command in commands:
+        done = touche(*command)
+        assert done.returncode == 0, (command, done.stderr)
+        assert ("used as the task" in done.stderr) is (command[0] == "rank")
+    assert Path("runs/mine/run.txt").read_bytes() == before
+    assert Path("regress/one/run.txt").read_bytes() == before
+
+
+def test_a_recorded_run_is_checked_with_the_templates_of_its_task_unless_this_changed(
+    touche: Touche, mine: Path
+) -> None:
+    assert touche("regress", "record", "runs/mine", "one").returncode == 0
+    judge = mine / "judge.jinja"
+    text = judge.read_text()
+    judge.write_text(text.replace("version: 1", "version: 2").replace("passage", "text"))
+    done = touche("regress", "check")
+    assert done.returncode == 1 and "mine/judge@2" in done.stdout
+    judge.write_text(text)
+    assert touche("regress", "check").returncode == 0
+    change(mine, documents_per_topic="{min: 0, max: 7}")
+    done = touche("regress", "check")
+    assert done.returncode == 0 and "recorded copy of the task" in done.stdout + done.stderr
+
+
+def test_a_changed_definition_is_a_changed_setting(touche: Touche, mine: Path) -> None:
+    assert touche(*RUN, "--task", "mine").returncode == 0
+    path = mine / "task.yaml"
+    path.write_text(f"# A comment.\n{path.read_text()}")
+    mine.rename(mine.parent / "moved")
+    assert touche(*RUN, "--task", "moved").returncode == 0, "neither place nor comments change a run"
+    change(mine.parent / "moved", documents_per_topic="{min: 0, max: 700}")
+    done = touche(*RUN, "--task", "moved")
+    assert done.returncode == 2
+    assert [line.strip() for line in done.stderr.splitlines() if "→" in line] == ["task: runs/mine/task → moved"]
+
+
+def test_templates_of_another_folder_go_before_those_of_the_task(touche: Touche, mine: Path) -> None:
+    overlay = mine.parent / "overlay" / "mine"
+    overlay.mkdir(parents=True)
+    (overlay / "judge.jinja").write_text((mine / "judge.jinja").read_text().replace("version: 1", "version: 5"))
+    done = touche("prompts", "list", "--task", "mine", "--prompts", "overlay", "--format", "tsv")
+    rows = [line.split("\t") for line in done.stdout.splitlines()]
+    versions = {row[rows[0].index("name")]: row[rows[0].index("version")] for row in rows[1:]}
+    assert versions["judge"] == "5" and versions["stance"] == "1"
+    done = touche("prompts", "show", "judge", "--task", "mine", "--prompts", "overlay")
+    assert "mine/judge, version 5" in done.stdout
+    for command in (["check"], ["render", "queries", *INPUTS, "--topic", "3"], ["copy", "judge", "own.jinja"]):
+        done = touche("prompts", *command, "--task", "mine")
+        assert done.returncode == 0, (command, done.stderr)
+
+
+def test_every_command_with_a_task_names_file_and_key_of_a_mistake(touche: Touche, mine: Path) -> None:
+    change(mine, titel="x", title="")
+    run = "runs/mine/run.txt"
+    for command in (
+        [*RUN],
+        ["index", "--corpus", str(SAMPLE / "passages.jsonl")],
+        ["validate", run],
+        ["evaluate", run, "--relevance", "none"],
+        ["fuse", run, run, "--out", "fused.txt"],
+        ["prompts", "list"],
+        ["prompts", "check"],
+        ["prompts", "show", "judge"],
+    ):
+        done = touche(*command, "--task", "mine")
+        assert done.returncode in (1, 2) and "mine/task.yaml: title: " in done.stderr, command
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_requests_of_a_stage_are_exported_for_the_task(touche: Touche, mine: Path) -> None:
+    new = ("--set", "cache.file=new.sqlite", "--set", "cache.mode=reuse")
+    for name in ("mine", "comparative"):
+        done = touche("retrieve", *INPUTS, "--topic", "3", "--task", name, "--out", f"runs/{name}-batch")
+        assert done.returncode == 0, done.stderr
+        model = ("--model", "m", "--set", "engine.context=8192", *new)
+        export = ("batch", "export", "judge", "--out", f"runs/{name}-batch", "-o", f"{name}.jsonl", *model)
+        assert touche(*export).returncode == 0
+    assert Path("runs/mine-batch/task/task.yaml").is_file()
+    assert len(Path("mine.jsonl").read_bytes().splitlines()) > 10
+    assert Path("mine.jsonl").read_bytes() == Path("comparative.jsonl").read_bytes()
+
+
+def test_the_library_takes_a_folder(mine: Path) -> None:
+    with tl.open_corpus(SAMPLE / "passages.jsonl", task=str(mine), index=mine.parent / "index") as corpus:
+        topics = tl.read_topics(SAMPLE / "topics.xml")
+        candidates = tl.retrieve(topics, corpus, depth=5)
+        assert candidates.task.name == "mine" and candidates.task is not TASKS["comparative"]
+    qrels = tl.read_qrels({"relevance": write_qrels(Path("runs/mine"), mine.parent / "qrels.txt")}, str(mine))
+    assert list(qrels.grades) == ["relevance"] and qrels.labels == ("FIRST", "SECOND", "NEUTRAL", "NO")

@@ -1,0 +1,65 @@
+"""Copy of a task's folder beside the configuration of a run, for when that folder moves or changes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from touche_llm.data.yaml_text import YamlError, read_yaml
+from touche_llm.errors import DataError, UsageError
+from touche_llm.prompts.catalog import list_files
+from touche_llm.tasks import TASKS, get_task
+from touche_llm.tasks.base import Task
+from touche_llm.tasks.definition import TASK_FILE
+from touche_llm.tasks.leaderboard import LEADERBOARD_FILE
+
+COPY = "task"
+
+
+def copy_task(task: Task, folder: Path) -> None:
+    """Copy definition and templates of a task given as a folder into `folder`; the project's own need no copy."""
+    target = folder / COPY
+    if task.is_own or (target.is_dir() and target.samefile(task.folder)):
+        return
+    files = {task.folder / TASK_FILE, task.folder / LEADERBOARD_FILE}
+    for template in task.folder.glob("*.jinja"):
+        files |= list_files(template)
+    for old in target.glob("*.jinja"):
+        old.unlink()
+    for file in sorted(files):
+        if file.is_file():
+            copy = target / file.relative_to(task.folder)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
+
+
+def find_task_folder(config_file: Path, base: Path | None = None) -> str | None:
+    """Return the folder of the task of a configuration with a copy beside it; None if there is no copy.
+
+    That is the folder that the configuration names, or the copy if it is missing there or its definition changed.
+
+    Args:
+        config_file: Configuration in the folder of a run.
+        base: Folder that the path of the task is relative to; None for the current folder.
+    """
+    copy = config_file.parent / COPY
+    if not (copy / TASK_FILE).is_file():
+        return None
+    try:
+        given = str(read_yaml(config_file)["task"])
+    except (OSError, YamlError, KeyError, TypeError):
+        return None  # reading the configuration raises the error
+    if given in TASKS:
+        return None
+    found = given if base is None else os.path.relpath(base / given)
+    try:
+        is_same = get_task(found).definition == get_task(str(copy)).definition
+    except (DataError, UsageError):
+        is_same = False
+    return found if is_same else str(copy)
+
+
+def is_copy(task: Task, folder: Path) -> bool:
+    """Return whether a task was read from the copy in the folder of a run."""
+    return not task.is_own and (folder / COPY).is_dir() and task.folder.samefile(folder / COPY)
