@@ -189,7 +189,7 @@ def test_a_written_configuration_reads_back_the_same(folder: Path, flags: dict[s
         ("retriever: {k1: -0.1}", ["retriever.k1: "]),
         ("retriever: {k1: .nan}", ["retriever.k1: "]),
         ("retriever: {b: 1.1}", ["retriever.b: "]),
-        ("retriever: {query: []}", ["retriever.query: must name at least one field"]),
+        ("retriever: {query: []}", ["retriever.query: must be a list of at least 1"]),
         ("retriever: {query: [text]}", ["retriever.query.0: ", "'narrative'"]),
         ("engine: {concurrency: 0}", ["engine.concurrency: "]),
         ("engine: {concurrency: all}", ["engine.concurrency: "]),

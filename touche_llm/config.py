@@ -9,12 +9,20 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_serializer, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from touche_llm.data.files import open_atomic
-from touche_llm.data.settings import Option, Section, describe_problem, find_booleans, list_fields, set_values
-from touche_llm.data.yaml_text import YamlError, read_yaml, to_yaml
+from touche_llm.data.settings import (
+    Option,
+    Section,
+    describe_problem,
+    find_booleans,
+    list_fields,
+    read_values,
+    set_values,
+)
+from touche_llm.data.yaml_text import to_yaml
 from touche_llm.errors import UsageError
 from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.judging.stance import StanceSettings
@@ -234,10 +242,6 @@ class Config(Section):
         """Steps of the ranking."""
         return parse_steps(self.rank)
 
-    @field_serializer("topics", "corpus", "index", "candidates")
-    def _as_text(self, path: Path | None) -> str | None:
-        return None if path is None else str(path)
-
 
 def rename_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings by their current names; an old name that stands beside the current one is left, as unknown."""
@@ -264,7 +268,7 @@ def load_config(file: Path | None, flags: Mapping[str, Any], options: Mapping[st
     Raises:
         UsageError: The file cannot be read, or a value is missing, unknown or out of range; names file and key.
     """
-    values = rename_settings(_read(file)) if file else {}
+    values = rename_settings(read_values(file, "configuration")) if file else {}
     source = str(file or "options")
     given = {name: value for name, value in flags.items() if value is not None and value != ()}
     stored_objective = values.get("objective")
@@ -378,17 +382,3 @@ def write_config(config: Config, path: Path) -> None:
     """Write all values, including defaults, in the form that `load_config` reads."""
     with open_atomic(path) as stream:
         stream.write(to_yaml(config.model_dump(mode="json")))
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        values = read_yaml(file)
-    except OSError as error:
-        raise UsageError(f"{file}: cannot read the configuration: {error.strerror}") from error
-    except YamlError as error:
-        raise UsageError(f"{file}: not YAML: {error}") from error
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
-        raise UsageError(f"{file}: must hold names and values")
-    return values

@@ -140,7 +140,7 @@ def test_thresholds_written_by_hand_need_no_quotation_marks(tmp_path: Path) -> N
     ("text", "values"),
     [
         ("", ["`stance`"]),
-        ("- 1", ["`stance`"]),
+        ("- 1", ["names and values"]),
         ("stance: 0.5", ["`stance`"]),
         ("stance: {thresholds: {NO: 2}}", ["stance.thresholds.NO", "1.0", "not 2"]),
         ("stance: {thresholds: {NO: 0.1, 'NO': 0.2}}", ["stance.thresholds: NO"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from touche_llm.data.yaml_text import YamlError, read_yaml
 from touche_llm.errors import UsageError
 
 Panel = Literal["Input", "Model", "Retrieval", "Judging", "Ranking", "Output"]
@@ -56,6 +58,24 @@ def list_fields(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[st
         for kind in (field.annotation, *get_args(field.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 yield from list_fields(kind, f"{prefix}{name}.")
+
+
+def read_values(path: Path, what: str) -> dict[str, Any]:
+    """Read a YAML file of names and values, empty for an empty file; raise UsageError if it is another file.
+
+    Args:
+        path: The file.
+        what: What it holds, for messages.
+    """
+    try:
+        values = read_yaml(path)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot read the {what}: {error.strerror}") from error
+    except YamlError as error:
+        raise UsageError(f"{path}: not YAML: {error}") from error
+    if values is not None and not isinstance(values, dict):
+        raise UsageError(f"{path}: must hold names and values")
+    return values or {}
 
 
 def set_values(values: dict[str, Any], given: Mapping[str, Any], source: str) -> None:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, ValidationError
 
 from touche_llm.data.files import open_atomic
-from touche_llm.data.settings import Option, Section, describe_first_problem
-from touche_llm.data.yaml_text import YamlError, read_yaml, to_yaml
+from touche_llm.data.settings import Option, Section, describe_first_problem, read_values
+from touche_llm.data.yaml_text import to_yaml
 from touche_llm.errors import UsageError
 from touche_llm.tasks.base import Task
 
@@ -117,13 +117,8 @@ def read_settings(path: Path) -> StanceSettings:
     Raises:
         UsageError: The file cannot be read, has no such section, or has an invalid value in it.
     """
-    try:
-        values = read_yaml(path)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot read the thresholds: {error.strerror or error}") from error
-    except YamlError as error:
-        raise UsageError(f"{path}: not YAML: {error}") from error
-    if not isinstance(values, dict) or not isinstance(values.get("stance"), dict):
+    values = read_values(path, "thresholds")
+    if not isinstance(values.get("stance"), dict):
         raise UsageError(f"{path}: has no section `stance`; `touche-llm calibrate --out` writes one")
     try:
         return StanceSettings.model_validate(values["stance"])

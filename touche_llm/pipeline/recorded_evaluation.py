@@ -17,22 +17,22 @@ from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.tasks.base import Task
 
 
-class QrelsFile(BaseModel):
-    """A qrels file: its absolute path and its SHA-256 when the run was evaluated."""
-
+class _Recorded(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class QrelsFile(_Recorded):
+    """A qrels file: its absolute path and its SHA-256 when the run was evaluated."""
 
     file: Path
     sha256: str
 
 
-class RecordedMeasure(BaseModel):
+class RecordedMeasure(_Recorded):
     """The value of a measure with its 95 % interval, over how many topics or documents, and judged@k.
 
     A value is None if it is undefined, and `judged` also in a file of an earlier version.
     """
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     value: float | None
     low: float | None
@@ -41,7 +41,7 @@ class RecordedMeasure(BaseModel):
     judged: float | None = None
 
 
-class RecordedEvaluation(BaseModel):
+class RecordedEvaluation(_Recorded):
     """The last evaluation of a run.
 
     Attributes:
@@ -50,8 +50,6 @@ class RecordedEvaluation(BaseModel):
         qrels: Qrels files by aspect.
         measures: Measures by name, such as `relevance nDCG@5`.
     """
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     task: str
     run: str

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import field_serializer
-
 from touche_llm.data.settings import Option, Section
 
 
@@ -33,7 +31,3 @@ class PromptsConfig(Section):
     best: str = "best"
     order: str = "order"
     queries: str = "queries"
-
-    @field_serializer("folder")
-    def _as_text(self, path: Path | None) -> str | None:
-        return None if path is None else str(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from touche_llm.data.settings import Option
 from touche_llm.retrieval.bm25 import Bm25Settings
@@ -16,12 +16,6 @@ def to_texts(value: Any) -> Any:
     """Return a tuple of texts for a list or a single value; YAML reads the topic id `2` as a number."""
     values = value if isinstance(value, list | tuple) else [value]
     return tuple(str(item) if isinstance(item, int) and not isinstance(item, bool) else item for item in values)
-
-
-def _require_fields(fields: tuple[QueryField, ...]) -> tuple[QueryField, ...]:
-    if not fields:
-        raise ValueError("must name at least one field of the topic")
-    return fields
 
 
 class RetrieverConfig(Bm25Settings):
@@ -39,7 +33,7 @@ class RetrieverConfig(Bm25Settings):
     query: Annotated[
         tuple[QueryField, ...],
         BeforeValidator(to_texts),
-        AfterValidator(_require_fields),
+        Field(min_length=1),
         Option(
             "--query",
             "Topic field of the query: title, description, narrative or objects; repeatable",
