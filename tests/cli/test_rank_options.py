@@ -15,10 +15,10 @@ from tests.cli.conftest import Touche
 from tests.scripted_engine import FACTS, Label, ScriptedEngine
 from tests.write_demo_cassette import script_of
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.config import Config
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
+from touche_llm.llm.settings import CacheConfig
 from touche_llm.pipeline import run_all as pipeline
 from touche_llm.tasks import get_task
 
@@ -232,8 +232,8 @@ def test_a_question_of_any_stage_without_a_usable_answer_ends_with_3_and_names_i
         return answers(request)
 
     @asynccontextmanager
-    async def scripted(config: Config, folder: Path | None = None) -> AsyncIterator[ModelClient]:
-        with Cache(config.cache.file, config.cache.mode) as cache:
+    async def scripted(_engine: Any, _sampling: Any, stored: CacheConfig, _lost: Any) -> AsyncIterator[ModelClient]:
+        with Cache(stored.file, stored.mode) as cache:
             yield ModelClient(engine_info=FACTS, engine=ScriptedEngine(script), cache=cache)
 
     monkeypatch.setattr(pipeline, "open_model", scripted)
