@@ -376,7 +376,8 @@ def test_text_from_outside_cannot_act_and_what_is_undefined_is_empty(capsys: pyt
 
 
 def commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
-    for name, command in group.commands.items():
+    for name in group.commands:
+        command = group.get_command(None, name)
         if hasattr(command, "commands"):
             yield from commands(command, f"{before}{name} ")
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -23,7 +23,7 @@ from touche_llm.errors import ToucheError, describe_os_error, to_printable
 # Each command and the module that holds it: a function of its name, or `app`, which has commands of its own.
 COMMANDS = {
     "run": "stages",
-    "index": "stages",
+    "index": "index",
     "retrieve": "stages",
     "judge": "stages",
     "rank": "stages",
@@ -44,29 +44,10 @@ COMMANDS = {
 }
 
 
-class _Loaded(Mapping[str, TyperCommand | TyperGroup]):
-    """Commands that are loaded on first use, so that none waits for the libraries of the others."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, TyperCommand | TyperGroup] = {}
-
-    def __getitem__(self, name: str) -> TyperCommand | TyperGroup:
-        if name not in self._known:
-            self._known[name] = _load(name, COMMANDS[name])
-        return self._known[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(COMMANDS)
-
-    def __len__(self) -> int:
-        return len(COMMANDS)
-
-    def __contains__(self, name: object) -> bool:
-        return name in COMMANDS
-
-
-def _load(name: str, module: str) -> TyperCommand | TyperGroup:
-    found = import_module(f"{__name__}.{module}")
+@cache
+def _load(name: str) -> TyperCommand | TyperGroup:
+    """Load a command on first use, so that none waits for the libraries of the others."""
+    found = import_module(f"{__name__}.{COMMANDS[name]}")
     if hasattr(found, "app"):
         found.app.info.cls, found.app.rich_markup_mode = Group, None
         for command in found.app.registered_commands:
@@ -84,7 +65,12 @@ class _Program(Group):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = cast(MutableMapping[str, Any], _Loaded())
+        # Names for the help and for suggestions; `get_command` loads the commands.
+        self.commands = cast(dict[str, Any], dict.fromkeys(COMMANDS))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | TyperGroup | None:
+        """Return a command by its name; None if there is none."""
+        return _load(cmd_name) if cmd_name in COMMANDS else None
 
 
 app = typer.Typer(

@@ -19,7 +19,7 @@ from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
 from touche_llm.cli import stages
 from touche_llm.cli.command import RENAMED_OPTIONS
-from touche_llm.cli.output import Format, FormatOption, print_rows, say
+from touche_llm.cli.output import Format, FormatOption, print_result, print_rows, say
 from touche_llm.config import Config
 from touche_llm.data.files import check_output
 from touche_llm.errors import UsageError, to_printable
@@ -142,10 +142,7 @@ def run(
     log = responses.with_name(f"{responses.name}.log")
     work = answer_file(settings, requests, responses, log, served_name=served_name)
     count = stages.until_interrupted(work, lambda: f"{responses} is not written")
-    if output is Format.TABLE:
-        print(f"responses: {responses} ({count:,} requests)")
-    else:
-        print_rows(output, [{"file": responses, "requests": count}])
+    print_result(output, f"responses: {responses} ({count:,} requests)", {"file": responses, "requests": count})
 
 
 @app.command("import")

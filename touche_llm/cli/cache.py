@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from touche_llm.cli import options as o
-from touche_llm.cli.output import Format, FormatOption, print_rows
+from touche_llm.cli.output import Format, FormatOption, print_result, print_rows
 from touche_llm.cli.tables import Column, show_table
 from touche_llm.data.files import check_output
 from touche_llm.errors import UsageError
@@ -50,10 +50,7 @@ def export_(
     check_output(out, overwrite, [cache])
     with Cache(cache, CacheMode.REPLAY) as opened:
         entries = opened.export_cassette(out)
-    if output is Format.TABLE:
-        print(f"{entries:,} entries written to {out}")
-    else:
-        print_rows(output, [{"file": out, "entries": entries}])
+    print_result(output, f"{entries:,} entries written to {out}", {"file": out, "entries": entries})
 
 
 @app.command("import")
@@ -66,7 +63,5 @@ def import_(
     o.require_cache(cassette)
     with Cache(cache) as opened:
         new, known = opened.import_cassette(cassette)
-    if output is Format.TABLE:
-        print(f"{new:,} new entries in {cache}, {known:,} were there already")
-    else:
-        print_rows(output, [{"file": cache, "new": new, "known": known}])
+    sentence = f"{new:,} new entries in {cache}, {known:,} were there already"
+    print_result(output, sentence, {"file": cache, "new": new, "known": known})

@@ -9,7 +9,7 @@ import typer
 
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
-from touche_llm.cli.output import Format, FormatOption, print_rows, say
+from touche_llm.cli.output import Format, FormatOption, print_result, say
 from touche_llm.data.files import check_output
 from touche_llm.data.lines import is_word
 from touche_llm.data.trec_runs import read_run, write_run
@@ -84,9 +84,6 @@ def fuse(
     for what, count in counts.items():
         if count:
             say(output, f"{what}: {count:,}")
-    if output is Format.TABLE:
-        print(f"run: {out} ({len(fused.lines):,} lines, {len(topics):,} topics)")
-        return
     made = {"file": out, "lines": len(fused.lines), "topics": len(topics), "partial_topics": len(fused.partial)}
     special = {"disagreeing": fused.disagreeing, "imputed": fused.imputed, "left_out": fused.left_out}
-    print_rows(output, [made | special])
+    print_result(output, f"run: {out} ({len(fused.lines):,} lines, {len(topics):,} topics)", made | special)

@@ -60,6 +60,14 @@ def print_rows(output: Format, rows: Iterable[Mapping[str, Any]], columns: Seque
     writer.writerows([row[name] for name in names] for row in values)
 
 
+def print_result(output: Format, sentence: str, row: Mapping[str, Any]) -> None:
+    """Print what a command has done: a sentence for people, or a row for other programs."""
+    if output is Format.TABLE:
+        show_lines([sentence])
+    else:
+        print_rows(output, [row])
+
+
 def say(output: Format, line: str) -> None:
     """Print a line for people: on standard output with tables, and on standard error beside rows for programs."""
     show_lines([line], sys.stdout if output is Format.TABLE else sys.stderr)

@@ -12,7 +12,7 @@ import typer
 
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
-from touche_llm.cli.output import Format, FormatOption, print_rows, say
+from touche_llm.cli.output import Format, FormatOption, print_result, print_rows, say
 from touche_llm.data.scratch import recover
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.qrels import read_qrels
@@ -56,10 +56,7 @@ def record_(
     config = load_finished_run(run_dir)
     qrels = read_qrels(qrels_files, config.task) if qrels_files else None
     made = asyncio.run(record(config, run_dir, target, qrels))
-    if output is Format.TABLE:
-        say(output, _describe(target, made))
-    else:
-        print_rows(output, [{"folder": target, **asdict(made)}])
+    print_result(output, _describe(target, made), {"folder": target, **asdict(made)})
     if config.expansion.use:
         say(output, f"note: {QUERIES_NOT_CHECKED}")
 

@@ -9,7 +9,7 @@ import typer
 
 from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
-from touche_llm.cli.output import Format, FormatOption, print_rows
+from touche_llm.cli.output import Format, FormatOption, print_result
 from touche_llm.data.files import check_output
 from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.run_directory import RunDirectory, is_page
@@ -51,7 +51,5 @@ def report(
     for note in found.notes:
         ConsoleProgress().warn(note)
     size = write_page(render_report(found), target)
-    if output is Format.TABLE:
-        print(f"report: {target} ({len(found.topics):,} topics, {size:,} bytes)")
-    else:
-        print_rows(output, [{"file": target, "topics": len(found.topics), "bytes": size}])
+    sentence = f"report: {target} ({len(found.topics):,} topics, {size:,} bytes)"
+    print_result(output, sentence, {"file": target, "topics": len(found.topics), "bytes": size})

@@ -17,67 +17,25 @@ from touche_llm.batch.rounds import answer_stage, run_by_files
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
 from touche_llm.cli.costs import print_cost
-from touche_llm.cli.elastic import load_elasticsearch
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.cli.show import show_summary
 from touche_llm.config import Config
 from touche_llm.data.files import read_records
 from touche_llm.data.records import Failure, Judgment
 from touche_llm.data.trec_runs import read_run
-from touche_llm.errors import UsageError, to_printable
+from touche_llm.errors import to_printable
 from touche_llm.llm.cache import describe_resume
 from touche_llm.llm.model import NOTHING_LOST, LostRequests
 from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline import run_files
-from touche_llm.pipeline.corpora import open_local_corpus
 from touche_llm.pipeline.dry_run import estimate_cost
 from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.settings import OF_STAGE
 from touche_llm.pipeline.stages import StageName, count_by_kind
-from touche_llm.retrieval.settings import RetrieverConfig
-from touche_llm.tasks import DEFAULT_TASK, get_task
 
 FAILURES_EXIT = 3
 ResultT = TypeVar("ResultT")
-
-
-@s.takes_settings(
-    "task", "corpus", "index", "skip_bad_lines", "retriever", "elasticsearch", without=("retriever.query",)
-)
-def index(given: s.Given, values: s.SetOption = None, output: FormatOption = Format.TABLE) -> None:
-    """Store a corpus and build its BM25 index. Does nothing if both exist and are up to date.
-
-    With `--retriever elasticsearch` the corpus is loaded into an index there; a load that was stopped resumes.
-    """
-    if "corpus" not in given:
-        raise UsageError("index: missing --corpus; see touche-llm index --help")
-    corpus, task = given["corpus"], get_task(given.get("task", DEFAULT_TASK))
-    retriever = given.get("retriever.name", "bm25")
-    is_elastic = any(name.startswith("elasticsearch.") for name in given)
-    if retriever == "elasticsearch":
-        if "index" in given or given.get("retriever.method", "lucene") != "lucene":
-            raise UsageError("--retriever elasticsearch: stores the index itself and scores as --bm25-method lucene")
-        load_elasticsearch(corpus, task, given, values or [], output)
-        return
-    if retriever != "bm25":
-        raise UsageError(f"--retriever {retriever}: needs no index; give bm25 or elasticsearch")
-    if is_elastic or values:
-        raise UsageError("--elasticsearch, --elasticsearch-index, --set: only with --retriever elasticsearch")
-    settings, skip = s.validate(RetrieverConfig, given, "retriever"), given.get("skip_bad_lines", False)
-    warn = ConsoleProgress().warn
-    with open_local_corpus(
-        corpus, given.get("index"), task, skip_bad_lines=skip, warn=warn, retriever=settings
-    ) as opened:
-        opened.open_first_stages()
-        store = opened.store
-        documents, sentences = len(store), len(store.parts)
-        if output is Format.TABLE:
-            parts = f" and their {sentences:,} sentences" if sentences else ""
-            print(f"{documents:,} documents of {corpus}{parts} are indexed in {store.folder}")
-        else:
-            row = {"corpus": corpus, "documents": documents, "sentences": sentences or None, "folder": store.folder}
-            print_rows(output, [row])
 
 
 @s.configured(*OF_STAGE["retrieve"])
