@@ -68,12 +68,12 @@ def test_no_text_of_a_report_leaves_its_place(judged: RunReport) -> None:
     view = judged.topics[0]
     attempt = Attempt(sample=0, kind="not_json", reason="no JSON", text="{")
     failures = [Failure(topic_id="3", document_id="d", kind="not_json", prompt="p", attempts=[attempt])]
-    said = [SentenceView("s", "title", "PRO", view.documents[0].label_shares)]
+    said = [SentenceView("s", "title", "PRO", view.documents[0].readings)]
     answers = [*view.documents[0].answers, RawAnswer("prompt", None)]
     full = replace(
         view.documents[0], truncation="half", comparisons=["line"], failures=failures, sentences=said, answers=answers
     )
-    assert full.label_shares and full.text and full.row.people and full.answers[0].text and view.prompts
+    assert full.readings and full.text and full.row.people and full.answers[0].text and view.prompts
     left = [DroppedCandidate("gone", 1, 30, {"relevance": "2"})]
     shown = replace(view, documents=[full], rows=[view.documents[1].row], dropped=left)
     report = replace(judged, topics=[shown], failures={"failures.jsonl": failures}, notes=["note"])

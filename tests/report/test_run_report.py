@@ -74,9 +74,7 @@ def test_documents_carry_text_probabilities_answers_and_what_people_said(compara
             judgment = judgments[view.topic.id, document.row.document_id]
             assert document.text and document.text.splitlines()[0][:40] in passages
             assert document.row.grades == judgment.grades
-            assert {said.field: said.shares for said in document.label_shares}["quality"] == judgment.readings[
-                "quality"
-            ].shares
+            assert document.readings["quality"].shares == judgment.readings["quality"].shares
             # The judge prompt, and the stance prompt with the objects in both orders.
             assert [answer.text is not None for answer in document.answers] == [True] * 3
             assert f'"relevance":{judgment.readings["relevance"].answered}' in (document.answers[0].text or "")
@@ -103,7 +101,7 @@ def test_pairs_show_their_sentences_and_their_arguments(pairs: Path) -> None:
             one, other = document.sentences
             assert document.row.document_id == f"{one.id},{other.id}"
             assert one.title and one.side in ("PRO", "CON")
-            assert [said.field for said in other.label_shares] == ["role", "relevance", "quality", "stance"]
+            assert list(other.readings) == ["role", "relevance", "quality", "stance"]
             assert document.text is not None and document.text.count("\n") == 1
 
 
@@ -116,7 +114,7 @@ def test_what_is_not_at_hand_is_said_and_left_out(comparative: Path, tmp_path: P
     assert "gone.jsonl and nowhere not found" in notes and "the cache gone.sqlite does not exist" in notes
     documents = [document for view in report.topics for document in view.documents]
     assert len(documents) == 2 * len(report.topics) > 0
-    assert all(document.text is None and not document.answers and document.label_shares for document in documents)
+    assert all(document.text is None and not document.answers and document.readings for document in documents)
     assert not (tmp_path / "gone.sqlite").exists() and not Path("gone.sqlite").exists()
 
 

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from touche_llm.config import Config
-from touche_llm.data.records import Candidate, Comparison, Failure, Judgment
+from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, Reading
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.errors import DataError, ToucheError
 from touche_llm.evaluation.qrels import Qrels
@@ -29,11 +29,9 @@ from touche_llm.report.overview import get_assessments
 from touche_llm.report.records import (
     DocumentRow,
     DocumentView,
-    LabelShares,
     RawAnswer,
     SentenceView,
     describe_truncation,
-    list_label_shares,
 )
 from touche_llm.tasks.base import Task
 from touche_llm.text.passages import GAP_MARK
@@ -169,18 +167,19 @@ class RunFolder:
     def document(self, topic_id: str, row: DocumentRow) -> DocumentView:
         """Return a row with its document and the answers of the model."""
         key = (topic_id, row.document_id)
-        judgment, reading = self.judgments[topic_id].get(row.document_id), self.readings.get(key)
-        shares = list_label_shares(judgment)
+        judgment, stance = self.judgments[topic_id].get(row.document_id), self.readings.get(key)
+        readings = {} if judgment is None else dict(judgment.readings)
         keys = [] if judgment is None or judgment.key is None else [(judgment.prompt, judgment.key)]
-        if reading is not None:
-            shares.append(LabelShares("stance, separate request", reading.probabilities))
-            keys += [(reading.prompt, key) for key in reading.keys]
+        if stance is not None:
+            probable = Reading(answered=row.stance, probabilities=stance.probabilities)
+            readings["stance, separate request"] = probable
+            keys += [(stance.prompt, key) for key in stance.keys]
         parts = row.document_id.split(SEPARATOR) if self.task.sentence_question is not None else []
         return DocumentView(
             row,
             None if self.corpus is None else self._text(self.corpus, topic_id, row.document_id),
             describe_truncation(judgment),
-            shares,
+            readings,
             self.compared.get(key, []),
             [] if self.answers is None else [self._answer(self.answers, prompt, key) for prompt, key in keys],
             self.failed.get(key, []),
@@ -194,11 +193,11 @@ class RunFolder:
 
     def _sentence(self, topic_id: str, sentence_id: str) -> SentenceView:
         judgment = self.sentences.get((topic_id, sentence_id))
-        shares = list_label_shares(judgment)
+        readings = {} if judgment is None else judgment.readings
         if self.corpus is None:
-            return SentenceView(sentence_id, "", "", shares)
+            return SentenceView(sentence_id, "", "", readings)
         sentence = self.corpus.candidates.get(sentence_id)
-        return SentenceView(sentence_id, sentence.title, sentence.side, shares)
+        return SentenceView(sentence_id, sentence.title, sentence.side, readings)
 
     def _answer(self, answers: Cache, prompt: str, key: str) -> RawAnswer:
         answer = answers.get(key, Answer)

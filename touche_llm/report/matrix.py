@@ -9,7 +9,7 @@ from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
-from touche_llm.data.records import Failure, Judgment, Topic
+from touche_llm.data.records import Failure, Judgment, Reading, Topic
 from touche_llm.evaluation.agreement import round_grade
 from touche_llm.evaluation.qrels import STANCE, Qrels
 from touche_llm.prompt_lab.comparison import PromptComparison
@@ -18,7 +18,7 @@ from touche_llm.prompt_lab.measures import describe_stance_measure, named
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.report.page import MAX_BYTES, MIN_CHARS, count_bytes, create_environment, find_text_limit
 from touche_llm.report.plots import LETTERS
-from touche_llm.report.records import LabelShares, describe_truncation, list_label_shares
+from touche_llm.report.records import describe_truncation
 from touche_llm.tasks.definition import Scale
 
 # Number of colours for grades above 0.
@@ -54,7 +54,7 @@ class MatrixCell:
     grades: list[MatrixGrade]
     stance: str
     hit: bool
-    label_shares: list[LabelShares]
+    readings: Mapping[str, Reading]
     truncation: str
     failure: Failure | None
 
@@ -66,7 +66,6 @@ class MatrixRow:
     Attributes:
         topic: Topic of the judgment.
         document_id: Id of the document.
-        part: Part of the sample that contains the document.
         text: Text of the document.
         assessments: Grades by assessors.
         label: Stance by assessors; empty if there is none.
@@ -79,7 +78,6 @@ class MatrixRow:
 
     topic: Topic
     document_id: str
-    part: str
     text: str
     assessments: list[MatrixGrade]
     label: str
@@ -118,7 +116,6 @@ def build_rows(found: PromptComparison, qrels: Qrels) -> list[MatrixRow]:
                 MatrixRow(
                     topics[item.topic_id],
                     item.document_id,
-                    part.name,
                     found.texts.get(item.document_id, ""),
                     _list_assessments(item, qrels),
                     qrels.stances.get(item.topic_id, {}).get(item.document_id, ""),
@@ -190,15 +187,15 @@ def render_matrix(found: PromptComparison, qrels: Qrels, judged_by: Mapping[str,
 
 def _build_cell(item: Sampled, judgment: Judgment | None, failure: Failure | None, qrels: Qrels) -> MatrixCell:
     if judgment is None:
-        return MatrixCell([], "", False, [], "", failure)
+        return MatrixCell([], "", False, {}, "", failure)
     truth = {grade.name: round_grade(grade.value) for grade in _list_assessments(item, qrels)}
     grades = [
         MatrixGrade(name, value, qrels.scales[name], round_grade(value) == truth.get(name))
         for name, value in judgment.grades.items()
     ]
     label = qrels.stances.get(item.topic_id, {}).get(item.document_id)
-    shares, truncation = list_label_shares(judgment), describe_truncation(judgment)
-    return MatrixCell(grades, judgment.stance, label == judgment.stance, shares, truncation, None)
+    truncation = describe_truncation(judgment)
+    return MatrixCell(grades, judgment.stance, label == judgment.stance, judgment.readings, truncation, None)
 
 
 def _list_assessments(item: Sampled, qrels: Qrels) -> list[MatrixGrade]:

@@ -5,24 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from touche_llm.data.records import Failure, Judgment, Topic
+from touche_llm.data.records import Failure, Judgment, Reading, Topic
 from touche_llm.report.run_measures import MeasuredRun
 from touche_llm.tasks.base import Task
-
-
-@dataclass(frozen=True, slots=True)
-class LabelShares:
-    """Probability shares of the labels in one field of an answer, and the probability mass outside the labels."""
-
-    field: str
-    shares: Mapping[str, float]
-    off_label_mass: float | None = None
-
-
-def list_label_shares(judgment: Judgment | None) -> list[LabelShares]:
-    """Return the label shares of a judgment, one record per field."""
-    readings = {} if judgment is None else judgment.readings
-    return [LabelShares(name, reading.shares, reading.off_label_mass) for name, reading in readings.items()]
 
 
 def describe_truncation(judgment: Judgment | None) -> str:
@@ -47,7 +32,7 @@ class SentenceView:
     id: str
     title: str
     side: str
-    label_shares: list[LabelShares]
+    readings: Mapping[str, Reading]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +75,7 @@ class DocumentView:
         row: Row of the ranking.
         text: Text of the document, or the parts that the model saw; None if unavailable.
         truncation: How much of the document the model saw; empty if all.
-        label_shares: Shares of the labels, one record per field.
+        readings: Readings of the fields of its answers, with the probabilities of the labels.
         comparisons: Results of its comparisons, a line for each step.
         answers: Completions.
         failures: Failed requests about this document alone.
@@ -100,7 +85,7 @@ class DocumentView:
     row: DocumentRow
     text: str | None
     truncation: str
-    label_shares: list[LabelShares]
+    readings: Mapping[str, Reading]
     comparisons: list[str]
     answers: list[RawAnswer]
     failures: list[Failure]
