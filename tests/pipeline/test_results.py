@@ -14,7 +14,8 @@ from touche_llm.data.files import read_records
 from touche_llm.data.records import Judgment, Reading, RunLine, StanceReading
 from touche_llm.judging.stance import StanceSettings
 from touche_llm.llm.request import Request
-from touche_llm.pipeline.results import ChosenStance, choose_label, make_result_rows, write_results
+from touche_llm.pipeline.rank import Ranking
+from touche_llm.pipeline.results import ChosenStance, choose_label, write_results
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 
@@ -136,7 +137,7 @@ def test_ids_come_back_as_they_were_and_columns_are_those_of_the_task(tmp_path: 
     stance = task.stances[0]
     lines = [RunLine("1", stance, document, rank, 1 / rank, "t") for rank, document in enumerate(ids, start=1)]
     labels = {"1": {document: ChosenStance(stance, "imputed", None) for document in ids}}
-    write_results(tmp_path / "results.tsv", make_result_rows(lines, {}, labels, task), task)
+    write_results(tmp_path / "results.tsv", Ranking({}, {}, task, lines, labels, {}).list_rows(), task)
     with (tmp_path / "results.tsv").open(newline="") as stream:
         header, *rows = csv.reader(stream, delimiter="\t")
     assert [row[1] for row in rows] == ids

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
 from functools import cache
 from typing import Any, TypeVar
 
@@ -20,14 +19,9 @@ def _get_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def submit(work: Coroutine[Any, Any, ResultT]) -> Future[ResultT]:
-    """Start a coroutine in the library's event loop."""
-    return asyncio.run_coroutine_threadsafe(work, _get_loop())
-
-
 def run(work: Coroutine[Any, Any, ResultT]) -> ResultT:
     """Run a coroutine and wait for its result; Ctrl-C, or stopping the notebook's cell, cancels it."""
-    future = submit(work)
+    future = asyncio.run_coroutine_threadsafe(work, _get_loop())
     try:
         return future.result()
     except BaseException:
@@ -37,4 +31,4 @@ def run(work: Coroutine[Any, Any, ResultT]) -> ResultT:
 
 async def run_async(work: Coroutine[Any, Any, ResultT]) -> ResultT:
     """Run a coroutine and await its result in the caller's event loop; cancelling the caller cancels it."""
-    return await asyncio.wrap_future(submit(work))
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, _get_loop()))

@@ -19,7 +19,7 @@ from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.frames import make_frame
 from touche_llm.pipeline.judge import Judgments
 from touche_llm.pipeline.progress import Progress
-from touche_llm.pipeline.results import ChosenStance, choose_label, list_result_columns, make_result_rows
+from touche_llm.pipeline.results import ChosenStance, choose_label, list_result_columns
 from touche_llm.ranking.steps import list_comparison_kinds
 from touche_llm.ranking.topics import ComparisonResources, RankingPlan, rank_topics
 from touche_llm.tasks.base import Task
@@ -78,8 +78,21 @@ class Ranking(ParsedRun):
         return make_frame(self.list_rows(), list_result_columns(self.task))
 
     def list_rows(self) -> list[tuple[Any, ...]]:
-        """Return the rows of `results.tsv`."""
-        return list(make_result_rows(self.lines, self.judgments, self.labels, self.task))
+        """Return a row for each line, with the columns of `results.tsv`; None for unknown values."""
+        rows = []
+        for line in self.lines:
+            judgment = self.judgments.get(line.topic_id, {}).get(line.document_id)
+            grades = judgment.grades if judgment is not None else {}
+            label = self.labels[line.topic_id][line.document_id]
+            shares = label.probabilities or {}
+            rows.append(
+                (
+                    *(line.topic_id, line.document_id, line.rank, line.score, line.stance, label.source),
+                    *(grades.get(name) for name in self.task.question.grades),
+                    *(shares.get(stance) for stance in self.task.stances),
+                )
+            )
+        return rows
 
 
 async def rank(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from touche_llm.data.files import open_atomic
-from touche_llm.data.records import Judgment, RunLine, StanceReading
+from touche_llm.data.records import Judgment, StanceReading
 from touche_llm.data.trec_runs import DECIMALS
 from touche_llm.judging.stance import StanceSettings, choose_stance
 from touche_llm.tasks.base import Task
@@ -66,32 +66,6 @@ def list_result_columns(task: Task) -> tuple[str, ...]:
     return ("topic", "document", "rank", "score", "stance", "stance_source", *task.question.grades, *probabilities)
 
 
-def make_result_rows(
-    lines: Iterable[RunLine],
-    judgments: Mapping[str, Mapping[str, Judgment]],
-    labels: Mapping[str, Mapping[str, ChosenStance]],
-    task: Task,
-) -> Iterator[tuple[Any, ...]]:
-    """Yield a row for each line of the run, with the columns of `list_result_columns`; None for unknown values.
-
-    Args:
-        lines: The run.
-        judgments: By topic and document.
-        labels: By topic and document, one for each line.
-        task: Gives the columns.
-    """
-    for line in lines:
-        judgment = judgments.get(line.topic_id, {}).get(line.document_id)
-        given = judgment.grades if judgment is not None else {}
-        label = labels[line.topic_id][line.document_id]
-        shares = label.probabilities or {}
-        yield (
-            *(line.topic_id, line.document_id, line.rank, line.score, line.stance, label.source),
-            *(given.get(name) for name in task.question.grades),
-            *(shares.get(stance) for stance in task.stances),
-        )
-
-
 def write_results(path: Path, rows: Iterable[tuple[Any, ...]], task: Task) -> None:
     """Write a header and a tab-separated line for each line of the run, whole or not at all.
 
@@ -99,7 +73,7 @@ def write_results(path: Path, rows: Iterable[tuple[Any, ...]], task: Task) -> No
 
     Args:
         path: The file.
-        rows: Rows of `make_result_rows`.
+        rows: Rows of `Ranking.list_rows`.
         task: Gives the columns.
     """
     columns = list_result_columns(task)
