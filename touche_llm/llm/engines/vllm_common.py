@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import orjson
+from typing import Any, Literal
 
 from touche_llm.errors import EngineError, UsageError
-from touche_llm.llm.answers import Unusable
+from touche_llm.llm.answers import AnswerModel, Unusable, build_schema, parse_answer
 from touche_llm.llm.engines.base import Engine, MissingLogprobs
 from touche_llm.llm.logprobs import check_logprobs
 from touche_llm.llm.request import Message, Origin, Request, Sampling
@@ -18,8 +16,12 @@ from touche_llm.llm.request import Message, Origin, Request, Sampling
 # With white space allowed between tokens, weak models write it endlessly. Only this backend has the switch, and all
 # requests must use the same backend.
 _STRUCTURED_OUTPUTS = {"backend": "xgrammar", "disable_any_whitespace": True}
-# No model answers with this word unless the schema is enforced.
-_PROBE_WORD = "quokka-7351"
+
+
+class _Probe(AnswerModel):
+    """Answer that no model gives unless the schema is enforced."""
+
+    word: Literal["quokka-7351"]
 
 
 def build_start_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,19 +73,13 @@ async def verify_engine(
     Raises:
         EngineError: Schemas are not enforced, or log-probabilities are missing or impossible.
     """
-    schema = {
-        "type": "object",
-        "properties": {"word": {"enum": [_PROBE_WORD]}},
-        "required": ["word"],
-        "additionalProperties": False,
-    }
     no_logprobs = EngineError(
         f"{location}: {model} sends no log-probabilities that spell its answer; grades would be coarse; "
         "use a server that does, or request plain grades with --no-logprobs"
     )
     request = Request(
         messages=(Message("user", "Say hello."),),
-        schema=schema,
+        schema=build_schema(_Probe),
         sampling=Sampling(max_tokens=64, top_logprobs=top_logprobs),
         model=model,
         revision="",
@@ -95,17 +91,15 @@ async def verify_engine(
     except MissingLogprobs as error:
         raise no_logprobs from error
     try:
-        enforced = orjson.loads(completion.text) == {"word": _PROBE_WORD}
-    except orjson.JSONDecodeError:
-        enforced = False
-    if not enforced:
+        parse_answer(completion.text, _Probe)
+    except Unusable as error:
         hint = ""
         if not completion.text and completion.reasoning:
             hint = " (its reasoning was not empty: switch thinking off)"
         raise EngineError(
-            f"{location}: {model} does not enforce JSON schemas: restricted to the word {_PROBE_WORD}, "
+            f"{location}: {model} does not enforce JSON schemas: restricted to a single word, "
             f"it answered {completion.text[:80]!r}{hint}; use a server with `structured_outputs` (vLLM 0.11 or later)"
-        )
+        ) from error
     if top_logprobs and not any(token.top for token in completion.tokens):
         raise no_logprobs
     try:
