@@ -175,9 +175,7 @@ def without(line: dict[str, Any], *path: Any) -> dict[str, Any]:
 KEY = "1" * 64
 
 
-GOOD = b.replied(KEY, b.body('{"relevance":1}'))
-
-
+GOOD = b.replied(KEY, b.body('{"relevance":1}', []))
 HOSTILE = {
     "blank": b"",
     "no JSON": b"{",
@@ -210,7 +208,8 @@ async def test_a_malformed_line_is_named_and_nothing_is_stored(waiting: Waiting,
     with pytest.raises(DataError) as caught:
         await import_files(out, path)
     assert caught.value.location == f"{path}:5"
-    assert len(str(caught.value)) < 1000
+    # A well-formed line would be refused for its unknown id.
+    assert KEY not in str(caught.value) and len(str(caught.value)) < 1000
     assert not config.cache.file.exists()
 
 

@@ -111,14 +111,17 @@ def test_a_bad_cassette_line_is_named_and_nothing_is_imported(tmp_path: Path, li
         assert not list(cache.iterate_entries())
 
 
-def test_a_cassette_that_contradicts_the_cache_is_not_imported(tmp_path: Path) -> None:
-    (tmp_path / "c.jsonl").write_bytes(entry(text="other").to_json())
+@pytest.mark.parametrize("other", [entry(text="other"), replace(entry(text="ours"), kind="fit")])
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_a_cassette_that_contradicts_the_cache_is_not_imported(tmp_path: Path, other: Entry, is_stored: bool) -> None:
+    stored, imported = (other, entry(text="ours")) if is_stored else (entry(text="ours"), other)
+    (tmp_path / "c.jsonl").write_bytes(imported.to_json())
     with Cache(tmp_path / "c.sqlite") as cache:
-        cache.put(entry(text="ours"), Answer)
+        cache.put(stored, Answer)
         with pytest.raises(DataError, match="a" * 64) as raised:
             cache.import_cassette(tmp_path / "c.jsonl")
         assert raised.value.location == str(tmp_path / "c.jsonl") and str(cache.path) in str(raised.value)
-        assert [each.value for each in cache.find("answer")] == [entry(text="ours").value]
+        assert list(cache.iterate_entries()) == [stored]
 
 
 def test_a_file_that_is_not_a_cache_is_named(tmp_path: Path) -> None:

@@ -13,8 +13,14 @@ from hypothesis import strategies as st
 from tests.answer_models import ComparativeJudgment
 from tests.scripted_engine import spell
 from touche_llm.data.records import Reading
-from touche_llm.llm.answers import Token, get_labels
-from touche_llm.llm.logprobs import compute_expected_grade, get_most_probable, read_label, select_label_tokens
+from touche_llm.llm.answers import Token, Unusable, get_labels
+from touche_llm.llm.logprobs import (
+    check_logprobs,
+    compute_expected_grade,
+    get_most_probable,
+    read_label,
+    select_label_tokens,
+)
 
 LABELS = get_labels(ComparativeJudgment)
 # A token of the answer, or a token with the probabilities of its alternatives.
@@ -148,6 +154,30 @@ def test_only_white_space_may_precede_a_label() -> None:
             '{"relevance":1}', [Token(at=13, token="1", logprob=-0.1, top=top)], "relevance", LABELS["relevance"], 1
         )
         assert reading.off_label_mass == pytest.approx(0.25 if before in spaces or not before else 0.5)
+
+
+@pytest.mark.parametrize(
+    ("logprob", "others", "is_possible"),
+    [
+        (0.009, (), True),
+        (0.011, (), False),
+        (-0.1, (0.011,), False),
+        (math.log(0.5), (math.log(0.509),), True),
+        (math.log(0.5), (math.log(0.511),), False),
+        (-math.inf, (), False),
+        (math.nan, (), False),
+    ],
+)
+def test_probabilities_exceed_1_by_no_more_than_rounding(
+    logprob: float, others: tuple[float, ...], is_possible: bool
+) -> None:
+    token = Token(at=0, token="2", logprob=logprob, top=[("1", other) for other in others])
+    if is_possible:
+        check_logprobs("2", [token])
+        return
+    with pytest.raises(Unusable) as caught:
+        check_logprobs("2", [token])
+    assert caught.value.kind == "impossible_logprobs"
 
 
 def test_no_expected_grade_exceeds_the_highest_grade_because_of_rounding() -> None:

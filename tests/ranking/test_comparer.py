@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from tests.expect import raises_at
 from tests.scripted_engine import FACTS, Script, ScriptedEngine
-from touche_llm.data.records import Document, Topic
+from touche_llm.data.records import Attempt, Document, Topic
 from touche_llm.errors import PromptError
 from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.answers import Unusable, build_schema, parse_answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.concurrency import Slots
-from touche_llm.llm.engines.base import Completion, Rejected
+from touche_llm.llm.engines.base import Completion, Rejected, Transient
 from touche_llm.llm.model import MAX_SAMPLES, ModelClient
 from touche_llm.llm.request import Message, Request, Sampling
 from touche_llm.llm.truncation import CUT_MARK
@@ -412,10 +412,13 @@ async def test_documents_cannot_act_as_chat_control(task: str) -> None:
             assert not any(token in message.content for token in ("<|im", "</s>", "[INST]", "<start", "\u200b"))
 
 
-async def test_what_cannot_be_measured_is_a_failure_of_each_question_that_needs_it() -> None:
+@pytest.mark.parametrize(
+    "problem", [Rejected(400, "no such route"), Transient("server_error", "no such route", max_tries=1)]
+)
+async def test_what_cannot_be_measured_is_a_failure_of_each_question_that_needs_it(problem: Exception) -> None:
     class Unmeasured(StrictEngine):
         async def count_tokens(self, messages: tuple[Message, ...]) -> int:
-            raise Rejected(400, "no such route")
+            raise problem
 
     # The share of each document is unknown, or only the long document cannot be measured.
     for context, failing in ((await prompt_size() + 500, ["a b", "a long"]), (32768, ["a long"])):
@@ -426,7 +429,8 @@ async def test_what_cannot_be_measured_is_a_failure_of_each_question_that_needs_
         assert [(each.document_id, each.kind) for each in comparer.failures] == [
             (each, "server_error") for each in failing
         ]
-        assert all(each.attempts[0].reason == "no such route" for each in comparer.failures)
+        attempt = Attempt(sample=0, kind="server_error", reason="no such route")
+        assert all(each.attempts == [attempt] for each in comparer.failures)
 
 
 async def test_random_numbers_depend_on_the_step_the_topic_and_the_names_alone() -> None:

@@ -62,3 +62,21 @@ def test_a_reply_without_a_choice_is_broken_and_more_cached_than_prompt_tokens_a
     with pytest.raises(Malformed):
         completion(usage=USAGE | {"prompt_tokens": 15})
     assert completion(usage=USAGE | {"prompt_tokens": 16}).cached_tokens == 16
+
+
+def choice(text: str, alternatives: list[object]) -> dict[str, Any]:
+    """Return a choice of one token."""
+    token = {"token": text, "logprob": -0.1, "top_logprobs": alternatives}
+    return {"message": {"content": text}, "finish_reason": "stop", "logprobs": {"content": [token]}}
+
+
+def test_of_several_choices_the_first_counts() -> None:
+    sent = {"choices": [choice("1", []), choice("2", [{"token": "2", "logprob": -0.1}])]}
+    reply = decode_json(orjson.dumps(sent), ChatReply)
+    assert (read_completion(reply).text, reply.lacks_logprobs) == ("1", True)
+
+
+def test_alternatives_of_another_form_are_found_by_a_check() -> None:
+    decode_json(orjson.dumps({"choices": [choice("1", [{"token": "1", "logprob": -0.1}])]}), ChatReply).check()
+    with pytest.raises(Malformed):
+        decode_json(orjson.dumps({"choices": [choice("1", [{"token": "1"}])]}), ChatReply).check()

@@ -239,6 +239,17 @@ async def test_a_rejected_request_is_not_sent_again(tmp_path: Path) -> None:
     assert (len(server.bodies), model.counts.retries) == (1, 0)
 
 
+def test_a_key_or_an_address_that_is_refused_is_refused_for_every_request() -> None:
+    fatal = [code for code in range(300, 500) if Rejected(code, "").is_fatal]
+    assert fatal == [*range(300, 400), 401, 403, 404]
+
+
+async def test_an_answer_behind_reasoning_is_usable(tmp_path: Path) -> None:
+    result, model = await send_question(FakeServer(rest=says(GOOD, reasoning="Let me think about it")), tmp_path)
+    assert isinstance(result, AnsweredRequest) and result.answer.text == GOOD
+    assert model.counts.resamples == 0
+
+
 UNUSABLE = [
     (says("I think it is relevant."), "not_json"),
     (says('{"relevance":NaN,"quality":1,"stance":"FIRST"}'), "not_json"),
@@ -391,11 +402,13 @@ async def test_a_failure_keeps_the_beginning_of_the_text(tmp_path: Path) -> None
     assert result.attempts[0].text == ("word " * 1_000)[:2000]
 
 
-async def test_a_reply_without_end_is_cut_off_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("touche_llm.llm.engines.server._MAX_BODY", 5000)
-    result, _ = await send_question(FakeServer(rest=says("x" * 10_000)), tmp_path, retry_for=0.0)
+async def test_a_reply_without_end_is_cut_off_by_size(tmp_path: Path) -> None:
+    async def behave(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
+        return web.Response(body=b" " * (16 * 2**20 + 1))
+
+    result, _ = await send_question(FakeServer(rest=behave), tmp_path, retry_for=0.0)
     assert isinstance(result, FailedRequest)
-    assert "5,000" in result.attempts[0].reason
+    assert "16,777,216" in result.attempts[0].reason
 
 
 @pytest.mark.parametrize(
