@@ -47,12 +47,16 @@ async def good(_: web.Request, body: dict[str, Any]) -> web.StreamResponse:
 
 @dataclass
 class FakeServer:
-    """Behaviours are used up one request after the other, then `rest` serves. The start-up check is answered first."""
+    """Behaviours are used up one request after the other, then `rest` serves. The start-up check is answered first.
+
+    The statuses in `health` are used up likewise, and then the server is healthy.
+    """
 
     behaviours: list[Behaviour] = field(default_factory=list)
     rest: Behaviour = good
     probe: Behaviour = good
     models: list[dict[str, Any]] = field(default_factory=lambda: [{"id": "fake", "max_model_len": 8192}])
+    health: list[int] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     url: str = ""
     tokenized: int = 0
@@ -99,8 +103,12 @@ class FakeServer:
         async def version(_: web.Request) -> web.Response:
             return web.json_response({"version": "0.0-fake"})
 
+        async def health(_: web.Request) -> web.Response:
+            return web.Response(status=self.health.pop(0) if self.health else 200)
+
         app = web.Application()
         app.router.add_get("/v1/models", list_models)
+        app.router.add_get("/health", health)
         app.router.add_get("/version", version)
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_post("/tokenize", self.tokenize)

@@ -40,7 +40,7 @@ async def replay(path: Path) -> tuple[AnsweredRequest[Any] | FailedRequest, Mode
 
 def seeds(server: FakeServer) -> list[int]:
     """Return the samples requested from a server."""
-    return [body["seed"] for body in server.bodies]
+    return [body.get("seed", 0) for body in server.bodies]
 
 
 def kinds(path: Path) -> list[tuple[str, int]]:

@@ -153,7 +153,7 @@ def _tokenize(tokenizer: Any, texts: Mapping[str, str]) -> Iterator[tuple[str, I
 
 def row_of(key: str, tokens: IntArray, body: Json, facts: ModelFacts) -> dict[str, Any]:
     """Return a request as a row of the Ray data set."""
-    sampling = {name: body[name] for name in ("temperature", "seed", "max_tokens")}
+    sampling = {name: body[name] for name in ("temperature", "seed", "max_tokens") if name in body}
     # As text: Arrow would merge the properties of all schemas.
     schema = orjson.dumps(body["structured_outputs"]["json"]).decode()
     output = {"logprobs": body.get("top_logprobs"), "structured_outputs": {"json": schema}}

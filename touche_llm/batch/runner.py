@@ -49,10 +49,10 @@ class _RayBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     messages: list[msgspec.Raw]
     temperature: float
-    seed: int
     max_tokens: int
     structured_outputs: _StructuredOutputs
     chat_template_kwargs: dict[str, Any]
+    seed: int = 0
     logprobs: bool = False
     top_logprobs: int = 0
 

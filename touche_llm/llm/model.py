@@ -73,8 +73,7 @@ class ModelClient(TokenCountingClient):
         Equal requests at the same time are sent once. A replay miss is added to `misses`.
 
         Raises:
-            EngineError: The engine was unreachable for `retry_for` seconds, refuses all requests, or left many requests
-                in a row without a reply.
+            EngineError: The engine died, refuses all requests, or left many requests in a row without a reply.
         """
         key = request.key
         in_flight = self._in_flight.get(key)

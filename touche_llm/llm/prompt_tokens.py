@@ -15,7 +15,7 @@ from touche_llm.llm.answers import FailedRequest
 from touche_llm.llm.cache import Cache, describe_resume
 from touche_llm.llm.cache_file import EntryMetadata
 from touche_llm.llm.counts import Counts
-from touche_llm.llm.engines.base import Engine, EngineInfo, Rejected, Transient, Unreachable
+from touche_llm.llm.engines.base import Engine, EngineDeath, EngineInfo, Rejected, Transient
 from touche_llm.llm.request import Message, Request, hash_content
 from touche_llm.llm.request_log import log_retry
 from touche_llm.llm.truncation import Truncation, apply_truncation, fit_document
@@ -164,10 +164,9 @@ class TokenCountingClient:
 
         try:
             return await retry(call, self.retry_for, Transient, record)
-        except Unreachable as error:
+        except EngineDeath as error:
             raise EngineError(
-                f"the engine was unreachable for {self.retry_for:g} s ({error.reason}); "
-                f"start the server; {describe_resume(self.cache.path, self.cache.mode)}"
+                f"{error}; start the server; {describe_resume(self.cache.path, self.cache.mode)}"
             ) from error
 
 

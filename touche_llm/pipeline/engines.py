@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +68,23 @@ async def _managed(
     # Imported here because the HTTP libraries are slow to load.
     from touche_llm.llm.engines.vllm_process import serve
 
-    async with serve(check_model_folder(asked.model), asked.options, log, context=asked.context) as url:
-        there = asked.model_copy(update={"base_url": url, "model": asked.model_name})
-        async with _server(there, sampling) as opened:
+    folder = check_model_folder(asked.model)
+    async with AsyncExitStack() as serving:
+
+        async def start() -> str:
+            """Serve the model, in place of a server that has died."""
+            await serving.aclose()
+            return await serving.enter_async_context(serve(folder, asked.options, log, context=asked.context))
+
+        there = asked.model_copy(update={"base_url": await start(), "model": asked.model_name})
+        async with _server(there, sampling, start) as opened:
             yield opened
 
 
 @asynccontextmanager
-async def _server(asked: EngineConfig, sampling: SamplingConfig) -> AsyncIterator[tuple[Engine, EngineInfo]]:
+async def _server(
+    asked: EngineConfig, sampling: SamplingConfig, restart: Callable[[], Awaitable[str]] | None = None
+) -> AsyncIterator[tuple[Engine, EngineInfo]]:
     # Imported here because the HTTP libraries are slow to load, and most commands need no engine.
     from touche_llm.llm.engines.server import VllmServer
 
@@ -84,6 +93,7 @@ async def _server(asked: EngineConfig, sampling: SamplingConfig) -> AsyncIterato
         concurrency=asked.concurrency,
         request_timeout=asked.request_timeout,
         chat_template_kwargs=sampling.chat_template_kwargs,
+        restart=restart,
     ) as server:
         facts = await server.connect(asked.model, asked.revision, sampling.top_logprobs)
         if asked.context is not None:

@@ -66,8 +66,8 @@ class Transient(TransientFailure):
         self.is_overload = is_overload
 
 
-class Unreachable(Transient):
-    """The engine is unreachable. If this persists, the run stops instead of failing every request."""
+class EngineDeath(Exception):
+    """The engine has died and answers no request any more, so that the run stops instead of failing every request."""
 
 
 class MissingLogprobs(Transient):
@@ -91,7 +91,7 @@ class Rejected(Exception):
 
 
 class Engine(Protocol):
-    """Access to a model. Methods raise Transient or Rejected."""
+    """Access to a model. Methods raise Transient, Rejected or EngineDeath."""
 
     async def complete(self, request: Request) -> Completion:
         """Return the completion of a request."""

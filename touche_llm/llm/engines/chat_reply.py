@@ -115,11 +115,13 @@ def build_chat_body(request: Request) -> dict[str, Any]:
         "model": request.model,
         "messages": to_chat(request.messages),
         "temperature": sampling.temperature,
-        "seed": sampling.seed,
         "max_tokens": sampling.max_tokens,
         "structured_outputs": {"json": request.schema},
         "chat_template_kwargs": request.chat_template_kwargs,
     }
+    # Without effect at temperature 0, where vLLM's CPU engine died with seeds.
+    if sampling.temperature:
+        body["seed"] = sampling.seed
     if sampling.top_logprobs:
         body |= {"logprobs": True, "top_logprobs": sampling.top_logprobs}
     if request.stop:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import html
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -17,9 +18,10 @@ from touche_llm.data.json_records import Count, Malformed, decode_json
 from touche_llm.data.transport import BROKEN_TRIES, parse_retry_after, read_body
 from touche_llm.errors import EngineError
 from touche_llm.llm.concurrency import PRIORITY, BackoffSlots
-from touche_llm.llm.engines.base import Completion, EngineInfo, Rejected, Transient, Unreachable
+from touche_llm.llm.engines.base import Completion, EngineInfo, Rejected, Transient
 from touche_llm.llm.engines.chat_reply import CHAT_PATH, ChatReply, build_chat_body, read_completion
 from touche_llm.llm.engines.connections import ConnectionPool, QueueTimeout, allow_connections
+from touche_llm.llm.engines.health import HealthMonitor
 from touche_llm.llm.engines.vllm_common import match_prefix, to_chat, verify_engine
 from touche_llm.llm.request import Message, Request
 
@@ -29,6 +31,8 @@ _MAX_BODY = 16 * 2**20
 _HINT = "is the vLLM server running there? Set its address with --base-url"
 # Max characters of a reply that an error quotes, and max bytes that are searched for the title of a web page.
 _MAX_QUOTED, _MAX_TITLE, _MAX_PAGE_START = 300, 100, 10_000
+
+_HEALTH_SECONDS = 5.0
 
 ReplyT = TypeVar("ReplyT")
 
@@ -65,6 +69,7 @@ class VllmServer:
         concurrency: int,
         request_timeout: float,
         chat_template_kwargs: Mapping[str, Any],
+        restart: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
         """Initialise the client; nothing is sent yet.
 
@@ -73,6 +78,7 @@ class VllmServer:
             concurrency: Max number of requests at a time; fewer after 429, 503 and timeouts.
             request_timeout: Seconds per request; see `QueueTimeout`.
             chat_template_kwargs: Switches of the chat template.
+            restart: Starts the server again, once, if it dies, and returns its new address.
         """
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self.model = ""
@@ -80,6 +86,10 @@ class VllmServer:
         self._timeout = QueueTimeout(request_timeout)
         self._chat_template_kwargs = dict(chat_template_kwargs)
         self._session: aiohttp.ClientSession | None = None
+        self._restart = restart
+        self._monitor = HealthMonitor(self._is_alive, None if restart is None else self._move)
+        # A server that never answered is not dead, but not there.
+        self._has_answered = False
         # Name of the model in the first reply; it can be an alias of the requested name.
         self._reply_model: str | None = None
         # True for vLLM, unless a proxy assigns ids of its own; None before the first reply.
@@ -98,6 +108,7 @@ class VllmServer:
 
     async def __aexit__(self, *_: object) -> None:
         assert self._session is not None
+        await self._monitor.close()
         await self._session.close()
 
     async def connect(self, model: str | None, revision: str, top_logprobs: int) -> EngineInfo:
@@ -122,6 +133,7 @@ class VllmServer:
                 raise EngineError(f"{self.base_url}: does not report the context length of {chosen.id}; is it vLLM?")
             overhead = await self.count_tokens((Message("system", ""), Message("user", "")))
             await verify_engine(self, self.base_url, chosen.id, self._chat_template_kwargs, top_logprobs)
+            self._has_answered = True
         except Transient as error:
             raise EngineError(f"{self.base_url}: {error.reason}; {_HINT}") from error
         except Rejected as error:
@@ -140,6 +152,7 @@ class VllmServer:
 
         Raises:
             Transient, Rejected: The request failed.
+            EngineDeath: The server has died.
             EngineError: Another model answers than before.
         """
         sent_id = uuid4().hex
@@ -198,6 +211,22 @@ class VllmServer:
         wanted = "" if model is None else f", not {model!r}"
         raise EngineError(f"{self.base_url}: serves {names}{wanted}; choose one with --model")
 
+    async def _is_alive(self) -> bool:
+        """Return whether the server shows a sign of life; one that is slow or has no `/health` does."""
+        assert self._session is not None
+        try:
+            async with asyncio.timeout(_HEALTH_SECONDS), self._session.get(f"{self.base_url}/health") as response:
+                return response.status < 500
+        except TimeoutError:
+            return True
+        except (aiohttp.ClientError, OSError):
+            return False
+
+    async def _move(self) -> None:
+        """Restart the server and send requests to its new address."""
+        assert self._restart is not None
+        self.base_url = await self._restart()
+
     async def _get(self, path: str, reply: type[ReplyT]) -> ReplyT:
         return _read(path, await self._call("GET", path, None), reply)
 
@@ -209,6 +238,8 @@ class VllmServer:
             except Transient as error:
                 if error.is_overload:
                     self._slots.halve(halvings)
+                elif self._has_answered:
+                    await self._monitor.check(error)
                 raise
             self._slots.grow()
         return _read(path, content, reply)
@@ -232,7 +263,7 @@ class VllmServer:
         except aiohttp.ClientConnectorError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise Transient("server_error", "too many open files (ulimit -n)", is_overload=True) from error
-            raise Unreachable("server_error", f"cannot connect ({error.strerror or error})") from error
+            raise Transient("server_error", f"cannot connect ({error.strerror or error})") from error
         except TimeoutError as error:
             raise Transient("timeout", f"no answer within {self._timeout.seconds:g} s", is_overload=True) from error
         except aiohttp.InvalidURL as error:

@@ -1,0 +1,131 @@
+"""A server that dies during a run: noticed within seconds, and restarted once if the program manages it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.answer_models import ComparativeJudgment
+from tests.fake_server import FakeServer, closes, status
+from tests.llm.engines.test_server import question
+from touche_llm.data import transport
+from touche_llm.errors import EngineError
+from touche_llm.llm.cache import Cache
+from touche_llm.llm.engines import health, vllm_process
+from touche_llm.llm.engines.base import EngineDeath
+from touche_llm.llm.engines.server import VllmServer
+from touche_llm.llm.model import AnsweredRequest, ModelClient
+from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
+from touche_llm.pipeline.engines import open_model
+
+Restart = Callable[[], Awaitable[str]]
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "_FIRST_WAIT", 0.01)
+    monkeypatch.setattr(health, "_DEAD_AFTER", 0.3)
+    monkeypatch.setattr(health, "_INTERVAL", 0.02)
+
+
+@asynccontextmanager
+async def client_of(server: FakeServer, path: Path, restart: Restart | None = None) -> AsyncIterator[ModelClient]:
+    """A client that retries for hours."""
+    async with VllmServer(
+        server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}, restart=restart
+    ) as engine:
+        info = await engine.connect(None, "", 20)
+        with Cache(path / "answers.sqlite") as cache:
+            yield ModelClient(engine_info=info, engine=engine, cache=cache, retry_for=36_000.0)
+
+
+async def send(model: ModelClient, text: str = "A question.") -> Any:
+    return await model.request(question(text), ComparativeJudgment)
+
+
+async def test_a_server_that_has_ended_stops_the_run_within_seconds(tmp_path: Path) -> None:
+    server = FakeServer()
+    async with AsyncExitStack() as running:
+        await running.enter_async_context(server.running())
+        async with client_of(server, tmp_path) as model:
+            assert isinstance(await send(model, "before"), AnsweredRequest)
+            await running.aclose()
+            async with asyncio.timeout(5):
+                results = await asyncio.gather(*(send(model, str(n)) for n in range(20)), return_exceptions=True)
+    for error in results:
+        assert isinstance(error, EngineError) and isinstance(error.__cause__, EngineDeath)
+        assert "cannot connect" in str(error) and "answers.sqlite" in str(error)
+
+
+async def test_a_server_that_reports_to_be_dead_stops_the_run(tmp_path: Path) -> None:
+    server = FakeServer(rest=status(500), health=[503] * 1000)
+    async with server.running(), client_of(server, tmp_path) as model:
+        async with asyncio.timeout(5):
+            with pytest.raises(EngineError, match="HTTP 500") as raised:
+                await send(model)
+    assert isinstance(raised.value.__cause__, EngineDeath)
+    assert len(server.bodies) == 1
+
+
+@pytest.mark.parametrize("statuses", [[200], [404], [503, 503, 200]])
+async def test_a_server_that_lives_or_recovers_is_sent_the_request_again(statuses: list[int], tmp_path: Path) -> None:
+    server = FakeServer([status(500), closes], health=statuses)
+    async with server.running(), client_of(server, tmp_path) as model:
+        assert isinstance(await send(model), AnsweredRequest)
+    assert (len(server.bodies), model.counts.retries, server.health) == (3, 2, [])
+
+
+async def test_a_slow_health_check_is_a_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("touche_llm.llm.engines.server._HEALTH_SECONDS", 0.0)
+    server = FakeServer([status(500)], health=[503] * 1000)
+    async with server.running(), client_of(server, tmp_path) as model:
+        assert isinstance(await send(model), AnsweredRequest)
+
+
+async def test_a_managed_server_is_restarted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = [FakeServer(), FakeServer()]
+    started: list[AsyncExitStack] = []
+    ended = 0
+
+    @asynccontextmanager
+    async def serve(*_: Any, **__: Any) -> AsyncIterator[str]:
+        nonlocal ended
+        server = servers[len(started)]
+        started.append(AsyncExitStack())
+        async with started[-1] as running:
+            await running.enter_async_context(server.running())
+            yield server.url
+        ended += 1
+
+    monkeypatch.setattr(vllm_process, "serve", serve)
+    folder = tmp_path / "fake"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    cache = CacheConfig(file=tmp_path / "answers.sqlite")
+    async with open_model(EngineConfig(name="managed", model=str(folder)), SamplingConfig(), cache) as model:
+        assert isinstance(await send(model, "before"), AnsweredRequest)
+        await started[0].aclose()
+        after = await asyncio.gather(*(send(model, str(n)) for n in range(20)))
+        assert all(isinstance(result, AnsweredRequest) for result in after)
+        assert ([len(server.bodies) for server in servers], ended, len(started)) == ([1, 20], 1, 2)
+        assert "restarted" in model.counts.problem
+        await started[1].aclose()
+        with pytest.raises(EngineError, match="again") as raised:
+            await send(model)
+    assert isinstance(raised.value.__cause__, EngineDeath)
+    assert (ended, len(started)) == (2, 2)
+
+
+async def test_a_restart_that_fails_stops_the_run(tmp_path: Path) -> None:
+    async def restart() -> str:
+        raise EngineError("vllm serve: ended with code 1")
+
+    server = FakeServer(rest=closes, health=[503] * 1000)
+    async with server.running(), client_of(server, tmp_path, restart) as model:
+        with pytest.raises(EngineError, match="code 1"):
+            await send(model)
