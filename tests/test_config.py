@@ -76,9 +76,8 @@ def test_what_is_no_name_of_an_engine_is_refused_not_translated(engine: object) 
 
 @pytest.mark.parametrize("options", [{"hf_token": "s3cret"}, {"max_model_len": 5}, {"enforce-eager": 1}])
 def test_options_of_vllm_that_are_secret_or_set_by_the_program_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError) as caught:
+    with raises_at(UsageError, "EngineConfig.options") as caught:
         EngineConfig(name="managed", options=options)
-    assert [error["loc"] for error in caught.value.errors()] == [("options",)]
     assert "s3cret" not in str(caught.value)
 
 
@@ -172,6 +171,7 @@ def test_a_written_configuration_reads_back_the_same(folder: Path, flags: dict[s
     ("text", "fragments"),
     [
         ("detph: 7", ["detph: no such name, did you mean depth?"]),
+        ("retriever: {depth: 1}", ["retriever.depth: no such name, did you mean depth?"]),
         ("retriever: {k2: 1}", ["retriever.k2: no such name, did you mean retriever.k1?"]),
         ("weights: {typo: 1}", ["weights.typo: no such name"]),
         ("1: x", ["1: "]),

@@ -198,7 +198,7 @@ class Config(Section):
                 "retriever.name: chatnoir searches web documents; use it for a task over these, without a corpus"
             )
         if (self.chatnoir is not None) is not (self.retriever.name == "chatnoir"):
-            raise ValueError("chatnoir: settings of a retriever that is not the chosen one; see --retriever")
+            raise ValueError("chatnoir: settings of a retriever that is not the chosen one; see `retriever.name`")
         if self.retriever.name == "elasticsearch":
             if task.sentence_question is not None:
                 raise ValueError(f"retriever.name: {self.task} ranks pairs of sentences; use bm25")
@@ -210,7 +210,7 @@ class Config(Section):
             if self.retriever.method != "lucene":
                 raise ValueError("retriever.method: Elasticsearch scores like Lucene; use lucene")
         if (self.elasticsearch is not None) is not (self.retriever.name == "elasticsearch"):
-            raise ValueError("elasticsearch: settings of a retriever that is not the chosen one; see --retriever")
+            raise ValueError("elasticsearch: settings of a retriever that is not the chosen one; see `retriever.name`")
         if self.stance is not None and task.stance_question is None:
             raise ValueError(f"stance: every document of {self.task} takes a side")
         if self.stance is not None:
@@ -372,7 +372,8 @@ def _describe_error(error: ErrorDetails) -> str:
         return f"{where}: missing; give --{where} or name it in the configuration"
     if kind == "extra_forbidden":
         known = [name for name, _ in list_fields(Config)]
-        near = get_close_matches(where, known, n=1) or [name for name in known if name.endswith(f".{place[-1]}")]
+        # A known name in another section is likelier than a misspelt one.
+        near = [name for name in known if name.rpartition(".")[2] == place[-1]] or get_close_matches(where, known, n=1)
         return f"{where}: no such name" + (f", did you mean {near[0]}?" if near else "")
     message = describe_problem(error)
     return f"{where}: {message}" if where else message

@@ -118,7 +118,7 @@ async def test_a_file_that_no_export_wrote_is_not_overwritten(waiting: Waiting) 
     found = await pending_requests("judge", config, out, None, Silent())
     for name in ("candidates.run.txt", "config.yaml"):
         before = (out / name).read_bytes()
-        with pytest.raises(UsageError, match="--overwrite"):
+        with pytest.raises(UsageError, match="`overwrite: true`"):
             write_requests(found, out, out / name, 1)
         assert (out / name).read_bytes() == before
 
@@ -130,9 +130,9 @@ async def test_requests_of_another_export_are_replaced_only_with_overwrite(waiti
     theirs = (out / "requests.jsonl").read_bytes().replace(b'"system"', b'"user"')
     for name in ("other.jsonl", "other-00002-of-00009.jsonl"):
         (out / name).write_bytes(theirs)
-        with pytest.raises(UsageError, match="--overwrite"):
+        with pytest.raises(UsageError, match="`overwrite: true`"):
             write_requests(found, out, other, 1)
-        with pytest.raises(UsageError, match="--overwrite"):
+        with pytest.raises(UsageError, match="`overwrite: true`"):
             write_requests(Export(found.batch, [], 0), out, other, 1)
         assert (out / name).read_bytes() == theirs
         assert write_requests(found, out, other, 1, overwrite=True) == [(other, len(requests))]

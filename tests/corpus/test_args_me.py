@@ -439,7 +439,7 @@ def test_the_real_arguments_are_read_as_literal_eval_reads_them() -> None:
 def test_passages_are_those_of_another_task(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "passages.jsonl"
     path.write_bytes(line)
-    with raises_at(DataError, path, "json_lines", "tasks list"):
+    with raises_at(DataError, path, "json_lines", "tasks list", "`task: NAME`"):
         list(read_arguments(path, lambda bad: None))
 
 

@@ -85,7 +85,10 @@ async def test_giving_up_says_that_the_server_asked_for_more_than_was_allowed(mo
     monkeypatch.setattr(transport, "_FIRST_WAIT", 0.001)
     with pytest.raises(Transient) as asked_for_more:
         await retry(Failing(1000, retry_after=25.0), 0.05, Transient, ignore)
-    assert asked_for_more.value.reason == "HTTP 429: busy (it requests a wait of 25 s, but --retry-for is 0.05 s)"
+    assert (
+        asked_for_more.value.reason
+        == "HTTP 429: busy (it requests a wait of 25 s, but requests are retried for 0.05 s)"
+    )
     with pytest.raises(Transient) as asked_for_nothing:
         await retry(Failing(1000, retry_after=None), 0.05, Transient, ignore)
     assert asked_for_nothing.value.reason == "HTTP 429: busy"

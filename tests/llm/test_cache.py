@@ -169,7 +169,7 @@ def test_a_path_that_cannot_be_created_is_named(tmp_path: Path) -> None:
 
 
 def test_replay_needs_an_existing_cache(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--cache") as raised:
+    with pytest.raises(UsageError, match=r"`cache\.file`") as raised:
         Cache(tmp_path / "c.sqlite", CacheMode.REPLAY)
     assert raised.value.location == str(tmp_path / "c.sqlite")
     assert not list(tmp_path.iterdir())

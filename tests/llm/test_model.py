@@ -143,7 +143,7 @@ async def test_text_without_sentences_is_truncated_at_a_word(tmp_path: Path) -> 
 async def test_a_prompt_that_leaves_no_room_is_an_error(tmp_path: Path) -> None:
     with Cache(tmp_path / "c.sqlite") as cache:
         model, _ = model_with(cache, 80)
-        with pytest.raises(PromptError, match=r"\b30\b.*--context") as raised:
+        with pytest.raises(PromptError, match=r"\b30\b.*`engine.context`") as raised:
             await model.request_truncated(request_about, SENTENCES, ComparativeJudgment)
     assert raised.value.location == "prompt comparative/judge, topic 7, document doc"
 
@@ -251,7 +251,7 @@ async def test_passages_without_room_are_an_error(tmp_path: Path) -> None:
     with Cache(tmp_path / "c.sqlite") as cache:
         model, _ = model_with(cache, 80)
         for page in (PAGE, ARGUMENT, "\n"):
-            with pytest.raises(PromptError, match=r"\b30\b.*--context"):
+            with pytest.raises(PromptError, match=r"\b30\b.*`engine.context`"):
                 await model.request_truncated(
                     request_about, rank_passages(page, TOPIC, Analyzer()), ComparativeJudgment
                 )

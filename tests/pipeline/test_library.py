@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 import touche_llm as tl
+from tests.expect import raises_at
 from tests.fake_server import FakeServer
 from tests.sample_runs import Silent, config_for
 from touche_llm.cli.demo import SAMPLES, sample_config
@@ -148,7 +149,7 @@ def test_wrong_use_is_named(topics: list[tl.Topic], corpus: Any) -> None:
             assert caught.value.location == location
     with pytest.raises(tl.UsageError) as caught:
         tl.LanguageModel(cache_mode="sometimes")
-    assert caught.value.location == "cache_mode"
+    assert caught.value.location == "cache.mode"
     with pytest.raises(tl.UsageError):
         tl.open_corpus(task="comparative")
     with pytest.raises(tl.UsageError) as caught:
@@ -192,16 +193,45 @@ def test_an_argument_of_another_kind_is_named(
 def test_settings_are_checked_with_the_name_of_the_argument(topics: list[tl.Topic], corpus: Any) -> None:
     for make, location in (
         (lambda: tl.LanguageModel("nohost"), "engine.base_url"),
+        (lambda: tl.LanguageModel(cache=3), "cache.file"),  # type: ignore[arg-type]
+        (lambda: tl.EngineConfig(concurrency="auto"), "EngineConfig.concurrency"),
+        (lambda: tl.RankOptions(weights={"relevance": -1.0}), "RankOptions.weights.relevance"),
+        (lambda: tl.open_corpus(task="comparative", search_engine={}), "search_engine"),  # type: ignore[arg-type]
         (lambda: tl.LanguageModel(sampling={"temperature": -1}), "sampling.temperature"),  # type: ignore[arg-type]
         (lambda: tl.open_corpus("x", task="comparative", retriever="bm25"), "retriever"),  # type: ignore[arg-type]
     ):
         with pytest.raises(tl.UsageError) as caught:
             make()
         assert caught.value.location == location
-    with pytest.raises(ValueError):
-        tl.RankOptions(weights={"relevance": -1.0})
     with pytest.raises(tl.UsageError):
         tl.evaluate(tl.retrieve(topics, corpus), None)  # type: ignore[arg-type]
+
+
+def test_an_unknown_setting_is_named_with_the_known_ones() -> None:
+    with raises_at(tl.UsageError, "engine.modl", "concurrency", "retry_for"):
+        tl.LanguageModel(engine={"modl": "tiny"})  # type: ignore[arg-type]
+    with raises_at(tl.UsageError, "RankOptions.settings.fusion.j", "method", "k"):
+        tl.RankOptions(settings={"fusion": {"j": 1}})
+
+
+@pytest.mark.parametrize("mode", ["reuse", "replay"])
+def test_a_folder_is_no_cache(mode: str, tmp_path: Path) -> None:
+    with raises_at(tl.UsageError, tmp_path, "`cache.file`"), tl.LanguageModel(cache=tmp_path, cache_mode=mode):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("frame", "values"),
+    [
+        (pd.DataFrame(), ["topic", "document", "rank or score", "no columns"]),
+        (pd.DataFrame({"topic": ["1"], 7: ["a"]}), ["document", "rank or score", "7"]),
+    ],
+)
+def test_a_frame_without_the_columns_names_those_it_lacks_and_those_it_has(
+    frame: pd.DataFrame, values: list[str], topics: list[tl.Topic], corpus: Any
+) -> None:
+    with raises_at(tl.DataError, "frame", *values):
+        tl.Candidates.from_frame(frame, topics, corpus)
 
 
 def test_a_topic_given_twice_and_a_closed_corpus_are_refused(topics: list[tl.Topic], corpus: Any) -> None:

@@ -181,7 +181,7 @@ async def test_one_field_without_probabilities_makes_the_whole_judgment_plain(tm
 async def test_a_first_stage_that_finds_nothing_says_why(tmp_path: Path) -> None:
     (tmp_path / "same.jsonl").write_text('{"id": "a", "contents": "heat pump"}\n{"id": "b", "contents": "heat pump"}\n')
     config = config_for(tmp_path, corpus=tmp_path / "same.jsonl", topic=("3",))
-    with pytest.raises(DataError, match="found nothing for any topic.*--retriever okapi"):
+    with pytest.raises(DataError, match="found nothing for any topic.*`retriever.name: okapi`"):
         await retrieve_stage(config, tmp_path / "out", Silent())
 
 

@@ -110,7 +110,7 @@ async def test_replay_wants_to_know_which_context_documents_were_cut_to(tmp_path
     assert [each["context"] for each in cut] == [8192, 5000]
     assert cut[0]["documents cut"] < cut[1]["documents cut"]
     replay = config_for(tmp_path, topic=("3",), cache__mode="replay")
-    with pytest.raises(UsageError, match="contexts of 5000, 8192 tokens.*--context"):
+    with pytest.raises(UsageError, match="contexts of 5000, 8192 tokens.*`engine.context`"):
         await pipeline.run_all(replay, tmp_path / "out", Silent())
     for length in (8192, 5000):
         engine = replay.engine.model_copy(update={"context": length})
@@ -231,7 +231,7 @@ async def test_a_run_with_failures_is_replayed_whole_and_sends_them_again_only_o
 async def test_failures_cannot_be_retried_in_replay(tmp_path: Path) -> None:
     await run_on(FakeServer(), config_for(tmp_path, topic=("3",), depth=2), tmp_path / "out")
     config = config_for(tmp_path, topic=("3",), depth=2, cache__mode="replay", cache__retry_failures=True)
-    with pytest.raises(UsageError, match="--retry-failures"):
+    with pytest.raises(UsageError, match=r"cache\.retry_failures"):
         await pipeline.run_all(config, tmp_path / "out", Silent())
 
 

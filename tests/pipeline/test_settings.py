@@ -376,7 +376,7 @@ async def test_judging_deeper_than_the_first_stage_is_refused_and_less_deep_is_r
     server = FakeServer()
     async with server.running():
         deeper = short(tmp_path, depth=5, engine__base_url=server.url)
-        with pytest.raises(UsageError, match="--depth 4"):
+        with pytest.raises(UsageError, match="`depth: 4`"):
             await pipeline.run_judge(deeper, out, Silent())
         assert server.bodies == []
         fewer = short(tmp_path, depth=2, engine__base_url=server.url)

@@ -335,7 +335,7 @@ async def test_more_documents_than_a_run_may_hold_judgments_are_refused_before_a
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stages, "MAX_JUDGMENTS", 2)
-    with pytest.raises(UsageError, match="--depth 2"):
+    with pytest.raises(UsageError, match="`depth: 2`"):
         await judged(heating(tmp_path), tmp_path / "out", Judge(FIRST_PLEASE, FIRST_PLEASE))
     assert not (tmp_path / "out" / "judgments.jsonl").exists()
     monkeypatch.setattr(stages, "MAX_JUDGMENTS", 3)

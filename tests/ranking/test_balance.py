@@ -5,10 +5,10 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from tests.ranking.fake_comparer import ids
 from touche_llm.data.records import ScoredDocument
+from touche_llm.errors import UsageError
 from touche_llm.ranking.balance import BalanceSettings, balance
 
 SIDES = ("PRO", "CON")
@@ -113,7 +113,7 @@ def test_documents_without_a_judgment_of_their_own_are_balanced_like_others() ->
 
 def test_the_margin_is_a_number_from_zero_on_and_places_from_one() -> None:
     for margin in (-0.1, float("nan")):
-        with pytest.raises(ValidationError):
+        with pytest.raises(UsageError):
             BalanceSettings(margin=margin)
-    with pytest.raises(ValidationError):
+    with pytest.raises(UsageError):
         BalanceSettings(places=0)

@@ -397,7 +397,7 @@ async def test_of_pages_excerpts_are_shown_that_fit() -> None:
 
 async def test_a_prompt_that_leaves_no_room_names_the_topic_the_step_and_what_to_do() -> None:
     comparer = comparer_for(StrictEngine(first_shown, await prompt_size()))
-    with raises_at(PromptError, "prompt comparative/order, topic 7", "--context", "listwise:20"):
+    with raises_at(PromptError, "prompt comparative/order, topic 7", "`engine.context`", "listwise:20"):
         await comparer.order(["a", "b", "c"])
 
 

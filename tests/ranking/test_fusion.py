@@ -6,7 +6,6 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from tests.expect import raises_at
 from touche_llm.data.records import Candidate, ScoredDocument
@@ -171,7 +170,7 @@ def test_a_document_twice_in_a_ranking_is_named(method: Method) -> None:
 def test_a_constant_that_is_no_number_from_0_on_is_refused(k: float) -> None:
     with raises_at(UsageError, "k", f"{k}"):
         fuse_reciprocal_ranks([ranking("a")], [1], k)
-    with pytest.raises(ValidationError):
+    with pytest.raises(UsageError):
         FusionSettings(k=k)
 
 
@@ -223,7 +222,7 @@ def test_no_q0_is_mixed_into_a_run_with_stances() -> None:
     assert stances("sentence_pairs") == ([("a", "PRO")], 0, 4)
     # What is left out takes no place, and what the depth cuts off is not counted.
     assert stances("sentence_pairs", 1) == ([("a", "PRO")], 0, 2)
-    with raises_at(UsageError, "topic 1, document c", "--task"):
+    with raises_at(UsageError, "topic 1, document c", "`task: NAME`"):
         fuse_runs(runs, [1, 1], RRF, task=None, depth=10, tag="t")
 
 

@@ -6,9 +6,9 @@ from itertools import combinations, permutations
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from tests.ranking.fake_comparer import FakeComparer, Shown, at_random, by_worth, check_scores, ids, names
+from touche_llm.errors import UsageError
 from touche_llm.ranking.listwise import ListwiseSettings, find_central_ranking, rerank
 
 SEVERAL = st.integers(1, 5).flatmap(lambda size: st.lists(st.permutations("abcde"[:size]), min_size=1, max_size=5))
@@ -159,5 +159,5 @@ def test_the_central_ranking_is_not_always_one_of_those_given() -> None:
 
 def test_windows_that_do_not_overlap_are_refused() -> None:
     for chosen in ({"window": 5, "stride": 5}, {"window": 27}, {"shuffles": 0}, {"window": 1}):
-        with pytest.raises(ValidationError):
+        with pytest.raises(UsageError):
             ListwiseSettings(**chosen)

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from tests.ranking.fake_comparer import FakeComparer, Shown, at_random, by_worth, check_scores, ids, names
 from touche_llm.data.records import ScoredDocument
+from touche_llm.errors import UsageError
 from touche_llm.ranking import setwise
 from touche_llm.ranking.comparer import Comparer
 from touche_llm.ranking.setwise import SetwiseSettings
@@ -82,7 +82,7 @@ async def test_a_question_shows_one_document_and_at_most_so_many_children(rerank
 
 @pytest.mark.parametrize("children", [0, 20])
 def test_a_node_has_children_and_no_more_than_an_engine_tells_the_probabilities_of(children: int) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(UsageError):
         SetwiseSettings(children=children)
 
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from tests.ranking.fake_comparer import Best, FakeComparer, at_random, by_worth, check_scores, ids, names
+from touche_llm.errors import UsageError
 from touche_llm.ranking.sliding import SlidingSettings, rerank
 
 
@@ -77,5 +77,5 @@ async def test_the_next_pass_begins_while_the_one_before_waits() -> None:
 
 
 def test_at_least_one_pass_is_made() -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(UsageError):
         SlidingSettings(passes=0)

@@ -121,7 +121,10 @@ def _describe_error(error: Exception) -> str | None:
     """Return the message of an expected error; None for a bug."""
     match error:
         case ToucheError():
-            return "\n".join((str(error), *getattr(error, "__notes__", ())))
+            # Imported here because it loads the configuration.
+            from touche_llm.cli.setting_options import name_options
+
+            return "\n".join((name_options(str(error)), *getattr(error, "__notes__", ())))
         case OSError():
             return to_printable(describe_os_error(error))
         case UnicodeEncodeError():

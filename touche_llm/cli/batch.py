@@ -20,12 +20,12 @@ from touche_llm.cli import setting_options as s
 from touche_llm.cli import stages
 from touche_llm.cli.command import RENAMED_OPTIONS
 from touche_llm.cli.output import Format, FormatOption, print_result, print_rows, say
+from touche_llm.cli.progress import CommandProgress
 from touche_llm.config import Config
 from touche_llm.data.files import check_output
 from touche_llm.errors import UsageError, to_printable
 from touche_llm.llm.engines.vllm_common import build_start_options
 from touche_llm.llm.settings import EngineConfig, Runner
-from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.run_lock import lock_run
 from touche_llm.pipeline.settings import DELIVERY, OF_STAGE, is_one_of
 from touche_llm.pipeline.stages import StageName
@@ -84,7 +84,7 @@ def export(
     the last one.
     """
     _reject_foreign_options(stage, context)
-    progress = ConsoleProgress()
+    progress = CommandProgress()
     if stage == "retrieve":
         out.mkdir(parents=True, exist_ok=True)
     with lock_run(out, f"batch export {stage}", progress.warn):
@@ -155,7 +155,7 @@ def import_(
 
     Exit code 3 if some hold no usable answer; the next export sends their requests again.
     """
-    progress = ConsoleProgress()
+    progress = CommandProgress()
     with lock_run(out, "batch import", progress.warn):
         batch = read_batch(out)
         done = stages.run_requests(batch.config, import_replies(batch, out, responses, progress))

@@ -10,6 +10,7 @@ import typer
 
 from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
+from touche_llm.cli.progress import CommandProgress
 from touche_llm.cli.tables import Column, show_table
 from touche_llm.data.files import check_output
 from touche_llm.errors import UsageError, shorten
@@ -23,7 +24,6 @@ from touche_llm.evaluation.calibration import (
 )
 from touche_llm.evaluation.qrels import STANCE, read_qrels
 from touche_llm.judging.stance import read_settings, write_thresholds
-from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
@@ -88,7 +88,7 @@ def calibrate(
 
 
 def _warn_of_unused(examples: CalibrationSet) -> None:
-    warn = ConsoleProgress().warn
+    warn = CommandProgress().warn
     if examples.without:
         warn(
             f"judged documents without probabilities in the run, not used: {len(examples.without):,} "

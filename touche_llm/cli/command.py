@@ -10,9 +10,10 @@ from copy import copy
 from typing import Annotated, Any, get_args
 
 import typer
+from pydantic import ValidationError
 from typer.core import TyperCommand, TyperGroup
 
-from touche_llm.data.settings import Panel
+from touche_llm.data.settings import Panel, describe_problem
 from touche_llm.errors import BadLine, UsageError
 
 # Error of the option parser; its class has no public name of its own.
@@ -171,7 +172,9 @@ def describe_parser_error(error: Any) -> str:
         near = ", ".join(error.possibilities or ())
         problem = f"{option}: no such option" + (f"; did you mean {near}" if near else "")
     elif parameter is not None:
-        problem = f"{max(parameter.opts, key=len)}: {error.message}"
+        invalid = error.__cause__
+        message = describe_problem(invalid.errors()[0]) if isinstance(invalid, ValidationError) else error.message
+        problem = f"{max(parameter.opts, key=len)}: {message}"
     else:
         problem = error.format_message()
     return f"{problem.rstrip('.')}; see {command} --help"

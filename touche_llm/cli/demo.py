@@ -14,12 +14,12 @@ import typer
 from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
+from touche_llm.cli.progress import CommandProgress
 from touche_llm.cli.rankings import list_rows, read_run_topics, show_rankings
 from touche_llm.config import Config, load_config
 from touche_llm.integrations.tira import detect_input
 from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline import run_files
-from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.tasks import TASKS, get_task
 
 SAMPLES = Path(__file__).parent.parent / "samples"
@@ -44,7 +44,7 @@ def demo(
         if output is Format.TABLE:
             print(f"{TASKS[name].title}\n")
         config = sample_config(name, out / name, {})
-        asyncio.run(pipeline.run_all(config, out / name, ConsoleProgress(), overwrite=overwrite))
+        asyncio.run(pipeline.run_all(config, out / name, CommandProgress(), overwrite=overwrite))
         known, by_id = get_task(name), read_run_topics(out / name, config)
         ranked = list_rows(out / name, config, known, by_id, _SHOWN_RANKS)
         if output is Format.TABLE:

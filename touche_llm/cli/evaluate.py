@@ -13,12 +13,12 @@ import typer
 from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption
+from touche_llm.cli.progress import CommandProgress
 from touche_llm.cli.standings import show_standings, standings
 from touche_llm.cli.tables import Column, format_interval, format_value, show_lines, show_table
 from touche_llm.errors import DataError, UsageError, describe_os_error
 from touche_llm.evaluation.measures import describe_coverage
 from touche_llm.evaluation.qrels import STANCE
-from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.recorded_evaluation import record_evaluation
 from touche_llm.pipeline.run_directory import RunDirectory, find_task
 from touche_llm.tasks.base import Task
@@ -106,7 +106,7 @@ def _record(given: Sequence[m.Given], evaluations: Sequence[Evaluation], task: T
     for run, evaluation in zip(given, evaluations, strict=True):
         if run.folder is None or run.first_stage:
             continue
-        directory, warn = RunDirectory(run.folder), ConsoleProgress().warn
+        directory, warn = RunDirectory(run.folder), CommandProgress().warn
         rows = evaluation.summary().to_dict(orient="records")
         try:
             with directory.lock("evaluate", warn):

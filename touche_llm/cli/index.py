@@ -6,9 +6,9 @@ import asyncio
 
 from touche_llm.cli import setting_options as s
 from touche_llm.cli.output import Format, FormatOption, print_result
+from touche_llm.cli.progress import CommandProgress
 from touche_llm.errors import UsageError
 from touche_llm.pipeline.corpora import open_local_corpus
-from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.retrieval.elasticsearch.load import load_corpus
 from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
 from touche_llm.retrieval.settings import RetrieverConfig
@@ -39,7 +39,7 @@ def index(given: s.Given, values: s.SetOption = None, output: FormatOption = For
     if is_elastic or values:
         raise UsageError("--elasticsearch, --elasticsearch-index, --set: only with --retriever elasticsearch")
     settings, skip = s.validate(RetrieverConfig, given, "retriever"), given.get("skip_bad_lines", False)
-    warn = ConsoleProgress().warn
+    warn = CommandProgress().warn
     with open_local_corpus(
         corpus, given.get("index"), task, skip_bad_lines=skip, warn=warn, retriever=settings
     ) as opened:
@@ -70,7 +70,7 @@ def _load_elasticsearch(task: Task, given: s.Given, values: list[str], output: F
         k1=bm25.k1,
         b=bm25.b,
         skip_bad_lines=given.get("skip_bad_lines", False),
-        warn=ConsoleProgress().warn,
+        warn=CommandProgress().warn,
     )
     documents = asyncio.run(load).documents
     sentence = f"{documents:,} documents of {corpus} are in {settings.url}, index {settings.index}"

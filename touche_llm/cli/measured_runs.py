@@ -14,12 +14,12 @@ import typer
 from rich.cells import cell_len
 
 from touche_llm.cli.output import Format, print_rows
+from touche_llm.cli.progress import CommandProgress
 from touche_llm.cli.tables import show_lines
 from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.errors import DataError, UsageError, to_printable
 from touche_llm.evaluation.notes import describe_fitted, describe_limits
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
-from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.recorded_evaluation import find_known_qrels
 from touche_llm.pipeline.run_directory import RunDirectory, find_run_directory, find_run_file
 from touche_llm.pipeline.run_files import RUN
@@ -73,7 +73,7 @@ def find_qrels_files(task: Task, runs: Iterable[Path], given: Mapping[str, Path]
     known = find_known_qrels(filter(None, map(find_run_directory, runs)), task)
     if known:
         options = " ".join(f"--{aspect} {shorten_path(path)}" for aspect, path in known.items())
-        ConsoleProgress().warn(f"qrels of the last evaluation: {options}")
+        CommandProgress().warn(f"qrels of the last evaluation: {options}")
     return known
 
 
@@ -253,7 +253,7 @@ def print_notes(qrels: Qrels, evaluations: Sequence[Evaluation], runs: Iterable[
             notes.append(f"{each.name}: imputed stances, for lack of a usable answer: {imputed:,}")
     sys.stdout.flush()
     for note in notes:
-        ConsoleProgress().warn(note)
+        CommandProgress().warn(note)
 
 
 def group_by_aspect(rows: DataFrame) -> list[tuple[str, list[Any]]]:

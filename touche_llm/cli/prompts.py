@@ -14,6 +14,7 @@ from touche_llm.cli import options as o
 from touche_llm.cli import prompts_compare, prompts_copy, prompts_render, prompts_try
 from touche_llm.cli import setting_options as s
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
+from touche_llm.cli.progress import CommandProgress
 from touche_llm.cli.prompts_render import NameArgument, TokenizerOption
 from touche_llm.cli.tables import TEXT_WIDTH, Column, show_lines, show_table
 from touche_llm.data.records import Topic
@@ -25,7 +26,6 @@ from touche_llm.llm.settings import CacheConfig, SamplingConfig
 from touche_llm.llm.tokenizer import ChatTokenizer
 from touche_llm.pipeline.context import check_examples
 from touche_llm.pipeline.corpora import LocalCorpus, open_local_corpus
-from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.prompt_lab.lint import CheckedPrompt, Finding, Share, check, detect_changed_text
 from touche_llm.prompt_lab.material import make_invented_material, take_corpus_material
 from touche_llm.prompt_lab.prefix_sharing import Count, estimate
@@ -141,7 +141,7 @@ def check_(
         o.require_cache(cache)
     count = _make_counter(tokenizer)
     read = [] if topics is None else read_topics(topics)
-    warn = ConsoleProgress().warn
+    warn = CommandProgress().warn
     if names:
         found = [find_prompt(tasks[0], name, folder) for name in names]
     else:

@@ -13,13 +13,13 @@ from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
+from touche_llm.cli.progress import CommandProgress
 from touche_llm.cli.stages import FAILURES_EXIT, print_failures, run_requests
 from touche_llm.cli.tables import TEXT_WIDTH, Column, format_interval, format_value, show_lines, show_table
 from touche_llm.config import Config
 from touche_llm.data.files import check_output
 from touche_llm.errors import UsageError, to_printable
 from touche_llm.evaluation.qrels import Qrels, read_qrels
-from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.settings import INPUTS
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def compare(
     from touche_llm.prompt_lab.sample import Plan
 
     qrels = read_qrels(qrels_files, config.task)
-    progress = ConsoleProgress()
+    progress = CommandProgress()
     for note in qrels.notes():
         progress.warn(note)
     plan = Plan(sample, sample_seed, sample_file, split, confirm, texts=html is not None)

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from touche_llm.cli import setting_options as s
 from touche_llm.cli.output import Format, FormatOption, print_rows
+from touche_llm.cli.progress import CommandProgress
 from touche_llm.config import Config
 from touche_llm.data.records import Cut
 from touche_llm.errors import to_printable
@@ -22,7 +23,7 @@ from touche_llm.llm.model import ModelClient
 from touche_llm.llm.tokenizer import ChatTokenizer
 from touche_llm.pipeline.context import RunContext, make_request_builder
 from touche_llm.pipeline.engines import assume_engine_info
-from touche_llm.pipeline.progress import ConsoleProgress
+from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.settings import DELIVERY, INPUTS
 from touche_llm.prompt_lab.prefix_sharing import (
     MeasuringEngine,
@@ -93,7 +94,7 @@ def render(
     cache holds the counts, otherwise by the tokeniser or an estimate.
     """
     counting = None if tokenizer is None else ChatTokenizer(tokenizer, config.sampling.chat_template_kwargs)
-    progress = ConsoleProgress()
+    progress = CommandProgress()
     with RunContext(config, progress) as run:
         trial = TrialContext(run, name, tuple(documents or ()))
         prompt, found = asyncio.run(_render(trial, counting, progress))
@@ -110,7 +111,7 @@ def render(
 
 
 async def _render(
-    context: TrialContext, tokenizer: ChatTokenizer | None, progress: ConsoleProgress
+    context: TrialContext, tokenizer: ChatTokenizer | None, progress: Progress
 ) -> tuple[Prompt, list[tuple[tuple[str, ...], list[PromptPart]]]]:
     """Return the prompt, and for each request its documents and its parts."""
     config = context.run.config

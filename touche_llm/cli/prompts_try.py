@@ -13,6 +13,7 @@ import typer
 from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
 from touche_llm.cli.output import Format, FormatOption, print_rows
+from touche_llm.cli.progress import CommandProgress
 from touche_llm.cli.prompts_render import (
     NO_INDEX,
     OF_TRIAL,
@@ -31,7 +32,6 @@ from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
 from touche_llm.llm.model import AnsweredRequest
 from touche_llm.pipeline.context import RunContext, check_examples, make_request_builder
 from touche_llm.pipeline.engines import open_model
-from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.prompt_lab.trial import Subject, Trial, TrialContext, ask, find_best_documents
 from touche_llm.prompt_lab.watch import FileChanges
 from touche_llm.prompts.catalog import find_prompt
@@ -70,7 +70,7 @@ def try_(
     if watch and output is not Format.TABLE:
         raise UsageError("--watch: prints for people only; leave --format out")
     qrels = read_qrels(qrels_files, config.task) if qrels_files else None
-    with RunContext(config, ConsoleProgress()) as run:
+    with RunContext(config, CommandProgress()) as run:
         trial = TrialContext(run, name, tuple(documents or ()))
         if watch:
             try:

@@ -10,8 +10,8 @@ import typer
 from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, print_result
+from touche_llm.cli.progress import CommandProgress
 from touche_llm.data.files import check_output
-from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.run_directory import RunDirectory, is_page
 from touche_llm.pipeline.run_files import REPORT
 from touche_llm.tasks import get_task
@@ -49,7 +49,7 @@ def report(
     qrels = m.require_qrels(task, known) if known else None
     found = gather_report(run_dir, qrels, top, run_topics=run_topics)
     for note in found.notes:
-        ConsoleProgress().warn(note)
+        CommandProgress().warn(note)
     size = write_page(render_report(found), target)
     sentence = f"report: {target} ({len(found.topics):,} topics, {size:,} bytes)"
     print_result(output, sentence, {"file": target, "topics": len(found.topics), "bytes": size})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import wraps
@@ -170,6 +171,12 @@ def takes_settings(*settings: str, without: Collection[str] = ()) -> Callable[[C
     return decorate
 
 
+_SETTINGS = {name for name, _ in list_fields(Config)}
+# Arguments of the library that are options of commands, but no settings.
+_ARGUMENTS = ("overwrite",)
+# A dotted setting in a message of the library, or any setting or argument with its value; other words are commands.
+_NAMED = re.compile(r"`(?=[^`]*[.:])([a-z][a-z0-9_.]*)(?:: ([^`\n]+))?`")
+
 Complete = Callable[[Given, Mapping[str, Any]], None]
 
 
@@ -280,6 +287,30 @@ def set_values(given: list[str], command: str) -> dict[str, Any]:
         if values[name] is None:
             raise UsageError(f"{where}: has no value; to unset it, leave it out of a configuration file")
     return values
+
+
+def name_options(text: str) -> str:
+    """Return a message of the library with options in place of the settings and arguments that it names.
+
+    `engine.context` becomes --context, `cache.mode: reuse` --cache-mode reuse, and a setting without an option
+    --set NAME=VALUE.
+    """
+    location, separator, rest = text.partition(": ")
+    if separator and "." in location and location in OPTIONS:
+        text = f"{OPTIONS[location].flag}: {rest}"
+    return _NAMED.sub(_name_option, text)
+
+
+def _name_option(match: re.Match[str]) -> str:
+    name, value = match[1], match[2]
+    if name in OPTIONS and OPTIONS[name].kind is bool:
+        flag, _, negation = OPTIONS[name].option.flag.partition("/")
+        return negation if value == "false" else flag
+    if name in OPTIONS:
+        return OPTIONS[name].flag + (f" {value}" if value else "")
+    if name in _ARGUMENTS:
+        return f"--{name}"
+    return f"--set {name}={value or '…'}" if name in _SETTINGS else match[0]
 
 
 def validate(model: type[ModelT], values: Mapping[str, Any], section: str) -> ModelT:

@@ -18,6 +18,7 @@ from touche_llm.cli import options as o
 from touche_llm.cli import setting_options as s
 from touche_llm.cli.costs import print_cost
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
+from touche_llm.cli.progress import CommandProgress
 from touche_llm.cli.show import show_summary
 from touche_llm.config import Config
 from touche_llm.data.files import read_records
@@ -29,7 +30,6 @@ from touche_llm.llm.model import NOTHING_LOST, LostRequests
 from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline import run_files
 from touche_llm.pipeline.dry_run import estimate_cost
-from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.run_directory import RunDirectory
 from touche_llm.pipeline.settings import OF_STAGE
 from touche_llm.pipeline.stages import StageName, count_by_kind
@@ -54,7 +54,7 @@ def retrieve(
         show_cost(output, config, None, ("retrieve",))
         return
     lost = _answer("retrieve", config, out, overwrite=overwrite)
-    found = run_requests(config, pipeline.run_retrieve(config, out, ConsoleProgress(), overwrite=overwrite, lost=lost))
+    found = run_requests(config, pipeline.run_retrieve(config, out, CommandProgress(), overwrite=overwrite, lost=lost))
     file = RunDirectory(out).first_stage_file(found.task)
     print_written(output, f"candidates: {file}", file, {"failures": len(found.failures)})
     report_failures(output, out, found.failures)
@@ -73,7 +73,7 @@ def judge(
         show_cost(output, config, out, ("judge",))
         return
     lost = _answer("judge", config, out, overwrite=overwrite)
-    outcome = run_requests(config, pipeline.run_judge(config, out, ConsoleProgress(), overwrite=overwrite, lost=lost))
+    outcome = run_requests(config, pipeline.run_judge(config, out, CommandProgress(), overwrite=overwrite, lost=lost))
     file = out / run_files.JUDGMENTS
     print_written(output, f"judgments: {file}", file, {"failures": len(outcome.failures)})
     report_failures(output, out, outcome.failures)
@@ -91,7 +91,7 @@ def rank(
         show_cost(output, config, out, ("rank",))
         return
     lost = _answer("rank", config, out)
-    ranking = run_requests(config, pipeline.run_rank(config, out, ConsoleProgress(), lost=lost))
+    ranking = run_requests(config, pipeline.run_rank(config, out, CommandProgress(), lost=lost))
     file = out / run_files.RUN
     counts = {"imputed": ranking.imputed, "failures": len(ranking.failures)}
     print_written(output, f"run: {file} ({len(ranking.lines):,} lines)", file, counts)
@@ -118,7 +118,7 @@ def run(
         return
     started = time.monotonic()
     run_stages = run_by_files if config.engine.name == "batch" else pipeline.run_all
-    outcome = run_requests(config, run_stages(config, out, ConsoleProgress(), overwrite=overwrite))
+    outcome = run_requests(config, run_stages(config, out, CommandProgress(), overwrite=overwrite))
     file = out / run_files.RUN
     counts = {"judgments": outcome.judgments.requested, "failures": len(outcome.failures)}
     print_written(output, f"run: {file} ({outcome.judgments.requested:,} judgments)", file, counts)
@@ -130,12 +130,12 @@ def _answer(stage: StageName, config: Config, out: Path, *, overwrite: bool = Fa
     """Answer the requests of a stage by batch files if the engine is `batch`; return those without an answer."""
     if config.engine.name != "batch":
         return NOTHING_LOST
-    return run_requests(config, answer_stage(stage, config, out, ConsoleProgress(), overwrite=overwrite))
+    return run_requests(config, answer_stage(stage, config, out, CommandProgress(), overwrite=overwrite))
 
 
 def show_cost(output: Format, config: Config, folder: Path | None, stages: tuple[StageName, ...]) -> None:
     """Print an estimate of what stages would send."""
-    print_cost(output, config, run_requests(config, estimate_cost(config, folder, stages, ConsoleProgress())), stages)
+    print_cost(output, config, run_requests(config, estimate_cost(config, folder, stages, CommandProgress())), stages)
 
 
 def print_written(output: Format, sentence: str, file: Path, counts: Mapping[str, int]) -> None:

@@ -12,12 +12,12 @@ import typer
 from touche_llm.cli import measured_runs as m
 from touche_llm.cli import setting_options as s
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
+from touche_llm.cli.progress import CommandProgress
 from touche_llm.cli.tables import show_lines
 from touche_llm.data.topics import read_topics
 from touche_llm.data.trec_runs import read_candidates
 from touche_llm.evaluation.run_validation import RunProblem, validate_run
 from touche_llm.pipeline.corpora import open_local_corpus
-from touche_llm.pipeline.progress import ConsoleProgress
 from touche_llm.pipeline.run_directory import find_run_file, find_task
 from touche_llm.tasks.base import Task
 
@@ -50,7 +50,7 @@ def validate(
         problems = validate_run(run, known, topic_ids=topic_ids)
     else:
         with open_local_corpus(
-            corpus, index, known, skip_bad_lines=given.get("skip_bad_lines", False), warn=ConsoleProgress().warn
+            corpus, index, known, skip_bad_lines=given.get("skip_bad_lines", False), warn=CommandProgress().warn
         ) as opened:
             unknown = opened.documents.find_unknown
             problems = validate_run(run, known, topic_ids=topic_ids, unknown_documents=unknown)

@@ -159,7 +159,8 @@ def _read_rows(path: Path) -> Iterator[tuple[int, list[str] | BadLine]]:
             hint = "is this args_processed_04_01.csv?"
             if lines.begins_with_json:
                 hint = (
-                    "it begins with a JSON object: give a --task with the reader json_lines (`touche-llm tasks list`)"
+                    "it begins with a JSON object: give `task: NAME` with the reader json_lines (`touche-llm tasks "
+                    "list`)"
                 )
             raise DataError(f"{path}: does not begin with {','.join(HEADER)}; {hint}")
         header_seen = True

@@ -45,7 +45,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     for line, raw in read_lines(path, MAX_LINE):
         if line == 1 and (raw.startswith(_ARGUMENTS) or raw[257:262] == _TAR):
             raise DataError(
-                f"{path}: looks like the arguments of args.me, but this task needs JSON Lines; give a --task with "
+                f"{path}: looks like the arguments of args.me, but this task needs JSON Lines; give `task: NAME` with "
                 "the reader args_me (`touche-llm tasks list`)"
             )
         yield line, raw

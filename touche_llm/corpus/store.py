@@ -306,7 +306,7 @@ def _why_stale(manifest: StoreManifest, corpus: Path, folder: Path, skip_bad_lin
             raise UsageError(f"{folder}: holds the index of {manifest.corpus}, not of {corpus}; choose another folder")
         return f"{corpus} changed since it was indexed in {folder}"
     if manifest.bad_lines and not skip_bad_lines:
-        return f"{folder} was built without {manifest.bad_lines} bad lines, which --skip-bad-lines allows"
+        return f"{folder} was built without {manifest.bad_lines} bad lines, which `skip_bad_lines: true` allows"
     return None
 
 

@@ -48,9 +48,7 @@ def check_output(path: Path, overwrite: bool, inputs: Iterable[Path] = ()) -> No
         if any(file.exists() and path.samefile(file) for file in inputs):
             raise UsageError(f"{path}: this command also reads the file; name another output file")
     if not overwrite:
-        raise UsageError(
-            f"{path}: the file exists; name another file, or replace it with --overwrite (in Python: overwrite=True)"
-        )
+        raise UsageError(f"{path}: the file exists; name another file, or replace it with `overwrite: true`")
 
 
 @contextmanager
@@ -190,7 +188,7 @@ def read_records(path: Path, record: type[RecordT], what: str, *, max_bytes: int
         if size > max_bytes or values > MAX_VALUES:
             raise DataError(
                 f"{path}:{number}: too large: at most {max_bytes:,} bytes and {MAX_VALUES:,} values are read into "
-                "memory; restore the file, or divide a larger run by topics (--topic)"
+                "memory; restore the file, or divide a larger run by topics (`topic: ID`)"
             )
         found.append(_parse_record(path, number, line, record, what))
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -15,10 +15,26 @@ from pydantic_core import ErrorDetails
 from touche_llm.data.yaml_text import YamlError, read_yaml
 from touche_llm.errors import UsageError
 
+SectionT = TypeVar("SectionT", bound=BaseModel)
 Panel = Literal["Input", "Model", "Retrieval", "Judging", "Ranking", "Output"]
 
 
-class Section(BaseModel):
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass as _SectionType
+else:
+
+    class _SectionType(type(BaseModel)):
+        """Type of the sections, whose construction in Python raises the errors of this program."""
+
+        def __call__(cls, *values, **named):
+            """Return a section; raise UsageError if a value is invalid."""
+            try:
+                return super().__call__(*values, **named)
+            except ValidationError as error:
+                raise UsageError(describe_first_problem(error, cls.__name__, model=cls)) from error
+
+
+class Section(BaseModel, metaclass=_SectionType):
     """Section of a configuration."""
 
     # Errors do not quote values: a value may be a key in the wrong place.
@@ -143,11 +159,31 @@ def describe_problem(error: ErrorDetails) -> str:
     return f"must be {_EXPECTED[kind].format(**context)}{f', not {_quote(value)}' if is_quoted else ''}"
 
 
-def describe_first_problem(error: ValidationError, *location: str) -> str:
-    """Return `place: problem` of the first error, with the place below `location`."""
+def describe_first_problem(error: ValidationError, *location: str, model: type[BaseModel] | None = None) -> str:
+    """Return `place: problem` of the first error, with the place below `location`.
+
+    With the `model`, the known names follow an unknown one.
+    """
     first = error.errors(include_url=False)[0]
     place = ".".join(map(str, (*location, *first["loc"])))
-    return f"{place}: {describe_problem(first)}" if place else describe_problem(first)
+    problem = describe_problem(first)
+    if model is not None and first["type"] == "extra_forbidden":
+        section = "".join(f"{name}." for name in first["loc"][:-1])
+        inner = [name.removeprefix(section) for name, _ in list_fields(model) if name.startswith(section)]
+        problem += f"; expected one of {', '.join(name for name in inner if '.' not in name)}"
+    return f"{place}: {problem}" if place else problem
+
+
+def read_settings(model: type[SectionT], given: object, name: str) -> SectionT:
+    """Return a record of settings: the given one, one of a mapping, or the defaults for None.
+
+    Raises:
+        UsageError: It is of another type, or a value is invalid; names the argument and the setting.
+    """
+    try:
+        return model() if given is None else model.model_validate(given)
+    except ValidationError as error:
+        raise UsageError(describe_first_problem(error, name, model=model)) from error
 
 
 def _quote(value: Any) -> str:

@@ -89,7 +89,9 @@ async def retry(
                 return await call()
     except transient as error:
         if error.retry_after is not None and error.retry_after > retry_for:
-            error.reason += f" (it requests a wait of {error.retry_after:g} s, but --retry-for is {retry_for:g} s)"
+            error.reason += (
+                f" (it requests a wait of {error.retry_after:g} s, but requests are retried for {retry_for:g} s)"
+            )
         raise
     raise AssertionError("tenacity ended without a result")
 

@@ -51,15 +51,17 @@ class Cache:
         """Open a cache: an SQLite file, or, for replay only, a cassette (`.jsonl`).
 
         Raises:
-            UsageError: A cassette with a mode that writes, or replay from a missing file.
+            UsageError: A folder, a cassette with a mode that writes, or replay from a missing file.
             DataError: The file is not a cache.
         """
         self.path, self.mode = path, mode
+        if path.is_dir() and mode is not CacheMode.OFF:
+            raise UsageError(f"{path}: a folder; give a file as `cache.file`, such as {path / 'answers.sqlite'}")
         is_cassette = path.suffix == ".jsonl"
         if is_cassette and mode is not CacheMode.REPLAY:
             raise UsageError(f"{path}: a cassette can only be replayed; import it into an .sqlite cache to add to it")
         if mode is CacheMode.REPLAY and not path.exists():
-            raise UsageError(f"{path}: no such cache to replay; name one with --cache")
+            raise UsageError(f"{path}: no such cache to replay; name one with `cache.file`")
         if is_cassette and path.stat().st_size > MAX_CASSETTE:
             raise UsageError(
                 f"{path}: {path.stat().st_size:,} bytes; a cassette to replay is kept in memory and may have at most "
@@ -296,6 +298,6 @@ class Cache:
 def describe_resume(path: Path, mode: CacheMode) -> str:
     """Return where the answers of a stopped run are and how to resume it, for a message."""
     if mode is CacheMode.OFF:
-        return "no answer is stored with --cache-mode off"
-    flag = " and --cache-mode reuse" if mode is CacheMode.REFRESH else ""
+        return "no answer is stored with `cache.mode: off`"
+    flag = " and `cache.mode: reuse`" if mode is CacheMode.REFRESH else ""
     return f"all answers so far are stored in {path}: resume with the same command{flag}"

@@ -233,7 +233,7 @@ def _read_stored(answer: Answer, request: Request, model: type[AnswerT]) -> Answ
     except Unusable as error:
         raise DataError(
             f"cache entry {request.key}: the answer is unusable ({error}); delete the entry, or request all answers "
-            "again with --cache-mode refresh"
+            "again with `cache.mode: refresh`"
         ) from error
 
 
@@ -273,7 +273,7 @@ def _describe_misses(misses: list[Request], cache: Cache) -> str:
         lines.append(f"  {reason}: {subjects}{more}")
     is_cassette = cache.path.suffix == ".jsonl"
     first = "import it into a cache (touche-llm cache import) and " if is_cassette else ""
-    lines.append(f"{first}run with --cache-mode reuse and a server to request them")
+    lines.append(f"{first}run with `cache.mode: reuse` and a server to request them")
     return "\n".join(lines)
 
 

@@ -120,8 +120,8 @@ async def _fit_beginning(
         tokens = min(tokens - (counted - room), tokens * 9 // 10)
     raise PromptError(
         f"{empty.origin.location}: the prompt has {prompt_tokens} tokens without the document, but only {room} fit "
-        "beside the answer; give a longer context (--context, or serve the model with one), or shorten the prompt and "
-        "its examples"
+        "beside the answer; give a longer context (`engine.context`, or serve the model with one), or shorten the "
+        "prompt and its examples"
     )
 
 

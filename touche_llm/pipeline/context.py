@@ -194,7 +194,7 @@ def check_examples(prompt: Prompt, topics: list[Topic], file: Path | None, warn:
         if same is not None:
             raise UsageError(
                 f"{where}: its topic {example.topic.id}, {example.topic.title!r:.120}, is topic {same.id}{named}, "
-                "a topic of this run; use an example of another topic, or leave this topic out (--topic)"
+                "a topic of this run; use an example of another topic, or leave this topic out (`topic: ID`)"
             )
         if example.topic.id in by_id:
             title = by_id[example.topic.id].title

@@ -172,7 +172,8 @@ class LocalCorpus(Corpus):
         short = "; or no sentence can stand alone (sentences.least_words, most_chars)" if self.sentences else ""
         return (
             "the first stage found nothing for any topic: no word of a query is in the corpus, or each is in more "
-            "than half of its documents and says nothing (--retriever okapi and --bm25-method lucene score those too)"
+            "than half of its documents and says nothing (`retriever.name: okapi` and `retriever.method: lucene` score "
+            "those too)"
             f"{short}"
         )
 
@@ -203,7 +204,7 @@ class ElasticsearchCorpus(Corpus):
     def explain_empty(self) -> str:
         """See the base class."""
         place = f"{self._settings.url}, index {self._settings.index}"
-        return f"{place}: no document has a word of any topic; see --query"
+        return f"{place}: no document has a word of any topic; see `retriever.query`"
 
     def _close(self) -> None:
         self._index.close()
@@ -230,7 +231,7 @@ class ChatNoirCorpus(Corpus):
 
     def explain_empty(self) -> str:
         """See the base class."""
-        return f"{self._settings.base_url}: no page for any topic in {self._settings.index}; see --query"
+        return f"{self._settings.base_url}: no page for any topic in {self._settings.index}; see `retriever.query`"
 
     def _close(self) -> None:
         self._found.close()

@@ -41,7 +41,7 @@ async def open_model(
         EngineError: The engine cannot be used.
     """
     if answers.retry_failures and answers.mode is CacheMode.REPLAY:
-        raise UsageError("--retry-failures: a replay sends nothing; add --cache-mode reuse, and a server")
+        raise UsageError("cache.retry_failures: a replay sends nothing; set `cache.mode: reuse`, and a server")
     with Cache(answers.file, answers.mode) as cache:
         policy: Mapping[str, Any] = {
             "cache": cache,
@@ -100,7 +100,8 @@ async def _server(
             if asked.context > facts.context:
                 raise EngineError(
                     f"{asked.base_url}: {facts.model} is served with a context of {facts.context} tokens, "
-                    f"{asked.context} are configured; serve it with a longer context or give a shorter one (--context)"
+                    f"{asked.context} are configured; serve it with a longer context or give a "
+                    "shorter one (`engine.context`)"
                 )
             facts = facts.model_copy(update={"context": asked.context})
         yield server, facts
@@ -140,7 +141,7 @@ def _known_facts(asked: EngineConfig, cache: Cache) -> list[EngineInfo]:
     known = [_facts(entry, cache) for entry in cache.find("engine")]
     models = sorted({facts.model for facts in known})
     if asked.model_name is None and len(models) > 1:
-        raise UsageError(f"{cache.path}: holds answers of {', '.join(models)}; choose one with --model")
+        raise UsageError(f"{cache.path}: holds answers of {', '.join(models)}; choose one with `engine.model`")
     return [
         facts
         for facts in known
@@ -155,7 +156,7 @@ def _one_of(fitting: list[EngineInfo], cache: Cache) -> EngineInfo:
     if len(contexts) > 1:
         raise UsageError(
             f"{cache.path}: {fitting[0].model} was used with contexts of {', '.join(map(str, contexts))} tokens, and "
-            "documents were truncated to fit; choose one with --context"
+            "documents were truncated to fit; choose one with `engine.context`"
         )
     # The smallest overhead needs no measurement that another did not need.
     return min(fitting, key=lambda facts: (facts.overhead, facts.engine))

@@ -80,7 +80,9 @@ def group_rankings(frame: DataFrame) -> dict[str, list[Candidate]]:
     lacking = [name for name in ("topic", "document") if name not in frame.columns]
     order = [name for name in ("rank", "score") if name in frame.columns]
     if lacking or not order:
-        raise DataError(f"frame: no column {', '.join(lacking) or 'rank or score'}; it has {', '.join(frame.columns)}")
+        missing = [*lacking, *([] if order else ["rank or score"])]
+        known = ", ".join(map(str, frame.columns)) or "no columns"
+        raise DataError(f"frame: no column {', '.join(missing)}; it has {known}")
     used = frame[["topic", "document", *order]]
     if used.isna().any().any():
         raise DataError("frame: missing values in topic, document, rank or score; drop these rows")

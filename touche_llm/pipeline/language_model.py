@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self
 
-from pydantic import BaseModel, ValidationError
-
-from touche_llm.data.settings import describe_first_problem
+from touche_llm.data.settings import read_settings
 from touche_llm.errors import UsageError
 from touche_llm.judging.pointwise import RequestBuilder
 from touche_llm.llm.cache import CacheMode
@@ -18,20 +16,6 @@ from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
 from touche_llm.pipeline import event_loop
 from touche_llm.pipeline.context import make_request_builder
 from touche_llm.pipeline.engines import open_model
-
-SettingsT = TypeVar("SettingsT", bound=BaseModel)
-
-
-def read_settings(model: type[SettingsT], given: object, name: str) -> SettingsT:
-    """Return a record of settings: the given one, one of a mapping, or the defaults for None.
-
-    Raises:
-        UsageError: It is of another type, or a value is invalid; names the argument and the setting.
-    """
-    try:
-        return model() if given is None else model.model_validate(given)
-    except ValidationError as error:
-        raise UsageError(describe_first_problem(error, name)) from error
 
 
 class LanguageModel:
@@ -63,20 +47,16 @@ class LanguageModel:
             sampling: Sampling parameters.
 
         Raises:
-            UsageError: The cache mode is unknown.
+            UsageError: A setting is invalid.
         """
         engine = read_settings(EngineConfig, engine, "engine")
         given = {"base_url": url, "model": name}
         values = engine.model_dump(exclude_unset=True) | {
             key: value for key, value in given.items() if value is not None
         }
-        try:
-            mode = CacheMode(cache_mode)
-        except ValueError as error:
-            raise UsageError(f"cache_mode: {cache_mode!r:.40}; expected one of {', '.join(CacheMode)}") from error
         self._engine = read_settings(EngineConfig, values, "engine")
         self._sampling = read_settings(SamplingConfig, sampling, "sampling")
-        self._cache = CacheConfig(file=Path(cache), mode=mode)
+        self._cache = read_settings(CacheConfig, {"file": cache, "mode": cache_mode}, "cache")
         self._stack: AsyncExitStack | None = None
         self._client: ModelClient | None = None
 

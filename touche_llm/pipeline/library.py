@@ -12,7 +12,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar, get_args
 from pydantic import Field
 
 from touche_llm.data.records import Topic
-from touche_llm.data.settings import Section
+from touche_llm.data.settings import Section, read_settings
 from touche_llm.errors import ToucheWarning, UsageError
 from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.judging.stance import StanceSettings
@@ -24,7 +24,7 @@ from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.context import check_examples
 from touche_llm.pipeline.corpora import ChatNoirCorpus, Corpus, ElasticsearchCorpus, open_local_corpus
 from touche_llm.pipeline.judge import Judgments
-from touche_llm.pipeline.language_model import LanguageModel, read_settings
+from touche_llm.pipeline.language_model import LanguageModel
 from touche_llm.pipeline.progress import ConsoleProgress, NotebookProgress, Progress, SilentProgress
 from touche_llm.pipeline.rank import Ranking
 from touche_llm.prompts.prompt import Prompt
@@ -91,6 +91,7 @@ def open_corpus(
     if isinstance(search_engine, ChatNoirSettings):
         return ChatNoirCorpus(found, search_engine, warn)
     if search_engine is not None:
+        _check_types(search_engine=(search_engine, ElasticsearchSettings))
         return ElasticsearchCorpus(found, search_engine, retriever, warn)
     return open_local_corpus(
         None if file is None else Path(file),

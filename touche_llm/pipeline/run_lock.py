@@ -48,7 +48,7 @@ def lock_run(folder: Path, command: str, warn: Callable[[str], None]) -> Iterato
         except BlockingIOError as error:
             holder = file.read(_MAX_HOLDER).decode(errors="replace").strip() or "another process"
             raise UsageError(
-                f"{folder}: {holder} is writing there; wait until it ends, or give another folder with --out"
+                f"{folder}: {holder} is writing there; wait until it ends, or use another folder"
             ) from error
         except OSError as error:
             warn(

@@ -162,7 +162,7 @@ def _check_depth(context: RunContext, directory: RunDirectory) -> None:
     if isinstance(found, int) and depth > found:
         raise UsageError(
             f"{directory}: the first stage has a depth of {found:,} documents per topic, and {depth:,} are to be "
-            f"judged; give --depth {found}, or repeat the first stage with `touche-llm retrieve --overwrite`"
+            f"judged; give `depth: {found}`, or repeat the first stage with `touche-llm retrieve --overwrite`"
         )
 
 
@@ -173,7 +173,7 @@ def _check_count(context: RunContext, directory: RunDirectory, candidates: Candi
     if sum(per_topic) > MAX_JUDGMENTS:
         raise UsageError(
             f"{directory}: {sum(per_topic):,} documents to judge; a run holds at most {MAX_JUDGMENTS:,} judgments; "
-            f"give --depth {MAX_JUDGMENTS // len(per_topic)}, or divide the topics among several runs with --topic"
+            f"give `depth: {MAX_JUDGMENTS // len(per_topic)}`, or divide the topics among several runs with `topic: ID`"
         )
 
 
@@ -198,7 +198,7 @@ def count_by_kind(failures: Iterable[Failure]) -> dict[str, int]:
 
 def describe_known_failures(count: int) -> str:
     """Describe requests that failed before and were not repeated."""
-    return f"{count:,} had no usable answer before and were not sent again; --retry-failures sends them"
+    return f"{count:,} had no usable answer before and were not sent again; `cache.retry_failures: true` sends them"
 
 
 def report_known_failures(progress: Progress, model: ModelClient, before: Counts) -> None:

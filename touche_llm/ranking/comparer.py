@@ -203,8 +203,9 @@ class Comparer:
         if share < _MIN_SHARE:
             raise PromptError(
                 f"prompt {bare.origin.prompt}, topic {self.topic.id}: the prompt needs {counted} tokens without the "
-                f"documents, which leaves {max(share, 0)} for each of {documents}; give a longer context (--context, "
-                f"or serve the model with one), shorten the prompt, or let {self.step} compare fewer at a time"
+                f"documents, which leaves {max(share, 0)} for each of {documents}; give a longer context "
+                "(`engine.context`, or serve the model with one), shorten the prompt, or let "
+                f"{self.step} compare fewer at a time"
             )
         return share
 

@@ -196,7 +196,7 @@ def _impute_stance(topic: str, document: str, task: Task | None) -> str | None:
     """Return the task's label for an unknown stance, or None if it has none."""
     if task is None:
         raise UsageError(
-            f"topic {topic}, document {document}: has no stance in any run, other documents have one; give the task "
-            "(--task), whose label for an unknown stance it then gets"
+            f"topic {topic}, document {document}: has no stance in any run, other documents have one; give "
+            "`task: NAME`, whose label for an unknown stance it then gets"
         )
     return task.unknown_stance

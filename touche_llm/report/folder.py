@@ -259,7 +259,7 @@ def _open_corpus(config: Config, task: Task, stages: Mapping[str, Any], notes: l
 def _open_answers(config: Config, notes: list[str]) -> AbstractContextManager[Cache | None]:
     """Open the cache of the run, if it exists; else add the reason to `notes`."""
     if config.cache.mode is CacheMode.OFF:
-        notes.append("No completions: the run stored none (--cache-mode off).")
+        notes.append("No completions: the run stored none (cache.mode: off).")
     elif not config.cache.file.is_file():
         notes.append(f"No completions: the cache {config.cache.file} does not exist; {_FROM_HERE}.")
     else:

@@ -242,7 +242,7 @@ def open_managed(
 
 async def test_a_managed_engine_without_the_folder_of_a_model_starts_nothing(place: Path, tmp_path: Path) -> None:
     for model in (None, str(tmp_path / "nowhere"), str(place)):
-        with pytest.raises(UsageError, match="--model"):
+        with pytest.raises(UsageError, match=r"engine\.model"):
             async with open_managed(tmp_path, model):
                 pass
     assert not (place / "seen").exists()

@@ -362,7 +362,7 @@ async def test_an_answer_without_the_log_probabilities_requested_is_requested_ag
     result, model = await send_question(FakeServer(rest=behaviour), tmp_path / "two")
     assert isinstance(result, FailedRequest)
     assert [(attempt.sample, attempt.kind) for attempt in result.attempts] == [(0, "server_error")]
-    assert "--no-logprobs" in result.attempts[0].reason
+    assert "sampling.logprobs" in result.attempts[0].reason
     with Cache(tmp_path / "two" / "answers.sqlite") as cache:
         assert not [*cache.find("answer"), *cache.find("unusable")]
     # The same request once the server sends them.
@@ -466,7 +466,7 @@ async def test_a_redirect_is_not_followed_and_ends_the_run(code: int, broken: bo
 
 
 async def test_a_redirect_at_the_start_up_check_is_an_error_that_says_so() -> None:
-    with pytest.raises(EngineError, match="307.*--base-url"):
+    with pytest.raises(EngineError, match="307.*`engine.base_url`"):
         await connect(FakeServer(probe=status(307, Location="http://[")))
 
 
@@ -502,11 +502,11 @@ async def test_the_engine_is_described_by_the_server() -> None:
         (FakeServer(probe=says("", reasoning="hm")), None, "thinking"),
         (FakeServer(probe=status(400)), None, "HTTP 400"),
         (FakeServer(probe=status(401)), None, "VLLM_API_KEY"),
-        (FakeServer(probe=closes), None, "--base-url"),
-        (FakeServer(), "other", "fake.*'other'.*--model"),
-        (FakeServer(models=[{"id": "a"}, {"id": "b"}]), None, "a, b.*--model"),
+        (FakeServer(probe=closes), None, "`engine.base_url`"),
+        (FakeServer(), "other", "fake.*'other'.*`engine.model`"),
+        (FakeServer(models=[{"id": "a"}, {"id": "b"}]), None, "a, b.*`engine.model`"),
         (FakeServer(models=[{"id": "a"}]), None, "context length of a"),
-        (FakeServer(models=[]), None, "--model"),
+        (FakeServer(models=[]), None, "`engine.model`"),
     ],
 )
 async def test_a_server_that_cannot_do_the_work_is_an_error_at_the_start(
@@ -524,7 +524,7 @@ async def test_a_server_without_log_probabilities_is_refused_unless_they_are_not
             {"choices": [{"message": {"content": f'{{"word":"{word}"}}'}, "finish_reason": "stop", "logprobs": None}]}
         )
 
-    with pytest.raises(EngineError, match="--no-logprobs"):
+    with pytest.raises(EngineError, match="`sampling.logprobs: false`"):
         await connect(FakeServer(probe=silent))
     assert (await connect(FakeServer(probe=silent), top_logprobs=0)).model == "fake"
 
@@ -532,7 +532,7 @@ async def test_a_server_without_log_probabilities_is_refused_unless_they_are_not
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://127.0.0.1:1/v1/", "127.0.0.1:8000", "http://"])
 async def test_an_unreachable_address_is_named_with_the_option(url: str) -> None:
     async with VllmServer(url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
-        with pytest.raises(EngineError, match="--base-url") as raised:
+        with pytest.raises(EngineError, match="`engine.base_url`") as raised:
             await engine.connect(None, "", 20)
     assert raised.value.location == url.rstrip("/").removesuffix("/v1")
 
@@ -569,7 +569,7 @@ async def test_a_web_page_is_named_by_its_title_and_the_option_is_named(code: in
                 await engine.connect(None, "", 20)
     message = str(caught.value)
     assert message.startswith(f"{url}: ") and "a web page ('nginx & more')" in message
-    assert "--base-url" in message and "<" not in message and len(message) < 300
+    assert "`engine.base_url`" in message and "<" not in message and len(message) < 300
 
 
 async def test_any_other_reply_is_quoted_in_part() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import SecretStr, ValidationError
+from pydantic import SecretStr
 
 from tests.expect import raises_at
 from tests.fake_chatnoir import KEY, FakeChatNoir, holds_key, results, search, search_again, settings_for
@@ -32,7 +32,7 @@ def test_settings_never_show_the_key() -> None:
 
 @pytest.mark.parametrize("given", [{"key": KEY}, [KEY]])
 def test_a_key_in_the_wrong_form_is_not_quoted(given: Any) -> None:
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(UsageError) as caught:
         ChatNoirSettings(api_key=given)
     assert not holds_key(str(caught.value))
 
@@ -48,7 +48,7 @@ def test_a_key_in_the_wrong_form_is_not_quoted(given: Any) -> None:
     ],
 )
 def test_an_address_that_is_none_or_holds_a_key_is_refused(url: str) -> None:
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(UsageError) as caught:
         ChatNoirSettings(base_url=url)
     assert not holds_key(str(caught.value))
 

@@ -224,7 +224,7 @@ def test_an_index_that_was_deleted_meanwhile_is_not_taken_for_ours(server: FakeE
         return usual()
 
     server.behaviours["bulk"] = [deletes]
-    with raises_at(UsageError, "touche-llm", "--elasticsearch-index"):
+    with raises_at(UsageError, "touche-llm", "`elasticsearch.index`"):
         Loader(server, corpus_file(tmp_path, SOME))()
     assert not complete(server)
 
@@ -281,7 +281,7 @@ def test_an_index_of_another_corpus_or_other_settings_is_refused_and_left_alone(
     if "corpus" in given:
         corpus_file(tmp_path, given.pop("corpus"))
     before = len(server.requests)
-    with raises_at(UsageError, f"{server.url}, index touche-llm", value, "--elasticsearch-index"):
+    with raises_at(UsageError, f"{server.url}, index touche-llm", value, "`elasticsearch.index`"):
         load(**given)
     assert server.kinds()[before:] == ["info", "get"] and texts_in(server) == SOME
 
@@ -291,14 +291,14 @@ def test_an_index_of_another_program_is_refused(server: FakeElasticsearch, tmp_p
     mappings = {"properties": {}} if meta is None else {"_meta": meta, "properties": {}}
     server.indices["touche-llm"] = Index({}, mappings)
     for work in (Loader(server, corpus_file(tmp_path, SOME)), lambda: opened(server).__enter__()):
-        with pytest.raises(UsageError, match="--elasticsearch-index|format 2.* 1"):
+        with pytest.raises(UsageError, match=r"`elasticsearch\.index`|format 2.* 1"):
             work()
     assert "bulk" not in server.kinds()
 
 
 def test_a_name_that_stands_for_several_indices_is_refused(server: FakeElasticsearch, tmp_path: Path) -> None:
     server.behaviours["get"] = [says({"one": {}, "two": {}})]
-    with raises_at(UsageError, "touche-llm", "2 indices", "--elasticsearch-index"):
+    with raises_at(UsageError, "touche-llm", "2 indices", "`elasticsearch.index`"):
         Loader(server, corpus_file(tmp_path, SOME))()
 
 
@@ -325,7 +325,7 @@ def test_a_document_that_cannot_be_stored_is_a_bad_line(
     manifest = load(skip_bad_lines=True)
     assert (manifest.documents, manifest.bad_lines) == (len(pairs) - 1, 1)
     assert texts_in(server) == dict(pairs[: line - 1])
-    with raises_at(UsageError, f"{server.url}, index touche-llm", "1 bad lines", "--skip-bad-lines"):
+    with raises_at(UsageError, f"{server.url}, index touche-llm", "1 bad lines", "`skip_bad_lines: true`"):
         load()
     assert load(skip_bad_lines=True) == manifest
 

@@ -18,7 +18,7 @@ from touche_llm.corpus.json_lines import read_passages
 from touche_llm.corpus.store import ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.data.topics import read_topics
-from touche_llm.errors import DataError, EngineError
+from touche_llm.errors import DataError, EngineError, UsageError
 from touche_llm.retrieval.bm25 import Bm25Settings, ensure_index
 from touche_llm.retrieval.elasticsearch import search as elastic_search
 from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings, build_index_body
@@ -266,8 +266,8 @@ def test_what_is_searched_is_described(server: FakeElasticsearch, tmp_path: Path
     ("given", "values"),
     [
         ({"index": "other"}, ["index other", "`touche-llm index --retriever elasticsearch "]),
-        ({"k1": 0.9}, ["k1 1.5, not 0.9", "--k1 1.5"]),
-        ({"b": 0.1}, ["b 0.75, not 0.1", "--b 0.75"]),
+        ({"k1": 0.9}, ["k1 1.5, not 0.9", "`retriever.k1: 1.5`"]),
+        ({"b": 0.1}, ["b 0.75, not 0.1", "`retriever.b: 0.75`"]),
     ],
 )
 def test_an_index_that_does_not_fit_says_what_to_do(
@@ -290,7 +290,7 @@ def test_an_index_of_another_analysis_is_refused(
 
 def test_the_settings_hold_names_of_one_index_alone() -> None:
     for name in ("Big", "a,b", "a*", "_all", "-x", "", "a/b", "a b", "<x>", "a\n", ".x", "..", "x" * 201):
-        with pytest.raises(ValueError, match="index"):
+        with raises_at(UsageError, "ElasticsearchSettings.index"):
             ElasticsearchSettings(index=name)
 
 

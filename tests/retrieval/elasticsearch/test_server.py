@@ -131,7 +131,7 @@ def test_what_a_server_echoes_is_told_without_the_secret(
     ],
 )
 def test_an_address_is_one_and_holds_no_password(url: str) -> None:
-    with pytest.raises(ValueError) as raised:
+    with pytest.raises(UsageError) as raised:
         ElasticsearchSettings(url=url)
     assert "secret" not in str(raised.value)
 
@@ -144,7 +144,7 @@ def test_an_address_where_nobody_is_ends_at_once(server: FakeElasticsearch) -> N
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
         settings = settings_for(server, url=url, retry_for=1000.0)
-        with raises_at(EngineError, url, "--elasticsearch"):
+        with raises_at(EngineError, url, "`elasticsearch.url`"):
             Server(settings, print)
 
 

@@ -102,5 +102,5 @@ class BatchClient(ModelClient):
 def _build_error(request: Request, problem: str) -> UsageError:
     return UsageError(
         f"{request.origin.location}: {problem}; give a folder with the model's tokenizer (--tokenizer FOLDER) or more "
-        "room (--context; in comparisons --set ranking.document_tokens=…)"
+        "room (`engine.context`; in comparisons `ranking.document_tokens`)"
     )

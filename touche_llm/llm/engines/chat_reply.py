@@ -17,7 +17,9 @@ from touche_llm.llm.logprobs import LOGPROB_ROUNDING, find_value_spans, overlaps
 from touche_llm.llm.request import Request
 
 CHAT_PATH = "/v1/chat/completions"
-LOGPROBS_MISSING = "log-probabilities were requested, but none came; use --no-logprobs if the server sends none"
+LOGPROBS_MISSING = (
+    "log-probabilities were requested, but none came; set sampling.logprobs to false if the server sends none"
+)
 # Alternatives below e^-25 change no stored probability; masked tokens have -9999.
 _MIN_LOGPROB = -25.0
 _WHITE_SPACE = b" \t\r\n"

@@ -28,7 +28,7 @@ from touche_llm.llm.request import Message, Request
 # The server reads its key from the same variable. The key is never written to a file.
 API_KEY_VARIABLE = "VLLM_API_KEY"
 _MAX_BODY = 16 * 2**20
-_HINT = "is the vLLM server running there? Set its address with --base-url"
+_HINT = "is the vLLM server running there? Set its address with `engine.base_url`"
 # Max characters of a reply that an error quotes, and max bytes that are searched for the title of a web page.
 _MAX_QUOTED, _MAX_TITLE, _MAX_PAGE_START = 300, 100, 10_000
 
@@ -189,7 +189,7 @@ class VllmServer:
             raise EngineError(
                 f"{self.base_url}: {reply_model!r:.200} answers now, {self._reply_model!r:.200} answered before; its "
                 f"answers are not stored under the name {self.model!r}; serve one model and run the same command "
-                "again, or keep the new answers separate with --revision"
+                "again, or keep the new answers separate with `engine.revision`"
             )
 
     def _check_id(self, reply_id: str | None, sent_id: str) -> None:
@@ -209,7 +209,7 @@ class VllmServer:
             return by_name[model]
         names = ", ".join(by_name) or "no model"
         wanted = "" if model is None else f", not {model!r}"
-        raise EngineError(f"{self.base_url}: serves {names}{wanted}; choose one with --model")
+        raise EngineError(f"{self.base_url}: serves {names}{wanted}; choose one with `engine.model`")
 
     async def _is_alive(self) -> bool:
         """Return whether the server shows a sign of life; one that is slow or has no `/health` does."""
@@ -267,7 +267,9 @@ class VllmServer:
         except TimeoutError as error:
             raise Transient("timeout", f"no answer within {self._timeout.seconds:g} s", is_overload=True) from error
         except aiohttp.InvalidURL as error:
-            raise EngineError(f"{self.base_url}: not a URL; give --base-url like http://127.0.0.1:8000") from error
+            raise EngineError(
+                f"{self.base_url}: not a URL; give `engine.base_url` like http://127.0.0.1:8000"
+            ) from error
         except (aiohttp.ClientError, OSError) as error:
             reason = f"the connection broke: {type(error).__name__}: {_to_line(str(error))}"
             raise Transient("server_error", reason) from error
@@ -280,7 +282,7 @@ class VllmServer:
             raise Rejected(
                 status,
                 f"HTTP {status} from {path}: a redirect to {location!r:.200}, and redirects are not followed; "
-                "give the server's own address with --base-url",
+                "give the server's own address with `engine.base_url`",
             )
         return content
 

@@ -40,10 +40,10 @@ def check_model_folder(model: str | None) -> Path:
         UsageError: No folder is given, or it holds no model.
     """
     if model is None:
-        raise UsageError("engine.model: give the folder of the model (--model FOLDER, for tira also TOUCHE_LLM_MODEL)")
+        raise UsageError("engine.model: give the folder of the model (for tira also TOUCHE_LLM_MODEL)")
     folder = Path(model)
     if not (folder / "config.json").is_file():
-        raise UsageError(f"{folder}: no model; give a folder with config.json, weights and tokenizer (--model FOLDER)")
+        raise UsageError(f"{folder}: no model; give a folder with config.json, weights and tokenizer (`engine.model`)")
     return folder
 
 
@@ -75,7 +75,7 @@ async def verify_engine(
     """
     no_logprobs = EngineError(
         f"{location}: {model} sends no log-probabilities that spell its answer; grades would be coarse; "
-        "use a server that does, or request plain grades with --no-logprobs"
+        "use a server that does, or request plain grades with `sampling.logprobs: false`"
     )
     request = Request(
         messages=(Message("user", "Say hello."),),
@@ -107,5 +107,5 @@ async def verify_engine(
     except Unusable as error:
         raise EngineError(
             f"{location}: {model} sends impossible log-probabilities: {error.reason}; serve it with --logprobs-mode "
-            "raw_logprobs, the default of vLLM, or request plain grades with --no-logprobs"
+            "raw_logprobs, the default of vLLM, or request plain grades with `sampling.logprobs: false`"
         ) from error

@@ -146,7 +146,7 @@ async def _create(server: Server, manifest: ElasticManifest, settings: Elasticse
 
 def _check(found: ElasticManifest | None, wanted: ElasticManifest, skip_bad_lines: bool, place: str) -> None:
     """Raise UsageError if an index has another corpus or other settings."""
-    other = "delete the index, or name another one (--elasticsearch-index)"
+    other = "delete the index, or name another one (`elasticsearch.index`)"
     if found is None:
         raise UsageError(f"{place}: deleted just now by another program; run the command again")
     if found.sha256 != wanted.sha256:
@@ -157,8 +157,8 @@ def _check(found: ElasticManifest | None, wanted: ElasticManifest, skip_bad_line
             raise UsageError(f"{place}: has {name} {own}, not {value}; {other}")
     if found.bad_lines and not skip_bad_lines:
         raise UsageError(
-            f"{place}: was loaded without {found.bad_lines} bad lines; allow that with --skip-bad-lines, or correct "
-            f"the corpus and {other}"
+            f"{place}: was loaded without {found.bad_lines} bad lines; allow that with `skip_bad_lines: true`, or "
+            f"correct the corpus and {other}"
         )
 
 

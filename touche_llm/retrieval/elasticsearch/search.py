@@ -85,7 +85,7 @@ def parse_manifest(name: str, response: ApiResponse[Any]) -> ElasticManifest | N
         return None
     found = response.body if isinstance(response.body, dict) else {}
     if len(found) != 1:
-        raise UsageError(f"{name}: stands for {len(found)} indices in Elasticsearch; name one (--elasticsearch-index)")
+        raise UsageError(f"{name}: stands for {len(found)} indices in Elasticsearch; name one (`elasticsearch.index`)")
     try:
         meta = next(iter(found.values()))["mappings"]["_meta"][META]
         version = meta.get("format", FORMAT)
@@ -93,7 +93,7 @@ def parse_manifest(name: str, response: ApiResponse[Any]) -> ElasticManifest | N
             return ElasticManifest.model_validate(meta)
     except (LookupError, TypeError, AttributeError, ValidationError):
         raise UsageError(
-            f"{name}: `touche-llm index` did not create this index; name another one (--elasticsearch-index)"
+            f"{name}: `touche-llm index` did not create this index; name another one (`elasticsearch.index`)"
         ) from None
     raise UsageError(
         f"{name}: the index has format {version!r:.20}, this program reads {FORMAT}; load the corpus into an index of "
@@ -253,8 +253,8 @@ def _check_manifest(
     for name, value, own in (("k1", k1, manifest.k1), ("b", b, manifest.b)):
         if own != value:
             raise DataError(
-                f"{place}: has {name} {own}, not {value}; use the index's own (--{name} {own}), or load the corpus "
-                "into another index with yours"
+                f"{place}: has {name} {own}, not {value}; use the index's own (`retriever.{name}: {own}`), or load the "
+                "corpus into another index with yours"
             )
     return manifest
 
@@ -265,7 +265,7 @@ def open_server(settings: ElasticsearchSettings, warn: Warn) -> Server:
         from touche_llm.retrieval.elasticsearch.server import Server
     except ImportError as error:
         raise UsageError(
-            f"--retriever elasticsearch needs the official client ({error}): pip install 'elasticsearch>=8.17'"
+            f"`retriever.name: elasticsearch` needs the official client ({error}): pip install 'elasticsearch>=8.17'"
         ) from error
     return Server(settings, warn)
 

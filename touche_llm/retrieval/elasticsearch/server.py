@@ -157,7 +157,9 @@ class Server:
         return " ".join(text.split())[:300]
 
     def _lost(self, what: str, problem: str) -> EngineError:
-        return self.error(f"{what}: {problem}; is Elasticsearch running there? Set its address with --elasticsearch")
+        return self.error(
+            f"{what}: {problem}; is Elasticsearch running there? Set its address with `elasticsearch.url`"
+        )
 
     def _send(self, what: str, send: Send) -> ApiResponse[Any]:
         # `from None`: a chained error would print the reply, which may contain the key.
