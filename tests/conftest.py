@@ -1,16 +1,26 @@
-"""Counters of the fault harness (tests/faults): summed over all processes of pytest, printed at the end."""
+"""Settings of all tests, and the counters of the fault harness: summed over all processes, printed at the end."""
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.faults.tally import Tally
 
 TOTALS: dict[str, Counter[str]] = {}
 PROPERTY = "tally"
+
+
+# The speed of a busy machine is no property of the program.
+settings.register_profile("project", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("project")
+# A shell starts commands in the background with Ctrl-C ignored, which tests of it and their processes would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

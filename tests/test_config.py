@@ -132,7 +132,7 @@ flags_given: dict[str, st.SearchStrategy[Any]] = {
     "retriever.k1": st.floats(0, 100),
     "retriever.b": st.floats(0, 1),
     "retriever.query": st.permutations(["title", "description", "narrative", "objects"]).map(tuple),
-    "engine.base_url": texts.filter(lambda url: not set(url) & set("@?#[]")).map(lambda place: f"http://{place}"),
+    "engine.base_url": texts.filter(lambda url: not set(url) & set("@?#")).map(lambda path: f"http://host/{path}"),
     "engine.model": texts,
     "engine.request_timeout": st.floats(1e-300, 1e300),
     "sampling.temperature": st.floats(0, 2),
