@@ -11,12 +11,12 @@ from typing import Annotated, Any
 
 import typer
 
-from touche_llm.cli import measured_runs as m
 from touche_llm.cli import options as o
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.cli.progress import CommandProgress
 from touche_llm.cli.rankings import list_rows, read_run_topics, show_rankings
 from touche_llm.config import Config, load_config
+from touche_llm.data.files import shorten_path
 from touche_llm.integrations.tira import detect_input
 from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline import run_files
@@ -55,12 +55,12 @@ def demo(
         print_rows(output, rows)
     # The path, so that the lines can be copied even if the environment is not active.
     script = Path(sys.argv[0])
-    command = "touche-llm" if shutil.which("touche-llm") else m.shorten_path(script)
+    command = "touche-llm" if shutil.which("touche-llm") else shorten_path(script)
     if script.name == "__main__.py":
-        command = f"{m.shorten_path(Path(sys.executable))} -m touche_llm"
+        command = f"{shorten_path(Path(sys.executable))} -m touche_llm"
     name = names[0]
     config = sample_config(name, out / name, {})
-    topics, corpus = m.shorten_path(config.topics), m.shorten_path(config.corpus or config.topics)
+    topics, corpus = shorten_path(config.topics), shorten_path(config.corpus or config.topics)
     for line in (
         "The answers above were invented for this demo; no model gave them,",
         "and nothing follows from them.",

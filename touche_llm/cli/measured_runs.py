@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from rich.cells import cell_len
 from touche_llm.cli.output import Format, print_rows
 from touche_llm.cli.progress import CommandProgress
 from touche_llm.cli.tables import show_lines
+from touche_llm.data.files import shorten_path
 from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.errors import DataError, UsageError, to_printable
 from touche_llm.evaluation.notes import describe_fitted, describe_limits
@@ -85,11 +85,6 @@ def require_qrels(task: Task, files: Mapping[str, Path]) -> Qrels:
             f"{options}: no qrels given, and these runs have none from an earlier evaluation; give one or more"
         )
     return read_qrels(files, task)
-
-
-def shorten_path(path: Path) -> str:
-    """Return the shorter of the relative and the absolute path."""
-    return min(os.path.relpath(path), os.path.abspath(path), key=len)
 
 
 class Given(NamedTuple):

@@ -29,7 +29,7 @@ from touche_llm.config import Config
 from touche_llm.data.records import Reading
 from touche_llm.errors import DataError, EngineError, PromptError, ReplayMiss, UsageError, to_printable
 from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
-from touche_llm.llm.model import AnsweredRequest
+from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.pipeline.context import RunContext, check_examples, make_request_builder
 from touche_llm.pipeline.engines import open_model
 from touche_llm.prompt_lab.trial import Subject, Trial, TrialContext, ask, find_best_documents
@@ -120,32 +120,33 @@ def _load_prompt(context: TrialContext) -> tuple[Purpose, Prompt]:
 _Tried = tuple[Prompt, Subject, list[Trial]]
 
 
+async def _send(context: TrialContext, purpose: Purpose, prompt: Prompt, model: ModelClient) -> _Tried:
+    config = context.run.config
+    builder = make_request_builder(model, config.engine, config.sampling)
+    subject = await context.subject(purpose, builder)
+    document_tokens = config.ranking.document_tokens
+    trials = await ask(prompt, subject, builder, objective=config.objective, document_tokens=document_tokens)
+    return prompt, subject, trials
+
+
 async def _send_once(context: TrialContext) -> _Tried:
     config = context.run.config
     async with open_model(config.engine, config.sampling, config.cache) as model:
-        builder = make_request_builder(model, config.engine, config.sampling)
-        purpose, prompt = _load_prompt(context)
-        subject = await context.subject(purpose, builder)
-        document_tokens = config.ranking.document_tokens
-        trials = await ask(prompt, subject, builder, objective=config.objective, document_tokens=document_tokens)
-        return prompt, subject, trials
+        return await _send(context, *_load_prompt(context), model)
 
 
 async def _watch(context: TrialContext, qrels: Qrels | None, verbose: bool, saved: AsyncIterator[None]) -> None:
     """Send the requests, now and after each change; errors are printed."""
     config = context.run.config
-    how: dict[str, Any] = {"objective": config.objective, "document_tokens": config.ranking.document_tokens}
     before: _Tried | None = None
     async with open_model(config.engine, config.sampling, config.cache) as model:
-        builder = make_request_builder(model, config.engine, config.sampling)
         while True:
             try:
                 purpose, prompt = _load_prompt(context)
                 if before is not None and prompt.hash == before[0].hash:
                     print("saved, with the same text")
                 else:
-                    subject = await context.subject(purpose, builder)
-                    tried = prompt, subject, await ask(prompt, subject, builder, **how)
+                    tried = await _send(context, purpose, prompt, model)
                     _show(*tried, qrels, verbose)
                     if before is not None:
                         print("\n".join(_describe_changes(before, tried)))

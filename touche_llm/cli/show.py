@@ -10,12 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-from touche_llm.cli.measured_runs import shorten_path
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
 from touche_llm.cli.rankings import format_grade, list_rows, read_run_topics, show_rankings
 from touche_llm.cli.tables import TEXT_WIDTH, Column, show_lines, show_table
 from touche_llm.config import Config
-from touche_llm.data.files import read_records
+from touche_llm.data.files import read_records, shorten_path
 from touche_llm.data.records import Judgment, Topic
 from touche_llm.data.trec_runs import read_run
 from touche_llm.errors import DataError, UsageError

@@ -38,6 +38,11 @@ def check_name(name: str | Path) -> None:
         raise UsageError(f"{name}: not UTF-8; rename the file or folder") from None
 
 
+def shorten_path(path: Path) -> str:
+    """Return the shorter of the relative and the absolute path."""
+    return min(os.path.relpath(path), os.path.abspath(path), key=len)
+
+
 def check_output(path: Path, overwrite: bool, inputs: Iterable[Path] = ()) -> None:
     """Raise UsageError unless a file may be written at `path`; files that the same command reads are not replaced."""
     if not os.path.lexists(path):

@@ -84,13 +84,11 @@ def estimate(messages: Messages) -> int:
     return round(sum(len(message.content) for message in messages) / TOKEN_CHARS)
 
 
-def offline_builder(engine: DryEngine | None = None) -> RequestBuilder:
+def offline_builder() -> RequestBuilder:
     """Make a request builder that sends, truncates and stores nothing."""
     facts = EngineInfo(model="", revision="", context=_ENDLESS, overhead=0, engine="")
     cache = Cache(Path("none"), CacheMode.OFF)
-    return RequestBuilder(
-        ModelClient(engine_info=facts, engine=engine or DryEngine("first"), cache=cache), Sampling(), {}, 1
-    )
+    return RequestBuilder(ModelClient(engine_info=facts, engine=DryEngine("first"), cache=cache), Sampling(), {}, 1)
 
 
 async def render_requests(

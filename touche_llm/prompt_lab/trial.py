@@ -9,12 +9,12 @@ from typing import Any
 from touche_llm.data.records import Cut, Reading, Topic
 from touche_llm.errors import DataError, UsageError
 from touche_llm.judging.pointwise import Documents, RequestBuilder, find_objects, request_answer
-from touche_llm.llm.answers import AnswerModel, AnswerT, FailedRequest, get_labels
+from touche_llm.llm.answers import Answer, AnswerModel, AnswerT, FailedRequest, UnusableAnswer, get_labels
 from touche_llm.llm.concurrency import Slots, map_in_order
-from touche_llm.llm.engines.base import Completion, Engine
+from touche_llm.llm.engines.base import Engine
 from touche_llm.llm.logprobs import compute_expected_grade, get_most_probable, read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
-from touche_llm.llm.request import Message, Request
+from touche_llm.llm.request import Request
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.retrieve import retrieve_candidates
 from touche_llm.prompt_lab.material import Texts
@@ -148,35 +148,22 @@ async def find_best_documents(context: RunContext) -> list[str]:
     return [candidate.document_id for candidate in ranking[:_SUGGESTED]]
 
 
-class _RecordingEngine:
-    """An engine that records the keys of its requests."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.keys: set[str] = set()
-
-    async def complete(self, request: Request) -> Completion:
-        self.keys.add(request.key)
-        return await self._engine.complete(request)
-
-    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        return await self._engine.count_tokens(messages)
-
-    async def truncate(self, text: str, max_tokens: int) -> str:
-        return await self._engine.truncate(text, max_tokens)
-
-
 @dataclass
 class _RecordingClient(ModelClient):
-    """A language model that records requests and results."""
+    """A language model that records requests, their results, and the keys of the answers that were not cached."""
 
     records: list[tuple[Request, AnsweredRequest[Any] | FailedRequest]] = field(default_factory=list)
+    sent: set[str] = field(default_factory=set)
 
     async def request(self, request: Request, model: type[AnswerT]) -> AnsweredRequest[AnswerT] | FailedRequest:
         """Send a request and record it with its result."""
         result = await super().request(request, model)
         self.records.append((request, result))
         return result
+
+    async def _send(self, engine: Engine, sample: Request, model: type[AnswerModel]) -> Answer | UnusableAnswer:
+        self.sent.add(sample.key)
+        return await super()._send(engine, sample, model)
 
 
 async def ask(
@@ -199,14 +186,11 @@ async def ask(
         ReplayMiss: The cache lacks an answer in replay.
         DataError: A document is missing, or the prompt cannot be used for the topic.
     """
-    before = builder.model
-    engine = None if before.engine is None else _RecordingEngine(before.engine)
-    given = {attribute.name: getattr(before, attribute.name) for attribute in fields(ModelClient)}
-    model = _RecordingClient(**given | {"engine": engine, "misses": []})
+    given = {attribute.name: getattr(builder.model, attribute.name) for attribute in fields(ModelClient)}
+    model = _RecordingClient(**given | {"misses": []})
     builder = replace(builder, model=model)
     trials = await _send(prompt, subject, builder, objective, document_tokens)
     model.raise_on_misses()
-    sent = set() if engine is None else engine.keys
     requests = {request.origin.document_id: request for request, _ in model.records}
     return [
         Trial(
@@ -214,7 +198,7 @@ async def ask(
             request=requests.get(" ".join(ids) or None),
             result=result,
             cut=cut,
-            cached=isinstance(result, AnsweredRequest) and result.key not in sent,
+            cached=isinstance(result, AnsweredRequest) and result.key not in model.sent,
         )
         for ids, result, cut in trials
     ]

@@ -17,7 +17,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from touche_llm.config import Config, load_config, rename_settings
-from touche_llm.data.files import open_atomic
+from touche_llm.data.files import open_atomic, shorten_path
 from touche_llm.data.scratch import remove_abandoned
 from touche_llm.data.settings import describe_first_problem
 from touche_llm.errors import DataError, UsageError
@@ -158,12 +158,12 @@ class Snapshot:
         """
         config = _read_config(self.folder, prompts)
         templates: dict[str, Any] = {
-            name: str(_shorten(self.folder / value))
+            name: shorten_path(self.folder / value)
             for name, value in config.prompts
             if isinstance(value, str) and value.endswith(".jinja")
         }
         if config.prompts.folder is not None:
-            templates["folder"] = _shorten(self.folder / config.prompts.folder)
+            templates["folder"] = Path(shorten_path(self.folder / config.prompts.folder))
         if prompts is not None:
             templates |= self._match_templates(prompts, config.prompts)
         return config.model_copy(
@@ -319,12 +319,6 @@ def _read_config(folder: Path, prompts: Path | None = None) -> Config:
     file = folder / CONFIG
     flags = {"task": find_task_folder(file, base=folder), "prompts.folder": prompts and str(prompts.absolute())}
     return load_config(file, flags)
-
-
-def _shorten(path: Path) -> Path:
-    """Return the path, absolute or relative, whichever is shorter."""
-    whole = os.path.abspath(path)
-    return Path(min(whole, os.path.relpath(whole), key=len))
 
 
 def _refuse_links(folder: Path) -> None:

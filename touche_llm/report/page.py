@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -70,14 +71,9 @@ def find_text_limit(texts: Sequence[str], room: int) -> int:
     Returns:
         The largest limit between `MIN_CHARS` and 20,000 characters with which all texts fit; `MIN_CHARS` if none does.
     """
-    low, high = MIN_CHARS, _MAX_CHARS
-    while low < high:
-        middle = (low + high + 1) // 2
-        if count_bytes(texts, middle) <= room:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    limits = range(MIN_CHARS, _MAX_CHARS + 1)
+    fitting = bisect_right(limits, room, key=lambda limit: count_bytes(texts, limit))
+    return limits[max(fitting - 1, 0)]
 
 
 def count_bytes(texts: Iterable[str], limit: int) -> int:
