@@ -18,7 +18,8 @@ import yaml
 from tests.sample_runs import judge_stage, rank_stage, retrieve_stage
 from tests.scripted_engine import Label, Script, ScriptedEngine
 from touche_llm.cli.demo import SAMPLES, sample_config
-from touche_llm.config import Config
+from touche_llm.cli.tasks import EXAMPLE
+from touche_llm.config import Config, load_config
 from touche_llm.data.topics import read_topics
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engines.base import EngineInfo
@@ -147,8 +148,24 @@ async def write(config: Config, cassette: Path, script: Script, out: Path) -> in
         return cache.export_cassette(cassette)
 
 
+async def write_example() -> int:
+    """Write the answers of the example that `tasks new` copies; returns how many entries they have."""
+    answers = yaml.safe_load((EXAMPLE / "answers.yaml").read_text(encoding="utf-8"))
+
+    def script(request: Request) -> Mapping[str, Label | Mapping[Label, float]]:
+        answer = answers[request.origin.topic_id][request.origin.document_id]
+        return {field: dict(enumerate(value)) if isinstance(value, list) else value for field, value in answer.items()}
+
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder)
+        flags = {"task": str(EXAMPLE), "topics": EXAMPLE / "topics.xml", "corpus": EXAMPLE / "opinions.jsonl"}
+        flags |= {"index": out / "index", "cache.file": out / "answers.sqlite", "cache.mode": CacheMode.REUSE}
+        return await write(load_config(None, flags), EXAMPLE / "answers.jsonl", script, out)
+
+
 async def main() -> None:
     """Write the cassettes of all samples."""
+    print("example", await write_example(), "entries")
     for task in TASKS:
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder)

@@ -180,19 +180,19 @@ class Config(Section):
     def _check_task(self) -> Config:
         task = get_task(self.task)
         if self.sentences is None and self.depth > task.max_per_topic:
-            raise ValueError(f"depth: {self.task} takes at most {task.max_per_topic} documents per topic")
+            raise ValueError(f"depth: {task.name} takes at most {task.max_per_topic} documents per topic")
         for name in self.weights:
             if name not in task.weight_names:
-                raise ValueError(f"weights.{name}: no such name; {self.task} has {', '.join(task.weight_names)}")
+                raise ValueError(f"weights.{name}: no such name; {task.name} has {', '.join(task.weight_names)}")
         if not sum(self.weights.values()):
             raise ValueError(f"weights: {', '.join(self.weights)} are all 0; give at least one above 0")
         check_fusion(self.steps, self.ranking.fusion)
         if task.sentence_question is None and (self.sentences or self.pairs):
-            raise ValueError(f"sentences, pairs: {self.task} does not rank pairs of sentences")
+            raise ValueError(f"sentences, pairs: {task.name} does not rank pairs of sentences")
         if self.sentences and self.depth > self.sentences.pool:
             raise ValueError(f"depth: more than the {self.sentences.pool} sentences of sentences.pool")
         if self.pairs and self.pairs.most > task.max_per_topic:
-            raise ValueError(f"pairs.most: {self.task} takes at most {task.max_per_topic} pairs per topic")
+            raise ValueError(f"pairs.most: {task.name} takes at most {task.max_per_topic} pairs per topic")
         if self.retriever.name == "chatnoir" and (self.corpus or self.index or task.sentence_question):
             raise ValueError(
                 "retriever.name: chatnoir searches web documents; use it for a task over these, without a corpus"
@@ -201,7 +201,7 @@ class Config(Section):
             raise ValueError("chatnoir: settings of a retriever that is not the chosen one; see `retriever.name`")
         if self.retriever.name == "elasticsearch":
             if task.sentence_question is not None:
-                raise ValueError(f"retriever.name: {self.task} ranks pairs of sentences; use bm25")
+                raise ValueError(f"retriever.name: {task.name} ranks pairs of sentences; use bm25")
             if self.corpus or self.index:
                 raise ValueError(
                     "retriever.name: elasticsearch stores the documents; load them with `touche-llm index --retriever "
@@ -211,13 +211,15 @@ class Config(Section):
                 raise ValueError("retriever.method: Elasticsearch scores like Lucene; use lucene")
         if (self.elasticsearch is not None) is not (self.retriever.name == "elasticsearch"):
             raise ValueError("elasticsearch: settings of a retriever that is not the chosen one; see `retriever.name`")
-        if self.stance is not None and task.stance_question is None:
-            raise ValueError(f"stance: every document of {self.task} takes a side")
+        if self.stance is not None and not task.no_stances:
+            raise ValueError(f"stance: {task.name} has no label without a side")
         if self.stance is not None:
+            if self.stance.depth and task.stance_question is None:
+                raise ValueError(f"stance.depth: {task.name} has no stance prompt; give 0")
             for label in self.stance.thresholds:
                 if label not in task.no_stances:
                     known = ", ".join(task.no_stances)
-                    raise ValueError(f"stance.thresholds.{label}: no such label; {self.task} has {known}")
+                    raise ValueError(f"stance.thresholds.{label}: no such label; {task.name} has {known}")
         if self.expansion.use and self.candidates is not None:
             raise ValueError("expansion: the candidates come from a run, so there is no search; leave one of them out")
         return self
@@ -339,8 +341,10 @@ def _complete_weights(values: dict[str, Any], given: Mapping[str, Any], task: Ta
 
 def _complete_sections(values: dict[str, Any], task: Task) -> None:
     """Add the sections that the task has."""
-    if task.stance_question is not None:
+    if task.no_stances:
         values["stance"] = values.get("stance") or {}
+        if task.stance_question is None and isinstance(values["stance"], dict):
+            values["stance"].setdefault("depth", 0)
     if task.sentence_question is not None:
         for section in ("sentences", "pairs"):
             values[section] = values.get(section) or {}

@@ -97,7 +97,7 @@ def test_features_add_prompts(tmp_path: Path) -> None:
 def test_a_task_may_have_no_stance(tmp_path: Path) -> None:
     values = {name: value for name, value in GOOD.items() if name not in ("stance", "measures")}
     task = get_task(write_task(tmp_path / "mine", values))
-    assert (task.stances, task.sides, task.no_stances, task.unknown_stance) == ((), (), (), None)
+    assert (task.stances, task.sides, task.no_stances, task.run_labels) == ((), (), (), ("Q0",))
     assert list(get_labels(task.question.answer)) == ["relevance", "depth"]
 
 

@@ -41,6 +41,7 @@ COMMANDS = {
     "regress": "regress",
     "batch": "batch",
     "prompts": "prompts",
+    "tasks": "tasks",
 }
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 from rich.cells import cell_len
 
+from touche_llm.cli.options import format_qrels_option
 from touche_llm.cli.output import Format, print_rows
 from touche_llm.cli.progress import CommandProgress
 from touche_llm.cli.tables import show_lines
@@ -19,7 +20,7 @@ from touche_llm.data.files import shorten_path
 from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.errors import DataError, UsageError, to_printable
 from touche_llm.evaluation.notes import describe_fitted, describe_limits
-from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
+from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.pipeline.recorded_evaluation import find_known_qrels
 from touche_llm.pipeline.run_directory import RunDirectory, find_run_directory, find_run_file
 from touche_llm.pipeline.run_files import RUN
@@ -72,7 +73,7 @@ def find_qrels_files(task: Task, runs: Iterable[Path], given: Mapping[str, Path]
         return given
     known = find_known_qrels(filter(None, map(find_run_directory, runs)), task)
     if known:
-        options = " ".join(f"--{aspect} {shorten_path(path)}" for aspect, path in known.items())
+        options = " ".join(format_qrels_option(aspect, shorten_path(path)) for aspect, path in known.items())
         CommandProgress().warn(f"qrels of the last evaluation: {options}")
     return known
 
@@ -80,7 +81,7 @@ def find_qrels_files(task: Task, runs: Iterable[Path], given: Mapping[str, Path]
 def require_qrels(task: Task, files: Mapping[str, Path]) -> Qrels:
     """Read qrels files; raise UsageError if there are none."""
     if not files:
-        options = ", ".join(f"--{aspect}" for aspect in (*task.question.grades, STANCE))
+        options = ", ".join(format_qrels_option(aspect) for aspect in task.judged_aspects)
         raise UsageError(
             f"{options}: no qrels given, and these runs have none from an earlier evaluation; give one or more"
         )

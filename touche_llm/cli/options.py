@@ -29,6 +29,9 @@ _QRELS = {
     "coherence": "Coherence qrels, for pairs of sentences.",
 }
 
+# Only one task has this aspect, and `--qrels` takes it too.
+_HIDDEN = ("coherence",)
+
 
 def make_parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     """Make a keyword parameter of a command."""
@@ -41,14 +44,35 @@ def takes_qrels(command: Command) -> Command:
 
     @wraps(command)
     def expanded(*arguments: Any, **values: Any) -> None:
-        given = {aspect: values.pop(aspect) for aspect in _QRELS}
-        command(*arguments, qrels_files={name: path for name, path in given.items() if path is not None}, **values)
+        given = {aspect: path for aspect in _QRELS if (path := values.pop(aspect)) is not None}
+        for text in values.pop("qrels") or ():
+            aspect, separator, path = text.partition("=")
+            if not (aspect and separator and path):
+                raise UsageError(f"--qrels {text:.80}: must be ASPECT=FILE, as --qrels depth=qrels-depth.txt")
+            if aspect in given:
+                raise UsageError(f"--qrels {text:.80}: the qrels of {aspect} are given twice; leave one out")
+            given[aspect] = Path(path)
+        command(*arguments, qrels_files=given, **values)
 
     for aspect, help_ in _QRELS.items():
-        option = typer.Option(f"--{aspect}", metavar="FILE", help=help_, rich_help_panel="Input")
+        option = typer.Option(
+            f"--{aspect}", metavar="FILE", help=help_, rich_help_panel="Input", hidden=aspect in _HIDDEN
+        )
         own.append(make_parameter(aspect, Annotated[Path | None, option], None))
+    option = typer.Option(
+        "--qrels",
+        metavar="ASPECT=FILE",
+        help="Qrels of another aspect, as coherence; repeatable.",
+        rich_help_panel="Input",
+    )
+    own.append(make_parameter("qrels", Annotated[list[str] | None, option], None))
     set_signature(expanded, own)
     return expanded
+
+
+def format_qrels_option(aspect: str, file: str = "FILE") -> str:
+    """Return the option that gives the qrels of an aspect, with its value."""
+    return f"--{aspect} {file}" if aspect in _QRELS else f"--qrels {aspect}={file}"
 
 
 def set_signature(command: Command, parameters: list[inspect.Parameter]) -> None:

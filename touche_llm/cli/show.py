@@ -174,7 +174,7 @@ def _show_topic(topic: Topic | None, rows: Sequence[Mapping[str, Any]], task: Ta
     columns += [Column("text", drop=3, is_text=True, cut=TEXT_WIDTH)]
     cells = []
     for row in rows:
-        share = row[f"p_{row['stance']}"]
+        share = row.get(f"p_{row['stance']}")
         stance = row["stance"] + ("" if share is None else f" {share:.2f}")
         if row["stance_source"] not in ("judge", "stance"):
             stance += f" {row['stance_source']}"

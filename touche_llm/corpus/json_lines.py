@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
 from touche_llm.data.lines import ID_FORM, MAX_LINE, is_word, parse_json_object, read_lines
 from touche_llm.data.records import Document
@@ -18,16 +18,26 @@ MAX_BAD_LINES = 100_000
 _REPORTED_BAD_LINES = 10
 # First bytes of args_processed_04_01.csv, and the magic number of a tar archive.
 _ARGUMENTS, _TAR = b"id,conclusion,premises,", b"ustar"
+
+
+class DocumentKeys(NamedTuple):
+    """Keys of a line under which the id and the text of a document are searched."""
+
+    id: tuple[str, ...]
+    text: tuple[str, ...]
+
+
 # Names in the passages of 2022, in TIRA's collections and in ClueWeb22.
-_ID_KEYS = ("id", "docno", "ClueWeb22-ID")
-_TEXT_KEYS = ("contents", "text", "Clean-Text")
+TOUCHE_KEYS = DocumentKeys(("id", "docno", "ClueWeb22-ID"), ("contents", "text", "Clean-Text"))
 
 
-def read_passages(path: Path, on_bad_line: Callable[[BadLine], None] | None = None) -> Iterator[tuple[int, Document]]:
+def read_passages(
+    path: Path, on_bad_line: Callable[[BadLine], None] | None = None, keys: DocumentKeys = TOUCHE_KEYS
+) -> Iterator[tuple[int, Document]]:
     """Yield `(line number, document)` for each line of a `.jsonl` or `.jsonl.gz` file, one in memory at a time.
 
-    Each line is an object with the id under `id`, `docno` or `ClueWeb22-ID` and the text under `contents`, `text` or
-    `Clean-Text`; other keys are ignored. Empty lines are bad lines. Duplicate ids are detected by the store.
+    Each line is an object with the id and the text under one of the `keys`; other keys are ignored. Empty lines
+    are bad lines. Duplicate ids are detected by the store.
 
     Raises:
         BadLine: The line is not JSON, has no valid id or no text, or has two different ids or texts.
@@ -35,7 +45,7 @@ def read_passages(path: Path, on_bad_line: Callable[[BadLine], None] | None = No
     """
     return parse_documents(
         read_json_lines(path),
-        lambda raw, line: parse_document(parse_json_object(raw, path, line), path, line),
+        lambda raw, line: parse_document(parse_json_object(raw, path, line), path, line, keys),
         on_bad_line,
     )
 
@@ -94,12 +104,12 @@ class SkippedLines:
             self._listing.write(f"{bad}\n")
 
 
-def parse_document(record: dict[str, Any], path: Path, line: int) -> Document:
+def parse_document(record: dict[str, Any], path: Path, line: int, keys: DocumentKeys = TOUCHE_KEYS) -> Document:
     """Parse a document from the JSON object of a line; raises BadLine."""
-    key, identifier = _get_unique(record, _ID_KEYS, "", path, line)
+    key, identifier = _get_unique(record, keys.id, "", path, line)
     if not is_word(identifier):
         raise BadLine(path, line, f"`{key}` must be {ID_FORM}, not {identifier!r:.80}")
-    key, text = _get_unique(record, _TEXT_KEYS, f"document {identifier}: ", path, line)
+    key, text = _get_unique(record, keys.text, f"document {identifier}: ", path, line)
     if not isinstance(text, str) or not text.strip():
         raise BadLine(path, line, f"document {identifier}: `{key}` must be a string that is not empty")
     return Document(identifier, text)
@@ -140,7 +150,10 @@ def read_rerank_documents(
     return parse_documents(read_json_lines(path), parse_first, on_bad_line)
 
 
-def read_collection(path: Path, on_bad_line: Callable[[BadLine], None] | None = None) -> Iterator[tuple[int, Document]]:
-    """Read a `rerank.jsonl`, detected by its name, or a plain collection in JSON Lines."""
-    read = read_rerank_documents if path.name.startswith("rerank.jsonl") else read_passages
-    return read(path, on_bad_line)
+def read_collection(
+    path: Path, on_bad_line: Callable[[BadLine], None] | None = None, keys: DocumentKeys = TOUCHE_KEYS
+) -> Iterator[tuple[int, Document]]:
+    """Read a `rerank.jsonl`, detected by its name, or a plain collection in JSON Lines with these keys."""
+    if path.name.startswith("rerank.jsonl"):
+        return read_rerank_documents(path, on_bad_line)
+    return read_passages(path, on_bad_line, keys)

@@ -72,6 +72,8 @@ class StoreManifest(JsonModel):
     documents: int
     parts: int
     bad_lines: int
+    # Keys of id and text that the reader searched; empty in stores of earlier versions, and for the keys of Touché.
+    keys: str = ""
 
 
 class TextTable:
@@ -253,9 +255,9 @@ def _read_manifest(folder: Path) -> StoreManifest:
 
 
 def ensure_store(
-    corpus: Path, folder: Path, read: Reader, *, skip_bad_lines: bool = False, warn: Warn
+    corpus: Path, folder: Path, read: Reader, *, keys: str = "", skip_bad_lines: bool = False, warn: Warn
 ) -> DocumentStore:
-    """Open the store of `corpus` in `folder`; build it if it is missing or outdated.
+    """Open the store of `corpus` in `folder`; build it if it is missing or outdated, also for a reader of other keys.
 
     A changed corpus is stored again, with a notice, and its BM25 index is removed. After an interruption the old
     folder remains.
@@ -269,7 +271,7 @@ def ensure_store(
     check_name(corpus.absolute())
     recover(folder.parent)
     if (folder / "manifest.json").exists():
-        stale = _why_stale(_read_manifest(folder), corpus, folder, skip_bad_lines)
+        stale = _why_stale(_read_manifest(folder), corpus, folder, keys, skip_bad_lines)
         if stale is None:
             return DocumentStore(folder)
         warn(f"{stale}; storing {corpus} again")
@@ -277,7 +279,7 @@ def ensure_store(
         raise UsageError(f"{folder}: not empty and not an index; choose another folder")
     else:
         warn(f"storing the documents of {corpus} in {folder}")
-    _build(corpus, folder, read, skip_bad_lines, warn)
+    _build(corpus, folder, read, keys, skip_bad_lines, warn)
     return DocumentStore(folder)
 
 
@@ -300,17 +302,19 @@ def _hash_if_changed(manifest: StoreManifest, corpus: Path) -> str:
     return sha256(corpus)
 
 
-def _why_stale(manifest: StoreManifest, corpus: Path, folder: Path, skip_bad_lines: bool) -> str | None:
+def _why_stale(manifest: StoreManifest, corpus: Path, folder: Path, keys: str, skip_bad_lines: bool) -> str | None:
     if manifest.size != corpus.stat().st_size or manifest.sha256 != _hash_if_changed(manifest, corpus):
         if manifest.corpus != str(corpus.absolute()):
             raise UsageError(f"{folder}: holds the index of {manifest.corpus}, not of {corpus}; choose another folder")
         return f"{corpus} changed since it was indexed in {folder}"
+    if manifest.keys != keys:
+        return f"{folder} was read with other keys of id and text"
     if manifest.bad_lines and not skip_bad_lines:
         return f"{folder} was built without {manifest.bad_lines} bad lines, which `skip_bad_lines: true` allows"
     return None
 
 
-def _build(corpus: Path, folder: Path, read: Reader, skip_bad_lines: bool, warn: Warn) -> None:
+def _build(corpus: Path, folder: Path, read: Reader, keys: str, skip_bad_lines: bool, warn: Warn) -> None:
     before = read_file_state(corpus)
     ids, part_ids = IdWriter(), IdWriter()
     parents: array[int] = array("q")
@@ -365,6 +369,7 @@ def _build(corpus: Path, folder: Path, read: Reader, skip_bad_lines: bool, warn:
             documents=len(ids),
             parts=len(parents),
             bad_lines=left_out.count,
+            keys=keys,
         )
         write_records(building / "manifest.json", [manifest])
     if left_out.count:

@@ -133,7 +133,7 @@ class Judgment(JsonStruct, frozen=True, kw_only=True):
     Attributes:
         grades: Relevance, quality and, for pairs, coherence: expected grades if `source` is "probabilities", the grades
             in the answer if it is "value".
-        stance: Most probable label.
+        stance: Most probable label; `Q0` if the task has none.
         source: "inherited" for a pair that was not judged or whose answer is unusable: it has the mean grades and the
             side of its sentences.
         cut: Truncation of the document, if any.

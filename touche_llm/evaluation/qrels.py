@@ -114,7 +114,7 @@ def read_qrels(files: Mapping[str, Path | str], task: Task | str) -> Qrels:
     """
     if isinstance(task, str):
         task = get_task(task)
-    aspects = (*task.question.grades, STANCE)
+    aspects = task.judged_aspects
     if not files:
         raise UsageError(f"no qrels given; give those of at least one of {', '.join(aspects)}")
     if unknown := [aspect for aspect in files if aspect not in aspects]:

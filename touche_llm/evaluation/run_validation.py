@@ -139,8 +139,8 @@ def _check_spacing(text: str) -> Iterator[str]:
 def _check_values(columns: list[str], number: int, seen: _Seen, task: Task) -> Iterator[str]:
     topic, stance, document, rank_text, score_text = columns[:5]
     tag = " ".join(columns[5:])
-    if stance not in task.stances:
-        yield f"stance {stance!r} is none of {', '.join(task.stances)}"
+    if stance not in task.run_labels:
+        yield f"stance {stance!r} is none of {', '.join(task.run_labels)}"
     if task.sentence_question is not None and (problem := describe_pair_problem(document)):
         yield f"document {document!r}: {problem}"
     first = seen.documents.setdefault((topic, document), number)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from touche_llm.data.records import Cut, Document, Failure, Judgment, Reading, Topic
+from touche_llm.data.trec_runs import NO_STANCE_COLUMN
 from touche_llm.llm.answers import AnswerModel, FailedRequest, build_schema, get_labels
 from touche_llm.llm.concurrency import map_in_order
 from touche_llm.llm.logprobs import compute_expected_grade, get_most_probable, read_label
@@ -164,7 +165,7 @@ def _make_judgment(
         topic_id=topic.id,
         document_id=document_id,
         grades={field: compute_expected_grade(readings[field]) for field in question.grades},
-        stance=get_most_probable(readings["stance"]),
+        stance=get_most_probable(readings["stance"]) if "stance" in readings else NO_STANCE_COLUMN,
         readings=readings,
         source="probabilities" if complete else "value",
         cut=cut,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from touche_llm.config import Config, index_folder
+from touche_llm.corpus.json_lines import TOUCHE_KEYS
 from touche_llm.corpus.store import DocumentStore, TextTable, ensure_store
 from touche_llm.data.records import Candidate, Topic
 from touche_llm.errors import DataError, UsageError, Warn, shorten
@@ -281,7 +282,8 @@ def open_local_corpus(
     """
     if file is not None:
         folder = index or index_folder(file)
-        store = ensure_store(file, folder, task.read_corpus, skip_bad_lines=skip_bad_lines, warn=warn)
+        keys = "" if task.document_keys == TOUCHE_KEYS else str(tuple(task.document_keys))
+        store = ensure_store(file, folder, task.read_corpus, keys=keys, skip_bad_lines=skip_bad_lines, warn=warn)
     elif index is not None:
         store = DocumentStore(index)
     else:

@@ -285,9 +285,9 @@ class RunDirectory:
         candidates = replace(candidates, topics=add_objects(candidates.topics, objects))
         judgments = read_records(self._require(self.judgments_file, "judge"), Judgment, "judgments")
         for judgment in judgments:
-            if judgment.stance not in task.stances:
+            if judgment.stance not in task.run_labels:
                 raise DataError(
-                    f"{self.judgments_file}: stance {judgment.stance!r}; expected {', '.join(task.stances)}"
+                    f"{self.judgments_file}: stance {judgment.stance!r}; expected {', '.join(task.run_labels)}"
                 )
         return Judgments(candidates, judgments, self.read_stances(task), objects)
 

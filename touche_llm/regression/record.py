@@ -144,7 +144,7 @@ async def _write_documents(context: RunContext, directory: RunDirectory, folder:
         if isinstance(corpus, LocalCorpus) and context.task.sentence_question is not None:
             write_arguments(documents, corpus.store, stream)
         else:
-            write_documents(sorted(documents), corpus.documents, stream)
+            write_documents(sorted(documents), corpus.documents, context.task.document_keys, stream)
     return len(documents)
 
 

@@ -21,7 +21,7 @@ from touche_llm.data.files import open_atomic, shorten_path
 from touche_llm.data.scratch import remove_abandoned
 from touche_llm.data.settings import describe_first_problem
 from touche_llm.errors import DataError, UsageError
-from touche_llm.evaluation.qrels import STANCE, Qrels, read_qrels
+from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import CacheConfig
@@ -47,7 +47,7 @@ _MARKERS = (MANIFEST, CONFIG, TOPICS, CASSETTE, PROMPTS, DOCUMENTS, ARGUMENTS, C
 # All files that this program writes there; a file included by a template can have any name.
 SNAPSHOT_FILES = (
     *(name for name in _MARKERS if name != PROMPTS),
-    *(f"qrels-{aspect}.txt" for aspect in ("relevance", "quality", "coherence", STANCE)),
+    "qrels-*.txt",
     f"{PROMPTS}/*/*",
     f"{COPY}/*",
     f"{COPY}/*/*",
@@ -207,7 +207,7 @@ class Snapshot:
 
     def qrels(self) -> Qrels | None:
         """Read the recorded judgments; return None if there are none."""
-        aspects = (*self.task.question.grades, STANCE)
+        aspects = self.task.judged_aspects
         files = {aspect: path for aspect in aspects if (path := self.folder / qrels_file(aspect)).is_file()}
         return read_qrels(files, self.task) if files else None
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from touche_llm.config import Config, load_config
 from touche_llm.corpus.args_me import HEADER
+from touche_llm.corpus.json_lines import DocumentKeys
 from touche_llm.corpus.store import DocumentStore
 from touche_llm.data.files import open_atomic
 from touche_llm.data.records import Topic
@@ -95,10 +96,10 @@ def write_topics(topics: list[Topic], path: Path) -> None:
             stream.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
 
-def write_documents(ids: list[str], documents: Documents, stream: IO[bytes]) -> None:
-    """Write documents with their complete texts."""
+def write_documents(ids: list[str], documents: Documents, keys: DocumentKeys, stream: IO[bytes]) -> None:
+    """Write documents with their complete texts, in lines that a reader of these keys understands."""
     for document_id in ids:
-        line = {"id": document_id, "contents": documents.get(document_id).text}
+        line = {keys.id[0]: document_id, keys.text[0]: documents.get(document_id).text}
         stream.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
 

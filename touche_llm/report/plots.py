@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
+from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
@@ -24,7 +25,7 @@ _SVG, _XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
 # Letters of the runs on one page, and thereby their maximum number.
 LETTERS = "ABCDEFGH"
 # A stand-in for each colour of the page: the class `f-…` fills with it, `s-…` strokes.
-_STANCES, _BANDS = [f"stance{n}" for n in range(4)], [f"band{n}" for n in range(len(BANDS) + 1)]
+_STANCES, _BANDS = [f"stance{n}" for n in range(8)], [f"band{n}" for n in range(len(BANDS) + 1)]
 _SIDES = [f"side{n}" for n in range(len(LETTERS))]
 INKS = {
     name: f"#0000{number:02x}"
@@ -158,7 +159,7 @@ def plot_movements(moved: Mapping[str, list[int]], way: str) -> Markup:
 def plot_stances(stances: Mapping[str, Mapping[str, float]], labels: Sequence[str]) -> Markup:
     """Plot the share of each label in several sets of documents."""
     shares = {name: [shares[label] for label in labels] for name, shares in stances.items()}
-    return _shares(shares, _STANCES, "The stances of several sets of documents")
+    return _shares(shares, [*islice(cycle(_STANCES), len(labels))], "The stances of several sets of documents")
 
 
 def _shares(rows: Mapping[str, Sequence[float]], inks: Sequence[str], description: str) -> Markup:

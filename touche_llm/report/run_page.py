@@ -50,7 +50,7 @@ def render_report(report: RunReport) -> str:
         "plots": {
             "topics": {name: plot_topics(name, values, anchors) for name, values in by_topic.items()},
             "movements": {way: plot_movements(groups, way) for way, groups in report.movements.items()},
-            "stances": plot_stances(report.stances, report.task.stances),
+            "stances": plot_stances(report.stances, report.task.stances) if report.task.stances else "",
         },
         "bands": _label_bands(),
         "scores": {

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+from touche_llm.corpus.args_me import read_arguments
+from touche_llm.corpus.json_lines import TOUCHE_KEYS, DocumentKeys, read_collection
 from touche_llm.corpus.store import Reader
 from touche_llm.data.records import Document, Topic
+from touche_llm.data.trec_runs import NO_STANCE_COLUMN
 from touche_llm.llm.answers import AnswerModel, get_labels
 from touche_llm.tasks.definition import FIRST_STAGE, OMIT, Objective, Scale, TaskDefinition
 from touche_llm.text.passages import RankedPassages
@@ -63,7 +66,6 @@ class Task:
         definition: Content of its `task.yaml`.
         folder: Folder of this file, with the templates.
         is_own: Whether it is one of the project's own tasks.
-        read_corpus: Streaming reader of the corpus.
         question: Question of the judge prompt about a document.
         objects_answer: Returns the answer model with the objects (`first`, `second`) of a topic that names none; None
             if topics have no objects.
@@ -75,7 +77,6 @@ class Task:
     definition: TaskDefinition
     folder: Path
     is_own: bool
-    read_corpus: Reader
     question: Question
     objects_answer: Callable[[Topic], type[AnswerModel]] | None = None
     sentence_question: Question | None = None
@@ -102,6 +103,16 @@ class Task:
         return () if self.definition.stance is None else tuple(self.definition.stance.labels)
 
     @property
+    def run_labels(self) -> tuple[str, ...]:
+        """Values of the second column of a run: the labels, or `Q0` if documents have no stance."""
+        return self.stances or (NO_STANCE_COLUMN,)
+
+    @property
+    def judged_aspects(self) -> tuple[str, ...]:
+        """Aspects that qrels may judge: those of the judge prompt, and the stance if documents have one."""
+        return (*self.scales, *(["stance"] if self.stances else []))
+
+    @property
     def no_stances(self) -> tuple[str, ...]:
         """Labels that take no side, in the order in which they are ruled out."""
         return () if self.definition.stance is None else tuple(self.definition.stance.no_side)
@@ -115,7 +126,9 @@ class Task:
     def unknown_stance(self) -> str | None:
         """Label of a document without usable answer, counted as imputed; None if such documents are left out."""
         stance = self.definition.stance
-        return None if stance is None or stance.unanswered == OMIT else stance.unanswered
+        if stance is None:
+            return NO_STANCE_COLUMN
+        return None if stance.unanswered == OMIT else stance.unanswered
 
     @property
     def swapped_stances(self) -> Mapping[str, str]:
@@ -142,6 +155,21 @@ class Task:
     def corpus_files(self) -> tuple[str, ...]:
         """Names of the published corpus files."""
         return tuple(self.definition.corpus.files)
+
+    @property
+    def read_corpus(self) -> Reader:
+        """Streaming reader of the corpus."""
+        if self.definition.corpus.reader == "args_me":
+            return read_arguments
+        return partial(read_collection, keys=self.document_keys)
+
+    @property
+    def document_keys(self) -> DocumentKeys:
+        """Keys of a document's id and text in JSON Lines."""
+        corpus = self.definition.corpus
+        return DocumentKeys(
+            (corpus.id,) if corpus.id else TOUCHE_KEYS.id, (corpus.text,) if corpus.text else TOUCHE_KEYS.text
+        )
 
     @property
     def objectives(self) -> Mapping[Objective, Mapping[str, float]]:

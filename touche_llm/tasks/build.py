@@ -8,8 +8,6 @@ from typing import Any, Literal
 
 from pydantic import create_model
 
-from touche_llm.corpus.args_me import read_arguments
-from touche_llm.corpus.json_lines import read_collection
 from touche_llm.data.records import Document, Topic
 from touche_llm.errors import DataError
 from touche_llm.llm.answers import AnswerModel
@@ -31,7 +29,6 @@ def build_task(definition: TaskDefinition, folder: Path, *, is_own: bool) -> Tas
         definition=definition,
         folder=folder,
         is_own=is_own,
-        read_corpus=read_arguments if definition.corpus.reader == "args_me" else read_collection,
         question=_build_question(definition, _build_judgment(definition)),
         objects_answer=features.objects_answer if "objects" in has else None,
         sentence_question=_build_sentence_question(definition) if "pairs" in has else None,

@@ -1,0 +1,201 @@
+"""Commands about tasks, and a task that was changed by hand, from its first run to its replay."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import touche_llm as tl
+from tests.cli.conftest import Touche
+from tests.sample_runs import judge_stage, rank_stage, retrieve_stage
+from tests.scripted_engine import Label, ScriptedEngine
+from tests.write_demo_cassette import FACTS
+from touche_llm.cli.tasks import EXAMPLE, EXAMPLE_FILES
+from touche_llm.config import load_config
+from touche_llm.llm.cache import Cache, CacheMode
+from touche_llm.llm.model import ModelClient
+from touche_llm.llm.request import Request
+from touche_llm.pipeline.engines import store_engine_info
+from touche_llm.pipeline.progress import SilentProgress
+from touche_llm.tasks import TASKS, get_task
+
+LABELS = ("STRONG_PRO", "PRO", "OPEN", "CON", "STRONG_CON")
+FIVE = f"stance: {{labels: [{', '.join(LABELS)}], no_side: [OPEN], unanswered: OPEN}}"
+INPUTS = ("--topics", "essays/topics.xml", "--corpus", "essays/opinions.jsonl")
+
+
+def test_the_commands_that_a_new_task_prints_run_at_once(touche: Touche) -> None:
+    done = touche("tasks", "new", "school essays/Über 2")
+    assert done.returncode == 0, done.stderr
+    folder = Path("school essays/Über 2")
+    assert {path.name for path in folder.iterdir()} == set(EXAMPLE_FILES)
+    assert get_task(str(folder)).name == "ber_2"
+    printed = done.stdout.replace("\\\n", " ").splitlines()
+    commands = [shlex.split(line)[1:] for line in printed if line.startswith("    ")]
+    commands = [command[2:] if command[0] == "-m" else command for command in commands]
+    assert [command[0] for command in commands] == ["run", "evaluate", "tasks", "prompts"]
+    for command in commands:
+        done = touche(*command)
+        assert done.returncode == 0, (command, done.stderr)
+    assert len(Path("runs/ber_2/run.txt").read_text().splitlines()) == 6
+
+
+def test_a_new_task_replaces_nothing(touche: Touche) -> None:
+    Path("empty").mkdir()
+    assert touche("tasks", "new", "empty").returncode == 0
+    Path("file").write_text("mine")
+    for place in ("empty", "file"):
+        before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+        done = touche("tasks", "new", place)
+        assert done.returncode == 2 and done.stderr.startswith(f"error: {place}: ")
+        assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"), [("comparative", "my_comparative"), ("2026", "task_2026"), ("A-b", "a_b"), ("é", "task_")]
+)
+def test_a_new_task_has_a_name_of_its_own(folder: str, name: str, touche: Touche) -> None:
+    assert touche("tasks", "new", folder).returncode == 0
+    assert get_task(f"./{folder}").name == name
+
+
+def test_the_example_has_answers_for_its_own_run_alone() -> None:
+    entries = [json.loads(line) for line in (EXAMPLE / "answers.jsonl").read_text().splitlines()]
+    assert len(entries) == 7 and (EXAMPLE / "answers.yaml").is_file()
+
+
+def test_tasks_are_listed_and_shown(touche: Touche) -> None:
+    rows = json.loads(touche("tasks", "list", "--format", "json").stdout)
+    assert [row["task"] for row in rows] == list(TASKS)
+    for name, task in TASKS.items():
+        shown = touche("tasks", "show", name)
+        assert shown.returncode == 0 and task.title in shown.stdout
+        assert ", ".join(task.stances) in shown.stdout
+        (row,) = json.loads(touche("tasks", "show", name, "--format", "json").stdout)
+        assert row in rows
+    assert "among the" not in touche("tasks", "list").stdout
+    done = touche("tasks", "show", "nothing")
+    assert done.returncode == 2 and "comparative, controversial, sentence_pairs" in done.stderr
+
+
+def script(request: Request) -> Mapping[str, Label | Mapping[Label, float]]:
+    """Answer by the number of the document, with shares for two grades and labels next to each other."""
+    number = int((request.origin.document_id or "0")[-1])
+    answer: dict[str, Label | Mapping[Label, float]] = {}
+    for field, values in request.schema["properties"].items():
+        labels = values["enum"]
+        place = number % len(labels)
+        answer[field] = {labels[place]: 0.75, labels[place - 1]: 0.25}
+    return answer
+
+
+async def answer_run(task: str, cassette: Path, out: Path) -> None:
+    """Answer the requests of a run with the script, and store them as a cassette."""
+    flags = {"task": task, "topics": "essays/topics.xml", "corpus": "essays/opinions.jsonl", "index": out / "index"}
+    flags |= {"cache.file": out / "answers.sqlite", "cache.mode": CacheMode.REUSE, "retriever.method": "lucene"}
+    config, progress = load_config(None, flags), SilentProgress()
+    await retrieve_stage(config, out, progress)
+    with Cache(config.cache.file) as cache:
+        store_engine_info(FACTS, cache)
+        model = ModelClient(engine_info=FACTS, engine=ScriptedEngine(script), cache=cache)
+        await judge_stage(config, out, progress, model)
+        await rank_stage(config, out, progress, model)
+        cache.export_cassette(cassette)
+
+
+def change_example(touche: Touche, stance: str, aspects: str) -> None:
+    """Make a task and change its labels and aspects by hand, in the definition and in the template."""
+    assert touche("tasks", "new", "essays").returncode == 0
+    path = Path("essays/task.yaml")
+    head, rest = path.read_text().split("aspects:\n", 1)
+    tail = rest[rest.index("# Limits of a ranking") :]
+    tail = tail.replace("support", "depth").replace("stance: macro-F1", "depth: nDCG@10")
+    path.write_text(f"{head}aspects: {aspects}\n{stance}\n{tail}")
+    template = Path("essays/judge.jinja")
+    text = template.read_text().replace("support", "depth").replace("PRO", " ".join(LABELS))
+    template.write_text(text.replace("0 to 3", "0 to 2").replace('"depth": 0 to 2', '"depth": 0 to 4'))
+
+
+def test_a_task_of_five_labels_and_two_scales_is_run_measured_recorded_and_replayed(
+    touche: Touche, tmp_path: Path
+) -> None:
+    change_example(touche, FIVE, "{relevance: 0..2, depth: 0..4}")
+    asyncio.run(answer_run("essays", tmp_path / "answers.jsonl", tmp_path / "first"))
+    replay = ("--cache", "answers.jsonl", "--cache-mode", "replay", "--bm25-method", "lucene")
+    done = touche("run", "--task", "essays", *INPUTS, *replay, "--out", "runs/mine")
+    assert done.returncode == 0, done.stderr
+    run = Path("runs/mine/run.txt").read_bytes()
+    assert run == Path("first/run.txt").read_bytes()
+    found = tl.read_run("runs/mine/run.txt")
+    assert set(found.stances.values()) == set(LABELS)
+    # Document 2 has relevance 2 or 1 and depth 2 or 1; document 4 has relevance 1 or 0 and depth 4 or 3.
+    rows = Path("runs/mine/results.tsv").read_text().splitlines()
+    columns = rows[0].split("\t")
+    grades = {row.split("\t")[1]: row.split("\t") for row in rows[1:]}
+    assert columns[6:8] == ["relevance", "depth"] and columns[8:] == [f"p_{label}" for label in LABELS]
+    assert [float(value) for value in grades["opinion-2"][6:8]] == [1.75, 1.75]
+    assert [float(value) for value in grades["opinion-4"][6:8]] == [0.75, 3.75]
+
+    Path("depth.txt").write_text("".join(f"{t} 0 opinion-{n} {n - 1}\n" for t in (1, 2) for n in range(1, 6)))
+    Path("stance.txt").write_text("".join(f"{t} 0 opinion-{n} {LABELS[n - 1]}\n" for t in (1, 2) for n in range(1, 6)))
+    qrels = ("--qrels", "depth=depth.txt", "--stance", "stance.txt")
+    for command in (
+        ("validate", "runs/mine", "--topics", "essays/topics.xml", "--corpus", "essays/opinions.jsonl"),
+        ("evaluate", "runs/mine", *qrels),
+        ("show", "runs/mine"),
+        ("show", "runs/mine", "--topic", "1"),
+        ("report", "runs/mine", *qrels),
+        ("rank", "--out", "runs/mine", "--objective", "relevance"),
+        ("rank", "--out", "runs/mine", "--objective", "both"),
+        ("calibrate", "--run", "runs/mine", "--stance", "stance.txt", "--out", "thresholds.yaml", "--folds", "2"),
+        ("compare", "runs/mine", "first/run.txt", "--baseline", "runs/mine", *qrels, "--html", "both.html"),
+        ("regress", "record", "runs/mine", "one", *qrels),
+        ("regress", "check"),
+        ("prompts", "check", "--task", "essays"),
+    ):
+        done = touche(*command)
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+    assert Path("runs/mine/run.txt").read_bytes() == Path("regress/one/run.txt").read_bytes() == run
+    rows = json.loads(touche("evaluate", "runs/mine", *qrels, "--format", "json").stdout)
+    assert {"depth nDCG@5", "stance macro-F1"} <= {row["measure"] for row in rows}
+    Path("bad.txt").write_text("1 0 opinion-1 5\n")
+    done = touche("evaluate", "runs/mine", "--qrels", "depth=bad.txt")
+    assert done.returncode == 1 and "bad.txt:1" in done.stderr and "-2 to 4" in done.stderr
+    for wrong, hint in (("width=depth.txt", "relevance, depth, stance"), ("depth", "ASPECT=FILE")):
+        done = touche("evaluate", "runs/mine", "--qrels", wrong)
+        assert done.returncode == 2 and hint in done.stderr
+
+
+def test_a_task_without_stances_gives_runs_without_them(touche: Touche, tmp_path: Path) -> None:
+    change_example(touche, "", "{relevance: 0..2, depth: 1..5}")
+    asyncio.run(answer_run("essays", tmp_path / "answers.jsonl", tmp_path / "first"))
+    replay = ("--cache", "answers.jsonl", "--cache-mode", "replay", "--bm25-method", "lucene")
+    done = touche("run", "--task", "essays", *INPUTS, *replay, "--out", "runs/mine")
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in Path("runs/mine/run.txt").read_text().splitlines()]
+    assert {line[1] for line in lines} == {"Q0"} and len(lines) == 10
+    Path("depth.txt").write_text("".join(f"{t} 0 opinion-{n} {n}\n" for t in (1, 2) for n in range(1, 6)))
+    for command in (
+        ("validate", "runs/mine"),
+        ("evaluate", "runs/mine", "--qrels", "depth=depth.txt"),
+        ("show", "runs/mine"),
+        ("show", "runs/mine", "--topic", "1"),
+        ("report", "runs/mine", "--qrels", "depth=depth.txt"),
+        ("rank", "--out", "runs/mine"),
+        ("compare", "runs/mine", "first/run.txt", "--baseline", "runs/mine", "--qrels", "depth=depth.txt"),
+        ("fuse", "runs/mine", "first/run.txt", "--task", "essays", "--out", "fused.txt"),
+        ("regress", "record", "runs/mine", "one"),
+        ("regress", "check"),
+    ):
+        done = touche(*command)
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+    Path("stance.txt").write_text("1 0 opinion-1 PRO\n")
+    done = touche("evaluate", "runs/mine", "--stance", "stance.txt")
+    assert done.returncode == 2 and "relevance, depth" in done.stderr
+    Path("labelled.txt").write_text("1 PRO opinion-1 1 1.0 t\n")
+    assert touche("validate", "labelled.txt", "--task", "essays").returncode == 1

@@ -1,0 +1,149 @@
+"""Commands about tasks: list and show them, and begin a new one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from touche_llm.cli.demo import SAMPLES
+from touche_llm.cli.output import Format, FormatOption, print_rows, say
+from touche_llm.cli.tables import TEXT_WIDTH, Column, show_lines, show_table
+from touche_llm.data.files import open_atomic
+from touche_llm.errors import UsageError, to_printable
+from touche_llm.tasks import TASKS, get_task
+from touche_llm.tasks.base import Task
+from touche_llm.tasks.definition import TASK_FILE
+from touche_llm.tasks.leaderboard import read_tables
+
+EXAMPLE = SAMPLES / "example"
+# The definition comes last, so that a folder that has it is complete.
+EXAMPLE_FILES = ("judge.jinja", "topics.xml", "opinions.jsonl", "answers.jsonl", "qrels-relevance.txt", TASK_FILE)
+_COLUMNS = (
+    Column("task", is_text=True),
+    Column("aspects", is_text=True, drop=1),
+    Column("stances", is_text=True, drop=2),
+    Column("reader", is_text=True, drop=3),
+    Column("title", is_text=True, cut=TEXT_WIDTH),
+)
+
+app = typer.Typer(no_args_is_help=True, help="List and show tasks, and begin a new one.")
+
+
+@app.command("list")
+def list_(output: FormatOption = Format.TABLE) -> None:
+    """List the project's own tasks."""
+    if output is not Format.TABLE:
+        print_rows(output, [_row(task) for task in TASKS.values()])
+        return
+    rows = []
+    for task in TASKS.values():
+        aspects = ", ".join(f"{name} {scale}" for name, scale in task.scales.items())
+        rows.append((task.name, aspects, " ".join(task.stances), task.definition.corpus.reader, task.title))
+    show_table(_COLUMNS, rows)
+
+
+@app.command("show")
+def show_(
+    name: Annotated[str, typer.Argument(metavar="NAME|FOLDER", help="A task of the project, or a folder of a task.")],
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Show a task: what it grades and labels, its limits, weights, measures and published results."""
+    task = get_task(name)
+    if output is not Format.TABLE:
+        print_rows(output, [_row(task)])
+        return
+    print(to_printable(f"{task.name}: {task.title}"))
+    facts = list(_list_facts(task))
+    width = max(len(fact) for fact, _ in facts)
+    show_lines(f"{fact.ljust(width)}  {value}" for fact, value in facts)
+
+
+@app.command("new")
+def new(
+    folder: Annotated[Path, typer.Argument(help="Folder of the new task; it must not exist or be empty.")],
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Write an example of a task to change: its definition, a template, topics, documents and recorded answers.
+
+    The run of the example, which is printed, needs no model.
+    """
+    name = _choose_name(folder)
+    if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder}: exists and is not an empty folder; give another FOLDER")
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in EXAMPLE_FILES:
+        text = (EXAMPLE / file).read_text(encoding="utf-8")
+        if file == TASK_FILE:
+            text = text.replace(f"\nname: {EXAMPLE.name}\n", f"\nname: {name}\n")
+        with open_atomic(folder / file) as stream:
+            stream.write(text.encode())
+    if output is not Format.TABLE:
+        print_rows(output, [{"task": name, "file": folder / file} for file in EXAMPLE_FILES])
+    command = "touche-llm" if shutil.which("touche-llm") else "python -m touche_llm"
+    place = {file: shlex.quote(str(folder / file)) for file in ("", *EXAMPLE_FILES)}
+    for line in (
+        f"{folder}: the task {name}, with {', '.join(EXAMPLE_FILES)}",
+        "Its answers were invented; run it with them, then measure it with the example's judgments:",
+        f"    {command} run --task {place['']} --topics {place['topics.xml']} --corpus {place['opinions.jsonl']} \\",
+        f"        --cache {place['answers.jsonl']} --cache-mode replay --out runs/{name}",
+        f"    {command} evaluate runs/{name} --relevance {place['qrels-relevance.txt']}",
+        f"Then change {place[TASK_FILE]} and {place['judge.jinja']}, and check them with",
+        f"    {command} tasks show {place['']}",
+        f"    {command} prompts check --task {place['']}",
+    ):
+        say(output, to_printable(line))
+
+
+def _choose_name(folder: Path) -> str:
+    """Return a name for the task of a folder, like that of the folder."""
+    name = re.sub(r"[^a-z0-9_]+", "_", folder.absolute().name.lower()).strip("_")[:31]
+    if not name[:1].isalpha():
+        name = f"task_{name}"[:31]
+    return f"my_{name}"[:31] if name in TASKS else name
+
+
+def _list_facts(task: Task) -> Iterator[tuple[str, str]]:
+    definition, stance = task.definition, task.definition.stance
+    yield "folder", str(task.folder)
+    yield "features", ", ".join(definition.features) or "none"
+    yield "aspects", ", ".join(f"{name} {scale}" for name, scale in task.scales.items())
+    yield "stances", ", ".join(task.stances) or "none; runs have Q0 in their place"
+    if stance is not None:
+        yield "take no side", ", ".join(task.no_stances) or "none"
+        if stance.swapped:
+            yield (
+                "swapped with the objects",
+                ", ".join(f"{label} and {stance.swapped[label]}" for label in stance.swapped),
+            )
+        yield "without an answer", stance.unanswered
+    yield "documents per topic", f"{task.min_per_topic} to {task.max_per_topic:,}"
+    for objective, weights in task.objectives.items():
+        yield f"weights for {objective}", ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
+    yield "official measures", ", ".join(f"{name} {measure}" for name, measure in definition.measures.items()) or "none"
+    yield "corpus", f"{definition.corpus.reader}: {', '.join(task.corpus_files) or 'any file'}"
+    for table in read_tables(task):
+        yield "published runs", f"{len(table.runs)} by {table.measure}, {table.url}"
+
+
+def _row(task: Task) -> dict[str, Any]:
+    return {
+        "task": task.name,
+        "title": task.title,
+        "folder": task.folder,
+        "features": " ".join(task.definition.features) or None,
+        "aspects": " ".join(f"{name}:{scale}" for name, scale in task.scales.items()),
+        "stances": " ".join(task.stances) or None,
+        "no_side": " ".join(task.no_stances) or None,
+        "unanswered": task.unknown_stance,
+        "min_per_topic": task.min_per_topic,
+        "max_per_topic": task.max_per_topic,
+        "reader": task.definition.corpus.reader,
+        "files": " ".join(task.corpus_files) or None,
+    }
