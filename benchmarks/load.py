@@ -24,7 +24,7 @@ import orjson
 
 from touche_llm.errors import DataError, EngineError
 from touche_llm.llm.engines.chat_reply import CHAT_PATH
-from touche_llm.llm.engines.server import API_KEY_VARIABLE
+from touche_llm.llm.engines.http_client import API_KEY_VARIABLE
 
 Body = dict[str, Any]
 _SECONDS = 3600.0

@@ -19,7 +19,7 @@ from touche_llm.data import transport
 from touche_llm.errors import EngineError, ReplayMiss
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.cache import CacheMode
-from touche_llm.llm.engines.server import VllmServer
+from touche_llm.llm.engines.server import ChatServer
 from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline.run_all import RunResult
 from touche_llm.tasks import get_task
@@ -81,7 +81,7 @@ async def test_a_malformed_reply_at_start_up_is_one_error_or_none(
 ) -> None:
     for number, kind in enumerate(GENERAL * rounds):
         server = FuzzServer(start_up_plan(kind, endpoint, random.Random(f"{fault_seed}/{endpoint}/{number}")))
-        client = VllmServer("", concurrency=4, request_timeout=60.0, chat_template_kwargs={})
+        client = ChatServer("", concurrency=4, request_timeout=60.0, chat_template_kwargs={})
         outcome = "answers"
         async with server.running(), client, asyncio.timeout(120):
             client.base_url = server.url

@@ -25,7 +25,7 @@ from touche_llm.errors import EngineError
 from touche_llm.llm.answers import Answer, FailedRequest, build_schema, parse_answer
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engines.base import EngineInfo
-from touche_llm.llm.engines.server import VllmServer
+from touche_llm.llm.engines.server import ChatServer
 from touche_llm.llm.logprobs import compute_expected_grade, read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Origin, Request, Sampling
@@ -114,18 +114,18 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def connected(fuzz: FuzzServer, timeout: float = 60.0) -> AsyncIterator[tuple[VllmServer, EngineInfo]]:
+async def connected(fuzz: FuzzServer, timeout: float = 60.0) -> AsyncIterator[tuple[ChatServer, EngineInfo]]:
     """A client that has passed the start-up check; nothing is left to the loop's exception handler."""
     problems: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
-    client = VllmServer(fuzz.url, concurrency=8, request_timeout=timeout, chat_template_kwargs={})
+    client = ChatServer(fuzz.url, concurrency=8, request_timeout=timeout, chat_template_kwargs={})
     async with client as server:
         yield server, await server.connect(None, "", TOP_LOGPROBS)
     assert problems == []
 
 
 async def answers(
-    fuzz: Fuzz, numbers: list[int], server: VllmServer, facts: EngineInfo, cache: Cache, retry_for: float
+    fuzz: Fuzz, numbers: list[int], server: ChatServer, facts: EngineInfo, cache: Cache, retry_for: float
 ) -> list[Result]:
     """What becomes of requests, in batches that are each a run of their own; a batch that hangs is an error."""
     found: list[Result] = []

@@ -86,9 +86,9 @@ async def _server(
     asked: EngineConfig, sampling: SamplingConfig, restart: Callable[[], Awaitable[str]] | None = None
 ) -> AsyncIterator[tuple[Engine, EngineInfo]]:
     # Imported here because the HTTP libraries are slow to load, and most commands need no engine.
-    from touche_llm.llm.engines.server import VllmServer
+    from touche_llm.llm.engines.server import ChatServer
 
-    async with VllmServer(
+    async with ChatServer(
         asked.base_url,
         concurrency=asked.concurrency,
         request_timeout=asked.request_timeout,

@@ -18,7 +18,7 @@ from touche_llm.errors import EngineError
 from touche_llm.llm.cache import Cache
 from touche_llm.llm.engines import health, vllm_process
 from touche_llm.llm.engines.base import EngineDeath
-from touche_llm.llm.engines.server import VllmServer
+from touche_llm.llm.engines.server import ChatServer
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
 from touche_llm.pipeline.engines import open_model
@@ -36,7 +36,7 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def client_of(server: FakeServer, path: Path, restart: Restart | None = None) -> AsyncIterator[ModelClient]:
     """A client that retries for hours."""
-    async with VllmServer(
+    async with ChatServer(
         server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}, restart=restart
     ) as engine:
         info = await engine.connect(None, "", 20)
@@ -81,7 +81,7 @@ async def test_a_server_that_lives_or_recovers_is_sent_the_request_again(statuse
 
 
 async def test_a_slow_health_check_is_a_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("touche_llm.llm.engines.server._HEALTH_SECONDS", 0.0)
+    monkeypatch.setattr("touche_llm.llm.engines.http_client._HEALTH_SECONDS", 0.0)
     server = FakeServer([status(500)], health=[503] * 1000)
     async with server.running(), client_of(server, tmp_path) as model:
         assert isinstance(await send(model), AnsweredRequest)

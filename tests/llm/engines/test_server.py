@@ -36,7 +36,7 @@ from touche_llm.llm.answers import Answer, FailedRequest, build_schema
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.cache_file import Entry
 from touche_llm.llm.engines.base import Rejected, Transient
-from touche_llm.llm.engines.server import VllmServer
+from touche_llm.llm.engines.server import ChatServer
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 
@@ -50,7 +50,7 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 async def model_of(
     server: FakeServer, path: Path, *, request_timeout: float = 5.0, retry_for: float = 5.0, **options: Any
 ) -> AsyncIterator[ModelClient]:
-    async with VllmServer(
+    async with ChatServer(
         server.url, concurrency=8, request_timeout=request_timeout, chat_template_kwargs={"enable_thinking": False}
     ) as engine:
         info = await engine.connect(None, "", 20)
@@ -117,7 +117,7 @@ async def test_the_wait_that_a_server_requests_is_read_from_its_header(
 ) -> None:
     server = FakeServer(rest=status(429, **({} if header is None else {"Retry-After": header})))
     async with server.running():
-        async with VllmServer(server.url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
+        async with ChatServer(server.url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
             with pytest.raises(Transient) as caught:
                 await engine.complete(question())
     assert caught.value.retry_after == seconds
@@ -427,7 +427,7 @@ def test_after_an_overload_half_as_many_requests_are_sent_at_a_time(behaviour: B
 
         server = FakeServer([behaviour], rest=waits)
         async with server.running():
-            async with VllmServer(server.url, concurrency=8, request_timeout=300, chat_template_kwargs={}) as engine:
+            async with ChatServer(server.url, concurrency=8, request_timeout=300, chat_template_kwargs={}) as engine:
                 with pytest.raises(Transient):
                     await engine.complete(question())
                 answers = asyncio.gather(*(engine.complete(question()) for _ in range(10)))
@@ -484,7 +484,7 @@ async def test_another_model_that_answers_ends_the_run_and_is_not_stored(before:
 
 async def connect(server: FakeServer, model: str | None = None, top_logprobs: int = 20) -> Any:
     async with server.running():
-        async with VllmServer(server.url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
+        async with ChatServer(server.url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
             return await engine.connect(model, "r1", top_logprobs)
 
 
@@ -531,7 +531,7 @@ async def test_a_server_without_log_probabilities_is_refused_unless_they_are_not
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://127.0.0.1:1/v1/", "127.0.0.1:8000", "http://"])
 async def test_an_unreachable_address_is_named_with_the_option(url: str) -> None:
-    async with VllmServer(url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
+    async with ChatServer(url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
         with pytest.raises(EngineError, match="`engine.base_url`") as raised:
             await engine.connect(None, "", 20)
     assert raised.value.location == url.rstrip("/").removesuffix("/v1")
@@ -564,7 +564,7 @@ async def test_a_web_page_is_named_by_its_title_and_the_option_is_named(code: in
     app.router.add_route("*", "/{path:.*}", page)
     async with TestServer(app) as server:
         url = str(server.make_url("")).rstrip("/")
-        async with VllmServer(url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
+        async with ChatServer(url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
             with pytest.raises(EngineError) as caught:
                 await engine.connect(None, "", 20)
     message = str(caught.value)
@@ -580,7 +580,7 @@ async def test_any_other_reply_is_quoted_in_part() -> None:
     app.router.add_route("*", "/{path:.*}", text)
     async with TestServer(app) as server:
         url = str(server.make_url("")).rstrip("/")
-        async with VllmServer(url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
+        async with ChatServer(url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
             with pytest.raises(EngineError) as caught:
                 await engine.connect(None, "", 20)
     assert len(str(caught.value)) < 600 and "\x1b" not in str(caught.value)
