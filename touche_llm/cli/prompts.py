@@ -30,7 +30,7 @@ from touche_llm.prompt_lab.lint import CheckedPrompt, Finding, Share, check, det
 from touche_llm.prompt_lab.material import make_invented_material, take_corpus_material
 from touche_llm.prompt_lab.prefix_sharing import Count, estimate
 from touche_llm.prompts.catalog import CatalogEntry, find_prompt, find_prompts, load_named
-from touche_llm.prompts.prompt import Prompt, examples_path
+from touche_llm.prompts.prompt import examples_path
 from touche_llm.prompts.purposes import Purpose
 from touche_llm.prompts.templates import read_text
 from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, TASKS, get_task
@@ -218,16 +218,17 @@ def _print_checks(output: Format, rows: Sequence[tuple[CatalogEntry, CheckedProm
         tokens = "" if checked.tokens is None else f"{checked.tokens:,}"
         shares = (_share(checked.between_topics), _share(checked.between_documents))
         result = ", ".join([f"{errors} errors"] * bool(errors) + [f"{warnings} warnings"] * bool(warnings)) or "good"
-        name, version = (found.name, "") if found.loaded is None else _named(found.loaded[1])
+        prompt = found.loaded[1] if found.loaded else None
+        name, version = (prompt.name, f"{prompt.header.version} {prompt.hash}") if prompt else (found.name, "")
         table.append((name, version, tokens, *shares, result))
     show_table(columns, table)
-    show_lines(["tokens: of the longest topic's prompt, documents left out" + ("" if tokenizer else _ESTIMATED)])
+    counted = (
+        "" if tokenizer else "; estimated at four characters each, the chat template left out (--tokenizer counts)"
+    )
+    show_lines([f"tokens: of the longest topic's prompt, documents left out{counted}"])
     for found, checked in rows:
         for finding in checked.findings:
             print(to_printable(f"{finding.level}: {found.task.name} {found.name}: {finding.message}"))
-
-
-_ESTIMATED = "; estimated at four characters each, the chat template left out (--tokenizer FOLDER counts)"
 
 
 def _check_row(found: CatalogEntry, checked: CheckedPrompt, tokenizer: Path | None) -> dict[str, Any]:
@@ -263,10 +264,6 @@ def _share(share: Share | None) -> str:
     if share is None:
         return ""
     return f"{100 * share.chars / max(share.of_chars, 1):.0f} %, {share.tokens:,} tokens"
-
-
-def _named(prompt: Prompt) -> tuple[str, str]:
-    return prompt.name, f"{prompt.header.version} {prompt.hash}"
 
 
 def _cells(found: CatalogEntry) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from touche_llm.data.records import Document, Topic
 from touche_llm.judging.pointwise import Documents, RequestBuilder
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engines.base import EngineInfo
-from touche_llm.llm.engines.dry_run import DryEngine
+from touche_llm.llm.engines.dry_run import TOKEN_CHARS, DryEngine
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Message, Sampling
 from touche_llm.llm.tokenizer import ChatTokenizer
@@ -30,8 +30,6 @@ Count = Callable[[Messages], int]
 # Index of a message and number of characters in it.
 Place = tuple[int, int]
 
-# English text has about four characters a token.
-TOKEN_CHARS = 4
 # First characters of a substitute text; one that the original text does not contain is used.
 _MARKS = "※⁂§¶"
 _ENDLESS = 2**30

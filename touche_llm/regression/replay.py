@@ -16,6 +16,7 @@ from touche_llm.llm.answers import Answer, AnswerT, FailedRequest, Unusable, par
 from touche_llm.llm.cache import Cache, CacheMode, ValueType
 from touche_llm.llm.cache_file import Entry, ValueT
 from touche_llm.llm.engines.base import EngineInfo
+from touche_llm.llm.engines.dry_run import TOKEN_CHARS
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.llm.truncation import Truncation, apply_truncation
@@ -27,8 +28,6 @@ from touche_llm.pipeline.stages import judge_stage, rank_stage
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.expansion import ExpansionSettings
 from touche_llm.text.passages import RankedPassages
-
-_TOKEN_CHARS = 4
 
 
 class RequestId(NamedTuple):
@@ -217,7 +216,7 @@ class _SubstitutingClient(ModelClient):
         near = self._find_similar("fit", request)
         if near:
             return near[0].read(Truncation).prompt_tokens
-        return self.engine_info.overhead + sum(len(message.content) for message in request.messages) // _TOKEN_CHARS
+        return self.engine_info.overhead + sum(len(message.content) for message in request.messages) // TOKEN_CHARS
 
     def raise_on_misses(self) -> None:
         """Do nothing: the replay continues and reports missing answers at its end."""

@@ -21,7 +21,7 @@ from touche_llm.llm.logprobs import Label
 from touche_llm.llm.request import Message, Request
 
 # Characters per token, about, in English text.
-_TOKEN_CHARS = 4
+TOKEN_CHARS = 4
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class DryEngine:
 
     async def truncate(self, text: str, max_tokens: int) -> str:
         """Return the beginning of `text` with about this many tokens."""
-        return text[: max_tokens * _TOKEN_CHARS]
+        return text[: max_tokens * TOKEN_CHARS]
 
     def _record(self, request: Request) -> int:
         """Record a request; return its number of prompt tokens."""
@@ -217,4 +217,4 @@ def _join(messages: Sequence[Message]) -> str:
 
 def _estimate(text: str) -> int:
     """Return the estimated number of tokens of a text."""
-    return round(len(text) / _TOKEN_CHARS)
+    return round(len(text) / TOKEN_CHARS)
