@@ -29,7 +29,7 @@ from touche_llm.judging.stance import StanceSettings
 from touche_llm.llm.settings import DEFAULT_CONCURRENCY, CacheConfig, EngineConfig, SamplingConfig
 from touche_llm.prompts.settings import PromptsConfig
 from touche_llm.ranking.expansion import ExpansionSettings
-from touche_llm.ranking.steps import BALANCE, FUSION, JUDGE, METHODS, RankingSettings, Step, check_fusion, parse_steps
+from touche_llm.ranking.steps import BALANCE, FUSION, JUDGE, METHODS, RankingSettings, Step, check_steps, parse_steps
 from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
 from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
 from touche_llm.retrieval.sentences import SentenceSettings
@@ -186,7 +186,7 @@ class Config(Section):
                 raise ValueError(f"weights.{name}: no such name; {task.name} has {', '.join(task.weight_names)}")
         if not sum(self.weights.values()):
             raise ValueError(f"weights: {', '.join(self.weights)} are all 0; give at least one above 0")
-        check_fusion(self.steps, self.ranking.fusion)
+        check_steps(self.steps, self.ranking.fusion, task.sides)
         if task.sentence_question is None and (self.sentences or self.pairs):
             raise ValueError(f"sentences, pairs: {task.name} does not rank pairs of sentences")
         if self.sentences and self.depth > self.sentences.pool:

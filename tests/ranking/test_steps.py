@@ -13,7 +13,7 @@ from touche_llm.ranking.steps import (
     METHODS,
     RankingSettings,
     Step,
-    check_fusion,
+    check_steps,
     list_comparison_kinds,
     parse_steps,
     rank_topic,
@@ -187,9 +187,14 @@ def test_a_fusion_of_nothing_that_has_weight_is_refused_before_anything_is_asked
     parsed = parse_steps(steps.split(","))
     nothing = FusionStepSettings(weights={"first_stage": 0.0, "judge": 0.0})
     with pytest.raises(ValueError, match=r"fusion\.weights: .*fusion:5 .*first_stage"):
-        check_fusion(parsed, nothing)
-    check_fusion(parsed, FusionStepSettings(weights={"judge": 0.0, "fusion": 0.0}))
-    check_fusion(parse_steps(["pairwise:3", "fusion:3"]), nothing)
+        check_steps(parsed, nothing, ("PRO", "CON"))
+    check_steps(parsed, FusionStepSettings(weights={"judge": 0.0, "fusion": 0.0}), ("PRO", "CON"))
+    check_steps(parse_steps(["pairwise:3", "fusion:3"]), nothing, ())
+
+
+def test_a_task_without_sides_has_nothing_to_balance() -> None:
+    with pytest.raises(ValueError, match="balance:5"):
+        check_steps(parse_steps(["judge", "balance:5"]), FusionStepSettings(), ())
 
 
 async def test_where_a_topic_has_nothing_that_has_weight_its_order_stays() -> None:

@@ -64,7 +64,8 @@ def calibrate(
     directory.check_finished("judge")
     task = get_task(directory.read_config().task)
     if not task.no_stances:
-        raise UsageError(f"{task.name}: all its stances take a side, so it has no thresholds")
+        stances = "all its stances take a side" if task.stances else "it has no stances"
+        raise UsageError(f"{task.name}: {stances}, so it has no thresholds")
     settings = read_settings(evaluate) if evaluate is not None else None
     examples = read_calibration_set(
         directory.judgments_file, directory.stances_file, read_qrels({STANCE: stance}, task).stances, task, topic or ()

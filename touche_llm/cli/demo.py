@@ -17,6 +17,7 @@ from touche_llm.cli.progress import CommandProgress
 from touche_llm.cli.rankings import list_rows, read_run_topics, show_rankings
 from touche_llm.config import Config, load_config
 from touche_llm.data.files import shorten_path
+from touche_llm.errors import UsageError
 from touche_llm.integrations.tira import detect_input
 from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline import run_files
@@ -38,7 +39,10 @@ def demo(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Run every task on a small sample, offline, with invented answers."""
-    names = list(TASKS) if task is None else [get_task(task).name]
+    known_samples = [name for name in TASKS if (SAMPLES / name).is_dir()]
+    names = known_samples if task is None else [get_task(task).name]
+    if not set(names) <= set(known_samples):
+        raise UsageError(f"--task {task}: the demo has no sample of it; give {', '.join(known_samples)}")
     rows: list[dict[str, Any]] = []
     for name in names:
         if output is Format.TABLE:

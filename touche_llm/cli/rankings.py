@@ -51,7 +51,7 @@ def list_rows(
     for row in kept:
         topic = known[row["topic"]]
         objects = dict(zip(task.stances, topic.objects or (), strict=False))
-        found = {"object": objects.get(row["stance"]), "text": texts.get((topic.id, row["document"]))}
+        found = {"object": objects.get(row.get("stance", "")), "text": texts.get((topic.id, row["document"]))}
         made.append({"topic": topic.id, "title": topic.title or None} | row | found)
     return made
 
@@ -68,7 +68,8 @@ def show_rankings(
     """Print the first documents of topics, below the title and the objects of each topic, see `show_table`."""
     grades = task.question.grades if has_grades else ()
     # The id of a pair of sentences is longer than most terminals are wide.
-    columns = [Column("rank"), Column("document", drop=1, is_text=True), Column("stance", is_text=True)]
+    columns = [Column("rank"), Column("document", drop=1, is_text=True)]
+    columns += [Column("stance", is_text=True)] * bool(task.stances)
     columns += [*map(Column, grades), Column("score", drop=3)]
     columns += [Column("text", drop=2, is_text=True, cut=TEXT_WIDTH)] * any(row["text"] for row in rows)
     cells: list[Sequence[str]] = []
@@ -82,7 +83,8 @@ def show_rankings(
         for row in of_topic:
             values = (format_grade(row[name]) for name in grades)
             texts = (f"{row['score']:.4f}", row["text"] or "")
-            cells.append((str(row["rank"]), row["document"], row["stance"], *values, *texts)[: len(columns)])
+            stance = (row["stance"],) if task.stances else ()
+            cells.append((str(row["rank"]), row["document"], *stance, *values, *texts)[: len(columns)])
     show_table(columns, cells, file=file, width=width)
 
 

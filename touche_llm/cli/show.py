@@ -167,27 +167,32 @@ def _show_topic(topic: Topic | None, rows: Sequence[Mapping[str, Any]], task: Ta
         show_lines(filter(None, (f"{topic.id} {topic.title}", objects, topic.description, topic.narrative)))
         print()
     # Users copy the id, and that of a pair of sentences leaves little room in a terminal.
-    columns = [Column("rank"), Column("document", is_text=True), Column("stance", drop=1, is_text=True)]
+    columns = [Column("rank"), Column("document", is_text=True)]
+    columns += [Column("stance", drop=1, is_text=True)] if task.stances else []
     columns += [*(Column(name, drop=2) for name in task.question.grades), Column("seen", drop=4)]
     columns += [Column("score", drop=5), Column("before", drop=6)]
     columns += [*(Column(f"p {label}", drop=7) for label in task.stances)]
     columns += [Column("text", drop=3, is_text=True, cut=TEXT_WIDTH)]
     cells = []
     for row in rows:
-        share = row.get(f"p_{row['stance']}")
-        stance = row["stance"] + ("" if share is None else f" {share:.2f}")
-        if row["stance_source"] not in ("judge", "stance"):
-            stance += f" {row['stance_source']}"
+        stance = [_format_stance(row)] if task.stances else []
         numbers = (format_grade(row[name]) for name in task.question.grades)
         shares = (format_grade(row[f"p_{label}"]) for label in task.stances)
         before = "–" if row["first_stage_rank"] is None else str(row["first_stage_rank"])
         seen = "" if row["seen"] in (None, 1.0) else f"{row['seen']:.0%}"
         cells.append(
-            (*(str(row["rank"]), row["document"], stance, *numbers, seen, f"{row['score']:.4f}", before), *shares)
+            (*(str(row["rank"]), row["document"], *stance, *numbers, seen, f"{row['score']:.4f}", before), *shares)
             + (row["text"] or "",)
         )
     show_table(columns, cells)
     show_lines(("seen: share of a truncated document that the model saw; before: rank in the first stage",))
+
+
+def _format_stance(row: Mapping[str, Any]) -> str:
+    """Format the stance of a row with its probability, and with its source unless that is a prompt."""
+    share = row[f"p_{row['stance']}"]
+    source = "" if row["stance_source"] in ("judge", "stance") else f" {row['stance_source']}"
+    return f"{row['stance']}{'' if share is None else f' {share:.2f}'}{source}"
 
 
 def runs(

@@ -71,7 +71,7 @@ class ScoredDocument(msgspec.Struct, frozen=True, gc=False):
 
 
 class RunLine(msgspec.Struct, frozen=True, gc=False):
-    """Line of a run: `qid stance doc rank score tag`."""
+    """Line of a run: `qid stance doc rank score tag`; the stance is `Q0` if the task has none."""
 
     topic_id: str
     stance: str

@@ -153,9 +153,9 @@ def read_run(path: Path | str, labels: Collection[str] | None = None) -> ParsedR
         if row.stance == NO_STANCE_COLUMN:
             continue
         if labels is not None and row.stance not in labels:
+            known = f"none of {', '.join(labels)}; correct it, or" if labels else "given, but the task has none;"
             raise DataError(
-                f"{_locate(path, row)}: stance {row.stance!r:.40} is none of {', '.join(labels)}; correct it, or "
-                f"write {NO_STANCE_COLUMN} for no stance"
+                f"{_locate(path, row)}: stance {row.stance!r:.40} is {known} write {NO_STANCE_COLUMN} for no stance"
             )
         stances[key] = row.stance
     if not topics:

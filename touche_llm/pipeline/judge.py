@@ -76,7 +76,7 @@ class Judgments:
         return found
 
     def to_frame(self) -> DataFrame:
-        """Return a row per judgment: topic, document, each grade, stance, and the probability of each label.
+        """Return a row per judgment: topic, document, each grade, and any stance with the probability of each label.
 
         Grades and stance are those of the judge prompt; `source` says whether they come from probabilities.
         """
@@ -91,12 +91,13 @@ class Judgments:
                     judgment.topic_id,
                     judgment.document_id,
                     *(judgment.grades.get(name) for name in grades),
-                    judgment.stance,
+                    *([judgment.stance] if task.stances else []),
                     *(shares.get(label) for label in task.stances),
                     judgment.source,
                 )
             )
-        columns = ("topic", "document", *grades, "stance", *(f"p_{label}" for label in task.stances), "source")
+        stance_columns = ["stance", *(f"p_{label}" for label in task.stances)] if task.stances else []
+        columns = ("topic", "document", *grades, *stance_columns, "source")
         return make_frame(rows, columns)
 
 

@@ -30,7 +30,7 @@ from touche_llm.pipeline.rank import Ranking
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.prompts.purposes import list_judging_purposes, load, purposes_of
 from touche_llm.ranking.expansion import ExpansionSettings
-from touche_llm.ranking.steps import RankingSettings, check_fusion, list_comparison_kinds, parse_steps
+from touche_llm.ranking.steps import RankingSettings, check_steps, list_comparison_kinds, parse_steps
 from touche_llm.ranking.topics import ComparisonResources, RankingPlan
 from touche_llm.retrieval.chatnoir.settings import ChatNoirSettings
 from touche_llm.retrieval.elasticsearch.settings import ElasticsearchSettings
@@ -221,7 +221,7 @@ async def _rank(
     steps = steps.split(",") if isinstance(steps, str) else steps
     try:
         parsed = parse_steps(steps)
-        check_fusion(parsed, options.settings.fusion)
+        check_steps(parsed, options.settings.fusion, task.sides)
     except ValueError as error:
         raise UsageError(f"steps: {error}") from error
     weights = {**task.objectives[options.objective], **options.weights}

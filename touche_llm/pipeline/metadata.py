@@ -42,12 +42,13 @@ def describe_run(config: Config, folder: Path, stages: Mapping[str, Any]) -> dic
         stages: Facts of each finished stage.
     """
     task = get_task(config.task)
+    stances = ", label stances" if task.stances else ""
     return {
         "ir_metadata.version": "0.1",
         "tag": config.tag,
         # Names of people are optional; the tag identifies the team in every shared task.
         "actor": {"team": config.tag} | config.actor.model_dump(exclude_none=True),
-        "research goal": {"description": f"{task.title}: rank zero-shot with an instruction model, label stances"},
+        "research goal": {"description": f"{task.title}: rank zero-shot with an instruction model{stances}"},
         "platform": {
             "hardware": {"cpu": {"architecture": platform.machine(), "number of cores": os.cpu_count()}},
             "operating system": {"kernel": f"{platform.system()} {platform.release()}"},

@@ -12,7 +12,7 @@ import msgspec
 
 from touche_llm.data.files import check_output
 from touche_llm.data.records import Candidate, Comparison, Failure, Judgment, RunLine, StanceReading
-from touche_llm.data.trec_runs import ParsedRun, check_tag, write_run
+from touche_llm.data.trec_runs import NO_STANCE_COLUMN, ParsedRun, check_tag, write_run
 from touche_llm.errors import DataError, shorten
 from touche_llm.judging.stance import StanceSettings
 from touche_llm.pipeline.context import RunContext
@@ -87,7 +87,8 @@ class Ranking(ParsedRun):
             shares = label.probabilities or {}
             rows.append(
                 (
-                    *(line.topic_id, line.document_id, line.rank, line.score, line.stance, label.source),
+                    *(line.topic_id, line.document_id, line.rank, line.score),
+                    *((line.stance, label.source) if self.task.stances else ()),
                     *(grades.get(name) for name in self.task.question.grades),
                     *(shares.get(stance) for stance in self.task.stances),
                 )
@@ -137,7 +138,7 @@ async def rank(
         rankings.setdefault(line.topic_id, []).append(Candidate(line.topic_id, line.document_id, line.rank, line.score))
     ranking = Ranking(
         rankings,
-        {(line.topic_id, line.document_id): line.stance for line in ranked.lines},
+        {(line.topic_id, line.document_id): line.stance for line in ranked.lines if line.stance != NO_STANCE_COLUMN},
         task,
         ranked.lines,
         labels,
@@ -191,8 +192,8 @@ def _warn_of_unjudged(ranking: Ranking, judgments: Judgments, progress: Progress
     imputed, omitted, task = ranking.imputed, _count_omitted(ranking, judgments), ranking.task
     if imputed:
         progress.warn(
-            f"{imputed} of {len(ranking.lines)} documents have no judgment: first-stage order, "
-            f"stance {task.unknown_stance}"
+            f"{imputed} of {len(ranking.lines)} documents have no judgment: first-stage order"
+            + (f", stance {task.unknown_stance}" if task.stances else "")
         )
     if omitted:
         progress.warn(f"{omitted} documents have no judgment and are left out, since {task.name} has no such stance")

@@ -10,13 +10,13 @@ from typing import Any, Literal, NamedTuple
 
 from touche_llm.data.files import open_atomic
 from touche_llm.data.records import Judgment, StanceReading
-from touche_llm.data.trec_runs import DECIMALS
+from touche_llm.data.trec_runs import DECIMALS, NO_STANCE_COLUMN
 from touche_llm.judging.stance import StanceSettings, choose_stance
 from touche_llm.tasks.base import Task
 
 # Source of a label: the judge prompt, the stance prompt, a threshold that overrode the most probable label, the
-# sentences of a pair, or the task's label for an unknown stance.
-StanceSource = Literal["judge", "stance", "threshold", "inherited", "imputed"]
+# sentences of a pair, or the task's label for an unknown stance; "none" if the task has no stances.
+StanceSource = Literal["judge", "stance", "threshold", "inherited", "imputed", "none"]
 
 
 class ChosenStance(NamedTuple):
@@ -33,8 +33,11 @@ def choose_label(
     """Choose the stance of a document by the stance prompt if it was used, else by the judge prompt.
 
     Returns:
-        The stance; without an answer the task's label for an unknown stance, or None if it has no such label.
+        The stance; without an answer the task's label for an unknown stance, or None if it has no such label. `Q0` if
+        the task has no stances.
     """
+    if not task.stances:
+        return ChosenStance(NO_STANCE_COLUMN, "none", None)
     if reading is not None:
         known = reading.probabilities if reading.source == "probabilities" else None
         if known is None:
@@ -61,9 +64,10 @@ def _apply_thresholds(
 
 
 def list_result_columns(task: Task) -> tuple[str, ...]:
-    """Return the columns of `results.tsv`."""
+    """Return the columns of `results.tsv`; those of the stance only if the task has stances."""
+    stance = ("stance", "stance_source") if task.stances else ()
     probabilities = (f"p_{stance}" for stance in task.stances)
-    return ("topic", "document", "rank", "score", "stance", "stance_source", *task.question.grades, *probabilities)
+    return ("topic", "document", "rank", "score", *stance, *task.question.grades, *probabilities)
 
 
 def write_results(path: Path, rows: Iterable[tuple[Any, ...]], task: Task) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from touche_llm.data.records import Candidate, Judgment, ScoredDocument
-from touche_llm.data.trec_runs import ParsedRun
+from touche_llm.data.trec_runs import NO_STANCE_COLUMN, ParsedRun
 from touche_llm.evaluation.agreement import estimate_kappa
 from touche_llm.evaluation.estimate import Estimate, estimate_mean
 from touche_llm.evaluation.measures import CUTOFF, NDCG, estimate_grades, estimate_judged
@@ -234,7 +234,9 @@ def _rank_documents(
             Candidate(topic, candidate.document_id, rank, candidate.score)
             for rank, candidate in enumerate(ranking, start=1)
         ]
-    return ParsedRun(rankings, {key: judgment.stance for key, judgment in said.items()})
+    return ParsedRun(
+        rankings, {key: judgment.stance for key, judgment in said.items() if judgment.stance != NO_STANCE_COLUMN}
+    )
 
 
 def _estimate_variant(run: ParsedRun, said: Judgments, given: Qrels, *, stances: bool) -> dict[str, Estimate]:

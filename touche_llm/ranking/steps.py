@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,10 +128,12 @@ def list_comparison_kinds(steps: Sequence[Step]) -> tuple[Kind, ...]:
     return tuple(sorted({METHODS[step.name].kind for step in steps if step.name in METHODS}))
 
 
-def check_fusion(steps: Sequence[Step], settings: FusionStepSettings) -> None:
-    """Raise ValueError if a fusion gives weight 0 to all rankings before it."""
+def check_steps(steps: Sequence[Step], settings: FusionStepSettings, sides: Collection[str]) -> None:
+    """Raise ValueError if a fusion gives weight 0 to all rankings before it, or if there are no sides to balance."""
     before = [FIRST_STAGE]
     for step in steps:
+        if step.name == BALANCE and not sides:
+            raise ValueError(f"{step}: the task has no stances to balance; leave this step out")
         if step.name == FUSION and not any(settings.weights.get(name, 1.0) for name in before):
             raise ValueError(
                 f"ranking.fusion.weights: all rankings before {step} ({', '.join(before)}) have weight 0; give at "

@@ -98,7 +98,7 @@ def _values(found: RunComparison) -> dict[str, Any]:
                 found.task.stances,
             )
             for name, of_runs in sets.items()
-            if any(of_runs.values())
+            if found.task.stances and any(of_runs.values())
         },
         "shared": _select_shared_facts([side.facts for side in sides]),
         "folders": folders,

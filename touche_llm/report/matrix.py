@@ -12,6 +12,7 @@ from typing import Any
 from touche_llm.data.records import Failure, Judgment, Reading, Topic
 from touche_llm.evaluation.agreement import round_grade
 from touche_llm.evaluation.qrels import STANCE, Qrels
+from touche_llm.llm.answers import get_labels
 from touche_llm.prompt_lab.comparison import PromptComparison
 from touche_llm.prompt_lab.draw import Sampled
 from touche_llm.prompt_lab.measures import describe_stance_measure, named
@@ -170,7 +171,7 @@ def render_matrix(found: PromptComparison, qrels: Qrels, judged_by: Mapping[str,
         "groups": groups,
         "named": named,
         "stance_note": describe_stance_measure(found.task) if qrels.stances else "",
-        "fields": [*found.task.question.grades, STANCE],
+        "fields": list(get_labels(found.task.question.answer)),
         "aspect": next(iter(qrels.grades)),
         "failures": Counter(failure.kind for failure in found.all_failures()),
         "documents": len(rows),

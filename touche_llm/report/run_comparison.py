@@ -60,8 +60,8 @@ def check_runs(runs: Sequence[NamedRun], task: Task) -> None:
         for (topic, document), stance in run.run.stances.items():
             if stance not in task.stances:
                 raise DataError(
-                    f"{run.name}: topic {topic}, document {document}: stance {stance!r:.40} is none of "
-                    f"{', '.join(task.stances)}; give the task of this run, or leave it out"
+                    f"{run.name}: topic {topic}, document {document}: stance {stance!r:.40} is none of {task.name} "
+                    f"({', '.join(task.stances) or 'it has no stances'}); give the task of this run, or leave it out"
                 )
         if run.folder is None:
             continue
