@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,15 @@ def test_settings_are_checked_with_the_name_of_the_argument(topics: list[tl.Topi
         assert caught.value.location == location
     with pytest.raises(tl.UsageError):
         tl.evaluate(tl.retrieve(topics, corpus), None)  # type: ignore[arg-type]
+
+
+def test_judgments_of_another_task_are_refused(topics: list[tl.Topic], corpus: Any) -> None:
+    candidates = tl.retrieve(topics, corpus, depth=3)
+    other = replace(candidates, task=tl.get_task("controversial"))
+    with replayed("comparative") as model:
+        judgments = tl.judge(candidates, model, stance=tl.StanceSettings(depth=0))
+    with raises_at(tl.UsageError, "judgments", "comparative", "controversial"):
+        tl.rank(other, judgments)
 
 
 def test_an_unknown_setting_is_named_with_the_known_ones() -> None:

@@ -209,7 +209,7 @@ async def _rank(
         progress: Display of the progress; None for a bar in a terminal or notebook.
 
     Raises:
-        UsageError: A step or weight is unknown, or a step needs a model.
+        UsageError: A step or weight is unknown, a step needs a model, or the judgments are of another task.
         DataError: There is no candidate to rank.
         ReplayMiss: The cache of a replay lacks an answer.
     """
@@ -218,6 +218,8 @@ async def _rank(
     if model is not None:
         _check_types(model=(model, LanguageModel))
     task, options = candidates.task, read_settings(RankOptions, options, "options")
+    if (judged := judgments.candidates.task.name) != task.name:
+        raise UsageError(f"judgments: of the task {judged}, not of {task.name}; give the judgments of these candidates")
     steps = steps.split(",") if isinstance(steps, str) else steps
     try:
         parsed = parse_steps(steps)
