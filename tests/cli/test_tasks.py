@@ -161,6 +161,9 @@ def test_a_task_of_five_labels_and_two_scales_is_run_measured_recorded_and_repla
         done = touche(*command)
         assert done.returncode == 0, (command, done.stdout, done.stderr)
     assert Path("runs/mine/run.txt").read_bytes() == Path("regress/one/run.txt").read_bytes() == run
+    (row,) = json.loads(touche("runs", "runs", "--format", "json").stdout)
+    assert row["depth nDCG@5"] is not None and row["quality nDCG@5"] is None
+    assert "depth" in touche("runs", "runs").stdout
     rows = json.loads(touche("evaluate", "runs/mine", *qrels, "--format", "json").stdout)
     assert {"depth nDCG@5", "stance macro-F1"} <= {row["measure"] for row in rows}
     Path("bad.txt").write_text("1 0 opinion-1 5\n")

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import BadLine, DataError, UsageError
 from touche_llm.llm.answers import get_labels
+from touche_llm.pipeline.corpora import open_local_corpus
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.leaderboard import LEADERBOARD_FILE, read_tables
 
@@ -219,3 +220,19 @@ def test_published_results_of_a_folder_are_checked(tmp_path: Path) -> None:
         with pytest.raises(DataError) as caught:
             read_tables(task)
         assert str(caught.value).startswith(f"{folder / LEADERBOARD_FILE}: {key}: ")
+
+
+def test_the_keys_of_documents_are_those_of_the_task(tmp_path: Path) -> None:
+    corpus = tmp_path / "essays.jsonl"
+    corpus.write_text('{"key": "a", "body": "one tea", "id": 7, "text": "two coffee"}\n')
+    with pytest.raises(BadLine):
+        list(TASKS["comparative"].read_corpus(corpus))
+    index = tmp_path / "index"
+    texts, notes = [], list[str]()
+    for number, text in enumerate(("body", "text", "text")):
+        values = changed("corpus/text", text)
+        task = get_task(write_task(tmp_path / str(number), values))
+        with open_local_corpus(corpus, index, task, skip_bad_lines=False, warn=notes.append) as opened:
+            texts.append(opened.documents.get("a").text)
+    assert texts == ["one tea", "two coffee", "two coffee"]
+    assert [("stor" in note, "other keys" in note) for note in notes] == [(True, False), (True, True)]

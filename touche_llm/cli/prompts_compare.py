@@ -82,7 +82,8 @@ def _check_files(given: s.Given, own: Mapping[str, Any]) -> None:
     if len(prompts) > _MAX_ON_PAGE:
         raise UsageError(f"--html: a page shows at most {_MAX_ON_PAGE} prompts; name fewer than {len(prompts)}")
     names = ("relevance", "quality", "stance", "coherence", "sample_file", "config")
-    inputs = (*(own[name] for name in names), given.get("topics"), given.get("corpus"))
+    qrels = (Path(text.partition("=")[2]) for text in own["qrels"] or ())
+    inputs = (*(own[name] for name in names), *qrels, given.get("topics"), given.get("corpus"))
     check_output(html, own["overwrite"], filter(None, inputs))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,7 +34,8 @@ from touche_llm.pipeline.stages import count_by_kind
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 
-# Measures of the last evaluation that are shown, with short names.
+_NDCG = " nDCG@5"
+# Measures of the last evaluation with short names that have a column in any case; a task may have other aspects.
 _MEASURES = {
     "relevance nDCG@5": "relevance",
     "quality nDCG@5": "quality",
@@ -140,9 +141,15 @@ def _list_facts(overview: RunOverview, config: Config, task: Task) -> Iterator[t
         )
 
 
+def _list_measures(evaluations: Iterable[RecordedEvaluation | None]) -> dict[str, str]:
+    """Return the measures that are shown, with their short names."""
+    measured = (name for evaluation in evaluations if evaluation is not None for name in evaluation.measures)
+    return _MEASURES | {name: name.removesuffix(_NDCG) for name in measured if name.endswith(_NDCG)}
+
+
 def _get_measures(evaluation: RecordedEvaluation) -> dict[str, tuple[float, float | None]]:
     """Return the value of each measure that is shown, and the share of judged documents behind it."""
-    found = {name: evaluation.measures[name] for name in _MEASURES if name in evaluation.measures}
+    found = {name: evaluation.measures[name] for name in _list_measures([evaluation]) if name in evaluation.measures}
     return {name: (each.value, each.judged) for name, each in found.items() if each.value is not None}
 
 
@@ -207,11 +214,13 @@ def runs(
     """
     found = find_runs(folder)
     latest_first = sorted(map(read_overview, found.folders), key=lambda each: each.changed, reverse=True)
-    rows = [_make_row(each, folder) for each in sorted(latest_first, key=lambda each: each.directory.path.parent)]
+    overviews = sorted(latest_first, key=lambda each: each.directory.path.parent)
+    measures = _list_measures(each.evaluation for each in overviews)
+    rows = [_make_row(each, folder, measures) for each in overviews]
     if output is not Format.TABLE:
-        print_rows(output, rows, tuple(_make_row(None, folder)))
+        print_rows(output, rows, tuple(_make_row(None, folder, measures)))
     elif rows:
-        _show_runs(rows)
+        _show_runs(rows, measures)
     else:
         print(f"{folder}: no runs")
     if not found.is_complete:
@@ -221,8 +230,8 @@ def runs(
         )
 
 
-def _make_row(overview: RunOverview | None, root: Path) -> dict[str, Any]:
-    """Return the row of a run; without a run, a row that has only the keys."""
+def _make_row(overview: RunOverview | None, root: Path, shown: Iterable[str]) -> dict[str, Any]:
+    """Return the row of a run with these measures; without a run, a row that has only the keys."""
     usage = sum_usage({}) if overview is None else overview.usage
     config = None if overview is None else overview.config
     measures = {} if overview is None or overview.evaluation is None else _get_measures(overview.evaluation)
@@ -235,22 +244,22 @@ def _make_row(overview: RunOverview | None, root: Path) -> dict[str, Any]:
         "prompt": None if overview is None else overview.prompt or None,
         "steps": None if config is None else ",".join(config.rank),
         "topics": None if overview is None else overview.topics,
-        **{name: measures[name][0] if name in measures else None for name in _MEASURES},
-        **{f"{name} judged": measures[name][1] if name in measures else None for name in _MEASURES},
+        **{name: measures[name][0] if name in measures else None for name in shown},
+        **{f"{name} judged": measures[name][1] if name in measures else None for name in shown},
         **usage._asdict(),
         "date": None if overview is None else overview.changed.isoformat(timespec="seconds"),
     }
 
 
-def _show_runs(rows: Sequence[Mapping[str, Any]]) -> None:
-    measured = [name for name in _MEASURES if any(row[name] is not None for row in rows)]
+def _show_runs(rows: Sequence[Mapping[str, Any]], measures: Mapping[str, str]) -> None:
+    measured = [name for name in measures if any(row[name] is not None for row in rows)]
     has_states = any(row["state"] != COMPLETE for row in rows)
     columns = [Column("run", is_text=True), *([Column("state", is_text=True)] * has_states)]
-    columns += [Column(_MEASURES[name], drop=min(number * 6, 6)) for number, name in enumerate(measured)]
+    columns += [Column(measures[name], drop=min(number * 6, 6)) for number, name in enumerate(measured)]
     columns += [Column("date", drop=1), Column("model", drop=2, is_text=True, cut=TEXT_WIDTH)]
     columns += [Column("prompt", drop=5, is_text=True), Column("topics", drop=4), Column("requests", drop=3)]
     columns += [Column("tokens", drop=7), Column("steps", drop=8, is_text=True)]
-    columns += [Column(f"{_MEASURES[name]} judged", drop=9) for name in measured]
+    columns += [Column(f"{measures[name]} judged", drop=9) for name in measured]
     cells: list[Sequence[str]] = []
     for parent, group in groupby(rows, key=lambda row: row["run"].parent):
         if parent != Path("."):
