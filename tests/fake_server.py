@@ -39,9 +39,19 @@ def reply(
     return web.Response(body=orjson.dumps(body), content_type="application/json")
 
 
+def schema_in(body: dict[str, Any]) -> Any:
+    """The schema that the server is to enforce; None if there is none."""
+    if "structured_outputs" in body:
+        return body["structured_outputs"]["json"]
+    return body["response_format"]["json_schema"]["schema"] if "response_format" in body else None
+
+
 async def good(_: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    """The first label of each field, and the last for `second`, since two objects differ."""
-    properties = body["structured_outputs"]["json"]["properties"]
+    """The first label of each field, and the last for `second`, since two objects differ; a greeting without schema."""
+    schema = schema_in(body)
+    if schema is None:
+        return reply("Hello! How can I help?")
+    properties = schema["properties"]
     return reply(orjson.dumps({name: each["enum"][-(name == "second")] for name, each in properties.items()}).decode())
 
 
@@ -57,6 +67,8 @@ class FakeServer:
     probe: Behaviour = good
     models: list[dict[str, Any]] = field(default_factory=lambda: [{"id": "fake", "max_model_len": 8192}])
     health: list[int] = field(default_factory=list)
+    # Fields of a request that the server does not know.
+    ignored: tuple[str, ...] = ()
     bodies: list[dict[str, Any]] = field(default_factory=list)
     url: str = ""
     tokenized: int = 0
@@ -64,10 +76,11 @@ class FakeServer:
     most_open: int = 0
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        body = orjson.loads(await request.read())
-        if list(body["structured_outputs"]["json"]["properties"]) == ["word"]:
+        sent = orjson.loads(await request.read())
+        body = {name: value for name, value in sent.items() if name not in self.ignored}
+        if list((schema_in(sent) or {"properties": {}})["properties"]) == ["word"]:
             return await self.probe(request, body)
-        self.bodies.append(body)
+        self.bodies.append(sent)
         behaviour = self.behaviours.pop(0) if self.behaviours else self.rest
         self.open_now += 1
         self.most_open = max(self.most_open, self.open_now)
@@ -90,8 +103,14 @@ class FakeServer:
         body = orjson.loads(await request.read())
         return web.json_response({"prompt": bytes(body["tokens"]).decode("utf-8", "replace")})
 
+    async def version(self, _: web.Request) -> web.Response:
+        return web.json_response({"version": "0.0-fake"})
+
     def add_routes(self, app: web.Application) -> None:
-        """For what else a server answers."""
+        """What vLLM has beside the interface of OpenAI."""
+        app.router.add_get("/version", self.version)
+        app.router.add_post("/tokenize", self.tokenize)
+        app.router.add_post("/detokenize", self.detokenize)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[FakeServer]:
@@ -100,19 +119,13 @@ class FakeServer:
         async def list_models(_: web.Request) -> web.Response:
             return web.json_response({"data": self.models})
 
-        async def version(_: web.Request) -> web.Response:
-            return web.json_response({"version": "0.0-fake"})
-
         async def health(_: web.Request) -> web.Response:
             return web.Response(status=self.health.pop(0) if self.health else 200)
 
         app = web.Application()
         app.router.add_get("/v1/models", list_models)
         app.router.add_get("/health", health)
-        app.router.add_get("/version", version)
         app.router.add_post("/v1/chat/completions", self.chat)
-        app.router.add_post("/tokenize", self.tokenize)
-        app.router.add_post("/detokenize", self.detokenize)
         self.add_routes(app)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()

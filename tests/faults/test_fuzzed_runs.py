@@ -20,6 +20,8 @@ from touche_llm.errors import EngineError, ReplayMiss
 from touche_llm.evaluation.run_validation import validate_run
 from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.engines.server import ChatServer
+from touche_llm.llm.engines.startup import connect
+from touche_llm.llm.settings import EngineConfig, SamplingConfig
 from touche_llm.pipeline import run_all as pipeline
 from touche_llm.pipeline.run_all import RunResult
 from touche_llm.tasks import get_task
@@ -86,7 +88,7 @@ async def test_a_malformed_reply_at_start_up_is_one_error_or_none(
         async with server.running(), client, asyncio.timeout(120):
             client.base_url = server.url
             try:
-                facts = await client.connect(None, "", 20)
+                facts = await connect(client, EngineConfig(), SamplingConfig())
             except EngineError as error:
                 outcome = "ended"
                 assert is_short(error), kind.name

@@ -26,9 +26,11 @@ from touche_llm.llm.answers import Answer, FailedRequest, build_schema, parse_an
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.engines.base import EngineInfo
 from touche_llm.llm.engines.server import ChatServer
+from touche_llm.llm.engines.startup import connect
 from touche_llm.llm.logprobs import compute_expected_grade, read_label
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Origin, Request, Sampling
+from touche_llm.llm.settings import EngineConfig, SamplingConfig
 
 # Imported for the kinds that they register.
 assert reply_bodies and reply_logprobs and reply_wires
@@ -120,7 +122,7 @@ async def connected(fuzz: FuzzServer, timeout: float = 60.0) -> AsyncIterator[tu
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
     client = ChatServer(fuzz.url, concurrency=8, request_timeout=timeout, chat_template_kwargs={})
     async with client as server:
-        yield server, await server.connect(None, "", TOP_LOGPROBS)
+        yield server, await connect(server, EngineConfig(), SamplingConfig())
     assert problems == []
 
 

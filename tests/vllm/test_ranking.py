@@ -26,7 +26,9 @@ from touche_llm.data.files import read_records
 from touche_llm.data.records import Comparison, Failure, Queries, StanceReading
 from touche_llm.llm.answers import build_schema
 from touche_llm.llm.engines.server import ChatServer
+from touche_llm.llm.engines.startup import connect
 from touche_llm.llm.request import Message, Origin, Request, Sampling
+from touche_llm.llm.settings import EngineConfig, SamplingConfig
 from touche_llm.prompts.purposes import build_order_answer
 
 pytestmark = pytest.mark.vllm
@@ -252,7 +254,7 @@ def test_documents_of_a_comparison_shrink_until_the_context_holds_all(places: di
 async def test_the_server_holds_every_answer_to_the_pattern(vllm_url: str) -> None:
     model = build_order_answer(3)
     async with ChatServer(vllm_url, concurrency=8, request_timeout=60.0, chat_template_kwargs={}) as server:
-        facts = await server.connect(MODEL_NAME, "", 0)
+        facts = await connect(server, EngineConfig(), SamplingConfig(logprobs=False))
 
         def request(seed: int) -> Request:
             return Request(

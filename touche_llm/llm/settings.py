@@ -36,7 +36,7 @@ class Runner(StrEnum):
 
 
 class EngineConfig(Section):
-    """Settings of the engine: a vLLM `server`, a `managed` one of this run, or `batch` files.
+    """Settings of the engine: a `server`, a `managed` one of this run, or `batch` files.
 
     Attributes:
         name: A running server at `base_url`, one that the program starts and stops, or batch files.
@@ -48,6 +48,7 @@ class EngineConfig(Section):
             replicas.
         revision: The user's name for the version of the weights.
         context: Context in tokens; the model's own if None.
+        tokenizer: Folder of the model's tokenizer, for a server that does not count the tokens of messages.
         concurrency: Max number of requests to a server at a time.
         request_timeout: Seconds that a server may take for a request, excluding its queue.
         retry_for: Seconds after which a request that fails at a server is no longer retried.
@@ -67,7 +68,7 @@ class EngineConfig(Section):
     base_url: Annotated[
         str,
         AfterValidator(partial(check_address, secret="VLLM_API_KEY")),
-        Option("--base-url", "Address of vLLM", "Model", is_common=True, metavar="URL"),
+        Option("--base-url", "Address of the server", "Model", is_common=True, metavar="URL"),
     ] = "http://127.0.0.1:8000"
     model: Annotated[
         str | None,
@@ -85,6 +86,12 @@ class EngineConfig(Section):
         int | None,
         Option("--context", "Context in tokens to which documents are truncated (default: the server's)", "Model"),
     ] = Field(None, ge=1)
+    tokenizer: Annotated[
+        Path | None,
+        Option(
+            "--tokenizer", "Folder of the model's tokenizer, if the server does not count", "Model", metavar="FOLDER"
+        ),
+    ] = None
     concurrency: Annotated[int, Option("--concurrency", "Concurrent requests to the server", "Model")] = Field(
         DEFAULT_CONCURRENCY, ge=1, le=65536
     )

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from touche_llm.errors import DataError, EngineError, UsageError
+from touche_llm.errors import DataError, UsageError
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.cache_file import Entry
 from touche_llm.llm.engines.base import Engine, EngineInfo
@@ -87,6 +87,7 @@ async def _server(
 ) -> AsyncIterator[tuple[Engine, EngineInfo]]:
     # Imported here because the HTTP libraries are slow to load, and most commands need no engine.
     from touche_llm.llm.engines.server import ChatServer
+    from touche_llm.llm.engines.startup import connect
 
     async with ChatServer(
         asked.base_url,
@@ -95,16 +96,7 @@ async def _server(
         chat_template_kwargs=sampling.chat_template_kwargs,
         restart=restart,
     ) as server:
-        facts = await server.connect(asked.model, asked.revision, sampling.top_logprobs)
-        if asked.context is not None:
-            if asked.context > facts.context:
-                raise EngineError(
-                    f"{asked.base_url}: {facts.model} is served with a context of {facts.context} tokens, "
-                    f"{asked.context} are configured; serve it with a longer context or give a "
-                    "shorter one (`engine.context`)"
-                )
-            facts = facts.model_copy(update={"context": asked.context})
-        yield server, facts
+        yield server, await connect(server, asked, sampling)
 
 
 def store_engine_info(facts: EngineInfo, cache: Cache) -> None:

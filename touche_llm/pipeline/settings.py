@@ -13,7 +13,7 @@ from touche_llm.tasks import get_task
 # How requests reach the engine.
 DELIVERY = (
     *(f"engine.{name}" for name in ("name", "runner", "base_url", "options")),
-    *(f"engine.{name}" for name in ("concurrency", "request_timeout", "retry_for")),
+    *(f"engine.{name}" for name in ("tokenizer", "concurrency", "request_timeout", "retry_for")),
 )
 # Settings that change neither an answer nor an output: locations, speed, names of people.
 # All other settings are compared, so a new setting is compared unless it is listed here.

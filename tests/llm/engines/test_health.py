@@ -19,6 +19,7 @@ from touche_llm.llm.cache import Cache
 from touche_llm.llm.engines import health, vllm_process
 from touche_llm.llm.engines.base import EngineDeath
 from touche_llm.llm.engines.server import ChatServer
+from touche_llm.llm.engines.startup import connect
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.settings import CacheConfig, EngineConfig, SamplingConfig
 from touche_llm.pipeline.engines import open_model
@@ -39,7 +40,7 @@ async def client_of(server: FakeServer, path: Path, restart: Restart | None = No
     async with ChatServer(
         server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}, restart=restart
     ) as engine:
-        info = await engine.connect(None, "", 20)
+        info = await connect(engine, EngineConfig(), SamplingConfig())
         with Cache(path / "answers.sqlite") as cache:
             yield ModelClient(engine_info=info, engine=engine, cache=cache, retry_for=36_000.0)
 

@@ -27,6 +27,7 @@ from tests.fake_server import (
     hangs,
     reply,
     says,
+    schema_in,
     status,
 )
 from tests.jumping_clock import run_jumping
@@ -37,8 +38,10 @@ from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.cache_file import Entry
 from touche_llm.llm.engines.base import Rejected, Transient
 from touche_llm.llm.engines.server import ChatServer
+from touche_llm.llm.engines.startup import connect as connect_to
 from touche_llm.llm.model import AnsweredRequest, ModelClient
 from touche_llm.llm.request import Message, Origin, Request, Sampling
+from touche_llm.llm.settings import EngineConfig, SamplingConfig
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +56,7 @@ async def model_of(
     async with ChatServer(
         server.url, concurrency=8, request_timeout=request_timeout, chat_template_kwargs={"enable_thinking": False}
     ) as engine:
-        info = await engine.connect(None, "", 20)
+        info = await connect_to(engine, EngineConfig(), SamplingConfig())
         with Cache(path / "answers.sqlite", options.get("mode", CacheMode.REUSE)) as cache:
             retry = options.get("retry_failures", False)
             yield ModelClient(engine_info=info, engine=engine, cache=cache, retry_for=retry_for, retry_failures=retry)
@@ -482,10 +485,10 @@ async def test_another_model_that_answers_ends_the_run_and_is_not_stored(before:
     assert "'other'" in str(raised.value) and repr(before) in str(raised.value)
 
 
-async def connect(server: FakeServer, model: str | None = None, top_logprobs: int = 20) -> Any:
+async def connect(server: FakeServer, model: str | None = None, logprobs: bool = True) -> Any:
     async with server.running():
         async with ChatServer(server.url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
-            return await engine.connect(model, "r1", top_logprobs)
+            return await connect_to(engine, EngineConfig(model=model, revision="r1"), SamplingConfig(logprobs=logprobs))
 
 
 async def test_the_engine_is_described_by_the_server() -> None:
@@ -519,21 +522,21 @@ async def test_a_server_that_cannot_do_the_work_is_an_error_at_the_start(
 
 async def test_a_server_without_log_probabilities_is_refused_unless_they_are_not_wanted() -> None:
     async def silent(_: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        word = body["structured_outputs"]["json"]["properties"]["word"]["enum"][0]
+        word = schema_in(body)["properties"]["word"]["enum"][0]
         return web.json_response(
             {"choices": [{"message": {"content": f'{{"word":"{word}"}}'}, "finish_reason": "stop", "logprobs": None}]}
         )
 
     with pytest.raises(EngineError, match="`sampling.logprobs: false`"):
         await connect(FakeServer(probe=silent))
-    assert (await connect(FakeServer(probe=silent), top_logprobs=0)).model == "fake"
+    assert (await connect(FakeServer(probe=silent), logprobs=False)).model == "fake"
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://127.0.0.1:1/v1/", "127.0.0.1:8000", "http://"])
 async def test_an_unreachable_address_is_named_with_the_option(url: str) -> None:
     async with ChatServer(url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
         with pytest.raises(EngineError, match="`engine.base_url`") as raised:
-            await engine.connect(None, "", 20)
+            await connect_to(engine, EngineConfig(), SamplingConfig())
     assert raised.value.location == url.rstrip("/").removesuffix("/v1")
 
 
@@ -566,7 +569,7 @@ async def test_a_web_page_is_named_by_its_title_and_the_option_is_named(code: in
         url = str(server.make_url("")).rstrip("/")
         async with ChatServer(url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
             with pytest.raises(EngineError) as caught:
-                await engine.connect(None, "", 20)
+                await connect_to(engine, EngineConfig(), SamplingConfig())
     message = str(caught.value)
     assert message.startswith(f"{url}: ") and "a web page ('nginx & more')" in message
     assert "`engine.base_url`" in message and "<" not in message and len(message) < 300
@@ -582,5 +585,5 @@ async def test_any_other_reply_is_quoted_in_part() -> None:
         url = str(server.make_url("")).rstrip("/")
         async with ChatServer(url, concurrency=1, request_timeout=5, chat_template_kwargs={}) as engine:
             with pytest.raises(EngineError) as caught:
-                await engine.connect(None, "", 20)
+                await connect_to(engine, EngineConfig(), SamplingConfig())
     assert len(str(caught.value)) < 600 and "\x1b" not in str(caught.value)

@@ -66,6 +66,10 @@ class Transient(TransientFailure):
         self.is_overload = is_overload
 
 
+class BrokenReply(Transient):
+    """Complete but malformed reply. At an address that a server does not know, it may be a page."""
+
+
 class EngineDeath(Exception):
     """The engine has died and answers no request any more, so that the run stops instead of failing every request."""
 

@@ -1,9 +1,10 @@
-"""Chat requests to vLLM and its replies, over HTTP or in batch files."""
+"""Chat requests and replies, over HTTP or in batch files."""
 
 from __future__ import annotations
 
 import builtins
 from collections.abc import Collection, Sequence
+from enum import StrEnum
 from typing import Annotated, Any
 
 import msgspec
@@ -15,6 +16,14 @@ from touche_llm.llm.engines.base import Completion, MissingLogprobs, Transient
 from touche_llm.llm.engines.vllm_common import to_chat
 from touche_llm.llm.logprobs import LOGPROB_ROUNDING, find_value_spans, overlaps
 from touche_llm.llm.request import Request
+
+
+class Delivery(StrEnum):
+    """Field of a request's body with which a server is made to keep to a JSON schema."""
+
+    STRUCTURED_OUTPUTS = "structured_outputs"
+    RESPONSE_FORMAT = "response_format"
+
 
 CHAT_PATH = "/v1/chat/completions"
 LOGPROBS_MISSING = (
@@ -39,7 +48,7 @@ class _Token(msgspec.Struct, gc=False):
 
     @property
     def spelled(self) -> builtins.bytes:
-        """Its bytes, if vLLM sends them."""
+        """Its bytes, if the server sends them."""
         return builtins.bytes(self.bytes or ())
 
     @property
@@ -110,15 +119,17 @@ class ChatReply(msgspec.Struct, gc=False):
                 decode_json(token.top_logprobs, list[_Alternative])
 
 
-def build_chat_body(request: Request) -> dict[str, Any]:
-    """Return the body of a request to `CHAT_PATH`."""
+def build_chat_body(request: Request, delivery: Delivery = Delivery.STRUCTURED_OUTPUTS) -> dict[str, Any]:
+    """Return the body of a request to `CHAT_PATH`, with the schema in the field that the server knows."""
     sampling = request.sampling
     body: dict[str, Any] = {
         "model": request.model,
         "messages": to_chat(request.messages),
         "temperature": sampling.temperature,
         "max_tokens": sampling.max_tokens,
-        "structured_outputs": {"json": request.schema},
+        delivery.value: {"json": request.schema}
+        if delivery is Delivery.STRUCTURED_OUTPUTS
+        else {"type": "json_schema", "json_schema": {"name": "answer", "schema": request.schema, "strict": True}},
         "chat_template_kwargs": request.chat_template_kwargs,
     }
     # Without effect at temperature 0, where vLLM's CPU engine died with seeds.

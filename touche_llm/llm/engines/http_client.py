@@ -16,7 +16,7 @@ from touche_llm.data.json_records import Malformed, decode_json
 from touche_llm.data.transport import BROKEN_TRIES, parse_retry_after, read_body
 from touche_llm.errors import EngineError
 from touche_llm.llm.concurrency import PRIORITY, BackoffSlots
-from touche_llm.llm.engines.base import Rejected, Transient
+from touche_llm.llm.engines.base import BrokenReply, Rejected, Transient
 from touche_llm.llm.engines.connections import ConnectionPool, QueueTimeout, allow_connections
 from touche_llm.llm.engines.health import HealthMonitor
 
@@ -168,7 +168,7 @@ def _read(path: str, content: bytes, reply: type[ReplyT]) -> ReplyT:
         return decode_json(content, reply)
     except Malformed as error:
         reason = f"malformed reply from {path}: {_describe_page(content) or error}"
-        raise Transient("server_error", reason, max_tries=BROKEN_TRIES) from error
+        raise BrokenReply("server_error", reason, max_tries=BROKEN_TRIES) from error
 
 
 def _read_error(content: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Shared parts of all ways to vLLM: start options, model folder, start-up check."""
+"""Shared parts of all ways to vLLM: start options, model folder, chat messages."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from touche_llm.errors import EngineError, UsageError
-from touche_llm.llm.answers import AnswerModel, Unusable, build_schema, parse_answer
-from touche_llm.llm.engines.base import Engine, MissingLogprobs
-from touche_llm.llm.logprobs import check_logprobs
-from touche_llm.llm.request import Message, Origin, Request, Sampling
+from touche_llm.errors import UsageError
+from touche_llm.llm.answers import AnswerModel
+from touche_llm.llm.request import Message
 
 # With white space allowed between tokens, weak models write it endlessly. Only this backend has the switch, and all
 # requests must use the same backend.
@@ -63,49 +61,3 @@ def match_prefix(text: str, decoded: str) -> str:
     The decoded text of a tokenizer that normalises differs from its input, but has about as many characters.
     """
     return text[: len(decoded.rstrip("\ufffd"))]
-
-
-async def verify_engine(
-    engine: Engine, location: str, model: str, chat_template_kwargs: Mapping[str, Any], top_logprobs: int
-) -> None:
-    """Verify that an engine enforces schemas: request an answer that no model gives otherwise.
-
-    Raises:
-        EngineError: Schemas are not enforced, or log-probabilities are missing or impossible.
-    """
-    no_logprobs = EngineError(
-        f"{location}: {model} sends no log-probabilities that spell its answer; grades would be coarse; "
-        "use a server that does, or request plain grades with `sampling.logprobs: false`"
-    )
-    request = Request(
-        messages=(Message("user", "Say hello."),),
-        schema=build_schema(_Probe),
-        sampling=Sampling(max_tokens=64, top_logprobs=top_logprobs),
-        model=model,
-        revision="",
-        chat_template_kwargs=chat_template_kwargs,
-        origin=Origin("start-up check", 0, "", "", None),
-    )
-    try:
-        completion = await engine.complete(request)
-    except MissingLogprobs as error:
-        raise no_logprobs from error
-    try:
-        parse_answer(completion.text, _Probe)
-    except Unusable as error:
-        hint = ""
-        if not completion.text and completion.reasoning:
-            hint = " (its reasoning was not empty: switch thinking off)"
-        raise EngineError(
-            f"{location}: {model} does not enforce JSON schemas: restricted to a single word, "
-            f"it answered {completion.text[:80]!r}{hint}; use a server with `structured_outputs` (vLLM 0.11 or later)"
-        ) from error
-    if top_logprobs and not any(token.top for token in completion.tokens):
-        raise no_logprobs
-    try:
-        check_logprobs(completion.text, completion.tokens)
-    except Unusable as error:
-        raise EngineError(
-            f"{location}: {model} sends impossible log-probabilities: {error.reason}; serve it with --logprobs-mode "
-            "raw_logprobs, the default of vLLM, or request plain grades with `sampling.logprobs: false`"
-        ) from error

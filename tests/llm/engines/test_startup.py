@@ -1,0 +1,172 @@
+"""Start-up check of servers that differ, as fakes: it uses what works and names the setting for what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.answer_models import ComparativeJudgment
+from tests.fake_server import GOOD, FakeServer, reply, says, schema_in
+from tests.llm.engines.test_server import question
+from tests.other_servers import FakeLlamaCpp, FakeLmStudio, FakeOllama, FakeSglang
+from touche_llm.errors import EngineError
+from touche_llm.llm.answers import build_schema
+from touche_llm.llm.cache import Cache
+from touche_llm.llm.engines import startup
+from touche_llm.llm.engines.base import EngineInfo
+from touche_llm.llm.engines.chat_reply import Delivery
+from touche_llm.llm.engines.server import ChatServer
+from touche_llm.llm.engines.startup import connect
+from touche_llm.llm.model import AnsweredRequest, ModelClient
+from touche_llm.llm.request import Message, Sampling
+from touche_llm.llm.settings import EngineConfig, SamplingConfig
+
+
+class WordTokenizer:
+    """In place of `ChatTokenizer`: one token a word, three for the template."""
+
+    def __init__(self, folder: Path, chat_template_kwargs: Any) -> None:
+        assert folder.name == "tokenizer"
+
+    def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        return 3 + sum(len(message.content.split()) for message in messages)
+
+    def truncate(self, text: str, max_tokens: int) -> str:
+        return " ".join(text.split()[:max_tokens])
+
+
+@pytest.fixture(autouse=True)
+def _tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup, "ChatTokenizer", WordTokenizer)
+
+
+@asynccontextmanager
+async def connected(
+    server: FakeServer, logprobs: bool = True, **engine: Any
+) -> AsyncIterator[tuple[ChatServer, EngineInfo]]:
+    async with server.running():
+        async with ChatServer(server.url, concurrency=8, request_timeout=5, chat_template_kwargs={}) as client:
+            yield client, await connect(client, EngineConfig(**engine), SamplingConfig(logprobs=logprobs))
+
+
+TOKENIZER = Path("tokenizer")
+USABLE: list[tuple[FakeServer, dict[str, Any], Delivery, str, int]] = [
+    (FakeServer(), {}, Delivery.STRUCTURED_OUTPUTS, "vllm 0.0-fake", 8192),
+    (FakeSglang(), {"tokenizer": TOKENIZER}, Delivery.RESPONSE_FORMAT, "sglang 0.5.0-fake", 4096),
+    (FakeLlamaCpp(), {}, Delivery.RESPONSE_FORMAT, "llama.cpp b1-fake", 2048),
+    (
+        FakeOllama(),
+        {"tokenizer": TOKENIZER, "context": 1024},
+        Delivery.RESPONSE_FORMAT,
+        "ollama 0.12.11-fake",
+        1024,
+    ),
+    (
+        FakeLmStudio(),
+        {"tokenizer": TOKENIZER, "context": 1024, "logprobs": False},
+        Delivery.RESPONSE_FORMAT,
+        "unknown server",
+        1024,
+    ),
+]
+
+
+@pytest.mark.parametrize(("server", "given", "delivery", "engine", "context"), USABLE)
+async def test_a_server_is_used_in_the_way_that_works(
+    server: FakeServer, given: dict[str, Any], delivery: Delivery, engine: str, context: int, tmp_path: Path
+) -> None:
+    async with connected(server, **given) as (client, info):
+        assert (client.delivery, info.engine, info.context) == (delivery, engine, context)
+        with Cache(tmp_path / "answers.sqlite") as cache:
+            model = ModelClient(engine_info=info, engine=client, cache=cache)
+            top_logprobs = 20 if given.get("logprobs", True) else 0
+            request = replace(question(), sampling=Sampling(top_logprobs=top_logprobs))
+            result = await model.request(request, ComparativeJudgment)
+            assert isinstance(result, AnsweredRequest)
+            assert bool(result.answer.tokens) == given.get("logprobs", True)
+            # The way in which the schema is sent is not part of the key.
+            assert (result.key, len(cache.find("answer"))) == (request.key, 1)
+    (body,) = server.bodies
+    assert schema_in(body) == build_schema(ComparativeJudgment)
+    assert [each.value for each in Delivery if each.value in body] == [delivery]
+
+
+async def test_a_server_that_refuses_a_field_that_it_does_not_know_is_sent_the_other() -> None:
+    async def strict(_: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if "structured_outputs" in body:
+            return web.json_response({"error": {"message": "extra field"}}, status=422)
+        return reply('{"word":"quokka-7351"}')
+
+    async with connected(FakeServer(probe=strict)) as (client, _):
+        assert client.delivery is Delivery.RESPONSE_FORMAT
+
+
+@pytest.mark.parametrize("server", [FakeServer(), FakeLlamaCpp()])
+async def test_texts_are_truncated_by_the_tokens_of_the_server(server: FakeServer) -> None:
+    async with connected(server) as (client, info):
+        assert info.overhead == 10
+        assert await client.count_tokens((Message("user", "four"), Message("user", "five!"))) == 10 + 4 + 5
+        assert await client.truncate("A text.", 7) == "A text."
+        assert await client.truncate("A text.", 6) == "A text"
+
+
+async def test_texts_are_truncated_by_the_tokenizer_of_a_folder() -> None:
+    async with connected(FakeSglang(), tokenizer=TOKENIZER) as (client, info):
+        assert info.overhead == 3
+        assert await client.truncate("one two three", 2) == "one two"
+
+
+async def refuse_logprobs(_: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    if "logprobs" in body:
+        return web.json_response({"error": {"message": "logprobs is not supported"}}, status=400)
+    return reply('{"word":"quokka-7351"}')
+
+
+async def spell_another_answer(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
+    sent = reply('{"word":"quokka-7351"}')
+    assert isinstance(sent.body, bytes)
+    return web.Response(body=sent.body.replace(b'"bytes":[113]', b'"bytes":[114]'), content_type="application/json")
+
+
+async def ignore_schema(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
+    return reply("Hello! How can I help?", reasoning_content="A greeting.")
+
+
+@pytest.mark.parametrize(
+    ("server", "given", "message"),
+    [
+        (FakeSglang(), {}, "/tokenize: 1 validation error.*`engine.tokenizer`"),
+        (FakeOllama(), {}, "context length of fake.*`engine.context`"),
+        (FakeOllama(), {"context": 1024}, "HTTP 404 from /tokenize.*`engine.tokenizer`"),
+        (FakeLmStudio(), {"context": 1024}, "malformed reply from /tokenize.*`engine.tokenizer`"),
+        (FakeLmStudio(), {"context": 1024, "tokenizer": TOKENIZER}, "no log-prob.*ties.*`sampling.logprobs: false`"),
+        (FakeServer(probe=refuse_logprobs), {}, "logprobs is not supported.*`sampling.logprobs: false`"),
+        (FakeServer(probe=spell_another_answer), {}, "do not spell its answer.*`sampling.logprobs: false`"),
+        (FakeServer(probe=ignore_schema), {}, "quokka-7351.*'Hello! How can I help.*thinking.*`response_format`"),
+        (FakeServer(), {"context": 10_000}, "8192 tokens, 10000 are configured.*`engine.context`"),
+        (
+            FakeSglang(probe=says('{"word":"quokka-7351"}', usage={"prompt_tokens": 40})),
+            {"tokenizer": TOKENIZER},
+            "40 prompt tokens are 5 by.*`engine.tokenizer`",
+        ),
+    ],
+)
+async def test_what_is_missing_is_named_in_one_line_with_the_setting(
+    server: FakeServer, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(EngineError, match=message) as raised:
+        async with connected(server, **given):
+            pass
+    assert "\n" not in str(raised.value) and raised.value.location == server.url
+    assert server.bodies == []
+
+
+async def test_refused_log_probabilities_are_not_needed_for_plain_grades() -> None:
+    async with connected(FakeServer([says(GOOD)], probe=refuse_logprobs), logprobs=False) as (_, info):
+        assert info.model == "fake"

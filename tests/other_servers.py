@@ -1,0 +1,133 @@
+"""Fakes of servers other than vLLM, built from their documentation and source; none of the programs runs here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from tests.fake_server import FakeServer
+
+
+def _model(owner: str, **more: Any) -> Any:
+    return field(default_factory=lambda: [{"id": "fake", "object": "model", "owned_by": owner, **more}])
+
+
+def _error(code: int, message: str) -> web.Response:
+    return web.json_response({"error": {"message": message}}, status=code)
+
+
+@dataclass
+class FakeSglang(FakeServer):
+    """SGLang: schemas by `response_format` alone; `/tokenize` takes a prompt and no messages.
+
+    Sources: sgl-project/sglang, python/sglang/srt/entrypoints/openai/protocol.py (ModelCard, ChatCompletionRequest),
+    openai/serving_tokenize.py (a prompt that is neither text nor a list is an error; `/detokenize` replies with
+    `text`), http_server.py (`/get_server_info` with the version).
+    """
+
+    ignored: tuple[str, ...] = ("structured_outputs", "request_id")
+    models: list[dict[str, Any]] = _model("sglang", max_model_len=4096)
+
+    async def server_info(self, _: web.Request) -> web.Response:
+        return web.json_response({"model_path": "/models/fake", "version": "0.5.0-fake", "tp_size": 1})
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        body = orjson.loads(await request.read())
+        if "prompt" not in body:
+            return _error(400, "1 validation error: prompt: Field required")
+        tokens = list(body["prompt"].encode())
+        return web.json_response({"tokens": tokens, "count": len(tokens), "max_model_len": -1})
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        body = orjson.loads(await request.read())
+        return web.json_response({"text": bytes(body["tokens"]).decode("utf-8", "replace")})
+
+    def add_routes(self, app: web.Application) -> None:
+        app.router.add_get("/get_server_info", self.server_info)
+        app.router.add_post("/tokenize", self.tokenize)
+        app.router.add_post("/detokenize", self.detokenize)
+
+
+@dataclass
+class FakeLlamaCpp(FakeServer):
+    """llama.cpp: `/apply-template` renders, `/tokenize` takes `content`, the context of a slot is in `/props`.
+
+    Source: ggml-org/llama.cpp, tools/server/README.md: "POST /tokenize", "POST /detokenize", "POST /apply-template",
+    "GET /props", "GET /v1/models"; unknown fields of a request are ignored.
+    """
+
+    ignored: tuple[str, ...] = ("structured_outputs", "request_id")
+    models: list[dict[str, Any]] = _model("llamacpp", meta={"n_ctx_train": 131072})
+
+    async def props(self, _: web.Request) -> web.Response:
+        settings = {"id": 0, "n_ctx": 2048, "params": {"seed": 4294967295}}
+        return web.json_response(
+            {"default_generation_settings": settings, "total_slots": 4, "build_info": "b1-fake", "chat_template": ""}
+        )
+
+    async def apply_template(self, request: web.Request) -> web.Response:
+        messages = orjson.loads(await request.read())["messages"]
+        return web.json_response({"prompt": "".join(f"<{each['content']}>" for each in messages) + "......"})
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """One token a byte; a request without `content` has no tokens."""
+        body = orjson.loads(await request.read())
+        return web.json_response({"tokens": list(body.get("content", "").encode())})
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        body = orjson.loads(await request.read())
+        return web.json_response({"content": bytes(body["tokens"]).decode("utf-8", "replace")})
+
+    def add_routes(self, app: web.Application) -> None:
+        app.router.add_get("/props", self.props)
+        app.router.add_post("/apply-template", self.apply_template)
+        app.router.add_post("/tokenize", self.tokenize)
+        app.router.add_post("/detokenize", self.detokenize)
+
+
+@dataclass
+class FakeOllama(FakeServer):
+    """Ollama: no context and no tokenizer in its interfaces; prompts beyond the context are cut without an error.
+
+    Sources: ollama/ollama, docs/api.md (`/api/version`), docs/openai.md (`/v1/chat/completions` with
+    `response_format`, `/v1/models` owned by `library`), docs/faq.md (OLLAMA_CONTEXT_LENGTH). Log-probabilities came
+    with 0.12.11; its issue 16117 says that earlier versions drop the fields without a word.
+    """
+
+    ignored: tuple[str, ...] = ("structured_outputs", "request_id", "chat_template_kwargs")
+    models: list[dict[str, Any]] = _model("library")
+
+    async def version(self, _: web.Request) -> web.Response:
+        return web.json_response({"version": "0.12.11-fake"})
+
+    def add_routes(self, app: web.Application) -> None:
+        app.router.add_get("/api/version", self.version)
+
+
+@dataclass
+class FakeLmStudio(FakeServer):
+    """LM Studio: no log-probabilities, and status 200 for addresses that it does not know.
+
+    Sources: lmstudio.ai/docs/advanced/structured-output (`response_format`), lmstudio.ai/docs/api/openai-api (list of
+    supported parameters, without `logprobs`). Unknown addresses reply `{"error": "Unexpected endpoint or method. …"}`
+    with status 200.
+    """
+
+    ignored: tuple[str, ...] = ("structured_outputs", "request_id", "logprobs", "top_logprobs", "chat_template_kwargs")
+    models: list[dict[str, Any]] = _model("organization_owner")
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        response = await super().chat(request)
+        assert isinstance(response, web.Response) and isinstance(response.body, bytes)
+        body = orjson.loads(response.body)
+        body["choices"][0]["logprobs"] = None
+        return web.json_response(body)
+
+    async def unknown(self, request: web.Request) -> web.Response:
+        return web.json_response({"error": f"Unexpected endpoint or method. ({request.method} {request.path})"})
+
+    def add_routes(self, app: web.Application) -> None:
+        app.router.add_route("*", "/{path:.*}", self.unknown)
