@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from touche_llm.config import load_config
 from touche_llm.data.records import Candidate
 from touche_llm.data.trec_runs import ParsedRun
 from touche_llm.evaluation.qrels import Qrels
@@ -12,11 +15,13 @@ from touche_llm.report.overview import (
     collect_labels,
     compute_label_shares,
     count_movements,
+    describe_run,
     extract_costs,
     find_dropped,
     get_assessments,
 )
 from touche_llm.report.records import DocumentRow, DroppedCandidate
+from touche_llm.tasks import get_task
 
 LABELS = ("PRO", "CON", "NEU", "NO")
 QRELS = Qrels(
@@ -101,6 +106,34 @@ def test_labels_are_counted_over_all_lines_and_the_first_of_each_topic() -> None
     assert compute_label_shares({"some": ["PRO", "PRO", "CON", "NO"], "none": []}, LABELS) == {
         "some (4)": {"PRO": 0.5, "CON": 0.25, "NEU": 0.0, "NO": 0.25}
     }
+
+
+@pytest.mark.parametrize(
+    ("source", "corpus"),
+    [
+        ({"corpus": "passages.jsonl", "index": "folder"}, "passages.jsonl"),
+        ({"index": "folder"}, "folder"),
+        ({"retriever.name": "elasticsearch", "elasticsearch.index": "touche"}, "touche"),
+        ({"retriever.name": "chatnoir", "chatnoir.index": "clueweb22/b"}, "clueweb22/b"),
+    ],
+)
+def test_facts_of_a_run_are_those_of_its_settings_metadata_and_rankings(source: dict[str, Any], corpus: str) -> None:
+    config = load_config(None, {"topics": "topics.xml", "tag": "mine", "rank": ["judge", "pairwise:5"], **source})
+    rankings = {"1": candidates("a", "b"), "2": candidates("c")}
+    judge = {"model": "org/model", "revision": "abc", "engine": "vLLM 1"}
+    task = get_task("comparative")
+    assert describe_run(config, task, {"judge": judge}, ParsedRun(rankings, {})) == {
+        "task": task.title,
+        "model": "org/model abc",
+        "engine": "vLLM 1",
+        "ranked by": "judge, pairwise:5",
+        "for": config.objective,
+        "corpus": corpus,
+        "topics": "2",
+        "lines": "3",
+        "tag": "mine",
+    }
+    assert {"model", "engine"}.isdisjoint(describe_run(config, task, {}, ParsedRun(rankings, {})))
 
 
 def test_costs_are_those_of_the_metadata_and_none_where_it_does_not_tell() -> None:

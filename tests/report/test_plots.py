@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from markupsafe import Markup
 
-from touche_llm.report.plots import plot_movements, plot_stances, plot_topics
+from touche_llm.report.plots import LETTERS, plot_movements, plot_stances, plot_topics, plot_topics_of_runs
 
 TITLES = {"1": ("t1", 'tea <b>or</b> "coffee" $x^2$ & more'), "2": ("t2", "plain")}
 
@@ -17,19 +18,38 @@ def bars() -> Markup:
 
 
 def movements() -> Markup:
-    return plot_movements({"1–5": [1, 2, 3, 0, 0, 4], "6–10": [0] * 6}, "first stage")
+    return plot_movements({"1–5": [1, 2, 3, 0, 0, 4], "6–10": [0, 0, 0, 0, 0, 1]}, "first stage")
 
 
 def stances() -> Markup:
     return plot_stances({"all (3)": {"PRO": 0.97, "CON": 0.03}}, ("PRO", "CON"))
 
 
-@pytest.mark.parametrize("draw", [bars, movements, stances])
+def letters() -> Markup:
+    """Of three topics, of which the baseline B has two: one value near A's, and one of 0."""
+    values = [{"3": 0.0, "1": 0.5, "2": 0.9}, {"1": 0.51, "2": 0.0}, {"1": 0.1}]
+    return plot_topics_of_runs("m", values, 1, TITLES)
+
+
+def formulas() -> Markup:
+    return plot_topics("$m$", {f"$x^{n}$": (0.5, None) for n in range(4)}, {})
+
+
+ALL = [bars, movements, stances, letters, formulas]
+
+
+def find_texts(svg: Markup) -> list[tuple[str, float, float]]:
+    """The texts of a plot, with their places."""
+    found = [element for element in ET.fromstring(svg).iter("text")]
+    return [(element.text or "", float(element.attrib["x"]), float(element.attrib["y"])) for element in found]
+
+
+@pytest.mark.parametrize("draw", ALL)
 def test_a_figure_drawn_again_is_the_same(draw: Callable[[], Markup]) -> None:
     assert draw() == draw()
 
 
-@pytest.mark.parametrize("draw", [bars, movements, stances])
+@pytest.mark.parametrize("draw", ALL)
 def test_a_figure_has_nothing_that_a_page_would_block_or_mistake(draw: Callable[[], Markup]) -> None:
     root = ET.fromstring(draw())
     assert root.tag == "svg" and root[0].tag == "title" and root[0].text
@@ -41,19 +61,77 @@ def test_a_figure_has_nothing_that_a_page_would_block_or_mistake(draw: Callable[
         assert not element.get("fill", "none").startswith("#") and not element.get("stroke", "none").startswith("#")
 
 
+def test_ids_of_topics_and_names_of_measures_are_no_formulas() -> None:
+    assert {"$m$", *(f"$x^{n}$" for n in range(4))} <= {text for text, _, _ in find_texts(formulas())}
+
+
+@pytest.mark.parametrize("draw", [bars, letters])
+def test_an_axis_of_values_ends_at_0_and_1(draw: Callable[[], Markup]) -> None:
+    ticks = {float(text): y for text, _, y in find_texts(draw()) if text.startswith(("0.", "1."))}
+    assert (min(ticks), max(ticks)) == (0.0, 1.0) and ticks[0.0] - ticks[1.0] > 100
+
+
 def test_bars_stand_best_first_and_lead_to_their_topics() -> None:
-    root = ET.fromstring(bars())
-    texts = [element.text for element in root.iter("text")]
+    texts = [text for text, _, _ in find_texts(bars())]
     assert [text for text in texts if text in ("1", "2", "elsewhere")] == ["2", "1", "elsewhere"]
-    assert {element.get("href") for element in root.iter("a")} == {"#t1", "#t2"}
+    assert {element.get("href") for element in ET.fromstring(bars()).iter("a")} == {"#t1", "#t2"}
 
 
-def test_titles_of_topics_are_text_whatever_they_hold() -> None:
-    hints = [element.text for element in ET.fromstring(bars()).iter("title")]
-    assert '1 tea <b>or</b> "coffee" $x^2$ & more: 0.250, first stage 0.500' in hints
-    assert "2 plain: 1.000" in hints
+@pytest.mark.parametrize(
+    ("draw", "hint"),
+    [
+        (bars, '1 tea <b>or</b> "coffee" $x^2$ & more: 0.250, first stage 0.500'),
+        (bars, "2 plain: 1.000"),
+        (letters, '1 tea <b>or</b> "coffee" $x^2$ & more: A 0.500, B 0.510, C 0.100'),
+        (letters, "3 : A 0.000"),
+    ],
+)
+def test_titles_of_topics_are_text_whatever_they_hold(draw: Callable[[], Markup], hint: str) -> None:
+    assert hint in [element.text for element in ET.fromstring(draw()).iter("title")]
 
 
-def test_small_shares_have_no_number_and_others_have() -> None:
-    texts = [element.text for element in ET.fromstring(stances()).iter("text")]
-    assert "97%" in texts and "3%" not in texts
+@pytest.mark.parametrize(
+    ("draw", "numbers"),
+    [
+        (stances, {"97%": "on-stance0"}),
+        (
+            movements,
+            {"10%": "on-band0", "20%": "on-band1", "30%": "on-band2", "40%": "on-band5", "100%": "on-band5"},
+        ),
+    ],
+)
+def test_shares_have_a_number_in_the_colour_for_their_bar_unless_they_are_small(
+    draw: Callable[[], Markup], numbers: dict[str, str]
+) -> None:
+    groups = [group for group in ET.fromstring(draw()).iter("g") if group.get("class", "").startswith("on-")]
+    assert {next(group.iter("text")).text: group.get("class") for group in groups} == numbers
+    assert [text for text, _, _ in find_texts(draw()) if "%" in text] == list(numbers)
+
+
+def test_letters_of_near_values_stand_beside_each_other_and_topics_in_the_baseline_s_order() -> None:
+    texts = find_texts(letters())
+    assert [text for text, _, _ in texts if text in ("1", "2", "3")] == ["1", "2", "3"]
+    found = [(text, x, y) for text, x, y in texts if text in LETTERS]
+    assert [text for text, _, _ in found] == ["C", "A", "B", "B", "A", "A"]
+    (_, c, lower), (_, a, middle), (_, b, upper) = found[:3]
+    assert b - a > 5 and c == pytest.approx((a + b) / 2) and lower > middle > upper
+    # Letters of one topic that are not near each other stand over it.
+    (_, left, _), (_, right, _) = found[3:5]
+    assert left == right
+    root = ET.fromstring(letters())
+    colours = {element.text: element.get("class") for element in root.iter("text") if element.text in LETTERS}
+    assert colours == {"A": "f-side0", "B": "f-side1", "C": "f-side2"}
+
+
+@pytest.mark.parametrize(("runs", "topics"), [(2, 50), (8, 20)])
+def test_letters_of_many_topics_stand_apart_inside_a_plot_that_fits_the_page(runs: int, topics: int) -> None:
+    ids = [f"{number:03}" for number in range(topics)]
+    svg = plot_topics_of_runs("m", [dict.fromkeys(ids, 0.5 * (number % 2)) for number in range(runs)], 0, {})
+    root = ET.fromstring(svg)
+    assert root.get("class") == "figure"
+    places = {text: x for text, x, _ in find_texts(svg) if text in ids}
+    for height in {y for text, _, y in find_texts(svg) if text in LETTERS}:
+        row = sorted(x for text, x, y in find_texts(svg) if text in LETTERS and y == height)
+        assert len(row) == topics * runs // 2
+        assert min(right - left for left, right in pairwise(row)) > 6
+        assert row[0] <= places[ids[0]] and places[ids[-1]] <= row[-1] < float(root.attrib["viewBox"].split()[2])

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from touche_llm.report import page as page_module
 from touche_llm.report.comparison_page import render_comparison
 from touche_llm.report.comparison_records import RunComparison
 from touche_llm.report.page import MAX_BYTES
-from touche_llm.report.plots import LETTERS, plot_topics_of_runs
+from touche_llm.report.plots import LETTERS
 from touche_llm.report.run_comparison import NamedRun, check_runs, gather_comparison
 from touche_llm.tasks import get_task
 
@@ -79,6 +78,7 @@ def test_every_document_at_the_top_of_some_run_is_there_with_its_place_in_each(
     runs: list[NamedRun], found: RunComparison
 ) -> None:
     for topic in found.topics:
+        assert topic.objects == {("A", "B"): topic.topic.objects}
         rankings = [each.run.rankings[topic.topic.id] for each in runs]
         tops = {each.document_id for ranking in rankings for each in ranking[:TOP]}
         assert {document.document_id for document in topic.documents} == tops
@@ -191,23 +191,6 @@ def test_each_topic_of_a_figure_leads_to_its_place(found: RunComparison) -> None
     assert all(links.count(topic) == 3 for topic in topics), "once in each figure"
 
 
-def test_letters_of_equal_values_stand_beside_each_other_and_topics_in_the_baseline_s_order() -> None:
-    values = [{"1": 0.5, "2": 0.9, "3": 0.0}, {"1": 0.51, "2": 0.1}]
-    svg = plot_topics_of_runs("m", values, 1, {"1": ("t1", "tea <b> & $x$")})
-    root = ET.fromstring(svg)
-    texts = [(element.text, element.attrib) for element in root.iter("text")]
-    assert [text for text, _ in texts if text in ("1", "2", "3")] == ["1", "2", "3"]
-    letters = [(text, float(a["x"])) for text, a in texts if text in ("A", "B")]
-    a, b = (x for text, x in letters[:2])
-    assert [text for text, _ in letters] == ["A", "B", "B", "A", "A"] and b - a > 5
-    assert "1 tea <b> & $x$: A 0.500, B 0.510" in [element.text for element in root.iter("title")]
-    assert {element.get("href") for element in root.iter("a")} == {"#t1"}
-    for element in root.iter():
-        assert element.tag in {"svg", "g", "path", "text", "title", "a"}
-        assert not {"style", "id", "clip-path"} & set(element.attrib)
-        assert not any(str(element.get(name)).startswith("#") for name in ("fill", "stroke"))
-
-
 def test_hostile_texts_stay_texts(hostile: Path, tmp_path: Path) -> None:
     name = f"{hostile} {ATTACKS[0]}"
     given = [NamedRun(name, read_run(hostile / "run.txt"), hostile)]
@@ -267,10 +250,24 @@ def test_fifty_topics_stay_below_the_limit(found: RunComparison, documents: int)
     assert ("(of 25, to limit the size of the page)" in page) is (documents != 20)
 
 
+def test_without_any_room_the_first_five_of_each_run_are_there(
+    found: RunComparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("touche_llm.report.comparison_page.MAX_BYTES", 1)
+    page = Page(render_comparison(found))
+    text = " ".join(page.text.split())
+    assert "The first 5 documents of each run (of 6, to limit" in text and "Completions do not fit" in text
+    documents = [document for topic in found.topics for document in topic.documents]
+    shown = sum("doc" == attributes.get("class") for _, attributes in page.elements)
+    assert shown == sum(document.best <= 5 for document in documents)
+
+
 def test_what_cannot_stand_side_by_side_is_told(runs: list[NamedRun], pairs: Path, tmp_path: Path) -> None:
     first, _, alone = runs
-    with pytest.raises(UsageError, match="^9 .*2 to 8"):
-        check_runs([first] * 9, TASK)
+    for number in (1, 9):
+        with pytest.raises(UsageError, match=f"^{number} .*2 to 8"):
+            check_runs([first] * number, TASK)
+    check_runs([first] * 8, TASK)
     with raises_at(UsageError, pairs, "sentence_pairs", "comparative"):
         check_runs([first, NamedRun("pairs", alone.run, pairs)], TASK)
     with raises_at(DataError, "pairs", "topic ", "document ", "stance '", "FIRST, SECOND, NEUTRAL, NO"):

@@ -113,10 +113,20 @@ def test_the_same_run_gives_the_same_page(judged: RunReport) -> None:
 
 
 def test_every_part_is_on_the_page(judged: RunReport) -> None:
-    text = " ".join(Page(render_report(judged)).text.split())
+    page = Page(render_report(judged))
+    text = " ".join(page.text.split())
     for part in ("relevance nDCG@5", "stance macro-F1", "Movement between", "assessors ↓ run →", "Cost"):
         assert part in text
     assert "None: every request has a usable answer." in text
+    assert judged.measured is not None
+    graded = judged.measured.headline[:2]
+    for view in judged.topics:
+        for measure in graded:
+            run, first = (side.by_topic[view.topic.id] for side in measure.runs if side is not None)
+            assert f"{measure.name} {run:.3f} from {first:.3f}" in text
+    links = [attributes["href"] for tag, attributes in page.elements if tag == "a"]
+    # A bar of the run and one of the first stage, for each measure.
+    assert all(links.count(f"#t{number}") == 2 * len(graded) for number in range(1, len(judged.topics) + 1))
     view = judged.topics[0]
     assert view.topic.title in text and f"{len(view.rows)} more, without text" in text
     assert text.count("score ") >= sum(len(each.documents) for each in judged.topics)

@@ -42,7 +42,7 @@ def test_each_document_has_its_way_from_the_first_stage_over_the_judgments_to_th
         candidates = {each.document_id: each.rank for each in first.rankings[view.topic.id]}
         rows = [*(document.row for document in view.documents), *view.rows]
         assert [row.document_id for row in rows] == [each.document_id for each in run.rankings[view.topic.id]]
-        assert [row.rank for row in rows] == list(range(1, len(rows) + 1))
+        assert [row.rank for row in rows] == list(range(1, len(rows) + 1)) and view.omitted == 0
         assert all(row.first == candidates[row.document_id] for row in rows)
         # Only the best five were compared, so the others stand where the judgments put them.
         assert sorted(row.judge or 0 for row in rows[:5]) == [1, 2, 3, 4, 5]
@@ -59,10 +59,9 @@ def test_thresholds_fitted_on_topics_of_the_judgments_are_noted(
     assert not [note for note in gather_report(out, None, 3).notes if "fitted" in note]
 
 
-def test_a_ranking_by_judgments_alone_has_no_way_over_them(comparative: Path, tmp_path: Path) -> None:
-    rows = [
-        each.row for each in gather_report(copied(comparative, tmp_path, rank=["judge"]), None, 3).topics[0].documents
-    ]
+@pytest.mark.parametrize("step", ["judge", "pairwise:5"])
+def test_a_ranking_by_one_step_has_no_way_over_judgments(comparative: Path, tmp_path: Path, step: str) -> None:
+    rows = [each.row for each in gather_report(copied(comparative, tmp_path, rank=[step]), None, 3).topics[0].documents]
     assert all(row.judge is None and row.places == [row.first, row.rank] for row in rows)
 
 
@@ -95,7 +94,8 @@ def test_pairs_show_their_sentences_and_their_arguments(pairs: Path) -> None:
     report = gather_report(pairs, None, 4)
     assert report.task.name == "sentence_pairs"
     for view in report.topics:
-        assert (len(view.documents), len(view.rows)) == (4, 96) and view.omitted > 0
+        assert (len(view.documents), len(view.rows)) == (4, 96)
+        assert 100 + view.omitted == len(read_run(pairs / "run.txt").rankings[view.topic.id]) > 100
         assert [prompt.purpose for prompt in view.prompts] == ["judge", "sentence"]
         for document in view.documents:
             one, other = document.sentences
@@ -148,6 +148,17 @@ def test_another_corpus_under_the_same_name_is_told(comparative: Path, tmp_path:
     corpus.write_text(Path(own).read_text() + '{"id": "new", "contents": "new"}\n')
     run = copied(comparative, tmp_path, corpus=str(corpus), index=str(tmp_path / "index"))
     assert any("is not the one of the run" in note for note in gather_report(run, None, 1).notes)
+
+
+@pytest.mark.parametrize("broken", [{"prompts__judge": "gone"}, {"prompts__folder": "{empty}"}])
+def test_a_report_has_no_prompts_where_they_cannot_be_loaded(
+    comparative: Path, tmp_path: Path, broken: dict[str, str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    changes = {name: value.format(empty=tmp_path / "empty") for name, value in broken.items()}
+    report = gather_report(copied(comparative, tmp_path, **changes), None, 1)
+    assert [view.prompts for view in report.topics] == [[]] * 4
+    assert any(note.startswith("No prompts: ") for note in report.notes)
 
 
 @pytest.mark.parametrize(("name", "stage"), [("run.txt", "rank"), ("judgments.jsonl", "judge")])

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import io
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ _STANCES, _BANDS = [f"stance{n}" for n in range(8)], [f"band{n}" for n in range(
 _SIDES = [f"side{n}" for n in range(len(LETTERS))]
 INKS = {
     name: f"#0000{number:02x}"
-    for number, name in enumerate(("ink", "grid", "run", "first", "strip", *_STANCES, *_BANDS, *_SIDES), start=1)
+    for number, name in enumerate(("grid", "run", "first", "strip", *_STANCES, *_BANDS, *_SIDES), start=1)
 }
 _NAMES = {colour: name for name, colour in INKS.items()}
 # Smallest share whose number fits on its bar.
@@ -40,22 +41,28 @@ _TOO_CLOSE, _APART = 0.055, 0.09
 _LEGIBLE = 1500
 _SETTINGS: dict[str, Any] = {
     "svg.fonttype": "none",
-    "svg.hashsalt": "touche-llm",
     "text.parse_math": False,
-    "font.size": 10.0,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
     "grid.linewidth": 0.6,
     "xtick.major.size": 0.0,
     "ytick.major.size": 0.0,
-    **{f"{element}.color": INKS["ink"] for element in ("text", "xtick", "ytick")},
-    "axes.labelcolor": INKS["ink"],
     "axes.edgecolor": INKS["grid"],
     "grid.color": INKS["grid"],
 }
 
 
+@contextmanager
+def _style() -> Iterator[None]:
+    """Apply the settings of all plots; ticks are made when they are first used, so that this lasts until the end."""
+    from matplotlib import style
+
+    with style.context(["default", _SETTINGS]):
+        yield
+
+
+@_style()
 def plot_topics(
     name: str, values: Mapping[str, tuple[float, float | None]], titles: Mapping[str, tuple[str, str]]
 ) -> Markup:
@@ -90,6 +97,7 @@ def plot_topics(
     return _svg(figure, f"{name} of each topic, the run beside the first stage", hints)
 
 
+@_style()
 def plot_topics_of_runs(
     name: str, by_topic: Sequence[Mapping[str, float]], baseline: int, titles: Mapping[str, tuple[str, str]]
 ) -> Markup:
@@ -145,6 +153,7 @@ def _groups(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:
     return [sorted(group) for group in groups]
 
 
+@_style()
 def plot_movements(moved: Mapping[str, list[int]], way: str) -> Markup:
     """Plot the bands of ranks that top documents came from, or went to.
 
@@ -152,10 +161,11 @@ def plot_movements(moved: Mapping[str, list[int]], way: str) -> Markup:
         moved: Number of documents in each band, by group of ranks, as in `RunReport.movements`.
         way: Ranking that the bands refer to.
     """
-    shares = {f"places {group}": [count / max(sum(counts), 1) for count in counts] for group, counts in moved.items()}
+    shares = {f"places {group}": [count / sum(counts) for count in counts] for group, counts in moved.items()}
     return _shares(shares, _BANDS, f"Ranks by {way} of the documents at the top")
 
 
+@_style()
 def plot_stances(stances: Mapping[str, Mapping[str, float]], labels: Sequence[str]) -> Markup:
     """Plot the share of each label in several sets of documents."""
     shares = {name: [shares[label] for label in labels] for name, shares in stances.items()}
@@ -184,12 +194,10 @@ def _shares(rows: Mapping[str, Sequence[float]], inks: Sequence[str], descriptio
 
 def _axes(width: float, height: float) -> tuple[Figure, Axes]:
     """Create a matplotlib figure of this size in inches, without a window."""
-    from matplotlib import style
     from matplotlib.figure import Figure
 
-    with style.context(["default", _SETTINGS]):
-        figure = Figure(figsize=(width, height), layout="tight")
-        axes = figure.add_subplot()
+    figure = Figure(figsize=(width, height), layout="tight")
+    axes = figure.add_subplot()
     figure.patch.set_visible(False)
     axes.patch.set_visible(False)
     return figure, axes
@@ -203,11 +211,8 @@ def _svg(figure: Figure, description: str, hints: Mapping[str, str]) -> Markup:
         description: Text alternative of the plot.
         hints: Tooltips, by element id.
     """
-    from matplotlib import style
-
     stream = io.BytesIO()
-    with style.context(["default", _SETTINGS]):
-        figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    figure.savefig(stream, format="svg")
     root = ET.fromstring(stream.getvalue())
     for parent in list(root.iter()):
         for child in [element for element in parent if element.tag in (f"{_SVG}metadata", f"{_SVG}defs")]:

@@ -71,7 +71,7 @@ def gather_report(folder: Path, qrels: Qrels | None, top: int, *, run_topics: bo
                 opened.topics[topic_id],
                 [opened.document(topic_id, row) for row in lines[:top]],
                 lines[top:_MAX_ROWS],
-                max(len(lines) - max(top, _MAX_ROWS), 0),
+                len(lines[max(top, _MAX_ROWS) :]),
                 find_dropped(opened.first.rankings[topic_id], lines, top, qrels),
                 render_prompts(prompts, task, opened.topics[topic_id]),
             )
