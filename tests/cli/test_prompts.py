@@ -6,6 +6,7 @@ import asyncio
 import csv
 import io
 import json
+import re
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -158,6 +159,14 @@ def test_real_topics_and_documents_can_be_checked_with(task: str, touche: Touche
         assert row["problems"] is None and row["longest_topic"] is not None
         assert 0 < row["topics_share_characters"] < row["topics_share_of_characters"]
         assert (row["documents_share_characters"] or 10**9) > row["topics_share_characters"]
+
+
+def test_a_bad_line_of_the_corpus_ends_a_check_unless_it_is_to_be_left_out(touche: Touche, tmp_path: Path) -> None:
+    (tmp_path / "passages.jsonl").write_text((SAMPLE / "passages.jsonl").read_text() + '{"id": "b"\n')
+    given = ["prompts", "check", "judge", "--corpus", "passages.jsonl"]
+    done = touche(*given)
+    assert done.returncode == 1 and "passages.jsonl" in done.stderr and "--skip-bad-lines" in done.stderr
+    assert touche(*given, "--skip-bad-lines").returncode == 0
 
 
 def test_a_text_that_changed_without_its_version_is_told_from_the_cache(
@@ -351,6 +360,18 @@ def test_documents_that_are_missing_are_suggested_in_the_order_of_the_first_stag
     assert bare.returncode == 2 and "give --corpus" in bare.stderr
 
 
+@pytest.mark.parametrize(("name", "is_pair"), [("judge", True), ("sentence", False)])
+def test_two_sentences_are_suggested_as_a_pair_unless_the_prompt_is_about_one(
+    touche: Touche, name: str, is_pair: bool
+) -> None:
+    (corpus,) = (SAMPLES / "sentence_pairs").glob("*.csv")
+    given = ["--task", "sentence_pairs", "--topics", str(corpus.parent / "topics.xml"), "--corpus", str(corpus)]
+    done = touche("prompts", "try", name, "--topic", "3", *given)
+    best = done.stderr.rstrip().rpartition(": ")[2].split(", ")
+    assert done.returncode == 2 and len(best) > 1
+    assert (f"--doc {best[0]},{best[1]}" in done.stderr) is is_pair
+
+
 def test_objects_that_no_topic_names_and_no_cache_holds_are_told(touche: Touche, tmp_path: Path) -> None:
     topics = tmp_path / "topics.xml"
     topics.write_text("<topics><topic><number>9</number><title>Is tea better than water?</title></topic></topics>")
@@ -406,6 +427,23 @@ def test_every_kind_of_prompt_can_be_tried(
     assert done.returncode == 0 and shown in done.stdout and "asked now" in done.stdout, done.stderr
     again = touche(*given)
     assert "from the cache" in again.stdout and len(requests) == 1
+
+
+def test_of_many_labels_the_most_probable_are_shown(
+    touche: Touche, scripted: Callable[[Script], list[Request]]
+) -> None:
+    percent = {"A": 3, "B": 30, "C": 7, "D": 20, "E": 5, "F": 15, "G": 9, "H": 11}
+    scripted(lambda request: {"best": {label: share / 100 for label, share in percent.items()}})
+    ids = [json.loads(line)["id"] for line in (SAMPLE / "passages.jsonl").read_text().splitlines()[: len(percent)]]
+    done = touche("prompts", "try", "best", "--topic", "3", *(f"--doc={id_}" for id_ in ids), *DATA)
+    assert re.findall(r"([A-H]) \S+ (\d+)%", done.stdout) == [
+        ("B", "30"),
+        ("D", "20"),
+        ("F", "15"),
+        ("H", "11"),
+        ("G", "9"),
+        ("C", "7"),
+    ]
 
 
 def test_the_objects_of_a_topic_are_asked_for_first(

@@ -207,6 +207,7 @@ def test_a_page_is_written_beside_the_rows(touche: Touche, engine: Engine) -> No
     assert done.returncode == 0, done.stderr
     assert f"page: matrix.html ({Path('matrix.html').stat().st_size:,} bytes)" in done.stderr
     assert done.stdout.count("\n") == 3
+    assert "passage 1-0" in Path("matrix.html").read_text()
 
 
 def test_the_other_half_is_closed_unless_it_is_asked_for_and_each_look_is_told(touche: Touche, engine: Engine) -> None:

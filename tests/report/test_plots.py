@@ -119,7 +119,7 @@ def test_letters_of_near_values_stand_beside_each_other_and_topics_in_the_baseli
     (_, left, _), (_, right, _) = found[3:5]
     assert left == right
     root = ET.fromstring(letters())
-    colours = {element.text: element.get("class") for element in root.iter("text") if element.text in LETTERS}
+    colours = {element.text: element.get("class") for element in root.iter("text") if element.text in list(LETTERS)}
     assert colours == {"A": "f-side0", "B": "f-side1", "C": "f-side2"}
 
 

@@ -44,8 +44,8 @@ _LIST = (
     Column("prompt", is_text=True),
     Column("version", drop=1),
     Column("hash", drop=2, is_text=True),
-    Column("answer", is_text=True, cut=TEXT_WIDTH),
-    Column("purpose", drop=3, is_text=True, cut=TEXT_WIDTH),
+    Column("answer", cut=TEXT_WIDTH),
+    Column("purpose", drop=3, cut=TEXT_WIDTH),
     Column("folder", drop=4, is_text=True),
 )
 _DEFAULT_CACHE = CacheConfig().file

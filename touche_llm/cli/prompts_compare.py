@@ -177,7 +177,7 @@ def _show(found: PromptComparison, part: PartMeasures) -> None:
                 f"{change['wins']}/{change['ties']}/{change['losses']}",
             ]
             changes.append((named(measure), variant.name, *cells))
-    columns = [Column("measure", is_text=True), Column("variant", is_text=True, cut=TEXT_WIDTH)]
+    columns = [Column("measure", is_text=True), Column("variant", cut=TEXT_WIDTH)]
     columns += [Column("change"), Column("95 % interval"), Column("p Holm"), Column("+/=/-", drop=1)]
     show_table(columns, m.blank_repeats(changes), title=f"change from {found.variants[0].name}")
     print()

@@ -71,7 +71,7 @@ def show_rankings(
     columns = [Column("rank"), Column("document", drop=1, is_text=True)]
     columns += [Column("stance", is_text=True)] * bool(task.stances)
     columns += [*map(Column, grades), Column("score", drop=3)]
-    columns += [Column("text", drop=2, is_text=True, cut=TEXT_WIDTH)] * any(row["text"] for row in rows)
+    columns += [Column("text", drop=2, cut=TEXT_WIDTH)] * any(row["text"] for row in rows)
     cells: list[Sequence[str]] = []
     for name, group in groupby(rows, key=lambda row: row["topic"]):
         of_topic = list(group)

@@ -76,7 +76,7 @@ def show(
     if topic is not None:
         if not rows:
             raise UsageError(f"--topic {topic}: not in the run; it has {', '.join(read_run(run / 'run.txt').rankings)}")
-        _add_details(rows, run)
+        _add_details(rows, run, topic)
     if output is not Format.TABLE:
         print_rows(output, rows)
     elif topic is None:
@@ -153,9 +153,8 @@ def _get_measures(evaluation: RecordedEvaluation) -> dict[str, tuple[float, floa
     return {name: (each.value, each.judged) for name, each in found.items() if each.value is not None}
 
 
-def _add_details(rows: Sequence[dict[str, Any]], run: Path) -> None:
-    """Add the rank in the first stage and the share of the document that the model saw."""
-    topic = rows[0]["topic"]
+def _add_details(rows: Sequence[dict[str, Any]], run: Path, topic: str) -> None:
+    """Add the rank in the first stage and the share of the document that the model saw to the rows of a topic."""
     first = {each.document_id: each.rank for each in read_run(run / CANDIDATES).rankings.get(topic, [])}
     judgments = read_records(run / JUDGMENTS, Judgment, "judgments")
     judged = {each.document_id: each for each in judgments if each.topic_id == topic}
@@ -179,7 +178,7 @@ def _show_topic(topic: Topic | None, rows: Sequence[Mapping[str, Any]], task: Ta
     columns += [*(Column(name, drop=2) for name in task.question.grades), Column("seen", drop=4)]
     columns += [Column("score", drop=5), Column("before", drop=6)]
     columns += [*(Column(f"p {label}", drop=7) for label in task.stances)]
-    columns += [Column("text", drop=3, is_text=True, cut=TEXT_WIDTH)]
+    columns += [Column("text", drop=3, cut=TEXT_WIDTH)]
     cells = []
     for row in rows:
         stance = [_format_stance(row)] if task.stances else []
@@ -256,7 +255,7 @@ def _show_runs(rows: Sequence[Mapping[str, Any]], measures: Mapping[str, str]) -
     has_states = any(row["state"] != COMPLETE for row in rows)
     columns = [Column("run", is_text=True), *([Column("state", is_text=True)] * has_states)]
     columns += [Column(measures[name], drop=min(number * 6, 6)) for number, name in enumerate(measured)]
-    columns += [Column("date", drop=1), Column("model", drop=2, is_text=True, cut=TEXT_WIDTH)]
+    columns += [Column("date", drop=1), Column("model", drop=2, cut=TEXT_WIDTH)]
     columns += [Column("prompt", drop=5, is_text=True), Column("topics", drop=4), Column("requests", drop=3)]
     columns += [Column("tokens", drop=7), Column("steps", drop=8, is_text=True)]
     columns += [Column(f"{measures[name]} judged", drop=9) for name in measured]

@@ -93,7 +93,7 @@ def _reach(table: Table, task: Task, evaluation: Evaluation) -> dict[str, float]
 
 def show_standings(task: Task, places: DataFrame, evaluations: Sequence[Evaluation]) -> None:
     """Print each table around the runs, with the source; published values have three decimals."""
-    columns = [Column("place"), Column("run", is_text=True, cut=TEXT_WIDTH), Column("value"), Column("95 % interval")]
+    columns = [Column("place"), Column("run", cut=TEXT_WIDTH), Column("value"), Column("95 % interval")]
     columns += [Column("n", drop=1), Column("if judged", drop=2)]
     for table in read_tables(task):
         ours = list(places[places["measure"] == _ours(table, task)].sort_values("value", ascending=False).itertuples())

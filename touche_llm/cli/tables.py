@@ -32,8 +32,8 @@ class Column:
         drop: Place in the order in which columns get the room of a narrow terminal; columns of the same place are shown
             together, and those of place 0 always.
         is_text: Whether cells are left-aligned.
-        cut: Least width of a column that takes the width that the others leave and cuts its cells at the end; 0 for
-            columns that are not cut.
+        cut: Least width of a column of texts that takes the width that the others leave and cuts its cells at the end;
+            0 for columns that are not cut.
     """
 
     name: str
@@ -77,7 +77,8 @@ def show_table(
         for number in kept:
             text, width = _cut(row[number], widths[number]), widths[number]
             pad = " " * (width - cell_len(text))
-            fitted.append(text + pad if columns[number].is_text else pad + text)
+            is_left = columns[number].is_text or columns[number].cut
+            fitted.append(text + pad if is_left else pad + text)
         print(_GAP.join(fitted).rstrip(), file=file)
 
     line = "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * (sum(widths[number] for number in kept) + len(_GAP) * (len(kept) - 1))

@@ -30,7 +30,7 @@ _COLUMNS = (
     Column("aspects", is_text=True, drop=1),
     Column("stances", is_text=True, drop=2),
     Column("reader", is_text=True, drop=3),
-    Column("title", is_text=True, cut=TEXT_WIDTH),
+    Column("title", cut=TEXT_WIDTH),
 )
 
 app = typer.Typer(no_args_is_help=True, help="List and show tasks, and begin a new one.")
