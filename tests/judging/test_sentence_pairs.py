@@ -64,9 +64,9 @@ def sides(judgments: list[Judgment], settings: PairSettings | None = None) -> di
 def test_the_side_is_the_more_probable_one_unless_none_is_probable_enough() -> None:
     assert sides(
         [
+            judgment("none", {"PRO": 0.45, "CON": 0.04, "NONE": 0.51}),
             judgment("pro", {"PRO": 0.30, "CON": 0.25, "NONE": 0.45}),
             judgment("con", {"PRO": 0.10, "CON": 0.40, "NONE": 0.50}),
-            judgment("none", {"PRO": 0.45, "CON": 0.04, "NONE": 0.51}),
             judgment("tied", {"PRO": 0.30, "CON": 0.30, "NONE": 0.40}),
         ]
     ) == {"pro": "PRO", "con": "CON"}

@@ -261,7 +261,7 @@ def _choose_side(judgment: Judgment, no_side_above: float) -> str:
         return NO_SIDE
     sides = {side: share for side, share in shares.items() if side != NO_SIDE}
     highest = max(sides.values(), default=0.0)
-    most_probable = [side for side, share in sides.items() if share == highest > 0.0]
+    most_probable = [side for side, share in sides.items() if share == highest]
     return most_probable[0] if len(most_probable) == 1 else NO_SIDE
 
 
