@@ -120,9 +120,11 @@ class FakeLmStudio(FakeServer):
     models: list[dict[str, Any]] = _model("organization_owner")
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
+        messages = orjson.loads(await request.read())["messages"]
         response = await super().chat(request)
         assert isinstance(response, web.Response) and isinstance(response.body, bytes)
         body = orjson.loads(response.body)
+        body["usage"]["prompt_tokens"] = sum(len(each["content"].split()) for each in messages)
         body["choices"][0]["logprobs"] = None
         return web.json_response(body)
 

@@ -37,6 +37,7 @@ COMMANDS = {
     "runs": "show",
     "tira": "tira",
     "demo": "demo",
+    "doctor": "doctor",
     "cache": "cache",
     "regress": "regress",
     "batch": "batch",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -14,8 +15,9 @@ from touche_llm.llm.engines.base import BrokenReply, Completion, EngineInfo, Mis
 from touche_llm.llm.engines.chat_reply import ChatReply, Delivery, read_completion
 from touche_llm.llm.engines.http_client import API_KEY_VARIABLE
 from touche_llm.llm.engines.server import ChatServer
+from touche_llm.llm.engines.server_checks import REMEDIES, ServerCheck, block
 from touche_llm.llm.engines.token_counters import LlamaCppTokenCounter, LocalTokenCounter
-from touche_llm.llm.logprobs import check_logprobs
+from touche_llm.llm.logprobs import LOGPROB_ROUNDING, check_logprobs, find_value_spans
 from touche_llm.llm.request import Message, Origin, Request, Sampling
 from touche_llm.llm.settings import EngineConfig, SamplingConfig
 from touche_llm.llm.tokenizer import ChatTokenizer
@@ -32,6 +34,7 @@ _VERSION_PATHS = {
 }
 # No model answers with this word unless the schema is enforced.
 PROBE_WORD = "quokka-7351"
+_PROBE_ANSWER = f'{{"word":"{PROBE_WORD}"}}'
 _PROBE_MESSAGES = (Message("user", "Say hello."),)
 _PLAIN_GRADES = (
     "without them, grades are whole numbers, ties keep the order of the first stage, and stances are certain"
@@ -63,35 +66,6 @@ class _Version(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class ServerCheck:
-    """Result of one check of a server.
-
-    Attributes:
-        name: Name of the check.
-        is_ok: Whether nothing is missing; None if this cannot be found out.
-        value: What was found.
-        cost: What the missing part costs.
-        remedy: What mends it.
-        is_blocking: Whether a run cannot be made.
-    """
-
-    name: str
-    is_ok: bool | None
-    value: str
-    cost: str = ""
-    remedy: str = ""
-    is_blocking: bool = False
-
-    def __str__(self) -> str:
-        return "; ".join(part for part in (self.value, self.cost, self.remedy) if part)
-
-
-def block(name: str, value: str, remedy: str, cost: str = "") -> ServerCheck:
-    """Return the result of a check without which a run cannot be made."""
-    return ServerCheck(name, False, value, cost, remedy, is_blocking=True)
-
-
-@dataclass(frozen=True, slots=True)
 class Survey:
     """What the start-up check found.
 
@@ -99,11 +73,13 @@ class Survey:
         kind: The program that serves, empty if unknown.
         checks: Results in the order of the checks; after a blocking one, checks that depend on it are left out.
         info: Description of the engine; meaningful if nothing blocks.
+        probe: Reply in which the schema was enforced, if there was one.
     """
 
     kind: str
     checks: list[ServerCheck]
     info: EngineInfo
+    probe: ChatReply | None
 
 
 async def connect(server: ChatServer, engine: EngineConfig, sampling: SamplingConfig) -> EngineInfo:
@@ -152,12 +128,12 @@ async def _survey(server: ChatServer, engine: EngineConfig, sampling: SamplingCo
         _check_context(model.id, served, engine.context),
     ]
     overhead, counting = await _find_counter(server, engine)
-    schema, completion = await _find_delivery(server, sampling)
-    if completion is not None and not counting.is_blocking:
-        counting = await _compare_counts(server, completion, counting)
+    schema, probe = await _find_delivery(server, sampling, kind)
+    if probe is not None and not counting.is_blocking:
+        counting = await _compare_counts(server, probe.usage.prompt_tokens, counting)
     context = engine.context or served or 0
     info = EngineInfo(model=model.id, revision=engine.revision, context=context, overhead=overhead or 0, engine=title)
-    return Survey(kind, [*checks, counting, *schema], info)
+    return Survey(kind, [*checks, counting, *schema], info, probe)
 
 
 def _choose(base_url: str, served: list[_Model], model: str | None) -> _Model:
@@ -217,24 +193,25 @@ async def _find_counter(server: ChatServer, engine: EngineConfig) -> tuple[int |
     return None, block("tokens", value, "give a folder with the model's tokenizer (`engine.tokenizer`)")
 
 
-async def _compare_counts(server: ChatServer, completion: Completion, counting: ServerCheck) -> ServerCheck:
+async def _compare_counts(server: ChatServer, reported: int, counting: ServerCheck) -> ServerCheck:
     """Return a check that blocks if the server reports more prompt tokens than are counted."""
     counted = await server.count_tokens(_PROBE_MESSAGES)
-    if completion.prompt_tokens <= counted + _MAX_COUNT_ERROR:
+    if reported <= counted + _MAX_COUNT_ERROR:
         return counting
-    value = (
-        f"{completion.prompt_tokens} prompt tokens are {counted} by {server.counter.name}, so documents would not fit"
-    )
+    value = f"{reported} prompt tokens are {counted} by {server.counter.name}, so documents would not fit"
     return block("tokens", value, "give the tokenizer of this very model (`engine.tokenizer`)")
 
 
-async def _find_delivery(server: ChatServer, sampling: SamplingConfig) -> tuple[list[ServerCheck], Completion | None]:
+async def _find_delivery(
+    server: ChatServer, sampling: SamplingConfig, kind: str
+) -> tuple[list[ServerCheck], ChatReply | None]:
     """Make the server use the first way of constraining answers that works.
 
     Returns:
-        The checks about schemas and log-probabilities, and the completion of the request that worked.
+        The checks of schemas and log-probabilities, and the reply in which the schema was enforced.
     """
-    problems: dict[str, str] = {}
+    problems: list[str] = []
+    cut_off: list[ServerCheck] = []
     for delivery in Delivery:
         server.delivery = delivery
         try:
@@ -242,18 +219,41 @@ async def _find_delivery(server: ChatServer, sampling: SamplingConfig) -> tuple[
         except Rejected as error:
             if error.is_fatal:
                 raise
-            problems[delivery] = f"the server refused the request: {error}"
+            problems.append(f"the server refused the request: {error}")
             continue
         completion = read_completion(reply)
         if _is_enforced(completion.text):
-            schema = ServerCheck("schema", True, f"enforced with {delivery}")
-            return [schema, _check_logprobs(server.model, reply, sampling, refusal)], completion
+            checks = [
+                ServerCheck("schema", True, f"enforced with {delivery}"),
+                _check_logprobs(server.model, reply, sampling, refusal),
+            ]
+            if completion.reasoning:
+                cost, remedy = "each answer takes many more tokens", "switch it off (`sampling.chat_template_kwargs`)"
+                checks.append(ServerCheck("reasoning", False, "the model thinks before it answers", cost, remedy))
+            return checks, reply
+        cut_off = cut_off or _check_cut_off(server.model, completion, delivery, kind)
         hint = " (its reasoning was not empty: switch thinking off)" if completion.reasoning else ""
-        problems[delivery] = f"the model answered {completion.text[:80]!r}{hint}"
-    distinct = dict.fromkeys(problems.values())
-    value = f"{server.model} does not enforce JSON schemas: restricted to the word {PROBE_WORD}, {'; '.join(distinct)}"
+        problems.append(f"the model answered {completion.text[:80]!r}{hint}")
+    if cut_off:
+        server.delivery = Delivery.STRUCTURED_OUTPUTS
+        return cut_off, None
+    value = f"{server.model} does not enforce JSON schemas: restricted to the word {PROBE_WORD}, "
     remedy = "use a server that enforces `structured_outputs` or `response_format`, such as vLLM from 0.11 on"
-    return [block("schema", value, remedy)], None
+    return [block("schema", value + "; ".join(dict.fromkeys(problems)), remedy)], None
+
+
+def _check_cut_off(model: str, completion: Completion, delivery: Delivery, kind: str) -> list[ServerCheck]:
+    """Return the checks for an answer that would keep to the schema if white space did not fill it, else nothing."""
+    written = "".join(completion.text.split())
+    is_beginning = _PROBE_ANSWER.startswith(written) and len(written) >= len('{"word"')
+    if completion.finish_reason != "length" or not is_beginning:
+        return []
+    value = f"{model} fills its answer with white space until it is cut off"
+    return [
+        ServerCheck("schema", True, f"enforced with {delivery}"),
+        ServerCheck("logprobs", None, "not seen, since the answer was cut off"),
+        block("white space", value, REMEDIES.get(("white space", kind), "switch white space off in the server")),
+    ]
 
 
 async def _send_probe(server: ChatServer, top_logprobs: int) -> tuple[ChatReply, str]:
@@ -305,4 +305,17 @@ def _check_logprobs(model: str, reply: ChatReply, sampling: SamplingConfig, refu
     except Unusable as error:
         remedy = "serve it with --logprobs-mode raw_logprobs, the default of vLLM, or set `sampling.logprobs: false`"
         return block("logprobs", f"{model} sends impossible log-probabilities: {error.reason}", remedy)
-    return ServerCheck("logprobs", True, "sent, and spell the answer")
+    return ServerCheck("logprobs", True, f"aligned, {'renormalised' if is_renormalised(reply) else 'raw'}")
+
+
+def is_renormalised(probe: ChatReply) -> bool:
+    """Return whether only tokens that the schema allows have a probability, by the reply with the one word allowed."""
+    completion = read_completion(probe, ("word",))
+    first, _ = find_value_spans(completion.text, ("word",))["word"]
+    inside = [token for token in completion.tokens if token.at > first] or completion.tokens
+    for token in inside:
+        rest = completion.text[token.at :]
+        allowed = (logprob for text, logprob in token.top if rest.startswith(text) or text.startswith(rest))
+        if sum(map(math.exp, allowed)) < 1.0 - LOGPROB_ROUNDING:
+            return False
+    return True

@@ -1,0 +1,152 @@
+"""Examination of fake servers, each with a named fault: every fault is found, and a server without one has none."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+
+from tests.fake_server import FakeServer, reply, says, schema_in
+from touche_llm.llm.engines.conformance import examine
+from touche_llm.llm.engines.server import ChatServer
+from touche_llm.llm.engines.server_checks import ServerCheck
+from touche_llm.llm.settings import EngineConfig, SamplingConfig
+
+LABELS = ("FIRST", "SECOND", "NEUTRAL", "NO")
+
+
+@dataclass
+class Model:
+    """A server like vLLM with the recommended flags: log-probabilities after the mask, one token a character."""
+
+    faults: tuple[str, ...] = ()
+    number: count[int] = field(default_factory=count)
+    seen: set[str] = field(default_factory=set)
+
+    async def answer(self, _: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        faults, number = self.faults, next(self.number)
+        if "no system" in faults and body["messages"][0]["role"] == "system":
+            return web.json_response({"error": {"message": "System role not supported"}}, status=400)
+        labels = {name: each["enum"][0] for name, each in schema_in(body)["properties"].items()}
+        if "noise" in faults and "relevance" in labels and number % 3 == 0:
+            labels["relevance"] = 1
+        text = orjson.dumps(labels).decode()
+        if "white space" in faults:
+            text = text.replace(",", ", ").replace(":", " : ")
+        elif "spaces" in faults:
+            text = text.replace(",", ", ").replace(":", ": ")
+        message = {"reasoning_content": "Hm."} if "thinks" in faults else {}
+        finish = "length" if "endless" in faults and "relevance" in labels else "stop"
+        sent = orjson.loads(reply(text, finish, self.usage(body), **message).body)  # type: ignore[arg-type]
+        self.spread(text, sent["choices"][0]["logprobs"]["content"])
+        return web.json_response(sent)
+
+    def usage(self, body: dict[str, Any]) -> dict[str, Any]:
+        messages = [each for each in body["messages"] if each["role"] == "user" or "deaf" not in self.faults]
+        words = sum(len(each["content"].split()) for each in messages)
+        system = body["messages"][0]["content"]
+        known = 16 * (words // 16) if system in self.seen and "cold" not in self.faults else 0
+        self.seen.add(system)
+        details = {} if "silent" in self.faults else {"prompt_tokens_details": {"cached_tokens": known}}
+        return {"prompt_tokens": words, **details}
+
+    def spread(self, text: str, tokens: list[dict[str, Any]]) -> None:
+        """Set the alternatives: labels differ in their first characters, and the rest is certain."""
+        for place, token in enumerate(tokens):
+            alternatives = {text[place]: 1.0}
+            if text[place] == "0":
+                alternatives = {"0": 0.4, "1": 0.3, "2": 0.2, "3": 0.1}
+            elif text[place:].startswith("FIRST"):
+                shared = {"N": 0.3} if "shared" in self.faults else {"NE": 0.2, "NO": 0.1}
+                alternatives = {"F": 0.4, "S": 0.3, **shared}
+            elif place == 0 and "optional" in self.faults:
+                alternatives = {"{": 0.9, "{\n": 0.1}
+            if "raw" in self.faults:
+                alternatives = {name: value / 2 for name, value in alternatives.items()} | {"the": 0.5}
+            token["logprob"] = math.log(alternatives[text[place]])
+            token["top_logprobs"] = [{"token": name, "logprob": math.log(p)} for name, p in alternatives.items()]
+            token["top_logprobs"].append({"token": "!", "logprob": -9999.0})
+
+
+async def checks_of(*faults: str, logprobs: bool = True) -> dict[str, ServerCheck]:
+    model = Model(faults)
+    server = FakeServer(rest=model.answer, probe=model.answer)
+    async with server.running():
+        async with ChatServer(server.url, concurrency=64, request_timeout=5, chat_template_kwargs={}) as client:
+            found = await examine(client, EngineConfig(), SamplingConfig(logprobs=logprobs), LABELS)
+    assert len(found) == len({check.name for check in found})
+    return {check.name: check for check in found}
+
+
+@pytest.mark.parametrize("form", ["compact", "spaces"])
+async def test_a_server_without_a_fault_has_none(form: str) -> None:
+    found = await checks_of(form)
+    assert [name for name, check in found.items() if not check.is_ok] == []
+    assert list(found) == [
+        *("server", "model", "context", "tokens", "schema", "logprobs"),
+        *("system message", "white space", "label tokens", "prefix cache", "determinism"),
+    ]
+    assert found["logprobs"].value == "aligned, renormalised"
+    assert found["label tokens"].value.startswith("4 of 4")
+    assert found["determinism"].value == "0 of 40 answers differ, probabilities by up to 0"
+
+
+@pytest.mark.parametrize(
+    ("fault", "name", "is_ok", "value", "remedy"),
+    [
+        ("white space", "white space", False, "written between tokens", "disable_any_whitespace"),
+        ("optional", "white space", False, "allowed between tokens", "disable_any_whitespace"),
+        ("endless", "white space", False, "an answer was cut off", "disable_any_whitespace"),
+        ("raw", "white space", None, "none in one answer", "disable_any_whitespace"),
+        ("raw", "logprobs", True, "aligned, raw", ""),
+        ("shared", "label tokens", False, "4 of 4 labels have a probability, 0.300 is", ""),
+        ("cold", "prefix cache", False, "0 of ", "--enable-prefix-caching"),
+        ("silent", "prefix cache", None, "not reported", "--enable-prompt-tokens-details"),
+        ("noise", "determinism", False, "of 40 answers differ", "--dtype float32"),
+        ("thinks", "reasoning", False, "thinks", "sampling.chat_template_kwargs"),
+    ],
+)
+async def test_a_fault_that_a_run_survives_is_named_with_its_cost_and_remedy(
+    fault: str, name: str, is_ok: bool | None, value: str, remedy: str
+) -> None:
+    found = await checks_of(fault)
+    assert (found[name].is_ok, value in found[name].value, remedy in found[name].remedy) == (is_ok, True, True)
+    assert is_ok or found[name].cost
+    # Nothing else is blamed, apart from what cannot be seen in an answer that ends early.
+    assert {check.name for check in found.values() if check.is_ok is False} <= {name}
+    assert not any(check.is_blocking for check in found.values())
+
+
+@pytest.mark.parametrize(("fault", "value"), [("no system", "System role not supported"), ("deaf", "adds 0 tokens")])
+async def test_a_chat_template_without_system_message_blocks(fault: str, value: str) -> None:
+    check = (await checks_of(fault))["system message"]
+    assert check.is_blocking and value in check.value and "--chat-template" in check.remedy
+
+
+async def test_a_server_that_ignores_schemas_is_examined_no_further() -> None:
+    server = FakeServer(ignored=("structured_outputs", "response_format"))
+    async with server.running():
+        async with ChatServer(server.url, concurrency=64, request_timeout=5, chat_template_kwargs={}) as client:
+            found = await examine(client, EngineConfig(), SamplingConfig(), LABELS)
+    assert [check.name for check in found if check.is_blocking] == ["schema"]
+    assert server.bodies == []
+
+
+async def test_a_model_that_writes_white_space_without_end_is_told_from_a_server_that_ignores_schemas() -> None:
+    server = FakeServer(probe=says('{ "word"\n \t' + " " * 50, "length"))
+    async with server.running():
+        async with ChatServer(server.url, concurrency=64, request_timeout=5, chat_template_kwargs={}) as client:
+            found = {each.name: each for each in await examine(client, EngineConfig(), SamplingConfig(), LABELS)}
+    assert (found["schema"].is_ok, found["white space"].is_blocking) == (True, True)
+    assert "disable_any_whitespace" in found["white space"].remedy
+
+
+async def test_without_log_probabilities_what_they_show_is_unknown() -> None:
+    found = await checks_of("noise", logprobs=False)
+    assert {name for name, check in found.items() if check.is_ok is None} == {"logprobs", "white space", "label tokens"}
+    assert found["determinism"].is_ok is False

@@ -1,0 +1,20 @@
+"""The card of the real server, started with the recommended flags."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from tests.vllm.command import touche
+
+pytestmark = pytest.mark.vllm
+
+
+def test_every_part_is_found(vllm_url: str) -> None:
+    found = {row["name"]: row for row in orjson.loads(touche("doctor", vllm_url, "--format", "json").stdout)}
+    # The tiny random model gives NEUTRAL and NO the token N in common a large share of the probability.
+    assert [name for name, row in found.items() if row["is_ok"] is not True] == ["label tokens"]
+    assert found["schema"]["value"] == "enforced with structured_outputs"
+    assert found["logprobs"]["value"] == "aligned, renormalised"
+    assert found["prefix cache"]["value"].startswith("384 of ")
+    assert found["determinism"]["value"] == "0 of 40 answers differ, probabilities by up to 0"

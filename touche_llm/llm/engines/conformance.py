@@ -1,0 +1,221 @@
+"""Conformance card of a server: the start-up check, and what it leaves to a closer look."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import orjson
+
+from touche_llm.data.records import Reading
+from touche_llm.llm.engines.base import Completion, Rejected, Transient
+from touche_llm.llm.engines.chat_reply import ChatReply, read_completion
+from touche_llm.llm.engines.server import ChatServer
+from touche_llm.llm.engines.server_checks import REMEDIES, ServerCheck, block
+from touche_llm.llm.engines.startup import is_renormalised, survey
+from touche_llm.llm.logprobs import Label, read_label
+from touche_llm.llm.request import Message, Origin, Request, Sampling
+from touche_llm.llm.settings import EngineConfig, SamplingConfig
+
+# Times that one request is sent alone, and again among others.
+_REPEATS = 20
+# Tokens for which the requests are made if the context is unknown.
+_SHORT_CONTEXT = 2048
+_GRADES = (0, 1, 2, 3)
+# Logarithm of a probability below which a token counts as forbidden; vLLM sends -9999 for those.
+_MIN_LOGPROB = -100.0
+# Max probability of tokens that several labels share, since it is split between these.
+_MAX_SHARED = 0.05
+# White space that no compact grammar allows.
+_FREE_WHITE_SPACE = re.compile(r"[\n\r\t]|\s\s")
+_SYSTEM = "Judge how relevant the passage is to the question, from 0 to 3, and which side it takes."
+_PASSAGE = "Question: are heat pumps better than gas boilers?\nPassage: heat pumps are cheaper to run, boilers to buy."
+
+
+@dataclass(frozen=True, slots=True)
+class _Examination:
+    """Server under examination; `labels` are those of a stance."""
+
+    server: ChatServer
+    kind: str
+    context: int
+    labels: Sequence[Label]
+    top_logprobs: int
+    is_renormalised: bool
+
+    def build(self, text: str, system: str = _SYSTEM) -> Request:
+        fields = {"relevance": {"enum": list(_GRADES)}, "stance": {"enum": list(self.labels)}}
+        return Request(
+            messages=(*((Message("system", system),) if system else ()), Message("user", text)),
+            schema={"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False},
+            sampling=Sampling(max_tokens=64, top_logprobs=self.top_logprobs),
+            model=self.server.model,
+            revision="",
+            chat_template_kwargs=self.server.chat_template_kwargs,
+            origin=Origin("doctor", 0, "", "", None),
+        )
+
+    def remedy(self, name: str) -> str:
+        return REMEDIES.get((name, self.kind), "")
+
+
+async def examine(
+    server: ChatServer, engine: EngineConfig, sampling: SamplingConfig, labels: Sequence[Label]
+) -> list[ServerCheck]:
+    """Examine a server with about fifty short requests.
+
+    Args:
+        server: The server.
+        engine: Model, context and tokenizer, as for a run.
+        sampling: Sampling, as for a run.
+        labels: Labels of a stance, which are several tokens long.
+
+    Returns:
+        The checks; only those of the start-up check if the server does not enforce schemas.
+
+    Raises:
+        EngineError: The server is unreachable, serves another model, or answers with several models.
+    """
+    found = await survey(server, engine, sampling)
+    known = {check.name: check for check in found.checks}
+    if not known["schema"].is_ok:
+        return found.checks
+    top_logprobs = 0 if "logprobs" in known and known["logprobs"].is_blocking else sampling.top_logprobs
+    has_mask = found.probe is not None and top_logprobs > 0 and is_renormalised(found.probe)
+    context = found.info.context or _SHORT_CONTEXT
+    examination = _Examination(server, found.kind, context, labels, top_logprobs, has_mask)
+    more = {
+        "system message": _check_system_message,
+        "white space": _check_white_space,
+        "label tokens": _check_labels,
+        "prefix cache": _check_prefix_cache,
+        "determinism": _check_determinism,
+    }
+    return [*found.checks, *[await _run(name, check, examination) for name, check in more.items() if name not in known]]
+
+
+async def _run(
+    name: str, check: Callable[[_Examination], Awaitable[ServerCheck]], examination: _Examination
+) -> ServerCheck:
+    try:
+        return await check(examination)
+    except (Transient, Rejected) as error:
+        return ServerCheck(name, None, f"could not be checked: {error}")
+
+
+async def _check_system_message(examination: _Examination) -> ServerCheck:
+    name, remedy = "system message", examination.remedy("system message")
+    cost = "prompts give their instructions in one"
+    plain = await examination.server.exchange(examination.build(_PASSAGE, system=""))
+    try:
+        full = await examination.server.exchange(examination.build(_PASSAGE))
+    except Rejected as error:
+        return block(name, f"refused: {error}", remedy, cost)
+    if not full.usage.prompt_tokens:
+        return ServerCheck(name, None, "accepted; the server reports no prompt tokens", cost)
+    added = full.usage.prompt_tokens - plain.usage.prompt_tokens
+    if added < len(_SYSTEM.split()):
+        return block(name, f"ignored by the chat template: it adds {added} tokens", remedy, cost)
+    return ServerCheck(name, True, f"taken by the chat template: {added} tokens")
+
+
+async def _check_white_space(examination: _Examination) -> ServerCheck:
+    name, remedy = "white space", examination.remedy("white space")
+    cost = "a weak model can write it until its answer is cut off"
+    reply = await examination.server.exchange(examination.build(_PASSAGE))
+    completion = read_completion(reply)
+    if completion.finish_reason == "length":
+        value = f"an answer was cut off after {completion.completion_tokens} tokens"
+        return ServerCheck(name, False, value, cost, remedy)
+    # A compact grammar may require one space after `,` and `:`, as Python's json writes it.
+    if completion.text not in (orjson.dumps(_parse(completion)).decode(), json.dumps(_parse(completion))):
+        return ServerCheck(name, False, "written between tokens", cost, remedy)
+    if not examination.is_renormalised:
+        return ServerCheck(name, None, "none in one answer; raw log-probabilities show no more", cost, remedy)
+    if any(_FREE_WHITE_SPACE.search(text) for text in _list_possible_tokens(reply)):
+        return ServerCheck(name, False, "allowed between tokens", cost, remedy)
+    return ServerCheck(name, True, "switched off")
+
+
+def _list_possible_tokens(reply: ChatReply) -> list[str]:
+    """Return the texts of the tokens that were possible somewhere in an answer."""
+    logprobs = reply.choices[0].logprobs
+    return [
+        text
+        for token in (logprobs and logprobs.content) or ()
+        for text, logprob in token.alternatives
+        if logprob > _MIN_LOGPROB
+    ]
+
+
+async def _check_labels(examination: _Examination) -> ServerCheck:
+    name = "label tokens"
+    if not examination.top_logprobs:
+        return ServerCheck(name, None, "not read without log-probabilities")
+    completion = await examination.server.complete(examination.build(_PASSAGE))
+    _, reading = _read_fields(completion, examination.labels)
+    if reading.probabilities is None:
+        cost, remedy = "stances have no probabilities", "request plain grades with `sampling.logprobs: false`"
+        return ServerCheck(name, False, "no label can be read", cost, remedy)
+    read = sum(probability > 0.0 for probability in reading.probabilities.values())
+    labels = f"{read} of {len(examination.labels)} labels have a probability"
+    if (reading.shared or 0.0) <= _MAX_SHARED:
+        return ServerCheck(name, True, f"{labels}, single tokens tell them apart")
+    cost = "the probability of a shared token is split evenly"
+    return ServerCheck(name, False, f"{labels}, {reading.shared:.3f} is on shared tokens", cost)
+
+
+async def _check_prefix_cache(examination: _Examination) -> ServerCheck:
+    name, remedy = "prefix cache", examination.remedy("prefix cache")
+    # New in each examination; longer than the blocks of a cache, and short enough for the context.
+    words = min(600, examination.context // 5)
+    beginning = f"Session {uuid4().hex}. " + "word " * words
+    for text in ("First passage.", "Second passage."):
+        usage = (await examination.server.exchange(examination.build(text, system=beginning))).usage
+    if usage.cached_tokens is None:
+        return ServerCheck(name, None, "not reported", "its use cannot be seen in a run's metadata", remedy)
+    value = f"{usage.cached_tokens} of {usage.prompt_tokens} tokens of a known beginning reused"
+    if not usage.cached_tokens:
+        return ServerCheck(name, False, value, "instructions and topic are computed for each document", remedy)
+    return ServerCheck(name, True, value)
+
+
+async def _check_determinism(examination: _Examination) -> ServerCheck:
+    server, request = examination.server, examination.build(_PASSAGE)
+    answers = [await server.complete(request) for _ in range(_REPEATS)]
+    others = [examination.build(f"{_PASSAGE} " * (1 + number % 3) + str(number)) for number in range(_REPEATS)]
+    sent = [each for other in others for each in (request, other)]
+    answers += (await asyncio.gather(*map(server.complete, sent)))[::2]
+    first, *rest = [_read_fields(answer, examination.labels) for answer in answers]
+    flips = sum(any(a.answered != b.answered for a, b in zip(first, other, strict=True)) for other in rest)
+    difference = max(
+        abs(share - b.shares.get(label, 0.0))
+        for other in rest
+        for a, b in zip(first, other, strict=True)
+        for label, share in a.shares.items()
+    )
+    value = f"{flips} of {len(answers)} answers differ, probabilities by up to {difference:.2g}"
+    if flips:
+        cost = "without the answer cache a run is not repeatable"
+        return ServerCheck("determinism", False, value, cost, examination.remedy("determinism"))
+    return ServerCheck("determinism", True, value)
+
+
+def _read_fields(completion: Completion, labels: Sequence[Label]) -> list[Reading]:
+    answered = _parse(completion)
+    fields: dict[str, Sequence[Label]] = {"relevance": _GRADES, "stance": labels}
+    return [read_label(completion.text, completion.tokens, name, fields[name], answered[name]) for name in fields]
+
+
+def _parse(completion: Completion) -> dict[str, Any]:
+    """Return the fields of an answer; raise Transient if it is not the JSON that was requested."""
+    try:
+        fields = orjson.loads(completion.text)
+        return {name: fields[name] for name in ("relevance", "stance")}
+    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+        raise Transient("server_error", f"the answer is {' '.join(completion.text.split())[:40]!r}") from error

@@ -1,0 +1,51 @@
+"""Results of the checks of a server, and what mends a missing part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# What mends a missing part, by check and server.
+REMEDIES = {
+    (
+        "white space",
+        "vllm",
+    ): 'vLLM: --structured-outputs-config \'{"backend": "xgrammar", "disable_any_whitespace": true}\'',
+    ("white space", "sglang"): "SGLang: --constrained-json-disable-any-whitespace",
+    ("prefix cache", "vllm"): "vLLM: --enable-prefix-caching --enable-prompt-tokens-details",
+    ("prefix cache", "sglang"): "SGLang: --enable-cache-report, without --disable-radix-cache",
+    ("prefix cache", "llama.cpp"): "llama.cpp: --cache-prompt, which is the default",
+    ("determinism", "vllm"): "vLLM: --dtype float32, or VLLM_BATCH_INVARIANT=1 in its environment",
+    ("determinism", "sglang"): "SGLang: --enable-deterministic-inference",
+    ("system message", "vllm"): "vLLM: --chat-template FILE",
+    ("system message", "sglang"): "SGLang: --chat-template FILE",
+    ("system message", "llama.cpp"): "llama.cpp: --chat-template-file FILE",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCheck:
+    """Result of one check of a server.
+
+    Attributes:
+        name: Name of the check.
+        is_ok: Whether nothing is missing; None if this cannot be found out.
+        value: What was found.
+        cost: What the missing part costs.
+        remedy: What mends it.
+        is_blocking: Whether a run cannot be made.
+    """
+
+    name: str
+    is_ok: bool | None
+    value: str
+    cost: str = ""
+    remedy: str = ""
+    is_blocking: bool = False
+
+    def __str__(self) -> str:
+        return "; ".join(part for part in (self.value, self.cost, self.remedy) if part)
+
+
+def block(name: str, value: str, remedy: str, cost: str = "") -> ServerCheck:
+    """Return the result of a check without which a run cannot be made."""
+    return ServerCheck(name, False, value, cost, remedy, is_blocking=True)
