@@ -311,14 +311,15 @@ async def test_no_example_is_of_a_topic_of_the_run(tmp_path: Path) -> None:
     (topic,) = RunContext(config_for(tmp_path, topic=("3",)), Silent()).topics
     folder = write(tmp_path, "judge", [JUDGE, JUDGE | {"topic": {"id": "99", "title": topic.title.upper()[:-1]}}])
     config = config_with(tmp_path, topic=("3",))
-    message = rf"judge\.examples\.yaml: example 2 .*{folder}.* topic 99, .* topic 3 .*--topic"
-    with pytest.raises(UsageError, match=message):
+    place = (UsageError, examples_of(tmp_path, "judge"), "example 2", folder, "topic 99", "topic 3", "`topic: ")
+    with raises_at(*place):
         RunContext(config, Silent()).load_prompts()
-    with pytest.raises(UsageError, match=message):
+    with raises_at(*place):
         await estimate_cost(config, None, ("retrieve", "judge"), Silent())
-    engine = ScriptedEngine(script)
-    with Cache(config.cache.file, config.cache.mode) as cache, pytest.raises(UsageError, match=message):
+    with raises_at(*place):
         await run_scripted(config, tmp_path / "out", script)
+    engine = ScriptedEngine(script)
+    with Cache(config.cache.file, config.cache.mode) as cache, raises_at(*place):
         await judge_stage(config, tmp_path / "out", Silent(), ModelClient(FACTS, engine, cache))
     assert not engine.requests
     # Topics that the run leaves out may be shown.
