@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import sys
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from touche_llm.cli import options as o
-from touche_llm.cli.output import Format, FormatOption, print_rows, say
+from touche_llm.cli.output import Format, FormatOption, format_program, print_rows, say
 from touche_llm.cli.progress import CommandProgress
 from touche_llm.cli.rankings import list_rows, read_run_topics, show_rankings
 from touche_llm.config import Config, load_config
@@ -57,19 +56,16 @@ def demo(
         rows += ({"task": name} | {column: row.get(column) for column in _COLUMNS} for row in ranked)
     if output is not Format.TABLE:
         print_rows(output, rows)
-    # The path, so that the lines can be copied even if the environment is not active.
-    script = Path(sys.argv[0])
-    command = "touche-llm" if shutil.which("touche-llm") else shorten_path(script)
-    if script.name == "__main__.py":
-        command = f"{shorten_path(Path(sys.executable))} -m touche_llm"
     name = names[0]
     config = sample_config(name, out / name, {})
-    topics, corpus = shorten_path(config.topics), shorten_path(config.corpus or config.topics)
+    files = (config.topics, config.corpus or config.topics, out / name / run_files.RUN)
+    topics, corpus, run = (shlex.quote(shorten_path(file)) for file in files)
+    command = format_program()
     for line in (
         "The answers above were invented for this demo; no model gave them,",
         "and nothing follows from them.",
         "Each run is a file; check one with",
-        f"    {command} validate {out / name / run_files.RUN} \\",
+        f"    {command} validate {run} \\",
         f"        --task {name} --topics {topics}",
         "For answers of a model, serve one with vLLM and run",
         f"    {command} run --task {name} --topics {topics} \\",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import math
 import os
+import shlex
+import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -16,7 +18,10 @@ import typer
 
 from touche_llm.cli.streams import write_as_utf8
 from touche_llm.cli.tables import show_lines
+from touche_llm.data.files import shorten_path
 from touche_llm.errors import to_printable
+
+_SCRIPT = "touche-llm"
 
 
 class Format(StrEnum):
@@ -71,6 +76,20 @@ def print_result(output: Format, sentence: str, row: Mapping[str, Any]) -> None:
 def say(output: Format, line: str) -> None:
     """Print a line for people: on standard output with tables, and on standard error beside rows for programs."""
     show_lines([line], sys.stdout if output is Format.TABLE else sys.stderr)
+
+
+def format_program() -> str:
+    """Return how this program was called, for commands that a user copies to a shell; a path if it is not on PATH."""
+    script = Path(sys.argv[0])
+    if script.name != _SCRIPT:
+        python = Path(sys.executable)
+        found = shutil.which(python.name)
+        # The file of two environments can be the same, so the paths decide.
+        is_on_path = found is not None and os.path.abspath(found) == os.path.abspath(python)
+        return f"{python.name if is_on_path else shlex.quote(shorten_path(python))} -m touche_llm"
+    found = shutil.which(_SCRIPT)
+    is_on_path = script == Path(_SCRIPT) or (found is not None and os.path.samefile(found, script))
+    return _SCRIPT if is_on_path else shlex.quote(shorten_path(script))
 
 
 def _value(value: Any) -> Any:

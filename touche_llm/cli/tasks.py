@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from touche_llm.cli.demo import SAMPLES
-from touche_llm.cli.output import Format, FormatOption, print_rows, say
+from touche_llm.cli.output import Format, FormatOption, format_program, print_rows, say
 from touche_llm.cli.tables import TEXT_WIDTH, Column, show_lines, show_table
 from touche_llm.data.files import open_atomic
 from touche_llm.errors import UsageError, to_printable
@@ -86,7 +85,7 @@ def new(
             stream.write(text.encode())
     if output is not Format.TABLE:
         print_rows(output, [{"task": name, "file": folder / file} for file in EXAMPLE_FILES])
-    command = "touche-llm" if shutil.which("touche-llm") else "python -m touche_llm"
+    command = format_program()
     place = {file: shlex.quote(str(folder / file)) for file in ("", *EXAMPLE_FILES)}
     for line in (
         f"{folder}: the task {name}, with {', '.join(EXAMPLE_FILES)}",
