@@ -189,7 +189,10 @@ def test_names_are_those_of_the_folder_of_templates(touche: Touche, engine: Engi
         (("judge", "queries", *QRELS), "queries: is a prompt for 'queries'; only those for 'judge'"),
         (("judge", *QRELS), "judge alone cannot be compared"),
         (WORDINGS, "no qrels given"),
-        ((*WORDINGS, "--stance", "stance"), "documents are drawn by their grades; give --relevance"),
+        (
+            (*WORDINGS, "--stance", "stance"),
+            "qrels: no grades, by which documents are drawn; give those of at least one of relevance, quality",
+        ),
         ((*WORDINGS, *QRELS, "--split", "none"), "none: cannot read the file"),
         ((*"abcdefghi", *QRELS, "--html", "m.html"), "--html: a page shows at most 8 prompts"),
         ((*WORDINGS, *QRELS, "--topic", "1", "--confirm"), "1 topics to choose on and 0 to confirm"),

@@ -117,7 +117,8 @@ async def compare_prompts(
         ReplayMiss: The cache of a replay lacks an answer.
     """
     if not qrels.grades:
-        raise UsageError("documents are drawn by their grades; give --relevance or other grades")
+        aspects = ", ".join(get_task(config.task).scales)
+        raise UsageError(f"qrels: no grades, by which documents are drawn; give those of at least one of {aspects}")
     with RunContext(config, progress) as context:
         task, corpus = context.task, context.corpus
         variants = load_variants(names, config, task)
