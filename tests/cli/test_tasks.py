@@ -6,27 +6,30 @@ import asyncio
 import json
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec import structs
 
 import touche_llm as tl
+from tests.changed_example import FIVE, INPUTS, LABELS, TWO_SCALES, change_example, write_qrels
 from tests.cli.conftest import Touche
+from tests.expect import raises_at
 from tests.sample_runs import judge_stage, rank_stage, retrieve_stage
 from tests.scripted_engine import Label, ScriptedEngine
 from tests.write_demo_cassette import FACTS
 from touche_llm.cli.tasks import EXAMPLE, EXAMPLE_FILES
 from touche_llm.config import load_config
+from touche_llm.data.files import read_records, write_records
+from touche_llm.data.records import Judgment, Reading
 from touche_llm.llm.cache import Cache, CacheMode
 from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.engines import store_engine_info
 from touche_llm.pipeline.progress import SilentProgress
 from touche_llm.tasks import TASKS, get_task
-
-LABELS = ("STRONG_PRO", "PRO", "OPEN", "CON", "STRONG_CON")
-FIVE = f"stance: {{labels: [{', '.join(LABELS)}], no_side: [OPEN], unanswered: OPEN}}"
-INPUTS = ("--topics", "essays/topics.xml", "--corpus", "essays/opinions.jsonl")
 
 
 def test_the_commands_that_a_new_task_prints_run_at_once(touche: Touche) -> None:
@@ -43,6 +46,15 @@ def test_the_commands_that_a_new_task_prints_run_at_once(touche: Touche) -> None
         done = touche(*command)
         assert done.returncode == 0, (command, done.stderr)
     assert len(Path("runs/ber_2/run.txt").read_text().splitlines()) == 6
+
+
+def test_a_new_task_is_listed_in_rows(touche: Touche) -> None:
+    done = touche("tasks", "new", "essays", "--format", "json")
+    rows = json.loads(done.stdout)
+    assert rows == [{"task": "essays", "file": f"essays/{file}"} for file in EXAMPLE_FILES]
+    assert all(Path(row["file"]).is_file() for row in rows)
+    # The lines for people stand beside the rows.
+    assert " run --task essays " in done.stderr
 
 
 def test_a_new_task_replaces_nothing(touche: Touche) -> None:
@@ -108,23 +120,10 @@ async def answer_run(task: str, cassette: Path, out: Path) -> None:
         cache.export_cassette(cassette)
 
 
-def change_example(touche: Touche, stance: str, aspects: str) -> None:
-    """Make a task and change its labels and aspects by hand, in the definition and in the template."""
-    assert touche("tasks", "new", "essays").returncode == 0
-    path = Path("essays/task.yaml")
-    head, rest = path.read_text().split("aspects:\n", 1)
-    tail = rest[rest.index("# Limits of a ranking") :]
-    tail = tail.replace("support", "depth").replace("stance: macro-F1", "depth: nDCG@10")
-    path.write_text(f"{head}aspects: {aspects}\n{stance}\n{tail}")
-    template = Path("essays/judge.jinja")
-    text = template.read_text().replace("support", "depth").replace("PRO", " ".join(LABELS))
-    template.write_text(text.replace("0 to 3", "0 to 2").replace('"depth": 0 to 2', '"depth": 0 to 4'))
-
-
 def test_a_task_of_five_labels_and_two_scales_is_run_measured_recorded_and_replayed(
     touche: Touche, tmp_path: Path
 ) -> None:
-    change_example(touche, FIVE, "{relevance: 0..2, depth: 0..4}")
+    change_example(touche, FIVE, TWO_SCALES)
     asyncio.run(answer_run("essays", tmp_path / "answers.jsonl", tmp_path / "first"))
     replay = ("--cache", "answers.jsonl", "--cache-mode", "replay", "--bm25-method", "lucene")
     done = touche("run", "--task", "essays", *INPUTS, *replay, "--out", "runs/mine")
@@ -141,9 +140,7 @@ def test_a_task_of_five_labels_and_two_scales_is_run_measured_recorded_and_repla
     assert [float(value) for value in grades["opinion-2"][6:8]] == [1.75, 1.75]
     assert [float(value) for value in grades["opinion-4"][6:8]] == [0.75, 3.75]
 
-    Path("depth.txt").write_text("".join(f"{t} 0 opinion-{n} {n - 1}\n" for t in (1, 2) for n in range(1, 6)))
-    Path("stance.txt").write_text("".join(f"{t} 0 opinion-{n} {LABELS[n - 1]}\n" for t in (1, 2) for n in range(1, 6)))
-    qrels = ("--qrels", "depth=depth.txt", "--stance", "stance.txt")
+    qrels = write_qrels()
     for command in (
         ("validate", "runs/mine", "--topics", "essays/topics.xml", "--corpus", "essays/opinions.jsonl"),
         ("evaluate", "runs/mine", *qrels),
@@ -202,3 +199,41 @@ def test_a_task_without_stances_gives_runs_without_them(touche: Touche, tmp_path
     assert done.returncode == 2 and "relevance, depth" in done.stderr
     Path("labelled.txt").write_text("1 PRO opinion-1 1 1.0 t\n")
     assert touche("validate", "labelled.txt", "--task", "essays").returncode == 1
+
+
+FOREIGN: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"grades": {"relevance": 3.5, "support": 1.0}}, ("relevance 3.5", "0 to 3")),
+    ({"grades": {"relevance": 3.0, "support": 3.0}}, ("support 3", "0 to 2")),
+    ({"grades": {"relevance": 3.0, "quality": 1.0}}, ("'quality'", "relevance, support")),
+    ({"stance": "NEUTRAL"}, ("'NEUTRAL'", "PRO, CON, MIXED")),
+    ({"readings": {"quality": Reading(answered=1)}}, ("'quality'", "relevance, support, stance")),
+    ({"readings": {"support": Reading(answered=3)}}, ("support '3'", "0, 1, 2")),
+    (
+        {"readings": {"stance": Reading(answered="PRO", probabilities={"PRO": 0.5, "NEU": 0.5})}},
+        ("'NEU'", "PRO, CON, MIXED"),
+    ),
+]
+
+
+def test_judgments_that_do_not_fit_the_task_are_refused_wherever_they_are_read(touche: Touche) -> None:
+    assert touche("tasks", "new", "essays").returncode == 0
+    replay = ("--cache", "essays/answers.jsonl", "--cache-mode", "replay")
+    assert touche("run", "--task", "essays", *INPUTS, *replay, "--out", "runs/mine").returncode == 0
+    file = Path("runs/mine/judgments.jsonl")
+    first, *others = read_records(file, Judgment, "judgments")
+    before = Path("runs/mine/run.txt").read_bytes()
+    with tl.open_corpus("essays/opinions.jsonl", task="essays", index="index") as corpus:
+        candidates = tl.retrieve(tl.read_topics("essays/topics.xml"), corpus)
+        judgments = tl.Judgments(candidates, [first, *others])
+        assert tl.rank(candidates, judgments)
+        for change, values in FOREIGN:
+            foreign = [*others, structs.replace(first, **change)]
+            write_records(file, foreign)
+            place = f"topic {first.topic_id}, document {first.document_id}"
+            for command in (("rank", "--out", "runs/mine"), ("report", "runs/mine")):
+                done = touche(*command)
+                assert done.returncode == 1 and done.stderr.startswith(f"error: {file}: {place}: "), (command, done)
+                assert len(done.stderr.splitlines()) == 1 and all(value in done.stderr for value in values), done.stderr
+            with raises_at(tl.DataError, "judgments", place, *values):
+                tl.rank(candidates, replace(judgments, judgments=foreign))
+    assert Path("runs/mine/run.txt").read_bytes() == before

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
+from tests.expect import raises_at
 from touche_llm.data.records import Judgment, Reading
-from touche_llm.judging.grades import mean_off_label_mass
+from touche_llm.errors import DataError
+from touche_llm.judging.grades import check_judgments, mean_off_label_mass
+from touche_llm.tasks import TASKS
 
 
 def judgment(*masses: float | None) -> Judgment:
@@ -25,3 +30,27 @@ def judgment(*masses: float | None) -> Judgment:
 )
 def test_the_mean_is_over_the_fields_with_probabilities(judgments: list[Judgment], expected: float | None) -> None:
     assert mean_off_label_mass(judgments) == expected
+
+
+@pytest.mark.parametrize(
+    ("task", "of_sentence", "grades", "stance", "values"),
+    [
+        ("comparative", False, {"relevance": 3.0, "quality": 0.0}, "NO", None),
+        ("comparative", False, {"relevance": 3.1, "quality": 0.0}, "NO", ("relevance 3.1", "0 to 3")),
+        ("comparative", False, {"relevance": 3.0, "coherence": 1.0}, "NO", ("'coherence'", "relevance, quality")),
+        ("comparative", False, {"relevance": 3.0}, "PRO", ("'PRO'", "FIRST, SECOND, NEUTRAL, NO")),
+        ("sentence_pairs", False, {"coherence": 2.5}, "CON", None),
+        ("sentence_pairs", False, {"coherence": 2.5}, "NONE", ("'NONE'", "PRO, CON")),
+        ("sentence_pairs", True, {"relevance": 2.5}, "NONE", None),
+        ("sentence_pairs", True, {"coherence": 2.5}, "NONE", ("'coherence'", "relevance, quality")),
+    ],
+)
+def test_a_judgment_has_grades_and_labels_of_the_question(
+    task: str, of_sentence: bool, grades: dict[str, float], stance: str, values: tuple[str, ...] | None
+) -> None:
+    question = TASKS[task].sentence_question if of_sentence else TASKS[task].question
+    assert question is not None
+    judged = Judgment(topic_id="1", document_id="d", grades=grades, stance=stance, source="value", prompt="p")
+    expected = nullcontext() if values is None else raises_at(DataError, "file", "topic 1", "document d", *values)
+    with expected:
+        check_judgments([judged], question, "file")

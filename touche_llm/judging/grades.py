@@ -1,11 +1,57 @@
-"""Weighted mean of the grades of a judgment, and mean probability outside the labels."""
+"""Grades of judgments: their check, their weighted mean, and the mean probability outside the labels."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from touche_llm.data.records import Judgment
+from touche_llm.data.trec_runs import NO_STANCE_COLUMN
+from touche_llm.errors import DataError
+from touche_llm.llm.answers import get_labels
+from touche_llm.tasks.base import Question
 from touche_llm.tasks.definition import FIRST_STAGE, Scale
+
+
+def check_judgments(judgments: Iterable[Judgment], question: Question, place: object) -> None:
+    """Raise DataError if a judgment has an aspect, a grade or a label that the question does not have.
+
+    Args:
+        judgments: Judgments by answers to the question, or inherited from such.
+        question: Question of the task.
+        place: File or argument with the judgments, for errors.
+    """
+    labels = get_labels(question.answer)
+    names = {field: [str(label) for label in allowed] for field, allowed in labels.items()}
+    grades = {field: [int(label) for label in labels[field]] for field in question.grades}
+    stances = names.get("stance", [NO_STANCE_COLUMN])
+    for judgment in judgments:
+        if problem := _find_foreign_value(judgment, grades, names, stances):
+            raise DataError(
+                f"{place}: topic {judgment.topic_id}, document {judgment.document_id}: {problem}; judge it again"
+            )
+
+
+def _find_foreign_value(
+    judgment: Judgment,
+    grades: Mapping[str, Sequence[int]],
+    names: Mapping[str, Sequence[str]],
+    stances: Sequence[str],
+) -> str | None:
+    """Return the problem of the first value that the question does not have; None if it has all."""
+    for aspect, grade in judgment.grades.items():
+        if aspect not in grades:
+            return f"grade of {aspect!r:.40}; the task grades {', '.join(grades)}"
+        if not min(grades[aspect]) <= grade <= max(grades[aspect]):
+            return f"{aspect} {grade:g}; expected {min(grades[aspect])} to {max(grades[aspect])}"
+    if judgment.stance not in stances:
+        return f"stance {judgment.stance!r:.40}; expected {', '.join(stances)}"
+    for field, reading in judgment.readings.items():
+        if field not in names:
+            return f"reading of {field!r:.40}; the answer has {', '.join(names)}"
+        for label in (str(reading.answered), *reading.shares):
+            if label not in names[field]:
+                return f"{field} {label!r:.40} in the answer; expected {', '.join(names[field])}"
+    return None
 
 
 def combine_grades(

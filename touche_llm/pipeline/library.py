@@ -14,6 +14,7 @@ from pydantic import Field
 from touche_llm.data.records import Topic
 from touche_llm.data.settings import Section, read_settings
 from touche_llm.errors import ToucheWarning, UsageError
+from touche_llm.judging.grades import check_judgments
 from touche_llm.judging.sentence_pairs import PairSettings
 from touche_llm.judging.stance import StanceSettings
 from touche_llm.pipeline import event_loop
@@ -210,7 +211,7 @@ async def _rank(
 
     Raises:
         UsageError: A step or weight is unknown, a step needs a model, or the judgments are of another task.
-        DataError: There is no candidate to rank.
+        DataError: There is no candidate to rank, or a judgment has a grade or label that the task does not have.
         ReplayMiss: The cache of a replay lacks an answer.
     """
     assert progress is not None
@@ -220,6 +221,7 @@ async def _rank(
     task, options = candidates.task, read_settings(RankOptions, options, "options")
     if (judged := judgments.candidates.task.name) != task.name:
         raise UsageError(f"judgments: of the task {judged}, not of {task.name}; give the judgments of these candidates")
+    check_judgments(judgments.judgments, task.question, "judgments")
     steps = steps.split(",") if isinstance(steps, str) else steps
     try:
         parsed = parse_steps(steps)

@@ -13,12 +13,13 @@ from touche_llm.data.records import Comparison, Failure, Judgment, Objects, Stan
 from touche_llm.data.trec_runs import ParsedRun, read_run
 from touche_llm.data.yaml_text import YamlError, read_yaml, to_yaml
 from touche_llm.errors import DataError, UsageError
+from touche_llm.judging.grades import check_judgments
 from touche_llm.llm.counts import translate_old_counts
 from touche_llm.pipeline import run_files
 from touche_llm.pipeline.run_files import OUTPUTS, STAGES
 from touche_llm.pipeline.run_lock import lock_run
 from touche_llm.tasks import TASK_HELP, get_task
-from touche_llm.tasks.base import Task
+from touche_llm.tasks.base import Question, Task
 
 if TYPE_CHECKING:
     from touche_llm.config import Config
@@ -271,7 +272,8 @@ class RunDirectory:
         """Read the candidates to rank and their judgments; the corpus is not opened.
 
         Raises:
-            DataError: A file is missing or malformed, or a stage was interrupted while it replaced its outputs.
+            DataError: A file is missing or malformed, a judgment does not fit the task, or a stage was interrupted
+                while it replaced its outputs.
         """
         from touche_llm.pipeline.candidates import add_objects
         from touche_llm.pipeline.judge import Judgments
@@ -284,11 +286,7 @@ class RunDirectory:
         objects = self.read_objects()
         candidates = replace(candidates, topics=add_objects(candidates.topics, objects))
         judgments = read_records(self._require(self.judgments_file, "judge"), Judgment, "judgments")
-        for judgment in judgments:
-            if judgment.stance not in task.run_labels:
-                raise DataError(
-                    f"{self.judgments_file}: stance {judgment.stance!r}; expected {', '.join(task.run_labels)}"
-                )
+        check_judgments(judgments, task.question, self.judgments_file)
         return Judgments(candidates, judgments, self.read_stances(task), objects)
 
     def read_objects(self) -> list[Objects]:
@@ -306,9 +304,11 @@ class RunDirectory:
                 )
         return readings
 
-    def read_sentences(self) -> list[Judgment]:
-        """Read the judgments of sentences; raise DataError if there is no file."""
-        return read_records(self.sentences_file, Judgment, "judgments of sentences")
+    def read_sentences(self, question: Question) -> list[Judgment]:
+        """Read the judgments of sentences; raise DataError if there is no file, or one does not fit the question."""
+        sentences = read_records(self.sentences_file, Judgment, "judgments of sentences")
+        check_judgments(sentences, question, self.sentences_file)
+        return sentences
 
     def read_comparisons(self) -> list[Comparison]:
         """Read the comparisons; empty if the ranking made none."""

@@ -151,9 +151,10 @@ async def _write_documents(context: RunContext, directory: RunDirectory, folder:
 def _read_first_stage(context: RunContext, directory: RunDirectory) -> Candidates:
     """Read the candidates of the run's topics; of sentences, only those that were judged."""
     found = directory.read_first_stage(context)
-    if context.task.sentence_question is None:
+    question = context.task.sentence_question
+    if question is None:
         return found
-    judged = {(judgment.topic_id, judgment.document_id) for judgment in directory.read_sentences()}
+    judged = {(judgment.topic_id, judgment.document_id) for judgment in directory.read_sentences(question)}
     rankings = {
         topic_id: [candidate for candidate in ranking if (topic_id, candidate.document_id) in judged]
         for topic_id, ranking in found.rankings.items()

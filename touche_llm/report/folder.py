@@ -102,7 +102,7 @@ class RunFolder:
         self.compared = summarize_comparisons(self.directory.read_comparisons())
         self.sentences: dict[tuple[str, str], Judgment] = {}
         if self.task.sentence_question is not None:
-            judged = self.directory.read_sentences()
+            judged = self.directory.read_sentences(self.task.sentence_question)
             self.sentences = {(judgment.topic_id, judgment.document_id): judgment for judgment in judged}
         self.failed: dict[tuple[str, str | None], list[Failure]] = defaultdict(list)
         for failure in (failure for of_file in self.failures.values() for failure in of_file):
