@@ -212,7 +212,8 @@ class Config(Section):
         if (self.elasticsearch is not None) is not (self.retriever.name == "elasticsearch"):
             raise ValueError("elasticsearch: settings of a retriever that is not the chosen one; see `retriever.name`")
         if self.stance is not None and not task.no_stances:
-            raise ValueError(f"stance: every document of {task.name} takes a side")
+            why = f"every document of {task.name} takes a side" if task.stances else f"{task.name} has no stances"
+            raise ValueError(f"stance: {why}; leave the section out")
         if self.stance is not None:
             if self.stance.depth and task.stance_question is None:
                 raise ValueError(f"stance.depth: {task.name} has no stance prompt; give 0")

@@ -106,7 +106,7 @@ def test_neither_tables_nor_pages_show_stances(touche: Touche, run: Path) -> Non
         (["rank", "--out", "out", "--rank", "judge", "--rank", "balance:5"], "balance:5: the task has no stances"),
         (
             ["run", "--set", "stance.depth=5", "--task", "pages", "--topics", "t", "--corpus", "c", "--out", "new"],
-            "no label",
+            "stance: pages has no stances",
         ),
         (["evaluate", "out", "--stance", "qrels.txt"], "no judgments of stance"),
         (["validate", "labelled.txt", "--task", "pages"], "'PRO' is none of Q0"),
