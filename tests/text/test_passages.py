@@ -58,6 +58,17 @@ def test_menus_notices_links_breadcrumbs_and_repetitions_are_left_out_and_senten
     ]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Effects of nicotine | Risks of vaping",
+        f"Shops say that we use cookies, {'and so does every one of us, ' * 10}they say",
+    ],
+)
+def test_one_separator_makes_no_breadcrumb_and_a_long_line_is_no_notice(line: str) -> None:
+    assert content(line) == [line]
+
+
 def test_a_list_of_arguments_is_no_menu() -> None:
     arguments = [
         "- it costs less than smoking does",
@@ -130,7 +141,8 @@ def test_overlapping_passages_are_shown_once_and_all_of_them_are_the_whole() -> 
     document = made(MANY)
     for count in range(1, document.count + 1):
         shown = document.best(count)
-        assert all(shown.text.count(sentence) <= 1 for sentence in FILLER[::50])
+        ends = [place for part in shown.parts for place in part]
+        assert ends == sorted(set(ends))
         assert len(shown.parts) == len([part for part in shown.text.split(GAP_MARK) if part.strip()])
     assert document.best(document.count) == document.whole
     assert document.whole.text == MANY
@@ -250,3 +262,8 @@ def test_passages_that_adjoin_without_a_common_sentence_have_no_gap_between_them
     two = document.best(2)
     assert two.text == f"{sentences[0]} {sentences[1]}\n{GAP_MARK}"
     assert two.parts == ((0, len(sentences[0]) + 1 + len(sentences[1])),)
+
+
+def test_a_sentence_is_repeated_only_with_a_next_one() -> None:
+    short, long = "The old mill stands still.", f"The mill {'and the green ' * 50}were quiet."
+    assert sorted(made(f"{short} {short} {long} {short}").passages) == [(0, 2), (2, 3), (3, 4)]

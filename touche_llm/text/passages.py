@@ -89,7 +89,7 @@ class RankedPassages:
         ranges: list[Span] = []
         for first, end in sorted(self.passages[:count]):
             if ranges and first <= ranges[-1][1]:
-                ranges[-1] = (ranges[-1][0], max(end, ranges[-1][1]))
+                ranges[-1] = (ranges[-1][0], end)
             else:
                 ranges.append((first, end))
         return self._make_excerpt(ranges)
@@ -245,7 +245,7 @@ def _group_sentences(sentences: Sequence[Span], limit: int) -> list[Span]:
         passages.append((first, end))
         if end == len(lengths):
             break
-        first = end - 1 if end - 1 > first and lengths[end - 1] + lengths[end] <= limit else end
+        first = end - 1 if lengths[end - 1] + lengths[end] <= limit else end
     return passages
 
 
