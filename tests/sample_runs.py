@@ -33,17 +33,21 @@ SAMPLE = SAMPLES / "comparative"
 
 
 class Silent:
-    """Progress that only records its warnings."""
+    """Progress that records its warnings and the titles of its stages; one that ends has made all of its steps."""
 
     def __init__(self) -> None:
         self.notices: list[str] = []
+        self.titles: list[str] = []
 
     def warn(self, message: str) -> None:
         self.notices.append(message)
 
     @contextmanager
     def stage(self, title: str, total: int, counts: Counts | None = None) -> Iterator[Callable[[], None]]:
-        yield lambda: None
+        self.titles.append(title)
+        steps: list[str] = []
+        yield lambda: steps.append(title)
+        assert len(steps) == total, title
 
 
 def config_for(folder: Path, **flags: Any) -> Config:

@@ -76,6 +76,9 @@ async def test_shards_hold_the_requests_in_order_and_replace_former_files(waitin
     config, out, requests = waiting
     found = await pending_requests("judge", config, out, None, Silent())
     path = out / "requests.jsonl"
+    others = [out / f"{name}-00001-of-00003.{suffix}" for name, suffix in (("more", "jsonl"), ("requests", "txt"))]
+    for other in others:
+        other.write_text("mine")
     assert write_requests(found, out, path, 3) == [
         (out / "requests-00001-of-00003.jsonl", 2),
         (out / "requests-00002-of-00003.jsonl", 1),
@@ -89,6 +92,7 @@ async def test_shards_hold_the_requests_in_order_and_replace_former_files(waitin
     assert len(list(out.glob("requests*.jsonl"))) == 4
     assert write_requests(Export(found.batch, [], 0), out, path, 2) == []
     assert not list(out.glob("requests*.jsonl"))
+    assert [other.read_text() for other in others] == ["mine"] * 2
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,11 @@ async def test_a_run_takes_a_file_for_each_set_of_requests_that_do_not_wait_for_
     config: Config, programs: Programs, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    outcome = await run_by_files(config, out, Silent())
+    progress = Silent()
+    outcome = await run_by_files(config, out, progress)
     assert (outcome.judgments.requested, outcome.failures) == (4, [])
+    rounds = [title.partition(" to ")[0] for title in progress.titles if "round" in title]
+    assert rounds == ["judge, round 1: 4 requests", "judge, round 2: 4 requests", "rank, round 1: 6 requests"]
     # Judgments, the stances of the best two and the orders of three pairs, both twice.
     assert sent(programs) == [4, 4, 6]
     written = yaml.safe_load((out / "config.yaml").read_text())

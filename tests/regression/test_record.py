@@ -86,6 +86,12 @@ def test_only_what_the_run_needs_is_kept(made: Path, tmp_path: Path) -> None:
     assert "written-for-the-demo" in (folder / "config.yaml").read_text()
 
 
+def test_of_sentences_the_arguments_are_kept_that_they_are_from(tmp_path: Path) -> None:
+    recorded(asyncio.run(make_run("sentence_pairs", tmp_path)), tmp_path / "regress" / "name")
+    kept = FOLDER / "sentence_pairs" / "arguments.csv"
+    assert (tmp_path / "regress" / "name" / kept.name).read_bytes() == kept.read_bytes()
+
+
 def test_what_is_not_the_default_is_kept_to_the_letter(tmp_path: Path) -> None:
     kwargs = {"enable_thinking": False, "extra.name": 1}
     run = asyncio.run(

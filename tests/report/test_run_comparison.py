@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from markupsafe import Markup
 
 from tests.expect import raises_at
 from tests.report.reports import ATTACKS, POISON, poisoned
@@ -18,7 +19,7 @@ from touche_llm.evaluation.comparison import compare_runs
 from touche_llm.evaluation.measures import evaluate_run
 from touche_llm.evaluation.qrels import Qrels
 from touche_llm.report import page as page_module
-from touche_llm.report.comparison_page import render_comparison
+from touche_llm.report.comparison_page import fit_panels, render_comparison
 from touche_llm.report.comparison_records import RunComparison
 from touche_llm.report.page import MAX_BYTES
 from touche_llm.report.plots import LETTERS
@@ -248,6 +249,15 @@ def test_fifty_topics_stay_below_the_limit(found: RunComparison, documents: int)
     shown = page.count('class="doc"') // 50
     assert (shown == documents) is (documents == 20)
     assert ("(of 25, to limit the size of the page)" in page) is (documents != 20)
+
+
+@pytest.mark.parametrize(("room", "fitting"), [(9, (0, 0)), (10, (1, 10)), (34, (1, 10)), (35, (2, 35)), (99, (2, 35))])
+def test_what_the_models_said_is_shown_down_to_the_lowest_rank_that_fits(room: int, fitting: tuple[int, int]) -> None:
+    panels = {
+        ("1", "a"): [(0, 1, Markup("x" * 10)), (1, 2, Markup("ä" * 10))],
+        ("2", "b"): [(0, 2, Markup("x" * 5)), (1, 3, Markup("x"))],
+    }
+    assert fit_panels(panels, 2, room) == fitting
 
 
 def test_without_any_room_the_first_five_of_each_run_are_there(

@@ -59,11 +59,11 @@ def render_comparison(found: RunComparison) -> str:
         if room >= count_bytes(texts, MIN_CHARS) or shown <= _MIN_TOP:
             break
         shown = max(shown * 4 // 5, _MIN_TOP)
-    said, size = _fit_panels(panels, shown, room - count_bytes(texts, MIN_CHARS))
+    said, size = fit_panels(panels, shown, room - count_bytes(texts, MIN_CHARS))
     return template.render(values, limit=find_text_limit(texts, room - size), said=said, shown=shown)
 
 
-def _fit_panels(panels: _Panels, top: int, room: int) -> tuple[int, int]:
+def fit_panels(panels: _Panels, top: int, room: int) -> tuple[int, int]:
     """Return the lowest rank whose panels still fit, and the size in bytes of the panels down to it."""
     sizes: Counter[int] = Counter()
     for _, rank, markup in (panel for of_document in panels.values() for panel in of_document):
