@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any
 
@@ -278,4 +277,4 @@ def _value(value: float | str | None, digits: int = 2) -> str:
         return "no answer"
     if isinstance(value, str):
         return value
-    return f"{value:g}" if not digits or math.isnan(value) else f"{value:.{digits}f}"
+    return f"{value:g}" if not digits else f"{value:.{digits}f}"
