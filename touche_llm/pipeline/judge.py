@@ -21,6 +21,7 @@ from touche_llm.pipeline.corpora import LocalCorpus
 from touche_llm.pipeline.frames import make_frame
 from touche_llm.pipeline.pairs import JudgedPairs, PairJudge
 from touche_llm.pipeline.progress import Progress
+from touche_llm.pipeline.settings import PURPOSES
 from touche_llm.pipeline.stances import judge_stances
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.order import rank_by_first_stage, rank_by_judgment
@@ -28,9 +29,6 @@ from touche_llm.tasks.base import Task
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-# Purposes of the prompts that the stage may use.
-PURPOSES = ("judge", "objects", "sentence", "stance")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -238,7 +236,7 @@ async def judge_candidates(context: RunContext, candidates: Candidates) -> Judgm
     config = context.config
     return await judge(
         replace(candidates, corpus=context.corpus),
-        context.load_prompts(*PURPOSES),
+        context.load_prompts(*PURPOSES["judge"]),
         context.builder,
         context.progress,
         stance=config.stance,

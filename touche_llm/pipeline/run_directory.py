@@ -199,6 +199,7 @@ class RunDirectory:
             DataError: The metadata is not as this program wrote it; nothing is removed.
         """
         from touche_llm.config import write_config
+        from touche_llm.pipeline.settings import PURPOSES
         from touche_llm.pipeline.task_copy import copy_task
 
         self._write_metadata(config, self._stages_before(stage), unfinished=stage)
@@ -208,7 +209,8 @@ class RunDirectory:
             for name in OUTPUTS[later]:
                 (self.path / name).unlink(missing_ok=True)
         write_config(config, self.config_file)
-        copy_task(get_task(config.task), self.path)
+        used = (purpose for earlier in STAGES[: STAGES.index(stage)] for purpose in PURPOSES[earlier])
+        copy_task(get_task(config.task), self.path, [getattr(config.prompts, purpose) for purpose in used])
 
     def record_stage(self, config: Config, stage: str, facts: Mapping[str, Any]) -> None:
         """Record the facts of a stage after all of its outputs are written.

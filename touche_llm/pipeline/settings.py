@@ -26,6 +26,11 @@ INCIDENTAL = (
     ),
     *(f"elasticsearch.{name}" for name in ("url", "request_timeout", "retry_for")),
 )
+# Purposes of the prompts that a stage may use. Those of the ranking depend on its steps.
+PURPOSES: Mapping[str, tuple[str, ...]] = {
+    "retrieve": ("queries",),
+    "judge": ("judge", "objects", "sentence", "stance"),
+}
 INPUTS = ("task", "topics", "corpus", "index")
 OF_RETRIEVE = (
     *INPUTS,
@@ -34,7 +39,7 @@ OF_RETRIEVE = (
 )
 OF_JUDGE = (
     *("depth", "pairs", "sampling", "stance.depth", "stance.both_orders"),
-    *(f"prompts.{name}" for name in ("folder", "judge", "objects", "sentence", "stance")),
+    *(f"prompts.{name}" for name in ("folder", *PURPOSES["judge"])),
 )
 OF_RANK = ("rank", "objective", "weights", "ranking", "stance.thresholds", "tag")
 # Settings that a stage can take from the command line; it may run with another server, or where files have moved.

@@ -15,12 +15,13 @@ from touche_llm.llm.model import ModelClient
 from touche_llm.pipeline.candidates import Candidates
 from touche_llm.pipeline.context import RunContext
 from touche_llm.pipeline.inputs import INPUTS, hash_inputs
-from touche_llm.pipeline.judge import PURPOSES, Judgments, describe_judgments, judge_candidates
+from touche_llm.pipeline.judge import Judgments, describe_judgments, judge_candidates
 from touche_llm.pipeline.metadata import DEPTH
 from touche_llm.pipeline.progress import Progress
 from touche_llm.pipeline.rank import Ranking, describe_ranking, rank_judgments
 from touche_llm.pipeline.retrieve import list_empty, retrieve_candidates
 from touche_llm.pipeline.run_directory import RunDirectory
+from touche_llm.pipeline.settings import PURPOSES
 from touche_llm.prompts.prompt import Prompt
 from touche_llm.ranking.steps import list_comparison_kinds
 from touche_llm.tasks import prompts_folder
@@ -72,12 +73,12 @@ async def judge_stage(context: RunContext, directory: RunDirectory) -> Judgments
     started, before = time.monotonic(), count_requests(context.model)
     candidates = read_first_stage(context, directory)
     judgments = await judge_candidates(context, candidates)
-    config, prompts = context.config, context.load_prompts(*PURPOSES)
+    config, prompts = context.config, context.load_prompts(*PURPOSES["judge"])
     seconds = time.monotonic() - started
     directory.begin_stage(config, "judge")
     directory.write_judgments(judgments, config.tag, prompts)
     counts = describe_judgments(judgments)
-    use = _describe_model_use(context, PURPOSES, before)
+    use = _describe_model_use(context, PURPOSES["judge"], before)
     judged = [topic for topic in judgments.candidates.topics if "objects" not in prompts or topic.objects is not None]
     facts: dict[str, Any] = {**use}
     if "objects" in prompts:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from touche_llm.data.yaml_text import YamlError, read_yaml
 from touche_llm.errors import DataError, UsageError
 from touche_llm.prompts.catalog import list_files
+from touche_llm.prompts.few_shot import EXAMPLES_SUFFIX
 from touche_llm.tasks import TASKS, get_task
 from touche_llm.tasks.base import Task
 from touche_llm.tasks.definition import TASK_FILE
@@ -17,19 +19,27 @@ from touche_llm.tasks.leaderboard import LEADERBOARD_FILE
 COPY = "task"
 
 
-def copy_task(task: Task, folder: Path) -> None:
-    """Copy definition and templates of a task given as a folder into `folder`; the project's own need no copy."""
+def copy_task(task: Task, folder: Path, used: Iterable[str] = ()) -> None:
+    """Copy definition and templates of a task given as a folder into `folder`; the project's own need no copy.
+
+    Args:
+        task: The task.
+        folder: Folder of the run.
+        used: Names of the templates that the outputs in the folder were made with; their copies stay as they are.
+    """
     target = folder / COPY
     if task.is_own or (target.is_dir() and target.samefile(task.folder)):
         return
+    templates = [target / f"{name}.jinja" for name in used]
+    kept = {file for template in templates if template.is_file() for file in list_files(template)}
     files = {task.folder / TASK_FILE, task.folder / LEADERBOARD_FILE}
     for template in task.folder.glob("*.jinja"):
         files |= list_files(template)
-    for old in target.glob("*.jinja"):
-        old.unlink()
+    for old in {*target.glob("*.jinja"), *target.glob(f"*{EXAMPLES_SUFFIX}"), target / LEADERBOARD_FILE} - kept:
+        old.unlink(missing_ok=True)
     for file in sorted(files):
-        if file.is_file():
-            copy = target / file.relative_to(task.folder)
+        copy = target / file.relative_to(task.folder)
+        if file.is_file() and copy not in kept:
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)
 
