@@ -109,6 +109,19 @@ def test_a_label_in_several_tokens_is_followed() -> None:
     assert reading.shared == 0.0
 
 
+def test_a_number_that_begins_another_one_keeps_the_probability_of_both() -> None:
+    # The brace after the number is no part of its value.
+    shares = {"1": 0.6, "7": 0.3, "2": 0.1}
+    text, tokens = tokens_of(['{"depth":', ("1", shares), ("}", {"}": 0.7, "0": 0.3})])
+    reading = read_label(text, tokens, "depth", range(11), 1)
+    assert reading.probabilities == pytest.approx({str(grade): shares.get(str(grade), 0.0) for grade in range(11)})
+    assert reading.shared == pytest.approx(0.6) and reading.off_label_mass == pytest.approx(0.0, abs=1e-9)
+    text, tokens = tokens_of(['{"depth":', ("1", shares), ("0", {"0": 0.75, "}": 0.25}), "}"])
+    reading = read_label(text, tokens, "depth", range(11), 10)
+    assert reading.probabilities is not None
+    assert (reading.probabilities["10"], reading.probabilities["1"]) == pytest.approx((0.45, 0.15))
+
+
 def test_an_alternative_that_begins_several_labels_is_split_evenly() -> None:
     pieces: list[Piece] = ['{"relevance":1,"quality":1,"stance":"', ("FIRST", {"FIRST": 0.6, "N": 0.4}), '"}']
     reading = read(pieces, "stance", "FIRST")

@@ -89,7 +89,9 @@ def read_label(text: str, tokens: Sequence[Token], field: str, labels: Sequence[
     At the token with which the value begins, the probability of each alternative goes to the label that the value can
     become with it. If there are several such labels (`NO` and `NEUTRAL` for `N`), the alternative is followed if it is
     the token of the answer, otherwise split evenly; if all labels are possible (white space, a quotation mark), it is
-    ignored. `off_label_mass` is the probability of the alternatives that lead to no label and of those not sent.
+    ignored. A number that begins another one (1 and 10) ends without a token of its own and, if answered, keeps the
+    probability of both. `off_label_mass` is the probability of the alternatives that lead to no label and of those not
+    sent.
 
     Returns:
         The reading; without probabilities if the engine sent none or none that match the text.
@@ -129,7 +131,10 @@ def read_label(text: str, tokens: Sequence[Token], field: str, labels: Sequence[
             break
         followed, written = ambiguous, written + _squeeze(token.token)
     else:
-        return Reading(answered=answered)
+        if written not in spelled:
+            return Reading(answered=answered)
+        mass[spelled.index(written)] += followed
+        shared += followed
     total = math.fsum(mass)
     if total <= 0.0:
         return Reading(answered=answered)
