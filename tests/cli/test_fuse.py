@@ -31,11 +31,9 @@ def test_the_judged_run_and_its_first_stage_make_a_valid_run(touche: Touche, tmp
     assert touche("retrieve", *DATA, "--out", "bm25", "--depth", "9").returncode == 0
     assert touche("run", *DATA, *cache, "--out", "judged", "--depth", "5").returncode == 0
     files = ["judged/run.txt", "bm25/candidates.run.txt"]
-    needs_task = touche("fuse", *files, "--out", "fused.txt")
-    assert (needs_task.returncode, (tmp_path / "fused.txt").exists()) == (2, False)
-    assert "has no stance in any run" in needs_task.stderr and "--task" in needs_task.stderr
+    # The task is that of the folder.
     for method in ("rrf", "interpolation"):
-        done = touche("fuse", *files, "--out", "fused.txt", "--task", "comparative", "--method", method, "--overwrite")
+        done = touche("fuse", *files, "--out", "fused.txt", "--method", method, "--overwrite")
         assert done.returncode == 0, done.stderr
         judged, both = run_lines(tmp_path / files[0]), run_lines(tmp_path / "fused.txt")
         assert {(line.topic_id, line.document_id, line.stance) for line in judged} <= {
@@ -44,6 +42,9 @@ def test_the_judged_run_and_its_first_stage_make_a_valid_run(touche: Touche, tmp
         assert f"documents without a stance, labelled NO: {len(both) - len(judged)}" in done.stdout
         checked = touche("validate", "fused.txt", "--task", "comparative", *DATA)
         assert checked.returncode == 0, checked.stdout
+    done = touche("fuse", "judged", *files, "--out", "other.txt", "--task", "controversial")
+    assert done.returncode == 2 and done.stderr.startswith("error: judged: a run of comparative, not of controversial")
+    assert not Path("other.txt").exists()
 
 
 def test_what_is_special_about_the_runs_is_said(touche: Touche, runs: Path) -> None:

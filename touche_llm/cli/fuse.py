@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,9 +15,10 @@ from touche_llm.data.files import check_output
 from touche_llm.data.lines import is_word
 from touche_llm.data.trec_runs import read_run, write_run
 from touche_llm.errors import UsageError, shorten
-from touche_llm.pipeline.run_directory import find_run_file
+from touche_llm.pipeline.run_directory import find_run_directory, find_run_file
 from touche_llm.ranking.fusion import DEFAULT_K, FusionSettings, check_weights, fuse_runs
 from touche_llm.tasks import TASK_HELP, TASKS, get_task
+from touche_llm.tasks.base import Task
 
 
 def fuse(
@@ -40,8 +42,9 @@ def fuse(
         str | None,
         typer.Option(
             "--task",
-            help=f"Task with the labels and limits: {TASK_HELP}. Needed where some documents have a stance and "
-            "others none: those get the task's label for an unknown stance, or are left out where it has none.",
+            help=f"Task with the labels and limits: {TASK_HELP} (default: the task of the runs' folders). Needed where "
+            "some documents have a stance and others none: those get the task's label for an unknown stance, or are "
+            "left out where it has none.",
         ),
     ] = None,
     overwrite: o.OverwriteOption = False,
@@ -51,7 +54,7 @@ def fuse(
 
     A document has the stance of the first run that gives it one.
     """
-    known = get_task(task) if task is not None else None
+    known = _find_task(task, runs)
     settings = s.validate(FusionSettings, {"method": method, "k": k}, "")
     weights = weight or [1.0] * len(runs)
     if len(runs) < 2:
@@ -87,3 +90,17 @@ def fuse(
     made = {"file": out, "lines": len(fused.lines), "topics": len(topics), "partial_topics": len(fused.partial)}
     special = {"disagreeing": fused.disagreeing, "imputed": fused.imputed, "left_out": fused.left_out}
     print_result(output, f"run: {out} ({len(fused.lines):,} lines, {len(topics):,} topics)", made | special)
+
+
+def _find_task(name: str | None, runs: Sequence[Path]) -> Task | None:
+    """Return the task of this name, or without a name that of the folders among the runs; None if there are none.
+
+    Raises:
+        UsageError: There is no such task, or a folder holds a run of another one.
+    """
+    tasks = [(path, directory.read_task()) for path in runs if (directory := find_run_directory(path)) is not None]
+    known = get_task(name) if name is not None else (tasks[0][1] if tasks else None)
+    for path, task in tasks:
+        if known is not None and task.name != known.name:
+            raise UsageError(f"{path}: a run of {task.name}, not of {known.name}; fuse runs of one task")
+    return known
