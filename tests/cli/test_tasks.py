@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -72,8 +73,10 @@ def test_a_new_task_replaces_nothing(touche: Touche) -> None:
     ("folder", "name"), [("comparative", "my_comparative"), ("2026", "task_2026"), ("A-b", "a_b"), ("é", "task_")]
 )
 def test_a_new_task_has_a_name_of_its_own(folder: str, name: str, touche: Touche) -> None:
-    assert touche("tasks", "new", folder).returncode == 0
-    assert get_task(f"./{folder}").name == name
+    done = touche("tasks", "new", folder)
+    assert done.returncode == 0
+    (reference,) = re.findall(r"tasks show (\S+)", done.stdout)
+    assert get_task(shlex.split(reference)[0]).name == name
 
 
 def test_the_example_has_answers_for_its_own_run_alone() -> None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import re
+import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from rich.cells import cell_len
 
 from tests.cli.terminal import run_on_terminal
 from tests.report.reports import sample_run
 from touche_llm.cli.demo import SAMPLES
+from touche_llm.cli.rankings import show_rankings
+from touche_llm.cli.tasks import EXAMPLE
+from touche_llm.tasks import get_task
+from touche_llm.tasks.definition import TASK_FILE
 
 pytestmark = pytest.mark.slow
 FIRST, SECOND = "runs/qwen3-4b-instruct-2507-pairwise", "runs/qwen3-4b-instruct-2507-judge-only"
@@ -30,15 +37,20 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             judged = (f"{line[0]} 0 {line[2]} {len(line[2] + aspect) % grade % 4}\n" for line in lines)
             (folder / aspect).write_text("".join(judged))
         (folder / "stance").write_text("".join(f"{line[0]} 0 {line[2]} {line[1]}\n" for line in lines))
+    # Its path is the longest that is its label.
+    (folder / "runs" / "of-mine").symlink_to(folder / FIRST)
     return folder
 
 
 COMMANDS = {
     "evaluate": (f"evaluate {FIRST} {SECOND} {QRELS}", ["nDCG@5", "nDCG@10", "official_ndcg@5", "macro-F1@5"]),
+    "evaluate of one": (f"evaluate runs/of-mine {QRELS}", ["nDCG@5", "official_ndcg@5", "macro-F1@5"]),
     "evaluate --per-topic": (f"evaluate {FIRST} {SECOND} {QRELS} --per-topic", ["3", "7"]),
     "evaluate --leaderboard": (f"evaluate {FIRST} {SECOND} {QRELS} --leaderboard", ["1"]),
     "evaluate --confusion": (f"evaluate {FIRST} {SECOND} {QRELS} --confusion", ["FIRST", "NEUTRAL"]),
     "compare": (f"compare {SECOND} --baseline {FIRST} {QRELS}", ["nDCG@10", "official_ndcg@5", "macro-F1@5"]),
+    "tasks list": ("tasks list", ["comparative", "sentence_pairs"]),
+    "tasks show": ("tasks show comparative", ["weights for relevance"]),
     "prompts list": ("prompts list", ["comparative/judge"]),
     "prompts check": ("prompts check --task comparative", ["comparative/judge"]),
     "cache stats": (f"cache stats --cache {CASSETTE}", ["answer"]),
@@ -93,3 +105,31 @@ def test_a_narrow_terminal_drops_the_least_important_columns_and_names_them(plac
     assert head.split() == ["measure", "run", "change", "95", "%", "interval", "p", "Holm"]
     assert any(line.startswith("(not shown in 60 columns: value, baseline, +") for line in narrow)
     assert not any("not shown" in line for line in wide)
+
+
+def test_a_task_of_many_aspects_with_long_names_fits_a_narrow_terminal(tmp_path: Path) -> None:
+    names = [f"aspect_with_a_long_name_{number}" for number in range(9)]
+    labels = [f"LABEL_WITH_A_LONG_NAME_{number}" for number in range(8)]
+    definition = {
+        **{"name": "many", "title": "Many aspects", "corpus": {"reader": "json_lines", "id": "name", "text": "body"}},
+        **{
+            "aspects": dict.fromkeys(("relevance", *names), "0..10"),
+            "stance": {"labels": labels, "unanswered": "omit"},
+        },
+        "weights": {"both": {"relevance": 1.0}},
+    }
+    task = tmp_path / "many"
+    shutil.copytree(EXAMPLE, task)
+    (task / TASK_FILE).write_text(yaml.safe_dump(definition, sort_keys=False))
+    (text,) = run_on_terminal([["tasks", "show", "many"]], 80, tmp_path)
+    assert [line for line in text.splitlines() if cell_len(line) > 80] == []
+    rows = [
+        {"topic": "1", "title": "Title", "rank": rank, "document": f"d{rank}", "stance": labels[0], "score": 0.5}
+        | {"text": "words of the document " * 9, **dict.fromkeys(("relevance", *names), 10.0)}
+        for rank in (1, 2)
+    ]
+    stream = io.StringIO()
+    show_rankings(rows, get_task(str(task)), {}, file=stream, width=80)
+    lines = stream.getvalue().splitlines()
+    assert all(cell_len(line) <= 80 or line.startswith("(not shown") for line in lines)
+    assert lines[0].split()[:4] == ["rank", "document", "stance", "relevance"]

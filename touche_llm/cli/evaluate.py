@@ -175,7 +175,7 @@ def _show_summary(frame: DataFrame, evaluations: Sequence[Evaluation]) -> None:
     columns = (
         Column("measure", is_text=True),
         Column("run", is_text=True),
-        *map(Column, ("value", "95 % interval", "n", "judged@k")),
+        *(Column("value"), Column("95 % interval"), Column("n", drop=1), Column("judged@k")),
     )
     for aspect, rows in m.group_by_aspect(frame):
         cells = (

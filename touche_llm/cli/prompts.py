@@ -214,10 +214,10 @@ def _print_checks(output: Format, rows: Sequence[tuple[CatalogEntry, CheckedProm
     ]
     table = []
     for found, checked in rows:
-        errors, warnings = len(checked.of("error")), len(checked.of("warning"))
         tokens = "" if checked.tokens is None else f"{checked.tokens:,}"
         shares = (_share(checked.between_topics), _share(checked.between_documents))
-        result = ", ".join([f"{errors} errors"] * bool(errors) + [f"{warnings} warnings"] * bool(warnings)) or "good"
+        counts = ((len(checked.of(kind)), kind) for kind in ("error", "warning"))
+        result = ", ".join(f"{count} {kind}{'s' * (count > 1)}" for count, kind in counts if count) or "good"
         prompt = found.loaded[1] if found.loaded else None
         name, version = (prompt.name, f"{prompt.header.version} {prompt.hash}") if prompt else (found.name, "")
         table.append((name, version, tokens, *shares, result))

@@ -191,13 +191,16 @@ def _short(measure: str) -> str:
 def _explain(found: PromptComparison, qrels: Qrels) -> None:
     from touche_llm.prompt_lab.measures import describe_stance_measure
 
-    print("random order: mean nDCG@5 of the same documents over all orders")
-    if qrels.stances:
-        print(describe_stance_measure(found.task).removesuffix("."))
-    print("kappa: quadratic weights, rounded grades; outside: mean probability off the labels")
-    show_lines((m.JUDGED_LEGEND,))
-    print("tokens: of all prompts, cached ones included; requests: sent now; cached: answers from the cache")
-    print("p Holm: paired randomisation test over topics, corrected for the number of variants")
+    show_lines(
+        (
+            "random order: mean nDCG@5 of the same documents over all orders",
+            *([describe_stance_measure(found.task).removesuffix(".")] if qrels.stances else []),
+            "kappa: quadratic weights, rounded grades; outside: mean probability off the labels",
+            m.JUDGED_LEGEND,
+            "tokens: of all prompts, cached ones included; requests: sent now; cached: answers from the cache",
+            "p Holm: paired randomisation test over topics, corrected for the number of variants",
+        )
+    )
 
 
 def _rows(found: PromptComparison, part: PartMeasures) -> list[dict[str, Any]]:

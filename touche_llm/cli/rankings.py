@@ -68,10 +68,10 @@ def show_rankings(
     """Print the first documents of topics, below the title and the objects of each topic, see `show_table`."""
     grades = task.question.grades if has_grades else ()
     # The id of a pair of sentences is longer than most terminals are wide.
-    columns = [Column("rank"), Column("document", drop=1, is_text=True)]
+    columns = [Column("rank"), Column("document", drop=4, is_text=True)]
     columns += [Column("stance", is_text=True)] * bool(task.stances)
-    columns += [*map(Column, grades), Column("score", drop=3)]
-    columns += [Column("text", drop=2, cut=TEXT_WIDTH)] * any(row["text"] for row in rows)
+    columns += [*place_grades(grades, 1, 7), Column("score", drop=6)]
+    columns += [Column("text", drop=5, cut=TEXT_WIDTH)] * any(row["text"] for row in rows)
     cells: list[Sequence[str]] = []
     for name, group in groupby(rows, key=lambda row: row["topic"]):
         of_topic = list(group)
@@ -86,6 +86,13 @@ def show_rankings(
             stance = (row["stance"],) if task.stances else ()
             cells.append((str(row["rank"]), row["document"], *stance, *values, *texts)[: len(columns)])
     show_table(columns, cells, file=file, width=width)
+
+
+def place_grades(grades: Sequence[str], drop: int, later: int) -> list[Column]:
+    """Return the columns of grades, dropped one by one: the first three from `drop` on, others from `later` on."""
+    return [
+        Column(name, drop=drop + number if number < 3 else later + number - 3) for number, name in enumerate(grades)
+    ]
 
 
 def format_grade(value: float | None) -> str:

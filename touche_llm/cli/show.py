@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from touche_llm.cli.output import Format, FormatOption, print_rows, say
-from touche_llm.cli.rankings import format_grade, list_rows, read_run_topics, show_rankings
+from touche_llm.cli.rankings import format_grade, list_rows, place_grades, read_run_topics, show_rankings
 from touche_llm.cli.tables import TEXT_WIDTH, Column, show_lines, show_table
 from touche_llm.config import Config
 from touche_llm.data.files import read_records, shorten_path
@@ -175,10 +175,10 @@ def _show_topic(topic: Topic | None, rows: Sequence[Mapping[str, Any]], task: Ta
     # Users copy the id, and that of a pair of sentences leaves little room in a terminal.
     columns = [Column("rank"), Column("document", is_text=True)]
     columns += [Column("stance", drop=1, is_text=True)] if task.stances else []
-    columns += [*(Column(name, drop=2) for name in task.question.grades), Column("seen", drop=4)]
-    columns += [Column("score", drop=5), Column("before", drop=6)]
-    columns += [*(Column(f"p {label}", drop=7) for label in task.stances)]
-    columns += [Column("text", drop=3, cut=TEXT_WIDTH)]
+    columns += [*place_grades(task.question.grades, 2, 20), Column("seen", drop=6)]
+    columns += [Column("score", drop=7), Column("before", drop=8)]
+    columns += [*(Column(f"p {label}", drop=9) for label in task.stances)]
+    columns += [Column("text", drop=5, cut=TEXT_WIDTH)]
     cells = []
     for row in rows:
         stance = [_format_stance(row)] if task.stances else []

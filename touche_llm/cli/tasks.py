@@ -13,7 +13,7 @@ import typer
 
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.cli.output import Format, FormatOption, format_program, print_rows, say
-from touche_llm.cli.tables import TEXT_WIDTH, Column, show_lines, show_table
+from touche_llm.cli.tables import Column, show_lines, show_table
 from touche_llm.data.files import open_atomic
 from touche_llm.errors import UsageError, to_printable
 from touche_llm.tasks import TASKS, get_task
@@ -29,7 +29,7 @@ _COLUMNS = (
     Column("aspects", is_text=True, drop=1),
     Column("stances", is_text=True, drop=2),
     Column("reader", is_text=True, drop=3),
-    Column("title", cut=TEXT_WIDTH),
+    Column("title", cut=40),
 )
 
 app = typer.Typer(no_args_is_help=True, help="List and show tasks, and begin a new one.")
@@ -61,7 +61,9 @@ def show_(
     print(to_printable(f"{task.name}: {task.title}"))
     facts = list(_list_facts(task))
     width = max(len(fact) for fact, _ in facts)
-    show_lines(f"{fact.ljust(width)}  {value}" for fact, value in facts)
+    show_lines((f"{fact.ljust(width)}  {value}" for fact, value in facts), indent=width + 2)
+    for table in read_tables(task):
+        show_lines((f"published runs by {table.measure}: {len(table.runs)}", f"    {table.url}"))
 
 
 @app.command("new")
@@ -86,7 +88,10 @@ def new(
     if output is not Format.TABLE:
         print_rows(output, [{"task": name, "file": folder / file} for file in EXAMPLE_FILES])
     command = format_program()
-    place = {file: shlex.quote(str(folder / file)) for file in ("", *EXAMPLE_FILES)}
+    place = {file: shlex.quote(str(folder / file)) for file in EXAMPLE_FILES}
+    # As it is, the path would be the name of a task of the project, or an option.
+    is_misread = str(folder) in TASKS or str(folder).startswith("-")
+    place[""] = shlex.quote(f"./{folder}" if is_misread else str(folder))
     for line in (
         f"{folder}: the task {name}, with {', '.join(EXAMPLE_FILES)}",
         "Its answers were invented; run it with them, then measure it with the example's judgments:",
@@ -127,8 +132,6 @@ def _list_facts(task: Task) -> Iterator[tuple[str, str]]:
         yield f"weights for {objective}", ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
     yield "official measures", ", ".join(f"{name} {measure}" for name, measure in definition.measures.items()) or "none"
     yield "corpus", f"{definition.corpus.reader}: {', '.join(task.corpus_files) or 'any file'}"
-    for table in read_tables(task):
-        yield "published runs", f"{len(table.runs)} by {table.measure}, {table.url}"
 
 
 def _row(task: Task) -> dict[str, Any]:
