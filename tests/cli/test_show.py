@@ -137,6 +137,9 @@ def test_the_search_for_runs_is_bounded_and_follows_no_links(run: Path) -> None:
     for name in ("a/one", ".hidden/two", "b/c/d/e/f/g/h/deep"):
         (run.parent / name).mkdir(parents=True)
         (run.parent / name / "run.txt").touch()
+    (run.parent / "recorded").mkdir()
+    for name in ("recorded.json", "run.txt"):
+        (run.parent / "recorded" / name).touch()
     (run.parent / "a" / "loop").symlink_to(run.parent, target_is_directory=True)
     found = find_runs(run.parent)
     assert (found.folders, found.is_complete) == ([run.parent / "a" / "one", run], False)

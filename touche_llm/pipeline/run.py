@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A finished run, read from its folder when a frame is first used.
 
@@ -32,6 +32,9 @@ class Run:
 
     folder: Path
     config: Config
+
+    def __repr__(self) -> str:
+        return f"<Run of {self.config.task}: {self.folder}>"
 
     @classmethod
     def open(cls, folder: Path | str) -> Self:

@@ -31,6 +31,8 @@ REPORT = "report.html"
 EVALUATION = "evaluation.yaml"
 # Only with `touche-llm batch`: the last export.
 BATCH = "batch.json"
+# Only in a recorded run, which has some files of a run's folder, but is none.
+RECORDED = "recorded.json"
 OF_RETRIEVE = (CANDIDATES, SENTENCES, QUERIES, QUERY_FAILURES)
 # Judging pairs replaces the candidates too, but does not remove them.
 OF_JUDGE = (JUDGMENTS, OBJECTS, STANCES, SENTENCE_JUDGMENTS, FAILURES)

@@ -19,7 +19,7 @@ from touche_llm.judging.sentence_pairs import PairDocuments
 from touche_llm.pipeline.recorded_evaluation import RecordedEvaluation, read_evaluation
 from touche_llm.pipeline.results import list_result_columns
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.run_files import BATCH, LOCK, METADATA, OUTPUTS, RUN
+from touche_llm.pipeline.run_files import BATCH, LOCK, METADATA, OUTPUTS, RECORDED, RUN
 from touche_llm.tasks.base import Task
 
 # Any of these files marks a folder as a run.
@@ -156,7 +156,7 @@ class FoundRuns(NamedTuple):
 
 
 def find_runs(root: Path, max_folders: int = MAX_FOLDERS) -> FoundRuns:
-    """Find the folders of runs in a folder and below, but not within runs, hidden folders and behind links.
+    """Find the folders of runs in a folder and below, but not within runs, recorded ones, hidden folders and links.
 
     Raises:
         DataError: There is no such folder.
@@ -176,7 +176,10 @@ def find_runs(root: Path, max_folders: int = MAX_FOLDERS) -> FoundRuns:
         except OSError:
             is_complete = False
             continue
-        if any(entry.name in _MARKS for entry in listed):
+        names = {entry.name for entry in listed}
+        if RECORDED in names:
+            continue
+        if names & _MARKS:
             found.append(folder)
             continue
         below = [entry for entry in listed if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)]

@@ -26,7 +26,7 @@ from touche_llm.llm.cache import CacheMode
 from touche_llm.llm.request import Request
 from touche_llm.llm.settings import CacheConfig
 from touche_llm.pipeline.run_directory import RunDirectory
-from touche_llm.pipeline.run_files import CANDIDATES, CONFIG, RUN, SENTENCES
+from touche_llm.pipeline.run_files import CANDIDATES, CONFIG, RECORDED, RUN, SENTENCES
 from touche_llm.pipeline.settings import INCIDENTAL, flatten, is_one_of
 from touche_llm.pipeline.task_copy import COPY, find_task_folder, is_copy
 from touche_llm.prompts.purposes import purposes_of
@@ -36,14 +36,13 @@ from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 from touche_llm.tasks.definition import TASK_FILE
 
-MANIFEST = "recorded.json"
 TOPICS = "topics.jsonl"
 CASSETTE = "cassette.jsonl"
 PROMPTS = "prompts"
 DOCUMENTS = "documents.jsonl"
 ARGUMENTS = "arguments.csv"
 # A folder with any of these files is a recorded run, though perhaps a damaged one.
-_MARKERS = (MANIFEST, CONFIG, TOPICS, CASSETTE, PROMPTS, DOCUMENTS, ARGUMENTS, CANDIDATES, SENTENCES, RUN)
+_MARKERS = (RECORDED, CONFIG, TOPICS, CASSETTE, PROMPTS, DOCUMENTS, ARGUMENTS, CANDIDATES, SENTENCES, RUN)
 # All files that this program writes there; a file included by a template can have any name.
 SNAPSHOT_FILES = (
     *(name for name in _MARKERS if name != PROMPTS),
@@ -118,7 +117,7 @@ class Manifest(BaseModel):
 
     def write(self, folder: Path) -> None:
         """Write the manifest, the same bytes for the same values."""
-        with open_atomic(folder / MANIFEST) as stream:
+        with open_atomic(folder / RECORDED) as stream:
             options = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE
             stream.write(orjson.dumps(self.model_dump(mode="json"), option=options))
 
@@ -302,7 +301,7 @@ def open_snapshot(folder: Path) -> Snapshot:
         DataError: A file is missing, is a symbolic link, or is not as this program wrote it; names the file.
     """
     _refuse_links(folder)
-    manifest = _read_manifest(folder / MANIFEST)
+    manifest = _read_manifest(folder / RECORDED)
     if not (folder / CONFIG).is_file():
         raise DataError(f"{folder / CONFIG}: no such file; record the run again")
     task = get_task(_read_config(folder).task)
