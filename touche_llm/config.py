@@ -36,7 +36,7 @@ from touche_llm.retrieval.sentences import SentenceSettings
 from touche_llm.retrieval.settings import RetrieverConfig, to_texts
 from touche_llm.tasks import DEFAULT_TASK, TASK_HELP, get_task
 from touche_llm.tasks.base import Task
-from touche_llm.tasks.definition import FIRST_STAGE, Objective
+from touche_llm.tasks.definition import FIRST_STAGE, Objective, Weight
 
 _INDEX_ROOT = Path(".touche-llm/index")
 # Old names of settings, and their current ones.
@@ -124,7 +124,7 @@ class Config(Section):
     ] = "both"
     # By default those of the task for the objective.
     weights: Annotated[
-        dict[str, Annotated[float, Field(ge=0.0, allow_inf_nan=False)]],
+        dict[str, Weight],
         Option("--weight-relevance", "Weight of relevance", "Ranking", key="relevance"),
         Option("--weight-quality", "Weight of quality", "Ranking", key="quality"),
         Option("--weight-coherence", "Weight of a pair's coherence", "Ranking", key="coherence"),
@@ -281,7 +281,8 @@ def load_config(file: Path | None, flags: Mapping[str, Any], options: Mapping[st
     try:
         task = get_task(str(values.setdefault("task", DEFAULT_TASK)))
     except UsageError as error:
-        raise UsageError(f"{'options' if flags.get('task') else source}: {error}") from error
+        place = (options or {}).get("task", "options") if flags.get("task") else source
+        raise UsageError(f"{place}: {error}") from error
     _complete_weights(values, given, task, stored_objective)
     _complete_sections(values, task)
     try:

@@ -3,6 +3,7 @@
 import errno
 import re
 from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from pathlib import Path
 
 # Shows a line that the user should read.
@@ -31,6 +32,12 @@ def shorten(names: Iterable[str], limit: int = 10) -> str:
     names = sorted(names, key=_split_numbers)
     first = ", ".join(names[:limit])
     return f"{first}, … ({len(names)} in all)" if len(names) > limit else first
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return `, did you mean NAME?` with the known name that is most like `name`, or nothing if none is like it."""
+    near = get_close_matches(name, list(known), n=1)
+    return f", did you mean {near[0]}?" if near else ""
 
 
 def describe_os_error(error: OSError) -> str:

@@ -311,13 +311,16 @@ def test_a_task_without_a_table_of_the_measure_is_told(touche: Touche, judged: P
     done = touche("evaluate", "pairs", "--task", "sentence_pairs", "--stance", "sides", "--leaderboard")
     assert done.returncode == 2
     assert "published tables of sentence_pairs; they have relevance nDCG@5, quality nDCG@5, coherence" in done.stderr
+    assert touche("tasks", "new", "essays").returncode == 0
+    done = touche("evaluate", "pairs", "--task", "essays", "--stance", "sides", "--leaderboard")
+    assert done.returncode == 2 and "essays/leaderboard.yaml" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (["mine", *TASK], 2, "no qrels given"),
-        (["mine", *TASK, "--coherence", "quality"], 2, "comparative has no judgments of coherence"),
+        (["mine", *TASK, "--coherence", "quality"], 2, "qrels of coherence: comparative has no such aspect"),
         (["mine", "--task", "chess", "--relevance", "relevance"], 2, "no task 'chess'"),
         (["mine", "./mine", *GRADED], 2, "mine: is given twice"),
         (["mine", *GRADED, "--per-topic", "--leaderboard"], 2, "give one of them"),

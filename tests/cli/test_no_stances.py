@@ -108,7 +108,7 @@ def test_neither_tables_nor_pages_show_stances(touche: Touche, run: Path) -> Non
             ["run", "--set", "stance.depth=5", "--task", "pages", "--topics", "t", "--corpus", "c", "--out", "new"],
             "stance: pages has no stances",
         ),
-        (["evaluate", "out", "--stance", "qrels.txt"], "no judgments of stance"),
+        (["evaluate", "out", "--stance", "qrels.txt"], "has no such aspect"),
         (["validate", "labelled.txt", "--task", "pages"], "'PRO' is none of Q0"),
         (["evaluate", "labelled.txt", "--relevance", "qrels.txt", "--task", "pages"], ""),
     ],

@@ -35,7 +35,7 @@ def test_judgments_give_figures_and_the_page_goes_where_it_is_wanted(run: Path, 
     ("arguments", "code", "problem"),
     [
         (("--relevance", "none.txt"), 1, "none.txt: cannot read the file"),
-        (("--coherence", "none.txt"), 2, "comparative has no judgments of coherence"),
+        (("--coherence", "none.txt"), 2, "qrels of coherence: comparative has no such aspect"),
         (("--top", "0"), 2, "--top"),
     ],
 )

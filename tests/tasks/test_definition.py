@@ -102,6 +102,12 @@ def test_a_task_may_have_no_stance(tmp_path: Path) -> None:
     assert list(get_labels(task.question.answer)) == ["relevance", "depth"]
 
 
+def test_a_key_that_is_a_number_is_unknown(tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "mine", yaml.safe_dump(dict(GOOD)) + "5: x\n")
+    with pytest.raises(DataError, match=r"5: no such key; known are name, title"):
+        get_task(folder)
+
+
 def test_a_word_that_yaml_reads_as_a_boolean_is_a_label(tmp_path: Path) -> None:
     text = yaml.safe_dump(changed("stance", None)) + "stance: {labels: [YES, NO], no_side: [NO], unanswered: NO}\n"
     assert get_task(write_task(tmp_path / "mine", text)).stances == ("YES", "NO")
@@ -121,13 +127,19 @@ BROKEN = [
     ("corpus/reader", "args_me", "corpus.id", "json_lines"),
     ("corpus/file", ["a"], "corpus.file", "did you mean files?"),
     ("corpus/files", ["a/b.jsonl"], "corpus.files.0", "without a folder"),
-    ("aspects", {}, "aspects", "at least"),
+    ("corpus/files", [".."], "corpus.files.0", "without a folder"),
+    ("corpus/files", [""], "corpus.files.0", "without a folder"),
+    ("corpus/id", "a\nb", "corpus.id", "one line"),
+    ("title", "two\nlines", "title", "one line"),
+    ("title", "\x1b[31m", "title", "one line"),
+    ("aspects", {}, "aspects", "at least 1 name and value"),
     ("aspects/relevance", "3..0", "aspects.relevance", "0 to 10"),
     ("aspects/relevance", "0..40", "aspects.relevance", "0 to 10"),
     ("aspects/relevance", 3, "aspects.relevance", "LOWEST..HIGHEST"),
     ("aspects/stance", "0..3", "aspects.stance", "another meaning"),
     ("aspects/how deep", "0..3", "aspects.how deep", "a to z"),
     ("stance/labels", [], "stance.labels", "at least 2"),
+    ("stance/labels", [f"L{number}" for number in range(21)], "stance.labels", "at most 20"),
     ("stance/labels", ["FOR", "AGAINST", "FOR"], "stance.labels", "same label"),
     ("stance/labels", ["FOR", "AGAINST", "for"], "stance.labels", "same label"),
     ("stance/labels", ["FOR", "RATHER AGAINST"], "stance.labels.1", "only letters"),
@@ -154,6 +166,7 @@ BROKEN = [
     ("weights/both", None, "weights.both", "missing"),
     ("weights/both", {"depth": 0.0}, "weights.both", "above 0"),
     ("weights/both/depth", -1.0, "weights.both.depth", "0 or more"),
+    ("weights/both/depth", 1.0e308, "weights.both.depth", "or less"),
     ("measures/depth", "MAP", "measures.depth", "'nDCG@5', 'nDCG@10' or 'macro-F1'"),
     ("measures/depth", "macro-F1", "measures.depth", "nDCG@5 or nDCG@10"),
     ("measures/width", "nDCG@5", "measures.width", "relevance, depth, stance"),

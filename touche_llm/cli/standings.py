@@ -10,7 +10,7 @@ from touche_llm.cli.tables import TEXT_WIDTH, Column, format_interval, format_va
 from touche_llm.errors import UsageError
 from touche_llm.evaluation.measures import describe_coverage
 from touche_llm.tasks.base import Task
-from touche_llm.tasks.leaderboard import PublishedRun, Table, find_place, read_tables
+from touche_llm.tasks.leaderboard import LEADERBOARD_FILE, PublishedRun, Table, find_place, read_tables
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -71,6 +71,11 @@ def standings(task: Task, summary: DataFrame, evaluations: Sequence[Evaluation])
         )
     if not rows:
         measures = ", ".join(_ours(each, task) for each in read_tables(task))
+        if not measures:
+            raise UsageError(
+                f"--leaderboard: {task.name} has no published results; write them into "
+                f"{task.folder / LEADERBOARD_FILE}, or leave --leaderboard out"
+            )
         raise UsageError(
             f"--leaderboard: no value to compare with the published tables of {task.name}; they have {measures}"
         )

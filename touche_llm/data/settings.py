@@ -155,6 +155,8 @@ def describe_problem(error: ErrorDetails) -> str:
         return "no such name"
     if kind not in _EXPECTED:
         return error["msg"].removeprefix("Value error, ")
+    if kind == "too_short" and isinstance(value, dict):
+        return f"must be at least {context['min_length']} name and value"
     is_quoted = isinstance(value, _QUOTED) or (isinstance(value, str) and kind in _QUOTED_TEXT)
     return f"must be {_EXPECTED[kind].format(**context)}{f', not {_quote(value)}' if is_quoted else ''}"
 

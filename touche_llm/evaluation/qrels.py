@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from touche_llm.data.lines import ID_FORM, is_word, read_table_lines
-from touche_llm.errors import DataError, UsageError, shorten
+from touche_llm.errors import DataError, UsageError, shorten, suggest
 from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 from touche_llm.tasks.definition import Scale
@@ -118,7 +118,10 @@ def read_qrels(files: Mapping[str, Path | str], task: Task | str) -> Qrels:
     if not files:
         raise UsageError(f"no qrels given; give those of at least one of {', '.join(aspects)}")
     if unknown := [aspect for aspect in files if aspect not in aspects]:
-        raise UsageError(f"{task.name} has no judgments of {', '.join(unknown)}, but of {', '.join(aspects)}")
+        raise UsageError(
+            f"qrels of {unknown[0]}: {task.name} has no such aspect{suggest(unknown[0], aspects)}; "
+            f"give those of {', '.join(aspects)}"
+        )
     repeated: dict[str, int] = {}
     judged: dict[str, dict[str, dict[str, Any]]] = {}
     for aspect in aspects:

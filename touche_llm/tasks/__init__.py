@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from touche_llm.errors import DataError, UsageError
+from touche_llm.errors import DataError, UsageError, suggest
 from touche_llm.tasks.base import Task
 from touche_llm.tasks.build import build_task
 from touche_llm.tasks.definition import TASK_FILE, TaskDefinition, read_definition
@@ -46,7 +46,9 @@ def get_task(name: str) -> Task:
         return TASKS[name]
     folder = Path(name)
     if not folder.is_dir():
-        raise UsageError(f"no task {name!r}; known are {', '.join(TASKS)}; or give a folder with a {TASK_FILE}")
+        raise UsageError(
+            f"no task {name!r}{suggest(name, TASKS)}; known are {', '.join(TASKS)}; or give a folder with a {TASK_FILE}"
+        )
     return _read_folder(folder)
 
 

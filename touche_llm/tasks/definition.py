@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
@@ -15,13 +14,15 @@ from touche_llm.data.records import HIGHEST_GRADE
 from touche_llm.data.settings import describe_problem
 from touche_llm.data.trec_runs import NO_STANCE_COLUMN
 from touche_llm.data.yaml_text import YamlError, read_yaml
-from touche_llm.errors import DataError
+from touche_llm.errors import DataError, suggest
 
 TASK_FILE = "task.yaml"
 # Name of the weight of the first stage's score, beside those of the grades.
 FIRST_STAGE = "first_stage"
 # Value of `stance.unanswered` for a task whose runs leave out documents without a usable answer.
 OMIT = "omit"
+# Servers return the probabilities of 20 tokens at most.
+MAX_LABELS = 20
 # Objective of a ranking.
 Objective = Literal["relevance", "quality", "both"]
 # What needs code; docs/tasks.md describes each.
@@ -99,17 +100,24 @@ def _check_unique(names: list[str]) -> list[str]:
 
 
 def _check_file_name(name: str) -> str:
-    if Path(name).name != name or not name.isprintable():
+    if name in ("", "..") or Path(name).name != name or not name.isprintable():
         raise ValueError(f"{name!r:.80}: must be the name of a file without a folder")
     return name
 
 
-_Text = Annotated[str, Field(min_length=1, max_length=200)]
+def _check_printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("must be one line without control characters")
+    return text
+
+
+_Text = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_check_printable)]
 _Name = Annotated[str, AfterValidator(_check_name)]
 _Aspect = Annotated[str, AfterValidator(_check_aspect)]
 _Label = Annotated[str, AfterValidator(_check_label)]
 _Labels = Annotated[list[_Label], AfterValidator(_check_unique)]
-_Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+# Sums of weights and scores stay finite.
+Weight = Annotated[float, Field(ge=0.0, le=1e6, allow_inf_nan=False)]
 
 
 class Strict(BaseModel):
@@ -151,7 +159,7 @@ class StanceDefinition(Strict):
         unanswered: Label of a document without usable answer, or `omit` to leave it out of the run.
     """
 
-    labels: Annotated[_Labels, Field(min_length=2)]
+    labels: Annotated[_Labels, Field(min_length=2, max_length=MAX_LABELS)]
     no_side: _Labels = []
     swapped: dict[str, str] = {}
     unanswered: str
@@ -218,7 +226,7 @@ class TaskDefinition(Strict):
     sentence_aspects: list[str] = []
     stance: StanceDefinition | None = None
     documents_per_topic: DocumentLimits = DocumentLimits()
-    weights: dict[Objective, dict[str, _Weight]]
+    weights: dict[Objective, dict[str, Weight]]
     measures: dict[str, MeasureName] = {}
 
     @model_validator(mode="after")
@@ -264,12 +272,7 @@ class TaskDefinition(Strict):
 
 def _require_known(place: str, name: str, known: tuple[str, ...]) -> None:
     if name not in known:
-        raise ValueError(f"{place}: {name!r:.40} is unknown{_suggest(name, known)}; it must be {', '.join(known)}")
-
-
-def _suggest(name: str, known: Iterable[str]) -> str:
-    near = get_close_matches(name, list(known), n=1)
-    return f", did you mean {near[0]}?" if near else ""
+        raise ValueError(f"{place}: {name!r:.40} is unknown{suggest(name, known)}; it must be {', '.join(known)}")
 
 
 def read_definition(path: Path, model: type[ModelT]) -> ModelT:
@@ -296,11 +299,11 @@ def _describe(error: ErrorDetails, model: type[BaseModel]) -> str:
     """Return `key: problem` of an error, with the key's dotted name."""
     *sections, last = parts = [part for part in error["loc"] if part != "[key]"] or [""]
     place, problem = ".".join(map(str, parts)), describe_problem(error)
-    if error["type"] in ("missing", "extra_forbidden"):
+    if error["type"] in ("missing", "extra_forbidden", "invalid_key"):
         known = _list_keys(model, sections)
         if error["type"] == "missing":
             return f"{place}: missing; the file must have it"
-        return f"{place}: no such key{_suggest(str(last), known)}; known are {', '.join(known)}"
+        return f"{place}: no such key{suggest(str(last), known)}; known are {', '.join(known)}"
     # The message of a check of several keys begins with the key's name within its section.
     return (
         f"{place}.{problem}"
