@@ -117,7 +117,7 @@ _Aspect = Annotated[str, AfterValidator(_check_aspect)]
 _Label = Annotated[str, AfterValidator(_check_label)]
 _Labels = Annotated[list[_Label], AfterValidator(_check_unique)]
 # Sums of weights and scores stay finite.
-Weight = Annotated[float, Field(ge=0.0, le=1e6, allow_inf_nan=False)]
+Weight = Annotated[float, Field(ge=0.0, le=1e300, allow_inf_nan=False)]
 
 
 class Strict(BaseModel):
