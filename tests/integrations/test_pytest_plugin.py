@@ -11,10 +11,10 @@ from tests.regression.conftest import Copy, edit
 from tests.write_regressions import FOLDER
 
 pytest_plugins = ["pytester"]
-# Hypothesis would be imported anew each time, which takes a second.
+# Hypothesis would be imported anew each time, which takes a second; modules that are imported cannot be rewritten.
 INI = (
     "[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error\n"
-    "addopts = -p no:hypothesispytest -p no:xdist\n"
+    "addopts = -p no:hypothesispytest -p no:xdist --assert=plain\n"
 )
 
 

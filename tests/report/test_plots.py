@@ -78,6 +78,19 @@ def test_bars_stand_best_first_and_lead_to_their_topics() -> None:
 
 
 @pytest.mark.parametrize(
+    ("draw", "colours"),
+    [
+        (bars, {"f-run", "f-first", "s-grid"}),
+        (letters, {"f-strip", "f-grid", "s-grid"}),
+        (movements, {f"f-band{n}" for n in range(6)}),
+        (stances, {"f-stance0", "f-stance1"}),
+    ],
+)
+def test_everything_is_drawn_in_a_colour_of_the_style_sheet(draw: Callable[[], Markup], colours: set[str]) -> None:
+    assert {path.get("class") for path in ET.fromstring(draw()).iter("path")} - {None} == colours
+
+
+@pytest.mark.parametrize(
     ("draw", "hint"),
     [
         (bars, '1 tea <b>or</b> "coffee" $x^2$ & more: 0.250, first stage 0.500'),

@@ -59,9 +59,11 @@ def test_thresholds_fitted_on_topics_of_the_judgments_are_noted(
     assert not [note for note in gather_report(out, None, 3).notes if "fitted" in note]
 
 
-@pytest.mark.parametrize("step", ["judge", "pairwise:5"])
-def test_a_ranking_by_one_step_has_no_way_over_judgments(comparative: Path, tmp_path: Path, step: str) -> None:
-    rows = [each.row for each in gather_report(copied(comparative, tmp_path, rank=[step]), None, 3).topics[0].documents]
+@pytest.mark.parametrize("steps", [["judge"], ["pairwise:5"], ["pairwise:5", "setwise:3"]])
+def test_a_ranking_by_judgments_alone_or_without_them_has_no_way_over_them(
+    comparative: Path, tmp_path: Path, steps: list[str]
+) -> None:
+    rows = [each.row for each in gather_report(copied(comparative, tmp_path, rank=steps), None, 3).topics[0].documents]
     assert all(row.judge is None and row.places == [row.first, row.rank] for row in rows)
 
 
