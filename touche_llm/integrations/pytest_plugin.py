@@ -25,9 +25,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest applies -k and -m
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Add a test for each recorded run if the option is given."""
+    """Add a test for each recorded run if the option is given.
+
+    Pytest calls plugins before it applies `-k` and `-m`.
+    """
     given: str | None = config.getoption(_OPTION)
     if given is None:
         return
