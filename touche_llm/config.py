@@ -193,15 +193,16 @@ class Config(Section):
             raise ValueError(f"depth: more than the {self.sentences.pool} sentences of sentences.pool")
         if self.pairs and self.pairs.most > task.max_per_topic:
             raise ValueError(f"pairs.most: {task.name} takes at most {task.max_per_topic} pairs per topic")
-        if self.retriever.name == "chatnoir" and (self.corpus or self.index or task.sentence_question):
+        if self.retriever.name == "chatnoir" and (self.corpus or self.index or task.reads_arguments):
             raise ValueError(
                 "retriever.name: chatnoir searches web documents; use it for a task over these, without a corpus"
             )
         if (self.chatnoir is not None) is not (self.retriever.name == "chatnoir"):
             raise ValueError("chatnoir: settings of a retriever that is not the chosen one; see `retriever.name`")
         if self.retriever.name == "elasticsearch":
-            if task.sentence_question is not None:
-                raise ValueError(f"retriever.name: {task.name} ranks pairs of sentences; use bm25")
+            if task.reads_arguments:
+                what = "arguments of args.me" if task.sentence_question is None else "pairs of sentences"
+                raise ValueError(f"retriever.name: {task.name} ranks {what}; use bm25")
             if self.corpus or self.index:
                 raise ValueError(
                     "retriever.name: elasticsearch stores the documents; load them with `touche-llm index --retriever "

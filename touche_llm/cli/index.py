@@ -54,8 +54,9 @@ def index(given: s.Given, values: s.SetOption = None, output: FormatOption = For
 
 def _load_elasticsearch(task: Task, given: s.Given, values: list[str], output: Format) -> None:
     """Load a corpus into Elasticsearch; `values` are those of `--set`, for the section `elasticsearch`."""
-    if task.sentence_question is not None:
-        raise UsageError(f"--retriever elasticsearch: {task.name} ranks pairs of sentences; use bm25")
+    if task.reads_arguments:
+        what = "arguments of args.me" if task.sentence_question is None else "pairs of sentences"
+        raise UsageError(f"--retriever elasticsearch: {task.name} ranks {what}; use bm25")
     assigned = s.set_values(values, "index")
     for name in assigned:
         if name.partition(".")[0] != "elasticsearch":

@@ -1,4 +1,4 @@
-"""Streaming reader for the arguments of args.me and their sentences, as published for Touché 2022 task 1."""
+"""Streaming readers for the arguments of args.me, whole or with their sentences."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import math
 import re
 import tarfile
 import warnings
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
+from touche_llm.corpus.args_me_json import read_json_arguments
 from touche_llm.corpus.json_lines import parse_documents
-from touche_llm.data.lines import ID_FORM, is_word, open_maybe_gzip, read_lines
+from touche_llm.data.lines import ID_FORM, is_word, open_maybe_gzip, read_lines, report_unreadable
 from touche_llm.data.records import Document, Part
 from touche_llm.errors import BadLine, DataError
 
@@ -27,6 +29,8 @@ MAX_ROW_LINES = 100_000
 MAX_OUTSIDE_TABLE = 64 * 2**20
 # Max characters given to Python's parser, which takes a hundred times the memory. The real corpus never needs it.
 MAX_PARSED = 2**17
+# A JSON file begins with its bracket after less white space than this.
+_LEADING_SPACE = 1000
 
 # A string literal without prefix on one line; possessive, so that untrusted text cannot cause backtracking.
 _STRING = r"""(?:'[^'\\\r\n\0]*+(?:\\[^\r\n\0][^'\\\r\n\0]*+)*+'|"[^"\\\r\n\0]*+(?:\\[^\r\n\0][^"\\\r\n\0]*+)*+")"""
@@ -50,6 +54,28 @@ def read_arguments(path: Path, on_bad_line: Callable[[BadLine], None] | None = N
         DataError: The header is wrong, or the file cannot be read, is damaged or truncated.
     """
     return parse_documents(_read_rows(path), lambda row, line: _parse_argument(row, path, line), on_bad_line)
+
+
+def read_whole_arguments(
+    path: Path, on_bad_line: Callable[[BadLine], None] | None = None
+) -> Iterator[tuple[int, Document]]:
+    """Yield `(number, argument)` for each argument of args.me, without its sentences.
+
+    The file is JSON, see `read_json_arguments`, or the table of `read_arguments`, told apart by their first byte. The
+    number is that of the argument, or that of the first line of its row. `text` has the premises, separated by line
+    feeds, `title` the conclusion with white space collapsed, and `side` the stance of the first premise.
+
+    Raises:
+        BadLine: An argument has no valid id or stance, neither conclusion nor premise, or another form.
+        DataError: The file cannot be read, or is neither of the two.
+    """
+    with report_unreadable(path), open_maybe_gzip(path) as stream:
+        is_json = stream.read(_LEADING_SPACE).removeprefix(BOM_UTF8).lstrip().startswith(b"{")
+    if is_json:
+        return parse_documents(
+            read_json_arguments(path), lambda record, number: _parse_record(record, path, number), on_bad_line
+        )
+    return parse_documents(_read_rows(path), lambda row, line: _parse_whole_argument(row, path, line), on_bad_line)
 
 
 @contextmanager
@@ -167,13 +193,7 @@ def _read_rows(path: Path) -> Iterator[tuple[int, list[str] | BadLine]]:
 
 
 def _parse_argument(row: list[str] | BadLine, path: Path, line: int) -> Document:
-    if isinstance(row, BadLine):
-        raise row
-    if len(row) != len(HEADER):
-        raise BadLine(path, line, f"{len(row)} fields, not {len(HEADER)} ({', '.join(HEADER)})")
-    identifier, conclusion, premises, _, sentences = row
-    if not is_word(identifier) or "," in identifier:
-        raise BadLine(path, line, f"`id` must be {ID_FORM}, without a comma, not {identifier!r:.80}")
+    identifier, conclusion, premises, _, sentences = _check_row(row, path, line)
     try:
         side = _get_side(_parse_entries(premises, _PREMISE, ("text", "stance")))
         parts = _make_parts(_parse_entries(sentences, _SENTENCE, ("sent_id", "sent_text")))
@@ -181,6 +201,48 @@ def _parse_argument(row: list[str] | BadLine, path: Path, line: int) -> Document
         raise BadLine(path, line, f"argument {identifier}: {error}") from error
     text = " ".join(part.text for part in parts if "__CONC__" not in part.id)
     return Document(identifier, text, title=" ".join(conclusion.split()), side=side, parts=parts)
+
+
+def _parse_whole_argument(row: list[str] | BadLine, path: Path, line: int) -> Document:
+    identifier, conclusion, premises, _, _ = _check_row(row, path, line)
+    try:
+        return _make_whole_argument(identifier, conclusion, _parse_entries(premises, _PREMISE, ("text", "stance")))
+    except _InvalidField as error:
+        raise BadLine(path, line, f"argument {identifier}: {error}") from error
+
+
+def _parse_record(record: Any, path: Path, number: int) -> Document:
+    if not isinstance(record, dict):
+        raise BadLine(path, number, f"not a JSON object but {type(record).__name__}")
+    identifier = _check_id(record.get("id"), path, number)
+    try:
+        premises = _check_entries(record.get("premises"), ("text", "stance"))
+        return _make_whole_argument(identifier, _check_text(record.get("conclusion"), "conclusion"), premises)
+    except _InvalidField as error:
+        raise BadLine(path, number, f"argument {identifier}: {error}") from error
+
+
+def _check_row(row: list[str] | BadLine, path: Path, line: int) -> list[str]:
+    if isinstance(row, BadLine):
+        raise row
+    if len(row) != len(HEADER):
+        raise BadLine(path, line, f"{len(row)} fields, not {len(HEADER)} ({', '.join(HEADER)})")
+    _check_id(row[0], path, line)
+    return row
+
+
+def _check_id(identifier: object, path: Path, number: int) -> str:
+    if not is_word(identifier) or "," in identifier:
+        raise BadLine(path, number, f"`id` must be {ID_FORM}, without a comma, not {identifier!r:.80}")
+    return identifier
+
+
+def _make_whole_argument(identifier: str, conclusion: str, premises: list[tuple[str, str]]) -> Document:
+    side, title = _get_side(premises), " ".join(conclusion.split())
+    text = "\n".join(text.strip() for text, _ in premises).strip()
+    if not text and not title:
+        raise _InvalidField("neither a conclusion nor the text of a premise")
+    return Document(identifier, text, title=title, side=side)
 
 
 class _InvalidField(ValueError):
@@ -226,7 +288,10 @@ def _parse_entries(field: str, entry: re.Pattern[str], keys: tuple[str, str]) ->
         )
     if position == len(field) and found:
         return found
-    value = _parse_literal(field)
+    return _check_entries(_parse_literal(field), keys)
+
+
+def _check_entries(value: Any, keys: tuple[str, str]) -> list[tuple[str, str]]:
     if not isinstance(value, list) or not all(isinstance(item, dict) and item.keys() >= set(keys) for item in value):
         raise _InvalidField(f"not a list of dictionaries with `{keys[0]}` and `{keys[1]}`")
     return [(_check_text(item[keys[0]], keys[0]), _check_text(item[keys[1]], keys[1])) for item in value]

@@ -6,7 +6,7 @@ import gzip
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeGuard, cast
 
@@ -59,15 +59,21 @@ def read_lines(
         DataError: The file cannot be read to its end.
     """
     line = 0
+    with report_unreadable(path, lambda: f" near line {line + 1}"), open_file(path) as stream:
+        for line, raw in read_bounded_lines(stream, limit):  # noqa: B007, the message names the last one
+            # An overlong line keeps its length, by which callers detect it.
+            yield line, raw.removeprefix(BOM_UTF8) if line == 1 and len(raw) <= limit else raw
+
+
+@contextmanager
+def report_unreadable(path: Path, place: Callable[[], str] = str) -> Iterator[None]:
+    """Turn errors of reading a file, which may be gzipped, into a DataError; `place` says how far it was read."""
     try:
-        with open_file(path) as stream:
-            for line, raw in read_bounded_lines(stream, limit):
-                # An overlong line keeps its length, by which callers detect it.
-                yield line, raw.removeprefix(BOM_UTF8) if line == 1 and len(raw) <= limit else raw
+        yield
     except EOFError as error:
-        raise DataError(f"{path}: truncated gzip file: it ends after line {line}; download it again") from error
+        raise DataError(f"{path}: truncated gzip file{place()}; download it again") from error
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path}: damaged gzip file near line {line + 1}: {error}; download it again") from error
+        raise DataError(f"{path}: damaged gzip file{place()}: {error}; download it again") from error
     except OSError as error:
         raise DataError(f"{path}: cannot read the file: {error.strerror or error}") from error
 

@@ -45,6 +45,7 @@ from touche_llm.regression.writing import (
     write_documents,
     write_qrels,
     write_topics,
+    write_whole_arguments,
 )
 
 
@@ -143,6 +144,8 @@ async def _write_documents(context: RunContext, directory: RunDirectory, folder:
     with open_atomic(folder / corpus_file(context.task)) as stream:
         if isinstance(corpus, LocalCorpus) and context.task.sentence_question is not None:
             write_arguments(documents, corpus.store, stream)
+        elif context.task.reads_arguments:
+            write_whole_arguments(sorted(documents), corpus.documents, stream)
         else:
             write_documents(sorted(documents), corpus.documents, context.task.document_keys, stream)
     return len(documents)

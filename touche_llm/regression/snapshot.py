@@ -213,7 +213,7 @@ class Snapshot:
 
 def corpus_file(task: Task) -> str:
     """Return the name of the corpus file, which has the format of the task's reader."""
-    return DOCUMENTS if task.sentence_question is None else ARGUMENTS
+    return ARGUMENTS if task.reads_arguments else DOCUMENTS
 
 
 def qrels_file(aspect: str) -> str:

@@ -7,6 +7,7 @@ import io
 import os
 import shutil
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,7 +19,7 @@ from touche_llm.corpus.args_me import HEADER
 from touche_llm.corpus.json_lines import DocumentKeys
 from touche_llm.corpus.store import DocumentStore
 from touche_llm.data.files import open_atomic
-from touche_llm.data.records import Topic
+from touche_llm.data.records import Document, Topic
 from touche_llm.data.yaml_text import to_yaml
 from touche_llm.errors import DataError, shorten
 from touche_llm.evaluation.qrels import STANCE, Qrels
@@ -110,14 +111,28 @@ def write_arguments(sentences: set[str], store: DocumentStore, stream: IO[bytes]
         argument, place = store.parts.locate(sentence)
         places.setdefault(argument, []).append((place, sentence))
     rows = sorted(places)
+    arguments = [
+        (
+            replace(store.get(argument_id), text=""),
+            [{"sent_id": name, "sent_text": store.parts.get(name).text} for _, name in sorted(places[row])],
+        )
+        for row, argument_id in zip(rows, store.get_ids(rows), strict=True)
+    ]
+    _write_table(arguments, stream)
+
+
+def write_whole_arguments(ids: list[str], documents: Documents, stream: IO[bytes]) -> None:
+    """Write arguments without their sentences."""
+    _write_table(((documents.get(document_id), []) for document_id in ids), stream)
+
+
+def _write_table(arguments: Iterable[tuple[Document, list[dict[str, str]]]], stream: IO[bytes]) -> None:
     text = io.TextIOWrapper(stream, encoding="utf-8", newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(HEADER)
-    for row, argument_id in zip(rows, store.get_ids(rows), strict=True):
-        whole = store.get(argument_id)
-        parts = [{"sent_id": name, "sent_text": store.parts.get(name).text} for _, name in sorted(places[row])]
-        premises = [{"text": "", "stance": whole.side, "annotations": list[str]()}]
-        writer.writerow([argument_id, whole.title, repr(premises), "", repr(parts)])
+    for argument, sentences in arguments:
+        premises = [{"text": argument.text, "stance": argument.side, "annotations": list[str]()}]
+        writer.writerow([argument.id, argument.title, repr(premises), "", repr(sentences)])
     # The caller closes the stream.
     text.detach()
 

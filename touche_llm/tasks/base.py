@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from touche_llm.corpus.args_me import read_arguments
+from touche_llm.corpus.args_me import read_arguments, read_whole_arguments
 from touche_llm.corpus.json_lines import TOUCHE_KEYS, DocumentKeys, read_collection
 from touche_llm.corpus.store import Reader
 from touche_llm.data.records import Document, Topic
@@ -159,9 +159,14 @@ class Task:
     @property
     def read_corpus(self) -> Reader:
         """Streaming reader of the corpus."""
-        if self.definition.corpus.reader == "args_me":
-            return read_arguments
+        if self.reads_arguments:
+            return read_whole_arguments if self.sentence_question is None else read_arguments
         return partial(read_collection, keys=self.document_keys)
+
+    @property
+    def reads_arguments(self) -> bool:
+        """Whether the corpus is args.me, whose arguments have a conclusion and a side; no search engine has these."""
+        return self.definition.corpus.reader == "args_me"
 
     @property
     def document_keys(self) -> DocumentKeys:

@@ -40,6 +40,8 @@ def build_task(definition: TaskDefinition, folder: Path, *, is_own: bool) -> Tas
 
 def _build_question(definition: TaskDefinition, answer: type[AnswerModel]) -> Question:
     render = features.render_excerpts if "excerpts" in definition.features else features.render_text
+    if definition.corpus.reader == "args_me" and "pairs" not in definition.features:
+        render = features.render_argument
     if "objects" not in definition.features:
         return Question(answer, render)
 

@@ -262,6 +262,8 @@ class TaskDefinition(Strict):
                 raise ValueError(f"sentence_aspects: missing; name at least one of {', '.join(self.aspects)}")
         elif self.sentence_aspects:
             raise ValueError("sentence_aspects: only with the feature pairs; leave it out")
+        elif "excerpts" in has and self.corpus.reader == "args_me":
+            raise ValueError("features: excerpts are those of web pages; leave it out with corpus.reader args_me")
         for name in self.sentence_aspects:
             _require_known("sentence_aspects", name, tuple(self.aspects))
         if "stance_prompt" in has and (self.stance is None or not self.stance.no_side):

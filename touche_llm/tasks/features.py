@@ -79,6 +79,12 @@ def render_excerpts(topic: Topic, document: Document) -> RenderedDocument:
     return RenderedDocument(rank_passages(document.text, topic, _ANALYZER))
 
 
+def render_argument(topic: Topic, document: Document) -> RenderedDocument:
+    """Render an argument of args.me as one text: its conclusion, then its premises with their side."""
+    side = {"PRO": " for the conclusion", "CON": " against the conclusion"}.get(document.side, "")
+    return RenderedDocument(f"Conclusion: {document.title or '(none)'}\nPremises{side}: {document.text or '(none)'}")
+
+
 def render_sentence(topic: Topic, document: Document) -> RenderedDocument:
     """Render a sentence with the conclusion and the side of its argument."""
     return RenderedDocument(document.text, {"conclusion": document.title, "side": document.side})
