@@ -17,7 +17,7 @@ import yaml
 
 from tests.sample_runs import judge_stage, rank_stage, retrieve_stage
 from tests.scripted_engine import Label, Script, ScriptedEngine
-from touche_llm.cli.demo import SAMPLES, sample_config
+from touche_llm.cli.demo import SAMPLE_TASKS, SAMPLES, sample_config
 from touche_llm.cli.tasks import EXAMPLE
 from touche_llm.config import Config, load_config
 from touche_llm.data.topics import read_topics
@@ -27,7 +27,6 @@ from touche_llm.llm.model import ModelClient
 from touche_llm.llm.request import Request
 from touche_llm.pipeline.engines import store_engine_info
 from touche_llm.pipeline.progress import ConsoleProgress
-from touche_llm.tasks import TASKS
 
 FACTS = EngineInfo(
     model="written-for-the-demo", revision="", context=32768, overhead=32, engine="none: the answers are invented"
@@ -166,7 +165,7 @@ async def write_example() -> int:
 async def main() -> None:
     """Write the cassettes of all samples."""
     print("example", await write_example(), "entries")
-    for task in TASKS:
+    for task in SAMPLE_TASKS:
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder)
             flags = {"cache.file": out / "answers.sqlite", "cache.mode": CacheMode.REUSE}

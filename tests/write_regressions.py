@@ -15,7 +15,7 @@ from tests.report.reports import write_qrels
 from tests.sample_runs import Silent, judge_stage, rank_stage, retrieve_stage
 from tests.scripted_engine import Script, ScriptedEngine
 from tests.write_demo_cassette import FACTS, script_of
-from touche_llm.cli.demo import sample_config
+from touche_llm.cli.demo import SAMPLE_TASKS, sample_config
 from touche_llm.config import Config
 from touche_llm.evaluation.qrels import Qrels, read_qrels
 from touche_llm.llm.cache import Cache, CacheMode
@@ -25,7 +25,7 @@ from touche_llm.regression.check import preview_update, require_run
 from touche_llm.regression.format_diff import format_differences
 from touche_llm.regression.record import load_finished_run, record
 from touche_llm.regression.snapshot import open_snapshot
-from touche_llm.tasks import TASKS, get_task
+from touche_llm.tasks import get_task
 
 FOLDER = Path(__file__).parent / "regress"
 # Few topics and documents, but every prompt; of the controversial task so little context that pages are cut.
@@ -70,7 +70,7 @@ def _known(config: Config, model: str, context: int) -> Config:
 
 async def main() -> None:
     """Record the runs of all tasks, each with what changes."""
-    for task in TASKS:
+    for task in SAMPLE_TASKS:
         with tempfile.TemporaryDirectory() as name:
             run, target = await make_run(task, Path(name)), FOLDER / task
             if not target.exists():

@@ -21,7 +21,7 @@ from tests.evaluation.test_calibration import gated, judgment
 from tests.report.reports import sample_run
 from tests.sample_runs import Silent, run_lines
 from touche_llm.cli import app
-from touche_llm.cli.demo import SAMPLES
+from touche_llm.cli.demo import SAMPLE_TASKS, SAMPLES
 from touche_llm.cli.output import Format, print_rows
 from touche_llm.cli.prompts import describe_fields
 from touche_llm.cli.stages import report_failures
@@ -36,7 +36,7 @@ from touche_llm.prompt_lab.lint import check
 from touche_llm.prompt_lab.material import make_invented_material
 from touche_llm.prompt_lab.prefix_sharing import estimate
 from touche_llm.prompts.catalog import find_prompts, load_named
-from touche_llm.tasks import TASKS, get_task
+from touche_llm.tasks import get_task
 
 Row = dict[str, Any]
 SAMPLE = SAMPLES / "comparative"
@@ -333,7 +333,7 @@ def test_the_demo_shows_the_first_documents_of_each_topic_in_rows(touche: Touche
     assert {tuple(row) for row in rows} == {
         ("task", "topic", "title", "rank", "document", "stance", "object", "relevance", "quality", "coherence", "text")
     }
-    for task in TASKS:
+    for task in SAMPLE_TASKS:
         found = [(row["topic"], row["rank"], row["document"], row["stance"]) for row in rows if row["task"] == task]
         run = run_lines(tmp_path / "runs" / "demo" / task / "run.txt")
         assert found == [(each.topic_id, each.rank, each.document_id, each.stance) for each in run if each.rank <= 3]

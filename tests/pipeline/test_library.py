@@ -16,12 +16,11 @@ import touche_llm as tl
 from tests.expect import raises_at
 from tests.fake_server import FakeServer
 from tests.sample_runs import Silent, config_for
-from touche_llm.cli.demo import SAMPLES, sample_config
+from touche_llm.cli.demo import SAMPLE_TASKS, SAMPLES, sample_config
 from touche_llm.config import Config
 from touche_llm.data.records import Candidate
 from touche_llm.integrations.tira import detect_input
 from touche_llm.pipeline.run_all import run_all
-from touche_llm.tasks import TASKS
 
 
 def replayed(task: str) -> tl.LanguageModel:
@@ -52,7 +51,7 @@ def run_library(task: str, config: Config, index: Path) -> tl.Ranking:
         return tl.rank(candidates, judgments, steps=config.rank, model=model, options=options)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", SAMPLE_TASKS)
 @pytest.mark.filterwarnings("ignore::touche_llm.errors.ToucheWarning")
 def test_the_library_makes_the_run_of_the_command_line(task: str, tmp_path: Path) -> None:
     config = sample_config(task, tmp_path / "out", {})

@@ -52,7 +52,7 @@ def test_a_prompt_names_every_label_and_the_topic_before_the_document(task: str,
     system, user = prompt.render(topic=TOPIC, document="THE PASSAGE", **shown.variables)
     assert (system.role, user.role) == ("system", "user")
     for field, labels in get_labels(question.answer).items():
-        assert f'"{field}"' in system.content and f". {field}:" in system.content
+        assert f'"{field}"' in system.content and f"{field}: " in system.content
         assert all(f"\n{label} = " in system.content for label in labels)
     assert "THE PASSAGE" not in system.content
     assert user.content.endswith("THE PASSAGE")

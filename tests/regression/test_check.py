@@ -12,16 +12,17 @@ import pytest
 from tests.expect import raises_at
 from tests.regression.conftest import Copy, all_checked, checked, edit, overlay
 from tests.write_regressions import FOLDER
+from touche_llm.cli.demo import SAMPLE_TASKS
 from touche_llm.errors import UsageError
 from touche_llm.llm.answers import AnswerModel, build_schema
 from touche_llm.regression.differences import RunDifference, group_by_kind
 from touche_llm.regression.format_diff import format_differences
 from touche_llm.regression.snapshot import QUERIES_NOT_CHECKED
-from touche_llm.tasks import TASKS, prompts_folder
+from touche_llm.tasks import prompts_folder
 from touche_llm.text.sanitize import sanitize
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", SAMPLE_TASKS)
 def test_the_project_s_own_recorded_runs_come_out_as_they_were_recorded(task: str) -> None:
     assert format_differences(task, checked(FOLDER / task)) == f"{task}: as recorded"
 

@@ -23,6 +23,8 @@ from touche_llm.pipeline import run_files
 from touche_llm.tasks import TASKS, get_task
 
 SAMPLES = Path(__file__).parent.parent / "samples"
+# Names of the tasks with a sample.
+SAMPLE_TASKS = [name for name in TASKS if (SAMPLES / name).is_dir()]
 _SHOWN_RANKS = 3
 # Width of the tables where the output is not a terminal.
 _WIDTH = 80
@@ -37,11 +39,10 @@ def demo(
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Run every task on a small sample, offline, with invented answers."""
-    known_samples = [name for name in TASKS if (SAMPLES / name).is_dir()]
-    names = known_samples if task is None else [get_task(task).name]
-    if not set(names) <= set(known_samples):
-        raise UsageError(f"--task {task}: the demo has no sample of it; give {', '.join(known_samples)}")
+    """Run every task that has one on a small sample, offline, with invented answers."""
+    names = SAMPLE_TASKS if task is None else [get_task(task).name]
+    if not set(names) <= set(SAMPLE_TASKS):
+        raise UsageError(f"--task {task}: the demo has no sample of it; give {', '.join(SAMPLE_TASKS)}")
     rows: list[dict[str, Any]] = []
     for name in names:
         if output is Format.TABLE:

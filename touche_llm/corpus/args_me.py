@@ -69,7 +69,7 @@ def read_whole_arguments(
         BadLine: An argument has no valid id or stance, neither conclusion nor premise, or another form.
         DataError: The file cannot be read, or is neither of the two.
     """
-    with report_unreadable(path), open_maybe_gzip(path) as stream:
+    with report_unreadable(path, "line"), open_maybe_gzip(path) as stream:
         is_json = stream.read(_LEADING_SPACE).removeprefix(BOM_UTF8).lstrip().startswith(b"{")
     if is_json:
         return parse_documents(

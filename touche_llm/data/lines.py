@@ -59,21 +59,27 @@ def read_lines(
         DataError: The file cannot be read to its end.
     """
     line = 0
-    with report_unreadable(path, lambda: f" near line {line + 1}"), open_file(path) as stream:
+    with report_unreadable(path, "line", lambda: line), open_file(path) as stream:
         for line, raw in read_bounded_lines(stream, limit):  # noqa: B007, the message names the last one
             # An overlong line keeps its length, by which callers detect it.
             yield line, raw.removeprefix(BOM_UTF8) if line == 1 and len(raw) <= limit else raw
 
 
 @contextmanager
-def report_unreadable(path: Path, place: Callable[[], str] = str) -> Iterator[None]:
-    """Turn errors of reading a file, which may be gzipped, into a DataError; `place` says how far it was read."""
+def report_unreadable(path: Path, noun: str, count: Callable[[], int] = int) -> Iterator[None]:
+    """Turn errors of reading a file, which may be gzipped, into a DataError.
+
+    Args:
+        path: The file.
+        noun: What it consists of.
+        count: Returns how many of these were read.
+    """
     try:
         yield
     except EOFError as error:
-        raise DataError(f"{path}: truncated gzip file{place()}; download it again") from error
+        raise DataError(f"{path}: truncated gzip file: it ends after {noun} {count()}; download it again") from error
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path}: damaged gzip file{place()}: {error}; download it again") from error
+        raise DataError(f"{path}: damaged gzip file near {noun} {count() + 1}: {error}; download it again") from error
     except OSError as error:
         raise DataError(f"{path}: cannot read the file: {error.strerror or error}") from error
 

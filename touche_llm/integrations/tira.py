@@ -37,8 +37,9 @@ def detect_input(folder: Path) -> TiraInput:
     """Detect the task of an input folder from its files.
 
     The file name of an official corpus identifies the task; an uncompressed corpus is preferred to a compressed one.
-    Otherwise topics that name two objects identify the task that compares them. A `rerank.jsonl` holds the first stage
-    and its documents and is preferred to a corpus.
+    Otherwise it is a task over web documents with stances: the one that compares objects if the topics name two, else
+    the other one; tasks without stances, those of 2020 and 2021, are not detected. A `rerank.jsonl` holds the first
+    stage and its documents and is preferred to a corpus.
 
     Raises:
         UsageError: The folder or its topics are missing, the corpora are of two tasks, or the first stage ranks
@@ -65,7 +66,7 @@ def detect_input(folder: Path) -> TiraInput:
     task = next(
         task
         for task in TASKS.values()
-        if task.sentence_question is None and (task.objects_answer is not None) is compared
+        if task.stances and task.sentence_question is None and (task.objects_answer is not None) is compared
     )
     return TiraInput(task, topics, rerank or _first(folder, _COLLECTIONS), rerank)
 

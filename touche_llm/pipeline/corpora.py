@@ -283,6 +283,8 @@ def open_local_corpus(
     if file is not None:
         folder = index or index_folder(file)
         keys = "" if task.document_keys == TOUCHE_KEYS else str(tuple(task.document_keys))
+        if task.reads_arguments and task.sentence_question is None:
+            keys = "whole arguments"
         store = ensure_store(file, folder, task.read_corpus, keys=keys, skip_bad_lines=skip_bad_lines, warn=warn)
     elif index is not None:
         store = DocumentStore(index)

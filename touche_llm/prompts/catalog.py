@@ -30,7 +30,7 @@ class CatalogEntry:
     @property
     def is_builtin(self) -> bool:
         """Whether the template is one of the project's own."""
-        return self.task.is_own and self.path.parent == self.task.folder
+        return self.path.parent in (self.task.folder if self.task.is_own else None, self.task.shared_folder)
 
 
 def find_prompt(task: Task, name: str, folder: Path | None = None) -> CatalogEntry:
@@ -51,6 +51,8 @@ def find_prompts(task: Task, folder: Path | None = None) -> list[CatalogEntry]:
         raise UsageError(f"{folder}: no such folder of templates")
     places = [task.folder, *([] if folder is None else [folder / task.name])]
     names = {name for place in places for name in _list_prompts(place)}
+    if task.shared_folder is not None:
+        names |= set(_list_prompts(task.shared_folder)) & set(purposes_of(task))
     return [_make_entry(task, name, folder) for name in sorted(names)]
 
 

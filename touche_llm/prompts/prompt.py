@@ -132,7 +132,7 @@ def template_path(task: Task, name: str, folder: Path | None = None) -> Path:
     # A broken link counts as present, so that reading it raises an error.
     if folder is not None and os.path.lexists(folder / task.name / file):
         return folder / task.name / file
-    return task.folder / file
+    return task.find_template(file)
 
 
 def check_overlay(folder: Path, task: str, names: Collection[str]) -> None:

@@ -7,16 +7,10 @@ from pathlib import Path
 from touche_llm.errors import DataError, UsageError, suggest
 from touche_llm.tasks.base import Task
 from touche_llm.tasks.build import build_task
+from touche_llm.tasks.build import prompts_folder as prompts_folder
 from touche_llm.tasks.definition import TASK_FILE, TaskDefinition, read_definition
 
-_INSTALLED = Path(__file__).parent.parent / "_prompts"
-_CHECKOUT = Path(__file__).parents[2] / "prompts"
 DEFAULT_TASK = "comparative"
-
-
-def prompts_folder() -> Path:
-    """Return the folder of the project's own tasks: in the installed package, or at the top of a checkout."""
-    return _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT
 
 
 def _read_own_tasks() -> dict[str, Task]:

@@ -16,19 +16,27 @@ from touche_llm.tasks.base import Question, RenderedDocument, Task
 from touche_llm.tasks.definition import NO_SIDE, TASK_FILE, TaskDefinition
 
 _ROLES = ("CLAIM", "PREMISE", "NONE")
+_INSTALLED = Path(__file__).parent.parent / "_prompts"
+_CHECKOUT = Path(__file__).parents[2] / "prompts"
+
+
+def prompts_folder() -> Path:
+    """Return the folder of the project's own tasks: in the installed package, or at the top of a checkout."""
+    return _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT
 
 
 def build_task(definition: TaskDefinition, folder: Path, *, is_own: bool) -> Task:
     """Build a task.
 
     Raises:
-        DataError: The folder lacks a template that the definition needs.
+        DataError: The folder lacks a template that the definition needs, or a task of the project that it names.
     """
     has = definition.features
     task = Task(
         definition=definition,
         folder=folder,
         is_own=is_own,
+        shared_folder=_find_shared_folder(definition, folder),
         question=_build_question(definition, _build_judgment(definition)),
         objects_answer=features.objects_answer if "objects" in has else None,
         sentence_question=_build_sentence_question(definition) if "pairs" in has else None,
@@ -83,6 +91,19 @@ def _create(name: str, *fields: tuple[str, Iterable[int | str]]) -> type[AnswerM
     return create_model(name, __base__=AnswerModel, **types)
 
 
+def _find_shared_folder(definition: TaskDefinition, folder: Path) -> Path | None:
+    """Return the folder of the task of the project whose templates the definition shares."""
+    if definition.templates is None:
+        return None
+    shared = prompts_folder() / definition.templates
+    if not (shared / TASK_FILE).is_file():
+        known = ", ".join(sorted(path.parent.name for path in prompts_folder().glob(f"*/{TASK_FILE}")))
+        raise DataError(
+            f"{folder / TASK_FILE}: templates: {definition.templates!r} is no task of the project; it must be {known}"
+        )
+    return shared
+
+
 def _check_templates(task: Task) -> None:
     """Raise DataError if a template that every run of the task needs is missing."""
     needed = {"judge": "aspects: are graded with"}
@@ -90,6 +111,6 @@ def _check_templates(task: Task) -> None:
         if name in task.definition.features:
             needed[purpose] = f"features: {name} needs"
     for purpose, why in needed.items():
-        path = task.folder / f"{purpose}.jinja"
+        path = task.find_template(f"{purpose}.jinja")
         if not path.is_file():
             raise DataError(f"{task.folder / TASK_FILE}: {why} the template {path}, which is missing; write it")

@@ -206,6 +206,7 @@ class TaskDefinition(Strict):
         name: Name of the task, also of the folder of its templates below `--prompts`.
         title: Title for people.
         features: Features that need code.
+        templates: Task of the project whose templates are used where the folder has none.
         corpus: Reader and file names of the corpus.
         aspects: Scale of each aspect that the judge prompt grades, in the order of the answer.
         sentence_aspects: Aspects that are graded for single sentences, with the feature `pairs`.
@@ -219,6 +220,7 @@ class TaskDefinition(Strict):
     name: _Name
     title: _Text
     features: list[Feature] = []
+    templates: _Name | None = None
     corpus: CorpusDefinition = CorpusDefinition(reader="json_lines")
     aspects: Annotated[
         dict[_Aspect, Annotated[Scale, BeforeValidator(_parse_scale)]], Field(min_length=1, max_length=10)
