@@ -161,6 +161,8 @@ BROKEN = [
     ("features", ["pairs", "excerpts"], "features", "cannot be combined"),
     ("features", ["pairs"], "corpus.reader", "args_me"),
     ("sentence_aspects", ["relevance"], "sentence_aspects", "only with the feature pairs"),
+    ("templates", "argument", "templates", "arguments_2020, arguments_2021, comparative"),
+    ("templates", "../mine", "templates", "a to z"),
     ("weights/both/depht", 1.0, "weights.both.depht", "did you mean depth?"),
     ("weights/best", {"depth": 1.0}, "weights.best", "'relevance', 'quality' or 'both'"),
     ("weights/both", None, "weights.both", "missing"),
@@ -183,6 +185,23 @@ def test_a_mistake_is_one_line_with_file_key_and_what_is_allowed(
     assert caught.value.location == f"{folder}/task.yaml"
     assert str(caught.value).startswith(f"{folder}/task.yaml: {key}: ")
     assert hint in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_excerpts_are_of_web_pages(tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "mine", {**GOOD, "corpus": {"reader": "args_me"}, "features": ["excerpts"]})
+    with pytest.raises(DataError, match="features: excerpts"):
+        get_task(folder)
+
+
+def test_templates_that_the_folder_lacks_are_those_of_another_task(tmp_path: Path) -> None:
+    values = {**GOOD, "features": ["stance_prompt"], "templates": "controversial"}
+    task = get_task(write_task(tmp_path / "mine", values, without="stance"))
+    shared = TASKS["controversial"].folder
+    assert task.find_template("stance.jinja") == shared / "stance.jinja"
+    assert task.find_template("best.jinja") == shared / "best.jinja"
+    assert task.find_template("judge.jinja") == tmp_path / "mine" / "judge.jinja"
+    assert task.find_template("none.jinja") == tmp_path / "mine" / "none.jinja"
+    assert get_task("controversial").shared_folder is None
 
 
 @pytest.mark.parametrize(

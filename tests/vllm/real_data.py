@@ -11,6 +11,7 @@ from tests.vllm.server import ROOT
 from touche_llm.cli.demo import SAMPLES
 from touche_llm.corpus.args_me import read_arguments
 from touche_llm.integrations.tira import detect_input
+from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Task
 
 REAL = ROOT.parent / "shared" / "data"
@@ -44,6 +45,11 @@ class TaskInput:
 def input_of(task: str, folder: Path) -> TaskInput:
     """Return the input of a task; what has to be made for it is written to `folder`."""
     source = (REAL if REAL.is_dir() else SAMPLES) / task
+    if not source.is_dir():
+        # Whole arguments are also in the table with their sentences.
+        found = detect_input(source.parent / "sentence_pairs")
+        assert found.corpus is not None
+        return TaskInput(get_task(task), found.topics, found.corpus, folder / "index", REAL.is_dir())
     if detect_input(source).corpus is None:
         arguments = detect_input(REAL / "sentence_pairs").corpus
         assert arguments is not None

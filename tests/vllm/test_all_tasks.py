@@ -1,4 +1,4 @@
-"""The two tasks on controversial questions against a real vLLM, on the real topics if available."""
+"""The tasks on controversial questions against a real vLLM, on the real topics if available."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from touche_llm.data.records import Judgment
 from touche_llm.data.topics import read_topics
 
 pytestmark = pytest.mark.vllm
-# All topics of the one task, and twenty of the same topics in the other, which asks about many more documents.
-TOPICS = {"controversial": 50, "sentence_pairs": 20}
+# All topics of the one task, and some of the same topics in the others.
+TOPICS = {"controversial": 50, "sentence_pairs": 20, "arguments_2020": 10}
 SMALL = {
     "controversial": ["--depth", 2, "--stance-depth", 1],
+    "arguments_2020": ["--depth", 3, "--rank", "judge", "--rank", "setwise:2"],
     # Fifteen sentences make more pairs than the organisers want.
     "sentence_pairs": ["--depth", 15, "--judge-pairs", 3, "--both-orders", 1],
 }

@@ -1,0 +1,170 @@
+"""Whole arguments of args.me, from the table with their sentences and from the JSON files."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from touche_llm.corpus import args_me_json
+from touche_llm.corpus.args_me import HEADER, read_whole_arguments
+from touche_llm.data.records import Document
+from touche_llm.errors import BadLine, DataError
+
+REAL = Path(__file__).resolve().parents[3] / "shared/data/sentence_pairs/args_processed_04_01.csv.gz"
+
+
+def argument(identifier: str = "S1-A1", **changed: Any) -> dict[str, Any]:
+    """An argument as args.me has it."""
+    premises = [{"text": "It's hot. It wakes.", "stance": "CON", "annotations": []}]
+    context = {"sourceId": "S1", "sourceText": '{"arguments": ['}
+    return {"id": identifier, "conclusion": "Tea  is\nbad", "premises": premises, "context": context} | changed
+
+
+def to_json(*arguments: Any) -> str:
+    return json.dumps({"arguments": list(arguments)}, ensure_ascii=False)
+
+
+def to_table(*arguments: dict[str, Any]) -> str:
+    stream = io.StringIO(newline="")
+    rows = [[each["id"], each["conclusion"], repr(each["premises"]), "", "[]"] for each in arguments]
+    csv.writer(stream).writerows([HEADER, *rows])
+    return stream.getvalue()
+
+
+def write(folder: Path, content: str | bytes, name: str = "args.json") -> Path:
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def documents(path: Path) -> list[Document]:
+    return [document for _, document in read_whole_arguments(path)]
+
+
+EXPECTED = Document("S1-A1", "It's hot. It wakes.", title="Tea is bad", side="CON")
+
+
+@pytest.mark.parametrize("form", [to_json, to_table])
+@pytest.mark.parametrize("gzipped", [False, True])
+def test_an_argument_has_its_conclusion_premises_and_side(tmp_path: Path, form: Any, gzipped: bool) -> None:
+    content = form(argument(), argument("S1-A2")).encode()
+    path = write(tmp_path, gzip.compress(content) if gzipped else content)
+    assert documents(path) == [EXPECTED, Document("S1-A2", EXPECTED.text, title=EXPECTED.title, side="CON")]
+
+
+@pytest.mark.parametrize("form", [to_json, to_table])
+def test_several_premises_are_one_text_and_either_part_may_be_empty(tmp_path: Path, form: Any) -> None:
+    two: list[dict[str, Any]] = [
+        {"text": text, "stance": "PRO", "annotations": []} for text in (" One.\n\nMore. ", "Two.")
+    ]
+    none = [{"text": "", "stance": "PRO", "annotations": []}]
+    path = write(
+        tmp_path, form(argument("a", premises=two), argument("b", premises=none), argument("c", conclusion=""))
+    )
+    found = {document.id: (document.title, document.text, document.side) for document in documents(path)}
+    assert found == {
+        "a": ("Tea is bad", "One.\n\nMore.\nTwo.", "PRO"),
+        "b": ("Tea is bad", "", "PRO"),
+        "c": ("", EXPECTED.text, "CON"),
+    }
+
+
+@pytest.mark.parametrize("between", ["", "\n", " \r\n\t"])
+def test_several_files_after_one_another_are_one_corpus(tmp_path: Path, between: str) -> None:
+    parts = [to_json(argument("a"), argument("b")), to_json(), to_json(argument("c"))]
+    path = write(tmp_path, f"\ufeff{between}{between.join(parts)}{between}")
+    assert [(number, document.id) for number, document in read_whole_arguments(path)] == [(1, "a"), (2, "b"), (3, "c")]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    arguments=st.lists(st.tuples(st.text('ab"\\{}[], é\n\U0001f375', max_size=30), st.integers(0, 3)), max_size=6),
+    chunk=st.integers(1, 40),
+    indent=st.sampled_from([None, 2]),
+)
+def test_the_size_of_the_chunks_changes_nothing(
+    tmp_path_factory: pytest.TempPathFactory, arguments: list[tuple[str, int]], chunk: int, indent: int | None
+) -> None:
+    values = [{"id": f"S{n}", "text": text, "more": [number]} for n, (text, number) in enumerate(arguments)]
+    path = write(tmp_path_factory.mktemp("chunks"), json.dumps({"arguments": values}, indent=indent))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(args_me_json, "_CHUNK", chunk)
+        assert list(args_me_json.read_json_arguments(path)) == list(enumerate(values, start=1))
+
+
+@pytest.mark.parametrize(
+    ("bad", "problem"),
+    [
+        (5, "JSON object"),
+        (argument(id=None), "`id`"),
+        (argument(id="a,b"), "`id`"),
+        (argument(id="two words"), "`id`"),
+        (argument(conclusion=None), "`conclusion`"),
+        (argument(conclusion="\ud800"), "surrogate"),
+        (argument(premises="text"), "list of dictionaries"),
+        (argument(premises=[{"text": "x"}]), "list of dictionaries"),
+        (argument(premises=[]), "no premise"),
+        (argument(premises=[{"text": "x", "stance": "MAYBE"}]), "'MAYBE'"),
+        (argument(premises=[{"text": 5, "stance": "PRO"}]), "`text`"),
+        (argument(conclusion=" ", premises=[{"text": "\n", "stance": "PRO"}]), "neither"),
+    ],
+)
+def test_a_bad_argument_is_named_and_can_be_left_out(tmp_path: Path, bad: Any, problem: str) -> None:
+    path = write(tmp_path, json.dumps({"arguments": [argument("a"), bad, argument("b")]}))
+    with pytest.raises(BadLine, match=problem) as caught:
+        documents(path)
+    assert (caught.value.path, caught.value.line) == (path, 2)
+    left_out: list[BadLine] = []
+    assert [document.id for _, document in read_whole_arguments(path, left_out.append)] == ["a", "b"]
+    assert [each.line for each in left_out] == [2]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ('{"id": "a", "contents": "b"}\n', "does not begin"),
+        ("{", "does not begin"),
+        ('{"arguments": {}}', "not JSON|no comma|does not begin"),
+        (to_json(argument())[:-1], "no end"),
+        (to_json(argument())[:-30], "truncated"),
+        (to_json(argument())[:-1] + ', "more": 1}', "no end"),
+        (to_json(argument()) + "x", "does not begin"),
+        ('{"arguments": [{"id": "a"} {"id": "b"}]}', "no comma"),
+        ('{"arguments": [,]}', "not JSON"),
+        ('{"arguments": [' + "[" * 100_000, "not JSON"),
+        ('{"arguments": [' + "1" * 10_000, "not JSON"),
+        (to_json(argument()).encode() + b"\xff", "not UTF-8"),
+        (gzip.compress(to_json(argument()).encode())[:-9], "truncated gzip"),
+        ("", "does not begin"),
+        ("id,text\n", "does not begin"),
+    ],
+)
+def test_a_file_of_another_form_is_an_error(tmp_path: Path, content: str | bytes, problem: str) -> None:
+    path = write(tmp_path, content)
+    with pytest.raises(DataError, match=problem) as caught:
+        list(read_whole_arguments(path, lambda bad: None))
+    assert str(caught.value).startswith(str(path))
+
+
+def test_an_argument_has_a_size_that_is_not_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(args_me_json, "MAX_ARGUMENT", 1000)
+    monkeypatch.setattr(args_me_json, "_CHUNK", 100)
+    assert documents(write(tmp_path, to_json(argument(conclusion="x" * 700)), "good.json"))
+    with pytest.raises(DataError, match="1,000 characters"):
+        documents(write(tmp_path, to_json(argument(conclusion="x" * 5000))))
+
+
+@pytest.mark.skipif(not REAL.is_file(), reason="the real arguments are not here")
+def test_the_real_arguments_have_premises_a_conclusion_and_a_side() -> None:
+    found = documents(REAL)
+    assert len(found) == 4967 and not any(document.parts for document in found)
+    assert {document.side for document in found} == {"PRO", "CON"}
+    assert sum(not document.text for document in found) < 50 and all(document.title for document in found)

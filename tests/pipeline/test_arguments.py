@@ -1,0 +1,142 @@
+"""Whole arguments as documents, end to end: an invented corpus, and the real arguments and judgments of 2020."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import touche_llm as tl
+from tests.sample_runs import run_directly, run_lines
+from tests.scripted_engine import ScriptedEngine
+from touche_llm.config import Config, load_config
+from touche_llm.corpus.args_me import HEADER
+from touche_llm.errors import UsageError
+from touche_llm.evaluation.measures import evaluate_run
+from touche_llm.evaluation.run_validation import validate_run
+from touche_llm.llm.request import Request
+from touche_llm.pipeline.corpora import open_local_corpus
+from touche_llm.regression.check import check_snapshot
+from touche_llm.regression.record import record
+from touche_llm.regression.snapshot import open_snapshot
+from touche_llm.tasks import get_task
+
+REAL = Path(__file__).resolve().parents[3] / "shared/data/sentence_pairs"
+TEXTS = {
+    "S1-A1": ("Schools should start later", "PRO", "Tired pupils learn less."),
+    "S1-A2": ("Schools should start later", "CON", "Parents of pupils have to be at work early."),
+    "S2-A1": ("Homework should be banned", "PRO", "Pupils need time to play."),
+    "S2-A2": ("Tea is better than coffee", "PRO", "It keeps you awake for longer."),
+}
+# Like those of 2021: titles alone.
+TOPICS = "".join(
+    f"<topic><number>{number}</number><title>{title}</title></topic>"
+    for number, title in ((51, "Should schools start later for pupils?"), (52, "Should homework be banned?"))
+)
+
+
+def config_of(task: str, folder: Path, topics: Path, corpus: Path, more: Mapping[str, Any]) -> Config:
+    places = {"topics": topics, "corpus": corpus, "index": folder / "index", "cache.file": folder / "answers.sqlite"}
+    return load_config(None, {"task": task, **places, **more})
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> tuple[Path, Path]:
+    """Topics with titles alone, and a corpus."""
+    (tmp_path / "topics.xml").write_text(f"<topics>{TOPICS}</topics>")
+    with (tmp_path / "arguments.csv").open("w", newline="") as stream:
+        rows = [
+            [name, conclusion, repr([{"text": text, "stance": side, "annotations": []}]), "", "[]"]
+            for name, (conclusion, side, text) in TEXTS.items()
+        ]
+        csv.writer(stream).writerows([HEADER, *rows])
+    return tmp_path / "topics.xml", tmp_path / "arguments.csv"
+
+
+async def test_an_argument_is_shown_with_its_conclusion_and_its_side(tmp_path: Path, inputs: tuple[Path, Path]) -> None:
+    shown: dict[str, str] = {}
+
+    def script(request: Request) -> dict[str, Any]:
+        name, text = str(request.origin.document_id), request.messages[1].content
+        shown[name] = text
+        if " " in name:
+            return {"best": {"A": 0.4, "B": 0.6}}
+        return {"relevance": {1: 0.5, 3: 0.5}, "quality": 2 if "play" in text else 1}
+
+    config = config_of(
+        "arguments_2021", tmp_path, *inputs, {"retriever.method": "lucene", "rank": ("judge", "setwise:2")}
+    )
+    await run_directly(config, tmp_path / "out", ScriptedEngine(script))
+    lines = run_lines(tmp_path / "out" / "run.txt")
+    assert validate_run(tmp_path / "out" / "run.txt", get_task("arguments_2021")) == []
+    assert {line.topic_id for line in lines} == {"51", "52"} and {line.stance for line in lines} == {"Q0"}
+    assert all(text not in shown["S1-A2"] for text in ("Description", "Narrative"))
+    assert shown["S1-A2"].endswith(
+        "Argument:\nConclusion: Schools should start later\nPremises against the conclusion: "
+        "Parents of pupils have to be at work early."
+    )
+    compared = [text for name, text in shown.items() if " " in name]
+    assert compared and all(f"Argument {label}:\nConclusion: " in text for text in compared for label in "AB")
+
+    # The recorded arguments keep their conclusion and side, without which the prompts would be others.
+    qrels = tmp_path / "qrels.txt"
+    qrels.write_text("51 0 S1-A1 3\n51 0 S1-A2 -2\n52 0 S2-A1 1\n")
+    judged = tl.read_qrels({"quality": qrels}, "arguments_2021")
+    await record(config, tmp_path / "out", tmp_path / "recorded", judged)
+    assert "S1-A2,Schools should start later" in (tmp_path / "recorded" / "arguments.csv").read_text()
+    assert await check_snapshot(open_snapshot(tmp_path / "recorded")) == []
+
+
+def test_the_index_of_another_task_on_the_same_arguments_is_built_again(
+    tmp_path: Path, inputs: tuple[Path, Path]
+) -> None:
+    _, corpus = inputs
+    notices: list[str] = []
+    for task in ("arguments_2020", "arguments_2021"):
+        with open_local_corpus(
+            corpus, tmp_path / "index", get_task(task), skip_bad_lines=False, warn=notices.append
+        ) as opened:
+            found = opened.documents.get("S1-A1")
+            assert (found.title, found.side, found.parts) == (*TEXTS["S1-A1"][:2], ())
+    assert len(notices) == 1, "both editions read the arguments in the same way"
+
+
+@pytest.mark.parametrize("engine", ["chatnoir", "elasticsearch"])
+def test_a_search_engine_has_no_arguments(engine: str, tmp_path: Path, inputs: tuple[Path, Path]) -> None:
+    with pytest.raises(UsageError, match=r"retriever\.name"):
+        load_config(None, {"task": "arguments_2020", "topics": inputs[0], "retriever.name": engine})
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the real arguments and judgments are not here")
+async def test_the_arguments_of_2020_are_ranked_and_measured_with_their_judgments(tmp_path: Path) -> None:
+    """1.3 % of the arguments are here, and 30 % of the judged ones, so that the values say nothing about a method."""
+    qrels = tl.read_qrels({"relevance": REAL / "qrels-arguments-2020.txt"}, "arguments_2020")
+    grades = qrels.grades["relevance"]
+    assert len(grades) == 25
+    values = [grade for judged in grades.values() for grade in judged.values()]
+    # -2 stands for texts that are no argument: it counts as not relevant, like 0.
+    assert [values.count(grade) for grade in (-2, 0, 1, 2)] == [403, 283, 151, 337]
+
+    def script(request: Request) -> dict[str, Any]:
+        judged = grades[request.origin.topic_id]
+        return {"relevance": int(max(judged.get(str(request.origin.document_id), 0), 0))}
+
+    config = config_of(
+        "arguments_2020",
+        tmp_path,
+        REAL / "topics.xml",
+        REAL / "args_processed_04_01.csv.gz",
+        {"depth": 30, "topic": tuple(grades)},
+    )
+    await run_directly(config, tmp_path / "out", ScriptedEngine(script))
+    assert validate_run(tmp_path / "out" / "run.txt", get_task("arguments_2020")) == []
+    first, run = (
+        evaluate_run(name, tl.read_run(tmp_path / "out" / name), qrels) for name in ("candidates.run.txt", "run.txt")
+    )
+    assert first.estimates["relevance nDCG@5"].value == pytest.approx(0.4126, abs=5e-4)
+    assert first.estimates["relevance judged@5"].value == pytest.approx(0.536)
+    # The answers are the judgments, so that only what the first stage lacks is missing.
+    assert run.estimates["relevance nDCG@5"].value > 0.7
