@@ -309,7 +309,7 @@ def _why_stale(manifest: StoreManifest, corpus: Path, folder: Path, keys: str, s
             raise UsageError(f"{folder}: holds the index of {manifest.corpus}, not of {corpus}; choose another folder")
         return f"{corpus} changed since it was indexed in {folder}"
     if manifest.keys != keys:
-        return f"{folder} was read in another way, for another task"
+        return f"{folder} was read with other keys of id and text, or for another task"
     if manifest.bad_lines and not skip_bad_lines:
         return f"{folder} was built without {manifest.bad_lines} bad lines, which `skip_bad_lines: true` allows"
     return None
