@@ -87,7 +87,7 @@ def test_the_written_configuration_makes_the_same_run_again_and_flags_override_i
         (["run", *DATA, "--out", "o", "--engine", "warp"], 2, "--engine: must be 'server'"),
         (["run", *DATA, "--out", "o", "--depth", "0"], 2, "--depth: must be 1 or more, not 0"),
         (["run", *DATA, "--out", "o", "--depth", "2000"], 2, "at most 1000"),
-        (["run", *DATA, "--out", "o", "--task", "chess"], 2, "no task 'chess'; known are comparative"),
+        (["run", *DATA, "--out", "o", "--task", "chess"], 2, "no task 'chess'; known are arguments_2020"),
         (["run", *DATA, "--out", "o", "--cache-mode", "maybe"], 2, "maybe"),
         (["run", *DATA, "--out", "o", "--topic", "99", *REPLAY], 2, "no topic 99"),
         (["run", *DATA, "--out", "o", "--base-url", "http://127.0.0.1:1"], 1, "is the server running there?"),

@@ -95,7 +95,7 @@ def test_tasks_are_listed_and_shown(touche: Touche) -> None:
         assert row in rows
     assert "among the" not in touche("tasks", "list").stdout
     done = touche("tasks", "show", "nothing")
-    assert done.returncode == 2 and "comparative, controversial, sentence_pairs" in done.stderr
+    assert done.returncode == 2 and "controversial, sentence_pairs" in done.stderr
 
 
 def script(request: Request) -> Mapping[str, Label | Mapping[Label, float]]:

@@ -42,7 +42,7 @@ def fuse(
         str | None,
         typer.Option(
             "--task",
-            help=f"Task with the labels and limits: {TASK_HELP} (default: the task of the runs' folders). Needed where "
+            help=f"{TASK_HELP}, for the labels and limits (default: the task of the runs' folders). Needed where "
             "some documents have a stance and others none: those get the task's label for an unknown stance, or are "
             "left out where it has none.",
         ),

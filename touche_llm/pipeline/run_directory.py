@@ -18,7 +18,7 @@ from touche_llm.llm.counts import translate_old_counts
 from touche_llm.pipeline import run_files
 from touche_llm.pipeline.run_files import OUTPUTS, STAGES
 from touche_llm.pipeline.run_lock import lock_run
-from touche_llm.tasks import TASK_HELP, get_task
+from touche_llm.tasks import get_task
 from touche_llm.tasks.base import Question, Task
 
 if TYPE_CHECKING:
@@ -389,7 +389,7 @@ def find_task(name: str | None, runs: Iterable[Path]) -> Task:
             raise DataError(f"{path}: no such file or folder; give a run file or the folder of a run")
         if (directory := find_run_directory(path)) is not None:
             return directory.read_task()
-    raise UsageError(f"--task: missing; name the task of the runs ({TASK_HELP})")
+    raise UsageError("--task: missing; name the task of the runs (`touche-llm tasks list`), or give its folder")
 
 
 def is_page(path: Path) -> bool:

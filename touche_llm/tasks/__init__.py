@@ -24,7 +24,7 @@ TASKS: dict[str, Task] = _read_own_tasks()
 
 
 # Help of the options that take a task.
-TASK_HELP = f"{', '.join(TASKS)}, or a folder with a {TASK_FILE}"
+TASK_HELP = f"Task, by its name (`touche-llm tasks list`) or as a folder with a {TASK_FILE}"
 # Tasks that were read from folders, so that a definition that did not change gives the same object.
 _FOLDERS: dict[Path, Task] = {}
 
