@@ -113,7 +113,7 @@ def test_long_lists_are_cut_in_messages(tmp_path: Path) -> None:
 def test_an_aspect_that_the_task_does_not_have_is_told(tmp_path: Path) -> None:
     (tmp_path / "qrels.txt").write_text("1 0 a,b 1\n")
     assert read_qrels({"coherence": tmp_path / "qrels.txt"}, PAIRS).grades == {"coherence": {"1": {"a,b": 1.0}}}
-    with pytest.raises(UsageError, match="comparative.*coherence.*relevance, quality, stance"):
+    with pytest.raises(UsageError, match="coherence.*comparative.*relevance, quality, stance"):
         read_qrels({"coherence": tmp_path / "qrels.txt"}, TASK)
     with pytest.raises(UsageError, match="relevance, quality, stance"):
         read_qrels({}, TASK)
