@@ -41,7 +41,7 @@ _RESPONSES = "responses.jsonl"
 # All of them are open at once.
 _MAX_SHARDS = 500
 
-app = typer.Typer(no_args_is_help=True, help="Batch files, for clusters without a server: `vllm run-batch`, Ray Data.")
+app = typer.Typer(no_args_is_help=True, help="Write, answer and import batch files, with vLLM or Ray Data.")
 
 
 @app.command()

@@ -47,7 +47,7 @@ def calibrate(
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Fit the thresholds of stance labels that take no side, or measure them.
+    """Fit or measure the thresholds of stance labels that take no side.
 
     Thresholds are fitted by cross-validation over topics.
 

@@ -39,7 +39,7 @@ def demo(
     overwrite: o.OverwriteOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Run every task that has one on a small sample, offline, with invented answers."""
+    """Run the tasks on small samples, offline, with invented answers."""
     names = SAMPLE_TASKS if task is None else [get_task(task).name]
     if not set(names) <= set(SAMPLE_TASKS):
         raise UsageError(f"--task {task}: the demo has no sample of it; give {', '.join(SAMPLE_TASKS)}")

@@ -26,7 +26,7 @@ def doctor(
     url: Annotated[str, typer.Argument(metavar="URL", help="Address of the server, as http://127.0.0.1:8000.")],
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Examine a server: what it can do, what a missing part costs, and which option of the server mends it.
+    """Check what a server can do, and which of its options mend the rest.
 
     Sends about seventy short requests. Exit code 1 if a run could not be made.
     """
