@@ -92,6 +92,7 @@ class HttpClient:
             EngineError: The address is no URL, or a restart failed.
         """
         async with self._slots.hold(PRIORITY.get()):
+            await self._monitor.wait()
             halvings = self._slots.halvings
             try:
                 content = await self._call("POST", path, orjson.dumps(body))
