@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -56,6 +57,7 @@ def test_what_a_killed_process_left_goes_with_the_next_output_and_not_before(tmp
     path = tmp_path / "output"
     with half_written(kind, path) as process:
         (left,) = tmp_path.iterdir()
+        assert stat.S_IMODE(left.stat().st_mode) == (0o600 if kind == "file" else 0o700)
         with open_atomic(tmp_path / "other") as stream:
             stream.write(b"other")
         assert left.exists()

@@ -90,6 +90,12 @@ def test_what_is_no_yaml_at_all_is_an_error(content: bytes | str) -> None:
         parse_yaml(content)
 
 
+@pytest.mark.parametrize(("text", "place"), [("a: 1\nb: ]", "line 2, column 4"), ("a: b: c", "line 1, column 5")])
+def test_the_place_of_a_mistake_is_named(text: str, place: str) -> None:
+    with pytest.raises(YamlError, match=f"^{place}: "):
+        parse_yaml(text)
+
+
 def test_labels_of_answers_are_words_where_that_is_asked_for() -> None:
     assert parse_yaml("[NO, yes, 2024-01-31, 7]", words=True) == ["NO", "yes", "2024-01-31", 7]
     with pytest.raises(YamlError, match=r"^line 2: .*'NO'.*line 1\b"):
