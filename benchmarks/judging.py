@@ -137,6 +137,7 @@ def serve(port: multiprocessing.Queue[int]) -> None:
     spelled = _sent(json.dumps({"word": word}, separators=(",", ":")), random.Random(0))
     probe["choices"][0]["message"]["content"] = spelled["token"]
     probe["choices"][0]["logprobs"]["content"] = [spelled]
+    probe["usage"]["prompt_tokens"] = _FACTS.overhead
     count = 0
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
